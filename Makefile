@@ -1,0 +1,78 @@
+# posttrain. `make` alone lists the targets. All that is needed is make and a Python >= 3.11.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.stamp
+JOBS   ?= 2
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format types unit mutants constraints clean distclean
+
+help: ## list the targets
+	@awk 'BEGIN { FS = ":[^#]*## " } /^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## make .venv and install posttrain with its development tools into it
+
+# The stamp is touched last, so a failed install leaves none and the next call tries again.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "posttrain needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
+	  echo "Name another one:  make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@rm -f $(STAMP)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+	  echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu: apt install python3-venv" >&2; \
+	  rm -rf $(VENV); exit 1; }
+	@echo "== install into $(VENV) (the first time downloads torch)"
+	@$(INSTALL) --editable '.[dev]'
+	@touch $(STAMP)
+
+demo: setup ## the sorting walk-through, into runs/demo
+	$(BIN)/posttrain walkthrough --out runs/demo
+
+test: setup ## everything that must hold: lint, types, tests
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory types
+	@$(MAKE) --no-print-directory unit
+
+lint: setup ## ruff: rules and formatting
+	@echo "== ruff check"
+	@$(BIN)/ruff check
+	@echo "== ruff format --check"
+	@$(BIN)/ruff format --check
+
+format: setup ## let ruff fix and format the code
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+types: setup ## mypy, strict on the core
+	@echo "== mypy"
+	@$(BIN)/mypy
+
+unit: setup ## pytest: tests and docstring examples (JOBS=2 processes)
+	@echo "== pytest"
+	@$(BIN)/python -m pytest --quiet --numprocesses $(JOBS)
+
+mutants: setup ## mutate the algorithms; every mutant should make a test fail
+	@$(INSTALL) --editable '.[dev,mutants]'
+	@$(BIN)/mutmut run
+	@$(BIN)/mutmut results
+
+# Pins what is in .venv now. To upgrade: .venv/bin/pip install --upgrade PACKAGE, make unit, then this.
+constraints: setup ## write the versions installed in .venv to constraints.txt
+	@$(INSTALL) --editable '.[dev,mutants]'
+	@{ sed -n '/^#/p' constraints.txt; \
+	   $(BIN)/python -m pip freeze --exclude-editable | sed 's/+[A-Za-z0-9.]*$$//'; } > constraints.new
+	@mv constraints.new constraints.txt
+	@touch $(STAMP)
+
+clean: ## remove caches and build outputs; keep .venv and runs
+	rm -rf build dist mutants src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## clean, and remove .venv
+	rm -rf $(VENV)

@@ -1,0 +1,22 @@
+"""What every test and every docstring example shares."""
+
+import os
+
+# Before torch is imported: test processes with several threads each fight over the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No test may reach for a model hub.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("MPLBACKEND", "agg")
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests marked ``gpu`` where there is none."""
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)

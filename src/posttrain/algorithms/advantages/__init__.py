@@ -1,0 +1,54 @@
+"""Advantages: ``(batch, *, options) -> batch`` with ``advantages`` [B, T] added.
+
+To add one, write the function and name it in :data:`ADVANTAGES`.
+"""
+
+from collections.abc import Callable
+
+from posttrain.algorithms.advantages.baselines import (
+    constant_baseline,
+    moving_baseline,
+    optimal_baseline,
+    plain_return,
+    sequence_returns,
+    update_baseline,
+)
+from posttrain.algorithms.advantages.group import (
+    group_centred,
+    group_normalised,
+    leave_one_out,
+    max_only,
+)
+from posttrain.algorithms.advantages.temporal import batch_whitened, gae, return_to_go
+from posttrain.types import Batch
+
+ADVANTAGES: dict[str, Callable[..., Batch]] = {
+    "return": plain_return,
+    "constant_baseline": constant_baseline,
+    "moving_baseline": moving_baseline,
+    "optimal_baseline": optimal_baseline,
+    "group_centred": group_centred,
+    "group_normalised": group_normalised,
+    "max_only": max_only,
+    "leave_one_out": leave_one_out,
+    "batch_whitened": batch_whitened,
+    "return_to_go": return_to_go,
+    "gae": gae,
+}
+
+__all__ = [
+    "ADVANTAGES",
+    "batch_whitened",
+    "constant_baseline",
+    "gae",
+    "group_centred",
+    "group_normalised",
+    "leave_one_out",
+    "max_only",
+    "moving_baseline",
+    "optimal_baseline",
+    "plain_return",
+    "return_to_go",
+    "sequence_returns",
+    "update_baseline",
+]

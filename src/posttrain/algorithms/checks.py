@@ -1,0 +1,67 @@
+"""Errors for bad input: each names the argument and the fix. No silent NaN leaves this package."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def same_shape(name: str, tensor: Tensor, *, like: Tensor) -> None:
+    """Raise unless ``tensor`` has the shape of ``like``."""
+    if tensor.shape != like.shape:
+        raise ValueError(
+            f"{name}: expected shape {list(like.shape)}, got {list(tensor.shape)}; "
+            "every [B, T] tensor is indexed by the token it is about"
+        )
+
+
+def finite(name: str, tensor: Tensor, *, where: Tensor | None = None) -> None:
+    """Raise if ``tensor`` holds NaN or infinity in a place that counts."""
+    bad = ~torch.isfinite(tensor)
+    if where is not None:
+        bad = bad & where
+    if bool(bad.any()):
+        position = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"{name}: {tensor[tuple(position)].item()} at {position} ({int(bad.sum())} in all); "
+            "mark what could not be scored in `valid` instead of passing NaN or infinity on"
+        )
+
+
+def number(
+    name: str,
+    value: float,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    above: float = -math.inf,
+) -> None:
+    """Raise unless ``low <= value <= high`` and ``value > above``."""
+    if not (low <= value <= high and value > above and math.isfinite(value)):
+        bounds = [
+            f"> {above:g}" if above > -math.inf else "",
+            f">= {low:g}" if low > -math.inf else "",
+            f"<= {high:g}" if high < math.inf else "",
+        ]
+        wanted = " and ".join(bound for bound in bounds if bound) or "finite"
+        raise ValueError(f"{name}: must be {wanted}, got {value}")
+
+
+def choice(name: str, value: str, *, known: tuple[str, ...]) -> None:
+    """Raise unless ``value`` is one of ``known``."""
+    if value not in known:
+        raise ValueError(f"{name}: unknown {value!r}; choose one of {', '.join(known)}")
+
+
+def groups_of_two(groups: Tensor) -> None:
+    """Raise if a group has one member only, where an estimator compares members."""
+    numbers, counts = groups.unique(return_counts=True)
+    if bool((counts < 2).any()):
+        lonely = numbers[counts < 2][0].item()
+        raise ValueError(
+            f"groups: group {lonely} has one member, and one member cannot be compared with its "
+            "siblings; sample at least two completions for each prompt, or choose an advantage "
+            "that needs no group (return, moving_baseline, batch_whitened, gae)"
+        )

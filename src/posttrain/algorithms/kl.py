@@ -1,0 +1,124 @@
+"""Divergence from another policy: sampled estimators, the exact value, and its coefficient.
+
+Tokens are sampled from the policy π. With ``d = log π_ref − log π`` of the sampled token:
+
+=========  ========================================  ==========================================
+estimator  reverse, KL(π ‖ π_ref)                    forward, KL(π_ref ‖ π)
+=========  ========================================  ==========================================
+``k1``     ``−d``: unbiased, noisy, can be negative  ``e^d d``: likewise
+``k2``     ``d² / 2``: biased, low variance          ``d² / 2``
+``k3``     ``e^d − d − 1``: unbiased, never < 0      ``e^d d − e^d + 1``: likewise
+=========  ========================================  ==========================================
+
+As a *loss*, differentiate with care: k2 has the gradient of the reverse KL in expectation; k1 has
+none at all; k3 has that of the forward KL. See Schulman, "Approximating KL divergence" (2020).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from posttrain.algorithms import checks
+from posttrain.algorithms.ops import log_softmax
+
+Estimator = Literal["k1", "k2", "k3"]
+Direction = Literal["reverse", "forward"]
+Rule = Literal["fixed", "proportional", "doubling"]
+
+
+def estimate(
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    *,
+    estimator: Estimator = "k3",
+    direction: Direction = "reverse",
+) -> Tensor:
+    """KL estimate for each token, from the two log-probabilities of the token sampled from π.
+
+    The formulas are in the table above; k3 uses ``expm1``, so it stays exact and never falls below
+    zero when the policies almost agree. Shapes: [B, T], [B, T] → [B, T].
+
+    >>> import torch
+    >>> estimate(torch.tensor([0.5]).log(), torch.tensor([0.25]).log())  # 1/2 + log 2 − 1
+    tensor([0.1931])
+    """
+    checks.choice("estimator", estimator, known=("k1", "k2", "k3"))
+    checks.choice("direction", direction, known=("reverse", "forward"))
+    checks.same_shape("ref_logprobs", ref_logprobs, like=logprobs)
+    d = ref_logprobs - logprobs
+    if estimator == "k2":
+        return d.square() / 2
+    if direction == "forward":
+        d = d.clamp_min(-50.0)  # where both have reached their limits, 0 and 1, to the last bit
+        # e^d d − e^d + 1 = e^d (e^−d + d − 1): the stable k3 of the opposite direction, reweighted.
+        return d.exp() * (d if estimator == "k1" else ((-d).expm1() + d).clamp_min(0))
+    return -d if estimator == "k1" else (d.expm1() - d).clamp_min(0)
+
+
+def exact(logits: Tensor, ref_logits: Tensor, *, direction: Direction = "reverse") -> Tensor:
+    """KL over the whole vocabulary: ``Σ_v p(v) (log p(v) − log q(v))``, in nats.
+
+    ``reverse`` is KL(π ‖ π_ref), ``forward`` is KL(π_ref ‖ π). Tokens that p cannot emit add 0; a
+    token that p can emit and q cannot makes it infinite. Shapes: [..., V], [..., V] → [...].
+
+    >>> import torch
+    >>> exact(torch.tensor([0.6, 0.3, 0.1]).log(), torch.tensor([0.7, 0.2, 0.1]).log())
+    tensor(0.0291)
+    """
+    checks.choice("direction", direction, known=("reverse", "forward"))
+    checks.same_shape("ref_logits", ref_logits, like=logits)
+    p, q = log_softmax(logits), log_softmax(ref_logits)
+    if direction == "forward":
+        p, q = q, p
+    probabilities = p.exp()
+    return (probabilities * (p - q).masked_fill(probabilities == 0, 0.0)).sum(-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coefficient:
+    """β, fixed or steered towards a target KL.
+
+    ``proportional`` multiplies by ``1 + clip(KL / target − 1, ±0.2) · min(n / horizon, 1)`` after
+    n sequences (Ziegler et al., 2019, arXiv:1909.08593). ``doubling`` doubles β above 1.5 · target
+    and halves it below target / 1.5 (Schulman et al., 2017, arXiv:1707.06347).
+
+    >>> Coefficient(value=0.1, rule="doubling", target=0.02).update(0.05).value
+    0.2
+    >>> Coefficient(value=0.1).update(0.05).value
+    0.1
+    """
+
+    value: float
+    rule: Rule = "fixed"
+    target: float | None = None
+    horizon: int = 10_000
+
+    def __post_init__(self) -> None:
+        checks.number("value", self.value, low=0.0)
+        checks.choice("rule", self.rule, known=("fixed", "proportional", "doubling"))
+        checks.number("horizon", self.horizon, low=1)
+        if self.rule == "fixed":
+            if self.target is not None:
+                raise ValueError("target: a fixed coefficient ignores it; set rule or drop target")
+            return
+        if self.target is None:
+            raise ValueError(f"target: rule {self.rule!r} needs the KL to steer to, in nats")
+        checks.number("target", self.target, above=0.0)
+        checks.number("value", self.value, above=0.0)  # a product can never leave 0
+
+    def update(self, kl: float, *, num_sequences: int = 1) -> Coefficient:
+        """The coefficient after ``num_sequences`` sequences showed a mean divergence of ``kl``."""
+        if self.target is None:
+            return self
+        checks.number("kl", kl)
+        checks.number("num_sequences", num_sequences, low=0)
+        if self.rule == "doubling":
+            factor = 2.0 if kl > 1.5 * self.target else 0.5 if kl < self.target / 1.5 else 1.0
+        else:
+            error = min(max(kl / self.target - 1, -0.2), 0.2)
+            factor = 1 + error * min(num_sequences / self.horizon, 1.0)
+        return dataclasses.replace(self, value=self.value * factor)

@@ -1,0 +1,92 @@
+"""The whole objective of one optimiser step, put together from its pieces."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from posttrain.algorithms import checks
+from posttrain.algorithms.kl import Direction, Estimator, estimate
+from posttrain.algorithms.ops import keep
+from posttrain.types import Batch, Terms
+
+
+def with_correction(terms: Terms, batch: Batch) -> Terms:
+    """Multiply the policy term by ``batch.correction``, if there is one. Shapes: [B, T] → [B, T].
+
+    >>> import torch
+    >>> batch = Batch.from_rewards([0.0]).replace(correction=torch.tensor([[0.5]]))
+    >>> with_correction(Terms(loss=torch.tensor([[4.0]])), batch).loss
+    tensor([[2.]])
+    """
+    if batch.correction is None:
+        return terms
+    correction = keep(batch.correction.detach(), batch.active)
+    loss = terms.loss * correction
+    means = {**terms.means, "correction": correction}
+    return Terms(loss=loss, means=means, maxima=terms.maxima)
+
+
+def with_kl(
+    terms: Terms,
+    logprobs: Tensor,
+    *,
+    batch: Batch,
+    coefficient: float,
+    estimator: Estimator = "k3",
+    direction: Direction = "reverse",
+) -> Terms:
+    """Add ``β · KL(π, π_ref)`` of every token: the penalty is part of the loss.
+
+    Shapes: logprobs, batch.ref_logprobs [B, T] → [B, T].
+
+    >>> import torch
+    >>> batch = Batch.from_rewards([0.0]).replace(ref_logprobs=torch.tensor([[0.25]]).log())
+    >>> zero = Terms(loss=torch.zeros(1, 1))
+    >>> with_kl(zero, torch.tensor([[0.5]]).log(), batch=batch, coefficient=2.0).loss
+    tensor([[0.3863]])
+    """
+    checks.number("coefficient", coefficient, low=0.0)
+    checks.same_shape("logprobs", logprobs, like=batch.tokens)
+    active, ref = batch.active, batch.need("ref_logprobs").detach()
+    kl = estimate(
+        keep(logprobs, active), keep(ref, active), estimator=estimator, direction=direction
+    )
+    means = {**terms.means, "kl": kl.detach()}
+    return Terms(loss=terms.loss + coefficient * kl, means=means, maxima=terms.maxima)
+
+
+def with_entropy(terms: Terms, entropy: Tensor, *, batch: Batch, coefficient: float) -> Terms:
+    """Subtract ``c_H · H`` of every token: a bonus for staying undecided. Shapes: [B, T] → [B, T].
+
+    >>> import torch
+    >>> zero = Terms(loss=torch.zeros(1, 1))
+    >>> batch = Batch.from_rewards([0.0])
+    >>> with_entropy(zero, torch.tensor([[0.5]]), batch=batch, coefficient=0.1).loss
+    tensor([[-0.0500]])
+    """
+    checks.number("coefficient", coefficient)
+    checks.same_shape("entropy", entropy, like=batch.tokens)
+    entropy = keep(entropy, batch.active)
+    means = {**terms.means, "entropy": entropy.detach()}
+    return Terms(loss=terms.loss - coefficient * entropy, means=means, maxima=terms.maxima)
+
+
+def with_mismatch(terms: Terms, batch: Batch) -> Terms:
+    """Report ``|log π_old − log π_sampler|`` of every token: how far trainer and engine disagree.
+
+    Shapes: [B, T] → [B, T].
+
+    >>> import torch
+    >>> batch = Batch.from_rewards([0.0]).replace(
+    ...     old_logprobs=torch.tensor([[-1.0]]), sampler_logprobs=torch.tensor([[-1.5]]))
+    >>> with_mismatch(Terms(loss=torch.zeros(1, 1)), batch).means["mismatch"]
+    tensor([[0.5000]])
+    """
+    if batch.sampler_logprobs is None or batch.old_logprobs is None:
+        return terms
+    mismatch = keep((batch.old_logprobs - batch.sampler_logprobs).detach().abs(), batch.active)
+    return Terms(
+        loss=terms.loss,
+        means={**terms.means, "mismatch": mismatch},
+        maxima={**terms.maxima, "mismatch": mismatch},
+    )

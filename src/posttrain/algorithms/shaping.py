@@ -1,0 +1,106 @@
+"""Shaping: from one score a sequence to the rewards that the advantage sees."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from posttrain.algorithms import checks
+from posttrain.algorithms.kl import Direction, Estimator, estimate
+from posttrain.algorithms.ops import keep
+from posttrain.types import Batch
+
+
+def score_at_last_token(batch: Batch) -> Batch:
+    """``r_t = R`` at the policy's last token, else 0. Shapes: rewards [B] → token_rewards [B, T].
+
+    >>> import torch
+    >>> batch = Batch.from_rewards([5.0]).replace(
+    ...     tokens=torch.zeros(1, 3), mask=torch.tensor([[False, True, True]]))
+    >>> score_at_last_token(batch).token_rewards
+    tensor([[0., 0., 5.]], dtype=torch.float64)
+    """
+    rewards = batch.need("rewards")
+    checks.finite("rewards", rewards, where=batch.valid)
+    return batch.replace(token_rewards=keep(rewards[:, None].expand(batch.mask.shape), last(batch)))
+
+
+def last(batch: Batch) -> Tensor:
+    """[B, T] bool: True at each sequence's last active token (nowhere in an empty one).
+
+    >>> import torch
+    >>> mask = torch.tensor([[True, True, False]])
+    >>> last(Batch(tokens=mask.long(), mask=mask))
+    tensor([[False,  True, False]])
+    """
+    active = batch.active
+    still_to_come = active.flip(1).cumsum(1).flip(1)
+    return active & (still_to_come == 1)
+
+
+def kl_in_reward(
+    batch: Batch,
+    *,
+    coefficient: float,
+    estimator: Estimator = "k1",
+    direction: Direction = "reverse",
+) -> Batch:
+    """``r_t ← r_t − β · KL_t(π_old, π_ref)`` at every token: the penalty is part of the reward.
+
+    k1 is the default here: the sum of it over the tokens is the sequence's log-ratio, and a reward
+    needs no low-variance gradient of its own. Shapes: old_logprobs, ref_logprobs, token_rewards
+    [B, T] → token_rewards [B, T].
+
+    >>> import torch
+    >>> batch = score_at_last_token(Batch.from_rewards([0.8])).replace(
+    ...     old_logprobs=torch.tensor([[-1.0]]), ref_logprobs=torch.tensor([[-1.05]]))
+    >>> kl_in_reward(batch, coefficient=6.0).token_rewards
+    tensor([[0.5000]], dtype=torch.float64)
+    """
+    checks.number("coefficient", coefficient, low=0.0)
+    batch = batch if batch.token_rewards is not None else score_at_last_token(batch)
+    old, ref = batch.need("old_logprobs").detach(), batch.need("ref_logprobs").detach()
+    divergence = keep(estimate(old, ref, estimator=estimator, direction=direction), batch.active)
+    return batch.replace(token_rewards=batch.need("token_rewards") - coefficient * divergence)
+
+
+def overlong(batch: Batch, *, limit: int, buffer: int, factor: float = 1.0) -> Batch:
+    """DAPO's soft punishment of long answers (arXiv:2503.14476).
+
+    ``R ← R − factor · clip((|o| − (limit − buffer)) / buffer, 0, 1)``: free up to
+    ``limit − buffer`` tokens, the full ``factor`` at ``limit``.
+    Shapes: rewards [B], mask [B, T] → rewards [B].
+
+    >>> import torch
+    >>> batch = Batch.from_rewards([1.0]).replace(
+    ...     tokens=torch.zeros(1, 9), mask=torch.ones(1, 9).bool())
+    >>> overlong(batch, limit=10, buffer=4).rewards
+    tensor([0.2500], dtype=torch.float64)
+    """
+    checks.number("buffer", buffer, low=1)
+    checks.number("limit", limit, low=buffer)
+    checks.number("factor", factor, low=0.0)
+    rewards = _score(batch)
+    excess = batch.mask.sum(dim=1) - (limit - buffer)
+    return batch.replace(rewards=rewards - factor * (excess.to(rewards.dtype) / buffer).clamp(0, 1))
+
+
+def missing_end(batch: Batch, *, penalty: float = 1.0) -> Batch:
+    """``R ← R − penalty`` where the length limit cut the answer. Shapes: [B] → rewards [B].
+
+    >>> import torch
+    >>> batch = Batch.from_rewards([1.0, 1.0]).replace(truncated=torch.tensor([True, False]))
+    >>> missing_end(batch, penalty=0.5).rewards
+    tensor([0.5000, 1.0000], dtype=torch.float64)
+    """
+    checks.number("penalty", penalty, low=0.0)
+    rewards, truncated = _score(batch), batch.need("truncated")
+    return batch.replace(rewards=rewards - penalty * truncated.to(rewards.dtype))
+
+
+def _score(batch: Batch) -> Tensor:
+    if batch.token_rewards is not None:
+        raise ValueError(
+            "token_rewards: already made from the score, so changing the score now would do "
+            "nothing; shape the score first"
+        )
+    return batch.need("rewards")

@@ -1,0 +1,66 @@
+"""``posttrain explain``: the table of algorithms, printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+
+from posttrain.algorithms.table import ALGORITHMS, algorithm, difference, pieces
+
+
+def explain(names: Sequence[str]) -> None:
+    """Print all algorithms, one, or the difference of two."""
+    console = Console()
+    if len(names) > 2:
+        raise ValueError("explain: give no name, one name, or two names to compare")
+    if not names:
+        console.print(_all())
+        console.print(
+            "\n[dim]posttrain explain grpo       its equation, pieces and neighbours\n"
+            "posttrain explain grpo ppo   what sets two apart[/dim]"
+        )
+    elif len(names) == 1:
+        _one(console, names[0])
+    else:
+        console.print(_compared(names[0], names[1]))
+
+
+def _all() -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold underline")
+    for heading in ("name", "advantage", "policy loss", "averaging", "KL"):
+        table.add_column(heading, overflow="fold")
+    for name, row in ALGORITHMS.items():
+        kl = "—" if row.kl.placement == "none" else f"{row.kl.placement} {row.kl.coefficient:g}"
+        advantage = row.advantage["name"] + (" + critic" if row.critic else "")
+        table.add_row(f"[bold]{name}[/bold]", advantage, row.loss["name"], row.weights["name"], kl)
+    return table
+
+
+def _one(console: Console, name: str) -> None:
+    row = algorithm(name)
+    console.print(f"[bold]{name}[/bold]  {row.title}\n[dim]{row.reference}[/dim]\n")
+    console.print(Padding(row.equation, (0, 0, 1, 4)), markup=False)
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    for piece, value in pieces(name).items():
+        table.add_row(f"[dim]{piece}[/dim]", value)
+    console.print(table)
+    for neighbour in row.neighbours:
+        console.print(_compared(name, neighbour))
+
+
+def _compared(first: str, second: str) -> Table:
+    differences = difference(first, second)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("they differ in", style="dim", no_wrap=True)
+    table.add_column(first, overflow="fold")
+    table.add_column(second, overflow="fold")
+    for piece, (one, other) in differences.items():
+        # A space before the options lets a narrow terminal break the line there.
+        table.add_row(piece, one.replace("(", " ("), other.replace("(", " ("))
+    if not differences:
+        table.add_row("nothing", "", "")
+    return table

@@ -1,0 +1,141 @@
+"""What a part must do to take its place in the loop: one to four methods each.
+
+Anything with these methods fits: no base class, no registration. Each protocol has one contract
+suite in ``tests/contract``, and every implementation passes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from posttrain.types import Batch, Completion, Prompt, Rollout, Sampling, Score, Terms
+
+Split = Literal["train", "test"]
+
+# A reward's positional parameters are data, taken by name from the rollout: `prompt`, `completion`,
+# `num_tokens`, `stop_reason`, and the prompt's columns (`answer`, …). Its keyword-only parameters
+# are options, set in the recipe. It returns a number, or a Score where it wants to say more.
+Reward = Callable[..., float | Score]
+
+
+class Task(Protocol):
+    """Questions, what their right answers look like, and how answers are scored by default."""
+
+    name: str
+    rewards: Mapping[str, float]
+    """Default rewards: name (or ``"module:function"``) to weight."""
+
+    def prompts(self, split: Split) -> Sequence[Prompt]:
+        """The prompts of a split, untokenised, in a fixed order; the splits share none."""
+        ...
+
+    def gold(self, prompt: Prompt) -> str:
+        """A completion that deserves full marks."""
+        ...
+
+
+class Engine(Protocol):
+    """Samples completions from a policy, and says how likely each sampled token was."""
+
+    version: int
+    """The policy version whose weights it samples from."""
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
+    ) -> list[list[Completion]]:
+        """``num_samples`` completions for each prompt, in order; the seed decides every token.
+
+        The same seed, prompts and weights give the same tokens, and what one sequence samples
+        does not depend on when another one ends.
+        """
+        ...
+
+
+class Sync(Protocol):
+    """Brings the learner's current weights to an engine."""
+
+    def __call__(self, version: int) -> None:
+        """After this returns, the engine samples from the weights of ``version``."""
+        ...
+
+
+class Scorer(Protocol):
+    """Scores rollouts. A wrong answer is 0; a broken grader is a ``Score`` in another state."""
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """One score for each rollout, in order; never raises for what a grader did."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """What the learner's model says about a micro-batch, indexed by token, with gradient.
+
+    ``logprobs`` [B, T] of the tokens, ``entropy`` [B, T] of the distributions they came from,
+    ``values`` [B, T] where there is a critic. Entries where ``Batch.mask`` is False mean nothing.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor | None = None
+    values: Tensor | None = None
+
+
+Objective = Callable[[Outputs, Batch], Terms]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What one optimiser step did; ``metrics`` are the objective's diagnostics over its tokens."""
+
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+    metrics: Mapping[str, float]
+
+
+class Learner(Protocol):
+    """Owns the trainable weights and their optimiser."""
+
+    version: int
+    """How many times the weights have been handed to the engine as a new policy."""
+
+    def infer(self, batch: Batch) -> Batch:
+        """Add what the models say without gradient: old and reference log-probs, values."""
+        ...
+
+    def step(self, batch: Batch, objective: Objective) -> StepResult:
+        """Exactly one optimiser step on ``Σ weights · objective``, in micro-batches that fit."""
+        ...
+
+    def refresh_reference(self) -> None:
+        """Make the current weights the reference that ``infer`` compares with."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write the weights as an ordinary Hugging Face model folder."""
+        ...
+
+
+class Env(Protocol):
+    """What stands between two turns of the policy: a tool, a game, a simulated user."""
+
+    def reply(self, rollout: Rollout) -> str | None:
+        """The environment's next message, or None when the episode is over."""
+        ...
+
+
+class Tracker(Protocol):
+    """Takes the numbers of a run."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of one step."""
+        ...
+
+    def close(self) -> None:
+        """Write out what is still held back."""
+        ...

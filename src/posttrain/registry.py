@@ -1,0 +1,140 @@
+"""Names to callables: ``"clipped"`` or ``{"name": "clipped", "clip_low": 0.1}``.
+
+A table is an explicit dict of functions. The keyword-only parameters of a function are its
+options: the signature is the schema, so an unknown option or one of the wrong type is an error
+here, in the first second. ``"package.module:attribute"`` names a function outside the tables.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+Spec = str | Mapping[str, Any]
+Function = Callable[..., Any]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the nearest known one, and all of them.
+
+    >>> did_you_mean("grop", ["grpo", "ppo"])
+    "did you mean 'grpo'? Known: grpo, ppo"
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}Known: {', '.join(names) if names else 'none'}"
+
+
+def look_up(name: str, table: Mapping[str, Function], *, kind: str) -> Function:
+    """The function ``name`` of ``table``, or the attribute that ``"module:attribute"`` names.
+
+    >>> look_up("absolute", {"absolute": abs}, kind="function")(-2)
+    2
+    """
+    if name in table:
+        return table[name]
+    if ":" in name:
+        return _import(name, kind)
+    raise ValueError(f"{kind}: unknown name {name!r}; {did_you_mean(name, table)}")
+
+
+def resolve(spec: Spec, table: Mapping[str, Function], *, kind: str) -> Function:
+    """The function a spec names, with its options bound and checked.
+
+    >>> def scale(x, *, factor: float = 2.0): return x * factor
+    >>> resolve({"name": "scale", "factor": 3}, {"scale": scale}, kind="function")(5)
+    15
+    >>> resolve({"name": "scale", "facto": 3}, {"scale": scale}, kind="function")
+    Traceback (most recent call last):
+    ...
+    ValueError: function 'scale': unknown option 'facto'; did you mean 'factor'? Known: factor
+    """
+    name, given = split(spec, kind=kind)
+    function = look_up(name, table, kind=kind)
+    check_options(function, given, kind=f"{kind} {name!r}")
+    return functools.partial(function, **given) if given else function
+
+
+def split(spec: Spec, *, kind: str) -> tuple[str, dict[str, Any]]:
+    """A spec as its name and its options.
+
+    >>> split({"name": "gae", "discount": 0.9}, kind="advantage")
+    ('gae', {'discount': 0.9})
+    """
+    if isinstance(spec, str):
+        return spec, {}
+    given = dict(spec) if isinstance(spec, Mapping) else {}
+    name = given.pop("name", None)
+    if not isinstance(name, str):
+        raise ValueError(f"{kind}: expected a name or a table with a 'name', got {spec!r}")
+    return name, given
+
+
+def options(function: Function) -> dict[str, inspect.Parameter]:
+    """The options of a function: its keyword-only parameters, with types made real.
+
+    >>> def scale(x, *, factor: float = 2.0): return x * factor
+    >>> [(name, option.default) for name, option in options(scale).items()]
+    [('factor', 2.0)]
+    """
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except NameError:  # a user's annotation that only exists for the type checker
+        signature = inspect.signature(function)
+    return {
+        name: option
+        for name, option in signature.parameters.items()
+        if option.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+def check_options(function: Function, given: Mapping[str, Any], *, kind: str) -> None:
+    """Raise a ``ValueError`` for an unknown, missing or wrongly typed option."""
+    known = options(function)
+    for name, value in given.items():
+        if name not in known:
+            raise ValueError(f"{kind}: unknown option {name!r}; {did_you_mean(name, known)}")
+        if not _fits(value, known[name].annotation):
+            expected = inspect.formatannotation(known[name].annotation)
+            raise ValueError(f"{kind}: option {name!r} must be {expected}, got {value!r}")
+    for name, option in known.items():
+        if option.default is inspect.Parameter.empty and name not in given:
+            raise ValueError(f"{kind}: option {name!r} is required")
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """Whether a plain value may stand for ``annotation``; types it cannot judge are let through."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Literal:
+        return value in typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, part) for part in typing.get_args(annotation))
+    if not isinstance(annotation, type) or annotation in (inspect.Parameter.empty, Any):
+        return annotation is not None or value is None
+    if isinstance(value, bool):  # a bool is an int to Python, and never to a user
+        return annotation in (bool, object)
+    try:
+        return isinstance(value, (int, float) if annotation is float else annotation)
+    except TypeError:  # a protocol or a typed dict
+        return True
+
+
+def _import(path: str, kind: str) -> Function:
+    module_name, _, attribute = path.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{kind}: cannot import {path!r} ({error}); expected 'package.module:function', "
+            "importable from the current folder"
+        ) from error
+    if not callable(function):
+        raise ValueError(f"{kind}: {path!r} is a {type(function).__name__}, not a function")
+    return typing.cast(Function, function)

@@ -1,0 +1,41 @@
+"""The data that flows through posttrain, and the index convention, stated once.
+
+Shape legend: P prompt, G group member, B sequence (B = P·G), T token, V vocabulary.
+
+Index convention. Every ``[B, T]`` tensor is indexed by the token it is *about*:
+
+==================  ====================================================================
+``tokens[b, t]``    the token itself
+``mask[b, t]``      True where the policy chose ``tokens[b, t]`` (never rebuilt from pad ids)
+``logprobs[b, t]``  log-probability of ``tokens[b, t]`` given everything before it
+``values[b, t]``    the critic's view of the state in which ``tokens[b, t]`` is chosen
+==================  ====================================================================
+
+A model speaks about the *next* token; :func:`posttrain.algorithms.ops.shift` is the one place
+where that is turned into the convention above.
+"""
+
+from posttrain.types.batch import Batch, Terms
+from posttrain.types.text import (
+    Collected,
+    Completion,
+    Prompt,
+    Rollout,
+    Sampling,
+    Score,
+    ScoreState,
+    StopReason,
+)
+
+__all__ = [
+    "Batch",
+    "Collected",
+    "Completion",
+    "Prompt",
+    "Rollout",
+    "Sampling",
+    "Score",
+    "ScoreState",
+    "StopReason",
+    "Terms",
+]

@@ -1,0 +1,210 @@
+"""What flows after collate: a batch of sequences as tensors, and the terms of a loss."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+_PER_TOKEN = (
+    "tokens",
+    "mask",
+    "attention",
+    "sampler_logprobs",
+    "old_logprobs",
+    "ref_logprobs",
+    "values",
+    "token_rewards",
+    "advantages",
+    "returns",
+    "correction",
+    "weights",
+)
+_PER_SEQUENCE = ("rewards", "valid", "groups", "truncated", "versions", "score_norms")
+_BOOLEAN = ("mask", "attention", "valid", "truncated")
+_FLOATING = ("rewards", "score_norms", "baseline", *_PER_TOKEN[3:])
+
+# Which stage adds a field, for the error that a missing one gives.
+_ADDED_BY = {
+    "rewards": "collate (from the scores)",
+    "groups": "collate",
+    "sampler_logprobs": "collate (from the engine)",
+    "old_logprobs": "Learner.infer, before the first optimiser step",
+    "ref_logprobs": "Learner.infer with a reference model",
+    "values": "Learner.infer with a critic",
+    "token_rewards": "posttrain.algorithms.shaping.score_at_last_token",
+    "advantages": "a function of posttrain.algorithms.advantages",
+    "returns": "posttrain.algorithms.advantages.gae",
+    "weights": "a function of posttrain.algorithms.weights",
+    "baseline": "the loop, for advantages that use a moving baseline",
+    "score_norms": "the caller: the squared norm of each sequence's score function",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Sequences as tensors. Stages never change one: they return a copy with fields added.
+
+    =====================  =======  ==========================================================
+    field                  shape    meaning
+    =====================  =======  ==========================================================
+    ``tokens``             [B, T]   token ids, prompt and completion
+    ``mask``               [B, T]   True where the policy chose the token
+    ``attention``          [B, T]   True where the token is real, False where it is padding
+    ``rewards``            [B]      score of the whole sequence
+    ``valid``              [B]      False where the grader broke: no baseline, no loss, no metric
+    ``groups``             [B]      sequences with equal numbers answer the same prompt
+    ``truncated``          [B]      True where the length limit cut the completion
+    ``versions``           [B]      policy version that sampled the sequence
+    ``sampler_logprobs``   [B, T]   what the engine said when it sampled
+    ``old_logprobs``       [B, T]   the trainer's view when the batch was made
+    ``ref_logprobs``       [B, T]   the reference model's view
+    ``values``             [B, T]   the critic's estimate, used to make advantages
+    ``token_rewards``      [B, T]   reward of each token
+    ``advantages``         [B, T]   how much better than expected
+    ``returns``            [B, T]   the critic's targets
+    ``correction``         [B, T]   importance factor for sampler-trainer mismatch
+    ``weights``            [B, T]   averaging, as data: the update is Σ weights · loss
+    ``score_norms``        [B]      squared norm of each sequence's score function
+    ``baseline``           []       a running mean of earlier rewards
+    =====================  =======  ==========================================================
+
+    >>> batch = Batch.from_rewards([1.0, 0.0], groups=[0, 0])
+    >>> batch.replace(rewards=torch.tensor([2.0, 0.0])).rewards
+    tensor([2., 0.])
+    """
+
+    tokens: Tensor
+    mask: Tensor
+    attention: Tensor | None = None
+    rewards: Tensor | None = None
+    valid: Tensor | None = None
+    groups: Tensor | None = None
+    truncated: Tensor | None = None
+    versions: Tensor | None = None
+    sampler_logprobs: Tensor | None = None
+    old_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    values: Tensor | None = None
+    token_rewards: Tensor | None = None
+    advantages: Tensor | None = None
+    returns: Tensor | None = None
+    correction: Tensor | None = None
+    weights: Tensor | None = None
+    score_norms: Tensor | None = None
+    baseline: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 2:
+            raise ValueError(f"tokens: expected shape [B, T], got {list(self.tokens.shape)}")
+        for name in _PER_TOKEN:
+            self._check_shape(name, tuple(self.tokens.shape))
+        for name in _PER_SEQUENCE:
+            self._check_shape(name, (self.tokens.shape[0],))
+        self._check_shape("baseline", ())
+        for name in _BOOLEAN:
+            tensor = getattr(self, name)
+            if tensor is not None and tensor.dtype != torch.bool:
+                raise ValueError(f"{name}: expected a bool tensor, got {tensor.dtype}")
+        for name in _FLOATING:  # an integer type would cut advantages down to whole numbers
+            tensor = getattr(self, name)
+            if tensor is not None and not tensor.is_floating_point():
+                raise ValueError(f"{name}: expected a floating tensor, got {tensor.dtype}")
+
+    def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
+        tensor = getattr(self, name)
+        if tensor is not None and tuple(tensor.shape) != expected:
+            raise ValueError(
+                f"{name}: expected shape {list(expected)} to match tokens "
+                f"{list(self.tokens.shape)}, got {list(tensor.shape)}"
+            )
+
+    @classmethod
+    def from_rewards(
+        cls, rewards: Sequence[float] | Tensor, *, groups: Sequence[int] | None = None
+    ) -> Self:
+        """One-token sequences with these rewards, all of one group unless told: for examples.
+
+        >>> Batch.from_rewards([1.0, 0.0]).mask
+        tensor([[True],
+                [True]])
+        """
+        values = torch.as_tensor(rewards, dtype=torch.float64)
+        if values.ndim != 1:
+            raise ValueError(f"rewards: expected shape [B], got {list(values.shape)}")
+        size = values.shape[0]
+        return cls(
+            tokens=torch.zeros(size, 1, dtype=torch.long),
+            mask=torch.ones(size, 1, dtype=torch.bool),
+            rewards=values,
+            groups=torch.as_tensor([0] * size if groups is None else groups),
+        )
+
+    @property
+    def active(self) -> Tensor:
+        """[B, T] bool: tokens the policy chose, in sequences whose grader did not break."""
+        return self.mask if self.valid is None else self.mask & self.valid[:, None]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type of per-token terms: that of the log-probs, else of the rewards."""
+        for tensor in (self.old_logprobs, self.sampler_logprobs, self.rewards):
+            if tensor is not None:
+                return tensor.dtype
+        return torch.get_default_dtype()
+
+    def need(self, name: str) -> Tensor:
+        """The field ``name``, or an error that says which stage adds it."""
+        tensor: Tensor | None = getattr(self, name)
+        if tensor is None:
+            source = _ADDED_BY.get(name, "the caller")
+            raise ValueError(f"{name}: this batch has none; it is added by {source}")
+        return tensor
+
+    def replace(self, **fields: Any) -> Self:
+        """A copy with these fields set."""
+        return dataclasses.replace(self, **fields)
+
+    def select(self, rows: Tensor) -> Self:
+        """The sequences ``rows`` (indices or a bool mask), with every field they carry.
+
+        >>> Batch.from_rewards([1.0, 2.0, 3.0]).select(torch.tensor([2, 0])).rewards
+        tensor([3., 1.], dtype=torch.float64)
+        """
+        return self._map(lambda tensor: tensor[rows])
+
+    def trim(self, width: int) -> Self:
+        """The first ``width`` columns of every per-token field: what padding leaves to see."""
+        tensors = {name: getattr(self, name) for name in _PER_TOKEN}
+        return self.replace(
+            **{name: tensor[:, :width] for name, tensor in tensors.items() if tensor is not None}
+        )
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same batch on another device."""
+        moved = self._map(lambda tensor: tensor.to(device))
+        return moved if self.baseline is None else moved.replace(baseline=self.baseline.to(device))
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        tensors = {name: getattr(self, name) for name in (*_PER_TOKEN, *_PER_SEQUENCE)}
+        return self.replace(
+            **{name: change(tensor) for name, tensor in tensors.items() if tensor is not None}
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a loss returns: terms per token, never a mean, so that any split adds up exactly.
+
+    ``loss`` is ``[B, T]`` and enters the update as ``Σ weights · correction · loss``. ``means``
+    are diagnostics ``[B, T]`` to be averaged over active tokens; ``maxima`` are those of which
+    the largest counts. All are zero where ``Batch.active`` is False.
+    """
+
+    loss: Tensor
+    means: Mapping[str, Tensor] = field(default_factory=dict)
+    maxima: Mapping[str, Tensor] = field(default_factory=dict)

@@ -1,0 +1,121 @@
+"""What flows before tensors: prompts, completions, rollouts and their scores, in plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+ScoreState = Literal["ok", "invalid", "timeout", "crashed"]
+StopReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """One question put to the policy, and what a reward may want to know about it.
+
+    A task writes ``text``, or ``messages`` for a chat model; ``posttrain.data.template`` renders
+    them once into the exact ``tokens`` the engine sees. ``columns`` reach the reward by name.
+
+    >>> Prompt(id="train-0", text="2+3=", columns={"answer": "5"}).columns["answer"]
+    '5'
+    """
+
+    id: str
+    text: str
+    messages: tuple[Mapping[str, str], ...] = ()
+    tokens: tuple[int, ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn. ``temperature=0`` is greedy; ``top_k=0`` and ``top_p=1`` are off.
+
+    >>> Sampling(temperature=0.7, max_new_tokens=32).truncates
+    False
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens: must be at least 1, got {self.max_new_tokens}")
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature: must be at least 0 (greedy), got {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k: must be at least 0 (off), got {self.top_k}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p: must be above 0 and at most 1 (off), got {self.top_p}")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether top-k or top-p removes tokens from the distribution that is sampled."""
+        return self.top_k > 0 or self.top_p < 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """What an engine answered: the tokens it sampled and how likely it thought each one.
+
+    ``logprobs`` are of the distribution really sampled, after temperature, top-k and top-p
+    (greedy decoding reports the model's own, at temperature 1); ``version`` is the policy version
+    whose weights drew the tokens. A completion that ended by itself holds its end token; one that
+    ran into the length limit has ``stop_reason="length"``.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    stop_reason: StopReason
+    version: int
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.logprobs):
+            raise ValueError(
+                f"logprobs: {len(self.logprobs)} values for {len(self.tokens)} tokens; "
+                "an engine must return one log-probability for each token it sampled"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """A reward's verdict on one completion. Wrong is ``value=0``; broken is another ``state``.
+
+    >>> Score(value=1.5, parts={"answer": 1.0, "format": 0.5}).ok
+    True
+    >>> Score(value=0.0, state="timeout", reason="no answer within 5 s").ok
+    False
+    """
+
+    value: float
+    state: ScoreState = "ok"
+    parts: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the value may enter a baseline, an advantage or a metric."""
+        return self.state == "ok"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """A prompt, one completion of it and its score; ``group`` numbers the prompt in its batch."""
+
+    prompt: Prompt
+    completion: Completion
+    group: int
+    score: Score | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """Scored rollouts for one step, and what it took: seconds by name, groups thrown back."""
+
+    rollouts: Sequence[Rollout]
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    resampled: int = 0

@@ -1,0 +1,268 @@
+"""The architecture of posttrain, as rules over syntax trees.
+
+Each rule is a function that takes a ``Module`` and yields ``(line, message)`` for each violation;
+``RULES`` lists them. What they allow stands in tests/architecture_tables.py. The rules run over
+src/posttrain, and over tiny packages with one violation each to show that they bite:
+tests/test_architecture.py.
+"""
+
+import ast
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from architecture_tables import (
+    CONFINED,
+    EXTRA_EDGES,
+    LAYERS,
+    MAX_FILE_LINES,
+    MAX_FUNCTION_LINES,
+    MAX_POSITIONAL,
+    MAY_ONLY_IMPORT,
+    PICKLES,
+    ROOT_MAY_LOAD,
+    SIGNATURE_FIXED_BY_PYTHON,
+    STANDARD_AND_TORCH_ONLY,
+)
+
+LAYER_OF = {package: layer for layer, row in enumerate(LAYERS) for package in row}
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+Finding = tuple[int, str]  # line, what is wrong and how to mend it
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One broken rule, where it is broken, and how to mend it."""
+
+    path: Path
+    line: int
+    rule: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.rule}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported dotted name; ``lazy`` when loading the module does not execute the import."""
+
+    name: str
+    line: int
+    lazy: bool
+
+
+class Module:
+    """One source file: its dotted name inside posttrain ("" is the root), its tree, its imports."""
+
+    def __init__(self, path: Path, root: Path) -> None:
+        self.path = path
+        self.source = path.read_text(encoding="utf-8")
+        self.tree = ast.parse(self.source, filename=str(path))
+        *folders, stem = path.relative_to(root).with_suffix("").parts
+        self.name = ".".join(folders if stem == "__init__" else [*folders, stem])
+        self.package = self.name.split(".")[0]
+        self.imports = list(find_imports(self.tree, base=["posttrain", *folders]))
+
+
+def find_imports(node: ast.AST, *, base: list[str], lazy: bool = False) -> Iterator[Import]:
+    """Find every import below a node; ``base`` is what a relative import starts from."""
+    for name in imported_names(node, base):
+        yield Import(name, node.lineno, lazy)
+    lazy = lazy or isinstance(node, FunctionNode | ast.Lambda) or is_type_checking(node)
+    for child in ast.iter_child_nodes(node):
+        yield from find_imports(child, base=base, lazy=lazy)
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    """Whether a node is ``if TYPE_CHECKING:`` (with an else it would be code that runs)."""
+    return (
+        isinstance(node, ast.If)
+        and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
+        and not node.orelse
+    )
+
+
+def imported_names(node: ast.AST, base: list[str]) -> list[str]:
+    """The full dotted names that one statement or call imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        start = base[: len(base) + 1 - node.level] if node.level else []
+        start = [*start, node.module] if node.module else start
+        return [".".join([*start, alias.name]) for alias in node.names]
+    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        function = ast.unparse(node.func)
+        if function in {"__import__", "import_module", "importlib.import_module"}:
+            return [str(node.args[0].value)]
+    return []
+
+
+def is_inside(name: str, parent: str) -> bool:
+    """Whether a dotted name is ``parent`` or lies below it."""
+    return name == parent or name.startswith(parent + ".")
+
+
+def layers(module: Module) -> Iterator[Finding]:
+    """A package imports only what the layer table lets it see, lazily or not."""
+    if module.package not in {"", *LAYER_OF}:
+        yield 1, f"{module.package!r} has no layer; give it one in tests/architecture_tables.py"
+        return
+    for item in module.imports:
+        if is_inside(item.name, "posttrain") and item.name != "posttrain.__version__":
+            message = layer_error(module, item)
+            if message:
+                yield item.line, message
+
+
+def layer_error(module: Module, item: Import) -> str | None:
+    """Say what is wrong with one import of posttrain by posttrain, if anything is."""
+    imported = item.name.removeprefix("posttrain").lstrip(".").split(".")[0]
+    if imported not in LAYER_OF:
+        return f"{item.name} is not a module; import from the module that defines the name"
+    if module.package == "":
+        if item.lazy or imported in ROOT_MAY_LOAD:
+            return None
+        return f"the package root loads {imported}; reach it lazily, inside __getattr__"
+    if may_import(module.package, imported):
+        return None
+    return (
+        f"{module.package} may not import {imported}; move the code down a layer, "
+        "or take the object as an argument and let build.py pass it in"
+    )
+
+
+def may_import(importer: str, imported: str) -> bool:
+    """Whether the package ``importer`` may import the package ``imported``."""
+    if importer == imported or (importer, imported) in EXTRA_EDGES:
+        return True
+    if importer in MAY_ONLY_IMPORT:
+        return imported in MAY_ONLY_IMPORT[importer]
+    return LAYER_OF[imported] < LAYER_OF[importer]
+
+
+def third_parties(module: Module) -> Iterator[Finding]:
+    """A third party is imported only where its row of ``CONFINED`` says."""
+    for item in module.imports:
+        root = item.name.split(".")[0]
+        if root != "posttrain" and root not in sys.stdlib_module_names:
+            message = third_party_error(module, item.name)
+            if message:
+                yield item.line, message
+
+
+def third_party_error(module: Module, name: str) -> str | None:
+    """Say what is wrong with one import of a third party, if anything is."""
+    pure = module.package in STANDARD_AND_TORCH_ONLY
+    free = {"torch"} if pure else {"torch", "numpy"}
+    homes = next((CONFINED[key] for key in CONFINED if is_inside(name, key)), None)
+    if homes is None and name.split(".")[0] in free:
+        return None
+    if pure:
+        where = module.package or "the package root"
+        return f"{name}: {where} may use the standard library and torch alone"
+    if homes is None:
+        return f"{name}: unknown third party; add a row to CONFINED, or do without it"
+    if any(is_inside(module.name, home) for home in homes):
+        return None
+    return f"{name}: allowed only in {', '.join(homes)}; go through a function there"
+
+
+def star_imports(module: Module) -> Iterator[Finding]:
+    """Names are imported one by one."""
+    for item in module.imports:
+        if item.name.endswith(".*"):
+            yield item.line, "`import *` hides where names come from; list them"
+
+
+def file_size(module: Module) -> Iterator[Finding]:
+    """A file can be read in one sitting."""
+    num_lines = len(module.source.splitlines())
+    if num_lines > MAX_FILE_LINES:
+        message = f"{num_lines} lines, {MAX_FILE_LINES} allowed; split the file by what it knows"
+        yield MAX_FILE_LINES + 1, message
+
+
+def function_size(module: Module) -> Iterator[Finding]:
+    """A function fits on a page, its docstring not counted."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, FunctionNode):
+            has_docstring = ast.get_docstring(node, clean=False) is not None
+            num_lines = span(node) - (span(node.body[0]) if has_docstring else 0)
+            if num_lines > MAX_FUNCTION_LINES:
+                yield (
+                    node.lineno,
+                    f"{node.name} has {num_lines} lines besides its docstring, "
+                    f"{MAX_FUNCTION_LINES} allowed; split it into named steps",
+                )
+
+
+def span(node: ast.stmt) -> int:
+    """How many lines a statement takes, decorators not counted."""
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def keyword_only(module: Module) -> Iterator[Finding]:
+    """Beyond two parameters, a caller has to name them."""
+    owners = {
+        child: parent for parent in ast.walk(module.tree) for child in ast.iter_child_nodes(parent)
+    }
+    for node in ast.walk(module.tree):
+        if not isinstance(node, FunctionNode) or node.name in SIGNATURE_FIXED_BY_PYTHON:
+            continue
+        is_static = "staticmethod" in map(ast.unparse, node.decorator_list)
+        has_self = isinstance(owners[node], ast.ClassDef) and not is_static
+        num_positional = len(node.args.posonlyargs) + len(node.args.args) - has_self
+        if num_positional > MAX_POSITIONAL:
+            yield (
+                node.lineno,
+                f"{node.name} takes {num_positional} positional parameters, "
+                f"{MAX_POSITIONAL} allowed; put `*,` before the rest",
+            )
+
+
+def unsafe_code(module: Module) -> Iterator[Finding]:
+    """Data is never executed: no eval, no exec, no pickles."""
+    for item in module.imports:
+        if item.name.split(".")[0] in PICKLES or item.name == "torch.load":
+            yield item.line, f"{item.name} lets a file run code; use safetensors or JSON"
+    for node in ast.walk(module.tree):
+        message = unsafe_call(node) if isinstance(node, ast.Call) else None
+        if message:
+            yield node.lineno, message
+
+
+def unsafe_call(node: ast.Call) -> str | None:
+    """Say what is unsafe about a call, if anything is."""
+    function = ast.unparse(node.func)
+    if function.removeprefix("builtins.") in {"eval", "exec"}:
+        return f"{function}() runs text as code; parse it, for example with ast.literal_eval"
+    if function != "torch.load":
+        return None
+    options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+    is_safe = options.get("weights_only") == "True"
+    return None if is_safe else "torch.load() unpickles; pass weights_only=True"
+
+
+RULES: list[Callable[[Module], Iterator[Finding]]] = [
+    layers,
+    third_parties,
+    star_imports,
+    file_size,
+    function_size,
+    keyword_only,
+    unsafe_code,
+]
+
+
+def check(root: Path) -> list[Violation]:
+    """Apply every rule to every file below ``root``, the folder of the package posttrain."""
+    modules = [Module(path, root) for path in sorted(root.rglob("*.py"))]
+    found = [
+        Violation(module.path, line, rule.__name__, message)
+        for module in modules
+        for rule in RULES
+        for line, message in rule(module)
+    ]
+    return list(dict.fromkeys(found))  # one import of several names is one violation

@@ -1,0 +1,67 @@
+"""What the architecture of posttrain allows: to change the architecture, change a table here."""
+
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 60  # without the docstring: equations and examples are welcome
+MAX_POSITIONAL = 2  # beyond self
+
+# Lower never imports higher, and packages of the same layer never import each other.
+LAYERS = [
+    ["types", "registry"],
+    ["protocols", "algorithms"],
+    ["data", "rewards", "tasks", "models", "track"],
+    ["rollout", "learn", "sync", "runs", "walkthrough"],
+    ["pipelines"],
+    ["config", "distributed", "build"],
+    ["viewer", "cli"],
+    ["__main__"],
+]
+
+# These see less than everything below them.
+MAY_ONLY_IMPORT = {
+    "pipelines": {"types", "protocols", "algorithms", "data"},
+    "viewer": {"config", "distributed", "build", "runs"},
+    "cli": {"config", "distributed", "build", "runs"},
+}
+
+# (importer, imported) that the layers alone would forbid, and why they are right.
+EXTRA_EDGES = {
+    ("tasks", "rewards"),  # a task names its default rewards
+    ("build", "config"),  # the composition root turns a config ...
+    ("build", "distributed"),  # ... into local or distributed parts
+    ("cli", "walkthrough"),  # `posttrain walkthrough` and `posttrain explain` need no config
+    ("cli", "algorithms"),
+}
+
+# The package root is the public API: lazily it may reach anything; importing it loads these alone.
+ROOT_MAY_LOAD = {"types", "registry", "protocols", "algorithms"}
+
+STANDARD_AND_TORCH_ONLY = {"", "types", "registry", "protocols", "algorithms"}  # "" is the root
+
+# Where each third party may be imported: a package, or one module. Torch and numpy are not listed.
+CONFINED = {
+    "click": ["cli"],
+    "datasets": ["data"],
+    "fastapi": ["viewer"],
+    "gguf": ["models"],
+    "math_verify": ["rewards"],
+    "matplotlib": ["walkthrough", "track", "runs"],
+    "peft": ["models"],
+    "pyarrow": ["data", "runs"],
+    "pydantic": ["config", "build"],
+    "ray": ["distributed"],
+    "reasoning_gym": ["tasks"],
+    "rich": ["walkthrough", "track", "runs", "cli"],
+    "safetensors": ["models", "learn", "sync"],
+    "starlette": ["viewer"],
+    "tensorboard": ["track.tensorboard"],
+    "tokenizers": ["data", "models"],
+    "torch.utils.tensorboard": ["track.tensorboard"],
+    "transformers": ["models", "data.template", "rollout.engines.transformers"],
+    "typer": ["cli"],
+    "uvicorn": ["viewer"],
+    "vllm": ["rollout.engines.vllm", "sync"],
+    "wandb": ["track.wandb"],
+}
+
+PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+SIGNATURE_FIXED_BY_PYTHON = {"__exit__", "__aexit__"}

@@ -1,0 +1,224 @@
+"""src/posttrain keeps to its architecture, and each rule is seen catching a violation."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from architecture import RULES, check
+from architecture_tables import CONFINED
+
+SOURCE = Path(__file__).parent.parent / "src"
+
+LONG_FUNCTION = "def long() -> int:\n" + "    n = 0\n" * 59 + "    return n\n"
+FULL_FUNCTION = (
+    'def full() -> int:\n    """Say.\n' + "\n    more\n" * 60 + '    """\n'
+    "    n = 0\n" + "    n = 1\n" * 57 + "    return n\n"
+)
+
+CLEAN = {
+    "__init__.py": (
+        "from typing import TYPE_CHECKING\n"
+        "from posttrain.types import Batch\n"
+        "if TYPE_CHECKING:\n    from posttrain.build import build\n"
+        "def __getattr__(name):\n    from posttrain.build import build\n    return build\n"
+    ),
+    "__main__.py": "from posttrain.cli import main\n",
+    "types.py": "import torch\n" + "\n" * 299,
+    "registry.py": "import inspect\n" + FULL_FUNCTION,
+    "protocols.py": "from posttrain import types\n",
+    "algorithms/__init__.py": "from . import ops\n",
+    "algorithms/ops.py": "import math\nfrom ..types import Batch\nfrom torch import Tensor\n",
+    "algorithms/losses/clip.py": "from ... import types\nfrom .. import ops\nfrom . import bound\n",
+    "data/template.py": "import numpy\nimport transformers\n",
+    "rewards/exact.py": "from posttrain.registry import build\n",
+    "tasks/sums.py": "from posttrain.rewards.exact import exact\n",
+    "models/heads.py": (
+        "import torch\nfrom transformers import AutoModel\n"
+        "class Head:\n"
+        "    def forward(self, a, b, *, c): return self.eval()\n"
+        "    @classmethod\n    def make(cls, a, b): return torch.load(a, weights_only=True)\n"
+        "    @staticmethod\n    def join(a, b): return a\n"
+        "    def __exit__(self, kind, value, trace): return None\n"
+    ),
+    "track/tensorboard.py": "from torch.utils.tensorboard import SummaryWriter\n",
+    "rollout/engines/vllm.py": "def start():\n    import vllm\n",
+    "sync/vllm.py": "import vllm.distributed\n",
+    "runs/folder.py": "import pyarrow, rich\nfrom posttrain import __version__\n",
+    "pipelines/rl.py": "import posttrain.algorithms.ops\nfrom posttrain.data import collate\n",
+    "distributed/proxy.py": "import ray\nfrom posttrain.learn import learner\n",
+    "config.py": "import pydantic\n",
+    "build.py": "from posttrain import config, distributed, pipelines, walkthrough\n",
+    "viewer/app.py": "import fastapi\nfrom posttrain.runs.folder import read\n",
+    "cli.py": "import typer\nfrom posttrain import build, walkthrough\n",
+}
+
+# id: (rule, file, line of the violation, source)
+VIOLATIONS = {
+    "lower imports higher": ("layers", "types.py", 1, "import posttrain.algorithms\n"),
+    "layer 2 imports layer 3": ("layers", "data/a.py", 1, "from posttrain.runs.b import c\n"),
+    "sibling, import": ("layers", "rollout/a.py", 1, "import posttrain.learn.learner\n"),
+    "sibling, from": ("layers", "learn/a.py", 2, "\nfrom posttrain.sync import b, c\n"),
+    "sibling, from the root": ("layers", "models/a.py", 1, "from posttrain import data\n"),
+    "sibling, relative": ("layers", "models/a.py", 1, "from ..data import collate\n"),
+    "sibling, relative module": ("layers", "models/a/b.py", 1, "from ... import data\n"),
+    "sibling, in a package": ("layers", "models/__init__.py", 1, "from ..data import b\n"),
+    "rewards import tasks": ("layers", "rewards/a.py", 1, "import posttrain.tasks\n"),
+    "inside a function": ("layers", "registry.py", 2, "def f():\n    import posttrain.build\n"),
+    "inside a method": (
+        "layers",
+        "track/a.py",
+        3,
+        "class A:\n    def f(self):\n        from posttrain.learn import b\n",
+    ),
+    "under TYPE_CHECKING": (
+        "layers",
+        "protocols.py",
+        3,
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from posttrain.data import b\n",
+    ),
+    "under try": (
+        "layers",
+        "types.py",
+        2,
+        "try:\n    import posttrain.cli\nexcept ImportError:\n    pass\n",
+    ),
+    "by name": (
+        "layers",
+        "types.py",
+        2,
+        "import importlib\nimportlib.import_module('posttrain.cli')\n",
+    ),
+    "pipelines import a backend": ("layers", "pipelines/rl.py", 1, "import posttrain.learn\n"),
+    "pipelines import models": ("layers", "pipelines/rl.py", 1, "import posttrain.models\n"),
+    "pipelines import config": ("layers", "pipelines/rl.py", 1, "import posttrain.config\n"),
+    "config imports build": ("layers", "config.py", 1, "import posttrain.build\n"),
+    "viewer imports models": ("layers", "viewer/app.py", 1, "import posttrain.models\n"),
+    "through the public API": ("layers", "learn/a.py", 1, "from posttrain import Batch\n"),
+    "the whole public API": ("layers", "learn/a.py", 1, "import posttrain\n"),
+    "root loads layer 2": ("layers", "__init__.py", 1, "from posttrain.data import b\n"),
+    "unknown package": ("layers", "helpers.py", 1, "import math\n"),
+    "ray": ("third_parties", "rollout/a.py", 1, "import ray\n"),
+    "vllm": ("third_parties", "rollout/engines/native.py", 1, "from vllm import LLM\n"),
+    "transformers in data": ("third_parties", "data/collate.py", 1, "import transformers\n"),
+    "transformers in a function": (
+        "third_parties",
+        "learn/a.py",
+        2,
+        "def f():\n    from transformers import AutoModel\n",
+    ),
+    "a name that only begins alike": (
+        "third_parties",
+        "data/templates.py",
+        1,
+        "import transformers\n",
+    ),
+    "wandb": ("third_parties", "track/console.py", 1, "import wandb\n"),
+    "tensorboard": ("third_parties", "track/console.py", 1, "import tensorboard\n"),
+    "torch's tensorboard": (
+        "third_parties",
+        "track/console.py",
+        1,
+        "from torch.utils.tensorboard import SummaryWriter\n",
+    ),
+    "matplotlib": ("third_parties", "pipelines/rl.py", 1, "import matplotlib.pyplot as plt\n"),
+    "rich": ("third_parties", "pipelines/rl.py", 1, "from rich.table import Table\n"),
+    "pydantic": ("third_parties", "runs/a.py", 1, "from pydantic import BaseModel\n"),
+    "typer": ("third_parties", "build.py", 1, "import typer\n"),
+    "pyarrow": ("third_parties", "models/a.py", 1, "import pyarrow.parquet\n"),
+    "fastapi": ("third_parties", "cli.py", 1, "import fastapi\n"),
+    "numpy in algorithms": ("third_parties", "algorithms/a.py", 1, "import numpy as np\n"),
+    "numpy in the root": ("third_parties", "__init__.py", 1, "import numpy as np\n"),
+    "unknown third party": ("third_parties", "data/a.py", 1, "import pandas\n"),
+    "star import": ("star_imports", "data/a.py", 1, "from torch import *\n"),
+    "301 lines": ("file_size", "data/a.py", 301, "n = 0\n" * 301),
+    "61 lines": ("function_size", "data/a.py", 2, "\n" + LONG_FUNCTION),
+    "61 lines, async": ("function_size", "data/a.py", 1, "async " + LONG_FUNCTION),
+    "three parameters": ("keyword_only", "data/a.py", 1, "def f(a, b, c): ...\n"),
+    "positional only": ("keyword_only", "data/a.py", 1, "def f(a, /, b, c): ...\n"),
+    "three beyond self": (
+        "keyword_only",
+        "data/a.py",
+        2,
+        "class A:\n    def f(self, a, b, c): ...\n",
+    ),
+    "three, static": (
+        "keyword_only",
+        "data/a.py",
+        3,
+        "class A:\n    @staticmethod\n    def f(a, b, c): ...\n",
+    ),
+    "three, nested": ("keyword_only", "data/a.py", 2, "def f():\n    def g(a, b, c): ...\n"),
+    "eval": ("unsafe_code", "rewards/a.py", 1, "eval('1')\n"),
+    "eval, spelled out": (
+        "unsafe_code",
+        "rewards/a.py",
+        2,
+        "import builtins\nbuiltins.eval('1')\n",
+    ),
+    "exec": ("unsafe_code", "rewards/a.py", 1, "exec('1')\n"),
+    "pickle": ("unsafe_code", "runs/a.py", 1, "import pickle\n"),
+    "from pickle": ("unsafe_code", "runs/a.py", 1, "from pickle import loads\n"),
+    "torch.load": ("unsafe_code", "learn/a.py", 2, "import torch\ntorch.load('a')\n"),
+    "torch.load, unsafe": (
+        "unsafe_code",
+        "learn/a.py",
+        2,
+        "import torch\ntorch.load('a', weights_only=False)\n",
+    ),
+    "load from torch": ("unsafe_code", "learn/a.py", 1, "from torch import load\n"),
+}
+
+
+def write_package(folder: Path, files: dict[str, str]) -> Path:
+    """Write a package named posttrain and return its folder."""
+    root = folder / "posttrain"
+    for name, source in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source, encoding="utf-8")
+    return root
+
+
+def load_with_torch_alone(source: Path) -> subprocess.CompletedProcess[str]:
+    """Import posttrain from ``source`` in a process that has no third party but torch."""
+    blocked = {name.split(".")[0] for name in CONFINED} - {"torch"} | {"numpy"}
+    script = f"import sys; sys.modules.update(dict.fromkeys({sorted(blocked)!r})); import posttrain"
+    command = [sys.executable, "-c", script]
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_posttrain_keeps_to_its_architecture() -> None:
+    violations = check(SOURCE / "posttrain")
+    assert not violations, "\n" + "\n".join(map(str, violations))
+
+
+def test_importing_posttrain_needs_torch_alone() -> None:
+    result = load_with_torch_alone(SOURCE)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_clean_package_passes(tmp_path: Path) -> None:
+    assert check(write_package(tmp_path, CLEAN)) == []
+
+
+@pytest.mark.parametrize("case", VIOLATIONS)
+def test_an_injected_violation_is_caught(case: str, tmp_path: Path) -> None:
+    rule, name, line, source = VIOLATIONS[case]
+    (violation,) = check(write_package(tmp_path, CLEAN | {name: source}))
+    assert (violation.rule, violation.line) == (rule, line)
+    assert str(violation).startswith(f"{tmp_path / 'posttrain' / name}:{line}: {rule}: ")
+
+
+def test_every_rule_has_an_injected_violation() -> None:
+    assert {rule.__name__ for rule in RULES} == {rule for rule, *_ in VIOLATIONS.values()}
+
+
+@pytest.mark.parametrize("third_party", ["numpy", "transformers", "pydantic"])
+def test_a_third_party_loaded_by_the_root_is_caught(third_party: str, tmp_path: Path) -> None:
+    write_package(tmp_path, {"__init__.py": f"import {third_party}\n"})
+    result = load_with_torch_alone(tmp_path)
+    assert result.returncode != 0
+    assert third_party in result.stderr
