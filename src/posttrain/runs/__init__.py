@@ -1,0 +1,46 @@
+"""A run is a folder: what it was given, what it logged, what it wrote, what came out of it."""
+
+from posttrain.runs.drift import config_digest, differences
+from posttrain.runs.files import new_folder, read_json, replacing, write_json, write_text
+from posttrain.runs.folder import RunFolder, StageFolder
+from posttrain.runs.metrics import frame, merge_steps, read_metrics, to_columns
+from posttrain.runs.plot import plot_curves
+from posttrain.runs.rollouts import (
+    SCHEMA,
+    read_rollouts,
+    rollout_file,
+    rollout_steps,
+    rollout_table,
+    sequence_advantages,
+    write_rollouts,
+)
+from posttrain.runs.summary import Interval, Sample, render_summary
+from posttrain.track.text import printable
+
+__all__ = [
+    "RunFolder",
+    "StageFolder",
+    "config_digest",
+    "differences",
+    "new_folder",
+    "read_json",
+    "replacing",
+    "write_json",
+    "write_text",
+    "frame",
+    "merge_steps",
+    "read_metrics",
+    "to_columns",
+    "plot_curves",
+    "SCHEMA",
+    "read_rollouts",
+    "rollout_file",
+    "rollout_steps",
+    "rollout_table",
+    "sequence_advantages",
+    "write_rollouts",
+    "Interval",
+    "Sample",
+    "render_summary",
+    "printable",
+]

@@ -1,0 +1,50 @@
+"""Whether two configs are the same, and if not, where they differ."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from posttrain.track.encoding import encode_json
+
+
+def config_digest(*parts: Mapping[str, Any] | str) -> str:
+    """A name for all that a stage depends on: its section, the digest of the stage before it, …
+
+    >>> config_digest({"steps": 6, "seed": 1}) == config_digest({"seed": 1, "steps": 6})
+    True
+    """
+    plain = json.loads(encode_json(list(parts)))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], *, ignore: Sequence[str] = ()
+) -> list[str]:
+    """The settings that differ, by dotted name, with both values.
+
+    >>> differences({"rl": {"steps": 6, "seed": 1}}, {"rl": {"steps": 12, "group": 8, "seed": 1}})
+    ['rl.group: unset → 8', 'rl.steps: 6 → 12']
+    """
+    before, after = dict(_settings(_plain(old))), dict(_settings(_plain(new)))
+    changed = [
+        name
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name) and name not in ignore
+    ]
+    return [f"{name}: {before.get(name, 'unset')} → {after.get(name, 'unset')}" for name in changed]
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """As it comes back from the file, so that a path and its text are the same."""
+    return dict(json.loads(encode_json(config)))
+
+
+def _settings(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in config.items():
+        if isinstance(value, dict) and value:
+            yield from _settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", json.dumps(value, ensure_ascii=False)

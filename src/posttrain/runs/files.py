@@ -1,0 +1,96 @@
+"""Whole files and folders that are either there or not: written beside, synced, renamed.
+
+A crash at any moment leaves the old content or the new one, never a half; what it may leave behind
+is a hidden ``.NAME.PID.tmp``, which nothing reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from posttrain.track.encoding import encode_json
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A place to write a new version of the file ``path``; it takes effect when the block ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = _beside(path)
+    try:
+        yield beside
+        _sync(beside)
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A place to fill the folder ``path``, a model or a checkpoint; it appears when the block ends.
+
+    >>> import tempfile
+    >>> root = Path(tempfile.mkdtemp())
+    >>> with new_folder(root / "model") as folder:
+    ...     size = (folder / "config.json").write_text("{}")
+    ...     (root / "model").exists()
+    False
+    >>> (root / "model" / "config.json").read_text()
+    '{}'
+    """
+    if path.exists():
+        raise FileExistsError(f"{path}: is there already; remove it first, or choose another name")
+    beside = _beside(path)
+    shutil.rmtree(beside, ignore_errors=True)  # a process that had this number and was killed
+    beside.mkdir(parents=True)
+    try:
+        yield beside
+        for entry in [*beside.rglob("*"), beside]:
+            _sync(entry)
+        os.replace(beside, path)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    _sync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole text file, in UTF-8."""
+    with replacing(path) as beside:
+        beside.write_bytes(text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a whole JSON file; ``posttrain.track.encoding`` says how NaN and infinity look."""
+    with replacing(path) as beside:
+        beside.write_bytes(encode_json(value, indent=2) + b"\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file, or say which one is broken."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: is not JSON ({error}); restore it, or delete it") from error
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    if path.is_dir() and os.name != "posix":  # elsewhere a folder cannot be opened
+        return
+    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,266 @@
+"""The run folder: everything a run was given and everything it made, in one place.
+
+::
+
+    RUN/
+      run.json        marks a run folder, and the version of this layout
+      recipe.toml     as written          config.json   as resolved
+      summary.json    written last: a run that has one is finished
+      samples.json    answers before and after        curves.png
+      sft/  rl/  eval/                    one folder for each stage:
+        metrics.jsonl     one line for each logged step
+        rollouts/         step-000012.parquet, …
+        checkpoints/      step-000012/, …
+        model/            the trained model, an ordinary Hugging Face folder
+        done.json         written last: a stage that has one is not run again
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from posttrain.runs.drift import differences
+from posttrain.runs.files import read_json, write_json, write_text
+from posttrain.runs.metrics import Record, frame, read_metrics
+from posttrain.track.jsonl import FILE_NAME
+
+LAYOUT = 1
+_STAGE = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class StageFolder:
+    """Where a stage keeps its things; ``previous`` is where an earlier attempt was moved to."""
+
+    path: Path
+    previous: Path | None = None
+
+    @property
+    def metrics(self) -> Path:
+        """The log of numbers."""
+        return self.path / FILE_NAME
+
+    @property
+    def rollouts(self) -> Path:
+        """The folder of rollouts: :mod:`posttrain.runs.rollouts` writes and reads it."""
+        return self.path / "rollouts"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The trained model; fill it through ``posttrain.runs.new_folder``."""
+        return self.path / "model"
+
+    def checkpoint(self, step: int) -> Path:
+        """The checkpoint after a step; fill it through ``posttrain.runs.new_folder``."""
+        return self.checkpoints / f"step-{step:06d}"
+
+    def records(self) -> list[Record]:
+        """What was logged, in order; none before the first step."""
+        return read_metrics(self.metrics) if self.metrics.exists() else []
+
+    def frame(self) -> pa.Table:
+        """What was logged, one row for each step; ``.to_pandas()`` where pandas is installed."""
+        return frame(self.records())
+
+
+class RunFolder:
+    """An existing run folder; :meth:`create` makes one."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        mark = self.path / "run.json"
+        if not mark.is_file():
+            raise ValueError(f"{self.path}: is not a run folder (it has no run.json)")
+        content = read_json(mark)
+        layout = content.get("layout") if isinstance(content, dict) else None
+        if layout != LAYOUT:
+            raise ValueError(
+                f"{self.path}: is a run folder of layout {layout}, this posttrain knows {LAYOUT}; "
+                "read it with the version of posttrain that made it"
+            )
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        *,
+        config: Mapping[str, Any],
+        recipe: str | None = None,
+        ignore: Sequence[str] = ("run.folder",),
+    ) -> RunFolder:
+        """Make the folder of a run, or take up the one that is there.
+
+        Refused: a folder that is not a run's, one that cannot be written, and one that holds a
+        finished run of another config. ``ignore`` names settings that may differ. In a run that is
+        not finished the config may change: compare :meth:`stage_record` to see what still holds.
+        """
+        path = Path(path)
+        _make_writable(path)
+        if not (path / "run.json").exists():
+            made = datetime.now(UTC).isoformat(timespec="seconds")
+            write_json(path / "run.json", {"layout": LAYOUT, "made": made})
+        run = cls(path)
+        if run.finished:
+            changes = differences(run.config, config, ignore=ignore)
+            if changes:
+                raise ValueError(
+                    f"{path}: holds the finished run of another recipe ({_some(changes)}); "
+                    "choose another run folder, or delete this one"
+                )
+            return run
+        if recipe is not None:
+            write_text(path / "recipe.toml", recipe)
+        write_json(path / "config.json", config)
+        return run
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved config."""
+        return dict(read_json(self.path / "config.json"))
+
+    @property
+    def recipe(self) -> str | None:
+        """The recipe as written, or None where the run was started from Python."""
+        path = self.path / "recipe.toml"
+        return path.read_text(encoding="utf-8") if path.exists() else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every stage ran and the summary was written."""
+        return (self.path / "summary.json").exists()
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """What came out of it, or None before the end."""
+        return dict(read_json(self.path / "summary.json")) if self.finished else None
+
+    @property
+    def samples(self) -> list[dict[str, Any]]:
+        """Answers before and after."""
+        path = self.path / "samples.json"
+        return list(read_json(path)) if path.exists() else []
+
+    @property
+    def curves(self) -> Path:
+        """Where the picture of the run goes."""
+        return self.path / "curves.png"
+
+    @property
+    def model(self) -> Path | None:
+        """The model of the last finished stage that has one."""
+        models = [self.stage(stage).model for stage in self.stages]
+        return next((model for model in reversed(models) if model.is_dir()), None)
+
+    @property
+    def stages(self) -> list[str]:
+        """The finished stages, in the order they ran."""
+        positions = {
+            path.parent.name: read_json(path)["position"]
+            for path in self.path.glob("*/done.json")
+            if _STAGE.fullmatch(path.parent.name)  # not one that was moved aside
+        }
+        return sorted(positions, key=lambda name: positions[name])
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write what came out of the run, which marks it as finished."""
+        write_json(self.path / "summary.json", summary)
+
+    def write_samples(self, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Write answers before and after."""
+        write_json(self.path / "samples.json", samples)
+
+    def stage(self, stage: str) -> StageFolder:
+        """Where a stage keeps its things, whether or not it has run."""
+        if not _STAGE.fullmatch(stage):
+            raise ValueError(f"stage: expected a name like 'rl', got {stage!r}")
+        return StageFolder(self.path / stage)
+
+    def begin(self, stage: str, *, replace: bool = False) -> StageFolder:
+        """An empty folder for a stage. An earlier attempt is moved to ``STAGE.old-1``, not deleted.
+
+        A finished stage is refused unless ``replace`` is True; the run is then unfinished again.
+        """
+        folder = self.stage(stage)
+        if self.stage_record(stage) is not None and not replace:
+            raise ValueError(
+                f"{folder.path}: the stage {stage!r} is finished; "
+                "skip it, choose another run folder, or delete this one"
+            )
+        (self.path / "summary.json").unlink(missing_ok=True)
+        previous = None
+        if folder.path.exists() and any(folder.path.iterdir()):
+            previous = _free_name(self.path, stage)
+            os.replace(folder.path, previous)
+        folder.path.mkdir(exist_ok=True)
+        return StageFolder(folder.path, previous)
+
+    def finish(self, stage: str, *, digest: str, record: Mapping[str, Any] | None = None) -> None:
+        """Mark a stage as finished under the config that ``digest`` stands for."""
+        others = [name for name in self.stages if name != stage]
+        positions = [(self.stage_record(name) or {})["position"] for name in others]
+        done = {
+            **(record or {}),
+            "stage": stage,
+            "digest": digest,
+            "position": 1 + max(positions, default=-1),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        write_json(self.stage(stage).path / "done.json", done)
+
+    def stage_record(self, stage: str) -> dict[str, Any] | None:
+        """What :meth:`finish` wrote, or None where the stage is not finished."""
+        path = self.stage(stage).path / "done.json"
+        return dict(read_json(path)) if path.exists() else None
+
+    def stage_done(self, stage: str, digest: str) -> bool:
+        """Whether the stage is finished under this very config."""
+        record = self.stage_record(stage)
+        return record is not None and record["digest"] == digest
+
+
+def _make_writable(path: Path) -> None:
+    """Make the folder, or see that it is a run's or empty, and that it can be written."""
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path}: is a file; choose another run folder")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        held = sorted(entry.name for entry in path.iterdir())
+        if held and "run.json" not in held and any(name[0] != "." for name in held):
+            raise ValueError(
+                f"{path}: exists and is not a run folder (it holds {_some(held)}); "
+                "choose a new or an empty folder"
+            )
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{path}: cannot be written ({error.strerror}); choose another run folder, "
+            "or change its permissions"
+        ) from error
+
+
+def _free_name(folder: Path, stage: str) -> Path:
+    number = 1
+    while (folder / f"{stage}.old-{number}").exists():
+        number += 1
+    return folder / f"{stage}.old-{number}"
+
+
+def _some(items: Sequence[str]) -> str:
+    """The first few items."""
+    rest = len(items) - 4
+    return ", ".join(items[:4]) + (f" and {rest} more" if rest > 0 else "")

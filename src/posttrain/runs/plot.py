@@ -1,0 +1,169 @@
+"""The curves of a run as small multiples: one question each, read from the last point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.runs.files import replacing
+from posttrain.runs.metrics import Record, merge_steps
+from posttrain.track.text import printable
+
+_INK, _GREY, _FAINT, _BLUE = "#222222", "#767676", "#e6e6e6", "#2563b0"
+_SMOOTH_FROM = 40  # points; fewer are shown as they are
+_MARKERS_UP_TO = 25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One small picture of one metric; where it ``must_move``, all zeros are not worth drawing."""
+
+    title: str
+    metric: str
+    percent: bool = False
+    must_move: bool = False
+
+
+_ACCURACY = Panel(title="Held-out accuracy", metric="eval/accuracy", percent=True)
+_NO_SIGNAL = "rollout/groups_without_signal"
+_GRADIENT = Panel(title="Gradient norm", metric="train/gradient_norm")
+_KL_REFERENCE = Panel(title="KL to the reference (nats per sequence)", metric="kl/reference")
+_KL_STEP = Panel(
+    title="KL of one step (nats per token)",
+    metric="policy/approx_kl",
+    must_move=True,  # one optimiser step a batch: π is π_old, and this is 0
+)
+
+# Places in the picture; each shows the first of its panels that has something to say.
+RL: tuple[tuple[Panel, ...], ...] = (
+    (Panel(title="Reward", metric="reward/mean"),),
+    (_ACCURACY,),
+    (Panel(title="Completion length (tokens)", metric="rollout/length"),),
+    (Panel(title="Entropy (nats per token)", metric="policy/entropy"),),
+    (_KL_REFERENCE, _KL_STEP, _GRADIENT),
+    (Panel(title="Groups without signal", metric=_NO_SIGNAL, percent=True),),
+)
+
+SFT: tuple[tuple[Panel, ...], ...] = (
+    (Panel(title="Loss (nats per token)", metric="loss/total"),),
+    (_ACCURACY,),
+    (_GRADIENT,),
+)
+
+
+def plot_curves(
+    metrics: Iterable[Mapping[str, float]], path: str | Path, *, title: str = ""
+) -> None:
+    """Draw the curves of a stage into a PNG; panels whose metrics were never logged are left out.
+
+    Reinforcement learning is recognised by its reward; without one the panels of SFT are drawn.
+    A long curve is shown faintly, with its running mean in full colour.
+    """
+    # Not pyplot: it keeps every figure alive and chooses a backend by the environment.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    records = merge_steps(metrics)
+    panels = _panels(records)
+    num_columns = min(3, max(1, len(panels)))
+    num_rows = max(1, math.ceil(len(panels) / num_columns))
+    size = (3.6 * num_columns, 2.5 * num_rows + 0.35)
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.14, h_pad=0.1))
+    FigureCanvasAgg(figure)
+    if title:
+        style = {"fontsize": 12, "weight": "bold", "color": _INK}
+        figure.suptitle(printable(title), x=0.02, ha="left", parse_math=False, **style)
+    axes = figure.subplots(num_rows, num_columns, squeeze=False).flat
+    for index, axis in enumerate(axes):
+        if index >= len(panels):
+            axis.set_axis_off()
+            continue
+        _draw(axis, panels[index], records=records)
+        axis.set_xlim(*_limits(records))
+        if index + num_columns >= len(panels):
+            axis.set_xlabel("step", fontsize=8, color=_GREY)
+    if not panels:
+        axis.text(0.5, 0.5, "nothing to draw yet", ha="center", color=_GREY)
+    with replacing(Path(path)) as beside:
+        figure.savefig(beside, format="png", dpi=150, facecolor="white")
+
+
+def _panels(records: Sequence[Record]) -> list[Panel]:
+    logged = {name for record in records for name in record}
+    places = RL if "reward/mean" in logged else SFT
+    chosen = (next((p for p in place if _says_something(records, p)), None) for place in places)
+    return [panel for panel in chosen if panel is not None]
+
+
+def _says_something(records: Sequence[Record], panel: Panel) -> bool:
+    _, values = _points(records, panel.metric)
+    return any(values) if panel.must_move else bool(values)
+
+
+def _draw(axis: Any, panel: Panel, *, records: Sequence[Record]) -> None:
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    steps, values = _points(records, panel.metric)
+    smooth = _smooth(values)
+    if smooth != values:
+        axis.plot(steps, values, color=_BLUE, linewidth=0.8, alpha=0.3)
+    marker = "o" if len(steps) <= _MARKERS_UP_TO else None
+    axis.plot(steps, smooth, color=_BLUE, linewidth=1.8, marker=marker, markersize=3.5)
+    axis.annotate(
+        f"{smooth[-1]:.0%}" if panel.percent else f"{smooth[-1]:.3g}",
+        (steps[-1], smooth[-1]),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8,
+        color=_BLUE,
+        annotation_clip=False,
+    )
+    axis.set_title(panel.title, loc="left", fontsize=9.5, color=_INK)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    if panel.percent:
+        axis.set_ylim(-0.03, 1.03)
+        axis.set_yticks([0.0, 0.25, 0.5, 0.75, 1.0])
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    else:
+        axis.yaxis.set_major_locator(MaxNLocator(nbins=4, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.tick_params(labelsize=8, length=0, colors=_GREY)
+    axis.grid(axis="y", color=_FAINT, linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.spines["bottom"].set_color(_FAINT)
+
+
+def _points(records: Sequence[Record], name: str) -> tuple[list[float], list[float]]:
+    """Steps and values of a metric, where it was logged and is a number."""
+    kept = [
+        (record["step"], record[name])
+        for record in records
+        if name in record and math.isfinite(record[name])
+    ]
+    return [step for step, _ in kept], [value for _, value in kept]
+
+
+def _limits(records: Sequence[Record]) -> tuple[float, float]:
+    """The range of steps that all panels share, with room for the mark of the last point."""
+    first, last = records[0]["step"], records[-1]["step"]
+    room = 0.03 * (last - first) or 1.0
+    return first - room, last + room
+
+
+def _smooth(values: list[float]) -> list[float]:
+    """The mean of the values around each, a twentieth of the curve wide; short curves as they are.
+
+    >>> _smooth([1.0, 5.0])
+    [1.0, 5.0]
+    """
+    if len(values) < _SMOOTH_FROM:
+        return values
+    reach = max(1, len(values) // 40)
+    windows = (values[max(0, i - reach) : i + reach + 1] for i in range(len(values)))
+    return [sum(window) / len(window) for window in windows]

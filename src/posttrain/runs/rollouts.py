@@ -1,0 +1,185 @@
+"""Every rollout of a run, in Parquet: what was asked, what was written, what it earned.
+
+One file for each step, ``step-000012.parquet``, one row for each completion, one fixed schema, so
+that any tool that reads Parquet can read a run: pyarrow, pandas, polars, DuckDB.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from posttrain.runs.files import replacing
+from posttrain.types import Batch, Prompt, Rollout
+
+# "element" is what Parquet calls it; pyarrow alone would say "item" here and "element" there.
+_TOKENS = pa.list_(pa.field("element", pa.int32()))
+
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("group", pa.int32()),  # numbers the prompt in its batch
+        ("sample", pa.int32()),  # numbers the completion in its group
+        ("prompt_id", pa.string()),
+        ("prompt", pa.string()),
+        ("completion", pa.string()),
+        ("prompt_tokens", _TOKENS),
+        ("completion_tokens", _TOKENS),
+        ("sampler_logprobs", pa.list_(pa.field("element", pa.float32()))),
+        ("reward", pa.float64()),  # null before it was scored
+        ("state", pa.string()),
+        ("reason", pa.string()),
+        ("parts", pa.map_(pa.string(), pa.float64())),
+        ("advantage", pa.float64()),  # mean over the sequence's tokens; null where it has none
+        ("version", pa.int64()),
+        ("stop_reason", pa.string()),
+        ("length", pa.int32()),  # tokens of the completion
+    ],
+    metadata={"posttrain.rollouts": "1"},
+)
+
+# Columns whose values come again and again. Log-probs do not: with a dictionary of them a file
+# takes three times as long to write and is larger.
+_REPEATED = [
+    "prompt_id",
+    "prompt",
+    "prompt_tokens.list.element",
+    "completion_tokens.list.element",
+    "state",
+    "reason",
+    "parts.key_value.key",
+    "stop_reason",
+]
+
+_NAME = re.compile(r"step-(\d{6,})\.parquet")
+
+
+def rollout_file(folder: Path, step: int) -> Path:
+    """Where the rollouts of a step are.
+
+    >>> rollout_file(Path("rollouts"), 12).name
+    'step-000012.parquet'
+    """
+    return folder / f"step-{step:06d}.parquet"
+
+
+def write_rollouts(
+    path: str | Path,
+    rollouts: Sequence[Rollout],
+    *,
+    step: int,
+    advantages: Sequence[float | None] | None = None,
+) -> None:
+    """Write the rollouts of one step, with one advantage for each (see ``sequence_advantages``)."""
+    given = [None] * len(rollouts) if advantages is None else list(advantages)
+    if len(given) != len(rollouts):
+        raise ValueError(
+            f"advantages: {len(given)} values for {len(rollouts)} rollouts; "
+            "give one for each, None where a rollout has none"
+        )
+    seen: Counter[int] = Counter()
+    rows = []
+    for rollout, advantage in zip(rollouts, given, strict=True):
+        row = _row(rollout)
+        row["step"], row["sample"] = step, seen[rollout.group]
+        row["advantage"] = None if advantage is None else float(advantage)
+        seen[rollout.group] += 1
+        rows.append(row)
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
+    with replacing(Path(path)) as beside:
+        pq.write_table(table, beside, compression="zstd", use_dictionary=_REPEATED)
+
+
+def sequence_advantages(batch: Batch) -> list[float | None]:
+    """Each sequence's mean advantage over its active tokens; None where it has no such token.
+
+    >>> import torch
+    >>> mask = torch.tensor([[True, True], [False, False]])
+    >>> advantages = torch.tensor([[1.0, 2.0], [9.0, 9.0]])
+    >>> sequence_advantages(Batch(tokens=mask.long(), mask=mask, advantages=advantages))
+    [1.5, None]
+    """
+    active, advantages = batch.active, batch.need("advantages").double()
+    sums = advantages.masked_fill(~active, 0.0).sum(dim=1).tolist()
+    counts = active.sum(dim=1).tolist()
+    return [total / count if count else None for total, count in zip(sums, counts, strict=True)]
+
+
+def rollout_steps(folder: str | Path) -> list[int]:
+    """The steps whose rollouts a folder holds, in order."""
+    matches = (_NAME.fullmatch(path.name) for path in Path(folder).glob("step-*.parquet"))
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def rollout_table(
+    folder: str | Path,
+    *,
+    step: int | None = None,
+    limit: int | None = None,
+    columns: Sequence[str] | None = None,
+) -> pa.Table:
+    """Rollouts of one step or of all, the first ``limit`` of them, as a pyarrow table.
+
+    Files are read only until ``limit`` is reached; ``columns`` leaves the others unread.
+    """
+    folder = Path(folder)
+    steps = rollout_steps(folder)
+    if step is not None and step not in steps:
+        held = f"it holds steps {steps[0]} to {steps[-1]}" if steps else "it holds none"
+        raise ValueError(f"{folder}: no rollouts of step {step}; {held}")
+    schema = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
+    tables, num_rows = [schema.empty_table()], 0
+    for each in steps if step is None else [step]:
+        if limit is not None and num_rows >= limit:
+            break
+        path = rollout_file(folder, each)
+        tables.append(pq.read_table(path, columns=schema.names, partitioning=None))
+        num_rows += tables[-1].num_rows
+    table = pa.concat_tables(tables)
+    return table if limit is None else table.slice(0, limit)
+
+
+def read_rollouts(
+    folder: str | Path, *, step: int | None = None, limit: int | None = None
+) -> list[dict[str, Any]]:
+    """:func:`rollout_table` as plain dicts, one for each completion, ``parts`` a dict by name."""
+    rows = rollout_table(folder, step=step, limit=limit).to_pylist(maps_as_pydicts="strict")
+    return list(rows)
+
+
+def _row(rollout: Rollout) -> dict[str, Any]:
+    completion, score = rollout.completion, rollout.score
+    return {
+        "group": rollout.group,
+        "prompt_id": _text(rollout.prompt.id),
+        "prompt": _text(_prompt_text(rollout.prompt)),
+        "completion": _text(completion.text),
+        "prompt_tokens": rollout.prompt.tokens,
+        "completion_tokens": completion.tokens,
+        "sampler_logprobs": completion.logprobs,
+        "reward": None if score is None else float(score.value),
+        "state": None if score is None else score.state,
+        "reason": None if score is None else _text(score.reason),
+        "parts": {} if score is None else {_text(k): float(v) for k, v in score.parts.items()},
+        "version": completion.version,
+        "stop_reason": completion.stop_reason,
+        "length": len(completion.tokens),
+    }
+
+
+def _prompt_text(prompt: Prompt) -> str:
+    if prompt.text or not prompt.messages:
+        return prompt.text
+    turns = (f"{turn.get('role', '')}: {turn.get('content', '')}" for turn in prompt.messages)
+    return "\n".join(turns)
+
+
+def _text(text: str) -> str:
+    """Text that UTF-8 can hold: half a character, which JSON can smuggle in, becomes ``?``."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,145 @@
+"""What came out of a run, as a table for the terminal.
+
+Prompts and completions are text that nobody vouches for: they are shown as plain characters, never
+as markup, and control characters are written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from posttrain.track.shown import duration, number
+from posttrain.track.text import printable
+
+
+class Interval(NamedTuple):
+    """A measured value and the bounds of its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One prompt, and what the model wrote before and after; ``right`` where that is known."""
+
+    prompt: str
+    before: str
+    after: str
+    answer: str | None = None
+    right_before: bool | None = None
+    right_after: bool | None = None
+
+
+def render_summary(
+    *,
+    title: str,
+    seconds: float,
+    accuracy_before: Interval | None = None,
+    accuracy_after: Interval | None = None,
+    reward: tuple[float, float] | None = None,
+    places: Mapping[str, str | Path] | None = None,
+    samples: Sequence[Sample] = (),
+    next_steps: Sequence[str] = (),
+) -> RenderableType:
+    """A summary for ``rich.console.Console.print``; ``reward`` is that of the first and last step.
+
+    ``places`` says where things are, by name; ``next_steps`` are lines to print as they are.
+    """
+    results = _results(accuracy_before, accuracy_after, reward=reward, seconds=seconds)
+    parts: list[RenderableType] = [_headed(title, results)]
+    if samples:
+        parts.append(_headed("Held-out answers", _samples(samples)))
+    if places:
+        parts.append(_headed("Where things are", _places(places)))
+    if next_steps:
+        lines = [Text(printable(line), overflow="fold") for line in next_steps]
+        parts.append(_headed("What to try next", Padding(Group(*lines), (0, 0, 0, 2))))
+    spaced = [item for part in parts for item in (Text(), part)]
+    return Group(*spaced, Text())
+
+
+def _headed(heading: str, body: RenderableType) -> Group:
+    return Group(Text(printable(heading), style="bold", overflow="fold"), body)
+
+
+def _results(
+    before: Interval | None,
+    after: Interval | None,
+    *,
+    reward: tuple[float, float] | None,
+    seconds: float,
+) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("")
+    table.add_column("before", justify="right", no_wrap=True)
+    table.add_column("after", justify="right", style="bold", no_wrap=True)
+    table.add_column("change", justify="right")
+    if before is not None or after is not None:
+        change = None if before is None or after is None else after.value - before.value
+        table.add_row(
+            "held-out accuracy",
+            _interval(before),
+            _interval(after),
+            Text("" if change is None else f"{100 * change:+.1f} points", style=_colour(change)),
+        )
+    if reward is not None:
+        change = reward[1] - reward[0]
+        first, last = (number({"reward": value}) for value in reward)
+        table.add_row("training reward", first, last, Text(f"{change:+.3f}", style=_colour(change)))
+    table.add_row("time", "", duration(seconds), "")
+    return table
+
+
+def _samples(samples: Sequence[Sample]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("prompt", overflow="fold")
+    answers = any(sample.answer is not None for sample in samples)
+    if answers:
+        table.add_column("expected", overflow="fold")
+    table.add_column("before", overflow="fold")
+    table.add_column("after", overflow="fold")
+    for sample in samples:
+        row = [Text(printable(sample.prompt, limit=160))]
+        if answers:
+            row.append(Text(printable(sample.answer or "", limit=80)))
+        row.append(_answer(sample.before, sample.right_before))
+        row.append(_answer(sample.after, sample.right_after))
+        table.add_row(*row)
+    return table
+
+
+def _places(places: Mapping[str, str | Path]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for name, place in places.items():
+        table.add_row(
+            Text(f"  {printable(name)}", style="dim"), Text(printable(str(place)), overflow="fold")
+        )
+    return table
+
+
+def _answer(text: str, right: bool | None) -> Text:
+    style = "" if right is None else "green" if right else "red"
+    mark = "" if right is None else " ✓" if right else " ✗"
+    return Text.assemble((printable(text, limit=240), style), (mark, style))
+
+
+def _interval(interval: Interval | None) -> Text:
+    if interval is None:
+        return Text("-")
+    bounds = f" ({100 * interval.low:.1f}–{100 * interval.high:.1f})"
+    return Text.assemble(f"{100 * interval.value:.1f}%", (bounds, "dim"))
+
+
+def _colour(change: float | None) -> str:
+    return "" if not change else "green" if change > 0 else "red"

@@ -1,0 +1,170 @@
+"""A run in the terminal: a live panel, or plain lines where the output is a file or a pipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from posttrain.track.shown import Shown, choose, duration, sparkline
+from posttrain.track.stage import Stage
+from posttrain.track.text import printable
+
+_MISSING = "-"
+
+
+class ConsoleTracker:
+    """Shows how far the stage is and the numbers that say whether it learns.
+
+    ``step`` counts finished steps, so 0 is before training. A terminal gets a progress bar with
+    the time left and a panel that always holds the last value of each metric. Anything else gets
+    lines of plain text: the first, the last, every held-out evaluation, and in between one in
+    ``every_steps`` steps or, without it, one in ``every_seconds`` seconds. ``show`` names the
+    metrics to show instead of the stage's usual ones.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        show: list[str] | None = None,
+        every_seconds: float = 1.0,
+        every_steps: int | None = None,
+        console: Console | None = None,
+    ) -> None:
+        if every_steps is not None and every_steps < 1:
+            raise ValueError(f"every_steps: must be at least 1, got {every_steps}")
+        self._title = printable(stage.title or stage.name, limit=40)
+        self._shown = choose(stage.name, show)
+        self._pace = _Pace(stage.total_steps)
+        self._every_seconds, self._every_steps = every_seconds, every_steps
+        self._console = console or _standard_output()
+        self._latest: Mapping[str, float] = {}
+        self._history: list[float] = []
+        self._printed_at: float | None = None
+        self._held_back = False
+        self._live: Live | None = None
+        if self._console.is_interactive:
+            self._live = Live(
+                get_renderable=self._panel, console=self._console, refresh_per_second=4
+            )
+            self._live.start(refresh=True)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show the metrics of one step."""
+        self._pace.advance(step)
+        self._latest = {**self._latest, **metrics}  # a new dict: the panel is drawn by a thread
+        if self._shown and self._shown[0].metrics[0] in metrics:
+            self._history.append(metrics[self._shown[0].metrics[0]])
+        if self._live is not None:
+            return
+        if self._is_due(step, metrics):
+            self._print_line()
+        else:
+            self._held_back = True
+
+    def close(self) -> None:
+        """Leave the last state on the screen; a second call does nothing."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        elif self._held_back:
+            self._print_line()
+
+    def _is_due(self, step: int, metrics: Mapping[str, float]) -> bool:
+        evaluated = any(name.startswith("eval/") for name in metrics)
+        if self._printed_at is None or evaluated or step == self._pace.total_steps:
+            return True
+        if self._every_steps is not None:
+            return step % self._every_steps == 0
+        return time.monotonic() - self._printed_at >= self._every_seconds
+
+    def _print_line(self) -> None:
+        self._printed_at, self._held_back = time.monotonic(), False
+        texts = ((shown.label, shown.text(self._latest)) for shown in self._shown)
+        fields = [f"{label} {text}" for label, text in texts if text is not None]
+        left = self._pace.seconds_left()
+        if left:
+            fields.append(f"ETA {duration(left)}")
+        line = "  ".join([f"{self._title} {self._pace}", *fields])
+        self._console.print(Text(line), soft_wrap=True, highlight=False)
+
+    def _panel(self) -> RenderableType:
+        latest = self._latest
+        cells = [(shown.wide, _cell(shown, shown.text(latest))) for shown in self._shown]
+        narrow = [cell for wide, cell in cells if cell is not None and not wide]
+        body: list[RenderableType] = [self._bar(), Columns(narrow, padding=(0, 3), equal=True)]
+        body += [cell for wide, cell in cells if cell is not None and wide]
+        if len(self._history) > 1 and self._console.encoding.startswith("utf"):
+            course = sparkline(self._history[:], width=max(8, min(60, self._console.width - 24)))
+            label = self._shown[0].label
+            body.append(Text.assemble((f"{label} ", "dim"), (course, "green"), overflow="crop"))
+        return Panel(Group(*body), title=Text(self._title), title_align="left", border_style="dim")
+
+    def _bar(self) -> RenderableType:
+        left = self._pace.seconds_left()
+        row = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        row.add_column(ratio=1)
+        row.add_column(no_wrap=True)
+        row.add_column(no_wrap=True)
+        row.add_column(no_wrap=True)
+        row.add_row(
+            ProgressBar(total=max(1, self._pace.total_steps), completed=self._pace.step),
+            Text(f"step {self._pace}", style="bold"),
+            Text(f"{duration(self._pace.elapsed())} so far", style="dim"),
+            Text(f"{_MISSING if left is None else duration(left)} left", style="cyan"),
+        )
+        return row
+
+
+class _Pace:
+    """How far a stage is, and how long the rest takes at the pace of its latest steps."""
+
+    def __init__(self, total_steps: int) -> None:
+        self.total_steps = total_steps
+        self.step = 0
+        self._start = time.monotonic()
+        self._recent: deque[tuple[float, int]] = deque(maxlen=20)
+
+    def advance(self, step: int) -> None:
+        self.step = step
+        if not self._recent or step > self._recent[-1][1]:
+            self._recent.append((time.monotonic(), step))
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self._start
+
+    def seconds_left(self) -> float | None:
+        """At the last step's end 0; None before there is a pace to go by."""
+        if self.step >= self.total_steps:
+            return 0.0
+        if len(self._recent) < 2:
+            return None
+        (start, first), (end, last) = self._recent[0], self._recent[-1]
+        rest = (end - start) / (last - first) * (self.total_steps - last)
+        return max(0.0, rest - (time.monotonic() - end))
+
+    def __str__(self) -> str:
+        return f"{self.step}/{self.total_steps}"
+
+
+def _cell(shown: Shown, text: str | None) -> Text | None:
+    if text is None and shown.alarm:
+        return None
+    broken = shown.alarm or text in ("nan", "inf", "-inf")
+    style = "dim" if text is None else "bold red" if broken else "bold"
+    return Text.assemble((f"{shown.label} ", "dim"), (text or _MISSING, style))
+
+
+def _standard_output() -> Console:
+    """Standard output; colours asked for by the environment do not make a file a terminal."""
+    return Console(force_interactive=None if sys.stdout.isatty() else False)

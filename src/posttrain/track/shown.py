@@ -1,0 +1,155 @@
+"""Which metrics a person sees while a stage runs, and how each is written."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from posttrain.track.text import printable
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def number(values: Mapping[str, float]) -> str:
+    """The sum, with three digits that mean something.
+
+    >>> [number({"x": x}) for x in (0.0, 0.41249, 12.345, 1234.5, 0.00021)]
+    ['0.000', '0.412', '12.35', '1234.5', '2.1e-04']
+    """
+    total = sum(values.values())
+    size = abs(total)
+    if size != 0 and size < 0.001:
+        return f"{total:.1e}"
+    digits = 3 if size < 10 else 2 if size < 100 else 1
+    return f"{total:.{digits}f}"
+
+
+def share(values: Mapping[str, float]) -> str:
+    """The sum, as a percentage.
+
+    >>> share({"policy/clip_low": 0.01, "policy/clip_high": 0.025})
+    '3.5%'
+    """
+    return f"{sum(values.values()):.1%}"
+
+
+def count(values: Mapping[str, float]) -> str:
+    """The sum, in thousands or millions.
+
+    >>> [count({"x": x}) for x in (950, 12_345, 3_400_000)]
+    ['950', '12.3k', '3.4M']
+    """
+    total = sum(values.values())
+    for unit, letter in ((1e6, "M"), (1e3, "k")):
+        if abs(total) >= unit:
+            return f"{total / unit:.1f}{letter}"
+    return f"{total:.0f}"
+
+
+def split(values: Mapping[str, float]) -> str:
+    """What part each has in their sum.
+
+    >>> split({"time/rollout": 3.0, "time/train": 1.0})
+    'rollout 75% train 25%'
+    """
+    total = sum(values.values())
+    if not 0 < total < math.inf:
+        return "-"
+    parts = ((name.rpartition("/")[2], value / total) for name, value in values.items())
+    return " ".join(f"{name} {part:.0%}" for name, part in parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A label, the metrics behind it and how they are written.
+
+    An ``alarm`` is shown only while it is above 0; what is ``wide`` gets a line of its own.
+    """
+
+    label: str
+    metrics: tuple[str, ...]
+    form: Callable[[Mapping[str, float]], str] = number
+    alarm: bool = False
+    wide: bool = False
+
+    def text(self, latest: Mapping[str, float]) -> str | None:
+        """What to show of the latest values, or None where there is nothing to say."""
+        values = {name: latest[name] for name in self.metrics if name in latest}
+        if not values or (self.alarm and sum(values.values()) == 0):
+            return None
+        return self.form(values)
+
+
+_ACCURACY = Shown(label="accuracy", metrics=("eval/accuracy",), form=share)
+
+RL = (
+    Shown(label="reward", metrics=("reward/mean",)),
+    _ACCURACY,
+    Shown(label="length", metrics=("rollout/length",)),
+    Shown(label="KL to reference", metrics=("kl/reference",)),
+    Shown(label="entropy", metrics=("policy/entropy",)),
+    Shown(label="clipped", metrics=("policy/clip_low", "policy/clip_high"), form=share),
+    Shown(label="no signal", metrics=("rollout/groups_without_signal",), form=share),
+    Shown(label="tokens/s", metrics=("rollout/tokens_per_second",), form=count),
+    Shown(label="cut short", metrics=("rollout/truncated",), form=share, alarm=True),
+    Shown(label="invalid", metrics=("reward/invalid",), form=share, alarm=True),
+    Shown(
+        label="time", metrics=("time/rollout", "time/reward", "time/train"), form=split, wide=True
+    ),
+)
+
+SFT = (
+    Shown(label="loss", metrics=("loss/total",)),
+    _ACCURACY,
+    Shown(label="gradient norm", metrics=("train/gradient_norm",)),
+    Shown(label="learning rate", metrics=("train/learning_rate",)),
+    Shown(label="tokens", metrics=("sft/tokens",), form=count),
+    Shown(label="s/step", metrics=("time/train",)),
+)
+
+SHOWN: dict[str, tuple[Shown, ...]] = {"sft": SFT, "rl": RL}
+
+
+def choose(stage: str, names: Iterable[str] | None = None) -> tuple[Shown, ...]:
+    """What to show of a stage: its row of ``SHOWN``, or the metrics named.
+
+    >>> [shown.label for shown in choose("rl", ["reward/mean", "reward/part/format"])]
+    ['reward', 'reward/part/format']
+    """
+    if names is None:
+        return SHOWN.get(stage, (*RL, *SFT))
+    known = {shown.metrics[0]: shown for shown in (*RL, *SFT) if len(shown.metrics) == 1}
+    return tuple(
+        known.get(name, Shown(label=printable(name, limit=40), metrics=(name,))) for name in names
+    )
+
+
+def duration(seconds: float) -> str:
+    """Seconds as hours, minutes and seconds.
+
+    >>> duration(75), duration(3725)
+    ('1:15', '1:02:05')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def sparkline(values: Sequence[float], *, width: int = 40) -> str:
+    """The course of a metric in one line of blocks, each the mean of its share of the values.
+
+    >>> sparkline([0.0, 0.1, 0.4, 0.8, 1.0])
+    '▁▂▄▇█'
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    num_blocks = min(width, len(finite))
+    edges = [index * len(finite) // num_blocks for index in range(num_blocks + 1)]
+    pieces = [finite[start:stop] for start, stop in itertools.pairwise(edges)]
+    means = [sum(piece) / len(piece) for piece in pieces]
+    if not means:
+        return ""
+    low, high = min(means), max(means)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)

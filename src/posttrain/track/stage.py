@@ -1,0 +1,27 @@
+"""What a tracker is told about the stage it follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage of a run: ``name`` ("sft", "rl", …), where it writes, how long it will be.
+
+    ``title`` is what a person calls it; ``config`` is its resolved section, for trackers that keep
+    hyperparameters beside the curves.
+    """
+
+    name: str
+    folder: Path
+    total_steps: int
+    title: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.total_steps < 0:
+            raise ValueError(f"total_steps: must be at least 0, got {self.total_steps}")

@@ -1,0 +1,35 @@
+"""TensorBoard event files; the package ``tensorboard`` is optional."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from posttrain.track.stage import Stage
+
+
+class TensorBoardTracker:
+    """Writes scalars to ``tensorboard/`` in the stage's folder: ``tensorboard --logdir RUN``."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._writer: Any = _writer_class()(log_dir=str(stage.folder / "tensorboard"))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of one step."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, float(value), step)
+
+    def close(self) -> None:
+        """Write out what is still held back."""
+        self._writer.close()
+
+
+def _writer_class() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"tracker 'tensorboard': {error.name} is not installed; "
+            "run `pip install 'posttrain[tensorboard]'`, or leave this tracker out"
+        ) from error
+    return SummaryWriter

@@ -1,0 +1,52 @@
+"""Weights & Biases; the package ``wandb`` is optional. Without an account: ``mode="offline"``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from posttrain.track.stage import Stage
+
+
+class WandbTracker:
+    """One Weights & Biases run for each stage, those of one posttrain run in one group."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        project: str = "posttrain",
+        entity: str | None = None,
+        mode: Literal["online", "offline", "disabled"] = "online",
+    ) -> None:
+        group = stage.folder.resolve().parent.name
+        stage.folder.mkdir(parents=True, exist_ok=True)  # wandb falls back to /tmp without it
+        self._run: Any = _load().init(
+            project=project,
+            entity=entity,
+            mode=mode,
+            name=f"{group}/{stage.name}",
+            group=group,
+            job_type=stage.name,
+            dir=str(stage.folder),
+            config=dict(stage.config),
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of one step."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Send what is still held back and end the run."""
+        self._run.finish()
+
+
+def _load() -> Any:
+    try:
+        import wandb
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"tracker 'wandb': {error.name} is not installed; "
+            "run `pip install 'posttrain[wandb]'`, or leave this tracker out"
+        ) from error
+    return wandb

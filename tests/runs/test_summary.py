@@ -1,0 +1,103 @@
+"""The summary at the end of a run, with text that nobody vouches for in it."""
+
+import io
+import re
+import unicodedata
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from posttrain.runs import Interval, Sample, render_summary
+
+NASTY = "[bold red]x[/bold red] \x1b]0;title\x07 \x1b[2J\r\u202e[/] [link=http://a]b[/link]"
+WRITTEN = "[bold red]x[/bold red] \\x1b]0;title\\x07 \\x1b[2J\\r\\u202e[/] [link=http://a]b[/link]"
+
+
+def show(*, terminal: bool = False, width: int = 300, **given: Any) -> str:
+    file = io.StringIO()
+    console = Console(file=file, width=width, force_terminal=terminal, _environ={})
+    console.print(render_summary(**{"title": "demo", "seconds": 134.2} | given))
+    return file.getvalue()
+
+
+def rows(text: str) -> list[str]:
+    return [re.sub(r"\s{2,}", " | ", line.strip()) for line in text.splitlines() if line.strip()]
+
+
+def test_before_and_after_stand_side_by_side() -> None:
+    text = show(
+        accuracy_before=Interval(0.523, 0.49, 0.56),
+        accuracy_after=Interval(0.981, 0.97, 0.99),
+        reward=(0.31, 0.97),
+    )
+    assert "before | after | change" in rows(text)
+    assert "held-out accuracy | 52.3% (49.0–56.0) | 98.1% (97.0–99.0) | +45.8 points" in rows(text)
+    assert "training reward | 0.310 | 0.970 | +0.660" in rows(text)
+    assert "time | 2:14" in rows(text)
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    text = show()
+    assert "accuracy" not in text
+    assert "reward" not in text
+    assert "Held-out answers" not in text
+    assert "held-out accuracy | - | 50.0% (40.0–60.0)" in rows(
+        show(accuracy_after=Interval(0.5, 0.4, 0.6))
+    )
+
+
+def test_samples_places_and_what_to_try_next() -> None:
+    sample = Sample(
+        prompt="3+4=", before="8", after="7", answer="7", right_before=False, right_after=True
+    )
+    text = show(
+        samples=[sample],
+        places={"model": "runs/demo/rl/model"},
+        next_steps=["posttrain eval runs/demo/rl/model --task arithmetic"],
+    )
+    assert "prompt | expected | before | after" in rows(text)
+    assert "3+4= | 7 | 8 ✗ | 7 ✓" in rows(text)
+    assert "model | runs/demo/rl/model" in rows(text)
+    assert rows(text)[-2:] == [
+        "What to try next",
+        "posttrain eval runs/demo/rl/model --task arithmetic",
+    ]
+    bare = rows(show(samples=[Sample(prompt="3+4=", before="8", after="7")]))
+    assert {"prompt | before | after", "3+4= | 8 | 7"} <= set(bare)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_untrusted_text_is_shown_and_never_acts(terminal: bool) -> None:
+    sample = Sample(prompt=NASTY, before=NASTY, after=NASTY, answer=NASTY)
+    text = show(
+        terminal=terminal,
+        width=600,
+        title=NASTY,
+        samples=[sample],
+        places={NASTY: NASTY},
+        next_steps=[NASTY],
+    )
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)  # the styles are ours
+    assert plain.count(WRITTEN) == 1 + 4 + 2 + 1
+    acting = [c for c in plain if c != "\n" and unicodedata.category(c) in ("Cc", "Cf")]
+    assert acting == []
+    assert "\x1b" not in text if not terminal else "\x1b[2J" not in text
+
+
+def test_a_long_answer_is_cut_in_its_middle() -> None:
+    text = show(samples=[Sample(prompt="p", before="a" * 5000, after="think " * 500 + "<7>")])
+    assert text.count("a") < 300
+    assert "<7>" in text
+
+
+def test_a_narrow_terminal_loses_nothing() -> None:
+    sample = Sample(prompt="12+9=", before="twenty", after="21", answer="21")
+    command = "posttrain run recipes/demo.toml --rl.algorithm rloo --run.folder runs/rloo"
+    text = show(
+        width=40,
+        samples=[sample],
+        accuracy_after=Interval(0.5, 0.4, 0.6),
+        next_steps=[command],
+    )
+    assert all(word in text for word in ("12+9=", "twenty", "21", "50.0%", *command.split()))

@@ -1,0 +1,134 @@
+"""What every tracker must do, and what sets the optional ones apart."""
+
+import importlib.util
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.registry import resolve
+from posttrain.track import TRACKERS, Several, Stage
+
+
+class FakeRun:
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options, self.logged, self.finished = options, [], False
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self.logged.append((step, metrics))
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+@pytest.fixture
+def wandb_runs(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
+    runs: list[FakeRun] = []
+
+    def init(**options: Any) -> FakeRun:
+        runs.append(FakeRun(options))
+        return runs[-1]
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    return runs
+
+
+def stage(folder: Path) -> Stage:
+    return Stage(name="rl", folder=folder / "run" / "rl", total_steps=2, config={"steps": 2})
+
+
+@pytest.mark.parametrize("name", [*TRACKERS, "several"])
+def test_a_tracker_takes_any_metrics_in_any_order_and_closes(
+    name: str, tmp_path: Path, wandb_runs: list[FakeRun]
+) -> None:
+    if name == "several":
+        tracker = Several(
+            [TRACKERS["console"](stage(tmp_path)), TRACKERS["jsonl"](stage(tmp_path))]
+        )
+    else:
+        tracker = resolve(name, TRACKERS, kind="tracker")(stage(tmp_path))
+    tracker.log(0, {"eval/accuracy": 0.25})
+    tracker.log(1, {})
+    tracker.log(1, {"reward/mean": float("nan"), "a user's own": float("inf")})
+    tracker.log(5, {"reward/part/format": 1})  # past the end, as a resumed run may be
+    tracker.close()
+
+
+def test_several_closes_all_and_then_says_what_failed() -> None:
+    calls = []
+
+    class Recorder:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            calls.append((self.name, step, dict(metrics)))
+
+        def close(self) -> None:
+            calls.append((self.name, "close"))
+            if self.name == "a":
+                raise OSError("disk full")
+
+    tracker = Several([Recorder("a"), Recorder("b")])
+    tracker.log(1, {"x": 2.0})
+    assert calls == [("a", 1, {"x": 2.0}), ("b", 1, {"x": 2.0})]
+    with pytest.raises(OSError, match="disk full"):
+        tracker.close()
+    assert calls[2:] == [("a", "close"), ("b", "close")]
+
+
+def test_tensorboard_holds_the_scalars(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    tracker = TRACKERS["tensorboard"](stage(tmp_path))
+    tracker.log(1, {"reward/mean": 0.25})
+    tracker.log(2, {"reward/mean": 0.5})
+    tracker.close()
+    events = accumulator.EventAccumulator(str(tmp_path / "run" / "rl" / "tensorboard"))
+    events.Reload()
+    scalars = [(event.step, event.value) for event in events.Scalars("reward/mean")]
+    assert scalars == [(1, 0.25), (2, 0.5)]
+
+
+def test_wandb_is_given_the_stage_and_the_numbers(
+    tmp_path: Path, wandb_runs: list[FakeRun]
+) -> None:
+    spec = {"name": "wandb", "project": "sums", "mode": "offline"}
+    tracker = resolve(spec, TRACKERS, kind="tracker")(stage(tmp_path))
+    tracker.log(3, {"reward/mean": 0.5})
+    tracker.close()
+    (run,) = wandb_runs
+    given = {"project": "sums", "mode": "offline", "group": "run", "name": "run/rl"}
+    assert given.items() <= run.options.items()
+    assert run.options["config"] == {"steps": 2}
+    assert Path(run.options["dir"]).is_dir()
+    assert run.logged == [(3, {"reward/mean": 0.5})]
+    assert run.finished
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_missing_package_is_named_with_the_way_to_get_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ValueError, match=rf"{name} is not installed; run `pip install 'posttrain"):
+        TRACKERS[name](stage(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_importing_a_tracker_loads_no_optional_package(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    spec = importlib.util.find_spec(f"posttrain.track.{name}")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def test_an_unknown_option_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match="did you mean 'every_steps'"):
+        resolve({"name": "console", "every_step": 5}, TRACKERS, kind="tracker")
