@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -27,8 +27,8 @@ class Task(Protocol):
     """Questions, what their right answers look like, and how answers are scored by default."""
 
     name: str
-    rewards: Mapping[str, float]
-    """Default rewards: name (or ``"module:function"``) to weight."""
+    rewards: Mapping[str, float | Mapping[str, Any]]
+    """Default rewards: name (or ``"module:function"``) to weight, or to weight and options."""
 
     def prompts(self, split: Split) -> Sequence[Prompt]:
         """The prompts of a split, untokenised, in a fixed order; the splits share none."""

@@ -1,0 +1,43 @@
+"""Rewards: functions that score a response. A wrong answer scores 0; one that cannot run raises.
+
+A reward's positional parameters are data, taken by name from the rollout: ``prompt``,
+``completion``, ``num_tokens``, ``stop_reason``, and the prompt's columns (``answer``, …). Its
+keyword-only parameters are options. :class:`posttrain.rewards.scorer.RewardScorer` runs them.
+"""
+
+from posttrain.protocols import Reward
+from posttrain.rewards.countdown import countdown_expression
+from posttrain.rewards.exact import exact_answer
+from posttrain.rewards.extraction import extract_answer
+from posttrain.rewards.format import think_answer_format
+from posttrain.rewards.length import length_penalty
+from posttrain.rewards.numeric import numeric_answer
+from posttrain.rewards.reasoning_gym import reasoning_gym_score
+from posttrain.rewards.sorted_text import sorted_numbers
+from posttrain.rewards.sorting import exactly_sorted, inclusion_ordering, position_matches
+
+REWARDS: dict[str, Reward] = {
+    "exact": exact_answer,
+    "numeric": numeric_answer,
+    "format": think_answer_format,
+    "length": length_penalty,
+    "sort": sorted_numbers,
+    "countdown": countdown_expression,
+    "reasoning_gym": reasoning_gym_score,
+}
+
+__all__ = [
+    "REWARDS",
+    "countdown_expression",
+    "exact_answer",
+    "extract_answer",
+    "length_penalty",
+    "numeric_answer",
+    "reasoning_gym_score",
+    "sorted_numbers",
+    "think_answer_format",
+    # for lists of numbers
+    "exactly_sorted",
+    "inclusion_ordering",
+    "position_matches",
+]

@@ -1,0 +1,79 @@
+"""Where in a completion the answer stands. Every way is linear in the length of the text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Literal
+
+Extract = Literal["whole", "tag", "hashes", "boxed", "last_number"]
+
+# Digits as in 1,000 or 1000, then a fraction, an exponent, a denominator. A sign counts as one only
+# where nothing stands before it that it could be subtracted from: the last number of 10-4 is 4.
+_NUMBER = re.compile(
+    r"(?:(?<![\w.)])[+-])?[$€£]?"
+    r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
+    r"(?:[eE][+-]?[0-9]+)?(?:/[0-9]+)?"
+)
+
+
+def extract_answer(text: str, how: Extract) -> str | None:
+    r"""The answer in a completion, stripped; None where there is none.
+
+    ===============  =====================================================================
+    ``whole``        the whole text
+    ``tag``          what the last complete ``<answer>…</answer>`` holds
+    ``hashes``       what follows the last ``####``, to the end of its line (as in GSM8K)
+    ``boxed``        what the last ``\boxed{…}`` holds, braces balanced
+    ``last_number``  the last number in the text
+    ===============  =====================================================================
+
+    >>> extract_answer("<think>2+2</think><answer> 4 </answer>", "tag")
+    '4'
+    >>> extract_answer("it costs $1,200.50 in all", "last_number")
+    '$1,200.50'
+    >>> extract_answer("no tag here", "tag") is None
+    True
+    """
+    return EXTRACTORS[how](text)
+
+
+def _whole(text: str) -> str | None:
+    return text.strip() or None
+
+
+def _tag(text: str) -> str | None:
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, max(end, 0))
+    return text[start + len("<answer>") : end].strip() or None if start >= 0 else None
+
+
+def _hashes(text: str) -> str | None:
+    _, mark, rest = text.rpartition("####")
+    return rest.partition("\n")[0].strip() or None if mark else None
+
+
+def _boxed(text: str) -> str | None:
+    _, mark, rest = text.rpartition("\\boxed{")
+    depth = 1
+    for place, character in enumerate(rest if mark else ""):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return rest[:place].strip() or None
+    return None
+
+
+def _last_number(text: str) -> str | None:
+    last = None
+    for match in _NUMBER.finditer(text.replace("−", "-")):  # the typographic minus
+        last = match.group()
+    return last
+
+
+EXTRACTORS: dict[str, Callable[[str], str | None]] = {
+    "whole": _whole,
+    "tag": _tag,
+    "hashes": _hashes,
+    "boxed": _boxed,
+    "last_number": _last_number,
+}

@@ -1,0 +1,75 @@
+"""Is the answer, as a number, the right one?"""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+
+from posttrain.rewards.extraction import Extract, extract_answer
+
+MAX_NUMBER_LENGTH = 100  # characters; more is no answer, and costs time to compute with
+
+_PLAIN = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
+_NUMBER = re.compile(rf"([+-]?)\s?(?:\\?[$€£])?([+-]?)({_PLAIN})(?:\s?/\s?({_PLAIN}))?\s?(?:\\?%)?")
+_LATEX_FRACTION = re.compile(r"\\[dt]?frac\{([0-9]+)\}\{([0-9]+)\}")
+
+
+def numeric_answer(
+    completion: str,
+    answer: str | float,
+    *,
+    extract: Extract = "last_number",
+    tolerance: float = 0.0,
+) -> float:
+    """1 where the extracted number x is the right one: ``|x − answer| ≤ tolerance``, else 0.
+
+    Numbers are compared as exact fractions, so 0.1 is 1/10 and 1,000 is 1e3.
+
+    >>> numeric_answer("so it is $1,000.", "1000"), numeric_answer("1/3", "0.33", tolerance=0.01)
+    (1.0, 1.0)
+    >>> numeric_answer("#### 12", "12", extract="hashes"), numeric_answer("I do not know", "12")
+    (1.0, 0.0)
+    """
+    if not 0 <= tolerance < math.inf:
+        raise ValueError(f"tolerance: must be at least 0, got {tolerance}")
+    expected = _expected(answer)
+    given = extract_answer(completion, extract)
+    number = None if given is None else parse_number(given)
+    return float(number is not None and abs(number - expected) <= Fraction(str(tolerance)))
+
+
+def parse_number(text: str) -> Fraction | None:
+    r"""The number that a text is, exactly; None where it is none.
+
+    Reads 1,000 and 1000, 1.0 and 5. and .5, +5 and −5, 1e3, 3/4, \frac{3}{4}, $5 and 5% (the sign
+    of a currency and the per cent are dropped, not computed with).
+
+    >>> parse_number("-1,250.50"), parse_number("3/4"), parse_number("4 apples")
+    (Fraction(-2501, 2), Fraction(3, 4), None)
+    """
+    text = text.strip()
+    if len(text) > MAX_NUMBER_LENGTH:
+        return None
+    text = _LATEX_FRACTION.sub(r"\1/\2", text.replace("−", "-"))
+    match = _NUMBER.fullmatch(text)
+    if match is None or (match[1] and match[2]):
+        return None
+    numerator = Fraction(match[3].replace(",", "").rstrip("."))
+    denominator = Fraction(match[4].replace(",", "").rstrip(".")) if match[4] else Fraction(1)
+    if denominator == 0:
+        return None
+    value = numerator / denominator
+    return -value if "-" in (match[1], match[2]) else value
+
+
+def _expected(answer: str | float) -> Fraction:
+    """The right answer. One that is no number is a fault of the data, not a wrong answer."""
+    expected = None
+    if isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer):
+        expected = Fraction(str(answer))  # 0.1 is one tenth, not the double nearest to it
+    elif isinstance(answer, str):
+        expected = parse_number(answer)
+    if expected is None:
+        raise ValueError(f"answer: expected a number, got {answer!r}; use the reward 'exact'")
+    return expected

@@ -1,0 +1,67 @@
+"""Demonstrations for a warm-up, some of them wrong on purpose."""
+
+from __future__ import annotations
+
+import random
+
+from posttrain.protocols import Task
+from posttrain.rewards.scorer import RewardScorer
+from posttrain.types import Prompt
+
+_MAX_TRIES = 100
+
+
+def demonstrations(
+    task: Task, *, num: int | None = None, wrong_share: float = 0.0, seed: int = 0
+) -> list[dict[str, str]]:
+    """``num`` train prompts with their gold answers, a share of them answered wrongly.
+
+    A wrong answer is the gold answer of another prompt that the task's own rewards give less than
+    full marks here. Exactly ``round(num · wrong_share)`` are wrong; the seed decides which. A
+    policy warmed up on these knows how to answer and is often wrong: room for RL to improve.
+
+    >>> from posttrain.tasks.sort import sort_task
+    >>> task = sort_task(length=3, num_train=100, num_test=0)
+    >>> demonstrations(task, num=1)
+    [{'prompt': 'sort: 3 5 8\\n', 'completion': '3 5 8'}]
+    """
+    prompts = task.prompts("train")
+    num = len(prompts) if num is None else num
+    if not 0 < num <= len(prompts):
+        raise ValueError(
+            f"num: {num} demonstrations asked, but task {task.name!r} has {len(prompts)} train "
+            f"prompts; ask for 1 to {len(prompts)}, or raise the task's num_train"
+        )
+    if not 0 <= wrong_share <= 1:
+        raise ValueError(f"wrong_share: must be from 0 to 1, got {wrong_share}")
+    if any(not prompt.text for prompt in prompts):
+        raise ValueError(
+            f"task {task.name!r}: demonstrations need prompts of text, not of messages"
+        )
+    generator = random.Random(seed)
+    chosen = generator.sample(list(prompts), num)
+    wrong = set(generator.sample(range(num), round(num * wrong_share)))
+    scorer = RewardScorer(task.rewards) if wrong else None
+    rows = []
+    for index, prompt in enumerate(chosen):
+        completion = task.gold(prompt)
+        if scorer is not None and index in wrong:
+            completion = _wrong(task, prompt, scorer=scorer, generator=generator)
+        rows.append({"prompt": prompt.text, "completion": completion})
+    return rows
+
+
+def _wrong(task: Task, prompt: Prompt, *, scorer: RewardScorer, generator: random.Random) -> str:
+    """The gold answer of another prompt that is wrong here."""
+    full = scorer.score_text(prompt, task.gold(prompt))
+    for _ in range(_MAX_TRIES):
+        other = task.gold(generator.choice(task.prompts("train")))
+        score = scorer.score_text(prompt, other)
+        if not score.ok:
+            raise ValueError(f"task {task.name!r}: cannot score demonstrations: {score.reason}")
+        if score.value < full.value:
+            return other
+    raise ValueError(
+        f"task {task.name!r}: among the gold answers of other prompts, none is wrong for prompt "
+        f"{prompt.id!r}; set wrong_share to 0"
+    )

@@ -1,0 +1,168 @@
+"""Any JSONL file of prompts: the way to train on your own data."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.data.sources import check_messages, check_text, read_numbered
+from posttrain.protocols import Split
+from posttrain.rewards.scorer import FROM_ROLLOUT
+from posttrain.tasks.splits import held_out
+from posttrain.tasks.task import PromptTask, identity
+from posttrain.types import Prompt
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a file hold what."""
+
+    prompt: str
+    messages: str
+    answer: str
+
+
+def jsonl_task(
+    *,
+    path: str | Path,
+    test_path: str | Path | None = None,
+    test_share: float = 0.0,
+    prompt_column: str = "prompt",
+    messages_column: str = "messages",
+    answer_column: str = "answer",
+) -> PromptTask:
+    """Prompts from a file of your own: rows with ``prompt`` or ``messages``, and maybe ``answer``.
+
+    Every other column goes to the rewards by its name. The test split is the file ``test_path``,
+    or the share ``test_share`` of ``path``, chosen by a hash of the prompt: a row stays on its
+    side when others are added. Without either there is no test split.
+
+    A row that repeats an earlier one is dropped, with a warning that counts them. The same prompt
+    with other columns is an error, and so is an empty prompt. An ``answer`` is text; a number is
+    turned into text.
+    """
+    if test_path is not None and test_share:
+        raise ValueError("task 'jsonl': give test_path or test_share, not both")
+    if not 0 <= test_share < 1:
+        raise ValueError(f"task 'jsonl': test_share must be from 0 to below 1, got {test_share}")
+    columns = Columns(prompt_column, messages_column, answer_column)
+    rows = _read(Path(path), columns)
+    if test_path is not None:
+        train, test = rows, _read(Path(test_path), columns)
+    else:
+        train = {line: p for line, p in rows.items() if not _is_test(p, test_share)}
+        test = {line: p for line, p in rows.items() if _is_test(p, test_share)}
+    if not train or (test_share and not test):
+        raise ValueError(
+            f"task 'jsonl': test_share={test_share} leaves {len(train)} rows of {path} for "
+            f"training and {len(test)} for the test; choose another share, or give test_path"
+        )
+    answered = any("answer" in prompt.columns for prompt in rows.values())
+    return PromptTask(
+        name="jsonl",
+        rewards={"exact": 1.0} if answered else {},
+        train=_named("train", train),
+        test=_named("test", test),
+        solve=_gold,
+    )
+
+
+def _is_test(prompt: Prompt, share: float) -> bool:
+    """White space and roles do not count: they cannot carry a question over to the other side."""
+    words = [prompt.text, *(message["content"] for message in prompt.messages)]
+    return held_out(" ".join(" ".join(words).split()), share=share)
+
+
+def _named(split: Split, prompts: Mapping[int, Prompt]) -> tuple[Prompt, ...]:
+    """The prompts with the split and their line as id."""
+    return tuple(
+        Prompt(id=f"{split}-{line}", text=p.text, messages=p.messages, columns=p.columns)
+        for line, p in prompts.items()
+    )
+
+
+def _read(file: Path, columns: Columns) -> dict[int, Prompt]:
+    """The prompts of a file by line, each once."""
+    prompts: dict[int, Prompt] = {}
+    first: dict[str, int] = {}
+    num_repeated = 0
+    for line, row in read_numbered(file):
+        prompt = _prompt(row, columns, where=f"{file}:{line}")
+        earlier = first.setdefault(identity(prompt), line)
+        if earlier == line:
+            prompts[line] = prompt
+        elif prompts[earlier].columns == prompt.columns:
+            num_repeated += 1
+        else:
+            raise ValueError(
+                f"{file}:{line}: the prompt of line {earlier} again, with other columns; keep one"
+            )
+    if num_repeated:
+        warnings.warn(
+            f"{file}: {num_repeated} rows repeat an earlier one and are dropped", stacklevel=4
+        )
+    _check_answers(prompts, file)
+    return prompts
+
+
+def _check_answers(prompts: Mapping[int, Prompt], file: Path) -> None:
+    """Answers for all rows or for none: half of them would be a surprise in the middle of a run."""
+    missing = [line for line, prompt in prompts.items() if "answer" not in prompt.columns]
+    if missing and len(missing) < len(prompts):
+        raise ValueError(
+            f"{file}:{missing[0]}: no answer, while other rows have one ({len(missing)} of "
+            f"{len(prompts)} lack it); fill it in or remove the line"
+        )
+
+
+def _prompt(row: dict[str, Any], columns: Columns, *, where: str) -> Prompt:
+    rest = dict(row)
+    if columns.messages in row and columns.prompt in row:
+        raise ValueError(
+            f"{where}: both {columns.prompt!r} and {columns.messages!r}; keep one of them"
+        )
+    text = ""
+    messages: tuple[dict[str, str], ...] = ()
+    if columns.messages in row:
+        messages = check_messages(rest.pop(columns.messages), where=where)
+        if messages[-1]["role"] == "assistant":
+            raise ValueError(
+                f"{where}: the last message is the assistant's; a prompt ends with the user's"
+            )
+    else:
+        text = check_text(row, columns.prompt, where=where)
+        del rest[columns.prompt]
+    answer = _answer(rest, columns.answer, where=where)
+    for name in FROM_ROLLOUT:
+        if name in rest:
+            raise ValueError(
+                f"{where}: the column {name!r} would hide the rollout's own {name!r} from the "
+                "rewards; rename it"
+            )
+    return Prompt(id="", text=text, messages=messages, columns={**rest, **answer})
+
+
+def _answer(rest: dict[str, Any], column: str, *, where: str) -> dict[str, str]:
+    """The answer as text, taken out of the row; nothing where the row has none."""
+    if column not in rest:
+        return {}
+    value = rest.pop(column)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = json.dumps(value)
+    answer = check_text({column: value}, column, where=where)
+    if "answer" in rest:
+        raise ValueError(f"{where}: both {column!r} and 'answer'; rename one of them")
+    return {"answer": answer}
+
+
+def _gold(prompt: Prompt) -> str:
+    if "answer" not in prompt.columns:
+        raise ValueError(
+            f"prompt {prompt.id!r}: the file has no answers, so there is no gold; add the column, "
+            "or name it with answer_column"
+        )
+    return str(prompt.columns["answer"])

@@ -1,0 +1,69 @@
+"""A task as a table of prompts: what every task here is made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from posttrain.protocols import Split
+from posttrain.types import Prompt
+
+
+@dataclass(kw_only=True)
+class PromptTask:
+    """Prompts of two splits that share none, default rewards, and a way to the gold answers.
+
+    >>> task = PromptTask(
+    ...     name="capitals",
+    ...     rewards={"exact": 1.0},
+    ...     train=(Prompt(id="train-0", text="France?", columns={"answer": "Paris"}),),
+    ...     test=(Prompt(id="test-0", text="Italy?", columns={"answer": "Rome"}),),
+    ...     solve=lambda prompt: prompt.columns["answer"],
+    ... )
+    >>> [task.gold(prompt) for prompt in task.prompts("test")]
+    ['Rome']
+    """
+
+    name: str
+    rewards: Mapping[str, float | Mapping[str, Any]]
+    train: tuple[Prompt, ...]
+    test: tuple[Prompt, ...]
+    solve: Callable[[Prompt], str]
+
+    def __post_init__(self) -> None:
+        everything = (*self.train, *self.test)
+        if len({prompt.id for prompt in everything}) < len(everything):
+            raise ValueError(f"task {self.name!r}: two prompts have the same id; make them unique")
+        for prompt in everything:
+            if not prompt.text.strip() and not prompt.messages:
+                raise ValueError(f"task {self.name!r}: prompt {prompt.id!r} is empty; remove it")
+        asked = {identity(prompt): prompt.id for prompt in self.train}
+        for prompt in self.test:
+            if identity(prompt) in asked:
+                raise ValueError(
+                    f"task {self.name!r}: test prompt {prompt.id!r} is also train prompt "
+                    f"{asked[identity(prompt)]!r}; remove one of them, or the test measures memory"
+                )
+
+    def prompts(self, split: Split) -> Sequence[Prompt]:
+        """The prompts of a split, in a fixed order."""
+        if split not in ("train", "test"):
+            raise ValueError(f"split: expected 'train' or 'test', got {split!r}")
+        return self.train if split == "train" else self.test
+
+    def gold(self, prompt: Prompt) -> str:
+        """A completion that deserves full marks."""
+        return self.solve(prompt)
+
+
+def identity(prompt: Prompt) -> str:
+    """What makes two prompts the same: their text or messages, character by character.
+
+    >>> identity(Prompt(id="a", text="1+1=")) == identity(Prompt(id="b", text="1+1="))
+    True
+    """
+    if prompt.messages:
+        return json.dumps([dict(message) for message in prompt.messages], sort_keys=True)
+    return json.dumps(prompt.text)

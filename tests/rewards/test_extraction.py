@@ -1,0 +1,83 @@
+"""Where the answer stands in a completion: tables written by hand."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.rewards.extraction import EXTRACTORS, extract_answer
+
+
+@pytest.mark.parametrize(
+    ("how", "text", "expected"),
+    [
+        ("whole", "  42\n", "42"),
+        ("whole", " \n", None),
+        ("tag", "<answer>42</answer>", "42"),
+        ("tag", "<think><answer>1</answer></think><answer> 2 </answer>", "2"),  # the last one
+        ("tag", "<answer>1</answer> and <answer>2", "1"),  # the last complete one
+        ("tag", "<answer>1<answer>2</answer>", "2"),
+        ("tag", "</answer>5<answer>", None),
+        ("tag", "</answer>", None),
+        ("tag", "<answer></answer>", None),
+        ("tag", "<ANSWER>5</ANSWER>", None),
+        ("tag", "42", None),
+        ("hashes", "2+2=4\n#### 4", "4"),
+        ("hashes", "#### 3\nno, wait\n####4\nthat is it", "4"),
+        ("hashes", "##### 4", "4"),
+        ("hashes", "### 4", None),
+        ("hashes", "####", None),
+        ("boxed", r"so \boxed{42}.", "42"),
+        ("boxed", r"\boxed{1} or \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        ("boxed", r"\boxed{4", None),
+        ("boxed", r"\boxed{}", None),
+        ("boxed", "boxed{4}", None),
+        ("last_number", "first 3, then 4.", "4"),
+        ("last_number", "it is $1,234.50!", "$1,234.50"),
+        ("last_number", "10-4", "4"),  # a difference, not the number -4
+        ("last_number", "(3)-4", "4"),
+        ("last_number", "x = -4", "-4"),
+        ("last_number", "x = −4", "-4"),  # the typographic minus
+        ("last_number", "a half is 1/2", "1/2"),
+        ("last_number", "1,2,3", "3"),
+        ("last_number", "12,3456", "3456"),
+        ("last_number", "1e3", "1e3"),
+        ("last_number", "none", None),
+        ("last_number", "٣", None),  # digits of other scripts are not read
+    ],
+)
+def test_table(how, text, expected):
+    assert extract_answer(text, how) == expected
+
+
+@given(st.sampled_from(sorted(EXTRACTORS)), st.text(alphabet="</answer>#\\boxed{}019,.-$ \n"))
+def test_any_text_gives_stripped_text_or_none(how, text):
+    answer = extract_answer(text, how)
+    assert answer is None or (answer and answer == answer.strip())
+
+
+@pytest.mark.parametrize("how", sorted(EXTRACTORS))
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "<answer>",
+        "</answer>",
+        "####",
+        "\\boxed{",
+        "{",
+        "1,000",
+        "9",
+        "1e",
+        "1/",
+        "-",
+        " ",
+        ".1",
+        "$+",
+    ],
+)
+def test_time_is_linear(how, piece):
+    text = piece * (500_000 // len(piece))
+    started = time.perf_counter()
+    extract_answer(text, how)
+    assert time.perf_counter() - started < 5  # quadratic would take minutes

@@ -1,0 +1,53 @@
+"""The sorting rewards: worked by hand, and tensor twins equal on every possible response."""
+
+import itertools
+
+import pytest
+import torch
+
+from posttrain.rewards import sorting
+
+TWINS = [
+    (sorting.position_matches, sorting.batched_position_matches),
+    (sorting.inclusion_ordering, sorting.batched_inclusion_ordering),
+    (sorting.exactly_sorted, sorting.batched_exactly_sorted),
+]
+PROMPTS = [[1, 0, 2], [3, 2, 4], [1, 2, 3], [2, 2, 0]]  # the last has a token twice
+
+
+@pytest.mark.parametrize(
+    ("response", "matches", "credit"),
+    [
+        ([0, 1, 2, 3], 4.0, 7.0),  # sorted: 4 positions; 4 tokens + 3 pairs
+        ([7, 2, 2, 5], 1.0, 3.0),  # the second 2 is in place; the 2 occurs, 2 ≤ 2 and 2 ≤ 5
+        ([0, 3, 1, 2], 1.0, 6.0),  # the 0 is in place; 4 tokens, 0 ≤ 3 and 1 ≤ 2
+        ([3, 2, 1, 0], 0.0, 4.0),  # reversed: all tokens, no pair in order
+        ([9, 8, 7, 6], 0.0, 0.0),
+    ],
+)
+def test_worked_by_hand(response, matches, credit):
+    prompt = [3, 1, 0, 2]
+    assert sorting.position_matches(prompt, response) == matches
+    assert sorting.inclusion_ordering(prompt, response) == credit
+    assert sorting.exactly_sorted(prompt, response) == float(response == [0, 1, 2, 3])
+
+
+def test_a_token_twice_in_the_prompt_earns_twice_and_twice_in_the_response_once():
+    assert sorting.inclusion_ordering([2, 2, 0], [2, 1, 1]) == 2 + 1
+    assert sorting.inclusion_ordering([2, 1, 0], [2, 2, 2]) == 1 + 2
+
+
+@pytest.mark.parametrize(("plain", "batched"), TWINS)
+def test_tensors_agree_on_every_response(plain, batched):
+    responses = list(itertools.product(range(5), repeat=3))
+    tensor = torch.tensor(responses).expand(2, len(PROMPTS), -1, -1)  # [2, P, 125, 3]
+    expected = torch.tensor([[plain(prompt, list(y)) for y in responses] for prompt in PROMPTS])
+    assert torch.equal(batched(torch.tensor(PROMPTS), tensor), expected.expand(2, -1, -1))
+
+
+@pytest.mark.parametrize(("plain", "batched"), TWINS)
+def test_lengths_must_agree(plain, batched):
+    with pytest.raises(ValueError, match="2 tokens for a prompt of 3"):
+        plain([1, 0, 2], [0, 1])
+    with pytest.raises(ValueError, match=r"expected shape \[..., P, G, N\]"):
+        batched(torch.tensor([[1, 0, 2]]), torch.zeros(1, 4, 2, dtype=torch.long))

@@ -1,0 +1,206 @@
+"""The tasks read from files: jsonl and gsm8k. Every fault names the file and the line."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from posttrain.rewards.scorer import RewardScorer
+from posttrain.tasks import make_task
+from posttrain.tasks.gsm8k import gsm8k_task
+from posttrain.tasks.jsonl import jsonl_task
+
+ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1), "level": n % 3} for n in range(40)]
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+3?"}]
+
+
+def write(folder, rows, *, name="rows.jsonl"):
+    file = folder / name
+    file.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in rows))
+    return file
+
+
+def test_rows_become_prompts(tmp_path):
+    task = jsonl_task(path=write(tmp_path, ["", *ROWS]))
+    first = task.prompts("train")[0]
+    assert (first.id, first.text) == ("train-2", "0+1=")  # the id is the line
+    assert first.columns == {"answer": "1", "level": 0}
+    assert len(task.prompts("train")) == 40
+    assert task.prompts("test") == ()
+    assert (task.rewards, task.gold(first)) == ({"exact": 1.0}, "1")
+
+
+def test_messages_and_other_names(tmp_path):
+    file = write(tmp_path, [{"chat": CHAT, "label": 7}])
+    task = jsonl_task(path=str(file), messages_column="chat", answer_column="label")
+    prompt = task.prompts("train")[0]
+    assert (prompt.text, prompt.messages) == ("", tuple(CHAT))
+    assert prompt.columns == {"answer": "7"}  # a number becomes text
+    file = write(tmp_path, [{"question": "2+3?", "prompt_id": 9}])
+    task = jsonl_task(path=file, prompt_column="question")
+    assert (task.prompts("train")[0].columns, task.rewards) == ({"prompt_id": 9}, {})
+    with pytest.raises(ValueError, match=r"'train-1': the file has no answers.*answer_column"):
+        task.gold(task.prompts("train")[0])
+
+
+def test_the_share_held_out_is_stable_when_rows_are_added(tmp_path):
+    before = jsonl_task(path=write(tmp_path, ROWS[:25]), test_share=0.3)
+    after = jsonl_task(path=write(tmp_path, [*ROWS[25:], *ROWS[:25]]), test_share=0.3)
+    sides = [
+        {split: {p.text for p in task.prompts(split)} for split in ("train", "test")}
+        for task in (before, after)
+    ]
+    assert sides[0]["train"] < sides[1]["train"]
+    assert sides[0]["test"] < sides[1]["test"]
+    assert sides[1]["train"].isdisjoint(sides[1]["test"])
+    assert len(sides[1]["test"]) == pytest.approx(12, abs=6)
+
+
+def test_white_space_does_not_carry_a_prompt_over(tmp_path):
+    rows = [row for n in range(40) for row in ({"prompt": f"{n} + 1"}, {"prompt": f"{n}\n+ 1 "})]
+    task = jsonl_task(path=write(tmp_path, rows), test_share=0.5)
+    sides = [{" ".join(p.text.split()) for p in task.prompts(s)} for s in ("train", "test")]
+    assert sides[0].isdisjoint(sides[1])
+    assert len(task.prompts("train")) + len(task.prompts("test")) == 80
+
+
+def test_a_test_file_of_its_own(tmp_path):
+    train = write(tmp_path, ROWS[:30])
+    test = write(tmp_path, ROWS[30:], name="test.jsonl")
+    task = jsonl_task(path=train, test_path=test)
+    assert [len(task.prompts(split)) for split in ("train", "test")] == [30, 10]
+    test = write(tmp_path, ROWS[28:], name="test.jsonl")
+    with pytest.raises(ValueError, match="test prompt 'test-1' is also train prompt 'train-29'"):
+        jsonl_task(path=train, test_path=test)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([ROWS[0], "{oops"], r"rows\.jsonl:2: not valid JSON"),
+        ([ROWS[0], {"answer": "5"}], r"rows\.jsonl:2: no column 'prompt' \(the row has 'answer'\)"),
+        ([ROWS[0], {"prompt": " ", "answer": "5"}], r":2: 'prompt' is empty; fill it in or remove"),
+        ([ROWS[0], {"prompt": 5, "answer": "5"}], r":2: 'prompt' must be text, got 5"),
+        ([ROWS[0], {**ROWS[0], "answer": "2"}], r":2: the prompt of line 1 again, with other col"),
+        ([ROWS[0], {"prompt": "x"}], r":2: no answer, while other rows have one \(1 of 2 lack it"),
+        ([{"prompt": "x", "answer": ""}], ":1: 'answer' is empty"),
+        ([{"prompt": "x", "answer": None}], ":1: 'answer' must be text, got null"),
+        ([{"prompt": "x", "answer": True}], ":1: 'answer' must be text, got true"),
+        ([{"prompt": "x", "answer": ["a"]}], r":1: 'answer' must be text, got \[\"a\"\]"),
+        ([{"prompt": "x", "messages": CHAT}], ":1: both 'prompt' and 'messages'"),
+        ([{"messages": [*CHAT, {"role": "assistant", "content": "5"}]}], ":1: the last message is"),
+        ([{"messages": [{"role": "user", "content": ""}]}], ":1: message 1: 'content' is empty"),
+        ([{"prompt": "x", "completion": "5"}], ":1: the column 'completion' would hide"),
+        ([], "holds no rows"),
+    ],
+)
+def test_faults(tmp_path, rows, message):
+    with pytest.raises(ValueError, match=message):
+        jsonl_task(path=write(tmp_path, rows))
+
+
+def test_answers_are_text_and_numbers_become_text(tmp_path):
+    rows = [{"prompt": str(n), "answer": a} for n, a in enumerate(["x", 5, 0.5, -3, 1e30])]
+    task = jsonl_task(path=write(tmp_path, rows))
+    answers = [prompt.columns["answer"] for prompt in task.prompts("train")]
+    assert answers == ["x", "5", "0.5", "-3", "1e+30"]
+
+
+def test_two_columns_for_one_answer(tmp_path):
+    file = write(tmp_path, [{"prompt": "x", "label": "5", "answer": "6"}])
+    with pytest.raises(ValueError, match=":1: both 'label' and 'answer'"):
+        jsonl_task(path=file, answer_column="label")
+
+
+def test_repeated_rows_are_kept_once_with_a_count(tmp_path):
+    file = write(tmp_path, [*ROWS[:5], ROWS[0], ROWS[3], ROWS[0]])
+    with pytest.warns(UserWarning, match=r"rows\.jsonl: 3 rows repeat an earlier one"):
+        task = jsonl_task(path=file)
+    assert [prompt.id for prompt in task.prompts("train")] == [f"train-{n}" for n in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"test_share": 0.5, "test_path": "x"}, "not both"),
+        ({"test_share": 1.0}, "from 0 to below 1"),
+        ({"test_share": -0.1}, "from 0 to below 1"),
+        ({"test_share": 1e-9}, "leaves 40 rows of .* for training and 0 for the test"),
+        ({"test_share": 1 - 1e-9}, "leaves 0 rows"),
+    ],
+)
+def test_faults_of_the_split(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        jsonl_task(path=write(tmp_path, ROWS), **options)
+
+
+def test_no_path_and_no_file(tmp_path):
+    with pytest.raises(ValueError, match="option 'path' is required"):
+        make_task("jsonl")
+    with pytest.raises(FileNotFoundError, match="there is no such file"):
+        make_task({"name": "jsonl", "path": str(tmp_path / "none.jsonl")})
+
+
+# ------------------------------------------------------------------------------ gsm8k
+
+PROBLEM = {"question": "Ann has 2,000 nuts and eats 80. Left?", "answer": "2,000-80\n#### 1,920"}
+OTHER = {"question": "Bo has 3 nuts.", "answer": "3\n#### 3"}
+
+
+def test_gsm8k_rows(tmp_path):
+    write(tmp_path, [PROBLEM], name="train.jsonl")
+    write(tmp_path, [OTHER], name="test.jsonl")
+    task = gsm8k_task(path=tmp_path, template="Q: {question}\nA:")
+    prompt = task.prompts("train")[0]
+    assert prompt.text == "Q: Ann has 2,000 nuts and eats 80. Left?\nA:"
+    assert prompt.columns["answer"] == "1920"
+    assert task.gold(prompt) == PROBLEM["answer"]
+    scorer = RewardScorer(task.rewards)
+    values = {
+        text: scorer.score_text(prompt, text).value
+        for text in ("#### 1920", "#### 1,920.00", "####$1920", "1920", "#### 1921", "#### about")
+    }
+    assert list(values.values()) == [1, 1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        ([PROBLEM], [PROBLEM], "test prompt 'test-1' is also train prompt 'train-1'"),
+        (
+            [{"question": "x", "answer": "5"}],
+            [OTHER],
+            r"train\.jsonl:1: 'answer' must end in '####",
+        ),
+        ([{"question": "x", "answer": "#### many"}], [OTHER], r"train\.jsonl:1: 'answer' must end"),
+        ([PROBLEM], [{"answer": "#### 5"}], r"test\.jsonl:1: no column 'question'"),
+    ],
+)
+def test_faults_of_gsm8k(tmp_path, train, test, message):
+    write(tmp_path, train, name="train.jsonl")
+    write(tmp_path, test, name="test.jsonl")
+    with pytest.raises(ValueError, match=message):
+        gsm8k_task(path=tmp_path)
+
+
+def test_gsm8k_counts_and_the_template(tmp_path):
+    write(tmp_path, [PROBLEM], name="train.jsonl")
+    with pytest.raises(FileNotFoundError, match=r"test\.jsonl is missing; path must be the folder"):
+        gsm8k_task(path=tmp_path)
+    write(tmp_path, [OTHER], name="test.jsonl")
+    with pytest.raises(ValueError, match=r"num_train=2, but .* has 1 problems; ask for 1 to 1"):
+        gsm8k_task(path=tmp_path, num_train=2)
+    with pytest.raises(ValueError, match=r"template must contain \{question\}"):
+        gsm8k_task(path=tmp_path, template="Q:")
+
+
+@pytest.mark.skipif(
+    "POSTTRAIN_GSM8K" not in os.environ, reason="POSTTRAIN_GSM8K does not name GSM8K's folder"
+)
+def test_gsm8k_itself():
+    task = gsm8k_task(path=Path(os.environ["POSTTRAIN_GSM8K"]))
+    assert [len(task.prompts(split)) for split in ("train", "test")] == [7473, 1319]
+    scorer = RewardScorer(task.rewards)
+    for split in ("train", "test"):
+        assert all(scorer.score_text(p, task.gold(p)).value == 1 for p in task.prompts(split))
