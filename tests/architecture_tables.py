@@ -26,6 +26,7 @@ MAY_ONLY_IMPORT = {
 # (importer, imported) that the layers alone would forbid, and why they are right.
 EXTRA_EDGES = {
     ("tasks", "rewards"),  # a task names its default rewards
+    ("tasks", "data"),  # a task of a file reads its rows
     ("build", "config"),  # the composition root turns a config ...
     ("build", "distributed"),  # ... into local or distributed parts
     ("cli", "walkthrough"),  # `posttrain walkthrough` and `posttrain explain` need no config
@@ -50,7 +51,7 @@ CONFINED = {
     "pydantic": ["config", "build"],
     "ray": ["distributed"],
     "reasoning_gym": ["tasks"],
-    "rich": ["walkthrough", "track", "runs", "cli"],
+    "rich": ["walkthrough", "track", "runs", "build", "cli"],
     "safetensors": ["models", "learn", "sync"],
     "starlette": ["viewer"],
     "tensorboard": ["track.tensorboard"],

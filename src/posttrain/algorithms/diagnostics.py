@@ -88,9 +88,7 @@ class Tally:
             sums[name] = sums[name] + value if name in sums else value
         for name, value in other.maxima.items():
             maxima[name] = torch.maximum(maxima[name], value) if name in maxima else value
-        return Tally(
-            sums=sums, maxima=maxima, count=self.count.to(other.count.device) + other.count
-        )
+        return Tally(sums=sums, maxima=maxima, count=self.count + other.count)
 
     def summary(self) -> dict[str, float]:
         """Means over tokens, maxima, and what moments give; empty when no token was active."""
@@ -134,10 +132,10 @@ def share_without_signal(batch: Batch) -> float:
     0.5
     """
     groups, returns = batch.need("groups"), sequence_returns(batch)
-    silent = group_deviation(returns, groups, valid=batch.valid, deviation="population") == 0
+    silent = group_deviation(returns, groups, valid=batch.valid) == 0
     index, size = group_index(groups)
-    per_group = torch.zeros(size, dtype=torch.bool, device=groups.device)
-    return float(per_group.index_put((index,), silent).double().mean()) if size else 0.0
+    per_group = silent.new_zeros(size).index_put((index,), silent)
+    return float(per_group.double().mean()) if size else 0.0
 
 
 def _ratio_summary(means: Mapping[str, float]) -> dict[str, float]:

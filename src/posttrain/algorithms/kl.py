@@ -52,11 +52,14 @@ def estimate(
     d = ref_logprobs - logprobs
     if estimator == "k2":
         return d.square() / 2
+    if direction == "reverse" and estimator == "k1":
+        return -d
+    d = d.clamp_max(50.0)  # e^50 is 5e21: past any sense, and finite in float32
     if direction == "forward":
         d = d.clamp_min(-50.0)  # where both have reached their limits, 0 and 1, to the last bit
         # e^d d − e^d + 1 = e^d (e^−d + d − 1): the stable k3 of the opposite direction, reweighted.
         return d.exp() * (d if estimator == "k1" else ((-d).expm1() + d).clamp_min(0))
-    return -d if estimator == "k1" else (d.expm1() - d).clamp_min(0)
+    return (d.expm1() - d).clamp_min(0)
 
 
 def exact(logits: Tensor, ref_logits: Tensor, *, direction: Direction = "reverse") -> Tensor:

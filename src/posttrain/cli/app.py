@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -14,11 +15,101 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+models = typer.Typer(help="Model folders.", no_args_is_help=True)
+app.add_typer(models, name="model")
+
+# Everything after the recipe is an override: --rl.steps 6, --task.digits=2.
+OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
 
 
 @app.callback()
 def _main() -> None:
     """Reinforcement-learning post-training of language models."""
+
+
+@app.command(context_settings=OVERRIDES)
+def run(context: typer.Context, *, dry_run: DryRun = False) -> None:
+    """Run a recipe: posttrain run RECIPE.toml [--section.key value …]."""
+    from posttrain.cli.recipes import run_recipe
+
+    run_recipe(context.args, command="run", dry_run=dry_run)
+
+
+@app.command(context_settings=OVERRIDES)
+def sft(context: typer.Context, *, dry_run: DryRun = False) -> None:
+    """Run the SFT stage alone: posttrain sft [RECIPE.toml] [--sft.epochs 2 …]."""
+    from posttrain.cli.recipes import run_recipe
+
+    run_recipe(context.args, command="sft", dry_run=dry_run)
+
+
+@app.command(context_settings=OVERRIDES)
+def rl(context: typer.Context, *, dry_run: DryRun = False) -> None:
+    """Run the RL stage alone: posttrain rl [RECIPE.toml] [--rl.steps 6 …]."""
+    from posttrain.cli.recipes import run_recipe
+
+    run_recipe(context.args, command="rl", dry_run=dry_run)
+
+
+@app.command(name="eval", context_settings=OVERRIDES)
+def evaluate(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="A model folder, tiny, a GGUF file or a hub id.")],
+    *,
+    task: Annotated[str, typer.Option(help="The task: arithmetic, gsm8k, jsonl …")],
+    out: Annotated[Path | None, typer.Option(help="Write one JSON line a problem.")] = None,
+) -> None:
+    """Accuracy on held-out problems: posttrain eval MODEL --task NAME [--task.digits 2 …]."""
+    from posttrain.cli.recipes import evaluate_model
+
+    evaluate_model(model, task, overrides=context.args, out=out)
+
+
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(help="A model folder, tiny, a GGUF file or a hub id.")],
+    prompt: Annotated[str, typer.Argument(help="What to answer.")],
+    *,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
+    num_samples: Annotated[int, typer.Option(min=1, help="How many answers.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Decides every token.")] = 0,
+    chat: Annotated[
+        bool | None, typer.Option("--chat/--no-chat", help="Use the chat template.")
+    ] = None,
+) -> None:
+    """What a model answers to a prompt."""
+    from posttrain.build.api import generate as answer
+    from posttrain.runs import printable
+
+    completions = answer(
+        model,
+        prompt,
+        num_samples=num_samples,
+        seed=seed,
+        chat="auto" if chat is None else chat,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+    )
+    for completion in completions:
+        typer.echo("\n".join(printable(line) for line in completion.text.split("\n")))
+
+
+@models.command(name="import")
+def import_model(
+    file: Annotated[Path, typer.Argument(help="A GGUF file.")],
+    folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
+) -> None:
+    """Turn a GGUF file into an ordinary Hugging Face folder."""
+    from posttrain.build.api import import_gguf
+
+    import_gguf(file, folder)
+    typer.echo(f'{folder}: written; posttrain generate {folder} "…" tries it')
 
 
 @app.command()
@@ -55,9 +146,12 @@ def walkthrough(
 
 
 def main() -> None:
-    """Run the command line; a ``ValueError`` is a user's mistake and prints as one line."""
+    """Run the command line; a user's mistake prints as a message, never as a traceback."""
+    for stream in (sys.stdout, sys.stderr):  # a model may write what the terminal cannot show
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         typer.secho(f"posttrain: {error}", fg=typer.colors.RED, err=True)
         sys.exit(2)

@@ -105,11 +105,11 @@ def optimal_baseline(batch: Batch) -> Batch:
     """
     norms = batch.need("score_norms")
     checks.finite("score_norms", norms, where=batch.valid)
-    if bool((norms < 0).any()):
-        raise ValueError("score_norms: must be squared norms, so at least 0")
     groups, returns = batch.need("groups"), sequence_returns(batch)
     norms = norms.to(returns.dtype)
     norms = norms if batch.valid is None else keep(norms, batch.valid)
+    if bool((norms < 0).any()):
+        raise ValueError("score_norms: must be squared norms, so at least 0")
     total = group_sum(norms, groups)
     shifted = returns - group_max(returns, groups, valid=batch.valid)
     baseline = group_sum(norms * shifted, groups) / torch.where(total > 0, total, 1.0)

@@ -14,7 +14,7 @@ from posttrain.algorithms.diagnostics import ratio_terms
 from posttrain.algorithms.ops import keep
 from posttrain.types import Batch, Terms
 
-# exp(±20) is 5e8: far past any clip range, and finite in float32.
+# exp(±20) is 5e8: far past any clip range, finite in float32. A ratio held there has no gradient.
 MAX_LOG_RATIO = 20.0
 
 

@@ -1,0 +1,1 @@
+"""The composition root: a resolved recipe becomes parts, parts run stages, stages fill a folder."""

@@ -1,0 +1,211 @@
+"""The same from Python: ``posttrain.rl``, ``posttrain.sft``, ``posttrain.evaluate``.
+
+Options are those of the recipe's section of the same name, checked by the same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from posttrain.build.parts import choose_device, make_engine, make_parts, make_policy, make_template
+from posttrain.build.results import Run
+from posttrain.build.run import Supplied, run
+from posttrain.build.stages import evaluate_policy
+from posttrain.config import Recipe, recipe_from_dict, resolve
+from posttrain.models.save import import_gguf
+from posttrain.pipelines.evaluate import Evaluation
+from posttrain.protocols import Reward, Task
+from posttrain.rewards.scorer import RewardScorer
+from posttrain.tasks import PromptTask, make_task
+from posttrain.tasks.jsonl import jsonl_task
+from posttrain.types import Completion, Prompt, Sampling
+
+__all__ = ["evaluate", "evaluate_recipe", "generate", "import_gguf", "rl", "sft"]
+
+Rows = Sequence[str | Mapping[str, Any]]
+Rewards = str | Reward | Mapping[Any, Any]
+
+
+def rl(
+    *,
+    model: str | Path = "tiny",
+    prompts: str | Path | Rows | None = None,
+    reward: Rewards | None = None,
+    task: str | Mapping[str, Any] | Task | None = None,
+    test_prompts: str | Path | Rows = (),
+    folder: str | Path = "runs/rl",
+    seed: int = 0,
+    evaluate: bool = True,
+    model_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """Reinforcement learning: a model, prompts and a reward in; a run with a better model out.
+
+    ``prompts`` are strings, or rows with a ``prompt`` and the columns that the reward wants, or a
+    JSONL file of those; ``reward`` is a function, a name, or a table of either with weights. In
+    their place ``task`` names a task, or is one. With test prompts the model is evaluated before
+    and after. The other options are those of ``[rl]``: ``algorithm="grpo"``, ``steps=100`` …
+    """
+    chosen = _task(task, prompts=prompts, test_prompts=test_prompts)
+    supplied = Supplied(
+        task=None if isinstance(chosen, Mapping) else chosen, rewards=_scorer(reward)
+    )
+    stages = ["rl", "eval"] if evaluate and _has_test(chosen) else ["rl"]
+    given: dict[str, Any] = {
+        "run": {"folder": str(folder), "seed": seed, "stages": stages},
+        "model": {"name": str(model), **(model_options or {})},
+        "rl": options,
+    }
+    if isinstance(chosen, Mapping):
+        given["task"] = dict(chosen)
+    return run(recipe_from_dict(given), supplied=supplied)
+
+
+def sft(
+    *,
+    model: str | Path = "tiny",
+    data: str | Path = "task",
+    task: str | Mapping[str, Any] | Task | None = None,
+    folder: str | Path = "runs/sft",
+    seed: int = 0,
+    model_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """Supervised fine-tuning on a JSONL file of demonstrations, or on a task's own answers.
+
+    The other options are those of ``[sft]``: ``epochs=2``, ``learning_rate=1e-4`` …
+    """
+    chosen = _task(task, prompts=None, test_prompts=())
+    given: dict[str, Any] = {
+        "run": {"folder": str(folder), "seed": seed, "stages": ["sft"]},
+        "model": {"name": str(model), **(model_options or {})},
+        "sft": {"data": str(data), **options},
+    }
+    if isinstance(chosen, Mapping):
+        given["task"] = dict(chosen)
+    supplied = Supplied(task=None if isinstance(chosen, Mapping) else chosen)
+    return run(recipe_from_dict(given), supplied=supplied)
+
+
+def evaluate(
+    model: str | Path,
+    *,
+    task: str | Mapping[str, Any] | Task | None = None,
+    prompts: str | Path | Rows | None = None,
+    reward: Rewards | None = None,
+    seed: int = 0,
+    model_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Evaluation:
+    """Accuracy of a model on a task's test problems, or on ``prompts`` under ``reward``.
+
+    The other options are those of ``[eval]``: ``problems=200``, ``samples=8`` …
+    """
+    chosen = _task(task, prompts=None, test_prompts=prompts if prompts is not None else ())
+    given: dict[str, Any] = {
+        "run": {"seed": seed, "stages": ["eval"], "folder": "runs/eval"},
+        "model": {"name": str(model), **(model_options or {})},
+        "eval": options,
+    }
+    if isinstance(chosen, Mapping):
+        given["task"] = dict(chosen)
+    supplied = Supplied(
+        task=None if isinstance(chosen, Mapping) else chosen, rewards=_scorer(reward)
+    )
+    return evaluate_recipe(recipe_from_dict(given), supplied=supplied)
+
+
+def evaluate_recipe(recipe: Recipe, *, supplied: Supplied | None = None) -> Evaluation:
+    """Run the ``[eval]`` section of a recipe on its model, without a run folder."""
+    supplied = supplied or Supplied()
+    recipe = resolve(recipe, supplied=supplied.names())
+    device = choose_device(recipe)
+    policy = make_policy(recipe, recipe.model.name, device=device)
+    parts = make_parts(recipe, policy, device=device, task=supplied.task, rewards=supplied.rewards)
+    assert recipe.eval is not None, "resolve fills the section of every stage"
+    return evaluate_policy(recipe, policy, parts=parts, section=recipe.eval)
+
+
+def generate(
+    model: str | Path,
+    prompt: str,
+    *,
+    num_samples: int = 1,
+    seed: int = 0,
+    chat: bool | str = "auto",
+    max_new_tokens: int = 256,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> list[Completion]:
+    """What a model answers to a prompt; greedy unless a temperature is given."""
+    recipe = recipe_from_dict({"model": {"name": str(model), "chat": chat}})
+    device = choose_device(recipe)
+    policy = make_policy(recipe, str(model), device=device)
+    template = make_template(recipe, policy)
+    engine = make_engine("native", policy, template=template)
+    sampling = Sampling(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p
+    )
+    question = template.render(Prompt(id="prompt", text=prompt))
+    return engine.generate([question], sampling, num_samples=num_samples, seed=seed)[0]
+
+
+def _task(
+    task: str | Mapping[str, Any] | Task | None,
+    *,
+    prompts: str | Path | Rows | None,
+    test_prompts: str | Path | Rows,
+) -> Task | Mapping[str, Any] | None:
+    if task is not None:
+        if prompts is not None or test_prompts:
+            raise ValueError("task: it brings its own prompts; give a task or prompts, not both")
+        return {"name": task} if isinstance(task, str) else task
+    if prompts is None and not test_prompts:
+        return None
+    train = _prompts("train", prompts if prompts is not None else ())
+    test = _prompts("test", test_prompts)
+    answered = all("answer" in prompt.columns for prompt in (*train, *test))
+    return PromptTask(
+        name="prompts",
+        rewards={"exact": 1.0} if answered else {},
+        train=train,
+        test=test,
+        solve=_answer_of,
+    )
+
+
+def _prompts(split: str, rows: str | Path | Rows) -> tuple[Prompt, ...]:
+    if isinstance(rows, str | Path):  # the same checks as for a file named in a recipe
+        named = jsonl_task(path=rows).prompts("train")
+        return tuple(replace(p, id=p.id.replace("train", split, 1)) for p in named)
+    return tuple(_prompt(f"{split}-{number}", row) for number, row in enumerate(rows))
+
+
+def _prompt(name: str, row: str | Mapping[str, Any]) -> Prompt:
+    if isinstance(row, str):
+        return Prompt(id=name, text=row)
+    columns = dict(row)
+    messages = columns.pop("messages", ())
+    text = columns.pop("prompt", "")
+    if not text and not messages:
+        raise ValueError(f"prompts: row {name!r} has no 'prompt' and no 'messages': {row!r}")
+    return Prompt(id=name, text=text, messages=tuple(messages), columns=columns)
+
+
+def _answer_of(prompt: Prompt) -> str:
+    return str(prompt.columns.get("answer", ""))
+
+
+def _scorer(reward: Rewards | None) -> RewardScorer | None:
+    if reward is None:
+        return None
+    return RewardScorer(reward if isinstance(reward, Mapping) else {reward: 1.0})
+
+
+def _has_test(task: Task | Mapping[str, Any] | None) -> bool:
+    made = make_task(dict(task)) if isinstance(task, Mapping) else task
+    return made is not None and bool(made.prompts("test"))

@@ -1,0 +1,193 @@
+"""What a run leaves behind: evaluations, curves, samples, a summary, and the object to ask."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from posttrain.config import Recipe
+from posttrain.pipelines.evaluate import Evaluation, is_correct
+from posttrain.runs import (
+    Interval,
+    RunFolder,
+    Sample,
+    plot_curves,
+    read_rollouts,
+    render_summary,
+    replacing,
+)
+from posttrain.track.encoding import encode_json
+from posttrain.types import Rollout
+
+NUM_SAMPLES = 5
+
+
+class Run:
+    """A finished run: its numbers, its samples, its picture and its model folder.
+
+    >>> run = Run(RunFolder("runs/demo"))  # doctest: +SKIP
+    >>> run.summary["accuracy_after"]      # doctest: +SKIP
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What came out, as in ``summary.json``."""
+        return self.folder.summary or {}
+
+    @property
+    def model(self) -> Path:
+        """The trained model: an ordinary Hugging Face folder."""
+        model = self.folder.model
+        if model is None:
+            raise ValueError(f"{self.folder.path}: no stage of this run trained a model")
+        return model
+
+    def metrics(self, stage: str = "rl") -> Any:
+        """The numbers of a stage, one row a step: a pyarrow table, ``.to_pandas()`` for a frame."""
+        return self.folder.stage(stage).frame()
+
+    def samples(self, step: int | None = None, *, limit: int = 10) -> list[dict[str, Any]]:
+        """Rollouts of the RL stage, of one step or of all."""
+        return list(read_rollouts(self.folder.stage("rl").rollouts, step=step, limit=limit))
+
+    def plot(self, path: str | Path | None = None, *, stage: str = "rl") -> Path:
+        """Draw the curves of a stage; without a path, into the run folder."""
+        target = Path(path) if path is not None else self.folder.curves
+        plot_curves(self.folder.stage(stage).records(), target, title=self.folder.path.name)
+        return target
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder.path)!r})"
+
+
+def write_evaluation(path: Path, found: Evaluation) -> dict[str, Any]:
+    """Write one line a problem, and return the estimates as plain numbers."""
+    counts: dict[int, list[bool]] = {}
+    for rollout in found.sampled:
+        counts.setdefault(rollout.group, []).append(is_correct(rollout, found.correct_by))
+    with replacing(path) as beside, beside.open("wb") as file:
+        for rollout in found.greedy:
+            line = _problem(rollout, found.correct_by) | _sampled(counts.get(rollout.group, []))
+            file.write(encode_json(line) + b"\n")
+    estimates = {
+        name: {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+        for name, estimate in found.estimates.items()
+    }
+    return {"estimates": estimates, "reward": found.mean_reward, "invalid": found.invalid}
+
+
+def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Console) -> Run:
+    """Draw the curves, pick samples, write the summary and print it."""
+    run = Run(folder)
+    stage = next((name for name in ("rl", "sft") if name in folder.stages), None)
+    places: dict[str, str | Path] = {"run folder": folder.path}
+    if stage is not None:
+        places |= {"picture": run.plot(stage=stage), "model": run.model}
+    before = _estimates(folder.stage_record("rl"), "before")
+    after = _estimates(folder.stage_record("eval"), "after")
+    samples = _pairs(folder)
+    folder.write_samples([vars(sample) for sample in samples])
+    records = folder.stage("rl").records()
+    rewards = [record["reward/mean"] for record in records if "reward/mean" in record]
+    summary: dict[str, Any] = {"seconds": seconds, "seed": recipe.run.seed}
+    summary |= {"stages": list(folder.stages), "model": str(folder.model or "")}
+    if before:
+        summary |= {"accuracy_before": before["accuracy"]["value"], "before": before}
+    if after:
+        summary |= {"accuracy_after": after["accuracy"]["value"], "after": after}
+    if rewards:
+        summary |= {"reward_first": rewards[0], "reward_last": rewards[-1]}
+    folder.write_summary(summary)
+    console.print(
+        render_summary(
+            title=folder.path.name,
+            seconds=seconds,
+            accuracy_before=_interval(before),
+            accuracy_after=_interval(after),
+            reward=(rewards[0], rewards[-1]) if rewards else None,
+            places=places,
+            samples=samples,
+            next_steps=_next_steps(folder, recipe),
+        )
+    )
+    return run
+
+
+def _problem(rollout: Rollout, correct_by: str) -> dict[str, Any]:
+    score = rollout.score
+    assert score is not None, "evaluate scores every rollout"
+    answer = rollout.prompt.columns.get("answer")
+    return {
+        "id": rollout.prompt.id,
+        "prompt": rollout.prompt.text,
+        "answer": None if answer is None else str(answer),
+        "completion": rollout.completion.text,
+        "correct": is_correct(rollout, correct_by),
+        "reward": score.value,
+        "parts": dict(score.parts),
+        "state": score.state,
+        "reason": score.reason,
+        "stop_reason": rollout.completion.stop_reason,
+        "num_tokens": len(rollout.completion.tokens),
+    }
+
+
+def _sampled(correct: list[bool]) -> dict[str, Any]:
+    return {"samples": len(correct), "samples_correct": sum(correct)} if correct else {}
+
+
+def _estimates(record: Mapping[str, Any] | None, key: str) -> dict[str, Any]:
+    return dict((record or {}).get(key, {}).get("estimates", {}))
+
+
+def _interval(estimates: Mapping[str, Any]) -> Interval | None:
+    return Interval(**estimates["accuracy"]) if estimates else None
+
+
+def _pairs(folder: RunFolder) -> list[Sample]:
+    """Held-out problems before and after; those whose verdict changed come first."""
+    before = _problems(folder.stage("rl").path / "before.jsonl")
+    after = _problems(folder.stage("eval").path / "problems.jsonl")
+    shared = [name for name in after if name in before]
+    shared.sort(key=lambda name: before[name]["correct"] == after[name]["correct"])
+    return [
+        Sample(
+            prompt=after[name]["prompt"],
+            before=before[name]["completion"],
+            after=after[name]["completion"],
+            answer=after[name]["answer"],
+            right_before=before[name]["correct"],
+            right_after=after[name]["correct"],
+        )
+        for name in shared[:NUM_SAMPLES]
+    ]
+
+
+def _problems(path: Path) -> dict[str, dict[str, Any]]:
+    if not path.exists():
+        return {}
+    lines = path.read_bytes().split(b"\n")
+    return {row["id"]: row for row in map(json.loads, filter(None, lines))}
+
+
+def _next_steps(folder: RunFolder, recipe: Recipe) -> list[str]:
+    lines = []
+    if folder.model is not None and recipe.task is not None:
+        prompt = next(iter(_problems(folder.stage("eval").path / "problems.jsonl").values()), None)
+        question = prompt["prompt"] if prompt else "…"
+        lines.append(f'posttrain generate {folder.model} "{question}"')
+    if "rl" in folder.stages and recipe.rl is not None:
+        lines.append(f"posttrain explain {recipe.rl.algorithm}")
+        other = "rloo" if recipe.rl.algorithm != "rloo" else "grpo"
+        if recipe.source:
+            lines.append(
+                f"posttrain run {recipe.source} --rl.algorithm {other} --run.folder runs/{other}"
+            )
+    return lines

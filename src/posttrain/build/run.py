@@ -1,0 +1,154 @@
+"""A whole run: the stages of a recipe in order, into one folder that can be looked at and kept."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from posttrain.build.parts import Parts, choose_device, make_parts, make_policy
+from posttrain.build.results import Run, finish_run, write_evaluation
+from posttrain.build.stages import Context, run_eval, run_rl, run_sft, sft_rows, sft_steps
+from posttrain.config import Recipe, cautions, resolve, to_dict
+from posttrain.models.load import Policy
+from posttrain.protocols import Engine, Task
+from posttrain.rewards.scorer import RewardScorer
+from posttrain.runs import RunFolder, config_digest
+from posttrain.track import TRACKERS, Several
+from posttrain.track import Stage as TrackedStage
+
+TITLES = {"sft": "Supervised fine-tuning", "rl": "Reinforcement learning", "eval": "Evaluation"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supplied:
+    """Parts handed over as Python objects instead of by name."""
+
+    task: Task | None = None
+    rewards: RewardScorer | None = None
+    engine: Engine | None = None
+
+    def names(self) -> set[Any]:
+        """Which they are."""
+        given = {"task": self.task, "rewards": self.rewards, "engine": self.engine}
+        return {name for name, part in given.items() if part is not None}
+
+
+def run(
+    recipe: Recipe,
+    *,
+    supplied: Supplied | None = None,
+    text: str | None = None,
+    console: Console | None = None,
+) -> Run:
+    """Run every stage of a recipe that is not finished yet, and return what came out.
+
+    ``text`` is the recipe as the user wrote it, kept in the folder.
+    """
+    started = time.monotonic()
+    supplied, console = supplied or Supplied(), console or Console()
+    recipe = resolve(recipe, supplied=supplied.names())
+    for caution in cautions(recipe):
+        console.print(f"[yellow]caution:[/yellow] {caution}")
+    folder = RunFolder.create(recipe.run.folder, config=to_dict(recipe), recipe=text)
+    if folder.finished:
+        console.print(f"{folder.path}: finished already; nothing to do")
+        return Run(folder)
+    if recipe.run.deterministic:
+        torch.use_deterministic_algorithms(True)
+    job = _Job(recipe, folder, supplied=supplied, console=console)
+    for stage in recipe.stages:
+        job.do(stage)
+    return finish_run(folder, recipe=recipe, seconds=time.monotonic() - started, console=console)
+
+
+class _Job:
+    """A run under way: the policy goes from stage to stage, in memory or through the folder."""
+
+    def __init__(
+        self, recipe: Recipe, folder: RunFolder, *, supplied: Supplied, console: Console
+    ) -> None:
+        self._recipe = recipe
+        self._config = to_dict(recipe)
+        self._folder = folder
+        self._supplied = supplied
+        self._console = console
+        self._device = choose_device(recipe)
+        self._digest = config_digest(self._config["model"], str(recipe.run.seed))
+        self._load(recipe.model.name)
+
+    def do(self, stage: str) -> None:
+        """Run one stage, unless it is finished under this very config."""
+        asked = {key: self._config.get(key, {}) for key in (stage, "task", "rewards")}
+        self._digest = config_digest(asked, self._digest)
+        if self._folder.stage_done(stage, self._digest):
+            self._console.print(f"{stage}: finished already; taken from the run folder")
+            if self._folder.stage(stage).model.is_dir():
+                self._load(str(self._folder.stage(stage).model))
+            return
+        work = {"sft": self._sft, "rl": self._rl, "eval": self._eval}[stage]
+        self._folder.finish(stage, digest=self._digest, record=work())
+
+    def _load(self, source: str) -> None:
+        self._policy: Policy = make_policy(self._recipe, source, device=self._device)
+        self._parts: Parts = make_parts(
+            self._recipe,
+            self._policy,
+            device=self._device,
+            task=self._supplied.task,
+            rewards=self._supplied.rewards,
+        )
+
+    def _sft(self) -> Mapping[str, Any]:
+        rows = sft_rows(self._recipe, self._policy, parts=self._parts)
+        with self._stage("sft", total_steps=sft_steps(self._recipe, len(rows))) as context:
+            run_sft(context, rows)
+        return {"demonstrations": len(rows)}
+
+    def _rl(self) -> Mapping[str, Any]:
+        section = self._recipe.rl
+        assert section is not None, "resolve fills the section of every stage"
+        record: dict[str, Any] = {}
+        with self._stage("rl", total_steps=section.steps) as context:
+            if "eval" in self._recipe.stages and self._recipe.eval is not None:
+                before = run_eval(context, self._recipe.eval)
+                record["before"] = write_evaluation(context.folder.path / "before.jsonl", before)
+                context.tracker.log(0, {"eval/accuracy": before.accuracy.value})
+            run_rl(context, engine=self._supplied.engine)
+        return record
+
+    def _eval(self) -> Mapping[str, Any]:
+        section = self._recipe.eval
+        assert section is not None, "resolve fills the section of every stage"
+        with self._stage("eval", total_steps=0) as context:
+            found = run_eval(context, section)
+            return {"after": write_evaluation(context.folder.path / "problems.jsonl", found)}
+
+    @contextlib.contextmanager
+    def _stage(self, stage: str, *, total_steps: int) -> Iterator[Context]:
+        folder = self._folder.begin(stage, replace=True)
+        tracked = TrackedStage(
+            name=stage,
+            folder=folder.path,
+            total_steps=total_steps,
+            title=TITLES[stage],
+            config=self._config.get(stage, {}),
+        )
+        # The console comes last: its live display starts only once the others could be made.
+        names = ("jsonl", *self._recipe.run.trackers, "console") if total_steps else ()
+        tracker = Several([TRACKERS[name](tracked) for name in names])
+        try:
+            yield Context(
+                recipe=self._recipe,
+                policy=self._policy,
+                parts=self._parts,
+                folder=folder,
+                tracker=tracker,
+            )
+        finally:
+            tracker.close()

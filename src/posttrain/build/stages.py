@@ -1,0 +1,266 @@
+"""The stages of a run: each takes a policy, does one job, and fills its folder."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.build.parts import (
+    Parts,
+    make_engine,
+    make_learner,
+    make_plan,
+    make_sampling,
+    render_prompts,
+)
+from posttrain.config import EvalSection, Recipe, RlSection, SftSection
+from posttrain.data.sources import read_demonstrations
+from posttrain.models.load import Policy
+from posttrain.pipelines import rl as rl_pipeline
+from posttrain.pipelines import supervised
+from posttrain.pipelines.evaluate import Evaluation, evaluate
+from posttrain.protocols import Engine, Scorer, Split, Task, Tracker
+from posttrain.rollout.source import PromptCycle, RolloutSource
+from posttrain.runs import StageFolder, sequence_advantages, write_rollouts
+from posttrain.runs.rollouts import rollout_file
+from posttrain.sync.shared import SharedWeights
+from posttrain.tasks import demonstrations
+from posttrain.types import Prompt, Rollout, Sampling
+
+DEFAULT_PROBLEMS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a stage works with: recipe, policy, the shared parts, its folder, its tracker."""
+
+    recipe: Recipe
+    policy: Policy
+    parts: Parts
+    folder: StageFolder
+    tracker: Tracker
+
+
+def sft_rows(recipe: Recipe, policy: Policy, *, parts: Parts) -> list[supervised.Row]:
+    """The demonstrations as tokens, with True where the completion is."""
+    section = recipe.sft or SftSection()
+    rows = _demonstrations(section, parts.task, seed=recipe.run.seed)
+    end = policy.end_tokens[0]
+    template = parts.template
+    tokens: list[supervised.Row] = []
+    for number, row in enumerate(rows):
+        if "messages" in row:
+            tokens.append(template.render_conversation(row["messages"]))
+            continue
+        prompt = template.render(Prompt(id=f"demonstration-{number}", text=row["prompt"])).tokens
+        completion = template.encode_completion(row["completion"], end)
+        chosen = (False,) * len(prompt) + (True,) * len(completion)
+        tokens.append(((*prompt, *completion), chosen))
+    return tokens
+
+
+def _demonstrations(section: SftSection, task: Task | None, *, seed: int) -> list[dict[str, Any]]:
+    if section.data == "task":
+        if task is None:
+            raise ValueError('sft.data: "task" needs a task; name one, or give a JSONL file')
+        wrong, count = section.wrong_share, section.num_demonstrations
+        return list(demonstrations(task, num=count, wrong_share=wrong, seed=seed))
+    return read_demonstrations(section.data)[: section.num_demonstrations]
+
+
+def sft_steps(recipe: Recipe, num_rows: int) -> int:
+    """Optimiser steps of the SFT stage."""
+    section = recipe.sft or SftSection()
+    return supervised.num_steps(num_rows, section.batch_size, epochs=section.epochs)
+
+
+def run_sft(context: Context, rows: Sequence[supervised.Row]) -> None:
+    """Supervised fine-tuning."""
+    recipe, policy = context.recipe, context.policy
+    section = recipe.sft or SftSection()
+    learner = make_learner(
+        recipe,
+        policy,
+        section=section,
+        device=context.parts.device,
+        total_steps=sft_steps(recipe, len(rows)),
+    )
+    supervised.train(
+        rows,
+        learner,
+        epochs=section.epochs,
+        batch_size=section.batch_size,
+        pad_token=policy.pad_token,
+        seed=recipe.run.seed,
+        on_step=context.tracker.log,
+    )
+    learner.save(context.folder.model)
+
+
+def run_rl(context: Context, *, engine: Engine | None = None) -> None:
+    """Reinforcement learning."""
+    recipe, policy, parts = context.recipe, context.policy, context.parts
+    section = recipe.rl or RlSection()
+    task, scorer = _graded(parts)
+    engine = engine or make_engine(section.engine, policy, template=parts.template)
+    sampling = make_sampling(section)
+    prompts = _prompts(
+        task,
+        "train",
+        parts=parts,
+        policy=policy,
+        max_new_tokens=section.max_new_tokens,
+        limit=None,
+    )
+    total = section.steps * section.epochs * section.minibatches
+    learner = make_learner(recipe, policy, section=section, device=parts.device, total_steps=total)
+    source = RolloutSource(
+        engine,
+        scorer,
+        prompts=PromptCycle(prompts, seed=recipe.run.seed),
+        sampling=sampling,
+        prompts_per_step=section.prompts_per_step,
+        group_size=section.group_size,
+        seed=recipe.run.seed,
+        max_resamples=section.max_resamples or 0,
+    )
+    watch = _Watch(context, section=section, engine=engine, save=learner.save)
+    rl_pipeline.train(
+        source.steps(section.steps),
+        learner,
+        plan=make_plan(section),
+        sync=SharedWeights(engine),
+        pad_token=policy.pad_token,
+        seed=recipe.run.seed,
+        on_step=watch.on_step,
+    )
+    learner.save(context.folder.model)
+
+
+class _Watch:
+    """What happens after every RL step: numbers, rollouts, evaluations, checkpoints, the alarm."""
+
+    def __init__(
+        self, context: Context, *, section: RlSection, engine: Engine, save: Callable[[Path], None]
+    ) -> None:
+        self._context = context
+        self._section = section
+        self._engine = engine
+        self._save = save
+
+    def on_step(self, report: rl_pipeline.Report) -> None:
+        """Record a finished step, and stop the run if the graders broke."""
+        step, metrics = report.state.step, dict(report.metrics)
+        rollouts = report.collected.rollouts
+        folder = self._context.folder
+        parts = ("time/rollout", "time/reward", "time/train")
+        metrics["time/step"] = sum(metrics.get(name, 0.0) for name in parts)
+        write_rollouts(
+            rollout_file(folder.rollouts, step),
+            rollouts,
+            step=step,
+            advantages=sequence_advantages(report.batch),
+        )
+        every = self._section.evaluate_every
+        if every and step % every == 0:
+            metrics |= self._evaluate()
+        self._context.tracker.log(step, metrics)
+        check_invalid(rollouts, self._section.max_invalid)
+        if self._section.save_every and step % self._section.save_every == 0:
+            self._save(folder.checkpoint(step))
+
+    def _evaluate(self) -> dict[str, float]:
+        context, section = self._context, self._section
+        found = run_eval(
+            context,
+            EvalSection(
+                problems=section.evaluate_problems or DEFAULT_PROBLEMS,
+                max_new_tokens=section.max_new_tokens,
+            ),
+            engine=self._engine,
+        )
+        return {"eval/accuracy": found.accuracy.value, "eval/reward": found.mean_reward}
+
+
+def run_eval(context: Context, section: EvalSection, *, engine: Engine | None = None) -> Evaluation:
+    """Accuracy of a stage's policy on held-out problems."""
+    return evaluate_policy(
+        context.recipe, context.policy, parts=context.parts, section=section, engine=engine
+    )
+
+
+def evaluate_policy(
+    recipe: Recipe,
+    policy: Policy,
+    *,
+    parts: Parts,
+    section: EvalSection,
+    engine: Engine | None = None,
+) -> Evaluation:
+    """Accuracy of a policy on the task's test problems."""
+    task, scorer = _graded(parts)
+    engine = engine or make_engine("native", policy, template=parts.template)
+    prompts = _prompts(
+        task,
+        "test",
+        parts=parts,
+        policy=policy,
+        max_new_tokens=section.max_new_tokens,
+        limit=section.problems,
+    )
+    return evaluate(
+        engine,
+        prompts,
+        scorer=scorer,
+        correct_by=parts.correct_by,
+        sampling=Sampling(
+            max_new_tokens=section.max_new_tokens, temperature=section.temperature or 1.0
+        ),
+        samples=section.samples,
+        seed=recipe.run.seed,
+    )
+
+
+def check_invalid(rollouts: Sequence[Rollout], max_invalid: float) -> None:
+    """Stop the run when too many graders broke, with what the first one said."""
+    broken = [r for r in rollouts if r.score is not None and not r.score.ok]
+    if len(broken) <= max_invalid * len(rollouts):
+        return
+    first = broken[0]
+    reason = first.score.reason if first.score else ""
+    raise RuntimeError(
+        f"rewards: {len(broken)} of {len(rollouts)} scores are broken, more than max_invalid = "
+        f"{max_invalid:g}. The first, on prompt {first.prompt.id!r}: {reason}. "
+        "Fix the reward; `posttrain` never counts a broken grader as a wrong answer"
+    )
+
+
+def _graded(parts: Parts) -> tuple[Task, Scorer]:
+    if parts.task is None or parts.scorer is None:
+        raise ValueError("task: this stage needs a task with rewards; name one in [task]")
+    return parts.task, parts.scorer
+
+
+def _prompts(
+    task: Task,
+    split: Split,
+    *,
+    parts: Parts,
+    policy: Policy,
+    max_new_tokens: int,
+    limit: int | None,
+) -> list[Prompt]:
+    """The prompts of a split with their tokens; what was left out is said, not hidden."""
+    prompts, num_dropped = render_prompts(
+        task.prompts(split)[:limit], parts.template, policy=policy, max_new_tokens=max_new_tokens
+    )
+    if num_dropped:
+        warnings.warn(
+            f"{num_dropped} of {num_dropped + len(prompts)} {split} prompts leave no room for "
+            f"{max_new_tokens} new tokens in the model's context and are left out",
+            stacklevel=3,
+        )
+    return prompts

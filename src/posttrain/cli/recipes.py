@@ -1,0 +1,75 @@
+"""``posttrain run``, ``sft``, ``rl`` and ``eval``: a recipe, its overrides, the stages to run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from posttrain.build.api import evaluate_recipe
+from posttrain.build.results import write_evaluation
+from posttrain.build.run import run
+from posttrain.config import (
+    Recipe,
+    arithmetic,
+    read_recipe,
+    recipe_from_dict,
+    render_dry_run,
+    resolve,
+)
+
+Command = Literal["run", "sft", "rl"]
+
+
+def run_recipe(arguments: Sequence[str], *, command: Command, dry_run: bool) -> None:
+    """Run a recipe's stages, or one of them; or print what they would be."""
+    recipe, text = _read(list(arguments), command)
+    if dry_run:
+        Console().print(render_dry_run(recipe), markup=False, highlight=False, soft_wrap=True)
+        return
+    console = Console()
+    resolved = resolve(recipe)
+    console.print(_arithmetic(resolved))
+    run(recipe, text=text, console=console)
+
+
+def evaluate_model(model: str, task: str, *, overrides: Sequence[str], out: Path | None) -> None:
+    """Evaluate a model and print the estimates."""
+    given = {"model": {"name": model}, "task": {"name": task}, "eval": {}}
+    recipe = recipe_from_dict(given, overrides=list(overrides))
+    found = evaluate_recipe(recipe)
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column(f"{task}, {len(found.greedy)} problems")
+    table.add_column("95 % interval", justify="right")
+    for name, estimate in found.estimates.items():
+        label = "accuracy (greedy)" if name == "accuracy" else name
+        table.add_row(label, str(estimate))
+    if found.invalid:
+        table.add_row("broken scores", f"{found.invalid:.1%}")
+    Console().print(table)
+    if out is not None:
+        write_evaluation(out, found)
+
+
+def _read(arguments: list[str], command: Command) -> tuple[Recipe, str | None]:
+    path = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
+    if path is None and command == "run":
+        raise ValueError("run: name the recipe first: posttrain run RECIPE.toml [--rl.steps 6 …]")
+    if command != "run":
+        arguments = [*arguments, "--run.stages", f'["{command}"]']
+    if path is None:
+        return recipe_from_dict({command: {}}, overrides=arguments), None
+    return read_recipe(path, arguments), Path(path).read_text(encoding="utf-8")
+
+
+def _arithmetic(recipe: Recipe) -> Table:
+    table = Table(box=SIMPLE_HEAD)
+    for heading in ("stage", "what", "how many", "because"):
+        table.add_column(heading, justify="right" if heading == "how many" else "left")
+    for row in arithmetic(recipe):
+        table.add_row(row.stage, row.name, f"{row.value:,}", row.how)
+    return table

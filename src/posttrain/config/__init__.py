@@ -1,0 +1,51 @@
+"""Recipes: read, checked, resolved, and shown.
+
+``read_recipe`` or ``recipe_from_dict`` gives what the user wrote; ``resolve`` fills in every
+default and refuses what cannot be meant. All errors are a ``ValueError`` with text for the user.
+"""
+
+from posttrain.config.defaults import resolve
+from posttrain.config.describe import ConfigError
+from posttrain.config.plan import (
+    Quantity,
+    arithmetic,
+    changed_keys,
+    render_dry_run,
+    to_dict,
+    to_toml,
+)
+from posttrain.config.read import read_recipe, recipe_from_dict
+from posttrain.config.reference import FieldHelp, field_help
+from posttrain.config.rules import cautions
+from posttrain.config.sections import (
+    EvalSection,
+    KlSection,
+    ModelSection,
+    Recipe,
+    RlSection,
+    RunSection,
+    SftSection,
+)
+
+__all__ = [
+    "ConfigError",
+    "EvalSection",
+    "FieldHelp",
+    "KlSection",
+    "ModelSection",
+    "Quantity",
+    "Recipe",
+    "RlSection",
+    "RunSection",
+    "SftSection",
+    "arithmetic",
+    "cautions",
+    "changed_keys",
+    "field_help",
+    "read_recipe",
+    "recipe_from_dict",
+    "render_dry_run",
+    "resolve",
+    "to_dict",
+    "to_toml",
+]

@@ -1,0 +1,227 @@
+"""``resolve``: every default that depends on something else, every piece and every rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal
+
+from posttrain.algorithms.advantages import ADVANTAGES
+from posttrain.algorithms.losses import POLICY_LOSSES
+from posttrain.algorithms.table import KL, Algorithm, algorithm
+from posttrain.algorithms.weights import WEIGHTS
+from posttrain.config.describe import ConfigError, collect
+from posttrain.config.pieces import (
+    NO_CORRECTION,
+    check_model,
+    complete,
+    complete_reward,
+    complete_task,
+    correction_table,
+    engine_table,
+    probe,
+)
+from posttrain.config.rules import broken_engine_rules, broken_rules
+from posttrain.config.sections import EvalSection, KlSection, Recipe, RlSection, SftSection, Spec
+from posttrain.registry import Function
+
+Part = Literal["task", "rewards", "engine"]
+MAX_RESAMPLES = 8
+EVALUATE_PROBLEMS = 100
+MAX_NEW_TOKENS = 256
+_ONLY_WITH_KL = ("coefficient", "estimator", "direction", "rule", "target", "refresh_every")
+
+
+def resolve(recipe: Recipe, *, supplied: Collection[Part] = ()) -> Recipe:
+    """The recipe with every default filled in and every rule checked; resolving twice is the same.
+
+    Sections whose stage is not run are left as they are. ``supplied`` names parts that the caller
+    hands over as Python objects: they are not looked for in the recipe.
+    """
+    recipe = _with_stages(recipe)
+    filled: dict[str, Any] = {}
+
+    def fill(section: str, make: Callable[[], Any]) -> Callable[[], None]:
+        return lambda: filled.update({section: make()})
+
+    steps: list[Callable[[], None]] = [
+        lambda: check_model(recipe.model),
+        lambda: _given_once(recipe, supplied),
+    ]
+    if recipe.task is not None and "task" not in supplied:
+        steps.append(fill("task", lambda: complete_task(recipe.task or {})))
+    if "rewards" not in supplied:
+        steps.append(fill("rewards", lambda: _rewards(recipe)))
+    if "rl" in recipe.stages:
+        steps.append(fill("rl", lambda: _rl(recipe.rl or RlSection())))
+    if "eval" in recipe.stages:
+        steps.append(fill("eval", lambda: _eval(recipe)))
+    collect(steps, source=recipe.source)
+    recipe = recipe.model_copy(update=filled)
+    _raise(broken_rules(recipe, supplied=supplied), recipe)
+    # Engines load the libraries they run on: last, so that every other mistake shows at once.
+    if "rl" in recipe.stages and "engine" not in supplied:
+        collect([fill("rl", lambda: _with_engine(recipe.rl or RlSection()))], source=recipe.source)
+        recipe = recipe.model_copy(update=filled)
+        _raise(broken_engine_rules(recipe), recipe)
+    return recipe
+
+
+def _raise(problems: Sequence[str], recipe: Recipe) -> None:
+    if problems:
+        raise ConfigError(problems, source=recipe.source)
+
+
+def _with_engine(rl: RlSection) -> RlSection:
+    engine = complete(rl.engine, {"name": "native"}, table=engine_table(), key="rl.engine")
+    return rl.model_copy(update={"engine": engine})
+
+
+def _given_once(recipe: Recipe, supplied: Collection[Part]) -> None:
+    given = {
+        "task": recipe.task,
+        "rewards": recipe.rewards,
+        "engine": recipe.rl and recipe.rl.engine,
+    }
+    twice = [part for part in supplied if given[part]]
+    if twice:
+        raise ValueError(f"{twice[0]}: given twice, by name and as an object; drop one of them")
+
+
+def _with_stages(recipe: Recipe) -> Recipe:
+    if not recipe.stages:
+        problem = "no stage to run; add a section [sft], [rl] or [eval], or set run.stages"
+        raise ConfigError([problem], source=recipe.source)
+    update: dict[str, Any] = {"run": recipe.run.model_copy(update={"stages": recipe.stages})}
+    if "sft" in recipe.stages and recipe.sft is None:
+        update["sft"] = SftSection()
+    return recipe.model_copy(update=update)
+
+
+def _rewards(recipe: Recipe) -> dict[str, Spec]:
+    done: dict[str, Spec] = {}
+
+    def add(name: str, given: Spec) -> Callable[[], None]:
+        return lambda: done.update({name: complete_reward(name, given)})
+
+    collect([add(name, given) for name, given in recipe.rewards.items()], source="")
+    return done
+
+
+def _eval(recipe: Recipe) -> EvalSection:
+    section = recipe.eval or EvalSection()
+    limit = recipe.rl.max_new_tokens if recipe.rl is not None else MAX_NEW_TOKENS
+    return section.model_copy(
+        update={
+            "max_new_tokens": section.max_new_tokens or limit,
+            "temperature": section.temperature or (1.0 if section.samples else None),
+        }
+    )
+
+
+def _rl(rl: RlSection) -> RlSection:
+    row = algorithm_row(rl)
+    filled: dict[str, Any] = {
+        "group_size": rl.group_size or row.group_size,
+        "epochs": rl.epochs or row.epochs,
+        "dynamic_sampling": _first(rl.dynamic_sampling, row.dynamic_sampling),
+        "overlong_buffer": _first(rl.overlong_buffer, _buffer(rl, row)),
+    }
+    if filled["dynamic_sampling"]:
+        filled["max_resamples"] = rl.max_resamples or MAX_RESAMPLES
+    if rl.evaluate_every:
+        filled["evaluate_problems"] = _first(rl.evaluate_problems, EVALUATE_PROBLEMS)
+    cuts = rl.top_k > 0 or rl.top_p < 1
+    correction = {"name": "truncated" if cuts else NO_CORRECTION}
+    tables: dict[str, tuple[Mapping[str, Any], Mapping[str, Function]]] = {
+        "advantage": (row.advantage, ADVANTAGES),
+        "loss": (row.loss, POLICY_LOSSES),
+        "weights": (row.weights, WEIGHTS),
+        "correction": (correction, correction_table()),
+    }
+
+    def add(name: str) -> Callable[[], None]:
+        default, table = tables[name]
+        given = _with_limit(getattr(rl, name), rl)
+        spec = _with_limit(default, rl)
+        return lambda: filled.update({name: complete(given, spec, table=table, key=f"rl.{name}")})
+
+    def add_kl() -> None:
+        filled["kl"] = _kl(rl.kl or KlSection(), row.kl, name=rl.algorithm)
+
+    collect([add_kl, *map(add, tables)], source="")
+    rl = rl.model_copy(update=filled)
+    collect(probe(rl), source="")
+    return rl
+
+
+def algorithm_row(rl: RlSection) -> Algorithm:
+    """The row of the table that a section names."""
+    try:
+        return algorithm(rl.algorithm)
+    except ValueError as error:
+        raise ValueError(f"rl.{error}") from None
+
+
+def _first(given: Any, default: Any) -> Any:
+    return default if given is None else given
+
+
+def _buffer(rl: RlSection, row: Algorithm) -> int:
+    return max(rl.max_new_tokens // 4, 1) if row.overlong_penalty else 0
+
+
+def _with_limit(piece: Any, rl: RlSection) -> Any:
+    """A piece whose option is "max_new_tokens" (Dr. GRPO's constant), with the number in place."""
+    if piece is None:
+        return None
+    return {k: rl.max_new_tokens if v == "max_new_tokens" else v for k, v in piece.items()}
+
+
+def _kl(given: KlSection, row: KL, *, name: str) -> KlSection:
+    """The algorithm's KL with what the user changed; nothing that would have no effect."""
+    off = given.placement is None and given.coefficient == 0
+    placement = given.placement or ("none" if off else row.placement)
+    if placement == "none":
+        return _no_kl(given, name=name)
+    same = placement == row.placement
+    coefficient = _first(given.coefficient, row.coefficient if same else None)
+    if not coefficient:
+        raise ValueError(
+            f"rl.kl.coefficient: placement {placement!r} needs a coefficient above 0 (0.04, say); "
+            'to do without a reference model, set rl.kl.placement to "none"'
+        )
+    rule = given.rule or (row.rule if same else "fixed")
+    target = _first(given.target, row.target if same and rule == row.rule else None)
+    if rule == "fixed" and target is not None:
+        raise ValueError(
+            "rl.kl.target: a fixed coefficient follows no target; "
+            'set rl.kl.rule to "proportional" or "doubling", or drop the target'
+        )
+    if rule != "fixed" and target is None:
+        raise ValueError(f"rl.kl.target: rule {rule!r} needs the divergence to steer to, in nats")
+    usual = row.estimator if same else ("k1" if placement == "reward" else "k3")
+    return given.model_copy(
+        update={
+            "placement": placement,
+            "coefficient": coefficient,
+            "estimator": given.estimator or usual,
+            "direction": given.direction or "reverse",
+            "rule": rule,
+            "target": target,
+            "refresh_every": given.refresh_every or 0,
+        }
+    )
+
+
+def _no_kl(given: KlSection, *, name: str) -> KlSection:
+    unused = [f"rl.kl.{key}" for key in _ONLY_WITH_KL if getattr(given, key) is not None]
+    why, mend = f"algorithm {name!r} has no KL", 'set rl.kl.placement to "loss" or "reward"'
+    if given.coefficient == 0:
+        unused.remove("rl.kl.coefficient")
+        why, mend = "rl.kl.coefficient is 0", "set a coefficient above 0"
+    if given.placement is not None:
+        why, mend = 'rl.kl.placement is "none"', 'set it to "loss" or "reward"'
+    if unused:
+        keys, those = ", ".join(unused), "it" if len(unused) == 1 else "them"
+        raise ValueError(f"{keys}: no effect, because {why}; {mend}, or drop {those}")
+    return KlSection(placement="none", coefficient=0.0)

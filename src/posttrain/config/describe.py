@@ -1,0 +1,192 @@
+"""Recipes in words: what a key takes, what is wrong with one, and which key was meant."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from posttrain.config.sections import Expected, Recipe, Section
+from posttrain.config.toml import value_text
+from posttrain.registry import did_you_mean
+
+_PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+class ConfigError(ValueError):
+    """Everything that is wrong with a recipe, for the user to read; ``problems`` one by one."""
+
+    def __init__(self, problems: Sequence[str], *, source: str = "") -> None:
+        self.problems = tuple(problems)
+        prefix = f"{source}: " if source else ""
+        if len(self.problems) == 1:
+            super().__init__(prefix + self.problems[0])
+        else:
+            lines = "".join(f"\n  {problem}" for problem in self.problems)
+            super().__init__(f"{prefix}{len(self.problems)} problems{lines}")
+
+
+def collect(checks: Iterable[Callable[[], object]], *, source: str) -> None:
+    """Run all checks and raise what they find together: a user mends a recipe once, not thrice."""
+    problems: list[str] = []
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            problems.extend(error.problems)
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)), source=source)
+
+
+def expected(field: FieldInfo) -> str:
+    """What a field takes, in words.
+
+    >>> from posttrain.config.sections import RlSection
+    >>> expected(RlSection.model_fields["learning_rate"])
+    'a number above 0'
+    >>> expected(RlSection.model_fields["schedule"])
+    '"constant", "linear" or "cosine"'
+    """
+    named = next((item.text for item in field.metadata if isinstance(item, Expected)), "")
+    limits = " and ".join(
+        f"{words} {getattr(item, name):g}"
+        for item in field.metadata
+        for name, words in _LIMITS.items()
+        if hasattr(item, name)
+    )
+    text = named or _type_text(field.annotation)
+    if any(getattr(item, "min_length", None) for item in field.metadata):
+        text += ", not empty"
+    joint = " of " if limits.startswith("at") else " "
+    return f"{text}{joint}{limits}" if limits else text
+
+
+def _type_text(annotation: Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return _either([value_text(choice) for choice in arguments])
+    if origin is tuple:
+        return f"a list of {_type_text(arguments[0])}"
+    if origin in (typing.Union, types.UnionType):
+        return _either([_type_text(part) for part in arguments if part is not types.NoneType])
+    return _PLAIN.get(annotation, "a table")
+
+
+def _either(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def tables(
+    section: type[Section] = Recipe, prefix: str = ""
+) -> Iterator[tuple[str, type[Section]]]:
+    """Every table of a recipe with known keys, by its dotted name; the recipe itself is ``""``.
+
+    >>> [name for name, _ in tables()]
+    ['', 'run', 'model', 'sft', 'rl', 'rl.kl', 'eval']
+    """
+    yield prefix, section
+    for name, field in section.model_fields.items():
+        inner = _section_of(field)
+        if inner is not None:
+            yield from tables(inner, f"{prefix}.{name}" if prefix else name)
+
+
+def _section_of(field: FieldInfo) -> type[Section] | None:
+    parts = [field.annotation, *typing.get_args(field.annotation)]
+    return next(
+        (part for part in parts if isinstance(part, type) and issubclass(part, Section)), None
+    )
+
+
+def find_field(path: Sequence[str | int]) -> tuple[str, FieldInfo | None]:
+    """The dotted name of the deepest key on a path that is known, and its field.
+
+    >>> find_field(["rl", "kl", "coefficient"])[0], find_field(["model", "chat", "bool"])[0]
+    ('rl.kl.coefficient', 'model.chat')
+    """
+    section: type[Section] | None = Recipe
+    field, walked = None, []
+    for part in path:
+        if section is None or part not in section.model_fields:
+            break
+        field = section.model_fields[str(part)]
+        section = _section_of(field)
+        walked.append(str(part))
+    return ".".join(walked), field
+
+
+def elsewhere(key: str, *, besides: str = "") -> str:
+    """Where else a key belongs: ``"steps is a key of [rl]"``, or nothing.
+
+    >>> elsewhere("coefficient")
+    'coefficient is a key of [rl.kl]'
+    """
+    homes = [
+        f"[{name}]" for name, section in tables() if name != besides and key in section.model_fields
+    ]
+    homes = [home for home in homes if home != "[]"]
+    return f"{key} is a key of {' and '.join(homes)}" if homes else ""
+
+
+def unknown_key(path: Sequence[str | int], given: Any = None) -> str:
+    """What is wrong with a key that does not exist, and which one was meant.
+
+    >>> unknown_key(["rl", "coefficient"]), unknown_key(["rl", "stepz"])
+    ('unknown key; coefficient is a key of [rl.kl]', 'unknown key; did you mean steps?')
+    """
+    *parents, key = (str(part) for part in path)
+    name = ".".join(parents)
+    known = dict(tables())[name].model_fields
+    what = "unknown key" if parents or not isinstance(given, Mapping) else "unknown section"
+    home = elsewhere(key, besides=name)
+    if home:
+        return f"{what}; {home}"
+    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
+    if near:
+        return f"{what}; did you mean {near[0] if parents else f'[{near[0]}]'}?"
+    return f"{what}; {did_you_mean(key, known)}"
+
+
+def explain(error: ValidationError, *, overridden: Collection[str] = ()) -> list[str]:
+    """What pydantic found, one line for each key; a key of the command line stands as typed."""
+    problems: dict[str, str] = {}
+    for item in error.errors(include_url=False):
+        path, given = item["loc"], item["input"]
+        key, field = find_field(path)
+        if item["type"] == "extra_forbidden":
+            key, message = ".".join(map(str, path)), unknown_key(path, given)
+        elif item["type"] == "value_error":
+            message = f"{item['ctx']['error']}, got {_short(given)}"
+        else:
+            words = expected(field) if field is not None else "a table"
+            message = f"must be {words}, got {_short(given)}{_near(given, field)}"
+        option = next((name for name in overridden if f"{name}.".startswith(f"{key}.")), None)
+        problems.setdefault(f"--{option}" if option else key, message)
+    return [f"{key}: {message}" for key, message in problems.items()]
+
+
+def _near(given: Any, field: FieldInfo | None) -> str:
+    annotation = field.annotation if field is not None else None
+    parts = [annotation, *typing.get_args(annotation)]
+    literals = [part for part in parts if typing.get_origin(part) is typing.Literal]
+    choices = [choice for part in literals for choice in typing.get_args(part)]
+    if typing.get_origin(annotation) is tuple and given in choices:
+        return f"; write {value_text([given])}"
+    near = difflib.get_close_matches(given, choices, n=1) if isinstance(given, str) else []
+    return f"; did you mean {value_text(near[0])}?" if near else ""
+
+
+def _short(given: Any) -> str:
+    try:
+        text = value_text(given)
+    except ValueError:  # a Python object that no TOML file could hold
+        text = repr(given)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,154 @@
+"""Pieces of a recipe that are functions: found in their tables, options filled in and checked."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from posttrain.algorithms.advantages import ADVANTAGES
+from posttrain.algorithms.corrections import CORRECTIONS
+from posttrain.algorithms.losses import POLICY_LOSSES
+from posttrain.algorithms.weights import WEIGHTS
+from posttrain.config.describe import elsewhere
+from posttrain.config.sections import ModelSection, RlSection, Spec
+from posttrain.registry import (
+    Function,
+    check_options,
+    did_you_mean,
+    look_up,
+    options,
+    resolve,
+    split,
+)
+from posttrain.types import Batch
+
+NO_CORRECTION = "none"
+
+
+def reward_table() -> Mapping[str, Function]:
+    """The rewards by name."""
+    from posttrain.rewards import REWARDS
+
+    return REWARDS
+
+
+def engine_table() -> Mapping[str, Function]:
+    """The engines by name."""
+    from posttrain.rollout.engines import ENGINES
+
+    return ENGINES
+
+
+def tiny_model() -> Function:
+    """What builds the tiny model; its options are ``model.options``."""
+    from posttrain.models.tiny import build_tiny
+
+    return build_tiny
+
+
+def correction_table() -> Mapping[str, Function]:
+    """The corrections by name, and ``none`` to switch off the one that truncation brings."""
+    return {NO_CORRECTION: lambda batch: batch, **CORRECTIONS}
+
+
+def complete(
+    given: Spec | None, default: Mapping[str, Any], *, table: Mapping[str, Function], key: str
+) -> Spec:
+    """The piece ``given``, or the default; found in its table, with every plain option written out.
+
+    A table without a name changes options of the default; one with a name replaces it.
+
+    >>> from posttrain.algorithms.losses import POLICY_LOSSES
+    >>> row = {"name": "clipped", "clip_high": 0.28}
+    >>> complete({"clip_low": 0.1}, row, table=POLICY_LOSSES, key="rl.loss")
+    {'name': 'clipped', 'clip_low': 0.1, 'clip_high': 0.28}
+    """
+    merged = {**default, **given} if given is not None and "name" not in given else given or default
+    name, chosen = split(merged, kind=key)
+    function = look_up(name, table, kind=key)
+    _check(function, chosen, key=f"{key} {name!r}")
+    return {"name": name, **_written_out(function, chosen)}
+
+
+def check_model(model: ModelSection) -> None:
+    """Check the options of the tiny model; loading it takes a second, so only where there are."""
+    if model.options and model.name == "tiny":
+        _check(tiny_model(), model.options, key="model.options")
+
+
+def complete_task(given: Spec) -> Spec:
+    """``[task]``: the task found, its options checked and written out."""
+    from posttrain.tasks import TASKS, full_spec
+
+    if "name" not in given:
+        raise ValueError(f"task.name: missing; {did_you_mean('', TASKS)}")
+    return complete(full_spec(given), {}, table=TASKS, key="task")
+
+
+def complete_reward(name: str, given: Spec) -> Spec:
+    """One row of ``[rewards]``: the function found, its options checked and written out."""
+    chosen = {option: value for option, value in given.items() if option != "weight"}
+    function = look_up(name, reward_table(), kind="rewards")
+    _check(function, chosen, key=f"rewards {name!r}")
+    return {"weight": given["weight"], **_written_out(function, chosen)}
+
+
+def _check(function: Function, chosen: Mapping[str, Any], *, key: str) -> None:
+    try:
+        check_options(function, chosen, kind=key)
+    except ValueError as error:
+        known = options(function)
+        homes = [elsewhere(name) for name in chosen if name not in known]
+        hint = next((f"; {home}" for home in homes if home), "")
+        raise ValueError(f"{error}{hint}") from None
+
+
+def _written_out(function: Function, chosen: Mapping[str, Any]) -> Spec:
+    """All options of a function, in its order; defaults that TOML cannot hold stay its own."""
+    defaults = {
+        name: option.default
+        for name, option in options(function).items()
+        if isinstance(option.default, bool | int | float | str)
+        and option.default is not inspect.Parameter.empty
+    }
+    return {**defaults, **chosen}
+
+
+def probe(rl: RlSection) -> list[Callable[[], object]]:
+    """Each piece of the library, to be called on four tokens: a bad option raises here and now."""
+
+    def call(name: str, table: Mapping[str, Function]) -> Callable[[], object]:
+        def check() -> None:
+            function = resolve(getattr(rl, name), table, kind=f"rl.{name}")
+            try:
+                function(torch.zeros(4, 1), batch) if name == "loss" else function(batch)
+            except ValueError as error:
+                raise ValueError(f"rl.{name}.{error}") from None
+
+        return check
+
+    batch = _tiny_batch()
+    tables: dict[str, Mapping[str, Function]] = {
+        "advantage": ADVANTAGES,
+        "loss": POLICY_LOSSES,
+        "weights": WEIGHTS,
+        "correction": CORRECTIONS,
+    }
+    found = [(name, table) for name, table in tables.items() if getattr(rl, name)["name"] in table]
+    return [call(name, table) for name, table in found]
+
+
+def _tiny_batch() -> Batch:
+    token = torch.zeros(4, 1)
+    return Batch.from_rewards([1.0, 0.0, 1.0, 0.0], groups=[0, 0, 1, 1]).replace(
+        old_logprobs=token,
+        sampler_logprobs=token,
+        values=token,
+        token_rewards=token,
+        advantages=token,
+        baseline=torch.tensor(0.0),
+        score_norms=torch.ones(4),
+    )

@@ -1,0 +1,197 @@
+"""From a TOML file, a dict and the command line to a checked :class:`Recipe`."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from posttrain.config.describe import ConfigError, elsewhere, explain, find_field
+from posttrain.config.sections import Recipe
+from posttrain.config.toml import value_text
+from posttrain.registry import did_you_mean
+
+_PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+_KEY_PART = re.compile(r'"([^"]+)"|[^".]+')
+_REWARD_PART = re.compile(r'"([^"]+)"|[^":]+:[^".]+|[^".]+')  # package.module:function is one name
+_LOOSE_NUMBER = re.compile(r"[+-]?(\d+\.|\.\d+)([eE][+-]?\d+)?")
+_NOT_IN_RECIPES = (datetime.date, datetime.time)  # a folder may well be called 2030-01-31
+
+
+def read_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in a TOML file, with ``--section.key value`` from the command line put over it.
+
+    Everything that is wrong is reported together, in a :class:`ConfigError` (a ``ValueError``).
+    """
+    path = Path(path)
+    values = _parse(_read_text(path), path)
+    return _checked(values, overrides, name=path.stem, source=str(path))
+
+
+def recipe_from_dict(
+    values: Mapping[str, Any], *, overrides: Sequence[str] = (), name: str = "recipe"
+) -> Recipe:
+    """The recipe that a dict describes, with the checks and messages of a file; None is left out.
+
+    ``name`` is what the run folder is called where the dict does not say.
+
+    >>> recipe_from_dict({"rl": {"steps": 6}}, overrides=["--rl.steps", "8"], name="demo").rl.steps
+    8
+    """
+    return _checked(plain(values), overrides, name=name)
+
+
+def plain(value: Any) -> Any:
+    """Dicts, lists and scalars as TOML has them: no None, paths as text, tuples as lists."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _checked(
+    values: dict[str, Any], overrides: Sequence[str], *, name: str, source: str = ""
+) -> Recipe:
+    changes = parse_overrides(overrides)
+    for path, value in changes.items():
+        _put(values, path, value=value)
+    if isinstance(values.setdefault("run", {}), dict):
+        values["run"].setdefault("folder", f"runs/{name}")
+    try:
+        recipe = Recipe.model_validate(values)
+    except ValidationError as error:
+        overridden = [".".join(path) for path in changes]
+        problems = explain(error, overridden=overridden)
+        raise ConfigError(problems, source=source) from None
+    recipe._source = source
+    return recipe
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        folder = path.parent
+        names = [str(folder / item.name) for item in folder.glob("*.toml")]
+        hint = did_you_mean(str(path), names) if names else f"no .toml file in {folder} either"
+        raise ConfigError([f"no such recipe; {hint}"], source=str(path)) from None
+    except UnicodeDecodeError as error:
+        message = f"not UTF-8 text ({error.reason} at byte {error.start}); a recipe is TOML"
+        raise ConfigError([message], source=str(path)) from None
+    except OSError as error:
+        raise ConfigError([f"cannot be read: {error.strerror}"], source=str(path)) from None
+
+
+def _parse(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = _PLACE.search(str(error))
+        number = int(found[1]) if found and found[1] else len(text.splitlines())
+        message = _PLACE.sub("", str(error))
+        line = "".join(text.splitlines()[number - 1 : number]).strip()
+        if "after a key" in message and ":" in line.partition("=")[0]:
+            message += '; a key with a ":" is written in quotes, "module:function" = 1.0'
+        problem = f"{message}, in: {line}" if line else message
+        raise ConfigError([problem], source=f"{path}:{number}") from None
+
+
+def parse_overrides(arguments: Sequence[str]) -> dict[tuple[str, ...], Any]:
+    """``["--rl.steps", "6", "--rl.kl.target=0.1"]`` as paths and values; the last one wins.
+
+    >>> parse_overrides(["--rl.steps", "6", "--task.name=sort", "--rewards.a.b:c", "2"])
+    {('rl', 'steps'): 6, ('task', 'name'): 'sort', ('rewards', 'a.b:c'): 2}
+    """
+    changes: dict[tuple[str, ...], Any] = {}
+    problems: list[str] = []
+    remaining = list(arguments)
+    while remaining:
+        option = remaining.pop(0)
+        key, equals, text = option.removeprefix("--").partition("=")
+        if not option.startswith("--") or not all(key.split(".")):
+            problems.append(f"{option!r}: not an option; write --section.key value (--rl.steps 6)")
+            continue
+        path = tuple(_split_key(key))
+        if not equals:
+            if not remaining or remaining[0].startswith("--"):
+                problems.append(f"--{key}: needs a value: --{key} {_example(path)}")
+                continue
+            text = remaining.pop(0)
+        if len(path) == 1 and path[0] not in Recipe.model_fields:
+            home = elsewhere(key) or did_you_mean(key, Recipe.model_fields)
+            problems.append(f"--{key}: name its section, --section.key; {home}")
+            continue
+        changes.pop(path, None)
+        changes[path] = parse_value(text, path)
+    if problems:
+        raise ConfigError(problems)
+    return changes
+
+
+def _split_key(key: str) -> list[str]:
+    part = _REWARD_PART if key.startswith("rewards.") else _KEY_PART
+    section, _, rest = key.partition(".")
+    return [section, *(found[1] or found[0] for found in part.finditer(rest))]
+
+
+def _example(path: tuple[str, ...]) -> str:
+    key, field = find_field(path)
+    known = field is not None and key == ".".join(path)
+    return "true" if known and field is not None and field.annotation is bool else "VALUE"
+
+
+def parse_value(text: str, path: tuple[str, ...] = ()) -> Any:
+    """What a value on the command line means: TOML where it is TOML, else the text itself.
+
+    Where the key takes text, a bare word or number is text; where it takes a list, commas part it.
+
+    >>> parse_value("true"), parse_value("1e-6"), parse_value('["rl"]'), parse_value("cosine")
+    (True, 1e-06, ['rl'], 'cosine')
+    >>> parse_value("7", ("run", "folder")), parse_value("sft,rl", ("run", "stages"))
+    ('7', ['sft', 'rl'])
+    """
+    key, field = find_field(path)
+    annotation = field.annotation if field is not None and key == ".".join(path) else None
+    value = _toml_value(text)
+    if annotation is str and not isinstance(value, str):
+        return text
+    if typing.get_origin(annotation) is tuple and isinstance(value, str):
+        return [item.strip() for item in value.split(",") if item.strip()]
+    return value
+
+
+def _toml_value(text: str) -> Any:
+    if _LOOSE_NUMBER.fullmatch(text):
+        return float(text)
+    if "#" in text and text[:1] not in ("'", '"', "[", "{"):
+        return text  # TOML would take the rest for a comment
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    value = parsed.pop("value")
+    return text if parsed or isinstance(value, _NOT_IN_RECIPES) else value
+
+
+def _put(values: dict[str, Any], path: tuple[str, ...], *, value: Any) -> None:
+    table = values
+    for depth, part in enumerate(path[:-1], start=1):
+        inner = table.setdefault(part, {})
+        if isinstance(inner, str):  # a name stands for a table with a name
+            inner = table[part] = {"name": inner}
+        elif path[0] == "rewards" and depth == 2 and not isinstance(inner, dict):
+            inner = table[part] = {"weight": inner}
+        elif not isinstance(inner, dict):
+            name = ".".join(path[:depth])
+            problem = f"{name} is {value_text(inner)}, not a table"
+            raise ConfigError([f"--{'.'.join(path)}: {problem}"])
+        table = inner
+    table[path[-1]] = value

@@ -1,0 +1,149 @@
+"""The documentation of recipes, made from the models: ``python -m posttrain.config`` prints it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pydantic.fields import FieldInfo
+
+from posttrain.config.describe import expected, tables
+from posttrain.config.rl_rules import ENGINE_RULES, RL_CAUTIONS, RL_RULES
+from posttrain.config.rules import EVAL_RULES, RECIPE_CAUTIONS, RECIPE_RULES, SFT_RULES
+from posttrain.config.toml import value_text
+
+HEAD = """\
+# Configuration
+
+<!-- Written by `python -m posttrain.config > docs/configuration.md`: change the code, not this. -->
+
+A recipe is a TOML file. Every key has a default; what you leave out is filled in from the row of
+the algorithm (`posttrain explain grpo` prints it) and from the tables below.
+
+```toml
+[task]
+name = "arithmetic"
+
+[rl]
+algorithm = "grpo"
+steps = 200
+learning_rate = 1e-3
+kl = { coefficient = 0.01 }
+loss = { name = "clipped", clip_high = 0.28 }
+
+[eval]
+problems = 500
+```
+
+* `posttrain run RECIPE.toml --rl.steps 6 --rl.kl.coefficient 0.1 --task.digits 2` puts values over
+  the file. A value is read as TOML, and as text where it is none: `--rl.schedule cosine`,
+  `--run.stages sft,rl`, `--rl.dynamic_sampling true`, `--rl.top_p=0.95`.
+* `posttrain run RECIPE.toml --dry-run` prints the resolved recipe with its batch arithmetic, and
+  runs nothing. What it prints is itself a recipe.
+* A *piece* (advantage, loss, weights, correction, engine, task) is a name, or a table with a name
+  and options: `loss = { name = "clipped", clip_high = 0.28 }`. A name replaces the algorithm's own
+  piece, with the defaults of the function. A table without a name changes options of the
+  algorithm's own: `--rl.loss.clip_high 0.28`. `"package.module:function"` is a function of yours,
+  importable from the current folder.
+* From Python, `posttrain.config.recipe_from_dict` takes the same sections as a dict, with the same
+  checks.
+
+Nothing is silent. A key that does not exist, a value of the wrong type or out of range, an option
+without effect and an impossible combination are errors before anything is loaded, reported
+together.
+"""
+
+TASK = """\
+The name of a task, and beside it the task's own options:
+
+```toml
+[task]
+name = "arithmetic"     # or "my_module:my_task"
+digits = 2
+```
+
+An option that the task does not have is an error that lists those it has.
+"""
+
+REWARDS = """\
+Rewards by name: a weight, or a table with a weight (1 unless given) and options. Their weighted sum
+is what is learned. Without this section, the task's own rewards count.
+
+```toml
+[rewards]
+numeric = 1.0
+format = { weight = 0.2 }
+"my_module:my_reward" = 0.5     # a name with a ":" is written in quotes
+```
+"""
+
+KL_RULE = """\
+* rl.kl: a placement needs a coefficient above 0; a rule that steers needs a target, and a target
+  such a rule; with the placement "none" there is nothing else to set. `--rl.kl.coefficient 0` is
+  short for that placement."""
+
+
+class FieldHelp(NamedTuple):
+    """A row of the help: ``section`` is the dotted name of the table that holds ``key``."""
+
+    section: str
+    key: str
+    takes: str
+    default: str
+    description: str
+
+
+def field_help(section: str | None = None) -> list[FieldHelp]:
+    """Every key with known type, or those of one section (with the tables inside it).
+
+    >>> field_help("eval")[0]
+    FieldHelp(section='eval', key='problems', takes='a whole number of at least 1', default='200',
+    description='Test problems, at most.')
+    """
+    rows = [
+        FieldHelp(name, key, expected(field), _default(field), field.description or "")
+        for name, table in tables()
+        for key, field in table.model_fields.items()
+        if name
+    ]
+    return [row for row in rows if section in (None, row.section, row.section.split(".")[0])]
+
+
+def _default(field: FieldInfo) -> str:
+    extra = field.json_schema_extra
+    if isinstance(extra, dict):
+        return str(extra["default"])
+    return value_text(field.get_default(call_default_factory=True))
+
+
+def configuration_page() -> str:
+    """The text of docs/configuration.md."""
+    parts = [HEAD]
+    known = dict(tables())
+    for name in ("run", "model", "task", "rewards", "sft", "rl", "rl.kl", "eval"):
+        if name == "task":
+            parts.append(f"## [task]\n\n{TASK}")
+        elif name == "rewards":
+            parts.append(f"## [rewards]\n\n{REWARDS}")
+        else:
+            summary = (known[name].__doc__ or "").strip()
+            parts.append(f"## [{name}]\n\n{summary}\n\n{_table(name)}")
+    parts.append(f"## Rules\n\nRefused, with the fix in the message:\n\n{_rules()}")
+    return "\n".join(parts)
+
+
+def _table(name: str) -> str:
+    lines = ["| key | takes | default | |", "|---|---|---|---|"]
+    for row in field_help(name):
+        if row.section == name:
+            cells = (f"`{row.key}`", row.takes, row.default, row.description)
+            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _rules() -> str:
+    refused = [*RECIPE_RULES, *SFT_RULES, *RL_RULES, *ENGINE_RULES, *EVAL_RULES]
+    cautions = [*RECIPE_CAUTIONS, *RL_CAUTIONS]
+    lines = [f"* {(rule.__doc__ or '').strip()}" for rule in refused] + [KL_RULE]
+    lines += ["", "Said, but not refused:", ""]
+    lines += [f"* {(rule.__doc__ or '').strip()}" for rule in cautions]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,178 @@
+"""Rules of ``[rl]``; see :mod:`posttrain.config.rules`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from posttrain.algorithms.table import ALGORITHMS, algorithm
+from posttrain.config.pieces import engine_table
+from posttrain.config.sections import RlSection
+from posttrain.registry import look_up
+
+COMPARES_GROUP = ("group_normalised", "group_centred", "leave_one_out", "max_only")
+NEEDS_NO_GROUP = "return, moving_baseline or batch_whitened"
+
+
+def optimiser_steps(rl: RlSection) -> int:
+    """Optimiser steps for each batch of rollouts."""
+    return rl.epochs * rl.minibatches
+
+
+def critic_not_there_yet(rl: RlSection) -> str | None:
+    """Algorithms with a critic (ppo, ppo_penalty; the advantage gae) arrive with the critic."""
+    if algorithm(rl.algorithm).critic:
+        free = ", ".join(name for name, row in ALGORITHMS.items() if not row.critic)
+        return f"rl.algorithm: {rl.algorithm!r} arrives with the critic; without one: {free}"
+    if rl.advantage["name"] == "gae":
+        return f"rl.advantage: 'gae' arrives with the critic; without one: {NEEDS_NO_GROUP}"
+    return None
+
+
+def baseline_of_gradients(rl: RlSection) -> str | None:
+    """optimal_baseline needs gradient norms, which only the walk-through computes."""
+    if rl.advantage["name"] == "optimal_baseline":
+        return (
+            "rl.advantage: 'optimal_baseline' needs the gradient norm of every sequence, which "
+            "only posttrain walkthrough computes; use leave_one_out or moving_baseline"
+        )
+    return None
+
+
+def group_of_one(rl: RlSection) -> str | None:
+    """An advantage that compares the completions of a prompt needs at least two of them."""
+    name = rl.advantage["name"]
+    compares = name in COMPARES_GROUP or rl.advantage.get("centre_groups", False)
+    if compares and rl.group_size < 2:
+        return (
+            f"rl.group_size: 1, but advantage {name!r} compares the completions of a prompt; "
+            f"set rl.group_size to 2 or more, or rl.advantage to {NEEDS_NO_GROUP}"
+        )
+    return None
+
+
+def uneven_minibatches(rl: RlSection) -> str | None:
+    """prompts_per_step × group_size can be divided by minibatches."""
+    rollouts = rl.prompts_per_step * rl.group_size
+    batch = f"{rl.prompts_per_step} prompts × {rl.group_size} completions = {rollouts} rollouts"
+    if rl.minibatches > rollouts:
+        return f"rl.minibatches: {rl.minibatches}, but {batch}; set it to {rollouts} or less"
+    if rollouts % rl.minibatches:
+        fits = [size for size in range(1, rollouts + 1) if rollouts % size == 0]
+        near = sorted(sorted(fits, key=lambda size: abs(size - rl.minibatches))[:2])
+        return (
+            f"rl.minibatches: {rl.minibatches} does not divide {batch}; "
+            f"{' and '.join(map(str, near))} do"
+        )
+    return None
+
+
+def greedy_sampling(rl: RlSection) -> str | None:
+    """RL samples: at temperature 0 nothing is explored, and no ratio is defined."""
+    if rl.temperature == 0:
+        return (
+            "rl.temperature: 0 is greedy: all completions of a prompt are the same and nothing "
+            "can be learned; set it above 0 (1.0 is the model's own distribution)"
+        )
+    return None
+
+
+def engine_cannot_truncate(rl: RlSection) -> str | None:
+    """top_k and top_p need an engine that reports log-probs of the distribution really sampled."""
+    if rl.top_k == 0 and rl.top_p == 1:
+        return None
+    name = rl.engine["name"]
+    engine = look_up(name, engine_table(), kind="rl.engine")
+    if getattr(engine, "reports_truncated_logprobs", True):
+        return None
+    key = "rl.top_k" if rl.top_k else "rl.top_p"
+    return (
+        f"{key}: engine {name!r} reports log-probs of the whole distribution, not of the one "
+        'truncated by top_k or top_p; switch both off (0 and 1.0), or set rl.engine to "native"'
+    )
+
+
+def buffer_above_limit(rl: RlSection) -> str | None:
+    """overlong_buffer lies within max_new_tokens."""
+    if rl.overlong_buffer > rl.max_new_tokens:
+        return (
+            f"rl.overlong_buffer: {rl.overlong_buffer} tokens, but completions end at "
+            f"rl.max_new_tokens = {rl.max_new_tokens}; set it to less"
+        )
+    return None
+
+
+def rl_warmup_too_long(rl: RlSection) -> str | None:
+    """rl.warmup_steps are no more than the optimiser steps of the stage."""
+    total = rl.steps * optimiser_steps(rl)
+    if rl.warmup_steps > total:
+        have = f"{total} optimiser step{'s' if total != 1 else ''}"
+        return f"rl.warmup_steps: {rl.warmup_steps}, but rl takes {have}; set it to less"
+    return None
+
+
+def resampling_nothing(rl: RlSection) -> str | None:
+    """dynamic_sampling needs groups that can differ, and max_resamples needs dynamic_sampling."""
+    if rl.dynamic_sampling and rl.group_size < 2:
+        return (
+            "rl.dynamic_sampling: a group of 1 always has equal rewards, so all would be thrown "
+            "away; set rl.group_size to 2 or more, or rl.dynamic_sampling to false"
+        )
+    if rl.max_resamples is not None and not rl.dynamic_sampling:
+        return "rl.max_resamples: no effect; drop it, or set rl.dynamic_sampling to true"
+    return None
+
+
+def nothing_to_evaluate(rl: RlSection) -> str | None:
+    """evaluate_every needs test problems, and evaluate_problems needs evaluate_every."""
+    if rl.evaluate_every and not rl.evaluate_problems:
+        return "rl.evaluate_problems: 0; set it to 1 or more, or rl.evaluate_every to 0"
+    if rl.evaluate_problems is not None and not rl.evaluate_every:
+        return "rl.evaluate_problems: no effect; drop it, or set rl.evaluate_every above 0"
+    return None
+
+
+def stop_of_one_step(rl: RlSection) -> str | None:
+    """kl_stop needs more than one optimiser step per batch."""
+    if rl.kl_stop is not None and optimiser_steps(rl) == 1:
+        return (
+            "rl.kl_stop: no effect, because a batch is left after one optimiser step anyway; "
+            "drop it, or set rl.epochs or rl.minibatches above 1"
+        )
+    return None
+
+
+def naive_off_policy(rl: RlSection) -> str | None:
+    """The naive loss knows no old policy, so it is right for one optimiser step per batch only."""
+    if rl.loss["name"] == "naive" and optimiser_steps(rl) > 1:
+        return (
+            f"rl.loss: 'naive' is right for the first optimiser step of a batch, and there are "
+            f"{optimiser_steps(rl)}; set rl.loss to unclipped or clipped, or take one step"
+        )
+    return None
+
+
+def loss_without_gradient(rl: RlSection) -> str | None:
+    """k1 in the loss has no gradient on average, only noise."""
+    kl = rl.kl
+    if (kl.placement, kl.estimator, kl.direction) == ("loss", "k1", "reverse"):
+        return "rl.kl.estimator: k1 in the loss has gradient 0 on average; use k2 or k3"
+    return None
+
+
+RL_RULES: list[Callable[[RlSection], str | None]] = [
+    critic_not_there_yet,
+    baseline_of_gradients,
+    group_of_one,
+    uneven_minibatches,
+    greedy_sampling,
+    buffer_above_limit,
+    rl_warmup_too_long,
+    resampling_nothing,
+    nothing_to_evaluate,
+    stop_of_one_step,
+]
+
+# After the others: these load the engine.
+ENGINE_RULES: list[Callable[[RlSection], str | None]] = [engine_cannot_truncate]
+
+RL_CAUTIONS: list[Callable[[RlSection], str | None]] = [naive_off_policy, loss_without_gradient]

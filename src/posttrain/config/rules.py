@@ -1,0 +1,155 @@
+"""Rules that need more than one key: each is a function with one message, and the docs list them.
+
+A rule takes a resolved recipe, or a section whose stage is run, and returns what is wrong or None;
+cautions do not stop a run. To add one, write the function and name it in its table: its docstring
+goes into the docs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from posttrain.config.rl_rules import ENGINE_RULES, RL_CAUTIONS, RL_RULES
+from posttrain.config.sections import EvalSection, Recipe, SftSection
+from posttrain.registry import did_you_mean
+
+# ------------------------------------------------------------------------------- every recipe
+
+
+def repeated_names(recipe: Recipe) -> str | None:
+    """A stage or a tracker is listed once."""
+    for key in ("stages", "trackers"):
+        names = getattr(recipe.run, key)
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice:
+            return f"run.{key}: {twice!r} is there twice; name each once"
+    return None
+
+
+def system_without_chat(recipe: Recipe) -> str | None:
+    """A system message needs the chat template."""
+    if recipe.model.system and recipe.model.chat is False:
+        return "model.system: no effect without a chat template; drop it, or set model.chat"
+    return None
+
+
+def compute_above_weights(recipe: Recipe) -> str | None:
+    """model.compute = "float32" needs weights in float32."""
+    if recipe.model.dtype == "bfloat16" and recipe.model.compute == "float32":
+        return 'model.compute: float32 needs model.dtype = "float32" (the default)'
+    return None
+
+
+def task_missing(recipe: Recipe) -> str | None:
+    """rl, eval, and sft without a file of its own, need a task."""
+    own_data = recipe.sft is not None and recipe.sft.data != "task"
+    needy = [stage for stage in recipe.stages if stage != "sft" or not own_data]
+    if recipe.task is None and needy:
+        stages = " and ".join(needy)
+        return f'task: missing, and {stages} cannot do without: write [task] with name = "..."'
+    return None
+
+
+def rewards_without_weight(recipe: Recipe) -> str | None:
+    """At least one reward has a weight that is not 0."""
+    weights = [reward["weight"] for reward in recipe.rewards.values()]
+    if "rl" in recipe.stages and weights and not any(weights):
+        return "rewards: every weight is 0, so nothing can be learned; give one another weight"
+    return None
+
+
+# ------------------------------------------------------------------------------------- [sft]
+
+
+def demonstrations_missing(sft: SftSection) -> str | None:
+    """The file that sft.data names exists."""
+    path = Path(sft.data)
+    if sft.data == "task" or path.is_file():
+        return None
+    near = [str(path.with_name(item.name)) for item in path.parent.glob("*.jsonl")]
+    hint = did_you_mean(sft.data, [*near, "task"])
+    return f'sft.data: no file {sft.data!r} (seen from {Path.cwd()}) and not "task"; {hint}'
+
+
+def wrong_share_of_a_file(sft: SftSection) -> str | None:
+    """sft.wrong_share is for the task's own demonstrations, not for a file."""
+    if sft.wrong_share and sft.data != "task":
+        return 'sft.wrong_share: a file is taken as it is; drop it, or set sft.data to "task"'
+    return None
+
+
+def sft_warmup_too_long(sft: SftSection) -> str | None:
+    """sft.warmup_steps are no more than the optimiser steps of the stage, where they are known."""
+    if sft.num_demonstrations is None:
+        return None
+    total = sft.epochs * -(-sft.num_demonstrations // sft.batch_size)
+    if sft.warmup_steps > total:
+        have = f"{total} optimiser step{'s' if total != 1 else ''}"
+        return f"sft.warmup_steps: {sft.warmup_steps}, but sft takes {have}; set it to less"
+    return None
+
+
+# ------------------------------------------------------------------------------------ [eval]
+
+
+def temperature_of_greedy(section: EvalSection) -> str | None:
+    """eval.temperature shapes the samples, and the greedy answer has none."""
+    if section.temperature is not None and not section.samples:
+        return "eval.temperature: no effect on the greedy answer; drop it, or set eval.samples"
+    return None
+
+
+# ---------------------------------------------------------------------------------- cautions
+
+
+def update_lost_in_rounding(recipe: Recipe) -> str | None:
+    """Weights in bfloat16 lose small updates."""
+    rates = [s.learning_rate for s in (recipe.sft, recipe.rl) if s is not None]
+    if recipe.model.dtype == "bfloat16" and any(rate < 1e-4 for rate in rates):
+        return "model.dtype: in bfloat16 updates below 1/256 of a weight vanish; use float32"
+    return None
+
+
+RECIPE_RULES: list[Callable[[Recipe], str | None]] = [
+    repeated_names,
+    system_without_chat,
+    compute_above_weights,
+    task_missing,
+    rewards_without_weight,
+]
+SFT_RULES: list[Callable[[SftSection], str | None]] = [
+    demonstrations_missing,
+    wrong_share_of_a_file,
+    sft_warmup_too_long,
+]
+EVAL_RULES: list[Callable[[EvalSection], str | None]] = [temperature_of_greedy]
+RECIPE_CAUTIONS: list[Callable[[Recipe], str | None]] = [update_lost_in_rounding]
+
+
+def broken_rules(recipe: Recipe, *, supplied: Collection[str] = ()) -> list[str]:
+    """What the rules find in a resolved recipe; sections whose stage is not run are left alone."""
+    found = [rule(recipe) for rule in RECIPE_RULES if rule is not task_missing]
+    if "task" not in supplied:
+        found.append(task_missing(recipe))
+    if recipe.sft is not None and "sft" in recipe.stages:
+        found += [rule(recipe.sft) for rule in SFT_RULES]
+    if recipe.rl is not None and "rl" in recipe.stages:
+        found += [rule(recipe.rl) for rule in RL_RULES]
+    if recipe.eval is not None and "eval" in recipe.stages:
+        found += [rule(recipe.eval) for rule in EVAL_RULES]
+    return [problem for problem in found if problem]
+
+
+def broken_engine_rules(recipe: Recipe) -> list[str]:
+    """What the rules about the engine find, once it is known."""
+    found = [rule(recipe.rl) for rule in ENGINE_RULES if recipe.rl is not None]
+    return [problem for problem in found if problem]
+
+
+def cautions(recipe: Recipe) -> list[str]:
+    """What may not be meant in a resolved recipe, though it can be run."""
+    found = [rule(recipe) for rule in RECIPE_CAUTIONS]
+    if recipe.rl is not None and "rl" in recipe.stages:
+        found += [rule(recipe.rl) for rule in RL_CAUTIONS]
+    return [caution for caution in found if caution]

@@ -1,0 +1,248 @@
+"""The sections of a recipe: every key with its type, its limits, its default and a line of help.
+
+A field made with :func:`later` has a default that depends on others: it is None as read, and
+:func:`posttrain.config.resolve` fills it. Its type is that of the resolved recipe: ``| None`` where
+it may stay so. Everywhere in a recipe, None means "not given".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic.config import JsonDict
+
+from posttrain.algorithms.kl import Direction, Estimator, Rule
+from posttrain.algorithms.table import Placement
+
+Stage = Literal["sft", "rl", "eval"]
+Schedule = Literal["constant", "linear", "cosine"]
+Spec = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an error and the documentation call the type of a field."""
+
+    text: str
+
+
+def _as_piece(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, Mapping) or not isinstance(value.get("name", ""), str):
+        raise ValueError(f"must be {PIECE.text}")
+    return dict(value)
+
+
+def _as_rewards(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a table of names and weights")
+    return {name: _as_reward(name, given) for name, given in value.items()}
+
+
+def _as_reward(name: str, given: Any) -> Spec:
+    spec = dict(given) if isinstance(given, Mapping) else {"weight": given}
+    weight = spec.pop("weight", 1.0)
+    number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if not number or not math.isfinite(weight):
+        raise ValueError(f"the weight of {name!r} must be a finite number, or a table with one")
+    return {"weight": float(weight), **spec}
+
+
+PIECE = Expected("a name, or a table with a name and options")
+Piece = Annotated[Spec, BeforeValidator(_as_piece), PIECE]
+OptionalPiece = Annotated[Spec | None, BeforeValidator(_as_piece), PIECE]
+Rewards = Annotated[
+    dict[str, Spec], BeforeValidator(_as_rewards), Expected("a table of names and weights")
+]
+# A list in TOML, a tuple here: a recipe does not change once it is read.
+Stages = Annotated[tuple[Stage, ...], Field(strict=False)]
+Trackers = Annotated[tuple[Literal["tensorboard", "wandb"], ...], Field(strict=False)]
+
+
+def key(default: Any, description: str, **limits: Any) -> Any:
+    """A field with a default of its own; ``limits`` are pydantic's (``ge=1``)."""
+    return Field(default=default, description=description, **limits)
+
+
+def later(default: str, description: str, **limits: Any) -> Any:
+    """A field that ``resolve`` fills; ``default`` says with what."""
+    extra: JsonDict = {"default": default}
+    return Field(default=None, description=description, json_schema_extra=extra, **limits)
+
+
+class Section(BaseModel):
+    """A frozen table that knows all its keys; values are taken as they are, never converted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class RunSection(Section):
+    """Where the run goes and what it does."""
+
+    folder: str = later("runs/ and the recipe's name", "Folder of the run.", min_length=1)
+    seed: int = key(0, "Decides every random number of the run.", ge=0)
+    stages: Stages = later(
+        "the sections there are: sft, rl, eval", "Stages to run, in this order.", min_length=1
+    )
+    device: Literal["auto", "cpu", "cuda"] = key(
+        "auto", "Where the models live; auto takes a GPU where there is one."
+    )
+    trackers: Trackers = key((), "Trackers besides the run folder itself.")
+    deterministic: bool = key(
+        False, "Use only kernels that give the same bits every time (slower)."
+    )
+
+
+class ModelSection(Section):
+    """The model to start from, and how its weights are kept."""
+
+    name: str = key("tiny", "tiny, a model folder, a .gguf file, or a hub id.", min_length=1)
+    dtype: Literal["float32", "bfloat16"] = key(
+        "float32", "Type of the weights; in bfloat16 a small update vanishes."
+    )
+    compute: Literal["auto", "float32", "bfloat16"] = key(
+        "auto", "Type of the arithmetic; auto is bfloat16 on a GPU, else dtype."
+    )
+    chat: Annotated[bool | Literal["auto"], Expected('true, false or "auto"')] = key(
+        "auto", "Use the chat template; auto does where the model has one."
+    )
+    system: str = key("", "System message put before every chat prompt.")
+    options: dict[str, Any] = key({}, "Options of loading it: the sizes of tiny, say.")
+
+
+class SftSection(Section):
+    """Supervised fine-tuning on demonstrations; the loss is on the completion only."""
+
+    data: str = key("task", "task (its own answers), or a JSONL file of them.", min_length=1)
+    num_demonstrations: int | None = later("all there are", "Demonstrations to use, at most.", ge=1)
+    wrong_share: float = key(
+        0.0, "Share of deliberately wrong demonstrations of the task.", ge=0, le=1
+    )
+    epochs: int = key(1, "Passes over the demonstrations.", ge=1)
+    batch_size: int = key(32, "Sequences per optimiser step.", ge=1)
+    learning_rate: float = key(2e-5, "Step size at the peak of the schedule.", gt=0)
+    warmup_steps: int = key(0, "Optimiser steps to reach the peak.", ge=0)
+    schedule: Schedule = key("cosine", "How the step size goes on from the peak.")
+    weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
+    max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
+    micro_batch_tokens: int = key(
+        8192, "Tokens per forward pass: memory and speed, never the result.", ge=1
+    )
+
+
+class KlSection(Section):
+    """The divergence from the reference model."""
+
+    placement: Placement = later(
+        "the algorithm's", "Part of the loss, of the reward, or none: no reference model."
+    )
+    coefficient: float = later("the algorithm's", "β, how much the divergence costs.", ge=0)
+    estimator: Estimator = later(
+        "the algorithm's; else k3 in the loss, k1 in the reward",
+        "How a token's share is found.",
+    )
+    direction: Direction = later("reverse", "reverse: KL(π ‖ π_ref); forward: KL(π_ref ‖ π).")
+    rule: Rule = later("the algorithm's", "How β follows the target.")
+    target: float | None = later("the algorithm's", "Divergence to steer to, in nats.", gt=0)
+    refresh_every: int = later(
+        "0", "Steps after which the reference becomes the policy; 0 keeps it frozen.", ge=0
+    )
+
+
+class RlSection(Section):
+    """Reinforcement learning: one table row of pieces, and every piece can be replaced."""
+
+    algorithm: Annotated[str, Expected("a name of the table")] = key(
+        "grpo", "The row of pieces to start from; posttrain explain lists them."
+    )
+    steps: int = key(100, "Batches of rollouts to learn from.", ge=1)
+    prompts_per_step: int = key(16, "Prompts in each batch.", ge=1)
+    group_size: int = later("the algorithm's", "Completions for each prompt.", ge=1)
+    epochs: int = later("the algorithm's", "Passes over each batch.", ge=1)
+    minibatches: int = key(1, "Optimiser steps in each pass.", ge=1)
+    learning_rate: float = key(1e-6, "Step size at the peak of the schedule.", gt=0)
+    warmup_steps: int = key(0, "Optimiser steps to reach the peak.", ge=0)
+    schedule: Schedule = key("constant", "How the step size goes on from the peak.")
+    weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
+    max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
+    micro_batch_tokens: int = key(
+        8192, "Tokens per forward pass: memory and speed, never the result.", ge=1
+    )
+    max_new_tokens: int = key(256, "Longest completion.", ge=1)
+    temperature: float = key(1.0, "Divides the logits before sampling.", ge=0)
+    top_k: int = key(0, "Sample from the k likeliest tokens; 0 is off.", ge=0)
+    top_p: float = key(1.0, "Sample from the likeliest tokens of this mass; 1 is off.", gt=0, le=1)
+    engine: Piece = later("native", "What samples the completions.")
+    advantage: Piece = later("the algorithm's", "How rewards become advantages.")
+    loss: Piece = later("the algorithm's", "The policy loss of a token.")
+    weights: Piece = later("the algorithm's", "How the losses of tokens are averaged.")
+    kl: KlSection = later("the algorithm's", "The divergence from the reference model.")
+    entropy_coefficient: float = key(0.0, "Bonus for staying undecided.", ge=0)
+    kl_stop: float | None = later("off", "Leave a batch once approx_kl passes this.", gt=0)
+    correction: Piece = later(
+        "truncated where top_k or top_p cut, else none",
+        "Factor for the sampler and the trainer disagreeing.",
+    )
+    dynamic_sampling: bool = later(
+        "the algorithm's", "Replace groups whose rewards are all equal by fresh ones."
+    )
+    max_resamples: int | None = later(
+        "8 with dynamic_sampling", "Rounds of fresh groups per step.", ge=1
+    )
+    overlong_buffer: int = later(
+        "max_new_tokens // 4 where the algorithm has one, else 0",
+        "Last tokens before the limit, where the reward sinks by up to 1; 0 is off.",
+        ge=0,
+    )
+    missing_end_penalty: float = key(
+        0.0, "Taken off the reward of a completion that the limit cut.", ge=0
+    )
+    evaluate_every: int = key(0, "Steps between evaluations; 0 is off.", ge=0)
+    evaluate_problems: int | None = later(
+        "100 with evaluate_every", "Test problems in each of these, at most.", ge=0
+    )
+    save_every: int = key(0, "Steps between checkpoints; 0: only at the end.", ge=0)
+    max_invalid: float = key(
+        0.1, "Share of broken scores in a batch that stops the run.", ge=0, le=1
+    )
+
+
+class EvalSection(Section):
+    """Accuracy on the task's test problems."""
+
+    problems: int = key(200, "Test problems, at most.", ge=1)
+    samples: int = key(0, "k of mean@k and pass@k, drawn besides the greedy answer; 0: none.", ge=0)
+    temperature: float | None = later(
+        "1.0 with samples", "Divides the logits of the samples.", gt=0
+    )
+    max_new_tokens: int = later("that of [rl], else 256", "Longest completion.", ge=1)
+
+
+class Recipe(Section):
+    """A whole recipe: what a TOML file says, checked; and after ``resolve``, every default too."""
+
+    run: RunSection = key(RunSection(), "The run.")
+    model: ModelSection = key(ModelSection(), "The model.")
+    task: OptionalPiece = later("none", "The task: its name, and its own options beside it.")
+    rewards: Rewards = key({}, "Rewards by name: a weight, or a table with weight and options.")
+    sft: SftSection | None = key(None, "Supervised fine-tuning.")
+    rl: RlSection | None = key(None, "Reinforcement learning.")
+    eval: EvalSection | None = key(None, "Evaluation.")
+
+    _source: str = PrivateAttr("")
+
+    @property
+    def source(self) -> str:
+        """The file it was read from, for messages; empty where there is none."""
+        return self._source
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages to run: those named, else the sections there are."""
+        present: tuple[Stage, ...] = ("sft", "rl", "eval")
+        return self.run.stages or tuple(name for name in present if getattr(self, name) is not None)

@@ -1,0 +1,65 @@
+"""From rollouts and demonstrations to a batch of right-padded tensors.
+
+Padding stands on the right, so under causal attention no real token ever sees it. The mask comes
+from who wrote each token, never from its id: a pad token that equals the end token changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from posttrain.types import Batch, Rollout
+
+
+def collate(rollouts: Sequence[Rollout], *, pad_token: int) -> Batch:
+    """Rollouts as a batch: tokens, mask, sampler log-probs, rewards, groups, versions.
+
+    Every rollout must be scored. Shapes: B rollouts → [B, T], T the longest of them.
+    """
+    if not rollouts:
+        raise ValueError("rollouts: a batch needs at least one")
+    scores = [rollout.score for rollout in rollouts]
+    if any(score is None for score in scores):
+        raise ValueError("rollouts: score them before collate")
+    rows = [list(r.prompt.tokens) + list(r.completion.tokens) for r in rollouts]
+    chosen = [[False] * len(r.prompt.tokens) + [True] * len(r.completion.tokens) for r in rollouts]
+    logprobs = [[0.0] * len(r.prompt.tokens) + list(r.completion.logprobs) for r in rollouts]
+    return Batch(
+        tokens=_pad(rows, pad_token, dtype=torch.long),
+        mask=_pad(chosen, False, dtype=torch.bool),
+        attention=_pad([[True] * len(row) for row in rows], False, dtype=torch.bool),
+        sampler_logprobs=_pad(logprobs, 0.0, dtype=torch.float32),
+        rewards=torch.tensor([score.value for score in scores if score], dtype=torch.float64),
+        valid=torch.tensor([score.ok for score in scores if score]),
+        groups=torch.tensor([r.group for r in rollouts]),
+        truncated=torch.tensor([r.completion.stop_reason == "length" for r in rollouts]),
+        versions=torch.tensor([r.completion.version for r in rollouts]),
+    )
+
+
+def collate_demonstrations(
+    rows: Sequence[tuple[Sequence[int], Sequence[bool]]], *, pad_token: int
+) -> Batch:
+    """Token rows and their loss masks as a batch.
+
+    >>> collate_demonstrations([((5, 6, 7), (False, True, True)), ((8,), (True,))], pad_token=0)
+    ...     # doctest: +ELLIPSIS
+    Batch(tokens=tensor([[5, 6, 7],
+            [8, 0, 0]]), mask=tensor([[False,  True,  True],
+            [ True, False, False]]), ...
+    """
+    if not rows:
+        raise ValueError("demonstrations: a batch needs at least one")
+    return Batch(
+        tokens=_pad([tokens for tokens, _ in rows], pad_token, dtype=torch.long),
+        mask=_pad([mask for _, mask in rows], False, dtype=torch.bool),
+        attention=_pad([[True] * len(tokens) for tokens, _ in rows], False, dtype=torch.bool),
+    )
+
+
+def _pad(rows: Sequence[Sequence[float]], fill: float, *, dtype: torch.dtype) -> Tensor:
+    width = max([1, *(len(row) for row in rows)])
+    return torch.tensor([list(row) + [fill] * (width - len(row)) for row in rows], dtype=dtype)

@@ -1,0 +1,1 @@
+"""Learning: a learner owns weights and optimiser, and takes exactly one step at a time."""

@@ -1,0 +1,49 @@
+"""GGUF files, as llama.cpp writes them, read into an ordinary model and tokenizer."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+
+def read_gguf(
+    file: Path, *, dtype: torch.dtype, attn_implementation: str | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model of a GGUF file with its weights dequantised to ``dtype``, and its tokenizer.
+
+    A plain model is built from the file's configuration and filled: one that transformers loads by
+    itself from GGUF cannot be saved, and needs accelerate.
+    """
+    if importlib.util.find_spec("gguf") is None:
+        raise ValueError(
+            f"model: reading {file.name!r} needs the package gguf: pip install 'posttrain[gguf]'"
+        )
+    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    config = AutoConfig.from_pretrained(**where)
+    # By class: the automatic choice of some versions adds tokens that the file does not have.
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(**where)
+    model = AutoModelForCausalLM.from_config(
+        config, dtype=dtype, attn_implementation=attn_implementation
+    )
+    weights = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
+    report = model.load_state_dict(weights, strict=False)
+    model.tie_weights()
+    tied = set(model.all_tied_weights_keys)
+    missing = [name for name in report.missing_keys if name not in tied]
+    if missing or report.unexpected_keys:
+        raise ValueError(
+            f"model: {file.name!r} does not fit a {type(model).__name__}: without "
+            f"{missing[:3] or 'nothing'}, with unknown {report.unexpected_keys[:3] or 'nothing'}; "
+            "upgrade transformers, or start from the model's safetensors folder"
+        )
+    return model, tokenizer

@@ -1,0 +1,122 @@
+"""From hidden states to logits, as a step of its own: logits need never exist all at once."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from posttrain.models.sampling import at_least_float32
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_VERDICT = "_posttrain_logits_are_head_of_states"
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def hidden_states(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+    """The last hidden state of every position. Shapes: [B, T] → [B, T, D].
+
+    Every position counts as real: attention is causal and batches are padded on the right, so no
+    real token sees padding. To say so keeps models from guessing what is padding by token ids.
+    """
+    return model.get_decoder()(**_inputs(tokens)).last_hidden_state
+
+
+def full_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+    """The model's own logits at every position. Shapes: [B, T] → [B, T, V]."""
+    return model(**_inputs(tokens)).logits
+
+
+def _inputs(tokens: Tensor) -> dict[str, Any]:
+    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "use_cache": False}
+
+
+def project(model: PreTrainedModel, states: Tensor) -> Tensor:
+    """The logits of hidden states, in float32 (float64 for a float64 model). [N, D] → [N, V].
+
+    A model that computes in half precision keeps its fast product, but the result is not rounded
+    to half precision: a bfloat16 logit of 20 is off by up to 0.06, and so is its log-prob.
+    """
+    head = model.get_output_embeddings()
+    kind = states.device.type
+    autocast = torch.is_autocast_enabled(kind)
+    compute = torch.get_autocast_dtype(kind) if autocast else states.dtype
+    # Another forward (an adapter, a quantised layer) or a hook (a sharded layer) must be called.
+    plain = type(head).forward is nn.Linear.forward and not head._forward_pre_hooks
+    if not (plain and compute in _HALF):
+        return _finish(model, at_least_float32(head(states)))
+    logits = _Float32Product.apply(states.to(compute), head.weight.to(compute))
+    return _finish(model, logits if head.bias is None else logits + head.bias.float())
+
+
+def logits_are_head_of_states(model: PreTrainedModel, tokens: Tensor) -> bool:
+    """Whether :func:`project` of the hidden states really gives this model's logits.
+
+    Compared once on a few tokens, and remembered on the module: some models do more after the
+    head than scale or soft-cap, and a log-prob that is nearly right is worse than a slow one.
+    """
+    if not hasattr(model, _VERDICT):
+        setattr(model, _VERDICT, _compare(model, tokens[:1, :8]))
+    return bool(getattr(model, _VERDICT))
+
+
+@torch.no_grad()
+def _compare(model: PreTrainedModel, tokens: Tensor) -> bool:
+    expected, found = full_logits(model, tokens), _logits_by_parts(model, tokens)
+    if found is not None and found.shape == expected.shape:
+        # The same operations in the same order: they differ by rounding at most.
+        allowed = 4 * torch.finfo(found.dtype).eps * float(expected.abs().max())
+        if float((found.double() - expected.double()).abs().max()) <= allowed:
+            return True
+    warnings.warn(
+        f"{type(model).__name__}: its logits are not its output head applied to its hidden states, "
+        "so whole logits are computed for every micro-batch; that is right, but takes more memory: "
+        "use smaller micro-batches",
+        stacklevel=2,
+    )
+    return False
+
+
+def _logits_by_parts(model: PreTrainedModel, tokens: Tensor) -> Tensor | None:
+    """Decoder, then head, then what follows; None for a model that has no such parts."""
+    head, output = model.get_output_embeddings(), model.get_decoder()(**_inputs(tokens))
+    if head is None or not hasattr(output, "last_hidden_state"):
+        return None
+    return _finish(model, head(output.last_hidden_state))
+
+
+def _finish(model: PreTrainedModel, logits: Tensor) -> Tensor:
+    """What some models do after the head: Cohere and Granite scale, Gemma soft-caps."""
+    config = model.config.get_text_config()
+    multiplier = getattr(config, "logit_scale", None)
+    divisor = getattr(config, "logits_scaling", None)
+    cap = getattr(config, "final_logit_softcapping", None)
+    logits = logits if multiplier is None else logits * multiplier
+    logits = logits if divisor is None else logits / divisor
+    return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+class _Float32Product(torch.autograd.Function):
+    """``states · weightᵀ`` of half-precision factors, with a result that stays float32."""
+
+    @staticmethod
+    def forward(ctx: Any, *factors: Tensor) -> Tensor:
+        ctx.save_for_backward(*factors)
+        states, weight = factors
+        with torch.autocast(states.device.type, enabled=False):
+            if states.is_cuda:  # the other devices have no product of this kind
+                return torch.mm(states, weight.t(), out_dtype=torch.float32)
+            return states.float() @ weight.float().t()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        states, weight = ctx.saved_tensors
+        gradient = gradients[0].to(states.dtype)
+        return (
+            gradient @ weight if ctx.needs_input_grad[0] else None,
+            gradient.t() @ states if ctx.needs_input_grad[1] else None,
+        )

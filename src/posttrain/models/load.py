@@ -1,0 +1,250 @@
+"""A policy from a name: ``"tiny"``, a model folder, a GGUF file, or a name on the model hub.
+
+Nothing that a model folder holds is ever executed: no code of its own, and no pickled weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from posttrain import registry
+from posttrain.models.gguf import read_gguf
+from posttrain.models.tiny import build_tiny
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A causal language model, its tokenizer, and where its sequences end.
+
+    ``end_tokens`` are all tokens that end a completion; the first one is the tokenizer's own, the
+    one to teach. ``pad_token`` may be one of them: masks never come from token ids.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    source: str
+    end_tokens: tuple[int, ...]
+    pad_token: int
+
+
+def load_policy(
+    source: str,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    seed: int = 0,
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> Policy:
+    """Load the policy ``source``: "tiny", a folder, a ``.gguf`` file, or a hub name.
+
+    ``seed`` decides the weights of "tiny", and its ``options`` are those of
+    :func:`posttrain.models.tiny.build_tiny`; the others take ``attention`` (the implementation, as
+    transformers names them), a hub name also ``revision``. Dropout is off for good: a policy that
+    is trained must give the probabilities it was sampled with.
+    """
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype: unknown {dtype!r}; {registry.did_you_mean(dtype, _DTYPES)}")
+    path = Path(source).expanduser()
+    if source == "tiny":
+        registry.check_options(build_tiny, options, kind="model 'tiny'")
+        model, tokenizer = build_tiny(**{"seed": seed, **options})
+    elif path.is_file():
+        _check_gguf_name(path)
+        model, tokenizer = read_gguf(path, dtype=_DTYPES[dtype], **_local_options(path, options))
+    elif path.is_dir():
+        _check_folder(path)
+        given = {"local_files_only": True, **_local_options(path, options)}
+        model, tokenizer = _from_pretrained(str(path), dtype=_DTYPES[dtype], options=given)
+    else:
+        _check_hub_name(source, path)
+        registry.check_options(_hub_options, options, kind=f"model {source!r}")
+        given = _hub_options(**options)
+        model, tokenizer = _from_hub(source, dtype=_DTYPES[dtype], options=given)
+    _cast(model, _DTYPES[dtype])
+    return _finish(model.to(_device(device)), tokenizer, source=source)
+
+
+def _local_options(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    def local_options(*, attention: str | None = None) -> dict[str, Any]:
+        return {"attn_implementation": attention}
+
+    registry.check_options(local_options, options, kind=f"model {str(path)!r}")
+    return local_options(**options)
+
+
+def _hub_options(*, attention: str | None = None, revision: str = "main") -> dict[str, Any]:
+    return {"attn_implementation": attention, "revision": revision}
+
+
+def _cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Cast the weights alone: ``model.to(dtype)`` would also round the frequencies of the rotary
+    position embedding, which every reader of the saved folder computes in float32.
+    """
+    for weight in model.parameters():
+        weight.data = weight.data.to(dtype)
+
+
+def _device(name: str) -> torch.device:
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(
+            f'device: {name!r} was asked for, but torch sees no CUDA device; use device = "cpu", '
+            "or install a CUDA build of torch on a machine with a GPU"
+        )
+    return torch.device(name)
+
+
+def _check_gguf_name(path: Path) -> None:
+    if path.suffix.lower() != ".gguf":
+        raise ValueError(
+            f"model: {str(path)!r} is a file, but not a .gguf file; give the folder that holds "
+            "config.json and the weights"
+        )
+
+
+def _check_folder(folder: Path) -> None:
+    names = {path.name for path in folder.iterdir()}
+    if "adapter_config.json" in names:
+        raise ValueError(
+            f"model: {str(folder)!r} holds an adapter, not a whole model; merge it into its base "
+            "model first (peft: merge_and_unload, then save_pretrained)"
+        )
+    if "config.json" not in names:
+        inside = [path.name for path in folder.iterdir() if (path / "config.json").is_file()]
+        models = f"; the models in it: {', '.join(sorted(inside))}" if inside else ""
+        raise ValueError(f"model: {str(folder)!r} is no model folder: no config.json{models}")
+    if not any(name.endswith(".safetensors") for name in names):
+        raise ValueError(
+            f"model: {str(folder)!r} holds no .safetensors weights. Pickled weights (.bin, .pt) "
+            "are refused: reading them can run any code. If you trust them, convert them once with "
+            "transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW)"
+        )
+    if not any("token" in name or name.startswith("vocab") for name in names):
+        raise ValueError(
+            f"model: {str(folder)!r} holds no tokenizer; copy tokenizer.json and "
+            "tokenizer_config.json of the model it was made from into it"
+        )
+
+
+def _check_hub_name(source: str, path: Path) -> None:
+    """Raise where a name that is no path here can only be a mistyped path."""
+    folder = path.parent
+    written_as_path = not _HUB_NAME.fullmatch(source) or path.suffix == ".gguf"
+    if written_as_path or (len(path.parts) > 1 and folder.is_dir()):
+        beside = [child.name for child in folder.iterdir()] if folder.is_dir() else []
+        where = f"in {str(folder)!r}" if beside else f"and no folder {str(folder)!r}"
+        hint = registry.did_you_mean(path.name, beside) if beside else "check the path"
+        raise ValueError(f"model: there is no {path.name!r} {where}; {hint}")
+
+
+def _from_hub(
+    name: str, *, dtype: torch.dtype, options: Mapping[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    try:
+        return _from_pretrained(name, dtype=dtype, options=options)
+    except OSError as error:
+        folders = [path.name for path in Path().iterdir() if path.is_dir()]
+        near = registry.did_you_mean(name, ["tiny", *folders]).partition("Known:")[0]
+        raise ValueError(
+            f"model: {name!r} is no folder here, and the hub did not give it: {near}"
+            "Check the name and the connection; or download it where there is one "
+            f"(hf download {name} --local-dir FOLDER) and give the folder. The hub's answer: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+
+
+def _from_pretrained(
+    source: str, *, dtype: torch.dtype, options: Mapping[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    shared = {key: value for key, value in options.items() if key != "attn_implementation"}
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **shared)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **shared)
+    except ValueError as error:
+        raise ValueError(
+            f"model: {source!r} needs code or a format that this version of transformers does not "
+            "have; a model's own code is never run. Upgrade transformers (pip install --upgrade "
+            f"transformers) or choose another model. {str(error).splitlines()[0]}"
+        ) from error
+    for part in (config, config.get_text_config()):
+        _switch_off_dropout(part)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        source,
+        config=config,
+        dtype=dtype,
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+        **options,
+    )
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise ValueError(
+            f"model: {source!r} lacks {len(missing)} weights of a {type(model).__name__} "
+            f"({', '.join(missing[:3])} …): it is not a causal language model, or not all of it"
+        )
+    return model, tokenizer
+
+
+def _switch_off_dropout(config: Any) -> None:
+    """Whatever a model draws at random in training: dropout, dropped layers, router jitter."""
+    for name, value in list(vars(config).items()):
+        if isinstance(value, float) and ("drop" in name or "jitter" in name):
+            setattr(config, name, 0.0)
+
+
+def _finish(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, source: str) -> Policy:
+    """Agree on where sequences end, and check that tokenizer and model speak of the same tokens."""
+    end_tokens = _end_tokens(model, tokenizer, source=source)
+    embedding = model.get_input_embeddings()
+    largest = max(*tokenizer.get_vocab().values(), *end_tokens)
+    if largest >= embedding.num_embeddings:
+        raise ValueError(
+            f"model: {source!r} knows {embedding.num_embeddings} tokens, its tokenizer has ids up "
+            f"to {largest}; use the tokenizer that belongs to the model"
+        )
+    # An embedding with a padding index drops that token's gradient, and pad is often an end token.
+    embedding.padding_idx = None
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(end_tokens[0])
+    return Policy(
+        model=model.eval(),
+        tokenizer=tokenizer,
+        source=source,
+        end_tokens=end_tokens,
+        pad_token=tokenizer.pad_token_id,
+    )
+
+
+def _end_tokens(model: Any, tokenizer: PreTrainedTokenizerBase, *, source: str) -> tuple[int, ...]:
+    generation = getattr(model, "generation_config", None)
+    listed = getattr(generation, "eos_token_id", None)
+    listed = [listed] if isinstance(listed, int) else list(listed or [])
+    found = [token for token in (tokenizer.eos_token_id, *listed) if token is not None]
+    if not found:
+        raise ValueError(
+            f"model: {source!r} names no end token, so no completion could ever end; set eos_token "
+            "in its tokenizer_config.json or eos_token_id in its generation_config.json"
+        )
+    return tuple(dict.fromkeys(found))

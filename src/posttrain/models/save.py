@@ -1,0 +1,69 @@
+"""A policy to an ordinary Hugging Face folder, whole or not at all."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+from transformers import GenerationConfig
+
+from posttrain.models.load import Policy, load_policy
+
+
+def save_policy(
+    policy: Policy, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write model, tokenizer, chat template and generation config, for any tool to load.
+
+    They are written beside ``folder`` and moved there at the end, so that a folder that exists is
+    complete; an older model in it is replaced. ``weights`` stands in for the model's own, where
+    they are spread over several processes.
+    """
+    folder = Path(folder)
+    _check_replaceable(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    policy.model.generation_config = _generation_config(policy)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+        new, old = Path(scratch) / "new", Path(scratch) / "old"
+        given = None if weights is None else dict(weights)
+        policy.model.save_pretrained(new, state_dict=given)
+        policy.tokenizer.save_pretrained(new)
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+
+
+def import_gguf(file: str | Path, folder: str | Path, *, dtype: str = "float32") -> None:
+    """Turn a GGUF file into an ordinary folder, its weights dequantised to ``dtype``."""
+    save_policy(load_policy(str(file), dtype=dtype), folder)
+
+
+def _check_replaceable(folder: Path) -> None:
+    if folder.is_dir() and (not any(folder.iterdir()) or (folder / "config.json").is_file()):
+        return
+    if folder.exists():
+        raise ValueError(
+            f"save: {str(folder)!r} exists and is no model folder, so it is not replaced; choose "
+            "another name, or remove it"
+        )
+
+
+def _generation_config(policy: Policy) -> GenerationConfig:
+    """The model's generation config with our end and pad tokens.
+
+    Some published ones are contradictory and cannot be saved; of those the tokens alone are kept.
+    """
+    ends = policy.end_tokens
+    tokens = {
+        "bos_token_id": policy.tokenizer.bos_token_id,
+        "eos_token_id": ends[0] if len(ends) == 1 else list(ends),
+        "pad_token_id": policy.pad_token,
+    }
+    config = GenerationConfig(**{**policy.model.generation_config.to_dict(), **tokens})
+    try:
+        config.validate(strict=True)
+    except ValueError:
+        return GenerationConfig(**tokens)
+    return config

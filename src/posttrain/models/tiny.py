@@ -1,0 +1,92 @@
+"""A language model that needs no download: about a million weights, and letters for tokens.
+
+The shape is Llama's, so that every code path for real models is exercised; the tokenizer gives each
+printable ASCII character a token, and the usual tags of reasoning tasks one each.
+"""
+
+from __future__ import annotations
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+PAD, END, UNKNOWN = "<|pad|>", "<|end|>", "<|unknown|>"
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+CHARACTERS = ("\n", *map(chr, range(32, 127)))
+
+# <|user|>2+3=<|end|><|assistant|>5<|end|>
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def build_tokenizer(*, max_positions: int = 512) -> PreTrainedTokenizerFast:
+    """One token per character of printable ASCII and newline, plus roles, tags and specials.
+
+    Decoding gives back exactly what was encoded; any other character becomes ``<|unknown|>``.
+
+    >>> tokenizer = build_tokenizer()
+    >>> tokens = tokenizer("<think>2+3</think>").input_ids
+    >>> len(tokens), tokenizer.decode(tokens)
+    (5, '<think>2+3</think>')
+    """
+    specials = (PAD, END, UNKNOWN, *ROLES)
+    vocabulary = {token: index for index, token in enumerate((*specials, *TAGS, *CHARACTERS))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in specials])
+    # Tags are words, not special tokens: a decoder that drops specials must keep them.
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in TAGS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        unk_token=UNKNOWN,
+        model_max_length=max_positions,
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def build_tiny(
+    *,
+    seed: int = 0,
+    hidden_size: int = 128,
+    num_layers: int = 4,
+    num_heads: int = 4,
+    num_key_value_heads: int | None = None,
+    intermediate_size: int | None = None,
+    max_positions: int = 512,
+    tie_embeddings: bool = False,
+) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """A Llama-shaped model with random weights, decided by ``seed`` alone, and its tokenizer.
+
+    The feed-forward layers are four times as wide as ``hidden_size`` unless told otherwise.
+    """
+    if hidden_size % (2 * num_heads):
+        raise ValueError(
+            f"hidden_size: {hidden_size} does not divide into {num_heads} heads of an even size; "
+            f"choose a multiple of {2 * num_heads}"
+        )
+    tokenizer = build_tokenizer(max_positions=max_positions)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size or 4 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_key_value_heads or num_heads,
+        max_position_embeddings=max_positions,
+        tie_word_embeddings=tie_embeddings,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to move
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config), tokenizer

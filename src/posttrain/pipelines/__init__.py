@@ -1,0 +1,1 @@
+"""Pipelines: the reinforcement-learning loop, supervised training, evaluation. No backend here."""

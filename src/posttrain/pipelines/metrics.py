@@ -1,0 +1,82 @@
+"""The numbers of one step, by the names that ``docs/metrics.md`` explains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from posttrain.algorithms.diagnostics import share_without_signal
+from posttrain.algorithms.ops import keep
+from posttrain.protocols import StepResult
+from posttrain.types import Batch, Collected
+
+_NAMES = {
+    "entropy": "policy/entropy",
+    "approx_kl": "policy/approx_kl",
+    "clip_low": "policy/clip_low",
+    "clip_high": "policy/clip_high",
+    "ratio": "policy/ratio",
+    "ratio_max": "policy/ratio_max",
+    "ratio_variance": "policy/ratio_variance",
+    "effective_sample_size": "policy/effective_sample_size",
+    "kl": "policy/kl",
+    "correction": "mismatch/correction",
+    "mismatch": "mismatch/mean",
+    "mismatch_max": "mismatch/max",
+}
+
+
+def batch_metrics(batch: Batch, collected: Collected) -> dict[str, float]:
+    """What the rollouts of a step say, before any learning."""
+    rewards, valid = batch.need("rewards"), batch.need("valid")
+    lengths = batch.mask.sum(dim=1).double()
+    kept = rewards[valid]
+    advantages = batch.need("advantages")
+    metrics = {
+        "reward/mean": float(kept.mean()) if len(kept) else 0.0,
+        "reward/std": float(kept.std(correction=0)) if len(kept) else 0.0,
+        "reward/invalid": 1 - float(valid.double().mean()),
+        "rollout/length": float(lengths.mean()),
+        "rollout/truncated": float(batch.need("truncated").double().mean()),
+        "rollout/groups_without_signal": share_without_signal(batch),
+        "rollout/tokens": float(lengths.sum()),
+        "rollout/resampled": float(collected.resampled),
+        "advantage/mean_abs": float(advantages.abs().sum() / batch.active.sum().clamp_min(1)),
+    }
+    if batch.ref_logprobs is not None:
+        log_ratio = keep(batch.need("old_logprobs") - batch.ref_logprobs, batch.active)
+        metrics["kl/reference"] = float(log_ratio.sum(dim=1)[valid].mean()) if len(kept) else 0.0
+    return metrics | _parts(collected) | _times(collected, float(lengths.sum()))
+
+
+def step_metrics(results: Sequence[StepResult]) -> dict[str, float]:
+    """The optimiser steps of one batch: maxima stay maxima, everything else is averaged."""
+    metrics = {
+        "loss/total": _mean([result.loss for result in results]),
+        "train/gradient_norm": _mean([result.gradient_norm for result in results]),
+        "train/learning_rate": results[-1].learning_rate,
+        "train/optimiser_steps": float(len(results)),
+    }
+    for name in sorted({name for result in results for name in result.metrics}):
+        values = [result.metrics[name] for result in results if name in result.metrics]
+        metrics[_NAMES.get(name, name)] = max(values) if name.endswith("_max") else _mean(values)
+    return metrics
+
+
+def _parts(collected: Collected) -> dict[str, float]:
+    """Mean of every reward's own value, over the rollouts it could score."""
+    parts: dict[str, list[float]] = {}
+    for rollout in collected.rollouts:
+        if rollout.score is not None and rollout.score.ok:
+            for name, value in rollout.score.parts.items():
+                parts.setdefault(name, []).append(value)
+    return {f"reward/part/{name}": _mean(values) for name, values in parts.items()}
+
+
+def _times(collected: Collected, num_tokens: float) -> dict[str, float]:
+    seconds = {f"time/{name}": value for name, value in collected.seconds.items()}
+    rollout = collected.seconds.get("rollout", 0.0)
+    return seconds | {"rollout/tokens_per_second": num_tokens / rollout if rollout > 0 else 0.0}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

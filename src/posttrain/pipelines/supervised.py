@@ -1,0 +1,71 @@
+"""Supervised training: demonstrations in, one ``Learner.step`` a batch, by the same learner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+
+from posttrain.algorithms.losses import nll
+from posttrain.algorithms.objective import with_entropy
+from posttrain.algorithms.weights import token_mean
+from posttrain.data.collate import collate_demonstrations
+from posttrain.pipelines.metrics import step_metrics
+from posttrain.protocols import Learner, Outputs
+from posttrain.types import Batch, Terms
+
+Row = tuple[Sequence[int], Sequence[bool]]
+"""Tokens, and which of them to learn."""
+
+
+def train(
+    rows: Sequence[Row],
+    learner: Learner,
+    *,
+    epochs: int,
+    batch_size: int,
+    pad_token: int,
+    seed: int,
+    on_step: Callable[[int, Mapping[str, float]], None],
+) -> None:
+    """Maximise the likelihood of the demonstrated completions, every token counting the same."""
+    for step, batch in enumerate(
+        batches(rows, batch_size, epochs=epochs, pad_token=pad_token, seed=seed)
+    ):
+        started = time.perf_counter()
+        result = learner.step(token_mean(batch), likelihood)
+        metrics = step_metrics([result])
+        metrics["sft/tokens"] = float(batch.mask.sum())
+        metrics["time/train"] = time.perf_counter() - started
+        on_step(step + 1, metrics)
+    learner.version += 1
+
+
+def batches(
+    rows: Sequence[Row], batch_size: int, *, epochs: int, pad_token: int, seed: int
+) -> Iterator[Batch]:
+    """Shuffled batches, ``epochs`` times over all rows; the last one of an epoch may be smaller."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        order = torch.randperm(len(rows), generator=generator).tolist()
+        for start in range(0, len(rows), batch_size):
+            chosen = [rows[index] for index in order[start : start + batch_size]]
+            yield collate_demonstrations(chosen, pad_token=pad_token)
+
+
+def num_steps(num_rows: int, batch_size: int, *, epochs: int) -> int:
+    """How many optimiser steps :func:`train` will take.
+
+    >>> num_steps(10, 4, epochs=2)
+    6
+    """
+    return -(-num_rows // batch_size) * epochs
+
+
+def likelihood(outputs: Outputs, batch: Batch) -> Terms:
+    """The objective: negative log-likelihood; entropy is only watched."""
+    terms = nll(outputs.logprobs, batch)
+    if outputs.entropy is None:
+        return terms
+    return with_entropy(terms, outputs.entropy, batch=batch, coefficient=0.0)

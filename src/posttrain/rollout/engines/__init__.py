@@ -1,0 +1,59 @@
+"""Engines: ``ENGINES[name](policy, decode, **options)``; keyword-only parameters are options.
+
+To add one, write the class and a function that makes it here, and name it in :data:`ENGINES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from posttrain.models.load import Policy
+from posttrain.protocols import Engine
+from posttrain.rollout.engines.draws import Decode
+from posttrain.rollout.engines.native import NativeEngine
+from posttrain.rollout.engines.scripted import ScriptedEngine
+from posttrain.rollout.engines.transformers import TransformersEngine
+
+
+def native_engine(
+    policy: Policy,
+    decode: Decode,
+    *,
+    compute: torch.dtype | None = None,
+    max_sequences: int | None = None,
+) -> NativeEngine:
+    """Our own: one prefill for each distinct prompt, finished sequences leave the batch."""
+    return NativeEngine(
+        policy.model,
+        end_tokens=policy.end_tokens,
+        decode=decode,
+        compute=compute,
+        max_sequences=max_sequences,
+    )
+
+
+def transformers_engine(
+    policy: Policy,
+    decode: Decode,
+    *,
+    compute: torch.dtype | None = None,
+    max_sequences: int | None = None,
+) -> TransformersEngine:
+    """The ``generate`` of transformers: slower, and takes any decoder."""
+    return TransformersEngine(
+        policy.model,
+        end_tokens=policy.end_tokens,
+        decode=decode,
+        compute=compute,
+        max_sequences=max_sequences,
+    )
+
+
+ENGINES: dict[str, Callable[..., Engine]] = {
+    "native": native_engine,
+    "transformers": transformers_engine,
+}
+
+__all__ = ["ENGINES", "NativeEngine", "ScriptedEngine", "TransformersEngine"]

@@ -1,0 +1,88 @@
+"""What was drawn for each sequence: the randomness that goes in, the completions that come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posttrain.models.sampling import sample
+from posttrain.types import Completion, Sampling
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def uniforms(seed: int, *, sequences: Sequence[int], num_steps: int) -> Tensor:
+    """Uniform numbers in [0, 1), one for each sequence and step: float64 [N, steps].
+
+    The number for step t of sequence s is a function of (seed, s, t) alone: a stream of the
+    counter-based Philox generator belongs to each sequence. So neither the other sequences, nor
+    the order they are decoded in, nor the length limit can change what a sequence draws.
+
+    >>> a, b = uniforms(1, sequences=[0, 7], num_steps=3)
+    >>> bool((uniforms(1, sequences=[7], num_steps=2)[0] == b[:2]).all())
+    True
+    """
+    streams = (
+        np.random.Generator(np.random.Philox(key=seed % 2**64, counter=[0, 0, sequence, 0]))
+        for sequence in sequences
+    )
+    return torch.from_numpy(np.stack([stream.random(num_steps) for stream in streams]))
+
+
+class Draws:
+    """The tokens drawn so far for N sequences, step by step, and how likely each one was."""
+
+    def __init__(
+        self, sampling: Sampling, randomness: Tensor, *, end_tokens: Sequence[int]
+    ) -> None:
+        self.sampling = sampling
+        self.step = 0  # how many tokens each running sequence has
+        self.ended = torch.zeros(len(randomness), dtype=torch.bool, device=randomness.device)
+        self._uniforms = randomness
+        self._end_tokens = torch.tensor(end_tokens, dtype=torch.long, device=randomness.device)
+        self._tokens = torch.full_like(randomness, -1, dtype=torch.long)
+        self._logprobs = torch.zeros_like(randomness)
+
+    @property
+    def full(self) -> bool:
+        """Whether every running sequence has all the tokens it may have."""
+        return self.step == self.sampling.max_new_tokens
+
+    def draw(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """Draw, and record, the next token of the sequences ``rows``: [n, V], [n] → [n]."""
+        tokens, logprobs = sample(logits, self._uniforms[rows, self.step], sampling=self.sampling)
+        self._tokens[rows, self.step] = tokens
+        self._logprobs[rows, self.step] = logprobs.to(self._logprobs.dtype)
+        self.ended[rows] |= (tokens[:, None] == self._end_tokens).any(1)
+        self.step += 1
+        return tokens
+
+    def completions(self, decode: Decode, *, version: int) -> list[Completion]:
+        """One completion for each sequence: up to its first end token, which it keeps."""
+        self._check_finite()
+        ends = torch.isin(self._tokens, self._end_tokens)
+        lengths = torch.where(ends.any(1), ends.int().argmax(1) + 1, self.step)
+        columns = (self._tokens, self._logprobs, lengths, ends.any(1))
+        return [
+            Completion(
+                tokens=tuple(tokens[:length]),
+                logprobs=tuple(logprobs[:length]),
+                text=decode(tokens[: length - 1] if ended else tokens[:length]),
+                stop_reason="stop" if ended else "length",
+                version=version,
+            )
+            for tokens, logprobs, length, ended in zip(
+                *(column.tolist() for column in columns), strict=True
+            )
+        ]
+
+    def _check_finite(self) -> None:
+        if not bool(torch.isfinite(self._logprobs).all()):
+            raise ValueError(
+                "logprobs: the model gave NaN or infinity for a token that was sampled. If its "
+                "weights have diverged, lower the learning rate and resume from an earlier "
+                "checkpoint; if its arithmetic overflows, compute in bfloat16, not float16"
+            )

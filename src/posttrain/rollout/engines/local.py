@@ -1,0 +1,112 @@
+"""What the engines in the learner's own process share: one module, no copy of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from posttrain.models.cache import bytes_per_sequence, context_length
+from posttrain.rollout.engines.draws import Decode, Draws, uniforms
+from posttrain.rollout.engines.requests import check_num_samples, check_prompts, in_parts
+from posttrain.types import Completion, Prompt, Sampling
+
+CPU_BYTES = 4 << 30  # what decoding may take where free memory cannot be asked for
+
+
+class LocalEngine:
+    """An engine that calls the learner's module; how it decodes is left to ``decode_part``.
+
+    An optimiser step reaches it at once, so whoever syncs only sets ``version``. ``decode`` turns
+    tokens into text. ``compute`` is the learner's type of arithmetic (None: that of the weights).
+    At most ``max_sequences`` are decoded at once; by default as many as fit into half of the free
+    memory. Neither that number nor the company of other sequences changes what a sequence draws.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        end_tokens: Sequence[int],
+        decode: Decode,
+        compute: torch.dtype | None = None,
+        max_sequences: int | None = None,
+        version: int = 0,
+    ) -> None:
+        if max_sequences is not None and max_sequences < 1:
+            raise ValueError(f"max_sequences: must be at least 1, got {max_sequences}")
+        self.model = model
+        self.version = version
+        self.end_tokens = tuple(end_tokens)
+        self.decode = decode
+        self.compute = compute
+        self.max_sequences = max_sequences
+        self.check_model()
+
+    def check_model(self) -> None:
+        """Raise if this engine cannot decode the model."""
+
+    def decode_part(self, prompts: Sequence[tuple[int, ...]], draws: Draws) -> None:
+        """Draw until each sequence has ended or is full; ``prompts`` has one entry for each."""
+        raise NotImplementedError
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
+    ) -> list[list[Completion]]:
+        """``num_samples`` completions for each prompt, in order; the seed decides every token."""
+        check_num_samples(num_samples)
+        check_prompts(prompts, sampling, limit=context_length(self.model))
+        lengths = [len(prompt.tokens) for prompt in prompts]
+        size = self.max_sequences or self._fitting(lengths, sampling.max_new_tokens)
+        found: dict[int, Completion] = {}
+        with _evaluating(self.model), self._precision():
+            for numbers in in_parts(lengths, num_samples=num_samples, size=size):
+                randomness = uniforms(seed, sequences=numbers, num_steps=sampling.max_new_tokens)
+                draws = Draws(
+                    sampling, randomness.to(self.model.device), end_tokens=self.end_tokens
+                )
+                self.decode_part([prompts[n // num_samples].tokens for n in numbers], draws)
+                completions = draws.completions(self.decode, version=self.version)
+                found.update(zip(numbers, completions, strict=True))
+        return [
+            [found[prompt * num_samples + sample] for sample in range(num_samples)]
+            for prompt in range(len(prompts))
+        ]
+
+    def _precision(self) -> torch.autocast:
+        """One scope for all steps: autocast keeps the weights it has cast until the scope ends."""
+        wanted = self.compute not in (None, torch.float32)  # as the learner does
+        return torch.autocast(self.model.device.type, dtype=self.compute, enabled=wanted)
+
+    def _fitting(self, lengths: Sequence[int], new_tokens: int) -> int:
+        each = bytes_per_sequence(
+            self.model,
+            prompt_tokens=max(lengths, default=0),
+            new_tokens=new_tokens,
+            dtype=self.compute or self.model.dtype,
+        )
+        return max(1, memory_budget(self.model.device) // each)
+
+
+def memory_budget(device: torch.device) -> int:
+    """Bytes that decoding may take: half of what a GPU has left, 4 GiB elsewhere."""
+    if device.type != "cuda":
+        return CPU_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return (free + reusable) // 2
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """No gradient and no dropout inside; afterwards every module is in the mode it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,135 @@
+"""Where a step's rollouts come from: prompts in a shuffled cycle, an engine, a scorer."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from posttrain.protocols import Engine, Scorer
+from posttrain.types import Collected, Prompt, Rollout, Sampling
+
+
+class PromptCycle:
+    """Prompts without end: every pass is a new permutation, decided by the seed and the pass.
+
+    ``position`` counts the prompts handed out; setting it is all that resuming takes.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], *, seed: int) -> None:
+        if not prompts:
+            raise ValueError("prompts: the training split is empty")
+        self.position = 0
+        self._prompts = prompts
+        self._seed = seed
+        self._pass = -1
+        self._order: list[int] = []
+
+    def take(self, count: int) -> list[Prompt]:
+        """The next ``count`` prompts."""
+        return [self._next() for _ in range(count)]
+
+    def _next(self) -> Prompt:
+        number, offset = divmod(self.position, len(self._prompts))
+        if number != self._pass:
+            # Seeds of passes and runs are spread far apart, so that runs share no permutation.
+            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + number)
+            self._order = torch.randperm(len(self._prompts), generator=generator).tolist()
+            self._pass = number
+        self.position += 1
+        return self._prompts[self._order[offset]]
+
+
+class RolloutSource:
+    """Yields scored rollouts, one step's worth at a time, sampled when they are asked for.
+
+    With ``max_resamples > 0``, groups in which all rewards agree are thrown back and new prompts
+    are sampled in their place (DAPO's dynamic sampling), at most that many times a step; what is
+    still missing then is filled with groups that agree, so that a step always has its full size.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        scorer: Scorer,
+        *,
+        prompts: PromptCycle,
+        sampling: Sampling,
+        prompts_per_step: int,
+        group_size: int,
+        seed: int,
+        max_resamples: int = 0,
+    ) -> None:
+        self.prompts = prompts
+        self.num_calls = 0
+        """Calls of the engine so far: each has a seed of its own."""
+        self._engine = engine
+        self._scorer = scorer
+        self._sampling = sampling
+        self._prompts_per_step = prompts_per_step
+        self._group_size = group_size
+        self._seed = seed
+        self._max_resamples = max_resamples
+
+    def steps(self, count: int) -> Iterator[Collected]:
+        """The rollouts of ``count`` steps."""
+        for _ in range(count):
+            yield self.collect()
+
+    def collect(self) -> Collected:
+        """One step's rollouts, groups numbered from 0."""
+        seconds = {"rollout": 0.0, "reward": 0.0}
+        kept: list[list[Rollout]] = []
+        spare: list[list[Rollout]] = []
+        for _ in range(self._max_resamples + 1):
+            missing = self._prompts_per_step - len(kept)
+            for group in self._sample(missing, seconds):
+                useful = self._max_resamples == 0 or has_signal(group)
+                (kept if useful else spare).append(group)
+            if len(kept) == self._prompts_per_step:
+                break
+        filled = kept + spare[: self._prompts_per_step - len(kept)]
+        rollouts = [
+            dataclasses.replace(rollout, group=number)
+            for number, group in enumerate(filled)
+            for rollout in group
+        ]
+        return Collected(
+            rollouts=rollouts,
+            seconds=seconds,
+            resampled=len(kept) + len(spare) - self._prompts_per_step,
+        )
+
+    def _sample(self, count: int, seconds: dict[str, float]) -> list[list[Rollout]]:
+        prompts = self.prompts.take(count)
+        started = time.perf_counter()
+        completions = self._engine.generate(
+            prompts,
+            self._sampling,
+            num_samples=self._group_size,
+            seed=self._seed * 1_000_003 + self.num_calls,
+        )
+        self.num_calls += 1
+        sampled = time.perf_counter()
+        rollouts = [
+            Rollout(prompt=prompt, completion=completion, group=number)
+            for number, (prompt, group) in enumerate(zip(prompts, completions, strict=True))
+            for completion in group
+        ]
+        scores = self._scorer.score(rollouts)
+        scored = [
+            dataclasses.replace(rollout, score=score)
+            for rollout, score in zip(rollouts, scores, strict=True)
+        ]
+        seconds["rollout"] += sampled - started
+        seconds["reward"] += time.perf_counter() - sampled
+        size = self._group_size
+        return [scored[start : start + size] for start in range(0, len(scored), size)]
+
+
+def has_signal(group: Sequence[Rollout]) -> bool:
+    """Whether the valid scores of a group differ: only then does it teach anything."""
+    values = {rollout.score.value for rollout in group if rollout.score and rollout.score.ok}
+    return len(values) > 1

@@ -1,0 +1,1 @@
+"""Sync: how new weights reach an engine."""

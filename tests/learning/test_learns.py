@@ -1,0 +1,80 @@
+"""Small tasks must be learned: reinforcement learning finds out what the demonstrations got wrong.
+
+The answer is what comes after the last digit. Half of the demonstrations are wrong, so the warmed-up
+model knows how an answer looks and is right about half of the time; the rest comes from rewards.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import TINY, small_run
+
+from posttrain.build.results import Run
+from posttrain.build.run import Supplied
+from posttrain.tasks import PromptTask
+from posttrain.types import Prompt
+
+WARM_UP = {"wrong_share": 0.5, "epochs": 30, "batch_size": 20, "learning_rate": 5e-3}
+RL = {
+    "steps": 30,
+    "prompts_per_step": 16,
+    "learning_rate": 1e-3,
+    "max_new_tokens": 3,
+    "kl": {"placement": "none"},
+}
+
+
+def next_digit() -> PromptTask:
+    """Every pair of digits, a fifth of them held out."""
+    def prompt(a: int, b: int) -> Prompt:
+        columns = {"answer": str((b + 1) % 10)}
+        return Prompt(id=f"{a}{b}", text=f"{a} {b}", columns=columns)
+
+    pairs = [(a, b) for a in range(10) for b in range(10)]
+    return PromptTask(
+        name="next_digit",
+        rewards={"exact": 1.0},
+        train=tuple(prompt(a, b) for a, b in pairs if (a + b) % 5),
+        test=tuple(prompt(a, b) for a, b in pairs if not (a + b) % 5),
+        solve=lambda prompt: prompt.columns["answer"],
+    )
+
+
+def learn(folder: Path, **rl: Any) -> Run:
+    """Warm up and learn; sampled and greedy answers to held-out problems before and after."""
+    given = {
+        "run": {"folder": str(folder), "seed": 0},
+        "model": {"name": "tiny", "options": TINY, "chat": False},
+        "sft": WARM_UP,
+        "rl": {**RL, **rl},
+        "eval": {"problems": 20, "samples": 8},
+    }
+    return small_run(given, supplied=Supplied(task=next_digit()))[0]
+
+
+@functools.cache
+def accuracy(run: Run) -> tuple[float, float]:
+    """The chance that a sampled answer to a held-out problem is right, before and after."""
+    return tuple(run.summary[when]["mean@8"]["value"] for when in ("before", "after"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rl",
+    [
+        {"algorithm": "grpo", "group_size": 8, "epochs": 2, "minibatches": 2},
+        {"algorithm": "reinforce_baseline", "group_size": 8},
+    ],
+    ids=lambda rl: rl["algorithm"],
+)
+def test_rewards_teach_what_demonstrations_did_not(tmp_path: Path, rl: dict[str, Any]) -> None:
+    """Held-out answers, sampled, go from about half right to most right."""
+    run = learn(tmp_path / "run", **rl)
+    before, after = accuracy(run)
+    rewards = run.metrics()["reward/mean"].to_pylist()[1:]
+    print(before, after, run.summary["accuracy_before"], run.summary["accuracy_after"], rewards)
+    assert 0.3 < before < 0.65
+    assert after > before + 0.3
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.3

@@ -1,0 +1,121 @@
+"""The first optimiser step is on-policy: ρ = 1 for every algorithm and every micro-batch size."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+
+from posttrain.algorithms.table import ALGORITHMS
+from posttrain.build.parts import make_plan
+from posttrain.config import recipe_from_dict, resolve
+from posttrain.data.collate import collate
+from posttrain.data.template import Template
+from posttrain.learn.learner import LocalLearner
+from posttrain.learn.optim import adamw
+from posttrain.models.load import Policy, load_policy
+from posttrain.pipelines.rl import Plan, State, make_objective, prepare
+from posttrain.rollout.engines.native import NativeEngine
+from posttrain.types import Prompt, Rollout, Sampling, Score
+
+CRITIC_FREE = [name for name, row in ALGORITHMS.items() if not row.critic]
+CHAT = (
+    "{% for m in messages %}<|user|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+QUESTIONS = ["2+3=", "10+20+30=", "7=", "what is 1234 + 4321?"]
+
+
+@functools.cache
+def policy(dtype: str = "float32") -> Policy:
+    """A tiny model whose pad token is its end token."""
+    options = {"hidden_size": 32, "num_layers": 2, "max_positions": 128}
+    loaded = load_policy("tiny", seed=3, options=options, dtype=dtype)
+    loaded.tokenizer.pad_token = loaded.tokenizer.eos_token
+    loaded.tokenizer.chat_template = CHAT
+    return dataclasses.replace(loaded, pad_token=loaded.end_tokens[0])
+
+
+@functools.cache
+def rollouts(temperature: float) -> tuple[Rollout, ...]:
+    """Scored completions of ragged prompts through the chat template, some cut, some ended."""
+    template = Template(policy().tokenizer, chat=True, end_tokens=policy().end_tokens)
+    prompts = [
+        template.render(Prompt(id=str(index), text=text)) for index, text in enumerate(QUESTIONS)
+    ]
+    engine = NativeEngine(policy().model, end_tokens=policy().end_tokens, decode=template.decode)
+    sampling = Sampling(max_new_tokens=12, temperature=temperature)
+    groups = engine.generate(prompts, sampling, num_samples=4, seed=5)
+    flat = [
+        Rollout(prompt=prompt, completion=completion, group=number)
+        for number, (prompt, group) in enumerate(zip(prompts, groups, strict=True))
+        for completion in group
+    ]
+    return tuple(
+        dataclasses.replace(rollout, score=Score(value=float(index % 3)))
+        for index, rollout in enumerate(flat)
+    )
+
+
+def learner(
+    plan: Plan, *, micro_batch_tokens: int, temperature: float = 1.0, dtype: str = "float32"
+) -> LocalLearner:
+    """A learner that takes no real step: its learning rate is 0."""
+    return LocalLearner(
+        policy(dtype).model,
+        adamw(policy(dtype).model, learning_rate=0.0),
+        save=lambda folder: None,
+        micro_batch_tokens=micro_batch_tokens,
+        temperature=temperature,
+        reference=plan.kl_placement != "none",
+    )
+
+
+def test_the_rollouts_cover_the_hard_cases() -> None:
+    """Different prompt lengths, different completion lengths, pad == eos, an end token inside."""
+    made = rollouts(1.0)
+    assert len({len(rollout.prompt.tokens) for rollout in made}) > 2
+    assert policy().pad_token in policy().end_tokens
+    assert any(rollout.completion.stop_reason == "length" for rollout in made)
+
+
+@pytest.mark.parametrize(
+    ("micro_batch_tokens", "temperature"), [(1, 1.0), (100, 0.7), (100_000, 1.0)]
+)
+@pytest.mark.parametrize("name", CRITIC_FREE)
+def test_first_ratio_is_one(name: str, micro_batch_tokens: int, temperature: float) -> None:
+    """ρ = 1 within 1e-4 in float32, against the trainer's own old log-probs and the sampler's."""
+    given = {"rl": {"algorithm": name, "group_size": 4, "max_new_tokens": 12}, "task": "sort"}
+    section = resolve(recipe_from_dict(given)).rl
+    plan = dataclasses.replace(make_plan(section), epochs=2)  # so that π_old is asked for
+    student = learner(plan, micro_batch_tokens=micro_batch_tokens, temperature=temperature)
+    batch = collate(rollouts(temperature), pad_token=policy().pad_token)
+    batch = prepare(batch, student, plan=plan, state=State(kl=plan.kl))
+    result = student.step(plan.weights(batch), make_objective(plan, plan.kl))
+    assert abs(result.metrics["ratio"] - 1) < 1e-4
+    assert abs(result.metrics["ratio_max"] - 1) < 1e-4
+    assert result.metrics["approx_kl"] < 1e-8
+    assert result.metrics["mismatch_max"] < 1e-4
+
+
+@pytest.mark.parametrize("name", CRITIC_FREE)
+def test_micro_batches_do_not_change_the_step(name: str) -> None:
+    """Loss, gradient and diagnostics are the same for any number of tokens in a forward pass."""
+    given = {"rl": {"algorithm": name, "group_size": 4, "max_new_tokens": 12}, "task": "sort"}
+    plan = make_plan(resolve(recipe_from_dict(given)).rl)
+    outcomes = []
+    for tokens in (1, 100, 100_000):
+        student = learner(plan, micro_batch_tokens=tokens, dtype="float64")
+        batch = collate(rollouts(1.0), pad_token=policy().pad_token)
+        batch = prepare(batch, student, plan=plan, state=State(kl=plan.kl))
+        result = student.step(plan.weights(batch), make_objective(plan, plan.kl))
+        gradient = torch.cat([p.grad.flatten() for p in student.model.parameters()])
+        outcomes.append((result, gradient.clone()))
+    first, reference = outcomes[0]
+    for result, gradient in outcomes[1:]:
+        assert result.loss == pytest.approx(first.loss, rel=1e-10)
+        assert result.gradient_norm == pytest.approx(first.gradient_norm, rel=1e-10)
+        assert torch.allclose(gradient, reference, rtol=1e-8, atol=1e-14)
+        assert result.metrics["entropy"] == pytest.approx(first.metrics["entropy"], rel=1e-10)
