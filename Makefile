@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types unit mutants constraints clean distclean
+.PHONY: help setup demo walkthrough test lint format types unit mutants constraints clean distclean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":[^#]*## " } /^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -31,8 +31,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(INSTALL) --editable '.[dev]'
 	@touch $(STAMP)
 
-demo: setup ## the sorting walk-through, into runs/demo
-	$(BIN)/posttrain walkthrough --out runs/demo
+demo: setup ## SFT, then GRPO, on a tiny model: about two minutes, into runs/demo
+	@rm -rf runs/demo
+	$(BIN)/posttrain run recipes/demo.toml
+
+walkthrough: setup ## the sorting walk-through: every advantage and loss, side by side
+	$(BIN)/posttrain walkthrough
 
 test: setup ## everything that must hold: lint, types, tests
 	@$(MAKE) --no-print-directory lint
@@ -59,8 +63,12 @@ unit: setup ## pytest: tests and docstring examples (JOBS=2 processes)
 
 mutants: setup ## mutate the algorithms; every mutant should make a test fail
 	@$(INSTALL) --editable '.[dev,mutants]'
-	@$(BIN)/mutmut run
+	@OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children $(JOBS)
+	@$(BIN)/mutmut export-cicd-stats
+	@echo "== survivors ('mutmut show NAME' prints the change)"
 	@$(BIN)/mutmut results
+	@$(BIN)/python -c "import json; s = json.load(open('mutants/mutmut-cicd-stats.json')); \
+	  k = s['killed'] + s['timeout']; print(f'== {k} of {s[\"total\"]} killed: {k / s[\"total\"]:.1%}')"
 
 # Pins what is in .venv now. To upgrade: .venv/bin/pip install --upgrade PACKAGE, make unit, then this.
 constraints: setup ## write the versions installed in .venv to constraints.txt

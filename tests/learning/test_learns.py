@@ -1,10 +1,9 @@
 """Small tasks must be learned: reinforcement learning finds out what the demonstrations got wrong.
 
-The answer is what comes after the last digit. Half of the demonstrations are wrong, so the warmed-up
-model knows how an answer looks and is right about half of the time; the rest comes from rewards.
+The answer is what comes after the last digit. Half of the demonstrations are wrong: the warmed-up
+model knows what an answer looks like, and is seldom right. The rest comes from rewards alone.
 """
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,11 @@ from posttrain.build.run import Supplied
 from posttrain.tasks import PromptTask
 from posttrain.types import Prompt
 
-WARM_UP = {"wrong_share": 0.5, "epochs": 30, "batch_size": 20, "learning_rate": 5e-3}
+WARM_UP = {"wrong_share": 0.5, "epochs": 25, "batch_size": 20, "learning_rate": 1e-2}
 RL = {
-    "steps": 30,
+    "steps": 40,
     "prompts_per_step": 16,
-    "learning_rate": 1e-3,
+    "group_size": 8,
     "max_new_tokens": 3,
     "kl": {"placement": "none"},
 }
@@ -28,6 +27,7 @@ RL = {
 
 def next_digit() -> PromptTask:
     """Every pair of digits, a fifth of them held out."""
+
     def prompt(a: int, b: int) -> Prompt:
         columns = {"answer": str((b + 1) % 10)}
         return Prompt(id=f"{a}{b}", text=f"{a} {b}", columns=columns)
@@ -54,27 +54,20 @@ def learn(folder: Path, **rl: Any) -> Run:
     return small_run(given, supplied=Supplied(task=next_digit()))[0]
 
 
-@functools.cache
-def accuracy(run: Run) -> tuple[float, float]:
-    """The chance that a sampled answer to a held-out problem is right, before and after."""
-    return tuple(run.summary[when]["mean@8"]["value"] for when in ("before", "after"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "rl",
     [
-        {"algorithm": "grpo", "group_size": 8, "epochs": 2, "minibatches": 2},
-        {"algorithm": "reinforce_baseline", "group_size": 8},
+        {"algorithm": "grpo", "epochs": 2, "minibatches": 2, "learning_rate": 3e-3},
+        {"algorithm": "reinforce_baseline", "learning_rate": 4e-3},
     ],
     ids=lambda rl: rl["algorithm"],
 )
 def test_rewards_teach_what_demonstrations_did_not(tmp_path: Path, rl: dict[str, Any]) -> None:
-    """Held-out answers, sampled, go from about half right to most right."""
+    """Sampled answers to held-out questions: mostly wrong before, mostly right after."""
     run = learn(tmp_path / "run", **rl)
-    before, after = accuracy(run)
+    before, after = (run.summary[when]["mean@8"]["value"] for when in ("before", "after"))
+    assert before < 0.4
+    assert after > before + 0.4
     rewards = run.metrics()["reward/mean"].to_pylist()[1:]
-    print(before, after, run.summary["accuracy_before"], run.summary["accuracy_after"], rewards)
-    assert 0.3 < before < 0.65
-    assert after > before + 0.3
-    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.3
+    assert sum(rewards[-5:]) > sum(rewards[:5]) + 5 * 0.25

@@ -48,7 +48,8 @@ def run(
 ) -> Run:
     """Run every stage of a recipe that is not finished yet, and return what came out.
 
-    ``text`` is the recipe as the user wrote it, kept in the folder.
+    ``text`` is the recipe as the user wrote it, kept in the folder. A quiet ``console`` silences
+    the live display too.
     """
     started = time.monotonic()
     supplied, console = supplied or Supplied(), console or Console()
@@ -140,7 +141,8 @@ class _Job:
             config=self._config.get(stage, {}),
         )
         # The console comes last: its live display starts only once the others could be made.
-        names = ("jsonl", *self._recipe.run.trackers, "console") if total_steps else ()
+        shown = () if self._console.quiet else ("console",)
+        names = ("jsonl", *self._recipe.run.trackers, *shown) if total_steps else ()
         tracker = Several([TRACKERS[name](tracked) for name in names])
         try:
             yield Context(

@@ -150,8 +150,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a model may write what the terminal cannot show
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    sys.path.append(str(Path.cwd()))  # a recipe may name "my_module:my_reward" of this folder
     try:
         app()
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
         typer.secho(f"posttrain: {error}", fg=typer.colors.RED, err=True)
         sys.exit(2)

@@ -1,0 +1,189 @@
+"""The same from Python: ``posttrain.rl``, ``sft``, ``evaluate`` and ``generate``."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+from small_runs import RL, TASK, TINY, same_weights, timeless
+from transformers import AutoModelForCausalLM
+
+import posttrain
+from posttrain.tasks import make_task
+
+MODEL = {"options": TINY}
+
+
+def shortness(completion: str) -> float:
+    """Fewer characters are better."""
+    return 1 - len(completion) / 10
+
+
+def first_digit(completion: str, answer: str) -> float:
+    """Whether the completion begins as the answer does."""
+    return float(completion[:1] == answer[:1])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder that ``posttrain.sft`` made, half trained to add."""
+    made = posttrain.sft(
+        task=TASK,
+        model_options=MODEL,
+        folder=tmp_path_factory.mktemp("sft") / "run",
+        epochs=30,
+        batch_size=8,
+        learning_rate=5e-3,
+    )
+    return made.model
+
+
+def test_rl_on_strings_with_a_function(tmp_path: Path) -> None:
+    """Plain prompts and a Python function are all it takes; the reward has the function's name."""
+    run = posttrain.rl(prompts=["1+1=", "2+2="], reward=shortness, folder=tmp_path / "r", **RL)
+    rows = run.samples(1, limit=100)
+    assert {row["prompt"] for row in rows} == {"1+1=", "2+2="}
+    assert all(row["reward"] == pytest.approx(shortness(row["completion"])) for row in rows)
+    assert all(set(row["parts"]) == {"shortness"} for row in rows)
+    assert run.summary["stages"] == ["rl"]
+    assert AutoModelForCausalLM.from_pretrained(run.model).config.hidden_size == 32
+
+
+def test_rl_on_rows_evaluates_on_test_rows(tmp_path: Path) -> None:
+    """Columns reach the reward by name; with test prompts there is accuracy before and after."""
+    run = posttrain.rl(
+        prompts=[{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(6)],
+        test_prompts=[{"prompt": "7+1=", "answer": "8"}, {"prompt": "8+1=", "answer": "9"}],
+        reward={first_digit: 1.0, "exact": {"weight": 0.5}},
+        folder=tmp_path / "r",
+        **RL,
+    )
+    assert run.summary["stages"] == ["rl", "eval"]
+    assert run.summary["accuracy_before"] in (0.0, 0.5, 1.0)
+    row = run.samples(1, limit=1)[0]
+    assert set(row["parts"]) == {"first_digit", "exact"}
+    assert row["reward"] == row["parts"]["first_digit"] + 0.5 * row["parts"]["exact"]
+
+
+def test_rl_on_a_file_is_rl_on_its_rows(tmp_path: Path) -> None:
+    """A JSONL path gives the run that its rows give, bit for bit."""
+    rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(6)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    runs = [
+        posttrain.rl(prompts=given, reward=first_digit, folder=tmp_path / name, **RL)
+        for name, given in (("file", tmp_path / "rows.jsonl"), ("rows", rows))
+    ]
+    first, second = (run.folder.stage("rl").records() for run in runs)
+    assert timeless(first) == timeless(second)
+    assert same_weights(runs[0].model, runs[1].model)
+
+
+def test_rl_on_a_task_object_with_a_table_of_rewards(tmp_path: Path) -> None:
+    """A task made in Python brings its test problems along, and rewards by name and weight."""
+    rewards = {"numeric": {"weight": 2.0, "extract": "whole"}, shortness: 0.0}
+    run = posttrain.rl(task=make_task(TASK), reward=rewards, folder=tmp_path / "r", **RL)
+    assert run.summary["stages"] == ["rl", "eval"]
+    row = run.samples(1, limit=1)[0]
+    assert row["reward"] == 2.0 * row["parts"]["numeric"]
+
+
+def test_the_reward_sees_the_prompt_as_it_was_given(tmp_path: Path) -> None:
+    """Not as the chat template wrote it."""
+    seen = set()
+
+    def watch(prompt: str, completion: str) -> float:
+        seen.add(prompt)
+        return shortness(completion)
+
+    posttrain.rl(prompts=["1+1=", "2+2="], reward=watch, folder=tmp_path / "r", **RL)
+    assert seen == {"1+1=", "2+2="}
+
+
+def test_top_k_turns_the_correction_on(tmp_path: Path) -> None:
+    """Where sampling cuts the distribution, the factor is in the metrics and below 1."""
+    given = {"prompts": ["1+1=", "2+2="], "reward": shortness}
+    cut = posttrain.rl(**given, top_k=5, top_p=0.9, folder=tmp_path / "cut", **RL)
+    whole = posttrain.rl(**given, folder=tmp_path / "whole", **RL)
+    assert cut.folder.config["rl"]["correction"]["name"] == "truncated"
+    for record in cut.folder.stage("rl").records():
+        assert 0 < record["mismatch/correction"] < 0.9
+        assert record["mismatch/mean"] > 0.1
+    for record in whole.folder.stage("rl").records():
+        assert "mismatch/correction" not in record
+        assert record["mismatch/max"] < 1e-4
+
+
+def test_sft_learns_the_demonstrations(folder: Path) -> None:
+    """Demonstrations of a task: the trained folder answers them, the untrained model does not."""
+    trained = posttrain.evaluate(folder, task=TASK, samples=2, max_new_tokens=4)
+    untrained = posttrain.evaluate("tiny", model_options=MODEL, task=TASK, max_new_tokens=4)
+    assert set(trained.estimates) == {"accuracy", "mean@2", "pass@1", "pass@2"}
+    assert untrained.accuracy.value == 0
+    assert trained.mean_reward > untrained.mean_reward
+    assert trained.estimates["pass@2"].value >= trained.estimates["mean@2"].value
+    assert len(trained.greedy) == 10
+    assert len(trained.sampled) == 20
+
+
+def test_sft_on_a_file(tmp_path: Path) -> None:
+    """Rows of prompt and completion, and chats, in one file."""
+    rows = [
+        {"prompt": "a", "completion": "a"},
+        {
+            "messages": [
+                {"role": "user", "content": "b"},
+                {"role": "assistant", "content": "b"},
+            ]
+        },
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = posttrain.sft(
+        data=tmp_path / "rows.jsonl",
+        model_options=MODEL,
+        folder=tmp_path / "run",
+        epochs=40,
+        learning_rate=1e-2,
+    )
+    assert run.metrics("sft")["sft/tokens"].to_pylist() == [4.0] * 40  # letter and end, twice
+    for letter in "ab":
+        (answer,) = posttrain.generate(run.model, letter, max_new_tokens=4)
+        assert (answer.text, answer.stop_reason) == (letter, "stop")
+
+
+def test_evaluate_on_own_prompts(folder: Path) -> None:
+    """Prompts and a reward in place of a task."""
+
+    def ends(stop_reason: str) -> float:
+        return float(stop_reason == "stop")
+
+    found = posttrain.evaluate(
+        folder, prompts=["1+1=", "2+3="], reward=ends, max_new_tokens=4, problems=1
+    )
+    assert found.correct_by == "ends"
+    assert found.accuracy.value == 1.0
+    assert len(found.greedy) == 1
+
+
+def test_generate_is_greedy_and_samples_by_seed(folder: Path) -> None:
+    """One greedy answer; several samples that the seed decides."""
+    (answer,) = posttrain.generate(folder, "3+4=", max_new_tokens=4)
+    assert answer == posttrain.generate(folder, "3+4=", max_new_tokens=4, seed=9)[0]
+    options = {"num_samples": 6, "temperature": 2.0, "max_new_tokens": 4}
+    first = posttrain.generate(folder, "3+4=", seed=1, **options)
+    assert first == posttrain.generate(folder, "3+4=", seed=1, **options)
+    assert first != posttrain.generate(folder, "3+4=", seed=2, **options)
+    assert len({sample.text for sample in first}) > 1
+
+
+def test_misspelled_and_missing_options_say_so(tmp_path: Path) -> None:
+    """The rules of recipes hold from Python too."""
+    with pytest.raises(ValueError, match=r"rl\.group_sise.*group_size"):
+        posttrain.rl(prompts=["a"], reward=shortness, folder=tmp_path, group_sise=4)
+    with pytest.raises(ValueError, match="give a task or prompts, not both"):
+        posttrain.rl(prompts=["a"], task="sort", reward=shortness)
+    with pytest.raises(ValueError, match="none given; name at least one"):
+        posttrain.rl(prompts=["a"], folder=tmp_path / "r", **RL)
+    with pytest.raises(ValueError, match="wants the column 'answer'"):
+        posttrain.rl(prompts=["a"], reward=first_digit, folder=tmp_path / "s", **RL)
+    with warnings.catch_warnings(), pytest.raises(ValueError, match="training split is empty"):
+        posttrain.rl(prompts=[], reward=shortness, folder=tmp_path / "t", **RL)

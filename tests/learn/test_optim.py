@@ -1,0 +1,73 @@
+"""The optimiser and its schedule."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from posttrain.learn.optim import adamw, rate_factor
+
+
+def factors(steps: int, **options: object) -> list[float]:
+    return [rate_factor(step, **options) for step in range(steps)]
+
+
+def test_schedules_by_hand() -> None:
+    """Warm-up is linear and reaches the peak at its last step; then each schedule goes its way."""
+    warm = [0.25, 0.5, 0.75, 1.0]
+    assert factors(8, total=8, warmup=4, schedule="constant") == warm + [1.0] * 4
+    assert factors(8, total=8, warmup=4, schedule="linear") == [*warm, 1.0, 0.75, 0.5, 0.25]
+    cosine = [(1 + math.cos(math.pi * quarter / 4)) / 2 for quarter in range(4)]
+    assert factors(8, total=8, warmup=4, schedule="cosine") == pytest.approx(warm + cosine)
+    assert cosine[2] == 0.5
+
+
+def test_without_warm_up_the_first_step_is_at_the_peak() -> None:
+    for schedule in ("constant", "linear", "cosine"):
+        assert rate_factor(0, total=5, warmup=0, schedule=schedule) == 1.0
+
+
+def test_past_the_end_the_rate_stays_at_zero() -> None:
+    """A batch left early takes fewer steps than planned, never more; if more, they do nothing."""
+    for schedule in ("linear", "cosine"):
+        assert factors(9, total=5, warmup=0, schedule=schedule)[5:] == pytest.approx([0.0] * 4)
+
+
+def test_a_warm_up_as_long_as_the_run() -> None:
+    assert factors(3, total=3, warmup=3, schedule="cosine") == pytest.approx([1 / 3, 2 / 3, 1.0])
+
+
+class Mixed(nn.Module):
+    """A matrix, a bias, a norm, and a matrix that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.norm = nn.LayerNorm(3)
+        self.frozen = nn.Linear(3, 3).requires_grad_(False)
+
+
+def test_weight_decay_touches_matrices_only() -> None:
+    """Without a gradient to follow, one step shrinks a matrix by 1 − rate · decay, nothing else."""
+    model = Mixed().double()
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    optimizer = adamw(model, learning_rate=0.1, weight_decay=0.5)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    for name, weight in model.named_parameters():
+        factor = 1 - 0.1 * 0.5 if name == "linear.weight" else 1.0
+        assert torch.allclose(weight, factor * before[name], rtol=1e-12, atol=0), name
+
+
+def test_the_first_step_is_the_rate_against_the_sign() -> None:
+    """Adam's moments are bias-corrected: g / (|g| + ε)."""
+    model = nn.Linear(2, 1, bias=False).double()
+    before = model.weight.detach().clone()
+    optimizer = adamw(model, learning_rate=0.1)
+    model.weight.grad = torch.tensor([[3.0, -1e-8]], dtype=torch.float64)
+    optimizer.step()
+    expected = before - 0.1 * torch.tensor([[1.0, -0.5]], dtype=torch.float64)
+    assert torch.allclose(model.weight, expected, rtol=0, atol=1e-9)

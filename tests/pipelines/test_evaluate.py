@@ -1,0 +1,160 @@
+"""Evaluation: estimates by brute force and by published values, and answers known beforehand."""
+
+import itertools
+
+import pytest
+
+from posttrain.pipelines.evaluate import evaluate, is_correct, mean, pass_at_k, share
+from posttrain.rewards.scorer import RewardScorer
+from posttrain.rollout.engines.scripted import ScriptedEngine
+from posttrain.types import Completion, Prompt, Rollout, Sampling, Score
+
+
+@pytest.mark.parametrize("samples", [1, 4, 7])
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(samples: int) -> None:
+    """Over all k of n answers, for every count of right ones."""
+    for correct, k in itertools.product(range(samples + 1), range(1, samples + 1)):
+        answers = [index < correct for index in range(samples)]
+        subsets = list(itertools.combinations(answers, k))
+        expected = sum(any(subset) for subset in subsets) / len(subsets)
+        assert pass_at_k(samples, correct, k=k) == pytest.approx(expected, abs=1e-12)
+
+
+def test_pass_at_k_needs_k_answers() -> None:
+    for k in (0, 5):
+        with pytest.raises(ValueError, match=rf"between 1 and the 4 samples, got {k}"):
+            pass_at_k(4, 1, k=k)
+
+
+@pytest.mark.parametrize(
+    ("hits", "total", "low", "high"),
+    [
+        (81, 263, 0.2553, 0.3662),  # Newcombe, 1998, table I, method 3
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0000, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_wilson_interval_as_published(hits: int, total: int, low: float, high: float) -> None:
+    """The score interval without continuity correction."""
+    found = share(hits, total)
+    assert found.value == hits / total
+    assert (found.low, found.high) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_interval_of_a_mean_by_hand() -> None:
+    """Mean ± 1.96 · sample deviation / √n, cut to [0, 1]."""
+    found = mean([0.25, 0.5, 0.75])
+    half = 1.959964 * 0.25 / 3**0.5
+    assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5 - half, 0.5 + half))
+    assert (mean([1.0]).low, mean([1.0]).high) == (1.0, 1.0)
+
+
+QUESTIONS = [Prompt(id=str(n), text=f"{n}+1=", columns={"answer": str(n + 1)}) for n in range(4)]
+
+
+def answer(prompt: Prompt, sample: int) -> str:
+    """Problem n has n right answers among every four, the greedy one first."""
+    return prompt.columns["answer"] if sample < int(prompt.id) else "wrong"
+
+
+def test_evaluate_with_known_answers() -> None:
+    """Greedy accuracy 3/4; problem n has n of 4 samples right."""
+    found = evaluate(
+        ScriptedEngine(answer),
+        QUESTIONS,
+        scorer=RewardScorer({"exact": 2.0}),
+        correct_by="exact",
+        sampling=Sampling(max_new_tokens=9, temperature=0.8),
+        samples=4,
+    )
+    assert list(found.estimates) == ["accuracy", "mean@4", "pass@1", "pass@2", "pass@4"]
+    values = {name: estimate.value for name, estimate in found.estimates.items()}
+    assert values["accuracy"] == found.accuracy.value == 0.75
+    assert values["mean@4"] == values["pass@1"] == pytest.approx((0 + 1 + 2 + 3) / 16)
+    assert values["pass@2"] == pytest.approx((0 + 3 / 6 + 5 / 6 + 1) / 4)
+    assert values["pass@4"] == 0.75
+    assert found.mean_reward == 1.5
+    assert found.invalid == 0
+    assert [is_correct(rollout, "exact") for rollout in found.greedy] == [False, True, True, True]
+    assert [rollout.group for rollout in found.sampled] == [n for n in range(4) for _ in range(4)]
+
+
+def test_three_samples_give_pass_at_1_2_and_3() -> None:
+    found = evaluate(
+        ScriptedEngine(answer),
+        QUESTIONS,
+        scorer=RewardScorer({"exact": 1.0}),
+        correct_by="exact",
+        sampling=Sampling(),
+        samples=3,
+    )
+    assert list(found.estimates) == ["accuracy", "mean@3", "pass@1", "pass@2", "pass@3"]
+
+
+def test_greedy_is_greedy_whatever_the_sampling() -> None:
+    """The engine is asked at temperature 0 without top-k and top-p, then as told."""
+    asked: list[Sampling] = []
+
+    class Watched(ScriptedEngine):
+        def generate(self, prompts, sampling, *, num_samples: int, seed: int):
+            asked.append(sampling)
+            return super().generate(prompts, sampling, num_samples=num_samples, seed=seed)
+
+    sampling = Sampling(max_new_tokens=9, temperature=0.8, top_k=5, top_p=0.5)
+    evaluate(
+        Watched(answer),
+        QUESTIONS,
+        scorer=RewardScorer({"exact": 1.0}),
+        correct_by="exact",
+        sampling=sampling,
+        samples=2,
+    )
+    assert asked == [Sampling(max_new_tokens=9, temperature=0.0), sampling]
+
+
+def test_a_broken_grader_is_counted_and_is_not_right() -> None:
+    """One in four: the answer counts as wrong, its share is reported, its value is not averaged."""
+
+    def grade(completion: str, answer: str) -> float:
+        if answer == "4":
+            raise RuntimeError("no grader")
+        return float(completion == answer)
+
+    found = evaluate(
+        ScriptedEngine(answer),
+        QUESTIONS,
+        scorer=RewardScorer({grade: 1.0}),
+        correct_by="grade",
+        sampling=Sampling(),
+    )
+    assert found.accuracy.value == 0.5
+    assert found.invalid == 0.25
+    assert "no grader" in found.greedy[3].score.reason
+
+
+def test_only_the_named_reward_decides() -> None:
+    """A formatting reward neither makes an answer right nor wrong."""
+    completion = Completion(tokens=(), logprobs=(), text="", stop_reason="stop", version=0)
+    for parts, right in (
+        ({"exact": 1.0, "format": 0.0}, True),
+        ({"exact": 0.5, "format": 1.0}, False),
+    ):
+        score = Score(value=5.0, parts=parts)
+        assert (
+            is_correct(
+                Rollout(prompt=QUESTIONS[0], completion=completion, group=0, score=score), "exact"
+            )
+            is right
+        )
+
+
+def test_no_problems_is_an_error() -> None:
+    with pytest.raises(ValueError, match="the test split is empty"):
+        evaluate(
+            ScriptedEngine(answer),
+            [],
+            scorer=RewardScorer({"exact": 1.0}),
+            correct_by="exact",
+            sampling=Sampling(),
+        )

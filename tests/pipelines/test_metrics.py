@@ -1,0 +1,91 @@
+"""The numbers of a step, by hand."""
+
+import dataclasses
+
+import pytest
+import torch
+from loop_parts import rollout
+
+from posttrain.data.collate import collate
+from posttrain.pipelines.metrics import batch_metrics, step_metrics
+from posttrain.protocols import StepResult
+from posttrain.types import Collected, Rollout, Score
+
+
+def rollouts() -> list[Rollout]:
+    """Two groups of two: lengths 2, 3, 1, 0; the last grader broke; the second answer was cut."""
+    rows = [
+        rollout(1.0),
+        rollout(0.0, tokens=(8, 9, 7)),
+        rollout(0.5, group=1, tokens=(8,)),
+        rollout(None, group=1, tokens=()),
+    ]
+    cut = dataclasses.replace(rows[1].completion, stop_reason="length")
+    rows[1] = dataclasses.replace(rows[1], completion=cut)
+    rows[0] = dataclasses.replace(
+        rows[0], score=Score(value=1.0, parts={"exact": 1.0, "form": 3.0})
+    )
+    rows[2] = dataclasses.replace(rows[2], score=Score(value=0.5, parts={"exact": 0.5}))
+    return rows
+
+
+def test_batch_metrics_by_hand() -> None:
+    """Every name of the rollouts' metrics, and its value."""
+    seconds = {"rollout": 2.0, "reward": 0.25}
+    given = Collected(rollouts=rollouts(), seconds=seconds, resampled=3)
+    batch = collate(given.rollouts, pad_token=0)
+    advantages = torch.tensor([[2.0], [-1.0], [4.0], [9.0]]).expand(4, 5) * batch.active
+    old = torch.full((4, 5), -1.0)
+    reference = torch.tensor([[-1.5], [-1.0], [-3.0], [-9.0]]).expand(4, 5)
+    batch = batch.replace(advantages=advantages, old_logprobs=old, ref_logprobs=reference)
+    assert batch_metrics(batch, given) == {
+        "reward/mean": 0.5,
+        "reward/std": pytest.approx((1 / 6) ** 0.5, rel=1e-12),
+        "reward/invalid": 0.25,
+        "reward/part/exact": 0.75,
+        "reward/part/form": 3.0,
+        "rollout/length": 1.5,
+        "rollout/truncated": 0.25,
+        "rollout/groups_without_signal": 0.5,
+        "rollout/tokens": 6.0,
+        "rollout/resampled": 3.0,
+        "rollout/tokens_per_second": 3.0,
+        "advantage/mean_abs": pytest.approx((2 * 2 + 3 * 1 + 1 * 4) / 6, rel=1e-6),
+        # Summed over the tokens of each valid sequence: 2·0.5, 3·0 and 1·2.
+        "kl/reference": pytest.approx((1.0 + 0.0 + 2.0) / 3, rel=1e-6),
+        "time/rollout": 2.0,
+        "time/reward": 0.25,
+    }
+
+
+def test_without_a_valid_score_every_metric_is_a_number() -> None:
+    """Not NaN, which would poison a curve."""
+    given = Collected(rollouts=[rollout(None), rollout(None)])
+    batch = collate(given.rollouts, pad_token=0)
+    batch = batch.replace(advantages=torch.zeros(2, 4))
+    found = batch_metrics(batch, given)
+    assert found["reward/invalid"] == 1.0
+    assert found["reward/mean"] == found["reward/std"] == found["advantage/mean_abs"] == 0.0
+
+
+def test_step_metrics_average_but_maxima_stay() -> None:
+    """Two optimiser steps, the second without a ratio."""
+    first = StepResult(
+        loss=1.0,
+        gradient_norm=4.0,
+        learning_rate=0.1,
+        metrics={"entropy": 2.0, "ratio_max": 3.0, "mismatch": 0.5, "own": 1.0},
+    )
+    second = StepResult(
+        loss=2.0, gradient_norm=2.0, learning_rate=0.2, metrics={"entropy": 1.0, "ratio_max": 5.0}
+    )
+    assert step_metrics([first, second]) == {
+        "loss/total": 1.5,
+        "train/gradient_norm": 3.0,
+        "train/learning_rate": 0.2,
+        "train/optimiser_steps": 2.0,
+        "policy/entropy": 1.5,
+        "policy/ratio_max": 5.0,
+        "mismatch/mean": 0.5,
+        "own": 1.0,
+    }

@@ -1,0 +1,98 @@
+"""Supervised training: it memorises, it counts its steps, and prompts are never learned."""
+
+import pytest
+import torch
+from small_model import naive_logprobs, small_model
+
+from posttrain.algorithms.weights import token_mean
+from posttrain.data.collate import collate_demonstrations
+from posttrain.learn.learner import LocalLearner
+from posttrain.learn.optim import adamw
+from posttrain.pipelines.supervised import Row, batches, likelihood, num_steps, train
+
+END = 1
+
+
+def row(prompt: tuple[int, ...], completion: tuple[int, ...]) -> Row:
+    tokens = (*prompt, *completion, END)
+    return tokens, [False] * len(prompt) + [True] * (len(completion) + 1)
+
+
+ROWS = [row((5,), (6, 7)), row((8, 9), (10,)), row((11, 5, 6), (12, 13, 14)), row((7,), ())]
+
+
+def learner(model: torch.nn.Module, rate: float = 1e-2) -> LocalLearner:
+    return LocalLearner(model, adamw(model, learning_rate=rate), save=lambda folder: None)
+
+
+def test_four_sequences_are_memorised() -> None:
+    """The loss of every completion token falls to almost nothing, and the log says so."""
+    model = small_model()
+    log: list[tuple[int, float]] = []
+    student = learner(model)
+    train(
+        ROWS,
+        student,
+        epochs=60,
+        batch_size=4,
+        pad_token=0,
+        seed=0,
+        on_step=lambda step, metrics: log.append((step, metrics["loss/total"])),
+    )
+    assert [step for step, _ in log] == [*range(1, 61)]
+    assert log[0][1] > 4
+    batch = collate_demonstrations(ROWS, pad_token=0)
+    with torch.no_grad():
+        assert float(naive_logprobs(model, batch).min()) > -0.2
+    assert student.version == 1
+
+
+def test_the_first_loss_is_the_mean_over_completion_tokens() -> None:
+    """Every token counts the same, whatever the length of its sequence."""
+    model = small_model()
+    batch = collate_demonstrations(ROWS, pad_token=0)
+    with torch.no_grad():
+        expected = -float(naive_logprobs(model, batch).sum() / batch.mask.sum())
+    result = learner(model).step(token_mean(batch), likelihood)
+    assert result.loss == pytest.approx(expected, rel=1e-6)
+    assert int(batch.mask.sum()) == 3 + 2 + 4 + 1
+
+
+def test_prompt_tokens_are_context_and_never_targets() -> None:
+    """The gradient is that of the completion's log-likelihood alone, to the last digits."""
+    batch = collate_demonstrations(ROWS[:3], pad_token=0)
+    model, mine = small_model(), small_model()
+    learner(model).step(token_mean(batch), likelihood)
+    (-naive_logprobs(mine, batch).sum() / batch.mask.sum()).backward()
+    factor = min(1.0, 1.0 / float(gradients(mine).norm()))  # the learner clips at 1
+    assert torch.allclose(gradients(model), factor * gradients(mine), rtol=1e-5, atol=1e-9)
+    whole = batch.replace(mask=batch.attention & (torch.arange(batch.tokens.shape[1]) > 0))
+    other = small_model()
+    learner(other).step(token_mean(whole), likelihood)
+    assert not torch.allclose(gradients(model), gradients(other), rtol=0.1)
+
+
+def gradients(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([weight.grad.flatten() for weight in model.parameters()])
+
+
+def test_every_row_once_each_epoch_in_an_order_of_the_seed() -> None:
+    """The last batch may be smaller; equal seeds give equal batches."""
+
+    def epochs(seed: int) -> list[list[tuple[int, ...]]]:
+        made = list(batches(ROWS, 3, epochs=2, pad_token=0, seed=seed))
+        assert [len(batch.tokens) for batch in made] == [3, 1, 3, 1]
+        lines = [
+            tuple(tokens[real].tolist())
+            for batch in made
+            for tokens, real in zip(batch.tokens, batch.attention, strict=True)
+        ]
+        return [lines[:4], lines[4:]]
+
+    whole = sorted(tuple(tokens) for tokens, _ in ROWS)
+    first, second = epochs(0)
+    assert sorted(first) == sorted(second) == whole
+    assert first != second
+    assert epochs(0) == [first, second]
+    assert epochs(1) != [first, second]
+    assert num_steps(4, 3, epochs=2) == 4

@@ -1,0 +1,190 @@
+"""Where rollouts come from: prompts in a cycle, groups that are thrown back, seeds of their own."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from posttrain.rollout.engines.scripted import ScriptedEngine
+from posttrain.rollout.source import PromptCycle, RolloutSource, has_signal
+from posttrain.types import Completion, Prompt, Rollout, Sampling, Score
+
+
+def prompts(count: int) -> list[Prompt]:
+    return [Prompt(id=str(n), text=f"question {n}") for n in range(count)]
+
+
+class SeedEngine(ScriptedEngine):
+    """Remembers the seeds and the sizes it was asked with."""
+
+    def __init__(self, *answers: str) -> None:
+        super().__init__(lambda prompt, sample: answers[sample % len(answers)])
+        self.asked: list[tuple[int, int]] = []
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
+    ) -> list[list[Completion]]:
+        self.asked.append((seed, len(prompts)))
+        return super().generate(prompts, sampling, num_samples=num_samples, seed=seed)
+
+
+class Grader:
+    """Prompts whose number is in ``hard`` have groups that differ; all others agree."""
+
+    def __init__(self, hard: Sequence[int]) -> None:
+        self.hard = {str(number) for number in hard}
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [
+            Score(value=float(rollout.prompt.id in self.hard and rollout.completion.text == "b"))
+            for rollout in rollouts
+        ]
+
+
+def source(
+    *, hard: Sequence[int] = (), max_resamples: int = 0, count: int = 12, seed: int = 5
+) -> tuple[RolloutSource, SeedEngine]:
+    engine = SeedEngine("a", "b")
+    made = RolloutSource(
+        engine,
+        Grader(hard),
+        prompts=PromptCycle(prompts(count), seed=seed),
+        sampling=Sampling(),
+        prompts_per_step=4,
+        group_size=2,
+        seed=seed,
+        max_resamples=max_resamples,
+    )
+    return made, engine
+
+
+def ids(cycle: PromptCycle, count: int) -> list[str]:
+    return [prompt.id for prompt in cycle.take(count)]
+
+
+def test_every_prompt_once_in_each_pass_in_a_new_order() -> None:
+    """Also where steps do not divide the pass."""
+    cycle = PromptCycle(prompts(10), seed=0)
+    taken = [name for _ in range(10) for name in ids(cycle, 3)]
+    passes = [taken[start : start + 10] for start in range(0, 30, 10)]
+    assert all(sorted(each) == [str(n) for n in range(10)] for each in passes)
+    assert len({tuple(each) for each in passes}) == 3
+
+
+def test_the_seed_decides_the_order() -> None:
+    """Equal seeds, equal orders; other seeds share no pass."""
+    assert ids(PromptCycle(prompts(10), seed=3), 30) == ids(PromptCycle(prompts(10), seed=3), 30)
+    first, second = (
+        ids(PromptCycle(prompts(10), seed=0), 50),
+        ids(PromptCycle(prompts(10), seed=1), 50),
+    )
+    passes = [
+        tuple(taken[start : start + 10]) for taken in (first, second) for start in range(0, 50, 10)
+    ]
+    assert len(set(passes)) == 10
+
+
+def test_a_cycle_resumes_by_its_position() -> None:
+    """Setting the position is all that it takes, in the middle of a pass and across its end."""
+    whole = ids(PromptCycle(prompts(7), seed=2), 40)
+    for position in (0, 3, 7, 20):
+        resumed = PromptCycle(prompts(7), seed=2)
+        resumed.position = position
+        assert ids(resumed, 40 - position) == whole[position:]
+
+
+def test_no_prompts_is_an_error() -> None:
+    with pytest.raises(ValueError, match="the training split is empty"):
+        PromptCycle([], seed=0)
+
+
+def test_rollouts_of_a_step_stand_in_groups_with_their_scores() -> None:
+    """Groups are numbered from 0, completions in the engine's order, each with its own score."""
+    made, _ = source(hard=range(12))
+    (collected,) = made.steps(1)
+    assert [rollout.group for rollout in collected.rollouts] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [rollout.completion.text for rollout in collected.rollouts] == ["a", "b"] * 4
+    assert [rollout.score.value for rollout in collected.rollouts if rollout.score] == [
+        0.0,
+        1.0,
+    ] * 4
+    assert len({rollout.prompt.id for rollout in collected.rollouts}) == 4
+    assert collected.resampled == 0
+    assert all(seconds > 0 for seconds in collected.seconds.values())
+
+
+def test_every_call_has_a_seed_of_its_own() -> None:
+    """Steps and resamples never draw the same numbers, nor do runs with other seeds."""
+    made, engine = source(max_resamples=2)
+    other, second = source(max_resamples=2, seed=6)
+    list(made.steps(3))
+    list(other.steps(3))
+    seeds = [seed for seed, _ in engine.asked + second.asked]
+    assert len(seeds) == 18
+    assert len(set(seeds)) == 18
+    assert made.num_calls == 9
+
+
+def test_a_source_samples_only_when_it_is_asked() -> None:
+    """On-policy: the next batch must come from the weights after the last step."""
+    made, engine = source()
+    steps = made.steps(5)
+    next(steps)
+    assert len(engine.asked) == 1
+    assert made.prompts.position == 4
+
+
+def test_without_resamples_groups_that_agree_are_kept() -> None:
+    made, engine = source(hard=())
+    (collected,) = made.steps(1)
+    assert len(collected.rollouts) == 8
+    assert [size for _, size in engine.asked] == [4]
+
+
+def test_dynamic_sampling_keeps_only_groups_with_signal() -> None:
+    """Half of the prompts teach: what is missing is asked again until the step is full."""
+    made, engine = source(hard=range(0, 12, 2), max_resamples=8)
+    for collected in made.steps(3):
+        groups: dict[int, list[Rollout]] = {}
+        for rollout in collected.rollouts:
+            groups.setdefault(rollout.group, []).append(rollout)
+        assert sorted(groups) == [0, 1, 2, 3]
+        assert all(len(group) == 2 and has_signal(group) for group in groups.values())
+    sizes = Counter(size for _, size in engine.asked)
+    assert sum(size * times for size, times in sizes.items()) == made.prompts.position
+
+
+def test_resamples_are_counted_and_bounded() -> None:
+    """One prompt teaches, and comes second in the second round: it leads, others fill the step."""
+    teaches = ids(PromptCycle(prompts(12), seed=5), 6)[5]
+    made, engine = source(hard=[int(teaches)], max_resamples=2)
+    (collected,) = made.steps(1)
+    assert [size for _, size in engine.asked] == [4, 4, 3]
+    assert len(collected.rollouts) == 8
+    assert collected.resampled == 4 + 4 + 3 - 4
+    assert [rollout.prompt.id == teaches for rollout in collected.rollouts] == [True] * 2 + [
+        False
+    ] * 6
+
+
+def test_where_nothing_teaches_a_step_still_has_its_size() -> None:
+    made, engine = source(hard=(), max_resamples=3)
+    (collected,) = made.steps(1)
+    assert [size for _, size in engine.asked] == [4, 4, 4, 4]
+    assert [rollout.group for rollout in collected.rollouts] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert collected.resampled == 12
+
+
+def test_broken_scores_are_no_signal() -> None:
+    """A grader that broke on one of two completions does not make a group that differs."""
+    done = Completion(tokens=(), logprobs=(), text="", stop_reason="stop", version=0)
+
+    def group(*scores: Score) -> list[Rollout]:
+        prompt = Prompt(id="0", text="")
+        return [Rollout(prompt=prompt, completion=done, group=0, score=score) for score in scores]
+
+    broken = Score(value=0.0, state="crashed")
+    assert has_signal(group(Score(value=1.0), Score(value=0.0)))
+    assert not has_signal(group(Score(value=1.0), broken))
+    assert not has_signal(group(Score(value=1.0), Score(value=1.0), broken))
+    assert has_signal(group(Score(value=1.0), broken, Score(value=0.5)))

@@ -1,0 +1,193 @@
+"""The command line: each command does its job, and a mistake gets a message, not a traceback."""
+
+import json
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from small_runs import RECIPE, TINY
+
+from posttrain.cli import main
+from posttrain.config import recipe_from_dict, to_toml
+from posttrain.models.load import load_policy
+from posttrain.models.save import save_policy
+from posttrain.runs import RunFolder
+
+TASK = ["--task.operators=+", "--task.digits=1", "--task.num_train=20", "--task.num_test=10"]
+
+
+class Result(NamedTuple):
+    """What a command left on the screen, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def posttrain(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Command:
+    """Run a command as a terminal would, in an empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the command line adds the working directory
+
+    def command(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["posttrain", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return command
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """The small recipe as a file."""
+    path = tmp_path / "small.toml"
+    path.write_text(to_toml(recipe_from_dict(RECIPE)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained model folder."""
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    save_policy(load_policy("tiny", options=TINY), folder)
+    return folder
+
+
+def refused(result: Result, *words: str) -> None:
+    """The user is told what is wrong, on stderr, with exit code 2 and without a traceback."""
+    assert result.code == 2, result
+    assert "Traceback" not in result.err + result.out
+    assert all(word in result.err for word in words), result.err
+
+
+def test_dry_run_prints_a_recipe_and_runs_nothing(
+    posttrain: Command, recipe: Path, tmp_path: Path
+) -> None:
+    """What is printed is itself a recipe, resolved, with the override and the arithmetic."""
+    result = posttrain("run", recipe, "--dry-run", "--rl.steps", "6", "--sft.epochs=2")
+    assert result.code == 0
+    shown = tomllib.loads(result.out)
+    assert (shown["rl"]["steps"], shown["sft"]["epochs"]) == (6, 2)
+    assert shown["rl"]["loss"]["name"] == "clipped"
+    assert "4 prompts × 4" in result.out
+    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
+
+
+def test_run_with_overrides_then_again(posttrain: Command, recipe: Path) -> None:
+    """The folder says what was run; a second call does nothing; another setting is refused."""
+    options = ["--rl.steps", "1", "--sft.epochs", "1", "--run.folder", "out"]
+    result = posttrain("run", recipe, *options)
+    assert result.code == 0, result.err
+    assert "held-out accuracy" in result.out
+    assert "What to try next" in result.out
+    folder = RunFolder("out")
+    assert folder.summary["stages"] == ["sft", "rl", "eval"]
+    assert folder.config["rl"]["steps"] == 1
+    assert folder.recipe == recipe.read_text()
+    assert "finished already" in posttrain("run", recipe, *options).out
+    again = posttrain("run", recipe, *options, "--rl.learning_rate", "0.5")
+    refused(again, "out: holds the finished run of another recipe (rl.learning_rate")
+
+
+def test_one_stage_alone(posttrain: Command, recipe: Path) -> None:
+    """``rl`` takes a recipe and leaves the other stages; ``sft`` does without a recipe."""
+    assert posttrain("rl", recipe, "--rl.steps", "1", "--run.folder", "a").code == 0
+    assert RunFolder("a").summary["stages"] == ["rl"]
+    sizes = [f"--model.options.{name}={size}" for name, size in TINY.items()]
+    numbers = ["--sft.batch_size", "10", "--run.folder", "b"]
+    result = posttrain("sft", "--task.name", "arithmetic", *TASK, *sizes, *numbers)
+    assert result.code == 0, result.err
+    assert len(RunFolder("b").stage("sft").records()) == 2
+
+
+def test_mistakes_in_a_recipe(posttrain: Command, recipe: Path) -> None:
+    """Unknown keys, files and values, with what was probably meant."""
+    refused(posttrain("run", recipe, "--rl.stepz", "6"), "rl.stepz", "steps")
+    refused(posttrain("run", recipe, "--rl.steps", "many"), "rl.steps", "whole number")
+    refused(posttrain("run", recipe, "--rl.group_size", "1"), "rl.group_size: 1")
+    refused(posttrain("run", recipe, "--rl.algorithm", "grppo"), "grppo", "grpo")
+    refused(posttrain("run", "smal.toml"), "smal.toml: no such recipe", "small.toml")
+    refused(posttrain("run"), "name the recipe first")
+    refused(posttrain("run", recipe, "--rl.steps"), "--rl.steps: needs a value")
+    refused(posttrain("rum", recipe), "No such command")
+
+
+def test_mistakes_outside_a_recipe(posttrain: Command, recipe: Path, tmp_path: Path) -> None:
+    """Missing models and data, and a reward that breaks in the middle of a run."""
+    refused(posttrain("generate", tmp_path / "nothing", "hi"), "there is no 'nothing'")
+    refused(posttrain("eval", "tiny", "--task", "arithmetics"), "arithmetics", "arithmetic")
+    missing = posttrain("eval", "tiny", "--task", "jsonl", "--task.path", "rows.jsonl")
+    refused(missing, "rows.jsonl")
+    (tmp_path / "broken_reward.py").write_text("def grade(completion):\n    return 1 / 0\n")
+    text = recipe.read_text().partition("[rewards")[0].replace("[run]", "rewards={}\n[run]")
+    recipe.write_text(text.replace("rewards={}", 'rewards={"broken_reward:grade"=1.0}'))
+    broken = posttrain("rl", recipe, "--rl.max_new_tokens", "2", "--rl.prompts_per_step", "2")
+    refused(broken, "scores are broken", "ZeroDivisionError")
+
+
+def test_eval_prints_and_writes(posttrain: Command, model: Path, tmp_path: Path) -> None:
+    """A table of estimates, and one line for each problem."""
+    options = ["--eval.samples", "2", "--eval.max_new_tokens", "3", "--out", "problems.jsonl"]
+    result = posttrain("eval", model, "--task", "arithmetic", *TASK, *options)
+    assert result.code == 0, result.err
+    for name in ("arithmetic, 10 problems", "accuracy (greedy)", "mean@2", "pass@2", "0.0%"):
+        assert name in result.out
+    rows = [json.loads(line) for line in (tmp_path / "problems.jsonl").read_text().splitlines()]
+    assert len(rows) == 10
+    assert {row["samples"] for row in rows} == {2}
+    assert all(row["prompt"].endswith("=") and row["answer"].isdigit() for row in rows)
+
+
+def test_generate(posttrain: Command, model: Path) -> None:
+    """One greedy answer, or several that the seed decides."""
+    greedy = posttrain("generate", model, "1+1=", "--max-new-tokens", "4")
+    assert greedy.code == 0
+    assert greedy.out == posttrain("generate", model, "1+1=", "--max-new-tokens", "4").out
+    options = ["--max-new-tokens", "4", "--num-samples", "3", "--temperature", "1"]
+    first = posttrain("generate", model, "1+1=", *options).out
+    assert first == posttrain("generate", model, "1+1=", *options).out
+    assert first != posttrain("generate", model, "1+1=", *options, "--seed", "1").out
+    refused(posttrain("generate", model, "1+1=", "--temperature", "-1"), "--temperature")
+    refused(posttrain("generate", model, "1+1=", "--top-p", "2"), "top_p")
+
+
+def test_explain(posttrain: Command) -> None:
+    """All, one, two; and a name that is not in the table."""
+    listed = posttrain("explain").out
+    assert all(name in listed for name in ("reinforce", "grpo", "dapo", "cispo"))
+    assert "2402.03300" in posttrain("explain", "grpo").out
+    assert "group_centred" in posttrain("explain", "grpo", "dr_grpo").out
+    refused(posttrain("explain", "grpoo"), "grpoo", "grpo")
+    refused(posttrain("explain", "a", "b", "c"), "two names to compare")
+
+
+def test_model_import(posttrain: Command, tmp_path: Path) -> None:
+    """A GGUF file becomes a folder that generates; a file that is none is refused."""
+    pytest.importorskip("gguf")
+    from models.test_gguf import build, write
+
+    write(tmp_path / "small.gguf", build(tied=True))
+    result = posttrain("model", "import", tmp_path / "small.gguf", tmp_path / "out")
+    assert result.code == 0, result.err
+    assert "out: written" in result.out
+    answer = posttrain("generate", tmp_path / "out", "ab", "--max-new-tokens", "3", "--no-chat")
+    assert answer.code == 0, answer.err
+    (tmp_path / "text.txt").write_text("hello")
+    refused(posttrain("model", "import", tmp_path / "text.txt", tmp_path / "b"), "not a .gguf file")
+    refused(posttrain("model", "import", tmp_path / "none.gguf", tmp_path / "c"), "none.gguf")
