@@ -23,7 +23,7 @@ from posttrain.models.load import Policy, load_policy
 from posttrain.models.save import save_policy
 from posttrain.pipelines.rl import Plan, Stage
 from posttrain.protocols import Engine, Scorer, Task
-from posttrain.registry import Spec, resolve
+from posttrain.registry import Spec, resolve, split
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines import ENGINES
 from posttrain.tasks import make_task
@@ -131,8 +131,12 @@ def render_prompts(
     return rendered, len(prompts) - len(rendered)
 
 
-def make_engine(spec: Spec, policy: Policy, *, template: Template) -> Engine:
-    """The engine a recipe names, sampling from this policy's own weights."""
+def make_engine(spec: Spec, policy: Policy, *, template: Template, compute: str = "auto") -> Engine:
+    """The engine a recipe names, sampling from this policy's own weights in its own precision."""
+    name, options = split(spec, kind="engine")
+    if options.get("compute", "auto") == "auto":
+        options["compute"] = compute
+    spec = {"name": name, **options}
     engine: Engine = resolve(spec, ENGINES, kind="engine")(policy, template.decode)
     return engine
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from posttrain.build.stages import Context, run_eval, run_rl, run_sft, sft_rows,
 from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.models.load import Policy
 from posttrain.protocols import Engine, Task
-from posttrain.rewards.scorer import RewardScorer
+from posttrain.rewards.scorer import BoundReward, RewardScorer
 from posttrain.runs import RunFolder, config_digest
 from posttrain.track import TRACKERS, Several
 from posttrain.track import Stage as TrackedStage
@@ -38,6 +40,32 @@ class Supplied:
         given = {"task": self.task, "rewards": self.rewards, "engine": self.engine}
         return {name for name, part in given.items() if part is not None}
 
+    def config(self) -> dict[str, Any]:
+        """What the run folder remembers of them, so that another reward is another run."""
+        known: dict[str, str] = {}
+        if self.task is not None:
+            prompts = [*self.task.prompts("train"), *self.task.prompts("test")]
+            known["task"] = config_digest(repr(prompts))
+        if self.rewards is not None:
+            sources = [
+                (reward.name, reward.weight, _source(reward)) for reward in self.rewards.rewards
+            ]
+            known["rewards"] = config_digest(repr(sources))
+        if self.engine is not None:
+            known["engine"] = type(self.engine).__name__
+        return {"supplied": known} if known else {}
+
+
+def _source(reward: BoundReward) -> str:
+    """The text of a reward function, or its name where Python does not know the text."""
+    function: Any = reward.function
+    while isinstance(function, functools.partial):
+        function = function.func
+    try:
+        return f"{reward.function!r}".split(" at 0x")[0] + inspect.getsource(function)
+    except (OSError, TypeError):
+        return str(getattr(function, "__qualname__", type(function)))
+
 
 def run(
     recipe: Recipe,
@@ -56,7 +84,9 @@ def run(
     recipe = resolve(recipe, supplied=supplied.names())
     for caution in cautions(recipe):
         console.print(f"[yellow]caution:[/yellow] {caution}")
-    folder = RunFolder.create(recipe.run.folder, config=to_dict(recipe), recipe=text)
+    folder = RunFolder.create(
+        recipe.run.folder, config={**to_dict(recipe), **supplied.config()}, recipe=text
+    )
     if folder.finished:
         console.print(f"{folder.path}: finished already; nothing to do")
         return Run(folder)
@@ -75,7 +105,7 @@ class _Job:
         self, recipe: Recipe, folder: RunFolder, *, supplied: Supplied, console: Console
     ) -> None:
         self._recipe = recipe
-        self._config = to_dict(recipe)
+        self._config = {**to_dict(recipe), **supplied.config()}
         self._folder = folder
         self._supplied = supplied
         self._console = console
@@ -85,7 +115,7 @@ class _Job:
 
     def do(self, stage: str) -> None:
         """Run one stage, unless it is finished under this very config."""
-        asked = {key: self._config.get(key, {}) for key in (stage, "task", "rewards")}
+        asked = {key: self._config.get(key, {}) for key in (stage, "task", "rewards", "supplied")}
         self._digest = config_digest(asked, self._digest)
         if self._folder.stage_done(stage, self._digest):
             self._console.print(f"{stage}: finished already; taken from the run folder")

@@ -105,7 +105,9 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
     recipe, policy, parts = context.recipe, context.policy, context.parts
     section = recipe.rl or RlSection()
     task, scorer = _graded(parts)
-    engine = engine or make_engine(section.engine, policy, template=parts.template)
+    engine = engine or make_engine(
+        section.engine, policy, template=parts.template, compute=recipe.model.compute
+    )
     sampling = make_sampling(section)
     prompts = _prompts(
         task,
@@ -202,7 +204,9 @@ def evaluate_policy(
 ) -> Evaluation:
     """Accuracy of a policy on the task's test problems."""
     task, scorer = _graded(parts)
-    engine = engine or make_engine("native", policy, template=parts.template)
+    engine = engine or make_engine(
+        "native", policy, template=parts.template, compute=recipe.model.compute
+    )
     prompts = _prompts(
         task,
         "test",

@@ -143,9 +143,8 @@ def _split_key(key: str) -> list[str]:
 
 
 def _example(path: tuple[str, ...]) -> str:
-    key, field = find_field(path)
-    known = field is not None and key == ".".join(path)
-    return "true" if known and field is not None and field.annotation is bool else "VALUE"
+    _, field = find_field(path)
+    return "true" if field is not None and field.annotation is bool else "VALUE"
 
 
 def parse_value(text: str, path: tuple[str, ...] = ()) -> Any:
@@ -158,8 +157,8 @@ def parse_value(text: str, path: tuple[str, ...] = ()) -> Any:
     >>> parse_value("7", ("run", "folder")), parse_value("sft,rl", ("run", "stages"))
     ('7', ['sft', 'rl'])
     """
-    key, field = find_field(path)
-    annotation = field.annotation if field is not None and key == ".".join(path) else None
+    _, field = find_field(path)
+    annotation = field.annotation if field is not None else None
     value = _toml_value(text)
     if annotation is str and not isinstance(value, str):
         return text

@@ -179,8 +179,8 @@ def _suffix(text: str, prefix: str) -> str:
     if not text.startswith(prefix):
         raise ValueError(
             "chat: the chat template writes the beginning of a conversation differently once more "
-            "follows (some leave out old thoughts), so its turns cannot be learned in one go; split "
-            "it so that each part ends with its only assistant turn, or change the template. "
+            "follows (some leave out old thoughts), so its turns cannot be learned in one go; "
+            "split it so that each part ends with its only assistant turn, or change the template. "
             f"{prefix[-40:]!r} is no longer there"
         )
     return text[len(prefix) :]

@@ -148,14 +148,23 @@ def _check_folder(folder: Path) -> None:
 
 
 def _check_hub_name(source: str, path: Path) -> None:
-    """Raise where a name that is no path here can only be a mistyped path."""
-    folder = path.parent
-    written_as_path = not _HUB_NAME.fullmatch(source) or path.suffix == ".gguf"
-    if written_as_path or (len(path.parts) > 1 and folder.is_dir()):
-        beside = [child.name for child in folder.iterdir()] if folder.is_dir() else []
-        where = f"in {str(folder)!r}" if beside else f"and no folder {str(folder)!r}"
-        hint = registry.did_you_mean(path.name, beside) if beside else "check the path"
-        raise ValueError(f"model: there is no {path.name!r} {where}; {hint}")
+    """Raise where a name that is no path here is more likely a mistyped path than a hub name."""
+    folder, name = path.parent, path.name
+    if _HUB_NAME.fullmatch(source) and path.suffix != ".gguf":
+        if len(path.parts) == 1 or not folder.is_dir():
+            return
+        beside = [child.name for child in folder.iterdir()]
+        raise ValueError(
+            f"model: there is no {name!r} in the folder {str(folder)!r}; "
+            f"{registry.did_you_mean(name, beside)}. The hub is not asked for {source!r} while a "
+            "folder of that name is here"
+        )
+    if not folder.is_dir():
+        raise ValueError(f"model: there is no {name!r}, and no folder {str(folder)!r} for it")
+    beside = [child.name for child in folder.iterdir()]
+    raise ValueError(
+        f"model: there is no {name!r} in {str(folder)!r}; {registry.did_you_mean(name, beside)}"
+    )
 
 
 def _from_hub(

@@ -98,11 +98,15 @@ def train(
             learner.refresh_reference()
         batch = collate(collected.rollouts, pad_token=pad_token)
         batch = prepare(batch, learner, plan=plan, state=state)
-        results = optimise(batch, learner, plan=plan, kl=state.kl, seed=seed + state.step)
+        staleness = learner.version - float(batch.need("versions").double().mean())
+        results = optimise(
+            batch, learner, plan=plan, kl=state.kl, seed=seed * 1_000_003 + state.step
+        )
         learner.version += 1
         sync(learner.version)
         metrics = batch_metrics(batch, collected) | step_metrics(results)
-        metrics |= {"kl/coefficient": state.kl.value, "time/train": time.perf_counter() - started}
+        metrics |= {"kl/coefficient": state.kl.value, "staleness/mean": staleness}
+        metrics |= {"time/train": time.perf_counter() - started}
         state = _advanced(state, batch, metrics=metrics)
         on_step(Report(state=state, collected=collected, batch=batch, metrics=metrics))
     return state

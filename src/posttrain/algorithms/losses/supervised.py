@@ -85,7 +85,7 @@ def dpo(
 
 def _margin(margin: Tensor | float, like: Tensor) -> Tensor:
     """The margin of each set: another shape would be spread over the wrong dimension."""
-    margin = torch.as_tensor(margin, dtype=like.dtype, device=like.device)
+    margin = torch.as_tensor(margin, dtype=like.dtype)
     if margin.ndim > 0:
         checks.same_shape("margin", margin, like=like)
     return margin

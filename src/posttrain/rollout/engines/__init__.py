@@ -6,6 +6,7 @@ To add one, write the class and a function that makes it here, and name it in :d
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 
@@ -16,12 +17,14 @@ from posttrain.rollout.engines.native import NativeEngine
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.rollout.engines.transformers import TransformersEngine
 
+Compute = Literal["auto", "float32", "bfloat16"]
+
 
 def native_engine(
     policy: Policy,
     decode: Decode,
     *,
-    compute: torch.dtype | None = None,
+    compute: Compute = "auto",
     max_sequences: int | None = None,
 ) -> NativeEngine:
     """Our own: one prefill for each distinct prompt, finished sequences leave the batch."""
@@ -29,7 +32,7 @@ def native_engine(
         policy.model,
         end_tokens=policy.end_tokens,
         decode=decode,
-        compute=compute,
+        compute=_arithmetic(compute, policy),
         max_sequences=max_sequences,
     )
 
@@ -38,7 +41,7 @@ def transformers_engine(
     policy: Policy,
     decode: Decode,
     *,
-    compute: torch.dtype | None = None,
+    compute: Compute = "auto",
     max_sequences: int | None = None,
 ) -> TransformersEngine:
     """The ``generate`` of transformers: slower, and takes any decoder."""
@@ -46,9 +49,15 @@ def transformers_engine(
         policy.model,
         end_tokens=policy.end_tokens,
         decode=decode,
-        compute=compute,
+        compute=_arithmetic(compute, policy),
         max_sequences=max_sequences,
     )
+
+
+def _arithmetic(compute: Compute, policy: Policy) -> torch.dtype | None:
+    """The learner's rule: auto is bfloat16 on a GPU; else the weights are used as they are."""
+    half = policy.model.device.type == "cuda" if compute == "auto" else compute == "bfloat16"
+    return torch.bfloat16 if half else None
 
 
 ENGINES: dict[str, Callable[..., Engine]] = {

@@ -20,7 +20,7 @@ class LocalEngine:
     """An engine that calls the learner's module; how it decodes is left to ``decode_part``.
 
     An optimiser step reaches it at once, so whoever syncs only sets ``version``. ``decode`` turns
-    tokens into text. ``compute`` is the learner's type of arithmetic (None: that of the weights).
+    tokens into text. ``compute`` is the type the learner autocasts to (None: it does not).
     At most ``max_sequences`` are decoded at once; by default as many as fit into half of the free
     memory. Neither that number nor the company of other sequences changes what a sequence draws.
     """
@@ -77,8 +77,8 @@ class LocalEngine:
 
     def _precision(self) -> torch.autocast:
         """One scope for all steps: autocast keeps the weights it has cast until the scope ends."""
-        wanted = self.compute not in (None, torch.float32)  # as the learner does
-        return torch.autocast(self.model.device.type, dtype=self.compute, enabled=wanted)
+        kind = self.model.device.type
+        return torch.autocast(kind, dtype=self.compute, enabled=self.compute is not None)
 
     def _fitting(self, lengths: Sequence[int], new_tokens: int) -> int:
         each = bytes_per_sequence(
