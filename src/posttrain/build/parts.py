@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.corrections import CORRECTIONS
 from posttrain.algorithms.kl import Coefficient
 from posttrain.algorithms.losses import POLICY_LOSSES
-from posttrain.algorithms.shaping import missing_end, overlong
+from posttrain.algorithms.shaping import missing_end, overlong, score_at_last_token
 from posttrain.algorithms.weights import WEIGHTS
 from posttrain.config import ModelSection, Recipe, RlSection, SftSection
 from posttrain.data.template import PromptTooLong, Template
@@ -184,6 +185,12 @@ def make_learner(
     )
 
 
+def needs_token_rewards(advantage: Mapping[str, Any]) -> bool:
+    """Whether an advantage gives each token its own credit, so that the score needs a place."""
+    discounted = advantage["name"] == "batch_whitened" and advantage.get("gamma", 1.0) != 1.0
+    return discounted or advantage["name"] in ("return_to_go", "gae")
+
+
 def make_plan(rl: RlSection) -> Plan:
     """The algorithm of a resolved section, every option bound."""
     shaping: list[Stage] = []
@@ -193,6 +200,8 @@ def make_plan(rl: RlSection) -> Plan:
         shaping.append(
             functools.partial(overlong, limit=rl.max_new_tokens, buffer=rl.overlong_buffer)
         )
+    if needs_token_rewards(rl.advantage):
+        shaping.append(score_at_last_token)
     correction = None
     if rl.correction["name"] != "none":
         correction = resolve(rl.correction, CORRECTIONS, kind="rl.correction")

@@ -102,11 +102,11 @@ def buffer_above_limit(rl: RlSection) -> str | None:
 
 
 def rl_warmup_too_long(rl: RlSection) -> str | None:
-    """rl.warmup_steps are no more than the optimiser steps of the stage."""
+    """rl.warmup_steps above the optimiser steps of the stage never reach the learning rate."""
     total = rl.steps * optimiser_steps(rl)
     if rl.warmup_steps > total:
         have = f"{total} optimiser step{'s' if total != 1 else ''}"
-        return f"rl.warmup_steps: {rl.warmup_steps}, but rl takes {have}; set it to less"
+        return f"rl.warmup_steps: {rl.warmup_steps}, but rl takes {have}: the peak is not reached"
     return None
 
 
@@ -166,7 +166,6 @@ RL_RULES: list[Callable[[RlSection], str | None]] = [
     uneven_minibatches,
     greedy_sampling,
     buffer_above_limit,
-    rl_warmup_too_long,
     resampling_nothing,
     nothing_to_evaluate,
     stop_of_one_step,
@@ -175,4 +174,8 @@ RL_RULES: list[Callable[[RlSection], str | None]] = [
 # After the others: these load the engine.
 ENGINE_RULES: list[Callable[[RlSection], str | None]] = [engine_cannot_truncate]
 
-RL_CAUTIONS: list[Callable[[RlSection], str | None]] = [naive_off_policy, loss_without_gradient]
+RL_CAUTIONS: list[Callable[[RlSection], str | None]] = [
+    rl_warmup_too_long,
+    naive_off_policy,
+    loss_without_gradient,
+]

@@ -1,0 +1,165 @@
+"""What ``resolve`` fills in: from the table of algorithms, from other keys, from signatures."""
+
+from typing import Any
+
+import pytest
+from config.fakes import read, refuses, resolved, rl
+
+from posttrain.algorithms.advantages import ADVANTAGES
+from posttrain.algorithms.losses import POLICY_LOSSES
+from posttrain.algorithms.table import ALGORITHMS, pieces
+from posttrain.algorithms.weights import WEIGHTS
+from posttrain.config import Recipe, recipe_from_dict, resolve, to_dict
+from posttrain.registry import resolve as build
+
+pytestmark = pytest.mark.usefixtures("fake_tables")
+
+CRITIC_FREE = [name for name, row in ALGORITHMS.items() if not row.critic]
+
+
+def text(piece: dict[str, Any]) -> str:
+    """A resolved piece as the table of algorithms prints it."""
+    options = ", ".join(f"{key}={value}" for key, value in piece.items() if key != "name")
+    return f"{piece['name']}({options})" if options else piece["name"]
+
+
+@pytest.mark.parametrize("name", CRITIC_FREE)
+def test_an_algorithm_brings_its_pieces_and_defaults(name: str) -> None:
+    row, shown, section = ALGORITHMS[name], pieces(name), rl(algorithm=name, max_new_tokens=64)
+    assert text(section.advantage) == shown["advantage"]
+    assert text(section.loss) == shown["policy loss"]
+    assert text(section.weights).replace("=64", "=max_new_tokens") == shown["averaging"]
+    assert section.group_size == row.group_size
+    assert section.epochs == row.epochs
+    assert section.dynamic_sampling is row.dynamic_sampling
+    assert section.overlong_buffer == (16 if row.overlong_penalty else 0)
+    assert section.kl.placement == row.kl.placement
+    assert section.kl.coefficient == row.kl.coefficient
+    assert section.kl.target == row.kl.target
+    if row.kl.placement != "none":
+        assert section.kl.estimator == row.kl.estimator
+        assert section.kl.rule == row.kl.rule
+        assert (section.kl.direction, section.kl.refresh_every) == ("reverse", 0)
+
+
+@pytest.mark.parametrize("name", CRITIC_FREE)
+def test_resolved_pieces_can_be_built(name: str) -> None:
+    section = rl(algorithm=name)
+    for piece, table in (
+        (section.advantage, ADVANTAGES),
+        (section.loss, POLICY_LOSSES),
+        (section.weights, WEIGHTS),
+    ):
+        assert callable(build(piece, table, kind="piece"))
+
+
+@pytest.mark.parametrize("name", CRITIC_FREE)
+@pytest.mark.parametrize("sampling", [{}, {"top_k": 5}, {"evaluate_every": 5}])
+def test_resolving_again_changes_nothing(name: str, sampling: dict[str, Any]) -> None:
+    values = {"rl": {"algorithm": name, **sampling}, "sft": {}, "eval": {"samples": 2}}
+    once = resolved(values)
+    assert resolve(once) == once
+    assert to_dict(resolve(recipe_from_dict(to_dict(once)))) == to_dict(once)
+
+
+def test_an_unknown_algorithm_is_refused_with_the_near_one() -> None:
+    known = ", ".join(sorted(ALGORITHMS))
+    with refuses(f"rl.algorithm: unknown name 'grop'; did you mean 'grpo'? Known: {known}"):
+        rl(algorithm="grop")
+
+
+def test_what_the_user_gives_goes_before_the_row() -> None:
+    section = rl(
+        algorithm="dapo",
+        group_size=3,
+        epochs=2,
+        dynamic_sampling=False,
+        overlong_buffer=0,
+        advantage="leave_one_out",
+        weights="sequence_mean",
+    )
+    assert (section.group_size, section.epochs) == (3, 2)
+    assert (section.dynamic_sampling, section.overlong_buffer) == (False, 0)
+    assert section.max_resamples is None
+    assert section.advantage == {"name": "leave_one_out"}
+    assert section.weights == {"name": "sequence_mean"}
+
+
+def test_a_name_replaces_the_piece_and_a_table_without_one_changes_it() -> None:
+    assert rl(algorithm="dapo").loss == {"name": "clipped", "clip_low": 0.2, "clip_high": 0.28}
+    named = rl(algorithm="dapo", loss={"name": "clipped", "clip_low": 0.1})
+    assert named.loss == {"name": "clipped", "clip_low": 0.1, "clip_high": 0.2}
+    changed = rl(algorithm="dapo", loss={"clip_low": 0.1})
+    assert changed.loss == {"name": "clipped", "clip_low": 0.1, "clip_high": 0.28}
+    assert rl(engine={"batch_size": 3}).engine == {"name": "native", "batch_size": 3}
+
+
+def test_max_new_tokens_stands_for_its_number() -> None:
+    weights = {"name": "sequence_sum", "length": "max_new_tokens"}
+    assert rl(weights=weights, max_new_tokens=77).weights["length"] == 77
+
+
+def test_truncated_sampling_brings_the_correction_and_none_keeps_it_off() -> None:
+    truncated = {"name": "truncated", "cap": 2.0, "level": "token"}
+    assert rl().correction == {"name": "none"}
+    assert rl(top_k=5).correction == truncated
+    assert rl(top_p=0.9).correction == truncated
+    assert rl(top_p=0.9, correction="none").correction == {"name": "none"}
+    assert rl(top_p=0.9, correction={"cap": 3}).correction == {**truncated, "cap": 3}
+    masked = {"name": "masked", "low": 0.5, "high": 2.0, "level": "token"}
+    assert rl(correction="masked").correction == masked
+
+
+def test_keys_that_have_no_effect_stay_empty() -> None:
+    section = rl()
+    assert section.evaluate_problems is None
+    assert section.max_resamples is None
+    assert section.kl_stop is None
+    assert rl(evaluate_every=5).evaluate_problems == 100
+    assert rl(dynamic_sampling=True).max_resamples == 8
+
+
+def test_stages_are_those_named_else_the_sections_there_are() -> None:
+    assert resolved({"eval": {}, "rl": {}, "sft": {}}).run.stages == ("sft", "rl", "eval")
+    assert resolved({"eval": {}, "rl": {}}).run.stages == ("rl", "eval")
+    named = resolved({"rl": {}, "run": {"stages": ["eval", "sft"]}})
+    assert named.run.stages == ("eval", "sft")
+    assert named.sft is not None
+    assert named.eval is not None
+    with refuses("no stage to run; add a section [sft], [rl] or [eval], or set run.stages"):
+        resolved()
+
+
+def test_a_section_whose_stage_is_not_run_is_left_as_it_is() -> None:
+    values = {"rl": {"algorithm": "ppo", "temperature": 0.0}, "run": {"stages": ["eval"]}}
+    recipe = resolved(values)
+    assert recipe.rl == read(values).rl
+    assert resolved({**values, "rl": {"algorithm": "no such"}}).rl is not None
+    others = {"sft": {"data": "no such file"}, "eval": {"temperature": 0.5}}
+    assert resolved({**others, "rl": {}, "run": {"stages": ["rl"]}}).eval == read(others).eval
+
+
+def test_eval_takes_its_limit_from_rl_and_a_temperature_only_with_samples() -> None:
+    def found(values: dict[str, Any]) -> tuple[Any, Any]:
+        section = resolved(values).eval
+        assert section is not None
+        return section.max_new_tokens, section.temperature
+
+    assert found({"eval": {}}) == (256, None)
+    assert found({"eval": {}, "rl": {"max_new_tokens": 32}}) == (32, None)
+    assert found({"eval": {"max_new_tokens": 9, "samples": 1}, "rl": {}}) == (9, 1.0)
+    assert found({"eval": {"samples": 4, "temperature": 0.7}}) == (256, 0.7)
+
+
+def test_supplied_parts_are_not_looked_for_in_the_recipe() -> None:
+    def given(values: dict[str, Any], *parts: Any) -> Recipe:
+        return resolve(recipe_from_dict(values), supplied=parts)
+
+    recipe = given({"rl": {}}, "task", "rewards", "engine")
+    assert recipe.rl is not None
+    assert (recipe.task, recipe.rl.engine) == (None, None)
+    assert given({"rl": {"top_k": 5}}, "task", "engine").rl is not None
+    with refuses("task: given twice, by name and as an object; drop one of them"):
+        given({"task": "sums", "rl": {}}, "task")
+    with refuses("engine: given twice, by name and as an object; drop one of them"):
+        given({"rl": {"engine": "native"}}, "task", "engine")

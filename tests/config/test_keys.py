@@ -1,0 +1,193 @@
+"""Keys and values one by one: what is not known, of the wrong type, or out of range."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from config.fakes import read, refuses, resolved
+
+from posttrain.config import Recipe, RlSection, field_help
+from posttrain.config.describe import tables
+
+pytestmark = pytest.mark.usefixtures("fake_tables")
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"rl": {"stepz": 5}}, "rl.stepz: unknown key; did you mean steps?"),
+        ({"rl": {"group-size": 5}}, "rl.group-size: unknown key; did you mean group_size?"),
+        ({"sft": {"steps": 5}}, "sft.steps: unknown key; steps is a key of [rl]"),
+        ({"run": {"epochs": 5}}, "run.epochs: unknown key; epochs is a key of [sft] and [rl]"),
+        (
+            {"rl": {"coefficient": 0.1}},
+            "rl.coefficient: unknown key; coefficient is a key of [rl.kl]",
+        ),
+        ({"rl": {"kl": {"top_k": 1}}}, "rl.kl.top_k: unknown key; top_k is a key of [rl]"),
+        ({"rl": {"kl": {"estimater": 1}}}, "rl.kl.estimater: unknown key; did you mean estimator?"),
+        (
+            {"eval": {"zzz": 1}},
+            "eval.zzz: unknown key; Known: max_new_tokens, problems, samples, temperature",
+        ),
+        ({"rll": {}}, "rll: unknown section; did you mean [rl]?"),
+        (
+            {"zzz": {}},
+            "zzz: unknown section; Known: eval, model, rewards, rl, run, sft, task",
+        ),
+        ({"steps": 5}, "steps: unknown key; steps is a key of [rl]"),
+        ({"placement": "loss"}, "placement: unknown key; placement is a key of [rl.kl]"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_one_that_was_meant(
+    values: dict[str, Any], problem: str
+) -> None:
+    with refuses(problem):
+        read(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"rl": {"steps": "ten"}}, 'rl.steps: must be a whole number of at least 1, got "ten"'),
+        ({"rl": {"steps": 1.5}}, "rl.steps: must be a whole number of at least 1, got 1.5"),
+        ({"rl": {"steps": True}}, "rl.steps: must be a whole number of at least 1, got true"),
+        ({"rl": {"steps": 0}}, "rl.steps: must be a whole number of at least 1, got 0"),
+        ({"rl": {"group_size": 0}}, "rl.group_size: must be a whole number of at least 1, got 0"),
+        ({"rl": {"learning_rate": 0}}, "rl.learning_rate: must be a number above 0, got 0"),
+        (
+            {"rl": {"learning_rate": float("nan")}},
+            "rl.learning_rate: must be a number above 0, got nan",
+        ),
+        ({"rl": {"top_p": 1.5}}, "rl.top_p: must be a number above 0 and at most 1, got 1.5"),
+        ({"rl": {"top_p": "1"}}, 'rl.top_p: must be a number above 0 and at most 1, got "1"'),
+        (
+            {"sft": {"wrong_share": -0.1}},
+            "sft.wrong_share: must be a number of at least 0 and at most 1, got -0.1",
+        ),
+        (
+            {"rl": {"schedule": "cosin"}},
+            'rl.schedule: must be "constant", "linear" or "cosine", got "cosin"; '
+            'did you mean "cosine"?',
+        ),
+        (
+            {"rl": {"dynamic_sampling": "yes"}},
+            'rl.dynamic_sampling: must be true or false, got "yes"',
+        ),
+        ({"model": {"chat": "no"}}, 'model.chat: must be true, false or "auto", got "no"'),
+        ({"model": {"name": 7}}, "model.name: must be text, not empty, got 7"),
+        ({"model": {"name": ""}}, 'model.name: must be text, not empty, got ""'),
+        ({"model": {"options": 7}}, "model.options: must be a table, got 7"),
+        (
+            {"run": {"trackers": "wandb"}},
+            'run.trackers: must be a list of "tensorboard" or "wandb", got "wandb"; '
+            'write ["wandb"]',
+        ),
+        (
+            {"run": {"stages": ["rl", "evil"]}},
+            'run.stages: must be a list of "sft", "rl" or "eval", not empty, got "evil"; '
+            'did you mean "eval"?',
+        ),
+        (
+            {"run": {"stages": []}},
+            'run.stages: must be a list of "sft", "rl" or "eval", not empty, got []',
+        ),
+        ({"rl": 5}, "rl: must be a table, got 5"),
+        ({"rl": {"kl": "none"}}, 'rl.kl: must be a table, got "none"'),
+        (
+            {"rl": {"kl": {"placement": "los"}}},
+            'rl.kl.placement: must be "none", "loss" or "reward", got "los"; did you mean "loss"?',
+        ),
+        (
+            {"rl": {"loss": 3}},
+            "rl.loss: must be a name, or a table with a name and options, got 3",
+        ),
+        (
+            {"task": {"name": 3}},
+            "task: must be a name, or a table with a name and options, got { name = 3 }",
+        ),
+        ({"rewards": 3}, "rewards: must be a table of names and weights, got 3"),
+        (
+            {"rewards": {"numeric": "1"}},
+            "rewards: the weight of 'numeric' must be a finite number, or a table with one, "
+            'got { numeric = "1" }',
+        ),
+        (
+            {"rewards": {"numeric": {"weight": True}}},
+            "rewards: the weight of 'numeric' must be a finite number, or a table with one, "
+            "got { numeric = { weight = true } }",
+        ),
+        (
+            {"run": {"folder": object}},
+            "run.folder: must be text, not empty, got <class 'object'>",
+        ),
+        (
+            {"eval": {"problems": list(range(99))}},
+            "eval.problems: must be a whole number of at least 1, got "
+            "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21...",
+        ),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_with_what_would(
+    values: dict[str, Any], problem: str
+) -> None:
+    with refuses(problem):
+        read(values)
+
+
+def test_all_problems_are_reported_together() -> None:
+    with refuses(
+        "model.nane: unknown key; did you mean name?",
+        "rl.steps: must be a whole number of at least 1, got 0",
+        "rl.kl.coefficient: must be a number of at least 0, got -1",
+        "rl.topk: unknown key; did you mean top_k?",
+        "evil: unknown section; did you mean [eval]?",
+    ):
+        read(
+            {
+                "rl": {"topk": 5, "steps": 0, "kl": {"coefficient": -1}},
+                "evil": {},
+                "model": {"nane": ""},
+            }
+        )
+
+
+def test_a_recipe_cannot_be_changed() -> None:
+    recipe = resolved({"rl": {}})
+    with pytest.raises(ValueError, match="frozen"):
+        recipe.rl.steps = 7  # type: ignore[union-attr]
+
+
+def test_python_values_are_taken_as_toml_would_hold_them() -> None:
+    recipe = read({"run": {"folder": Path("runs") / "a", "stages": ("rl",)}, "rl": {"steps": None}})
+    assert (recipe.run.folder, recipe.run.stages) == ("runs/a", ("rl",))
+    assert recipe.rl is not None
+    assert recipe.rl.steps == 100
+    assert read({"rl": {"learning_rate": np.float64(0.5)}}).rl.learning_rate == 0.5  # type: ignore[union-attr]
+
+
+def test_every_key_has_one_line_of_help_and_a_section_has_about_40_at_most() -> None:
+    rows = field_help()
+    assert {row.section for row in rows} == {"run", "model", "sft", "rl", "rl.kl", "eval"}
+    for row in rows:
+        assert row.description.endswith("."), row
+        assert "\n" not in row.description
+        assert row.takes
+        assert row.default
+    for section in ("run", "model", "sft", "rl", "eval"):
+        assert len(field_help(section)) <= 40
+
+
+def test_help_of_a_section_holds_the_tables_inside_it() -> None:
+    assert {row.section for row in field_help("rl")} == {"rl", "rl.kl"}
+    row = next(row for row in field_help("rl") if row.key == "top_p")
+    assert (row.takes, row.default) == ("a number above 0 and at most 1", "1.0")
+
+
+def test_every_section_refuses_keys_it_does_not_know() -> None:
+    assert Recipe in dict(tables()).values()
+    for _, section in tables():
+        assert section.model_config["extra"] == "forbid"
+        assert section.model_config["frozen"]
+    with pytest.raises(ValueError, match="extra"):
+        RlSection.model_validate({"zzz": 1})

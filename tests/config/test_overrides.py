@@ -1,0 +1,117 @@
+"""``--section.key value``: what it means, and what it does to the file underneath."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from config.fakes import read, refuses
+
+from posttrain.config import ConfigError, read_recipe, to_dict
+from posttrain.config.read import parse_overrides
+
+pytestmark = pytest.mark.usefixtures("fake_tables")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes"),
+    [
+        (["--rl.steps", "6"], {"rl.steps": 6}),
+        (["--rl.steps=6"], {"rl.steps": 6}),
+        (["--rl.steps", "6", "--rl.steps", "7"], {"rl.steps": 7}),
+        (["--rl.kl.coefficient", "0.1"], {"rl.kl.coefficient": 0.1}),
+        (["--rl.kl", '{placement = "none"}'], {"rl.kl": {"placement": "none"}}),
+        (["--rl.learning_rate", "1e-6"], {"rl.learning_rate": 1e-6}),
+        (["--rl.learning_rate", ".5"], {"rl.learning_rate": 0.5}),
+        (["--rl.learning_rate", "5."], {"rl.learning_rate": 5.0}),
+        (["--task.low", "-3"], {"task.low": -3}),
+        (["--task.digits", "2"], {"task.digits": 2}),
+        (["--task", "sums"], {"task": "sums"}),
+        (["--rl.dynamic_sampling", "true"], {"rl.dynamic_sampling": True}),
+        (["--rl.dynamic_sampling=false"], {"rl.dynamic_sampling": False}),
+        (["--rl.dynamic_sampling", "True"], {"rl.dynamic_sampling": "True"}),
+        (["--run.stages", '["rl"]'], {"run.stages": ["rl"]}),
+        (["--run.stages", "sft, rl"], {"run.stages": ["sft", "rl"]}),
+        (["--run.trackers", "wandb"], {"run.trackers": ["wandb"]}),
+        (["--rl.schedule", "cosine"], {"rl.schedule": "cosine"}),
+        (["--rl.schedule", '"cosine"'], {"rl.schedule": "cosine"}),
+        (["--run.folder", "2030-01-31"], {"run.folder": "2030-01-31"}),
+        (["--task.day", "2030-01-31"], {"task.day": "2030-01-31"}),
+        (["--run.folder", "7"], {"run.folder": "7"}),
+        (["--run.folder", "a b=c"], {"run.folder": "a b=c"}),
+        (["--model.system=1 # two"], {"model.system": "1 # two"}),
+        (["--model.system", ""], {"model.system": ""}),
+        (["--model.system", "1\nseed = 2"], {"model.system": "1\nseed = 2"}),
+        (["--task.text", "1\nseed = 2"], {"task.text": "1\nseed = 2"}),
+        (["--rewards.numeric", "0.5"], {"rewards.numeric": 0.5}),
+        (["--rewards.pkg.mod:fn", "1"], {("rewards", "pkg.mod:fn"): 1}),
+        (["--rewards.pkg.mod:fn.weight", "1"], {("rewards", "pkg.mod:fn", "weight"): 1}),
+        (['--rewards."pkg.mod:fn".weight', "1"], {("rewards", "pkg.mod:fn", "weight"): 1}),
+    ],
+)
+def test_an_override_means(arguments: list[str], changes: dict[Any, Any]) -> None:
+    expected = {tuple(k.split(".")) if isinstance(k, str) else k: v for k, v in changes.items()}
+    found = parse_overrides(arguments)
+    assert found == expected
+    assert [type(value) for value in found.values()] == [type(v) for v in expected.values()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["rl.steps", "6"], "'rl.steps': not an option; write --section.key value (--rl.steps 6)"),
+        (["--rl..steps=6"], "'--rl..steps=6': not an option; write --section.key value"),
+        (["--rl.", "6"], "'--rl.': not an option; write --section.key value"),
+        (["--"], "'--': not an option; write --section.key value"),
+        (["--rl.steps"], "--rl.steps: needs a value: --rl.steps VALUE"),
+        (
+            ["--rl.dynamic_sampling", "--rl.steps=6"],
+            "--rl.dynamic_sampling: needs a value: --rl.dynamic_sampling true",
+        ),
+        (["--steps", "6"], "--steps: name its section, --section.key; steps is a key of [rl]"),
+        (["--evil=6"], "--evil: name its section, --section.key; did you mean 'eval'?"),
+    ],
+)
+def test_an_argument_that_is_no_override_is_refused(arguments: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_overrides(arguments)
+    assert caught.value.problems[0].startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["--rl.stepz", "6"], "--rl.stepz: unknown key; did you mean steps?"),
+        (["--rll.steps", "6"], "--rll.steps: unknown section; did you mean [rl]?"),
+        (["--rl.steps", "six"], '--rl.steps: must be a whole number of at least 1, got "six"'),
+        (
+            ["--rl.dynamic_sampling=True"],
+            '--rl.dynamic_sampling: must be true or false, got "True"',
+        ),
+        (["--rl.top_k.x=1"], "--rl.top_k.x: rl.top_k is 3, not a table"),
+    ],
+)
+def test_a_bad_override_is_named_as_it_was_typed(overrides: list[str], problem: str) -> None:
+    with refuses(problem):
+        read({"rl": {"top_k": 3}}, *overrides)
+
+
+def test_overrides_go_over_the_file_and_leave_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'task = "sums"\n[rewards]\nnumeric = 2\n[rl]\nsteps = 5\ntop_k = 3\nloss = "naive"'
+    )
+    overrides = ["--rl.steps=6", "--rl.loss.clip_low=1", "--task.digits", "3", "--sft.epochs=2"]
+    values = to_dict(read_recipe(path, [*overrides, "--rewards.numeric.tolerance", "0.5"]))
+    assert values["rl"]["steps"] == 6
+    assert values["rl"]["top_k"] == 3
+    assert values["rl"]["loss"] == {"name": "naive", "clip_low": 1}
+    assert values["task"] == {"name": "sums", "digits": 3}
+    assert values["rewards"] == {"numeric": {"weight": 2.0, "tolerance": 0.5}}
+    assert values["sft"]["epochs"] == 2
+    assert values["run"]["folder"] == "runs/mine"
+
+
+def test_the_callers_dict_is_left_alone() -> None:
+    values = {"rl": {"steps": 5}}
+    read(values, "--rl.steps", "6")
+    assert values == {"rl": {"steps": 5}}
