@@ -1,0 +1,299 @@
+"""What every engine keeps: its log-probs are the learner's, and a seed decides every token."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from models.families import VOCABULARY, build
+from rollout.cases import END, drawn, largest_error, ragged, spell, whole_logits
+from transformers import GenerationConfig
+
+from posttrain.data.template import Template
+from posttrain.models.load import load_policy
+from posttrain.models.logprobs import score_tokens
+from posttrain.registry import resolve
+from posttrain.rollout.engines import ENGINES, NativeEngine, TransformersEngine
+from posttrain.types import Batch, Prompt, Sampling
+
+REAL = {"native": NativeEngine, "transformers": TransformersEngine}
+FAMILIES = ["llama", "qwen2", "gpt2", "mistral", "gemma3"]  # the last two attend in windows of 4
+SAMPLINGS = {
+    "plain": Sampling(max_new_tokens=12),
+    "hot": Sampling(max_new_tokens=12, temperature=1.7),
+    "top-k": Sampling(max_new_tokens=12, temperature=0.7, top_k=5),
+    "top-p": Sampling(max_new_tokens=12, temperature=0.8, top_p=0.7),
+    "both": Sampling(max_new_tokens=12, temperature=0.6, top_k=9, top_p=0.9),
+    "greedy": Sampling(max_new_tokens=12, temperature=0.0),
+}
+# transformers casts every logit to float32, so its engine is no better than that.
+BOUNDS = {
+    ("native", torch.float32): 1e-4,
+    ("native", torch.float64): 1e-9,
+    ("transformers", torch.float32): 1e-4,
+    ("transformers", torch.float64): 5e-6,
+}
+PROMPTS = ragged(3, 9, 1, 5, 9)
+
+
+@pytest.fixture(params=REAL)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def make(name: str) -> Callable[..., Any]:
+    """Makes an engine of the kind under test."""
+
+    def make_one(model: Any, **options: Any) -> Any:
+        return REAL[name](model, **{"end_tokens": (END,), "decode": spell, **options})
+
+    return make_one
+
+
+def test_the_table_names_every_engine_of_this_suite() -> None:
+    assert set(ENGINES) == set(REAL)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logprobs_are_of_the_distribution_really_sampled(
+    make: Callable[..., Any], name: str, family: str, dtype: torch.dtype
+) -> None:
+    model = build(family, dtype=dtype)
+    for label, sampling in SAMPLINGS.items():
+        answers = make(model).generate(PROMPTS, sampling, num_samples=3, seed=11)
+        error = largest_error(model, PROMPTS, answers=answers, sampling=sampling)
+        assert error <= BOUNDS[name, dtype], (label, error)
+
+
+def test_the_learner_agrees_on_the_tiny_model(name: str) -> None:
+    policy = load_policy("tiny", seed=5)
+    template = Template(policy.tokenizer)
+    prompts = [template.render(Prompt(id=text, text=text)) for text in ("2+3=", "sort: 9 1 4")]
+    sampling = Sampling(max_new_tokens=16, temperature=0.9, top_k=40, top_p=0.95)
+    make = resolve({"name": name, "max_sequences": 5}, ENGINES, kind="engine")
+    engine = make(policy, template.decode)
+    answers = engine.generate(prompts, sampling, num_samples=4, seed=1)
+    for prompt, completions in zip(prompts, answers, strict=True):
+        for completion in completions:
+            tokens = torch.tensor([[*prompt.tokens, *completion.tokens]])
+            mask = torch.arange(tokens.shape[1])[None] >= len(prompt.tokens)
+            options = {"temperature": 0.9, "top_k": 40, "top_p": 0.95}
+            scores = score_tokens(policy.model, Batch(tokens=tokens, mask=mask), **options)
+            learner = scores.logprobs[mask].detach()
+            torch.testing.assert_close(
+                torch.tensor(completion.logprobs), learner, rtol=0, atol=1e-4
+            )
+            assert completion.text == template.decode(completion.tokens)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_both_engines_draw_the_same_tokens(family: str) -> None:
+    model = build(family)
+    native, other = (
+        kind(model, end_tokens=(END,), decode=spell).generate(
+            PROMPTS, SAMPLINGS["both"], num_samples=4, seed=3
+        )
+        for kind in REAL.values()
+    )
+    assert drawn(native) == drawn(other)
+    assert [c.text for cs in native for c in cs] == [c.text for cs in other for c in cs]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_is_what_generate_says_of_one_prompt_alone(
+    make: Callable[..., Any], family: str
+) -> None:
+    model = build(family)
+    answers = make(model).generate(PROMPTS, SAMPLINGS["greedy"], num_samples=2, seed=0)
+    for prompt, completions in zip(PROMPTS, answers, strict=True):
+        tokens = torch.tensor([prompt.tokens])
+        settings = GenerationConfig(
+            do_sample=False, max_new_tokens=12, eos_token_id=END, pad_token_id=END
+        )
+        expected = model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), generation_config=settings
+        )[0, len(prompt.tokens) :].tolist()
+        assert [list(completion.tokens) for completion in completions] == [expected] * 2
+
+
+def test_a_seed_decides_every_token(make: Callable[..., Any]) -> None:
+    engine = make(build("llama"))
+    first, again, other = (
+        engine.generate(PROMPTS, SAMPLINGS["plain"], num_samples=3, seed=seed) for seed in (8, 8, 9)
+    )
+    assert first == again
+    assert drawn(first) != drawn(other)
+    assert len({tokens for group in drawn(first) for tokens in group}) > 10  # nor are rows alike
+
+
+def test_torch_random_state_is_not_touched(make: Callable[..., Any]) -> None:
+    engine = make(build("llama"))
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    engine.generate(PROMPTS, SAMPLINGS["plain"], num_samples=2, seed=4)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_sequence_does_not_depend_on_its_company(make: Callable[..., Any], family: str) -> None:
+    model, sampling = build(family), SAMPLINGS["both"]
+    whole = drawn(make(model).generate(PROMPTS, sampling, num_samples=2, seed=2))
+    for most in (1, 4):
+        parts = make(model, max_sequences=most)
+        assert drawn(parts.generate(PROMPTS, sampling, num_samples=2, seed=2)) == whole
+    # Other prompts, longer and shorter, stand beside the second one.
+    others = [*ragged(20), PROMPTS[1], *ragged(2, 1)]
+    beside = drawn(make(model).generate(others, sampling, num_samples=2, seed=2))
+    assert beside[1] == whole[1]
+
+
+def test_a_longer_limit_only_adds_tokens(make: Callable[..., Any]) -> None:
+    engine = make(build("gpt2"), end_tokens=())
+    short, long = (
+        drawn(engine.generate(PROMPTS, Sampling(max_new_tokens=n), num_samples=2, seed=6))
+        for n in (5, 19)
+    )
+    assert [[tokens[:5] for tokens in group] for group in long] == short
+
+
+def test_stop_reasons_and_the_end_token(make: Callable[..., Any]) -> None:
+    # END is also the pad token of these models, and stands inside and at the end of prompts.
+    assert build("llama").config.pad_token_id == END
+    prompts = [*PROMPTS, Prompt(id="ends with END", text="", tokens=(5, END))]
+    engine = make(build("llama"), end_tokens=(END, 8))
+    answers = engine.generate(prompts, SAMPLINGS["hot"], num_samples=8, seed=0)
+    completions = [completion for group in answers for completion in group]
+    assert {completion.stop_reason for completion in completions} == {"stop", "length"}
+    assert {c.tokens[-1] for c in completions if c.stop_reason == "stop"} == {END, 8}
+    for completion in completions:
+        ended = completion.stop_reason == "stop"
+        kept = completion.tokens[:-1] if ended else completion.tokens
+        assert not set(kept) & {END, 8}
+        assert ended or len(completion.tokens) == 12
+        assert completion.text == spell(kept)
+
+
+def test_an_end_at_the_last_allowed_token_is_a_stop(make: Callable[..., Any]) -> None:
+    engine = make(build("llama"), end_tokens=range(VOCABULARY))
+    for limit in (1, 7):  # with every token an end token, each completion is one token long
+        ((completion,),) = engine.generate(
+            PROMPTS[:1], Sampling(max_new_tokens=limit), num_samples=1, seed=0
+        )
+        assert (len(completion.tokens), completion.stop_reason) == (1, "stop")
+        assert completion.text == ""
+
+
+def test_one_new_token(make: Callable[..., Any]) -> None:
+    model, sampling = build("qwen2"), Sampling(max_new_tokens=1)
+    answers = make(model).generate(PROMPTS, sampling, num_samples=2, seed=0)
+    assert {len(completion.tokens) for group in answers for completion in group} == {1}
+    assert largest_error(model, PROMPTS, answers=answers, sampling=sampling) < 5e-6
+
+
+def test_weights_changed_in_place_reach_the_engine(make: Callable[..., Any]) -> None:
+    model = build("llama")
+    engine, sampling = make(model), SAMPLINGS["plain"]
+    before = engine.generate(PROMPTS, sampling, num_samples=2, seed=0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.3)
+    engine.version = 1
+    after = engine.generate(PROMPTS, sampling, num_samples=2, seed=0)
+    assert {completion.version for group in before for completion in group} == {0}
+    assert {completion.version for group in after for completion in group} == {1}
+    assert largest_error(model, PROMPTS, answers=after, sampling=sampling) < 5e-6
+    assert largest_error(model, PROMPTS, answers=before, sampling=sampling) > 0.1
+
+
+def test_frequencies_match_probabilities(make: Callable[..., Any]) -> None:
+    model, sampling = build("gpt2"), Sampling(max_new_tokens=1, temperature=1.5, top_k=12)
+    prompt = PROMPTS[1]
+    (completions,) = make(model).generate([prompt], sampling, num_samples=4000, seed=13)
+    logits = whole_logits(model, prompt, completions[0])[0] / 1.5
+    kept = logits >= logits.topk(12).values[-1]
+    probabilities = logits.masked_fill(~kept, -torch.inf).softmax(-1).tolist()
+    counts = Counter(completion.tokens[0] for completion in completions)
+    assert all(probabilities[token] > 0 for token in counts)
+    square = sum((counts[t] - 4000 * p) ** 2 / (4000 * p) for t, p in enumerate(probabilities) if p)
+    assert 1.6 < square < 33.1  # 0.05 % and 99.95 % points of chi-square with 11 degrees
+
+
+def test_the_models_own_generation_defaults_have_no_say(make: Callable[..., Any]) -> None:
+    model, sampling = build("llama"), SAMPLINGS["plain"]
+    expected = make(model).generate(PROMPTS, sampling, num_samples=2, seed=0)
+    own = GenerationConfig(
+        do_sample=True,
+        temperature=0.1,
+        top_k=1,
+        repetition_penalty=9.0,
+        suppress_tokens=[t for tokens in drawn(expected)[0] for t in tokens],
+        min_new_tokens=11,
+        num_beams=2,
+        max_length=4,
+        eos_token_id=9,
+    )
+    model.generation_config = own
+    assert make(model).generate(PROMPTS, sampling, num_samples=2, seed=0) == expected
+    assert model.generation_config is own
+
+
+def test_the_mode_of_every_module_is_given_back(make: Callable[..., Any]) -> None:
+    model = build("gpt2", dtype=torch.float32)
+    expected = make(model).generate(PROMPTS, SAMPLINGS["plain"], num_samples=2, seed=0)
+    model.train()
+    model.transformer.h[0].eval()
+    modes = [module.training for module in model.modules()]
+    answers = make(model).generate(PROMPTS, SAMPLINGS["plain"], num_samples=2, seed=0)
+    assert answers == expected  # GPT-2 has dropout: had it been on, the tokens would differ
+    assert [module.training for module in model.modules()] == modes
+    with pytest.raises(ValueError, match="too long"):
+        make(model, decode=_fail).generate(PROMPTS, SAMPLINGS["plain"], num_samples=1, seed=0)
+    assert [module.training for module in model.modules()] == modes
+
+
+def _fail(tokens: Any) -> str:
+    raise ValueError("too long")
+
+
+def test_one_sample_and_no_prompts(make: Callable[..., Any]) -> None:
+    engine = make(build("llama"))
+    answers = engine.generate(PROMPTS, SAMPLINGS["plain"], num_samples=1, seed=0)
+    assert [len(group) for group in answers] == [1] * len(PROMPTS)
+    assert engine.generate([], SAMPLINGS["plain"], num_samples=3, seed=0) == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "num_samples", "message"),
+    [
+        (Prompt(id="a", text="x"), 1, r"prompt 'a': it has no tokens.*render"),
+        (Prompt(id="b", text="", tokens=(1,) * 53), 1, r"'b'.*53.*max_new_tokens=12.*64.*to 11 or"),
+        (Prompt(id="c", text="", tokens=(1,) * 64), 1, r"'c'.*64.*max_new.*64; leave the prompt"),
+        (PROMPTS[0], 0, r"num_samples: must be at least 1, got 0"),
+    ],
+)
+def test_impossible_requests_say_what_to_do(
+    make: Callable[..., Any], prompt: Prompt, num_samples: int, message: str
+) -> None:
+    engine = make(build("llama"))
+    with pytest.raises(ValueError, match=message):
+        engine.generate([*PROMPTS, prompt], SAMPLINGS["plain"], num_samples=num_samples, seed=0)
+
+
+def test_the_last_position_of_the_context_is_usable(make: Callable[..., Any]) -> None:
+    model, sampling, prompts = build("gpt2"), SAMPLINGS["plain"], ragged(52, 3)
+    answers = make(model, end_tokens=()).generate(prompts, sampling, num_samples=2, seed=0)
+    assert largest_error(model, prompts, answers=answers, sampling=sampling) < 5e-6
+
+
+def test_a_diverged_model_is_not_sampled_from_in_silence(make: Callable[..., Any]) -> None:
+    model = build("llama")
+    engine = make(model)
+    engine.generate(PROMPTS, SAMPLINGS["plain"], num_samples=1, seed=0)
+    with torch.no_grad():
+        model.lm_head.weight[0] = torch.nan
+    with pytest.raises(ValueError, match=r"NaN.*learning rate"):
+        engine.generate(PROMPTS, SAMPLINGS["plain"], num_samples=1, seed=0)
