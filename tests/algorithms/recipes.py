@@ -1,0 +1,62 @@
+"""Every advantage, loss and weighting by name, as functions of a batch alone."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from posttrain.algorithms import corrections, diagnostics, objective, weights
+from posttrain.algorithms.advantages import ADVANTAGES
+from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
+from posttrain.types import Batch, Terms
+
+Advantage = Callable[[Batch], Batch]
+
+ADVANTAGE_VARIANTS: dict[str, Advantage] = {
+    **ADVANTAGES,
+    "constant_baseline": partial(ADVANTAGES["constant_baseline"], baseline=0.4),
+    "population": partial(ADVANTAGES["group_normalised"], deviation="population"),
+    "max centred": partial(ADVANTAGES["max_only"], keeps="centred"),
+    "centred, whitened": partial(ADVANTAGES["batch_whitened"], centre_groups=True),
+    "discounted, whitened": partial(ADVANTAGES["batch_whitened"], gamma=0.7),
+    "discounted": partial(ADVANTAGES["return_to_go"], gamma=0.7),
+    "gae, raw": partial(ADVANTAGES["gae"], gamma=0.9, lam=0.7, normalise=False),
+    "gae, two steps": partial(ADVANTAGES["gae"], gamma=0.9, lam=0.7, steps=2),
+}
+
+WEIGHT_VARIANTS: dict[str, Advantage] = {
+    **weights.WEIGHTS,
+    "dr_grpo": partial(weights.sequence_sum, length=9),
+}
+
+
+def policy_terms(name: str, logprobs: Tensor, *, entropy: Tensor, batch: Batch) -> Terms:
+    """A policy loss with everything on: correction, mismatch, divergence and entropy."""
+    terms = POLICY_LOSSES[name](logprobs, batch)
+    terms = objective.with_correction(terms, batch)
+    terms = objective.with_mismatch(terms, batch)
+    terms = objective.with_kl(terms, logprobs, batch=batch, coefficient=0.3)
+    return objective.with_entropy(terms, entropy, batch=batch, coefficient=0.02)
+
+
+def prepared(batch: Batch, weighting: str = "token_mean") -> Batch:
+    """A batch with what is decided once for the whole mini-batch: correction and weights."""
+    return WEIGHT_VARIANTS[weighting](corrections.truncated(batch, level="geometric"))
+
+
+def outcome(name: str, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """Loss, gradient by the outputs, and metrics, of a policy or a value loss."""
+    outputs = outputs.detach().clone().requires_grad_()
+    if name in POLICY_LOSSES:
+        terms = policy_terms(name, outputs, entropy=-3.0 * outputs, batch=batch)
+    else:
+        terms = VALUE_LOSSES[name.removeprefix("value ")](outputs, batch)
+    loss = weights.total(terms.loss, batch)
+    (gradient,) = torch.autograd.grad(loss, outputs)
+    for report in (terms.loss, *terms.means.values(), *terms.maxima.values()):
+        assert not report[~batch.active].any()
+    return loss.detach(), gradient, diagnostics.tally(terms, batch.active).summary()
+
+
+OUTCOMES = (*POLICY_LOSSES, *(f"value {name}" for name in VALUE_LOSSES))

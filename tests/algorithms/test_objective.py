@@ -1,0 +1,151 @@
+"""The objective put together: correction, divergence and entropy on top of a policy loss."""
+
+import math
+
+import pytest
+import torch
+from algorithms.batches import close, moved, ready, refuses
+from torch import Tensor
+
+from posttrain.algorithms import kl
+from posttrain.algorithms.losses import clipped
+from posttrain.algorithms.objective import with_correction, with_entropy, with_kl, with_mismatch
+from posttrain.types import Batch, Terms
+
+SHAPE = "every [B, T] tensor is indexed by the token it is about"
+
+
+def started() -> tuple[Batch, Tensor, Terms]:
+    """A batch, the current log-probs with gradient, and a policy loss to add to."""
+    batch = ready()
+    batch = batch.replace(correction=batch.need("values").abs() * batch.active)
+    logprobs = moved(batch).requires_grad_()
+    return batch, logprobs, clipped(logprobs, batch)
+
+
+def gradient(loss: Tensor, by: Tensor) -> Tensor:
+    (result,) = torch.autograd.grad(loss.sum(), by, retain_graph=True)
+    return result
+
+
+def keeps_reports(made: Terms, terms: Terms, name: str) -> None:
+    """A stage adds its own report, without gradient, and drops none."""
+    assert list(made.means) == [*terms.means, name]
+    assert all(made.means[key] is terms.means[key] for key in terms.means)
+    assert made.maxima == terms.maxima
+    assert not made.means[name].requires_grad
+
+
+def test_the_correction_multiplies_the_policy_term() -> None:
+    batch, logprobs, terms = started()
+    correction = batch.need("correction")
+    made = with_correction(terms, batch)
+    close(made.loss.detach(), terms.loss.detach() * correction)
+    close(gradient(made.loss, logprobs), gradient(terms.loss, logprobs) * correction)
+    close(made.means["correction"], correction, rtol=0)
+    keeps_reports(made, terms, "correction")
+
+
+def test_the_correction_is_a_constant_and_zero_where_nothing_counts() -> None:
+    batch, logprobs, terms = started()
+    clean = with_correction(terms, batch)
+    spoilt = batch.need("correction").masked_fill(~batch.active, math.nan).requires_grad_()
+    made = with_correction(terms, batch.replace(correction=spoilt))
+    close(made.means["correction"], clean.means["correction"], rtol=0)
+    close(gradient(made.loss, logprobs), gradient(clean.loss, logprobs), rtol=0)
+
+
+def test_without_a_correction_nothing_changes() -> None:
+    batch, _, terms = started()
+    assert with_correction(terms, batch.replace(correction=None)) is terms
+
+
+@pytest.mark.parametrize("direction", ["reverse", "forward"])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_divergence_is_added_to_every_active_token(
+    estimator: kl.Estimator, direction: kl.Direction
+) -> None:
+    batch, logprobs, terms = started()
+    made = with_kl(
+        terms, logprobs, batch=batch, coefficient=0.3, estimator=estimator, direction=direction
+    )
+    each = kl.estimate(
+        logprobs, batch.need("ref_logprobs"), estimator=estimator, direction=direction
+    )
+    each = each * batch.active
+    close(made.loss.detach(), (terms.loss + 0.3 * each).detach())
+    wanted = gradient(terms.loss, logprobs) + 0.3 * gradient(each, logprobs)
+    close(gradient(made.loss, logprobs), wanted)
+    close(made.means["kl"], each.detach())
+    keeps_reports(made, terms, "kl")
+
+
+def test_divergence_in_the_loss_is_the_reverse_k3_unless_told() -> None:
+    batch, logprobs, terms = started()
+    made = with_kl(terms, logprobs, batch=batch, coefficient=1.0)
+    each = kl.estimate(logprobs.detach(), batch.need("ref_logprobs"), estimator="k3")
+    close(made.means["kl"], each * batch.active)
+
+
+def test_the_reference_is_a_constant() -> None:
+    batch, logprobs, terms = started()
+    ref = batch.need("ref_logprobs").requires_grad_()
+    made = with_kl(terms, logprobs, batch=batch.replace(ref_logprobs=ref), coefficient=1.0)
+    made.loss.sum().backward()
+    assert ref.grad is None
+
+
+def test_entropy_is_a_bonus_at_every_active_token() -> None:
+    batch, logprobs, terms = started()
+    entropy = batch.need("values").abs().masked_fill(~batch.active, math.nan).requires_grad_()
+    made = with_entropy(terms, entropy, batch=batch, coefficient=0.2)
+    kept = entropy.detach().nan_to_num(0.0)
+    close(made.loss.detach(), terms.loss.detach() - 0.2 * kept)
+    close(gradient(made.loss, entropy), -0.2 * batch.active.double())
+    close(gradient(made.loss, logprobs), gradient(terms.loss, logprobs), rtol=0)
+    close(made.means["entropy"], kept, rtol=0)
+    keeps_reports(made, terms, "entropy")
+
+
+def test_a_negative_entropy_coefficient_is_a_penalty() -> None:
+    zero, batch = Terms(loss=torch.zeros(1, 1)), Batch.from_rewards([0.0])
+    made = with_entropy(zero, torch.tensor([[0.5]]), batch=batch, coefficient=-0.5)
+    assert made.loss.item() == 0.25
+
+
+def test_the_mismatch_of_engine_and_trainer_is_reported() -> None:
+    batch, _, terms = started()
+    sampler = batch.need("sampler_logprobs").requires_grad_()
+    batch = batch.replace(sampler_logprobs=sampler)
+    made = with_mismatch(terms, batch)
+    expected = (batch.need("old_logprobs") - sampler.detach()).abs() * batch.active
+    assert made.loss is terms.loss
+    close(made.means["mismatch"], expected)
+    close(made.maxima["mismatch"], expected)
+    assert list(made.means) == [*terms.means, "mismatch"]
+    assert list(made.maxima) == [*terms.maxima, "mismatch"]
+    assert not made.means["mismatch"].requires_grad
+
+
+@pytest.mark.parametrize("missing", ["sampler_logprobs", "old_logprobs"])
+def test_without_both_views_there_is_no_mismatch_to_report(missing: str) -> None:
+    batch, _, terms = started()
+    assert with_mismatch(terms, batch.replace(**{missing: None})) is terms
+
+
+def test_bad_objectives_are_refused() -> None:
+    batch, logprobs, terms = started()
+    with refuses("coefficient: must be >= 0, got -0.1"):
+        with_kl(terms, logprobs, batch=batch, coefficient=-0.1)
+    with refuses("estimator: unknown 'k9'; choose one of k1, k2, k3"):
+        with_kl(terms, logprobs, batch=batch, coefficient=0.1, estimator="k9")
+    with refuses(f"logprobs: expected shape [12, 10], got [1, 10]; {SHAPE}"):
+        with_kl(terms, logprobs[:1], batch=batch, coefficient=0.1)
+    with refuses("coefficient: must be finite, got nan"):
+        with_entropy(terms, logprobs, batch=batch, coefficient=math.nan)
+    with refuses(f"entropy: expected shape [12, 10], got [12, 1]; {SHAPE}"):
+        with_entropy(terms, logprobs[:, :1], batch=batch, coefficient=0.1)
+    with refuses(
+        "ref_logprobs: this batch has none; it is added by Learner.infer with a reference model"
+    ):
+        with_kl(terms, logprobs, batch=batch.replace(ref_logprobs=None), coefficient=0.1)

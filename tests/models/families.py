@@ -1,0 +1,94 @@
+"""Small random models of several families, in float64, and batches for them."""
+
+import torch
+import transformers
+from torch import Tensor
+
+from posttrain.types import Batch
+
+VOCABULARY = 23
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.5,  # far from the usual 0.02: flat distributions hide mistakes
+}
+_HEADS = {"num_key_value_heads": 1, "head_dim": 8}
+_GPT2 = {
+    "vocab_size": VOCABULARY,
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 64,
+    "initializer_range": 0.5,
+}
+
+# name: (config class, what it wants beside the sizes)
+FAMILIES = {
+    "llama": ("LlamaConfig", {**_SIZES, **_HEADS}),
+    "llama tied": ("LlamaConfig", {**_SIZES, **_HEADS, "tie_word_embeddings": True}),
+    "qwen2": ("Qwen2Config", {**_SIZES, "num_key_value_heads": 1}),
+    "qwen3": ("Qwen3Config", {**_SIZES, **_HEADS}),
+    "gemma": ("GemmaConfig", {**_SIZES, **_HEADS}),
+    "gemma2": (
+        "Gemma2Config",
+        {**_SIZES, **_HEADS, "sliding_window": 4, "final_logit_softcapping": 2.0},
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {**_SIZES, **_HEADS, "sliding_window": 4, "final_logit_softcapping": 3.0},
+    ),
+    "mistral": ("MistralConfig", {**_SIZES, **_HEADS, "sliding_window": 4}),
+    "granite": ("GraniteConfig", {**_SIZES, "num_key_value_heads": 1, "logits_scaling": 3.0}),
+    "cohere": ("CohereConfig", {**_SIZES, "num_key_value_heads": 1, "logit_scale": 0.3}),
+    "gpt2": ("GPT2Config", _GPT2),
+    "gpt_neox": ("GPTNeoXConfig", {**_SIZES, "initializer_range": 0.3}),
+}
+
+
+def build(name: str, *, dtype: torch.dtype = torch.float64) -> transformers.PreTrainedModel:
+    """A model of the family with random weights, always the same ones."""
+    kind, sizes = FAMILIES[name]
+    # Token ids that a model might take for padding occur in the batches below as ordinary tokens.
+    config = getattr(transformers, kind)(**sizes, pad_token_id=3, eos_token_id=3, bos_token_id=None)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    return model.to(dtype).eval()
+
+
+def batch(*, lengths: tuple[int, ...] = (9, 6, 4), width: int = 9, pad: int = 3) -> Batch:
+    """Sequences of these lengths, two prompt tokens each, padded on the right with ``pad``.
+
+    The last real token equals the pad token, and one row has a gap in its mask (a tool's turn).
+    """
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.full((len(lengths), width), pad)
+    mask = torch.zeros(tokens.shape, dtype=torch.bool)
+    attention = torch.zeros(tokens.shape, dtype=torch.bool)
+    for row, length in enumerate(lengths):
+        tokens[row, : length - 1] = torch.randint(0, VOCABULARY, (length - 1,), generator=generator)
+        mask[row, 2:length] = True
+        attention[row, :length] = True
+    if lengths[0] > 5:
+        mask[0, 4] = False
+    return Batch(tokens=tokens, mask=mask, attention=attention)
+
+
+def naive(model: transformers.PreTrainedModel, given: Batch) -> tuple[Tensor, Tensor]:
+    """Log-probs [B, T] and entropies [B, T] from whole logits, one sequence at a time."""
+    logprobs = torch.zeros(given.tokens.shape, dtype=torch.float64)
+    entropies = torch.zeros_like(logprobs)
+    for row, length in enumerate(given.attention.sum(1).tolist()):
+        sequence = given.tokens[row, :length]
+        logits = model(input_ids=sequence[None], use_cache=False).logits[0].double()
+        every = torch.log_softmax(logits, -1)
+        for position in range(length):
+            if given.mask[row, position]:
+                before = every[position - 1]
+                logprobs[row, position] = before[sequence[position]]
+                entropies[row, position] = -(before.exp() * before).sum()
+    return logprobs, entropies
