@@ -64,7 +64,7 @@ def warm_up(task: str, seed: int, *, folder: Path) -> Path:
     """The SFT model that every algorithm of this task and seed starts from."""
     given = {
         "run": {"folder": str(folder), "seed": seed, "stages": ["sft"]},
-        "model": {"name": "tiny", "chat": False, "options": MODEL},
+        "model": {"name": "tiny", "options": MODEL},
         "task": TASKS[task]["task"],
         "sft": {**SFT, **TASKS[task]["sft"]},
     }
@@ -78,7 +78,7 @@ def measure(
     started = time.perf_counter()
     given = {
         "run": {"folder": str(folder), "seed": seed, "stages": ["rl", "eval"]},
-        "model": {"name": str(model), "chat": False},
+        "model": {"name": str(model)},
         "task": TASKS[task]["task"],
         "rl": {**RL, "algorithm": algorithm, "steps": steps},
         "eval": {"problems": 150},

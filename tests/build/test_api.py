@@ -139,7 +139,7 @@ def test_sft_on_a_file(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = posttrain.sft(
         data=tmp_path / "rows.jsonl",
-        model_options=MODEL,
+        model_options={**MODEL, "options": {**MODEL["options"], "chat": True}},
         folder=tmp_path / "run",
         epochs=40,
         learning_rate=1e-2,

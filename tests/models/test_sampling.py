@@ -127,6 +127,13 @@ def test_a_large_vocabulary_is_drawn_to_its_last_token() -> None:
     torch.testing.assert_close(logprobs, torch.full((3,), -12.206072645530174))
 
 
+def test_a_rare_token_is_drawn_as_often_as_it_should_be() -> None:
+    logits = logits_of(1 - 1e-9, 1e-9).expand(2, -1)
+    uniforms = torch.tensor([1 - 1.1e-9, 1 - 0.9e-9], dtype=torch.float64)
+    tokens, _ = sample(logits, uniforms, sampling=Sampling())
+    assert tokens.tolist() == [0, 1]
+
+
 def test_half_precision_logits_are_widened_before_anything_else() -> None:
     logits = torch.tensor([[20.0, 19.0]], dtype=torch.bfloat16)
     _, logprobs = sample(logits, torch.tensor([0.0]), sampling=Sampling(temperature=0.7))

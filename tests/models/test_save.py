@@ -19,7 +19,7 @@ TOKENS = torch.tensor([[7, 1, 8, 22, 3]])
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_plain_transformers_reads_back_the_same_logits(tmp_path: Path, dtype: str) -> None:
-    policy = load_policy("tiny", dtype=dtype, seed=3)
+    policy = load_policy("tiny", dtype=dtype, seed=3, options={"chat": True})
     save_policy(policy, tmp_path / "out")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model.dtype == getattr(torch, dtype)
@@ -27,7 +27,7 @@ def test_plain_transformers_reads_back_the_same_logits(tmp_path: Path, dtype: st
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     text = "<think>2 + 3</think>\n<answer>5</answer>"
     assert tokenizer(text).input_ids == policy.tokenizer(text).input_ids
-    assert tokenizer.chat_template == policy.tokenizer.chat_template
+    assert tokenizer.chat_template == policy.tokenizer.chat_template is not None
     assert model.generation_config.eos_token_id == policy.end_tokens[0]
     assert model.generation_config.pad_token_id == policy.pad_token
     assert {path.suffix for path in (tmp_path / "out").iterdir()} == {

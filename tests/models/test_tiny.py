@@ -81,6 +81,12 @@ def test_options_shape_the_model() -> None:
     assert policy.model.dtype == torch.float64
 
 
+@pytest.mark.parametrize("chat", [True, False])
+def test_it_has_a_chat_template_where_asked(chat: bool) -> None:
+    policy = load_policy("tiny", options={"num_layers": 1, "chat": chat})
+    assert bool(policy.tokenizer.chat_template) == chat
+
+
 def test_bad_options_name_the_fix() -> None:
     with pytest.raises(ValueError, match="did you mean 'hidden_size'"):
         load_policy("tiny", options={"hiden_size": 3})
@@ -89,13 +95,13 @@ def test_bad_options_name_the_fix() -> None:
 
 
 def test_plain_transformers_loads_it(tmp_path: Path) -> None:
-    model, tokenizer = build_tiny(hidden_size=32, num_layers=1)
+    model, tokenizer = build_tiny(hidden_size=32, num_layers=1, chat=True)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     text = "<think>a B</think>\n<answer>5</answer> é"
     assert loaded(text).input_ids == tokenizer(text).input_ids
-    assert loaded.chat_template == tokenizer.chat_template
+    assert loaded.chat_template == tokenizer.chat_template is not None
     tokens = torch.tensor([loaded(text).input_ids])
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(again(input_ids=tokens).logits, model(input_ids=tokens).logits)

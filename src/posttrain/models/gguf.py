@@ -37,8 +37,7 @@ def read_gguf(
     )
     weights = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
     report = model.load_state_dict(weights, strict=False)
-    model.tie_weights()
-    tied = set(model.all_tied_weights_keys)
+    tied = model.all_tied_weights_keys  # filled with the weights that they share
     missing = [name for name in report.missing_keys if name not in tied]
     if missing or report.unexpected_keys:
         raise ValueError(

@@ -23,6 +23,7 @@ from transformers import (
 
 from posttrain import registry
 from posttrain.models.gguf import read_gguf
+from posttrain.models.quiet import without_bars
 from posttrain.models.tiny import build_tiny
 
 _DTYPES = {
@@ -76,7 +77,8 @@ def load_policy(
     elif path.is_dir():
         _check_folder(path)
         given = {"local_files_only": True, **_local_options(path, options)}
-        model, tokenizer = _from_pretrained(str(path), dtype=_DTYPES[dtype], options=given)
+        with without_bars():
+            model, tokenizer = _from_pretrained(str(path), dtype=_DTYPES[dtype], options=given)
     else:
         _check_hub_name(source, path)
         registry.check_options(_hub_options, options, kind=f"model {source!r}")

@@ -44,7 +44,7 @@ def filter_logits(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0) -> Tens
     if top_p < 1.0:
         mass = _in_units(ranked)
         before = mass.cumsum(-1) - mass
-        count = (before < top_p * _UNITS).sum(-1, keepdim=True).clamp_min(1)
+        count = (before < top_p * _UNITS).sum(-1, keepdim=True)  # the first has 0 before it
     last = ranked.gather(-1, count - 1)
     above, equal = logits > last, logits == last
     room = count - above.sum(-1, keepdim=True)

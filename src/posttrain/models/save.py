@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from posttrain.models.load import Policy, load_policy
+from posttrain.models.quiet import without_bars
 
 
 def save_policy(
@@ -28,7 +29,8 @@ def save_policy(
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         new, old = Path(scratch) / "new", Path(scratch) / "old"
         given = None if weights is None else dict(weights)
-        policy.model.save_pretrained(new, state_dict=given)
+        with without_bars():
+            policy.model.save_pretrained(new, state_dict=given)
         policy.tokenizer.save_pretrained(new)
         if folder.exists():
             folder.rename(old)

@@ -63,10 +63,12 @@ def build_tiny(
     intermediate_size: int | None = None,
     max_positions: int = 512,
     tie_embeddings: bool = False,
+    chat: bool = False,
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """A Llama-shaped model with random weights, decided by ``seed`` alone, and its tokenizer.
 
-    The feed-forward layers are four times as wide as ``hidden_size`` unless told otherwise.
+    The feed-forward layers are four times as wide as ``hidden_size`` unless told otherwise. It has
+    a chat template only with ``chat``: it starts from nothing, and plain text is shorter.
     """
     if hidden_size % (2 * num_heads):
         raise ValueError(
@@ -74,6 +76,8 @@ def build_tiny(
             f"choose a multiple of {2 * num_heads}"
         )
     tokenizer = build_tokenizer(max_positions=max_positions)
+    if not chat:
+        tokenizer.chat_template = None
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
