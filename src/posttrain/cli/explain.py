@@ -64,3 +64,37 @@ def _compared(first: str, second: str) -> Table:
     if not differences:
         table.add_row("nothing", "", "")
     return table
+
+
+def page() -> str:
+    """All of it as Markdown: ``python -m posttrain.cli.explain > docs/algorithms.md``."""
+    lines = [
+        "# Algorithms",
+        "",
+        "Every algorithm is a row of one table: an advantage, a policy loss, an averaging and",
+        "defaults. `posttrain explain grpo` prints a row, `posttrain explain grpo ppo` what sets two",
+        "apart; in a recipe `rl.algorithm` names one, and any piece can be replaced",
+        "(`--rl.loss.clip_high 0.28`). This page is printed from the table.",
+        "",
+        "| name | advantage | policy loss | averaging | KL to reference |",
+        "|---|---|---|---|---|",
+    ]
+    for name in ALGORITHMS:
+        row = pieces(name)
+        cells = (row["advantage"], row["policy loss"], row["averaging"], row["KL to reference"])
+        lines.append(f"| [{name}](#{name}) | " + " | ".join(f"`{cell}`" for cell in cells) + " |")
+    for name, algorithm_row in ALGORITHMS.items():
+        lines += ["", f"## {name}", "", f"{algorithm_row.title} ({algorithm_row.reference})."]
+        lines += ["", *(f"    {line}" for line in algorithm_row.equation.splitlines()), ""]
+        lines += ["| piece | value |", "|---|---|"]
+        lines += [f"| {piece} | `{value}` |" for piece, value in pieces(name).items()]
+        for neighbour in algorithm_row.neighbours:
+            apart = ", ".join(
+                f"{piece} (`{other}`)" for piece, (_, other) in difference(name, neighbour).items()
+            )
+            lines.append(f"\n[{neighbour}](#{neighbour}) has another {apart}.")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
