@@ -64,7 +64,7 @@ unit: setup ## pytest: tests and docstring examples (JOBS=2 processes)
 mutants: setup ## mutate the algorithms; every mutant should make a test fail
 	@$(INSTALL) --editable '.[dev,mutants]'
 	@OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children $(JOBS)
-	@$(BIN)/mutmut export-cicd-stats
+	@$(BIN)/mutmut export-cicd-stats > /dev/null
 	@echo "== survivors ('mutmut show NAME' prints the change)"
 	@$(BIN)/mutmut results
 	@$(BIN)/python -c "import json; s = json.load(open('mutants/mutmut-cicd-stats.json')); \
