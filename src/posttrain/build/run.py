@@ -90,6 +90,8 @@ def run(
     if folder.finished:
         console.print(f"{folder.path}: finished already; nothing to do")
         return Run(folder)
+    if recipe.run.threads is not None:
+        torch.set_num_threads(recipe.run.threads)
     if recipe.run.deterministic:
         torch.use_deterministic_algorithms(True)
     job = _Job(recipe, folder, supplied=supplied, console=console)

@@ -92,6 +92,9 @@ class RunSection(Section):
     device: Literal["auto", "cpu", "cuda"] = key(
         "auto", "Where the models live; auto takes a GPU where there is one."
     )
+    threads: int | None = later(
+        "torch's own", "CPU threads; a small model is fastest, and steadiest, with 1.", ge=1
+    )
     trackers: Trackers = key((), "Trackers besides the run folder itself.")
     deterministic: bool = key(
         False, "Use only kernels that give the same bits every time (slower)."
