@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from posttrain.protocols import Engine, Scorer
+from posttrain.rollout.collect import collect
 from posttrain.types import Collected, Prompt, Rollout, Sampling
 
 
@@ -105,19 +106,15 @@ class RolloutSource:
     def _sample(self, count: int, seconds: dict[str, float]) -> list[list[Rollout]]:
         prompts = self.prompts.take(count)
         started = time.perf_counter()
-        completions = self._engine.generate(
+        rollouts = collect(
+            self._engine,
             prompts,
-            self._sampling,
+            sampling=self._sampling,
             num_samples=self._group_size,
             seed=self._seed * 1_000_003 + self.num_calls,
         )
         self.num_calls += 1
         sampled = time.perf_counter()
-        rollouts = [
-            Rollout(prompt=prompt, completion=completion, group=number)
-            for number, (prompt, group) in enumerate(zip(prompts, completions, strict=True))
-            for completion in group
-        ]
         scores = self._scorer.score(rollouts)
         scored = [
             dataclasses.replace(rollout, score=score)
