@@ -46,3 +46,7 @@ def __getattr__(name: str) -> Any:
 
         return Run
     raise AttributeError(f"module 'posttrain' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

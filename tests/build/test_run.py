@@ -1,7 +1,9 @@
 """A whole run: what it leaves behind, that a seed repeats it, and that it goes on where it was."""
 
 import json
+import linecache
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ def test_every_file_is_there_and_true(finished: Run) -> None:
     folder = finished.folder.path
     assert [record["step"] for record in finished.folder.stage("sft").records()] == [*range(1, 9)]
     rl = finished.folder.stage("rl").records()
-    assert [record["step"] for record in rl] == [0, 1, 2, 3]
+    assert [record["step"] for record in rl] == [1, 2, 3]
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["seed"] == 1
     assert summary["seconds"] > 0
@@ -40,7 +42,6 @@ def test_every_file_is_there_and_true(finished: Run) -> None:
     after = problems(folder / "eval" / "problems.jsonl")
     assert summary["accuracy_before"] == sum(row["correct"] for row in before) / 10
     assert summary["accuracy_after"] == sum(row["correct"] for row in after) / 10
-    assert rl[0]["eval/accuracy"] == summary["accuracy_before"]
     assert summary["reward_last"] == rl[-1]["reward/mean"]
     samples = json.loads((folder / "samples.json").read_text())
     assert len(samples) == 5
@@ -96,8 +97,8 @@ def test_every_model_folder_loads_in_plain_transformers(finished: Run) -> None:
 def test_the_run_object_answers(finished: Run, tmp_path: Path) -> None:
     """Metrics as a frame, samples, a picture elsewhere."""
     frame = finished.metrics()
-    assert frame["step"].to_pylist() == [0, 1, 2, 3]
-    assert frame["train/optimiser_steps"].to_pylist() == [None, 1.0, 1.0, 1.0]
+    assert frame["step"].to_pylist() == [1, 2, 3]
+    assert frame["train/optimiser_steps"].to_pylist() == [1.0, 1.0, 1.0]
     assert len(finished.metrics("sft")) == 8
     assert len(finished.samples(limit=5)) == 5
     assert finished.plot(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -145,7 +146,7 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     assert "sft: finished already" in text
     assert "rl: finished already" not in text
     assert (folder / "sft" / "model" / "model.safetensors").stat().st_mtime_ns == written
-    assert len((folder / "rl.old-1" / "metrics.jsonl").read_text().splitlines()) == 3
+    assert len((folder / "rl.old-1" / "metrics.jsonl").read_text().splitlines()) == 2
     whole = {**given, "run": {"seed": 1, "folder": str(tmp_path / "whole")}}
     other, _ = small_run(whole, supplied=Supplied(rewards=interrupted(99)))
     assert same_weights(done.model, other.model)
@@ -197,3 +198,27 @@ def test_the_demo_recipe_is_the_same_job() -> None:
     demo = resolve(read_recipe(Path(__file__).parents[2] / "recipes" / "demo.toml"))
     assert demo.stages == ("sft", "rl", "eval")
     assert demo.run.folder == "runs/demo"
+
+
+def test_the_curve_starts_before_and_ends_after(tmp_path: Path) -> None:
+    """With evaluate_every, the same problems are asked before the first step and after the last."""
+    given = recipe(tmp_path / "curve")
+    given["rl"] = {**given["rl"], "evaluate_every": 2, "evaluate_problems": 5}
+    run, _ = small_run(given)
+    points = [r["step"] for r in run.folder.stage("rl").records() if "eval/accuracy" in r]
+    assert points == [0, 2, 3]
+
+
+def test_an_edited_reward_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text of a reward function is part of what a run folder remembers."""
+    given = recipe(tmp_path / "edited")
+    given["rewards"] = {"edited_reward:score": 1.0}
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "edited_reward.py"
+    file.write_text("def score(completion):\n    return float(len(completion))\n")
+    small_run(given)
+    file.write_text("def score(completion):\n    return -1.0 * len(completion)\n")
+    sys.modules.pop("edited_reward")
+    linecache.clearcache()
+    with pytest.raises(ValueError, match="holds the finished run of another recipe"):
+        small_run(given)

@@ -22,12 +22,13 @@ RL_REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "critic_not_there_yet": [
         (
             {"algorithm": "ppo"},
-            "rl.algorithm: 'ppo' arrives with the critic; without one: reinforce, "
-            "reinforce_baseline, rloo, reinforce_pp, grpo, dr_grpo, dapo, gspo, cispo, sapo",
+            "rl.algorithm: 'ppo' needs a critic, which is not implemented yet; without one: "
+            "reinforce, reinforce_baseline, rloo, reinforce_pp, grpo, dr_grpo, dapo, gspo, cispo, "
+            "sapo",
         ),
         (
             {"advantage": "gae"},
-            "rl.advantage: 'gae' arrives with the critic; without one: "
+            "rl.advantage: 'gae' needs a critic, which is not implemented yet; without one: "
             "return, moving_baseline or batch_whitened",
         ),
     ],

@@ -14,7 +14,8 @@ from posttrain.build.parts import choose_device, make_engine, make_parts, make_p
 from posttrain.build.results import Run
 from posttrain.build.run import Supplied, run
 from posttrain.build.stages import evaluate_policy
-from posttrain.config import Recipe, recipe_from_dict, resolve
+from posttrain.config import EvalSection, Recipe, recipe_from_dict, resolve
+from posttrain.models.cache import context_length
 from posttrain.models.save import import_gguf
 from posttrain.pipelines.evaluate import Evaluation
 from posttrain.protocols import Reward, Task
@@ -24,6 +25,8 @@ from posttrain.tasks.jsonl import jsonl_task
 from posttrain.types import Completion, Prompt, Sampling
 
 __all__ = ["evaluate", "evaluate_recipe", "generate", "import_gguf", "rl", "sft"]
+
+DEFAULT_TOKENS = 256
 
 Rows = Sequence[str | Mapping[str, Any]]
 Rewards = str | Reward | Mapping[Any, Any]
@@ -121,9 +124,16 @@ def evaluate(
 def evaluate_recipe(recipe: Recipe, *, supplied: Supplied | None = None) -> Evaluation:
     """Run the ``[eval]`` section of a recipe on its model, without a run folder."""
     supplied = supplied or Supplied()
-    recipe = resolve(recipe, supplied=supplied.names())
     device = choose_device(recipe)
     policy = make_policy(recipe, recipe.model.name, device=device)
+    limit = context_length(policy.model)
+    section = recipe.eval or EvalSection()
+    if (
+        section.max_new_tokens is None and limit is not None
+    ):  # half for the question, half to answer
+        short = section.model_copy(update={"max_new_tokens": min(DEFAULT_TOKENS, limit // 2)})
+        recipe = recipe.model_copy(update={"eval": short})
+    recipe = resolve(recipe, supplied=supplied.names())
     parts = make_parts(recipe, policy, device=device, task=supplied.task, rewards=supplied.rewards)
     assert recipe.eval is not None, "resolve fills the section of every stage"
     return evaluate_policy(recipe, policy, parts=parts, section=recipe.eval)
@@ -136,21 +146,29 @@ def generate(
     num_samples: int = 1,
     seed: int = 0,
     chat: bool | str = "auto",
-    max_new_tokens: int = 256,
+    max_new_tokens: int | None = None,
     temperature: float = 0.0,
     top_k: int = 0,
     top_p: float = 1.0,
 ) -> list[Completion]:
-    """What a model answers to a prompt; greedy unless a temperature is given."""
+    """What a model answers to a prompt; greedy unless a temperature is given.
+
+    Without ``max_new_tokens``, 256 or what the model's context leaves.
+    """
     recipe = recipe_from_dict({"model": {"name": str(model), "chat": chat}})
     device = choose_device(recipe)
     policy = make_policy(recipe, str(model), device=device)
     template = make_template(recipe, policy)
     engine = make_engine("native", policy, template=template)
-    sampling = Sampling(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p
-    )
     question = template.render(Prompt(id="prompt", text=prompt))
+    limit = context_length(policy.model)
+    room = DEFAULT_TOKENS if limit is None else max(1, limit - len(question.tokens))
+    sampling = Sampling(
+        max_new_tokens=max_new_tokens or min(DEFAULT_TOKENS, room),
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+    )
     return engine.generate([question], sampling, num_samples=num_samples, seed=seed)[0]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,13 +11,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from posttrain.build.fingerprint import fingerprints, function_text
 from posttrain.build.parts import Parts, choose_device, make_parts, make_policy
 from posttrain.build.results import Run, finish_run, write_evaluation
 from posttrain.build.stages import Context, run_eval, run_rl, run_sft, sft_rows, sft_steps
 from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.models.load import Policy
 from posttrain.protocols import Engine, Task
-from posttrain.rewards.scorer import BoundReward, RewardScorer
+from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs import RunFolder, config_digest
 from posttrain.track import TRACKERS, Several
 from posttrain.track import Stage as TrackedStage
@@ -48,23 +47,13 @@ class Supplied:
             known["task"] = config_digest(repr(prompts))
         if self.rewards is not None:
             sources = [
-                (reward.name, reward.weight, _source(reward)) for reward in self.rewards.rewards
+                (reward.name, reward.weight, function_text(reward.function))
+                for reward in self.rewards.rewards
             ]
             known["rewards"] = config_digest(repr(sources))
         if self.engine is not None:
             known["engine"] = type(self.engine).__name__
         return {"supplied": known} if known else {}
-
-
-def _source(reward: BoundReward) -> str:
-    """The text of a reward function, or its name where Python does not know the text."""
-    function: Any = reward.function
-    while isinstance(function, functools.partial):
-        function = function.func
-    try:
-        return f"{reward.function!r}".split(" at 0x")[0] + inspect.getsource(function)
-    except (OSError, TypeError):
-        return str(getattr(function, "__qualname__", type(function)))
 
 
 def run(
@@ -84,9 +73,7 @@ def run(
     recipe = resolve(recipe, supplied=supplied.names())
     for caution in cautions(recipe):
         console.print(f"[yellow]caution:[/yellow] {caution}")
-    folder = RunFolder.create(
-        recipe.run.folder, config={**to_dict(recipe), **supplied.config()}, recipe=text
-    )
+    folder = RunFolder.create(recipe.run.folder, config=_config(recipe, supplied), recipe=text)
     if folder.finished:
         console.print(f"{folder.path}: finished already; nothing to do")
         return Run(folder)
@@ -100,6 +87,10 @@ def run(
     return finish_run(folder, recipe=recipe, seconds=time.monotonic() - started, console=console)
 
 
+def _config(recipe: Recipe, supplied: Supplied) -> dict[str, Any]:
+    return {**to_dict(recipe), **supplied.config(), **fingerprints(recipe)}
+
+
 class _Job:
     """A run under way: the policy goes from stage to stage, in memory or through the folder."""
 
@@ -107,7 +98,7 @@ class _Job:
         self, recipe: Recipe, folder: RunFolder, *, supplied: Supplied, console: Console
     ) -> None:
         self._recipe = recipe
-        self._config = {**to_dict(recipe), **supplied.config()}
+        self._config = _config(recipe, supplied)
         self._folder = folder
         self._supplied = supplied
         self._console = console
@@ -117,7 +108,10 @@ class _Job:
 
     def do(self, stage: str) -> None:
         """Run one stage, unless it is finished under this very config."""
-        asked = {key: self._config.get(key, {}) for key in (stage, "task", "rewards", "supplied")}
+        asked = {
+            key: self._config.get(key, {})
+            for key in (stage, "task", "rewards", "supplied", "contents")
+        }
         self._digest = config_digest(asked, self._digest)
         if self._folder.stage_done(stage, self._digest):
             self._console.print(f"{stage}: finished already; taken from the run folder")
@@ -149,9 +143,8 @@ class _Job:
         record: dict[str, Any] = {}
         with self._stage("rl", total_steps=section.steps) as context:
             if "eval" in self._recipe.stages and self._recipe.eval is not None:
-                before = run_eval(context, self._recipe.eval)
+                before = run_eval(context, self._recipe.eval, engine=self._supplied.engine)
                 record["before"] = write_evaluation(context.folder.path / "before.jsonl", before)
-                context.tracker.log(0, {"eval/accuracy": before.accuracy.value})
             run_rl(context, engine=self._supplied.engine)
         return record
 
@@ -159,7 +152,7 @@ class _Job:
         section = self._recipe.eval
         assert section is not None, "resolve fills the section of every stage"
         with self._stage("eval", total_steps=0) as context:
-            found = run_eval(context, section)
+            found = run_eval(context, section, engine=self._supplied.engine)
             return {"after": write_evaluation(context.folder.path / "problems.jsonl", found)}
 
     @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,7 @@ from posttrain.runs import StageFolder, sequence_advantages, write_rollouts
 from posttrain.runs.rollouts import rollout_file
 from posttrain.sync.shared import SharedWeights
 from posttrain.tasks import demonstrations
-from posttrain.types import Prompt, Rollout, Sampling
-
-DEFAULT_PROBLEMS = 200
+from posttrain.types import Collected, Prompt, Rollout, Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +128,10 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
         max_resamples=section.max_resamples or 0,
     )
     watch = _Watch(context, section=section, engine=engine, save=learner.save)
+    if section.evaluate_every:
+        context.tracker.log(0, watch.evaluate())
     rl_pipeline.train(
-        source.steps(section.steps),
+        _checked(source.steps(section.steps), section.max_invalid),
         learner,
         plan=make_plan(section),
         sync=SharedWeights(engine),
@@ -143,7 +143,7 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
 
 
 class _Watch:
-    """What happens after every RL step: numbers, rollouts, evaluations, checkpoints, the alarm."""
+    """What happens after every RL step: numbers, rollouts, evaluations, checkpoints."""
 
     def __init__(
         self, context: Context, *, section: RlSection, engine: Engine, save: Callable[[Path], None]
@@ -154,7 +154,7 @@ class _Watch:
         self._save = save
 
     def on_step(self, report: rl_pipeline.Report) -> None:
-        """Record a finished step, and stop the run if the graders broke."""
+        """Record a finished step."""
         step, metrics = report.state.step, dict(report.metrics)
         rollouts = report.collected.rollouts
         folder = self._context.folder
@@ -167,19 +167,20 @@ class _Watch:
             advantages=sequence_advantages(report.batch),
         )
         every = self._section.evaluate_every
-        if every and step % every == 0:
-            metrics |= self._evaluate()
+        if every and (step % every == 0 or step == self._section.steps):
+            metrics |= self.evaluate()
         self._context.tracker.log(step, metrics)
-        check_invalid(rollouts, self._section.max_invalid)
         if self._section.save_every and step % self._section.save_every == 0:
             self._save(folder.checkpoint(step))
 
-    def _evaluate(self) -> dict[str, float]:
+    def evaluate(self) -> dict[str, float]:
+        """Accuracy on the same held-out problems every time: a point of the curve."""
         context, section = self._context, self._section
+        assert section.evaluate_problems, "resolve fills it where there are evaluations"
         found = run_eval(
             context,
             EvalSection(
-                problems=section.evaluate_problems or DEFAULT_PROBLEMS,
+                problems=section.evaluate_problems,
                 max_new_tokens=section.max_new_tokens,
             ),
             engine=self._engine,
@@ -204,8 +205,9 @@ def evaluate_policy(
 ) -> Evaluation:
     """Accuracy of a policy on the task's test problems."""
     task, scorer = _graded(parts)
+    spec = recipe.rl.engine if recipe.rl is not None and recipe.rl.engine else "native"
     engine = engine or make_engine(
-        "native", policy, template=parts.template, compute=recipe.model.compute
+        spec, policy, template=parts.template, compute=recipe.model.compute
     )
     prompts = _prompts(
         task,
@@ -226,6 +228,13 @@ def evaluate_policy(
         samples=section.samples,
         seed=recipe.run.seed,
     )
+
+
+def _checked(source: Iterator[Collected], max_invalid: float) -> Iterator[Collected]:
+    """The same rollouts; a batch with too many broken scores stops the run before it is learned."""
+    for collected in source:
+        check_invalid(collected.rollouts, max_invalid)
+        yield collected
 
 
 def check_invalid(rollouts: Sequence[Rollout], max_invalid: float) -> None:

@@ -71,7 +71,9 @@ def generate(
     model: Annotated[str, typer.Argument(help="A model folder, tiny, a GGUF file or a hub id.")],
     prompt: Annotated[str, typer.Argument(help="What to answer.")],
     *,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer; by default 256 or what fits.")
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
     top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,

@@ -62,7 +62,7 @@ def _read(arguments: list[str], command: Command) -> tuple[Recipe, str | None]:
     if command != "run":
         arguments = [*arguments, "--run.stages", f'["{command}"]']
     if path is None:
-        return recipe_from_dict({command: {}}, overrides=arguments), None
+        return recipe_from_dict({command: {}}, overrides=arguments, name=command), None
     return read_recipe(path, arguments), Path(path).read_text(encoding="utf-8")
 
 

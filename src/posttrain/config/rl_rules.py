@@ -18,13 +18,16 @@ def optimiser_steps(rl: RlSection) -> int:
     return rl.epochs * rl.minibatches
 
 
+NO_CRITIC = "needs a critic, which is not implemented yet"
+
+
 def critic_not_there_yet(rl: RlSection) -> str | None:
-    """Algorithms with a critic (ppo, ppo_penalty; the advantage gae) arrive with the critic."""
+    """Algorithms with a critic (ppo, ppo_penalty; the advantage gae) are not implemented yet."""
     if algorithm(rl.algorithm).critic:
         free = ", ".join(name for name, row in ALGORITHMS.items() if not row.critic)
-        return f"rl.algorithm: {rl.algorithm!r} arrives with the critic; without one: {free}"
+        return f"rl.algorithm: {rl.algorithm!r} {NO_CRITIC}; without one: {free}"
     if rl.advantage["name"] == "gae":
-        return f"rl.advantage: 'gae' arrives with the critic; without one: {NEEDS_NO_GROUP}"
+        return f"rl.advantage: 'gae' {NO_CRITIC}; without one: {NEEDS_NO_GROUP}"
     return None
 
 

@@ -1,0 +1,5 @@
+"""``python -m posttrain.cli``."""
+
+from posttrain.cli.app import main
+
+main()
