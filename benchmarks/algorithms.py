@@ -5,7 +5,8 @@
 For each task and seed one tiny model is warmed up on demonstrations of which a part is wrong; each
 algorithm then starts from that model. Held-out accuracy is greedy. All run without a KL penalty, so
 that what differs is the advantage, the loss and the averaging. Two optimiser steps a batch: with
-one the ratio is 1 and GRPO, GSPO and SAPO would be the same algorithm.
+one the ratio is 1 and GRPO, GSPO and SAPO would be the same algorithm. DAPO throws groups back and
+so samples more than the others.
 """
 
 from __future__ import annotations
