@@ -53,18 +53,13 @@ def rl(
     and after. The other options are those of ``[rl]``: ``algorithm="grpo"``, ``steps=100`` …
     """
     chosen = _task(task, prompts=prompts, test_prompts=test_prompts)
-    supplied = Supplied(
-        task=None if isinstance(chosen, Mapping) else chosen, rewards=_scorer(reward)
-    )
     stages = ["rl", "eval"] if evaluate and _has_test(chosen) else ["rl"]
-    given: dict[str, Any] = {
+    given = {
         "run": {"folder": str(folder), "seed": seed, "stages": stages},
         "model": {"name": str(model), **(model_options or {})},
         "rl": options,
     }
-    if isinstance(chosen, Mapping):
-        given["task"] = dict(chosen)
-    return run(recipe_from_dict(given), supplied=supplied)
+    return run(*_recipe(given, chosen, reward=reward))
 
 
 def sft(
@@ -82,15 +77,12 @@ def sft(
     The other options are those of ``[sft]``: ``epochs=2``, ``learning_rate=1e-4`` …
     """
     chosen = _task(task, prompts=None, test_prompts=())
-    given: dict[str, Any] = {
+    given = {
         "run": {"folder": str(folder), "seed": seed, "stages": ["sft"]},
         "model": {"name": str(model), **(model_options or {})},
         "sft": {"data": str(data), **options},
     }
-    if isinstance(chosen, Mapping):
-        given["task"] = dict(chosen)
-    supplied = Supplied(task=None if isinstance(chosen, Mapping) else chosen)
-    return run(recipe_from_dict(given), supplied=supplied)
+    return run(*_recipe(given, chosen))
 
 
 def evaluate(
@@ -108,29 +100,23 @@ def evaluate(
     The other options are those of ``[eval]``: ``problems=200``, ``samples=8`` …
     """
     chosen = _task(task, prompts=None, test_prompts=prompts if prompts is not None else ())
-    given: dict[str, Any] = {
+    given = {
         "run": {"seed": seed, "stages": ["eval"], "folder": "runs/eval"},
         "model": {"name": str(model), **(model_options or {})},
         "eval": options,
     }
-    if isinstance(chosen, Mapping):
-        given["task"] = dict(chosen)
-    supplied = Supplied(
-        task=None if isinstance(chosen, Mapping) else chosen, rewards=_scorer(reward)
-    )
-    return evaluate_recipe(recipe_from_dict(given), supplied=supplied)
+    return evaluate_recipe(*_recipe(given, chosen, reward=reward))
 
 
-def evaluate_recipe(recipe: Recipe, *, supplied: Supplied | None = None) -> Evaluation:
+def evaluate_recipe(recipe: Recipe, supplied: Supplied | None = None) -> Evaluation:
     """Run the ``[eval]`` section of a recipe on its model, without a run folder."""
     supplied = supplied or Supplied()
     device = choose_device(recipe)
     policy = make_policy(recipe, recipe.model.name, device=device)
     limit = context_length(policy.model)
     section = recipe.eval or EvalSection()
-    if (
-        section.max_new_tokens is None and limit is not None
-    ):  # half for the question, half to answer
+    if section.max_new_tokens is None and limit is not None:
+        # Half of the context at most: the other half is for the question.
         short = section.model_copy(update={"max_new_tokens": min(DEFAULT_TOKENS, limit // 2)})
         recipe = recipe.model_copy(update={"eval": short})
     recipe = resolve(recipe, supplied=supplied.names())
@@ -170,6 +156,18 @@ def generate(
         top_p=top_p,
     )
     return engine.generate([question], sampling, num_samples=num_samples, seed=seed)[0]
+
+
+def _recipe(
+    given: dict[str, Any],
+    task: Task | Mapping[str, Any] | None,
+    *,
+    reward: Rewards | None = None,
+) -> tuple[Recipe, Supplied]:
+    """A recipe, and beside it the parts that are objects; a task by name goes into the recipe."""
+    if isinstance(task, Mapping):
+        given, task = {**given, "task": dict(task)}, None
+    return recipe_from_dict(given), Supplied(task=task, rewards=_scorer(reward))
 
 
 def _task(

@@ -58,8 +58,8 @@ class Supplied:
 
 def run(
     recipe: Recipe,
-    *,
     supplied: Supplied | None = None,
+    *,
     text: str | None = None,
     console: Console | None = None,
 ) -> Run:
