@@ -10,7 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from posttrain.build.parts import choose_device, make_engine, make_parts, make_policy, make_template
+from posttrain.build.parts import (
+    choose_device,
+    filled,
+    make_engine,
+    make_parts,
+    make_policy,
+    make_template,
+)
 from posttrain.build.results import Run
 from posttrain.build.run import Supplied, run
 from posttrain.build.stages import evaluate_policy
@@ -121,8 +128,7 @@ def evaluate_recipe(recipe: Recipe, supplied: Supplied | None = None) -> Evaluat
         recipe = recipe.model_copy(update={"eval": short})
     recipe = resolve(recipe, supplied=supplied.names())
     parts = make_parts(recipe, policy, device=device, task=supplied.task, rewards=supplied.rewards)
-    assert recipe.eval is not None, "resolve fills the section of every stage"
-    return evaluate_policy(recipe, policy, parts=parts, section=recipe.eval)
+    return evaluate_policy(recipe, policy, parts=parts, section=filled(recipe.eval))
 
 
 def generate(

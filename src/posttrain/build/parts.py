@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,7 +15,7 @@ from posttrain.algorithms.kl import Coefficient
 from posttrain.algorithms.losses import POLICY_LOSSES
 from posttrain.algorithms.shaping import missing_end, overlong, score_at_last_token
 from posttrain.algorithms.weights import WEIGHTS
-from posttrain.config import ModelSection, Recipe, RlSection, SftSection
+from posttrain.config import EvalSection, ModelSection, Recipe, RlSection, SftSection
 from posttrain.data.template import PromptTooLong, Template
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw, rate_factor
@@ -30,6 +30,8 @@ from posttrain.rollout.engines import ENGINES
 from posttrain.tasks import make_task
 from posttrain.types import Prompt, Sampling
 
+Section = TypeVar("Section", SftSection, RlSection, EvalSection)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
@@ -40,6 +42,12 @@ class Parts:
     task: Task | None = None
     scorer: Scorer | None = None
     correct_by: str = ""
+
+
+def filled(section: Section | None) -> Section:
+    """The section of a stage that is run: ``resolve`` has filled it in."""
+    assert section is not None, "resolve fills the section of every stage"
+    return section
 
 
 def choose_device(recipe: Recipe) -> str:

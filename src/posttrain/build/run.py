@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from posttrain.build.fingerprint import fingerprints, function_text
-from posttrain.build.parts import Parts, choose_device, make_parts, make_policy
+from posttrain.build.parts import Parts, choose_device, filled, make_parts, make_policy
 from posttrain.build.results import Run, finish_run, write_evaluation
 from posttrain.build.stages import Context, run_eval, run_rl, run_sft, sft_rows, sft_steps
 from posttrain.config import Recipe, cautions, resolve, to_dict
@@ -138,8 +138,7 @@ class _Job:
         return {"demonstrations": len(rows)}
 
     def _rl(self) -> Mapping[str, Any]:
-        section = self._recipe.rl
-        assert section is not None, "resolve fills the section of every stage"
+        section = filled(self._recipe.rl)
         record: dict[str, Any] = {}
         with self._stage("rl", total_steps=section.steps) as context:
             if "eval" in self._recipe.stages and self._recipe.eval is not None:
@@ -149,8 +148,7 @@ class _Job:
         return record
 
     def _eval(self) -> Mapping[str, Any]:
-        section = self._recipe.eval
-        assert section is not None, "resolve fills the section of every stage"
+        section = filled(self._recipe.eval)
         with self._stage("eval", total_steps=0) as context:
             found = run_eval(context, section, engine=self._supplied.engine)
             return {"after": write_evaluation(context.folder.path / "problems.jsonl", found)}

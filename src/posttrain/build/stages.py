@@ -10,6 +10,7 @@ from typing import Any
 
 from posttrain.build.parts import (
     Parts,
+    filled,
     make_engine,
     make_learner,
     make_plan,
@@ -44,7 +45,7 @@ class Context:
 
 def sft_rows(recipe: Recipe, policy: Policy, *, parts: Parts) -> list[supervised.Row]:
     """The demonstrations as tokens, with True where the completion is."""
-    section = recipe.sft or SftSection()
+    section = filled(recipe.sft)
     rows = _demonstrations(section, parts.task, seed=recipe.run.seed)
     end = policy.end_tokens[0]
     template = parts.template
@@ -71,14 +72,14 @@ def _demonstrations(section: SftSection, task: Task | None, *, seed: int) -> lis
 
 def sft_steps(recipe: Recipe, num_rows: int) -> int:
     """Optimiser steps of the SFT stage."""
-    section = recipe.sft or SftSection()
+    section = filled(recipe.sft)
     return supervised.num_steps(num_rows, section.batch_size, epochs=section.epochs)
 
 
 def run_sft(context: Context, rows: Sequence[supervised.Row]) -> None:
     """Supervised fine-tuning."""
     recipe, policy = context.recipe, context.policy
-    section = recipe.sft or SftSection()
+    section = filled(recipe.sft)
     learner = make_learner(
         recipe,
         policy,
@@ -101,7 +102,7 @@ def run_sft(context: Context, rows: Sequence[supervised.Row]) -> None:
 def run_rl(context: Context, *, engine: Engine | None = None) -> None:
     """Reinforcement learning."""
     recipe, policy, parts = context.recipe, context.policy, context.parts
-    section = recipe.rl or RlSection()
+    section = filled(recipe.rl)
     task, scorer = _graded(parts)
     engine = engine or make_engine(
         section.engine, policy, template=parts.template, compute=recipe.model.compute
