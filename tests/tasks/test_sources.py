@@ -5,7 +5,11 @@ import json
 import pytest
 
 from posttrain.data import sources
-from posttrain.data.sources import read_demonstrations, read_jsonl, read_numbered
+from posttrain.data.sources import read_demonstrations, read_numbered
+
+
+def read_jsonl(path):
+    return [row for _, row in read_numbered(path)]
 
 
 def write(tmp_path, text, *, encoding="utf-8"):

@@ -13,11 +13,6 @@ MAX_FILE_BYTES = 8 * 2**30
 ROLES = ("system", "user", "assistant", "tool")
 
 
-def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file: UTF-8, one object per line, blank lines skipped."""
-    return [row for _, row in read_numbered(path)]
-
-
 def read_numbered(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
     """The objects of a JSONL file, each with the number of its line, for errors about it."""
     file = Path(path)
