@@ -20,6 +20,7 @@ SPECS = {
     "arithmetic think": {"name": "arithmetic", "think": True, "num_operands": 4, **SMALL},
     "countdown": {"name": "countdown", **SMALL},
     "countdown think": {"name": "countdown", "think": True, "num_numbers": 4, **SMALL},
+    "melody": {"name": "melody", **SMALL},
     "gsm8k": {"name": "gsm8k", "path": "{folder}"},
     "gsm8k itself": {"name": "gsm8k", "path": os.environ.get("POSTTRAIN_GSM8K", "")},
     "jsonl": {"name": "jsonl", "path": "{folder}/rows.jsonl", "test_share": 0.25},
@@ -162,6 +163,7 @@ TOO_MANY = {
     "sort": {"length": 2, "maximum": 3, "num_train": 17, "num_test": 0},
     "arithmetic": {"digits": 1, "num_train": 10**4},
     "countdown": {"num_numbers": 2, "maximum": 4, "num_train": 10**4},
+    "melody": {"num_train": 10**4},
     "gsm8k": {"num_test": 16},
     "reasoning_gym": {"num_train": 10**4, "settings": {"max_terms": 2, "max_digits": 1}},
 }

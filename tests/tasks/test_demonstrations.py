@@ -1,5 +1,7 @@
 """Demonstrations that are partly wrong: how many, how wrong, and always the same."""
 
+from collections import Counter
+
 import pytest
 
 from posttrain.rewards.scorer import RewardScorer
@@ -62,3 +64,37 @@ def test_rewards_that_cannot_score_are_no_wrong_answers():
     task.rewards = {"numeric": 1.0}  # the answers are no numbers
     with pytest.raises(ValueError, match="cannot score demonstrations: reward 'numeric' raised"):
         demonstrations(task, wrong_share=1.0)
+
+
+def own_answers(*, prompts=("a?", "b?", "c?")):
+    """A task whose demonstrations are not its gold answers."""
+    return PromptTask(
+        name="own",
+        rewards={"exact": 1.0},
+        train=tuple(
+            Prompt(id=text, text=text, columns={"answer": text.upper()}) for text in prompts
+        ),
+        test=(),
+        solve=lambda prompt: prompt.columns["answer"],
+        demonstrate=lambda prompt, generator: f"{prompt.text}{generator.randrange(1000)}",
+    )
+
+
+def test_a_tasks_own_demonstrations_show_every_prompt_as_often_as_another():
+    rows = demonstrations(own_answers(), num=8, seed=1)
+    counts = Counter(row["prompt"] for row in rows)
+    assert sorted(counts.values()) == [2, 3, 3]
+    assert all(row["completion"].startswith(row["prompt"]) for row in rows)
+    assert len({row["completion"] for row in rows}) == 8  # the same prompt, other answers
+    assert rows == demonstrations(own_answers(), num=8, seed=1)
+    assert rows != demonstrations(own_answers(), num=8, seed=2)
+    assert len(demonstrations(own_answers())) == 3
+
+
+def test_faults_of_a_tasks_own_demonstrations():
+    with pytest.raises(ValueError, match="task 'own' shows answers of its own"):
+        demonstrations(own_answers(), wrong_share=0.5)
+    with pytest.raises(ValueError, match="0 demonstrations asked"):
+        demonstrations(own_answers(), num=0)
+    with pytest.raises(ValueError, match="5 demonstrations asked, but task 'own' has 0 train"):
+        demonstrations(own_answers(prompts=()), num=5)

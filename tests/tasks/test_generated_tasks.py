@@ -230,4 +230,5 @@ def test_full_spec_and_tasks_of_the_users_own(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     task: Task = make_task({"name": "tasks_of_mine:easy", "size": 7})
     assert len(task.prompts("train")) == 7
-    assert set(TASKS) == {"sort", "arithmetic", "countdown", "gsm8k", "jsonl", "reasoning_gym"}
+    generated, read = {"sort", "arithmetic", "countdown", "melody"}, {"gsm8k", "jsonl"}
+    assert set(TASKS) == {*generated, *read, "reasoning_gym"}

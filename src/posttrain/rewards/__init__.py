@@ -11,6 +11,7 @@ from posttrain.rewards.exact import exact_answer
 from posttrain.rewards.extraction import extract_answer
 from posttrain.rewards.format import think_answer_format
 from posttrain.rewards.length import length_penalty
+from posttrain.rewards.melody import melody_score
 from posttrain.rewards.numeric import numeric_answer
 from posttrain.rewards.reasoning_gym import reasoning_gym_score
 from posttrain.rewards.sorted_text import sorted_numbers
@@ -23,6 +24,7 @@ REWARDS: dict[str, Reward] = {
     "length": length_penalty,
     "sort": sorted_numbers,
     "countdown": countdown_expression,
+    "melody": melody_score,
     "reasoning_gym": reasoning_gym_score,
 }
 
@@ -32,6 +34,7 @@ __all__ = [
     "exact_answer",
     "extract_answer",
     "length_penalty",
+    "melody_score",
     "numeric_answer",
     "reasoning_gym_score",
     "sorted_numbers",

@@ -14,6 +14,7 @@ from posttrain.tasks.countdown import countdown_task
 from posttrain.tasks.demonstrations import demonstrations
 from posttrain.tasks.gsm8k import gsm8k_task
 from posttrain.tasks.jsonl import jsonl_task
+from posttrain.tasks.melody import melody_task
 from posttrain.tasks.reasoning_gym import reasoning_gym_task
 from posttrain.tasks.sort import sort_task
 from posttrain.tasks.task import PromptTask
@@ -22,6 +23,7 @@ TASKS: dict[str, Callable[..., Task]] = {
     "sort": sort_task,
     "arithmetic": arithmetic_task,
     "countdown": countdown_task,
+    "melody": melody_task,
     "gsm8k": gsm8k_task,
     "jsonl": jsonl_task,
     "reasoning_gym": reasoning_gym_task,  # also written reasoning_gym:NAME

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 
 from posttrain.protocols import Task
 from posttrain.rewards.scorer import RewardScorer
@@ -10,11 +11,16 @@ from posttrain.types import Prompt
 
 _MAX_TRIES = 100
 
+Demonstrate = Callable[[Prompt, random.Random], str]
+
 
 def demonstrations(
     task: Task, *, num: int | None = None, wrong_share: float = 0.0, seed: int = 0
 ) -> list[dict[str, str]]:
     """``num`` train prompts with their gold answers, a share of them answered wrongly.
+
+    A task that brings its own ``demonstrate`` is asked for its answers instead, of every prompt as
+    often as another: ``num`` may then be larger than the number of prompts.
 
     A wrong answer is the gold answer of another prompt that the task's own rewards give less than
     full marks here. Exactly ``round(num · wrong_share)`` are wrong; the seed decides which. A
@@ -27,7 +33,14 @@ def demonstrations(
     """
     prompts = task.prompts("train")
     num = len(prompts) if num is None else num
-    if not 0 < num <= len(prompts):
+    demonstrate: Demonstrate | None = getattr(task, "demonstrate", None)
+    if demonstrate is not None and wrong_share:
+        raise ValueError(
+            f"wrong_share: task {task.name!r} shows answers of its own, good and bad ones; leave "
+            "wrong_share at 0"
+        )
+    most = num if demonstrate is not None and prompts else len(prompts)
+    if not 0 < num <= most:
         raise ValueError(
             f"num: {num} demonstrations asked, but task {task.name!r} has {len(prompts)} train "
             f"prompts; ask for 1 to {len(prompts)}, or raise the task's num_train"
@@ -39,6 +52,8 @@ def demonstrations(
             f"task {task.name!r}: demonstrations need prompts of text, not of messages"
         )
     generator = random.Random(seed)
+    if demonstrate is not None:
+        return _shown(prompts, demonstrate, num=num, generator=generator)
     chosen = generator.sample(list(prompts), num)
     wrong = set(generator.sample(range(num), round(num * wrong_share)))
     scorer = RewardScorer(task.rewards) if wrong else None
@@ -48,6 +63,17 @@ def demonstrations(
         if scorer is not None and index in wrong:
             completion = _wrong(task, prompt, scorer=scorer, generator=generator)
         rows.append({"prompt": prompt.text, "completion": completion})
+    return rows
+
+
+def _shown(
+    prompts: Sequence[Prompt], demonstrate: Demonstrate, *, num: int, generator: random.Random
+) -> list[dict[str, str]]:
+    """The task's own answers: all prompts in random order, again and again until there are num."""
+    rows: list[dict[str, str]] = []
+    while len(rows) < num:
+        for prompt in generator.sample(list(prompts), min(num - len(rows), len(prompts))):
+            rows.append({"prompt": prompt.text, "completion": demonstrate(prompt, generator)})
     return rows
 
 

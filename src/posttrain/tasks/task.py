@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,9 @@ from posttrain.types import Prompt
 @dataclass(kw_only=True)
 class PromptTask:
     """Prompts of two splits that share none, default rewards, and a way to the gold answers.
+
+    A task that has more to show than gold answers, say answers of many qualities, brings its own
+    ``demonstrate``: a function of a prompt and a source of random numbers.
 
     >>> task = PromptTask(
     ...     name="capitals",
@@ -31,6 +35,7 @@ class PromptTask:
     train: tuple[Prompt, ...]
     test: tuple[Prompt, ...]
     solve: Callable[[Prompt], str]
+    demonstrate: Callable[[Prompt, random.Random], str] | None = None
 
     def __post_init__(self) -> None:
         everything = (*self.train, *self.test)
