@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo walkthrough test lint format types unit mutants constraints clean distclean
+.PHONY: help setup demo rlhf walkthrough test lint format types unit mutants constraints clean distclean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":[^#]*## " } /^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## SFT, then GRPO, on a tiny model: about two minutes, into runs/demo
 	@rm -rf runs/demo
 	$(BIN)/posttrain run recipes/demo.toml
+
+rlhf: setup ## SFT, preferences, reward model, PPO and GRPO: five minutes, into runs/rlhf
+	@rm -rf runs/rlhf
+	$(BIN)/python examples/rlhf.py
 
 walkthrough: setup ## the sorting walk-through: every advantage and loss, side by side
 	$(BIN)/posttrain walkthrough

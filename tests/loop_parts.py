@@ -10,7 +10,7 @@ import torch
 from posttrain.algorithms.advantages import group_centred
 from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.weights import token_mean
-from posttrain.pipelines.rl import Plan
+from posttrain.pipelines.plan import Plan
 from posttrain.protocols import Objective, StepResult
 from posttrain.types import Batch, Collected, Completion, Prompt, Rollout, Score
 
@@ -63,8 +63,8 @@ class FakeLearner:
             ref_logprobs=torch.full(batch.tokens.shape, REFERENCE),
         )
 
-    def step(self, batch: Batch, objective: Objective) -> StepResult:
-        self.calls.append("step")
+    def step(self, batch: Batch, objective: Objective, *, only_critic: bool = False) -> StepResult:
+        self.calls.append("critic" if only_critic else "step")
         self.batches.append(batch)
         self.objectives.append(objective)
         moved = self._approx_kl.pop(0) if self._approx_kl else 0.0

@@ -1,7 +1,7 @@
 """Reinforcement-learning post-training of language models: right, fast, readable.
 
-``posttrain.rl``, ``posttrain.sft``, ``posttrain.evaluate`` and ``posttrain.generate`` do whole
-jobs; ``posttrain.algorithms`` is the mathematics. Importing this needs torch alone.
+``posttrain.sft``, ``prefer``, ``reward``, ``rl``, ``evaluate`` and ``generate`` do whole jobs;
+``posttrain.algorithms`` is the mathematics. Importing this needs torch alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.types import Batch, Completion, Prompt, Rollout, Sampling, Score, Terms
 
 if TYPE_CHECKING:
-    from posttrain.build.api import evaluate, generate, rl, sft
+    from posttrain.build.api import evaluate, generate, prefer, reward, rl, sft
     from posttrain.build.results import Run
 
 __version__ = "0.1.0"
@@ -28,11 +28,13 @@ __all__ = [
     "__version__",
     "evaluate",
     "generate",
+    "prefer",
+    "reward",
     "rl",
     "sft",
 ]
 
-_JOBS = ("evaluate", "generate", "rl", "sft")
+_JOBS = ("evaluate", "generate", "prefer", "reward", "rl", "sft")
 
 
 def __getattr__(name: str) -> Any:

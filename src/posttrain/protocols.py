@@ -76,13 +76,23 @@ class Scorer(Protocol):
 class Outputs:
     """What the learner's model says about a micro-batch, indexed by token, with gradient.
 
-    ``logprobs`` [B, T] of the tokens, ``entropy`` [B, T] of the distributions they came from,
-    ``values`` [B, T] where there is a critic. Entries where ``Batch.mask`` is False mean nothing.
+    Of a policy: ``logprobs`` [B, T] of the tokens, ``entropy`` [B, T] of the distributions they
+    came from. Of a critic: ``values`` [B, T]. Of a reward model: ``scores`` [B] of the sequences.
+    Entries where ``Batch.mask`` is False mean nothing.
     """
 
-    logprobs: Tensor
+    logprobs: Tensor | None = None
     entropy: Tensor | None = None
     values: Tensor | None = None
+    scores: Tensor | None = None
+
+    def need(self, name: Literal["logprobs", "values", "scores"]) -> Tensor:
+        """The output ``name``, or an error that says which model gives it."""
+        tensor: Tensor | None = getattr(self, name)
+        if tensor is None:
+            model = {"logprobs": "policy", "values": "critic", "scores": "reward model"}[name]
+            raise ValueError(f"{name}: the learner gave none; they come from a {model}")
+        return tensor
 
 
 Objective = Callable[[Outputs, Batch], Terms]
@@ -108,8 +118,11 @@ class Learner(Protocol):
         """Add what the models say without gradient: old and reference log-probs, values."""
         ...
 
-    def step(self, batch: Batch, objective: Objective) -> StepResult:
-        """Exactly one optimiser step on ``Σ weights · objective``, in micro-batches that fit."""
+    def step(self, batch: Batch, objective: Objective, *, only_critic: bool = False) -> StepResult:
+        """Exactly one optimiser step on ``Σ weights · objective``, in micro-batches that fit.
+
+        With ``only_critic`` the policy is left as it is, and the outputs are the critic's alone.
+        """
         ...
 
     def refresh_reference(self) -> None:

@@ -57,6 +57,7 @@ def ragged(seed: int = 0) -> Batch:
         values=normal(size, width),
         token_rewards=normal(size, width),
         score_norms=normal(size).square(),
+        margins=normal(size).square(),
         baseline=torch.tensor(0.3, dtype=torch.float64),
     )
 
@@ -91,7 +92,7 @@ def spoiled(batch: Batch, garbage: float) -> Batch:
     assert batch.valid is not None
     fields |= {
         name: getattr(batch, name).masked_fill(~batch.valid, garbage)
-        for name in ("rewards", "score_norms")
+        for name in ("rewards", "score_norms", "margins")
     }
     return batch.replace(**fields)
 

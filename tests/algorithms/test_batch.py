@@ -13,7 +13,7 @@ PER_TOKEN = (
     *("mask", "attention", "sampler_logprobs", "old_logprobs", "ref_logprobs", "values"),
     *("token_rewards", "advantages", "returns", "correction", "weights"),
 )
-PER_SEQUENCE = ("rewards", "valid", "groups", "truncated", "versions", "score_norms")
+PER_SEQUENCE = ("rewards", "valid", "groups", "truncated", "versions", "score_norms", "margins")
 BOOLEAN = ("mask", "attention", "valid", "truncated")
 FLOATING = (*PER_TOKEN[2:], "rewards", "score_norms")
 

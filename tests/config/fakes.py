@@ -17,6 +17,16 @@ def brief(num_tokens: int, *, target: int) -> None: ...
 def native(model: object, *, batch_size: int = 64) -> None: ...
 def server(model: object, *, url: str = "http://localhost") -> None: ...
 def tiny(*, hidden_size: int = 64, num_layers: int = 2) -> None: ...
+def reward_scorer(
+    device: str,
+    render: object,
+    *,
+    path: str = "reward",
+    normalise: bool = True,
+    dtype: str = "float32",
+    offload: bool = False,
+    micro_batch_tokens: int = 8192,
+) -> None: ...
 
 
 server.reports_truncated_logprobs = False  # type: ignore[attr-defined]
@@ -32,6 +42,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "posttrain.rewards": {"REWARDS": {"numeric": numeric, "brief": brief}},
     "posttrain.rollout.engines": {"ENGINES": {"native": native, "server": server}},
     "posttrain.models.tiny": {"build_tiny": tiny},
+    "posttrain.models.scorer": {"reward_scorer": reward_scorer},
 }
 
 

@@ -6,15 +6,13 @@ import pytest
 from config.fakes import read, refuses, resolved, rl
 
 from posttrain.algorithms.advantages import ADVANTAGES
-from posttrain.algorithms.losses import POLICY_LOSSES
+from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
 from posttrain.algorithms.table import ALGORITHMS, pieces
 from posttrain.algorithms.weights import WEIGHTS
 from posttrain.config import Recipe, recipe_from_dict, resolve, to_dict
 from posttrain.registry import resolve as build
 
 pytestmark = pytest.mark.usefixtures("fake_tables")
-
-CRITIC_FREE = [name for name, row in ALGORITHMS.items() if not row.critic]
 
 
 def text(piece: dict[str, Any]) -> str:
@@ -23,12 +21,14 @@ def text(piece: dict[str, Any]) -> str:
     return f"{piece['name']}({options})" if options else piece["name"]
 
 
-@pytest.mark.parametrize("name", CRITIC_FREE)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_algorithm_brings_its_pieces_and_defaults(name: str) -> None:
     row, shown, section = ALGORITHMS[name], pieces(name), rl(algorithm=name, max_new_tokens=64)
-    assert text(section.advantage) == shown["advantage"]
+    assert text(section.advantage) == shown["advantage"].replace("steps=None, ", "")
     assert text(section.loss) == shown["policy loss"]
     assert text(section.weights).replace("=64", "=max_new_tokens") == shown["averaging"]
+    assert (text(section.critic.loss) if section.critic else "none") == shown["critic"]
+    assert section.penalty_target == row.penalty_target
     assert section.group_size == row.group_size
     assert section.epochs == row.epochs
     assert section.dynamic_sampling is row.dynamic_sampling
@@ -42,18 +42,20 @@ def test_an_algorithm_brings_its_pieces_and_defaults(name: str) -> None:
         assert (section.kl.direction, section.kl.refresh_every) == ("reverse", 0)
 
 
-@pytest.mark.parametrize("name", CRITIC_FREE)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_resolved_pieces_can_be_built(name: str) -> None:
     section = rl(algorithm=name)
-    for piece, table in (
+    built: list[tuple[Any, Any]] = [
         (section.advantage, ADVANTAGES),
         (section.loss, POLICY_LOSSES),
         (section.weights, WEIGHTS),
-    ):
+    ]
+    built += [(section.critic.loss, VALUE_LOSSES)] if section.critic else []
+    for piece, table in built:
         assert callable(build(piece, table, kind="piece"))
 
 
-@pytest.mark.parametrize("name", CRITIC_FREE)
+@pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("sampling", [{}, {"top_k": 5}, {"evaluate_every": 5}])
 def test_resolving_again_changes_nothing(name: str, sampling: dict[str, Any]) -> None:
     values = {"rl": {"algorithm": name, **sampling}, "sft": {}, "eval": {"samples": 2}}
@@ -126,7 +128,15 @@ def test_stages_are_those_named_else_the_sections_there_are() -> None:
     assert named.run.stages == ("eval", "sft")
     assert named.sft is not None
     assert named.eval is not None
-    with refuses("no stage to run; add a section [sft], [rl] or [eval], or set run.stages"):
+    everything: dict[str, Any] = {"eval": {}, "rl": {}, "reward": {}, "prefer": {}, "sft": {}}
+    assert resolved(everything).run.stages == ("sft", "prefer", "reward", "rl", "eval")
+    named = resolved({"run": {"stages": ["prefer", "reward"]}})
+    assert named.prefer is not None
+    assert named.reward is not None
+    with refuses(
+        "no stage to run; add a section ([sft], [prefer], [reward], [rl], [eval]), "
+        "or set run.stages"
+    ):
         resolved()
 
 

@@ -1,5 +1,6 @@
 """Keys and values one by one: what is not known, of the wrong type, or out of range."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,21 @@ pytestmark = pytest.mark.usefixtures("fake_tables")
         ({"rl": {"stepz": 5}}, "rl.stepz: unknown key; did you mean steps?"),
         ({"rl": {"group-size": 5}}, "rl.group-size: unknown key; did you mean group_size?"),
         ({"sft": {"steps": 5}}, "sft.steps: unknown key; steps is a key of [rl]"),
-        ({"run": {"epochs": 5}}, "run.epochs: unknown key; epochs is a key of [sft] and [rl]"),
+        (
+            {"run": {"epochs": 5}},
+            "run.epochs: unknown key; epochs is a key of [sft], [reward] and [rl]",
+        ),
         (
             {"rl": {"coefficient": 0.1}},
-            "rl.coefficient: unknown key; coefficient is a key of [rl.kl]",
+            "rl.coefficient: unknown key; coefficient is a key of [rl.kl] and [rl.critic]",
         ),
+        ({"rl": {"kind": "shared"}}, "rl.kind: unknown key; kind is a key of [rl.critic]"),
+        (
+            {"rl": {"rewards": {"numeric": 1}}},
+            "rl.rewards: unknown key; [rewards] is a section of its own",
+        ),
+        ({"prefer": {"reward": {}}}, "prefer.reward: unknown key; did you mean rewards?"),
+        ({"critic": {}}, "critic: unknown section; critic is a key of [rl]"),
         ({"rl": {"kl": {"top_k": 1}}}, "rl.kl.top_k: unknown key; top_k is a key of [rl]"),
         ({"rl": {"kl": {"estimater": 1}}}, "rl.kl.estimater: unknown key; did you mean estimator?"),
         (
@@ -33,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("fake_tables")
         ({"rll": {}}, "rll: unknown section; did you mean [rl]?"),
         (
             {"zzz": {}},
-            "zzz: unknown section; Known: eval, model, rewards, rl, run, sft, task",
+            "zzz: unknown section; Known: eval, model, prefer, reward, rewards, rl, run, sft, task",
         ),
         ({"steps": 5}, "steps: unknown key; steps is a key of [rl]"),
         ({"placement": "loss"}, "placement: unknown key; placement is a key of [rl.kl]"),
@@ -85,12 +96,13 @@ def test_an_unknown_key_is_refused_with_the_one_that_was_meant(
         ),
         (
             {"run": {"stages": ["rl", "evil"]}},
-            'run.stages: must be a list of "sft", "rl" or "eval", not empty, got "evil"; '
-            'did you mean "eval"?',
+            'run.stages: must be a list of "sft", "prefer", "reward", "rl" or "eval", not empty, '
+            'got "evil"; did you mean "eval"?',
         ),
         (
             {"run": {"stages": []}},
-            'run.stages: must be a list of "sft", "rl" or "eval", not empty, got []',
+            'run.stages: must be a list of "sft", "prefer", "reward", "rl" or "eval", not empty, '
+            "got []",
         ),
         ({"rl": 5}, "rl: must be a table, got 5"),
         ({"rl": {"kl": "none"}}, 'rl.kl: must be a table, got "none"'),
@@ -116,6 +128,33 @@ def test_an_unknown_key_is_refused_with_the_one_that_was_meant(
             {"rewards": {"numeric": {"weight": True}}},
             "rewards: the weight of 'numeric' must be a finite number, or a table with one, "
             "got { numeric = { weight = true } }",
+        ),
+        (
+            {"prefer": {"rewards": {"numeric": "1"}}},
+            "prefer.rewards: the weight of 'numeric' must be a finite number, or a table with one, "
+            'got { numeric = "1" }',
+        ),
+        ({"prefer": {"samples": 1}}, "prefer.samples: must be a whole number of at least 2, got 1"),
+        (
+            {"reward": {"test_share": 1.0}},
+            "reward.test_share: must be a number above 0 and below 1, got 1.0",
+        ),
+        (
+            {"rl": {"critic": {"kind": "share"}}},
+            'rl.critic.kind: must be "separate" or "shared", got "share"; did you mean "shared"?',
+        ),
+        (
+            {"rl": {"critic": {"coefficient": 0}}},
+            "rl.critic.coefficient: must be a number above 0, got 0",
+        ),
+        ({"rl": {"penalty_target": 0}}, "rl.penalty_target: must be a number above 0, got 0"),
+        (
+            {"rl": {"kl": {"horizon": 0}}},
+            "rl.kl.horizon: must be a whole number of at least 1, got 0",
+        ),
+        (
+            {"rl": {"kl": {"dtype": "float16"}}},
+            'rl.kl.dtype: must be "model" or "bfloat16", got "float16"; did you mean "bfloat16"?',
         ),
         (
             {"run": {"folder": object}},
@@ -166,20 +205,21 @@ def test_python_values_are_taken_as_toml_would_hold_them() -> None:
     assert read({"rl": {"learning_rate": np.float64(0.5)}}).rl.learning_rate == 0.5  # type: ignore[union-attr]
 
 
-def test_every_key_has_one_line_of_help_and_a_section_has_about_40_at_most() -> None:
+def test_every_key_has_one_line_of_help_and_a_table_has_40_at_most() -> None:
     rows = field_help()
-    assert {row.section for row in rows} == {"run", "model", "sft", "rl", "rl.kl", "eval"}
+    known = ("run", "model", "sft", "prefer", "reward", "rl", "rl.kl", "rl.critic", "eval")
+    num_keys = Counter(row.section for row in rows)
+    assert tuple(num_keys) == known
     for row in rows:
         assert row.description.endswith("."), row
         assert "\n" not in row.description
         assert row.takes
         assert row.default
-    for section in ("run", "model", "sft", "rl", "eval"):
-        assert len(field_help(section)) <= 40
+    assert max(num_keys.values()) <= 40
 
 
 def test_help_of_a_section_holds_the_tables_inside_it() -> None:
-    assert {row.section for row in field_help("rl")} == {"rl", "rl.kl"}
+    assert {row.section for row in field_help("rl")} == {"rl", "rl.kl", "rl.critic"}
     row = next(row for row in field_help("rl") if row.key == "top_p")
     assert (row.takes, row.default) == ("a number above 0 and at most 1", "1.0")
 

@@ -27,6 +27,12 @@ pytestmark = pytest.mark.usefixtures("fake_tables")
         ("dapo", {"coefficient": 0}, {"placement": "none"}),
         ("grpo", {"rule": "doubling", "target": 0.1}, {"rule": "doubling", "target": 0.1}),
         ("grpo", {"refresh_every": 50}, {"refresh_every": 50, "coefficient": 0.04}),
+        ("grpo", {}, {"horizon": None, "dtype": "model", "offload": False}),
+        ("grpo", {"dtype": "bfloat16", "offload": True}, {"dtype": "bfloat16", "offload": True}),
+        ("grpo", {"rule": "proportional", "target": 6}, {"horizon": 10_000}),
+        ("ppo", {"rule": "proportional", "target": 6, "horizon": 500}, {"horizon": 500}),
+        ("grpo", {"rule": "doubling", "target": 6}, {"horizon": None}),
+        ("dapo", {}, {"placement": "none", "horizon": None, "dtype": None, "offload": None}),
     ],
 )
 def test_kl_takes_what_is_given_and_the_rest_from_the_row(
@@ -79,6 +85,35 @@ def test_kl_takes_what_is_given_and_the_rest_from_the_row(
             "grpo",
             {"rule": "doubling"},
             "rl.kl.target: rule 'doubling' needs the divergence to steer to, in nats",
+        ),
+        (
+            "grpo",
+            {"rule": "proportional", "horizon": 500},
+            "rl.kl.target: rule 'proportional' needs the divergence to steer to, in nats",
+        ),
+        (
+            "grpo",
+            {"horizon": 500},
+            "rl.kl.horizon: no effect with rule 'fixed'; "
+            'drop it, or set rl.kl.rule to "proportional"',
+        ),
+        (
+            "grpo",
+            {"rule": "doubling", "target": 6, "horizon": 500},
+            "rl.kl.horizon: no effect with rule 'doubling'; "
+            'drop it, or set rl.kl.rule to "proportional"',
+        ),
+        (
+            "dapo",
+            {"horizon": 500, "dtype": "bfloat16", "offload": True},
+            "rl.kl.horizon, rl.kl.dtype, rl.kl.offload: no effect, because algorithm 'dapo' has no "
+            'KL; set rl.kl.placement to "loss" or "reward", or drop them',
+        ),
+        (
+            "grpo",
+            {"coefficient": 0, "offload": False},
+            "rl.kl.offload: no effect, because rl.kl.coefficient is 0; "
+            "set a coefficient above 0, or drop it",
         ),
     ],
 )

@@ -46,6 +46,13 @@ pytestmark = pytest.mark.usefixtures("fake_tables")
         (["--rewards.pkg.mod:fn", "1"], {("rewards", "pkg.mod:fn"): 1}),
         (["--rewards.pkg.mod:fn.weight", "1"], {("rewards", "pkg.mod:fn", "weight"): 1}),
         (['--rewards."pkg.mod:fn".weight', "1"], {("rewards", "pkg.mod:fn", "weight"): 1}),
+        (["--prefer.rewards.numeric", "1"], {"prefer.rewards.numeric": 1}),
+        (["--prefer.rewards.pkg.mod:fn", "1"], {("prefer", "rewards", "pkg.mod:fn"): 1}),
+        (
+            ["--prefer.rewards.pkg.mod:fn.tolerance", "1"],
+            {("prefer", "rewards", "pkg.mod:fn", "tolerance"): 1},
+        ),
+        (["--rl.critic.loss.clip", "0.1"], {"rl.critic.loss.clip": 0.1}),
     ],
 )
 def test_an_override_means(arguments: list[str], changes: dict[Any, Any]) -> None:
@@ -109,6 +116,12 @@ def test_overrides_go_over_the_file_and_leave_the_rest(tmp_path: Path) -> None:
     assert values["rewards"] == {"numeric": {"weight": 2.0, "tolerance": 0.5}}
     assert values["sft"]["epochs"] == 2
     assert values["run"]["folder"] == "runs/mine"
+
+
+def test_options_go_over_the_weight_of_an_annotators_reward() -> None:
+    given = {"prefer": {"rewards": {"numeric": 2}}}
+    values = to_dict(read(given, "--prefer.rewards.numeric.tolerance", "0.5"))
+    assert values["prefer"]["rewards"] == {"numeric": {"weight": 2.0, "tolerance": 0.5}}
 
 
 def test_the_callers_dict_is_left_alone() -> None:

@@ -29,7 +29,7 @@ def test_every_piece_is_checked_and_all_problems_are_reported_together() -> None
     with refuses(
         "task 'sums': unknown option 'digit'; did you mean 'digits'? "
         "Known: digits, operators, think",
-        "rewards: unknown name 'numerc'; did you mean 'numeric'? Known: brief, numeric",
+        "rewards: unknown name 'numerc'; did you mean 'numeric'? Known: brief, model, numeric",
         "rewards 'brief': option 'target' is required",
         "rl.loss 'clipped': option 'clip_low' must be float, got 'wide'",
         "rl.weights: unknown name 'token_men'; did you mean 'token_mean'? "
@@ -63,6 +63,14 @@ def test_every_piece_is_checked_and_all_problems_are_reported_together() -> None
             "rl.weights.length: must be >= 1, got 0",
         ),
         ({"correction": {"name": "truncated", "cap": 0}}, "rl.correction.cap: must be > 0, got 0"),
+        (
+            {"algorithm": "ppo", "critic": {"loss": {"clip": 0}}},
+            "rl.critic.loss.clip: must be > 0, got 0",
+        ),
+        (
+            {"algorithm": "ppo", "critic": {"loss": {"name": "huber", "delta": -1}}},
+            "rl.critic.loss.delta: must be > 0, got -1",
+        ),
     ],
 )
 def test_an_option_out_of_range_is_refused_before_anything_is_loaded(

@@ -40,6 +40,8 @@ WHOLE: dict[str, Any] = {
         "max_resamples": 4,
     },
     "rewards": {"numeric": 1, "brief": {"weight": 0.5, "target": 10}},
+    "prefer": {"samples": 4, "repeats": 3, "num_prompts": 50},
+    "reward": {"batch_size": 16, "micro_batch_tokens": 1024},
     "eval": {"problems": 50, "samples": 8},
 }
 
@@ -51,6 +53,10 @@ def test_the_arithmetic_is_right() -> None:
         # ⌈100 ÷ 32⌉ = 4 optimiser steps an epoch
         ("sft", "optimiser steps in all"): (12, "3 epochs × 100 demonstrations ÷ 32, rounded up"),
         ("sft", "tokens per forward pass"): (8192, "memory and speed, not the result"),
+        ("prefer", "completions per prompt"): (12, "4 samples × 3 repeats"),
+        ("prefer", "train completions, at most"): (600, "50 prompts × 12"),
+        ("reward", "pairs or sets per optimiser step"): (16, "batch_size"),
+        ("reward", "tokens per forward pass"): (1024, "memory and speed, not the result"),
         ("rl", "rollouts per step"): (24, "6 prompts × 4 completions"),
         ("rl", "sampled per step, at most"): (120, "24 rollouts × (1 + 4 resamples)"),
         ("rl", "new tokens per step, at most"): (2400, "24 rollouts × 100 tokens"),
@@ -68,6 +74,8 @@ def test_the_arithmetic_holds_the_stages_that_run_in_their_order() -> None:
     assert list(dict.fromkeys(row.stage for row in arithmetic(recipe))) == ["eval", "rl"]
     one = arithmetic(resolved({"rl": {"epochs": 1, "minibatches": 1}}))
     assert "1 epoch × 1 minibatch" in [row.how for row in one]
+    every_prompt = arithmetic(resolved({"prefer": {}}))
+    assert every_prompt == [("prefer", "completions per prompt", 2, "2 samples × 1 repeat")]
 
 
 def test_a_dict_of_a_recipe_is_plain_and_reads_back() -> None:
@@ -80,7 +88,7 @@ def test_a_dict_of_a_recipe_is_plain_and_reads_back() -> None:
     assert "rl" not in to_dict(read())
 
 
-@pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if not row.critic])
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_dry_run_is_itself_the_recipe(name: str, tmp_path: Path) -> None:
     recipe = resolved({**WHOLE, "rl": {"algorithm": name, "top_p": 0.9}})
     path = tmp_path / "again.toml"
@@ -96,7 +104,7 @@ def test_a_dry_run_shows_arithmetic_cautions_and_what_auto_means(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     lines = render_dry_run(read_recipe(path)).splitlines()
     assert lines[0] == f"# Resolved from {path}."
-    assert "# rl    rollouts per step                    16  16 prompts × 1 completion" in lines
+    assert "# rl      rollouts per step                    16  16 prompts × 1 completion" in lines
     assert (
         lines.count(
             "# Caution: rl.loss: 'naive' is right for the first optimiser step of a "

@@ -5,112 +5,20 @@ from typing import Any
 
 import pytest
 from config.fakes import refuses, resolved, rl
+from config.refused import (
+    FROM_REWARD,
+    MODEL_FIRST,
+    PREFERENCE_REFUSED,
+    RECIPE_REFUSED,
+    RL_REFUSED,
+)
 
 from posttrain.config import cautions, recipe_from_dict, resolve
+from posttrain.config.preference_rules import PREFERENCE_RULES
 from posttrain.config.rl_rules import ENGINE_RULES, RL_CAUTIONS, RL_RULES
 from posttrain.config.rules import EVAL_RULES, RECIPE_CAUTIONS, RECIPE_RULES, SFT_RULES
 
 pytestmark = pytest.mark.usefixtures("fake_tables")
-
-GROUP_OF_ONE = (
-    "rl.group_size: 1, but advantage {!r} compares the completions of a prompt; "
-    "set rl.group_size to 2 or more, or rl.advantage to return, moving_baseline or batch_whitened"
-)
-
-# rule: (values of [rl], the message)
-RL_REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "critic_not_there_yet": [
-        (
-            {"algorithm": "ppo"},
-            "rl.algorithm: 'ppo' needs a critic, which is not implemented yet; without one: "
-            "reinforce, reinforce_baseline, rloo, reinforce_pp, grpo, dr_grpo, dapo, gspo, cispo, "
-            "sapo",
-        ),
-        (
-            {"advantage": "gae"},
-            "rl.advantage: 'gae' needs a critic, which is not implemented yet; without one: "
-            "return, moving_baseline or batch_whitened",
-        ),
-    ],
-    "baseline_of_gradients": [
-        (
-            {"advantage": "optimal_baseline"},
-            "rl.advantage: 'optimal_baseline' needs the gradient norm of every sequence, which "
-            "only posttrain walkthrough computes; use leave_one_out or moving_baseline",
-        )
-    ],
-    "group_of_one": [
-        ({"group_size": 1}, GROUP_OF_ONE.format("group_normalised")),
-        ({"algorithm": "dr_grpo", "group_size": 1}, GROUP_OF_ONE.format("group_centred")),
-        ({"algorithm": "rloo", "group_size": 1}, GROUP_OF_ONE.format("leave_one_out")),
-        ({"advantage": "max_only", "group_size": 1}, GROUP_OF_ONE.format("max_only")),
-        (
-            {"algorithm": "reinforce_pp", "advantage": {"centre_groups": True}},
-            GROUP_OF_ONE.format("batch_whitened"),
-        ),
-    ],
-    "uneven_minibatches": [
-        (
-            {"prompts_per_step": 3, "group_size": 4, "minibatches": 5},
-            "rl.minibatches: 5 does not divide 3 prompts × 4 completions = 12 rollouts; 4 and 6 do",
-        ),
-        (
-            {"prompts_per_step": 3, "group_size": 4, "minibatches": 24},
-            "rl.minibatches: 24, but 3 prompts × 4 completions = 12 rollouts; set it to 12 or less",
-        ),
-    ],
-    "greedy_sampling": [
-        (
-            {"temperature": 0},
-            "rl.temperature: 0 is greedy: all completions of a prompt are the same and nothing "
-            "can be learned; set it above 0 (1.0 is the model's own distribution)",
-        )
-    ],
-    "buffer_above_limit": [
-        (
-            {"overlong_buffer": 33, "max_new_tokens": 32},
-            "rl.overlong_buffer: 33 tokens, but completions end at rl.max_new_tokens = 32; "
-            "set it to less",
-        )
-    ],
-    "resampling_nothing": [
-        (
-            {"algorithm": "reinforce", "dynamic_sampling": True},
-            "rl.dynamic_sampling: a group of 1 always has equal rewards, so all would be thrown "
-            "away; set rl.group_size to 2 or more, or rl.dynamic_sampling to false",
-        ),
-        (
-            {"max_resamples": 3},
-            "rl.max_resamples: no effect; drop it, or set rl.dynamic_sampling to true",
-        ),
-    ],
-    "nothing_to_evaluate": [
-        (
-            {"evaluate_every": 5, "evaluate_problems": 0},
-            "rl.evaluate_problems: 0; set it to 1 or more, or rl.evaluate_every to 0",
-        ),
-        (
-            {"evaluate_problems": 5},
-            "rl.evaluate_problems: no effect; drop it, or set rl.evaluate_every above 0",
-        ),
-    ],
-    "stop_of_one_step": [
-        (
-            {"kl_stop": 0.1},
-            "rl.kl_stop: no effect, because a batch is left after one optimiser step anyway; "
-            "drop it, or set rl.epochs or rl.minibatches above 1",
-        )
-    ],
-    "engine_cannot_truncate": [
-        (
-            {"engine": "server", key: value},
-            f"rl.{key}: engine 'server' reports log-probs of the whole distribution, not of the "
-            "one truncated by top_k or top_p; switch both off (0 and 1.0), or set rl.engine to "
-            '"native"',
-        )
-        for key, value in (("top_k", 5), ("top_p", 0.5))
-    ],
-}
 
 
 @pytest.mark.parametrize(
@@ -137,53 +45,14 @@ def test_rl_refuses(values: dict[str, Any], problem: str) -> None:
         {"dynamic_sampling": True, "max_resamples": 3, "group_size": 2},
         {"evaluate_every": 5, "evaluate_problems": 1},
         {"kl_stop": 0.1, "epochs": 2},
+        {"algorithm": "ppo", "steps": 5, "critic": {"warmup_steps": 4}},
+        {"algorithm": "ppo", "whiten_rewards": True},
+        {"advantage": "return_to_go", "whiten_rewards": True},
+        {"advantage": "gae", "group_size": 1},
     ],
 )
 def test_rl_lets_be(values: dict[str, Any]) -> None:
     assert rl(**values)
-
-
-RECIPE_REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "repeated_names": [
-        (
-            {"run": {"stages": ["rl", "eval", "rl"]}},
-            "run.stages: 'rl' is there twice; name each once",
-        ),
-        (
-            {"run": {"trackers": ["wandb", "wandb"]}, "rl": {}},
-            "run.trackers: 'wandb' is there twice; name each once",
-        ),
-    ],
-    "system_without_chat": [
-        (
-            {"model": {"chat": False, "system": "Be brief."}, "rl": {}},
-            "model.system: no effect without a chat template; drop it, or set model.chat",
-        )
-    ],
-    "compute_above_weights": [
-        (
-            {"model": {"dtype": "bfloat16", "compute": "float32"}, "rl": {}},
-            'model.compute: float32 needs model.dtype = "float32" (the default)',
-        )
-    ],
-    "task_missing": [
-        (
-            {"task": None, "sft": {}, "rl": {}, "eval": {}},
-            "task: missing, and sft and rl and eval cannot do without: "
-            'write [task] with name = "..."',
-        ),
-        (
-            {"task": None, "sft": {}},
-            'task: missing, and sft cannot do without: write [task] with name = "..."',
-        ),
-    ],
-    "rewards_without_weight": [
-        (
-            {"rewards": {"numeric": 0}, "rl": {}},
-            "rewards: every weight is 0, so nothing can be learned; give one another weight",
-        )
-    ],
-}
 
 
 @pytest.mark.parametrize(
@@ -207,6 +76,48 @@ def test_a_recipe_is_refused(values: dict[str, Any], problem: str) -> None:
 )
 def test_a_recipe_is_let_be(values: dict[str, Any]) -> None:
     assert resolved(values)
+
+
+@pytest.fixture
+def one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with ``pairs.jsonl`` in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pairs.jsonl").write_text("")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"), [case for cases in PREFERENCE_REFUSED.values() for case in cases]
+)
+def test_preferences_are_refused(values: dict[str, Any], problem: str, one_file: Path) -> None:
+    with refuses(problem.replace("{folder}", str(one_file))):
+        resolved(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"prefer": {}, "reward": {}},
+        {"reward": {"data": "pairs.jsonl"}, "task": None},
+        {"reward": {"data": "pairs.jsonl", "test_share": 0.2}},
+        {"reward": {"data": "pairs.jsonl", "test_data": "pairs.jsonl"}},
+        {**MODEL_FIRST, "rl": {}, "eval": {}},
+        {**MODEL_FIRST, "run": {"stages": ["prefer", "reward", "eval", "rl"]}},
+        {"rewards": {"model": {"path": "judge"}}, "rl": {}, "eval": {}},
+        {"rewards": {"model": 1}, "sft": {}},
+        {"prefer": {"rewards": {"model": {"path": "judge"}}}},
+        {"prefer": {"rewards": {"numeric": 0, "brief": {"target": 1}}}},
+        {"rl": FROM_REWARD, "prefer": {}, "reward": {}},
+        {"rl": {"algorithm": "ppo", "critic": {"source": "judge"}}},
+        # a section whose stage is not run is left alone
+        {"reward": {"test_share": 0.2, "test_data": "none"}, "run": {"stages": ["eval"]}},
+        {"prefer": {"rewards": {"model": 1}}, "run": {"stages": ["eval"]}},
+        {"rl": FROM_REWARD, "run": {"stages": ["eval"]}},
+    ],
+)
+@pytest.mark.usefixtures("one_file")
+def test_preferences_are_let_be(values: dict[str, Any]) -> None:
+    assert resolve(recipe_from_dict({"task": "sums", **values}))
 
 
 def test_demonstrations_come_from_the_task_or_a_file_that_exists(
@@ -283,6 +194,15 @@ def test_several_broken_rules_are_reported_together() -> None:
             ["model.dtype: in bfloat16 updates below 1/256 of a weight vanish; use float32"],
         ),
         ({"model": {"dtype": "bfloat16"}, "eval": {}}, []),
+        (
+            {"model": {"dtype": "bfloat16"}, "prefer": {}, "reward": {}},
+            ["model.dtype: in bfloat16 updates below 1/256 of a weight vanish; use float32"],
+        ),
+        (
+            {"model": {"dtype": "bfloat16"}, "prefer": {}, "reward": {"learning_rate": 1e-3}},
+            [],
+        ),
+        ({"model": {"dtype": "bfloat16"}, "sft": {}, "run": {"stages": ["eval"]}}, []),
         ({"rl": {"algorithm": "reinforce", "epochs": 2}, "run": {"stages": ["eval"]}}, []),
     ],
 )
@@ -293,7 +213,9 @@ def test_cautions(values: dict[str, Any], found: list[str]) -> None:
 def test_every_rule_is_tested_and_says_what_it_wants() -> None:
     assert [rule.__name__ for rule in (*RL_RULES, *ENGINE_RULES)] == list(RL_REFUSED)
     assert [rule.__name__ for rule in RECIPE_RULES] == list(RECIPE_REFUSED)
-    refused = (*RECIPE_RULES, *SFT_RULES, *RL_RULES, *ENGINE_RULES, *EVAL_RULES)
-    for rule in (*refused, *RECIPE_CAUTIONS, *RL_CAUTIONS):
+    assert [rule.__name__ for rule in PREFERENCE_RULES] == list(PREFERENCE_REFUSED)
+    of_recipes = (*RECIPE_RULES, *PREFERENCE_RULES, *RECIPE_CAUTIONS)
+    of_sections = (*SFT_RULES, *RL_RULES, *ENGINE_RULES, *EVAL_RULES, *RL_CAUTIONS)
+    for rule in (*of_recipes, *of_sections):
         assert (rule.__doc__ or "").strip().endswith(".")
         assert "\n" not in (rule.__doc__ or "")

@@ -14,9 +14,10 @@ from posttrain.algorithms.advantages import group_normalised
 from posttrain.algorithms.kl import Coefficient
 from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.weights import sequence_mean, total
-from posttrain.learn.learner import LocalLearner
+from posttrain.learn.learner import LocalLearner, Reference
 from posttrain.learn.optim import adamw
-from posttrain.pipelines.rl import Plan, Report, make_objective, train
+from posttrain.pipelines.plan import Plan
+from posttrain.pipelines.rl import Report, State, make_objective, train
 from posttrain.protocols import Outputs
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.rollout.source import PromptCycle, RolloutSource
@@ -85,7 +86,7 @@ def library_run(example: ModuleType, model: torch.nn.Module) -> tuple[list[Repor
         seed=SEED,
     )
     learner = LocalLearner(
-        model, adamw(model, learning_rate=RATE), save=lambda folder: None, reference=True
+        model, adamw(model, learning_rate=RATE), save=lambda folder: None, reference=Reference()
     )
     reports: list[Report] = []
     slopes: list[torch.Tensor] = []
@@ -144,7 +145,7 @@ def test_the_loss_is_the_librarys_off_policy_too(example: ModuleType) -> None:
         ref_logprobs=reference,
         advantages=advantages[:, None].expand(8, 5),
     )
-    objective = make_objective(plan(example.CLIP), Coefficient(value=BETA))
+    objective = make_objective(plan(example.CLIP), State(kl=Coefficient(value=BETA)))
     batch = sequence_mean(batch)
     terms = objective(Outputs(logprobs=logprobs), batch)
     expected = example.grpo_loss(

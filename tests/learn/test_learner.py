@@ -1,5 +1,6 @@
 """The learner: one step is one hand-written AdamW step, whatever it is computed in."""
 
+import functools
 import math
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.weights import sequence_mean, token_mean
 from posttrain.data.collate import collate_demonstrations
-from posttrain.learn.learner import LocalLearner
+from posttrain.learn.learner import LocalLearner, Reference
 from posttrain.learn.optim import adamw, rate_factor
+from posttrain.models.logprobs import score_tokens
 from posttrain.protocols import Outputs
 from posttrain.types import Batch, Terms
 
@@ -109,7 +111,7 @@ def test_the_schedule_is_asked_before_every_step() -> None:
         before = parameters(model)
         rates.append(student.step(sequence_mean(batch()), policy_loss).learning_rate)
         moves.append(float((parameters(model) - before).abs().max()))
-        assert [group["lr"] for group in student.optimizer.param_groups] == [rates[-1]] * 2
+        assert [group["lr"] for group in student.trained.optimizer.param_groups] == [rates[-1]] * 2
     assert rates == pytest.approx([RATE * f for f in (0.5, 1.0, 1.0, 0.5, 0.0)])
     assert moves[0] == pytest.approx(RATE * 0.5, rel=1e-3)  # Adam's first step is ± the rate
     assert moves[4] == 0
@@ -123,14 +125,14 @@ def test_without_an_active_token_nothing_changes() -> None:
     weights = parameters(model)
     state = [
         {name: torch.as_tensor(value).clone() for name, value in entry.items()}
-        for entry in student.optimizer.state.values()
+        for entry in student.trained.optimizer.state.values()
     ]
     broken = batch().replace(valid=torch.zeros(3, dtype=torch.bool))
     result = student.step(sequence_mean(broken), policy_loss)
     assert (result.loss, result.gradient_norm, result.metrics) == (0.0, 0.0, {})
-    assert student.num_steps == 1
+    assert student.trained.num_steps == 1
     assert torch.equal(parameters(model), weights)
-    for before, entry in zip(state, student.optimizer.state.values(), strict=True):
+    for before, entry in zip(state, student.trained.optimizer.state.values(), strict=True):
         assert all(torch.equal(before[name], torch.as_tensor(entry[name])) for name in before)
 
 
@@ -138,7 +140,12 @@ def test_without_an_active_token_nothing_changes() -> None:
 def test_infer_is_a_naive_forward_pass(temperature: float) -> None:
     """Old and reference log-probs of chosen tokens; broken rows and other tokens are 0."""
     model = small_model()
-    student = learner(model, reference=True, temperature=temperature, micro_batch_tokens=7)
+    student = learner(
+        model,
+        reference=Reference(),
+        forward=functools.partial(score_tokens, temperature=temperature),
+        micro_batch_tokens=7,
+    )
     start = small_model()
     student.step(sequence_mean(batch()), policy_loss)
     given = batch().replace(valid=torch.tensor([True, True, False]))
@@ -158,7 +165,7 @@ def test_without_a_reference_there_are_no_reference_logprobs() -> None:
 
 def test_a_refreshed_reference_is_the_policy_of_now() -> None:
     """And stays it while the policy moves on."""
-    student = learner(small_model(), reference=True, rate=1e-2)
+    student = learner(small_model(), reference=Reference(), rate=1e-2)
     student.step(sequence_mean(batch()), policy_loss)
     before = student.infer(batch())
     assert not torch.equal(before.old_logprobs, before.ref_logprobs)
@@ -220,7 +227,8 @@ def test_the_entropy_has_a_gradient_only_where_it_is_asked_for() -> None:
         everything = naive_logits(small_model(), given).log_softmax(-1)
         expected = -(everything.exp() * everything).sum(-1)[given.mask].mean()
     for wanted in (False, True):
-        result = learner(small_model(), entropy_gradient=wanted).step(given, entropy_loss)
+        ask = functools.partial(score_tokens, entropy="gradient" if wanted else "value")
+        result = learner(small_model(), forward=ask).step(given, entropy_loss)
         assert result.metrics["entropy"] == pytest.approx(float(expected), rel=1e-10)
         assert (result.gradient_norm > 0) is wanted
 

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+from typing import Any
 
 import pytest
 import torch
 
 from posttrain.algorithms.table import ALGORITHMS
-from posttrain.build.parts import make_plan
-from posttrain.config import recipe_from_dict, resolve
+from posttrain.build.learners import make_plan
+from posttrain.config import RlSection, recipe_from_dict, resolve
 from posttrain.data.collate import collate
 from posttrain.data.template import Template
-from posttrain.learn.learner import LocalLearner
+from posttrain.learn.learner import LocalLearner, Reference
 from posttrain.learn.optim import adamw
+from posttrain.learn.trained import Trained
+from posttrain.models.critic import separate_critic, shared_critic
 from posttrain.models.load import Policy, load_policy
-from posttrain.pipelines.rl import Plan, State, make_objective, prepare
+from posttrain.models.logprobs import score_tokens
+from posttrain.pipelines.plan import Plan
+from posttrain.pipelines.rl import State, make_objective, prepare
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.types import Prompt, Rollout, Sampling, Score
 
-CRITIC_FREE = [name for name, row in ALGORITHMS.items() if not row.critic]
+# Every algorithm, and those that have a critic with either kind of it.
+CHOICES: dict[str, dict[str, Any]] = {name: {"algorithm": name} for name in ALGORITHMS} | {
+    f"{name}, shared": {"algorithm": name, "critic": {"kind": "shared"}}
+    for name, row in ALGORITHMS.items()
+    if row.critic
+}
 CHAT = (
     "{% for m in messages %}<|user|>{{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -59,17 +70,42 @@ def rollouts(temperature: float) -> tuple[Rollout, ...]:
     )
 
 
+def section_of(name: str) -> RlSection:
+    """The resolved section of a choice."""
+    rl = {**CHOICES[name], "group_size": 4, "max_new_tokens": 12}
+    return resolve(recipe_from_dict({"rl": rl, "task": "sort"})).rl
+
+
+def critic_of(section: RlSection, dtype: str) -> Trained | None:
+    """The critic that a section asks for, with a head that gives every state another value."""
+    if section.critic is None:
+        return None
+    make = shared_critic if section.critic.kind == "shared" else separate_critic
+    critic = make(policy(dtype))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        critic.head.weight.normal_(generator=generator)
+    return Trained(critic, adamw(critic, learning_rate=0.0), max_gradient_norm=math.inf)
+
+
 def learner(
-    plan: Plan, *, micro_batch_tokens: int, temperature: float = 1.0, dtype: str = "float32"
+    plan: Plan,
+    *,
+    micro_batch_tokens: int,
+    temperature: float = 1.0,
+    dtype: str = "float32",
+    critic: Trained | None = None,
 ) -> LocalLearner:
-    """A learner that takes no real step: its learning rate is 0."""
+    """A learner that takes no real step: its learning rate is 0, and no gradient is cut."""
     return LocalLearner(
         policy(dtype).model,
         adamw(policy(dtype).model, learning_rate=0.0),
         save=lambda folder: None,
         micro_batch_tokens=micro_batch_tokens,
-        temperature=temperature,
-        reference=plan.kl_placement != "none",
+        forward=functools.partial(score_tokens, temperature=temperature),
+        reference=Reference() if plan.kl_placement != "none" else None,
+        max_gradient_norm=math.inf,
+        critic=critic,
     )
 
 
@@ -84,38 +120,50 @@ def test_the_rollouts_cover_the_hard_cases() -> None:
 @pytest.mark.parametrize(
     ("micro_batch_tokens", "temperature"), [(1, 1.0), (100, 0.7), (100_000, 1.0)]
 )
-@pytest.mark.parametrize("name", CRITIC_FREE)
+@pytest.mark.parametrize("name", CHOICES)
 def test_first_ratio_is_one(name: str, micro_batch_tokens: int, temperature: float) -> None:
     """ρ = 1 within 1e-4 in float32, against the trainer's own old log-probs and the sampler's."""
-    given = {"rl": {"algorithm": name, "group_size": 4, "max_new_tokens": 12}, "task": "sort"}
-    section = resolve(recipe_from_dict(given)).rl
+    section = section_of(name)
     plan = dataclasses.replace(make_plan(section), epochs=2)  # so that π_old is asked for
-    student = learner(plan, micro_batch_tokens=micro_batch_tokens, temperature=temperature)
+    student = learner(
+        plan,
+        micro_batch_tokens=micro_batch_tokens,
+        temperature=temperature,
+        critic=critic_of(section, "float32"),
+    )
+    state = State(kl=plan.kl, penalty=plan.penalty)
     batch = collate(rollouts(temperature), pad_token=policy().pad_token)
-    batch = prepare(batch, student, plan=plan, state=State(kl=plan.kl))
-    result = student.step(plan.weights(batch), make_objective(plan, plan.kl))
+    batch = prepare(batch, student, plan=plan, state=state)
+    result = student.step(plan.weights(batch), make_objective(plan, state))
     assert abs(result.metrics["ratio"] - 1) < 1e-4
     assert abs(result.metrics["ratio_max"] - 1) < 1e-4
     assert result.metrics["approx_kl"] < 1e-8
     assert result.metrics["mismatch_max"] < 1e-4
+    if plan.value_loss is not None:  # V is V_old too: the targets are the advantages and V
+        assert float(batch.values[batch.mask].std()) > 0.1
+        assert result.metrics["value"] == pytest.approx(float(batch.values[batch.mask].mean()))
+        assert result.metrics["value_clip"] == 0
 
 
-@pytest.mark.parametrize("name", CRITIC_FREE)
+@pytest.mark.parametrize("name", CHOICES)
 def test_micro_batches_do_not_change_the_step(name: str) -> None:
     """Loss, gradient and diagnostics are the same for any number of tokens in a forward pass."""
-    given = {"rl": {"algorithm": name, "group_size": 4, "max_new_tokens": 12}, "task": "sort"}
-    plan = make_plan(resolve(recipe_from_dict(given)).rl)
+    section = section_of(name)
+    plan = make_plan(section)
+    state = State(kl=plan.kl, penalty=plan.penalty)
     outcomes = []
     for tokens in (1, 100, 100_000):
-        student = learner(plan, micro_batch_tokens=tokens, dtype="float64")
+        critic = critic_of(section, "float64")
+        student = learner(plan, micro_batch_tokens=tokens, dtype="float64", critic=critic)
         batch = collate(rollouts(1.0), pad_token=policy().pad_token)
-        batch = prepare(batch, student, plan=plan, state=State(kl=plan.kl))
-        result = student.step(plan.weights(batch), make_objective(plan, plan.kl))
-        gradient = torch.cat([p.grad.flatten() for p in student.model.parameters()])
+        batch = prepare(batch, student, plan=plan, state=state)
+        result = student.step(plan.weights(batch), make_objective(plan, state))
+        weights = [*student.model.parameters(), *(critic.module.parameters() if critic else ())]
+        gradient = torch.cat([weight.grad.flatten() for weight in weights])
         outcomes.append((result, gradient.clone()))
     first, reference = outcomes[0]
     for result, gradient in outcomes[1:]:
         assert result.loss == pytest.approx(first.loss, rel=1e-10)
         assert result.gradient_norm == pytest.approx(first.gradient_norm, rel=1e-10)
         assert torch.allclose(gradient, reference, rtol=1e-8, atol=1e-14)
-        assert result.metrics["entropy"] == pytest.approx(first.metrics["entropy"], rel=1e-10)
+        assert result.metrics == pytest.approx(first.metrics, rel=1e-9, abs=1e-12)

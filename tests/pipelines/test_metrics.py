@@ -52,7 +52,8 @@ def test_batch_metrics_by_hand() -> None:
         "rollout/tokens_per_second": 3.0,
         "advantage/mean_abs": pytest.approx((2 * 2 + 3 * 1 + 1 * 4) / 6, rel=1e-6),
         # Summed over the tokens of each valid sequence: 2·0.5, 3·0 and 1·2.
-        "kl/reference": pytest.approx((1.0 + 0.0 + 2.0) / 3, rel=1e-6),
+        "objective/scores": 0.5,
+        "objective/kl": pytest.approx((1.0 + 0.0 + 2.0) / 3, rel=1e-6),
         "time/rollout": 2.0,
         "time/reward": 0.25,
     }
@@ -84,7 +85,7 @@ def test_step_metrics_average_but_maxima_stay() -> None:
         "train/gradient_norm": 3.0,
         "train/learning_rate": 0.2,
         "train/optimiser_steps": 2.0,
-        "policy/entropy": 1.5,
+        "objective/entropy": 1.5,
         "policy/ratio_max": 5.0,
         "mismatch/mean": 0.5,
         "own": 1.0,

@@ -6,7 +6,8 @@ from loop_parts import OLD, REFERENCE, FakeLearner, collected, plan, sampled
 
 from posttrain.algorithms.advantages import moving_baseline, plain_return
 from posttrain.algorithms.kl import Coefficient
-from posttrain.pipelines.rl import Plan, Report, State, train
+from posttrain.pipelines.plan import Plan
+from posttrain.pipelines.rl import Report, State, train
 from posttrain.protocols import Outputs
 from posttrain.types import Collected
 
@@ -84,7 +85,7 @@ def test_an_adaptive_coefficient_follows_the_divergence() -> None:
     for target, factor in ((0.1, 2.0), (10.0, 0.5)):
         kl = Coefficient(value=0.1, rule="doubling", target=target)
         reports = run(FakeLearner(), plan(kl_placement="loss", kl=kl))
-        assert [report.metrics["kl/reference"] for report in reports] == pytest.approx([1.0] * 3)
+        assert [report.metrics["objective/kl"] for report in reports] == pytest.approx([1.0] * 3)
         assert [report.metrics["kl/coefficient"] for report in reports] == pytest.approx(
             [0.1, 0.1 * factor, 0.1 * factor**2]
         )

@@ -1,5 +1,6 @@
 """The loop with a real model: weights reach the engine, the bonus works, broken scores do not."""
 
+import functools
 from collections.abc import Sequence
 
 import pytest
@@ -7,9 +8,11 @@ import torch
 from loop_parts import plan, rollout
 from small_model import parameters, small_model
 
-from posttrain.learn.learner import LocalLearner
+from posttrain.learn.learner import LocalLearner, Reference
 from posttrain.learn.optim import adamw
-from posttrain.pipelines.rl import Plan, Report, train
+from posttrain.models.logprobs import score_tokens
+from posttrain.pipelines.plan import Plan
+from posttrain.pipelines.rl import Report, train
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.rollout.source import PromptCycle, RolloutSource
 from posttrain.sync.shared import SharedWeights
@@ -45,8 +48,10 @@ def learn(model: torch.nn.Module, chosen: Plan, *, steps: int, rate: float = 5e-
         model,
         adamw(model, learning_rate=rate),
         save=lambda folder: None,
-        reference=chosen.kl_placement != "none",
-        entropy_gradient=chosen.entropy_coefficient > 0,
+        reference=Reference() if chosen.kl_placement != "none" else None,
+        forward=functools.partial(
+            score_tokens, entropy="gradient" if chosen.entropy_coefficient > 0 else "value"
+        ),
     )
     reports: list[Report] = []
     train(
@@ -83,7 +88,7 @@ def test_the_entropy_bonus_raises_entropy(coefficient: float) -> None:
         entropy_coefficient=coefficient,
     )
     reports = learn(model, silent, steps=6)
-    entropies = [report.metrics["policy/entropy"] for report in reports]
+    entropies = [report.metrics["objective/entropy"] for report in reports]
     if coefficient:
         assert entropies[-1] > entropies[0] + 0.2
     else:

@@ -229,7 +229,7 @@ def test_a_missing_column_is_an_error_before_the_run_and_invalid_in_it():
         ({"length": 1.0}, "option 'target' is required"),
         ({"no_such_module_anywhere:reward": 1.0}, "cannot import"),
         ({"math:pi": 1.0}, "not a function"),
-        ({5: 1.0}, "expected names or functions"),
+        ({5: 1.0}, "expected names, functions or scorers"),
         ({lambda *completions: 1.0: 1.0}, "name the data it needs"),
         ({lambda completion, **rest: 1.0: 1.0}, "name the data it needs"),
         ({lambda completion, /: 1.0: 1.0}, "positional-only"),

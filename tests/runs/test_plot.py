@@ -46,7 +46,7 @@ def test_panels_without_metrics_leave_no_hole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("logged", "title"),
     [
-        ({"policy/approx_kl": 0.1, "kl/reference": 0.0, "train/gradient_norm": 1.0}, "KL to the"),
+        ({"policy/approx_kl": 0.1, "objective/kl": 0.0, "train/gradient_norm": 1.0}, "KL to the"),
         ({"policy/approx_kl": 0.1, "train/gradient_norm": 1.0}, "KL of one step"),
         ({"policy/approx_kl": 0.0, "train/gradient_norm": 1.0}, "Gradient norm"),
     ],

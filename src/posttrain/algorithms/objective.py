@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from torch import Tensor
 
 from posttrain.algorithms import checks
@@ -23,7 +25,7 @@ def with_correction(terms: Terms, batch: Batch) -> Terms:
     correction = keep(batch.correction.detach(), batch.active)
     loss = terms.loss * correction
     means = {**terms.means, "correction": correction}
-    return Terms(loss=loss, means=means, maxima=terms.maxima)
+    return dataclasses.replace(terms, loss=loss, means=means)
 
 
 def with_kl(
@@ -51,8 +53,8 @@ def with_kl(
     kl = estimate(
         keep(logprobs, active), keep(ref, active), estimator=estimator, direction=direction
     )
-    means = {**terms.means, "kl": kl.detach()}
-    return Terms(loss=terms.loss + coefficient * kl, means=means, maxima=terms.maxima)
+    terms = dataclasses.replace(terms, means={**terms.means, "kl": kl.detach()})
+    return _plus(terms, coefficient * kl, part="kl")
 
 
 def with_entropy(terms: Terms, entropy: Tensor, *, batch: Batch, coefficient: float) -> Terms:
@@ -67,8 +69,31 @@ def with_entropy(terms: Terms, entropy: Tensor, *, batch: Batch, coefficient: fl
     checks.number("coefficient", coefficient)
     checks.same_shape("entropy", entropy, like=batch.tokens)
     entropy = keep(entropy, batch.active)
-    means = {**terms.means, "entropy": entropy.detach()}
-    return Terms(loss=terms.loss - coefficient * entropy, means=means, maxima=terms.maxima)
+    terms = dataclasses.replace(terms, means={**terms.means, "entropy": entropy.detach()})
+    return _plus(terms, -coefficient * entropy, part="entropy") if coefficient else terms
+
+
+def with_values(terms: Terms, values: Terms, *, coefficient: float) -> Terms:
+    """Add ``c_V · ℓ_V`` of every token: policy and critic learn in one step. Shapes: [B, T].
+
+    >>> import torch
+    >>> policy, critic = Terms(loss=torch.tensor([[1.0]])), Terms(loss=torch.tensor([[4.0]]))
+    >>> with_values(policy, critic, coefficient=0.5).loss
+    tensor([[3.]])
+    """
+    checks.number("coefficient", coefficient, low=0.0)
+    terms = dataclasses.replace(
+        terms,
+        means={**terms.means, **values.means},
+        maxima={**terms.maxima, **values.maxima},
+    )
+    return _plus(terms, coefficient * values.loss, part="value")
+
+
+def _plus(terms: Terms, addend: Tensor, *, part: str) -> Terms:
+    """The terms with one more part; what stood there alone before is called the policy's."""
+    parts = {**(terms.parts or {"policy": terms.loss}), part: addend}
+    return dataclasses.replace(terms, loss=terms.loss + addend, parts=parts)
 
 
 def with_mismatch(terms: Terms, batch: Batch) -> Terms:
@@ -85,8 +110,8 @@ def with_mismatch(terms: Terms, batch: Batch) -> Terms:
     if batch.sampler_logprobs is None or batch.old_logprobs is None:
         return terms
     mismatch = keep((batch.old_logprobs - batch.sampler_logprobs).detach().abs(), batch.active)
-    return Terms(
-        loss=terms.loss,
+    return dataclasses.replace(
+        terms,
         means={**terms.means, "mismatch": mismatch},
         maxima={**terms.maxima, "mismatch": mismatch},
     )

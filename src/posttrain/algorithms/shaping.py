@@ -6,7 +6,7 @@ from torch import Tensor
 
 from posttrain.algorithms import checks
 from posttrain.algorithms.kl import Direction, Estimator, estimate
-from posttrain.algorithms.ops import keep
+from posttrain.algorithms.ops import keep, whiten
 from posttrain.types import Batch
 
 
@@ -59,8 +59,30 @@ def kl_in_reward(
     checks.number("coefficient", coefficient, low=0.0)
     batch = batch if batch.token_rewards is not None else score_at_last_token(batch)
     old, ref = batch.need("old_logprobs").detach(), batch.need("ref_logprobs").detach()
+    checks.finite("old_logprobs", old, where=batch.active)
+    checks.finite("ref_logprobs", ref, where=batch.active)
     divergence = keep(estimate(old, ref, estimator=estimator, direction=direction), batch.active)
     return batch.replace(token_rewards=batch.need("token_rewards") - coefficient * divergence)
+
+
+def whiten_rewards(batch: Batch, *, shift_mean: bool = False) -> Batch:
+    """``r_t ← r_t / std``, or ``(r_t − mean) / std``, over the batch's active tokens.
+
+    The critic's targets then keep one scale, whatever that of the score (Huang et al., 2024,
+    arXiv:2403.17031); the deviation is the population's. A reward of 0 stays 0. Code that divides
+    and then adds the mean back gives every token a constant, which pays or fines length;
+    ``shift_mean`` does too. Rewards without spread keep their scale.
+    Shapes: token_rewards, mask [B, T] → token_rewards [B, T], 0 where inactive.
+
+    >>> import torch
+    >>> mask = torch.tensor([[False, True, True]])
+    >>> batch = Batch(tokens=mask.long(), mask=mask, token_rewards=torch.tensor([[9.0, 0.0, 5.0]]))
+    >>> whiten_rewards(batch).token_rewards
+    tensor([[0., 0., 2.]])
+    """
+    rewards, active = batch.need("token_rewards"), batch.active
+    checks.finite("token_rewards", rewards, where=active)
+    return batch.replace(token_rewards=whiten(rewards, active, centre=shift_mean))
 
 
 def overlong(batch: Batch, *, limit: int, buffer: int, factor: float = 1.0) -> Batch:

@@ -36,8 +36,9 @@ class Algorithm:
     """One row: what it maximises, the pieces that do it, and the defaults it is known with.
 
     ``advantage``, ``loss``, ``weights`` and ``value_loss`` name functions of their tables, with
-    options where they differ from the function's own defaults. ``group_size`` is the completions
-    for each prompt, ``epochs`` the passes over each batch of rollouts.
+    options where they differ from the function's own defaults. ``penalty_target`` is the approx_kl
+    that a penalised loss is steered to. ``group_size`` is the completions for each prompt,
+    ``epochs`` the passes over each batch of rollouts.
     """
 
     title: str
@@ -48,6 +49,7 @@ class Algorithm:
     weights: Piece
     kl: KL = field(default_factory=KL)
     value_loss: Piece | None = None
+    penalty_target: float | None = None
     group_size: int = 8
     epochs: int = 1
     dynamic_sampling: bool = False
@@ -127,6 +129,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         weights={"name": "token_mean"},
         kl=KL(placement="reward", coefficient=0.05, estimator="k1"),
         value_loss={"name": "clipped"},
+        penalty_target=0.01,
         group_size=1,
         epochs=4,
         neighbours=("ppo",),

@@ -31,7 +31,16 @@ from posttrain.tasks import PromptTask, make_task
 from posttrain.tasks.jsonl import jsonl_task
 from posttrain.types import Completion, Prompt, Sampling
 
-__all__ = ["evaluate", "evaluate_recipe", "generate", "import_gguf", "rl", "sft"]
+__all__ = [
+    "evaluate",
+    "evaluate_recipe",
+    "generate",
+    "import_gguf",
+    "prefer",
+    "reward",
+    "rl",
+    "sft",
+]
 
 DEFAULT_TOKENS = 256
 
@@ -90,6 +99,58 @@ def sft(
         "sft": {"data": str(data), **options},
     }
     return run(*_recipe(given, chosen))
+
+
+def prefer(
+    *,
+    model: str | Path,
+    task: str | Mapping[str, Any] | Task | None = None,
+    prompts: str | Path | Rows | None = None,
+    test_prompts: str | Path | Rows = (),
+    reward: Rewards | None = None,
+    folder: str | Path = "runs/prefer",
+    seed: int = 0,
+    model_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """Preferences between completions of a model, by rewards: ``FOLDER/prefer/pairs.jsonl``.
+
+    ``reward`` is what the annotator goes by: names with weights; without, the task's own rewards.
+    The other options are those of ``[prefer]``: ``error_rate=0.1``, ``samples=4`` …
+    """
+    chosen = _task(task, prompts=prompts, test_prompts=test_prompts)
+    table = reward if isinstance(reward, Mapping) else {} if reward is None else {reward: 1.0}
+    if not all(isinstance(name, str) for name in table):
+        raise ValueError(
+            'reward: give the annotator\'s rewards by name, "my_module:my_function" say'
+        )
+    given = {
+        "run": {"folder": str(folder), "seed": seed, "stages": ["prefer"]},
+        "model": {"name": str(model), **(model_options or {})},
+        "prefer": {"rewards": dict(table), **options},
+    }
+    return run(*_recipe(given, chosen))
+
+
+def reward(
+    *,
+    model: str | Path,
+    data: str | Path,
+    folder: str | Path = "runs/reward",
+    seed: int = 0,
+    model_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """A reward model from a JSONL file of preferences: pairs, ranked sets or scored completions.
+
+    The other options are those of ``[reward]``: ``epochs=2``, ``learning_rate=1e-5`` …
+    """
+    given = {
+        "run": {"folder": str(folder), "seed": seed, "stages": ["reward"]},
+        "model": {"name": str(model), **(model_options or {})},
+        "reward": {"data": str(data), **options},
+    }
+    return run(recipe_from_dict(given))
 
 
 def evaluate(
@@ -170,10 +231,13 @@ def _recipe(
     *,
     reward: Rewards | None = None,
 ) -> tuple[Recipe, Supplied]:
-    """A recipe, and beside it the parts that are objects; a task by name goes into the recipe."""
+    """A recipe, and beside it the parts that are objects; what has a name goes into the recipe."""
     if isinstance(task, Mapping):
         given, task = {**given, "task": dict(task)}, None
-    return recipe_from_dict(given), Supplied(task=task, rewards=_scorer(reward))
+    table = reward if isinstance(reward, Mapping) else {} if reward is None else {reward: 1.0}
+    if all(isinstance(name, str) for name in table):
+        return recipe_from_dict({**given, "rewards": dict(table)}), Supplied(task=task)
+    return recipe_from_dict(given), Supplied(task=task, rewards=RewardScorer(table))
 
 
 def _task(
@@ -220,12 +284,6 @@ def _prompt(name: str, row: str | Mapping[str, Any]) -> Prompt:
 
 def _answer_of(prompt: Prompt) -> str:
     return str(prompt.columns.get("answer", ""))
-
-
-def _scorer(reward: Rewards | None) -> RewardScorer | None:
-    if reward is None:
-        return None
-    return RewardScorer(reward if isinstance(reward, Mapping) else {reward: 1.0})
 
 
 def _has_test(task: Task | Mapping[str, Any] | None) -> bool:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from posttrain.algorithms.advantages import ADVANTAGES
-from posttrain.algorithms.corrections import CORRECTIONS
-from posttrain.algorithms.kl import Coefficient
-from posttrain.algorithms.losses import POLICY_LOSSES
-from posttrain.algorithms.shaping import missing_end, overlong, score_at_last_token
-from posttrain.algorithms.weights import WEIGHTS
-from posttrain.config import EvalSection, ModelSection, Recipe, RlSection, SftSection
+from posttrain.build.scoring import make_scorer
+from posttrain.config import (
+    EvalSection,
+    ModelSection,
+    PreferSection,
+    Recipe,
+    RewardSection,
+    RlSection,
+    SftSection,
+)
+from posttrain.config.pieces import MODEL_REWARD
 from posttrain.data.template import PromptTooLong, Template
-from posttrain.learn.learner import LocalLearner
-from posttrain.learn.optim import adamw, rate_factor
 from posttrain.models.cache import context_length
 from posttrain.models.load import Policy, load_policy
-from posttrain.models.save import save_policy
-from posttrain.pipelines.rl import Plan, Stage
 from posttrain.protocols import Engine, Scorer, Task
 from posttrain.registry import Spec, resolve, split
 from posttrain.rewards.scorer import RewardScorer
@@ -30,7 +30,7 @@ from posttrain.rollout.engines import ENGINES
 from posttrain.tasks import make_task
 from posttrain.types import Prompt, Sampling
 
-Section = TypeVar("Section", SftSection, RlSection, EvalSection)
+Section = TypeVar("Section", SftSection, PreferSection, RewardSection, RlSection, EvalSection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,21 +96,41 @@ def make_parts(
     device: str,
     task: Task | None = None,
     rewards: RewardScorer | None = None,
+    reward_model: Path | None = None,
 ) -> Parts:
-    """The parts of a recipe; a task or rewards handed over as objects take its place."""
+    """The parts of a recipe; a task or rewards handed over as objects take its place.
+
+    ``reward_model`` is where the stage reward of this run leaves its model.
+    """
     task = task or (make_task(recipe.task) if recipe.task is not None else None)
+    template = make_template(recipe, policy)
     if rewards is None and (recipe.rewards or task is not None):
-        rewards = RewardScorer(recipe.rewards or (task.rewards if task is not None else {}))
+        specs = dict(recipe.rewards or (task.rewards if task is not None else {}))
+        if set(specs) == {MODEL_REWARD} and task is not None:
+            # A model's score says nothing of right or wrong: the task's own rewards watch.
+            specs = {**{name: watched(given) for name, given in task.rewards.items()}, **specs}
+        rewards = make_scorer(specs, template, device=device, own=reward_model)
     if rewards is not None and task is not None:
         for prompt in (*task.prompts("train"), *task.prompts("test")):
             rewards.check_columns(prompt)
     return Parts(
         device=device,
-        template=make_template(recipe, policy),
+        template=template,
         task=task,
         scorer=rewards,
-        correct_by=rewards.rewards[0].name if rewards is not None else "",
+        correct_by=_judge(rewards) if rewards is not None else "",
     )
+
+
+def watched(given: float | Mapping[str, Any]) -> dict[str, Any]:
+    """A reward that is computed and shown, and counts for nothing."""
+    return {**(given if isinstance(given, Mapping) else {}), "weight": 0.0}
+
+
+def _judge(rewards: RewardScorer) -> str:
+    """The reward that decides what is right: the first that is not a model's opinion."""
+    names = [reward.name for reward in rewards.rewards]
+    return next((name for name in names if name != MODEL_REWARD), names[0])
 
 
 def render_prompts(
@@ -157,79 +177,4 @@ def make_sampling(rl: RlSection) -> Sampling:
         temperature=rl.temperature,
         top_k=rl.top_k,
         top_p=rl.top_p,
-    )
-
-
-def make_learner(
-    recipe: Recipe,
-    policy: Policy,
-    *,
-    section: RlSection | SftSection,
-    device: str,
-    total_steps: int,
-) -> LocalLearner:
-    """The learner of a stage: same code, same weights, its own optimiser and schedule."""
-    rl = section if isinstance(section, RlSection) else None
-    optimizer = adamw(
-        policy.model, learning_rate=section.learning_rate, weight_decay=section.weight_decay
-    )
-    schedule = functools.partial(
-        rate_factor,
-        total=total_steps,
-        warmup=section.warmup_steps,
-        schedule=section.schedule,
-    )
-    return LocalLearner(
-        policy.model,
-        optimizer,
-        save=functools.partial(save_policy, policy),
-        schedule=schedule,
-        max_gradient_norm=section.max_gradient_norm,
-        micro_batch_tokens=section.micro_batch_tokens,
-        temperature=rl.temperature if rl else 1.0,
-        compute=choose_compute(recipe.model, device),
-        reference=rl is not None and rl.kl.placement != "none",
-        entropy_gradient=rl is not None and rl.entropy_coefficient > 0,
-    )
-
-
-def needs_token_rewards(advantage: Mapping[str, Any]) -> bool:
-    """Whether an advantage gives each token its own credit, so that the score needs a place."""
-    discounted = advantage["name"] == "batch_whitened" and advantage.get("gamma", 1.0) != 1.0
-    return discounted or advantage["name"] in ("return_to_go", "gae")
-
-
-def make_plan(rl: RlSection) -> Plan:
-    """The algorithm of a resolved section, every option bound."""
-    shaping: list[Stage] = []
-    if rl.missing_end_penalty:
-        shaping.append(functools.partial(missing_end, penalty=rl.missing_end_penalty))
-    if rl.overlong_buffer:
-        shaping.append(
-            functools.partial(overlong, limit=rl.max_new_tokens, buffer=rl.overlong_buffer)
-        )
-    if needs_token_rewards(rl.advantage):
-        shaping.append(score_at_last_token)
-    correction = None
-    if rl.correction["name"] != "none":
-        correction = resolve(rl.correction, CORRECTIONS, kind="rl.correction")
-    kl = rl.kl
-    coefficient = Coefficient(value=0.0)
-    if kl.placement != "none":
-        coefficient = Coefficient(value=kl.coefficient, rule=kl.rule, target=kl.target)
-    return Plan(
-        advantage=resolve(rl.advantage, ADVANTAGES, kind="rl.advantage"),
-        loss=resolve(rl.loss, POLICY_LOSSES, kind="rl.loss"),
-        weights=resolve(rl.weights, WEIGHTS, kind="rl.weights"),
-        shaping=tuple(shaping),
-        correction=correction,
-        kl_placement=kl.placement,
-        kl_estimator=kl.estimator or "k3",
-        kl_direction=kl.direction or "reverse",
-        kl=coefficient,
-        refresh_every=kl.refresh_every or 0,
-        entropy_coefficient=rl.entropy_coefficient,
-        kl_stop=rl.kl_stop if rl.kl_stop is not None else float("inf"),
-        epochs=rl.epochs,
-        minibatches=rl.minibatches,
     )

@@ -80,16 +80,22 @@ def write_evaluation(path: Path, found: Evaluation) -> dict[str, Any]:
         name: {"value": estimate.value, "low": estimate.low, "high": estimate.high}
         for name, estimate in found.estimates.items()
     }
-    return {"estimates": estimates, "reward": found.mean_reward, "invalid": found.invalid}
+    return {
+        "estimates": estimates,
+        "reward": found.mean_reward,
+        "parts": dict(found.parts),
+        "invalid": found.invalid,
+    }
 
 
 def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Console) -> Run:
     """Draw the curves, pick samples, write the summary and print it."""
     run = Run(folder)
-    stage = next((name for name in ("rl", "sft") if name in folder.stages), None)
+    stage = next((name for name in ("rl", "reward", "sft") if name in folder.stages), None)
     places: dict[str, str | Path] = {"run folder": folder.path}
     if stage is not None:
-        places |= {"picture": run.plot(stage=stage), "model": run.model}
+        places |= {"picture": run.plot(stage=stage)}
+        places |= {} if folder.model is None else {"model": folder.model}
     before = _estimates(folder.stage_record("rl"), "before")
     after = _estimates(folder.stage_record("eval"), "after")
     samples = _pairs(folder)
@@ -102,6 +108,11 @@ def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Co
         summary |= {"accuracy_before": before["accuracy"]["value"], "before": before}
     if after:
         summary |= {"accuracy_after": after["accuracy"]["value"], "after": after}
+    verdict = (folder.stage_record("reward") or {}).get("verdict")
+    if verdict:
+        places |= {"reward model": folder.stage("reward").model}
+        summary |= {"reward_model": {k: v for k, v in verdict.items() if k != "calibration"}}
+        places |= {"calibration": folder.stage("reward").path / "calibration.png"}
     if rewards:
         summary |= {"reward_first": rewards[0], "reward_last": rewards[-1]}
     folder.write_summary(summary)
@@ -112,12 +123,38 @@ def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Co
             accuracy_before=_interval(before),
             accuracy_after=_interval(after),
             reward=(rewards[0], rewards[-1]) if rewards else None,
+            measures=_measures(folder),
+            facts=_facts(verdict),
             places=places,
             samples=samples,
             next_steps=_next_steps(folder, recipe),
         )
     )
     return run
+
+
+def _measures(folder: RunFolder) -> dict[str, tuple[float | None, float | None]]:
+    """Means of the rewards on held-out problems, before and after; one alone says no more than
+    the accuracy does.
+    """
+    before = (folder.stage_record("rl") or {}).get("before", {}).get("parts", {})
+    after = (folder.stage_record("eval") or {}).get("after", {}).get("parts", {})
+    names = dict.fromkeys([*before, *after])
+    if len(names) < 2:
+        return {}
+    return {f"held-out {name}": (before.get(name), after.get(name)) for name in names}
+
+
+def _facts(verdict: Mapping[str, Any] | None) -> dict[str, str]:
+    """What the reward model is worth, in words."""
+    if not verdict:
+        return {}
+    return {
+        "reward model, held-out pairs": f"{verdict['accuracy']:.1%} of {verdict['num_pairs']:,}",
+        "  mean margin": f"{verdict['margin']:.2f}",
+        "  calibration error": f"{verdict['calibration_error']:.1%}",
+        "  correlation with length": f"{verdict['length_correlation']:+.2f}",
+    }
 
 
 def _problem(rollout: Rollout, correct_by: str) -> dict[str, Any]:
@@ -179,7 +216,8 @@ def _problems(path: Path) -> dict[str, dict[str, Any]]:
 
 def _next_steps(folder: RunFolder, recipe: Recipe) -> list[str]:
     lines = []
-    if folder.model is not None and recipe.task is not None:
+    policy = folder.model is not None and folder.model != folder.stage("reward").model
+    if policy and recipe.task is not None:
         prompt = next(iter(_problems(folder.stage("eval").path / "problems.jsonl").values()), None)
         question = prompt["prompt"] if prompt else "…"
         lines.append(f'posttrain generate {folder.model} "{question}"')

@@ -13,6 +13,13 @@ from rich.console import Console
 
 from posttrain.build.fingerprint import fingerprints, function_text
 from posttrain.build.parts import Parts, choose_device, filled, make_parts, make_policy
+from posttrain.build.preference_stages import (
+    check_early,
+    prefer_steps,
+    prepare_reward,
+    run_prefer,
+    run_reward,
+)
 from posttrain.build.results import Run, finish_run, write_evaluation
 from posttrain.build.stages import Context, run_eval, run_rl, run_sft, sft_rows, sft_steps
 from posttrain.config import Recipe, cautions, resolve, to_dict
@@ -23,7 +30,13 @@ from posttrain.runs import RunFolder, config_digest
 from posttrain.track import TRACKERS, Several
 from posttrain.track import Stage as TrackedStage
 
-TITLES = {"sft": "Supervised fine-tuning", "rl": "Reinforcement learning", "eval": "Evaluation"}
+TITLES = {
+    "sft": "Supervised fine-tuning",
+    "prefer": "Preferences",
+    "reward": "Reward model",
+    "rl": "Reinforcement learning",
+    "eval": "Evaluation",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +118,7 @@ class _Job:
         self._device = choose_device(recipe)
         self._digest = config_digest(self._config["model"], str(recipe.run.seed))
         self._load(recipe.model.name)
+        check_early(recipe, self._policy)
 
     def do(self, stage: str) -> None:
         """Run one stage, unless it is finished under this very config."""
@@ -115,10 +129,16 @@ class _Job:
         self._digest = config_digest(asked, self._digest)
         if self._folder.stage_done(stage, self._digest):
             self._console.print(f"{stage}: finished already; taken from the run folder")
-            if self._folder.stage(stage).model.is_dir():
+            if stage != "reward" and self._folder.stage(stage).model.is_dir():
                 self._load(str(self._folder.stage(stage).model))
             return
-        work = {"sft": self._sft, "rl": self._rl, "eval": self._eval}[stage]
+        work = {
+            "sft": self._sft,
+            "prefer": self._prefer,
+            "reward": self._reward,
+            "rl": self._rl,
+            "eval": self._eval,
+        }[stage]
         self._folder.finish(stage, digest=self._digest, record=work())
 
     def _load(self, source: str) -> None:
@@ -129,6 +149,7 @@ class _Job:
             device=self._device,
             task=self._supplied.task,
             rewards=self._supplied.rewards,
+            reward_model=self._folder.stage("reward").model,
         )
 
     def _sft(self) -> Mapping[str, Any]:
@@ -136,6 +157,23 @@ class _Job:
         with self._stage("sft", total_steps=sft_steps(self._recipe, len(rows))) as context:
             run_sft(context, rows)
         return {"demonstrations": len(rows)}
+
+    def _prefer(self) -> Mapping[str, Any]:
+        task = self._parts.task
+        prompts = len(task.prompts("train")) if task is not None else 0
+        with self._stage("prefer", total_steps=prefer_steps(self._recipe, prompts)) as context:
+            return run_prefer(context)
+
+    def _reward(self) -> Mapping[str, Any]:
+        job = prepare_reward(
+            self._recipe,
+            self._policy,
+            device=self._device,
+            prefer=self._folder.stage("prefer").path,
+        )
+        steps = job.num_steps(filled(self._recipe.reward))
+        with self._stage("reward", total_steps=steps) as context:
+            return run_reward(context, job)
 
     def _rl(self) -> Mapping[str, Any]:
         section = filled(self._recipe.rl)
@@ -174,6 +212,7 @@ class _Job:
                 parts=self._parts,
                 folder=folder,
                 tracker=tracker,
+                reward_model=self._folder.stage("reward").model,
             )
         finally:
             tracker.close()

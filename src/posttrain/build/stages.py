@@ -8,15 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.build.parts import (
-    Parts,
-    filled,
-    make_engine,
-    make_learner,
-    make_plan,
-    make_sampling,
-    render_prompts,
-)
+from posttrain.build.learners import make_audit, make_learner, make_plan
+from posttrain.build.parts import Parts, filled, make_engine, make_sampling, render_prompts
 from posttrain.config import EvalSection, Recipe, RlSection, SftSection
 from posttrain.data.sources import read_demonstrations
 from posttrain.models.load import Policy
@@ -34,13 +27,17 @@ from posttrain.types import Collected, Prompt, Rollout, Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a stage works with: recipe, policy, the shared parts, its folder, its tracker."""
+    """What a stage works with: recipe, policy, the shared parts, its folder, its tracker.
+
+    ``reward_model`` is where the stage reward of this run leaves its model.
+    """
 
     recipe: Recipe
     policy: Policy
     parts: Parts
     folder: StageFolder
     tracker: Tracker
+    reward_model: Path | None = None
 
 
 def sft_rows(recipe: Recipe, policy: Policy, *, parts: Parts) -> list[supervised.Row]:
@@ -103,21 +100,22 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
     """Reinforcement learning."""
     recipe, policy, parts = context.recipe, context.policy, context.parts
     section = filled(recipe.rl)
-    task, scorer = _graded(parts)
+    _, scorer = _graded(parts)
     engine = engine or make_engine(
         section.engine, policy, template=parts.template, compute=recipe.model.compute
     )
     sampling = make_sampling(section)
-    prompts = _prompts(
-        task,
-        "train",
-        parts=parts,
-        policy=policy,
-        max_new_tokens=section.max_new_tokens,
-        limit=None,
-    )
+    prompts = rendered_prompts(parts, policy, split="train", max_new_tokens=section.max_new_tokens)
     total = section.steps * section.epochs * section.minibatches
-    learner = make_learner(recipe, policy, section=section, device=parts.device, total_steps=total)
+    learner = make_learner(
+        recipe,
+        policy,
+        section=section,
+        device=parts.device,
+        total_steps=total,
+        reward_model=context.reward_model,
+    )
+    plan = make_plan(section)
     source = RolloutSource(
         engine,
         scorer,
@@ -134,11 +132,12 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
     rl_pipeline.train(
         _checked(source.steps(section.steps), section.max_invalid),
         learner,
-        plan=make_plan(section),
+        plan=plan,
         sync=SharedWeights(engine),
         pad_token=policy.pad_token,
         seed=recipe.run.seed,
         on_step=watch.on_step,
+        audit=make_audit(recipe, section, plan=plan, device=parts.device),
     )
     learner.save(context.folder.model)
 
@@ -205,16 +204,15 @@ def evaluate_policy(
     engine: Engine | None = None,
 ) -> Evaluation:
     """Accuracy of a policy on the task's test problems."""
-    task, scorer = _graded(parts)
+    _, scorer = _graded(parts)
     spec = recipe.rl.engine if recipe.rl is not None and recipe.rl.engine else "native"
     engine = engine or make_engine(
         spec, policy, template=parts.template, compute=recipe.model.compute
     )
-    prompts = _prompts(
-        task,
-        "test",
-        parts=parts,
-        policy=policy,
+    prompts = rendered_prompts(
+        parts,
+        policy,
+        split="test",
         max_new_tokens=section.max_new_tokens,
         limit=section.problems,
     )
@@ -258,16 +256,16 @@ def _graded(parts: Parts) -> tuple[Task, Scorer]:
     return parts.task, parts.scorer
 
 
-def _prompts(
-    task: Task,
-    split: Split,
-    *,
+def rendered_prompts(
     parts: Parts,
     policy: Policy,
+    *,
+    split: Split,
     max_new_tokens: int,
-    limit: int | None,
+    limit: int | None = None,
 ) -> list[Prompt]:
     """The prompts of a split with their tokens; what was left out is said, not hidden."""
+    task, _ = _graded(parts)
     prompts, num_dropped = render_prompts(
         task.prompts(split)[:limit], parts.template, policy=policy, max_new_tokens=max_new_tokens
     )

@@ -21,6 +21,8 @@ app.add_typer(models, name="model")
 # Everything after the recipe is an override: --rl.steps 6, --task.digits=2.
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
+AUDIT = "Check the algorithm's checklist at every RL step, and stop where it does not hold."
+Audit = Annotated[bool, typer.Option("--audit", help=AUDIT)]
 
 
 @app.callback()
@@ -29,11 +31,11 @@ def _main() -> None:
 
 
 @app.command(context_settings=OVERRIDES)
-def run(context: typer.Context, *, dry_run: DryRun = False) -> None:
+def run(context: typer.Context, *, dry_run: DryRun = False, audit: Audit = False) -> None:
     """Run a recipe: posttrain run RECIPE.toml [--section.key value …]."""
     from posttrain.cli.recipes import run_recipe
 
-    run_recipe(context.args, command="run", dry_run=dry_run)
+    run_recipe(context.args, command="run", dry_run=dry_run, audit=audit)
 
 
 @app.command(context_settings=OVERRIDES)
@@ -45,11 +47,31 @@ def sft(context: typer.Context, *, dry_run: DryRun = False) -> None:
 
 
 @app.command(context_settings=OVERRIDES)
-def rl(context: typer.Context, *, dry_run: DryRun = False) -> None:
+def prefer(context: typer.Context, *, dry_run: DryRun = False) -> None:
+    """Make preferences from a policy: posttrain prefer [RECIPE.toml] [--prefer.error_rate 0.1 …].
+
+    Samples completions of the task's prompts, compares them by rewards, and writes pairs (or
+    ranked sets) for posttrain reward.
+    """
+    from posttrain.cli.recipes import run_recipe
+
+    run_recipe(context.args, command="prefer", dry_run=dry_run)
+
+
+@app.command(context_settings=OVERRIDES)
+def reward(context: typer.Context, *, dry_run: DryRun = False) -> None:
+    """Train a reward model: posttrain reward [RECIPE.toml] [--reward.data pairs.jsonl …]."""
+    from posttrain.cli.recipes import run_recipe
+
+    run_recipe(context.args, command="reward", dry_run=dry_run)
+
+
+@app.command(context_settings=OVERRIDES)
+def rl(context: typer.Context, *, dry_run: DryRun = False, audit: Audit = False) -> None:
     """Run the RL stage alone: posttrain rl [RECIPE.toml] [--rl.steps 6 …]."""
     from posttrain.cli.recipes import run_recipe
 
-    run_recipe(context.args, command="rl", dry_run=dry_run)
+    run_recipe(context.args, command="rl", dry_run=dry_run, audit=audit)
 
 
 @app.command(name="eval", context_settings=OVERRIDES)

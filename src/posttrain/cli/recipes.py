@@ -22,12 +22,15 @@ from posttrain.config import (
     resolve,
 )
 
-Command = Literal["run", "sft", "rl"]
+Command = Literal["run", "sft", "prefer", "reward", "rl"]
 
 
-def run_recipe(arguments: Sequence[str], *, command: Command, dry_run: bool) -> None:
+def run_recipe(
+    arguments: Sequence[str], *, command: Command, dry_run: bool, audit: bool = False
+) -> None:
     """Run a recipe's stages, or one of them; or print what they would be."""
-    recipe, text = _read(list(arguments), command)
+    audited = ["--rl.audit", "true"] if audit else []
+    recipe, text = _read([*arguments, *audited], command)
     if dry_run:
         Console().print(render_dry_run(recipe), markup=False, highlight=False, soft_wrap=True)
         return

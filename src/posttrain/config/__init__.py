@@ -18,10 +18,13 @@ from posttrain.config.read import read_recipe, recipe_from_dict
 from posttrain.config.reference import FieldHelp, field_help
 from posttrain.config.rules import cautions
 from posttrain.config.sections import (
+    CriticSection,
     EvalSection,
     KlSection,
     ModelSection,
+    PreferSection,
     Recipe,
+    RewardSection,
     RlSection,
     RunSection,
     SftSection,
@@ -29,12 +32,15 @@ from posttrain.config.sections import (
 
 __all__ = [
     "ConfigError",
+    "CriticSection",
     "EvalSection",
     "FieldHelp",
     "KlSection",
     "ModelSection",
+    "PreferSection",
     "Quantity",
     "Recipe",
+    "RewardSection",
     "RlSection",
     "RunSection",
     "SftSection",

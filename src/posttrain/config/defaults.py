@@ -9,7 +9,9 @@ from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.losses import POLICY_LOSSES
 from posttrain.algorithms.table import KL, Algorithm, algorithm
 from posttrain.algorithms.weights import WEIGHTS
+from posttrain.config.critic import critic, penalty
 from posttrain.config.describe import ConfigError, collect
+from posttrain.config.fields import STAGES, Spec
 from posttrain.config.pieces import (
     NO_CORRECTION,
     check_model,
@@ -21,14 +23,34 @@ from posttrain.config.pieces import (
     probe,
 )
 from posttrain.config.rules import broken_engine_rules, broken_rules
-from posttrain.config.sections import EvalSection, KlSection, Recipe, RlSection, SftSection, Spec
+from posttrain.config.sections import (
+    EvalSection,
+    KlSection,
+    PreferSection,
+    Recipe,
+    RewardSection,
+    RlSection,
+    SftSection,
+)
 from posttrain.registry import Function
 
 Part = Literal["task", "rewards", "engine"]
 MAX_RESAMPLES = 8
 EVALUATE_PROBLEMS = 100
 MAX_NEW_TOKENS = 256
-_ONLY_WITH_KL = ("coefficient", "estimator", "direction", "rule", "target", "refresh_every")
+TEST_SHARE = 0.1
+HORIZON = 10_000
+_ONLY_WITH_KL = (
+    "coefficient",
+    "estimator",
+    "direction",
+    "rule",
+    "target",
+    "horizon",
+    "refresh_every",
+    "dtype",
+    "offload",
+)
 
 
 def resolve(recipe: Recipe, *, supplied: Collection[Part] = ()) -> Recipe:
@@ -50,7 +72,11 @@ def resolve(recipe: Recipe, *, supplied: Collection[Part] = ()) -> Recipe:
     if recipe.task is not None and "task" not in supplied:
         steps.append(fill("task", lambda: complete_task(recipe.task or {})))
     if "rewards" not in supplied:
-        steps.append(fill("rewards", lambda: _rewards(recipe)))
+        steps.append(fill("rewards", lambda: _rewards(recipe.rewards)))
+    if "prefer" in recipe.stages:
+        steps.append(fill("prefer", lambda: _prefer(recipe)))
+    if "reward" in recipe.stages:
+        steps.append(fill("reward", lambda: _reward(recipe)))
     if "rl" in recipe.stages:
         steps.append(fill("rl", lambda: _rl(recipe.rl or RlSection())))
     if "eval" in recipe.stages:
@@ -89,7 +115,8 @@ def _given_once(recipe: Recipe, supplied: Collection[Part]) -> None:
 
 def _with_stages(recipe: Recipe) -> Recipe:
     if not recipe.stages:
-        problem = "no stage to run; add a section [sft], [rl] or [eval], or set run.stages"
+        sections = ", ".join(f"[{stage}]" for stage in STAGES)
+        problem = f"no stage to run; add a section ({sections}), or set run.stages"
         raise ConfigError([problem], source=recipe.source)
     update: dict[str, Any] = {"run": recipe.run.model_copy(update={"stages": recipe.stages})}
     if "sft" in recipe.stages and recipe.sft is None:
@@ -97,14 +124,31 @@ def _with_stages(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update=update)
 
 
-def _rewards(recipe: Recipe) -> dict[str, Spec]:
+def _rewards(given: Mapping[str, Spec], *, key: str = "rewards") -> dict[str, Spec]:
     done: dict[str, Spec] = {}
 
-    def add(name: str, given: Spec) -> Callable[[], None]:
-        return lambda: done.update({name: complete_reward(name, given)})
+    def add(name: str, spec: Spec) -> Callable[[], None]:
+        return lambda: done.update({name: complete_reward(name, spec, key=key)})
 
-    collect([add(name, given) for name, given in recipe.rewards.items()], source="")
+    collect([add(name, spec) for name, spec in given.items()], source="")
     return done
+
+
+def _prefer(recipe: Recipe) -> PreferSection:
+    section = recipe.prefer or PreferSection()
+    limit = recipe.rl.max_new_tokens if recipe.rl is not None else MAX_NEW_TOKENS
+    update = {
+        "rewards": _rewards(section.rewards, key="prefer.rewards"),
+        "max_new_tokens": section.max_new_tokens or limit,
+    }
+    return section.model_copy(update=update)
+
+
+def _reward(recipe: Recipe) -> RewardSection:
+    section = recipe.reward or RewardSection()
+    if section.data == "prefer" or section.test_data is not None:
+        return section
+    return section.model_copy(update={"test_share": section.test_share or TEST_SHARE})
 
 
 def _eval(recipe: Recipe) -> EvalSection:
@@ -149,6 +193,15 @@ def _rl(rl: RlSection) -> RlSection:
         filled["kl"] = _kl(rl.kl or KlSection(), row.kl, name=rl.algorithm)
 
     collect([add_kl, *map(add, tables)], source="")
+    chosen = rl.model_copy(update=filled)
+
+    def add_critic() -> None:
+        filled["critic"] = critic(chosen, row)
+
+    def add_penalty() -> None:
+        filled["penalty_target"] = penalty(chosen, row)
+
+    collect([add_critic, add_penalty], source="")
     rl = rl.model_copy(update=filled)
     collect(probe(rl), source="")
     return rl
@@ -197,6 +250,11 @@ def _kl(given: KlSection, row: KL, *, name: str) -> KlSection:
             "rl.kl.target: a fixed coefficient follows no target; "
             'set rl.kl.rule to "proportional" or "doubling", or drop the target'
         )
+    if given.horizon is not None and rule != "proportional":
+        raise ValueError(
+            f"rl.kl.horizon: no effect with rule {rule!r}; "
+            'drop it, or set rl.kl.rule to "proportional"'
+        )
     if rule != "fixed" and target is None:
         raise ValueError(f"rl.kl.target: rule {rule!r} needs the divergence to steer to, in nats")
     usual = row.estimator if same else ("k1" if placement == "reward" else "k3")
@@ -208,7 +266,10 @@ def _kl(given: KlSection, row: KL, *, name: str) -> KlSection:
             "direction": given.direction or "reverse",
             "rule": rule,
             "target": target,
+            "horizon": given.horizon or (HORIZON if rule == "proportional" else None),
             "refresh_every": given.refresh_every or 0,
+            "dtype": given.dtype or "model",
+            "offload": bool(given.offload),
         }
     )
 

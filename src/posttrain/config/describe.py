@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from posttrain.config.sections import Expected, Recipe, Section
+from posttrain.config.fields import Expected, Section
+from posttrain.config.sections import Recipe
 from posttrain.config.toml import value_text
 from posttrain.registry import did_you_mean
 
@@ -72,16 +73,17 @@ def expected(field: FieldInfo) -> str:
 def _type_text(annotation: Any) -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
-        return _either([value_text(choice) for choice in arguments])
+        return _listed([value_text(choice) for choice in arguments], "or")
     if origin is tuple:
         return f"a list of {_type_text(arguments[0])}"
     if origin in (typing.Union, types.UnionType):
-        return _either([_type_text(part) for part in arguments if part is not types.NoneType])
+        parts = [_type_text(part) for part in arguments if part is not types.NoneType]
+        return _listed(parts, "or")
     return _PLAIN.get(annotation, "a table")
 
 
-def _either(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+def _listed(words: Sequence[str], joint: str) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {joint} {words[-1]}"
 
 
 def tables(
@@ -90,7 +92,7 @@ def tables(
     """Every table of a recipe with known keys, by its dotted name; the recipe itself is ``""``.
 
     >>> [name for name, _ in tables()]
-    ['', 'run', 'model', 'sft', 'rl', 'rl.kl', 'eval']
+    ['', 'run', 'model', 'sft', 'prefer', 'reward', 'rl', 'rl.kl', 'rl.critic', 'eval']
     """
     yield prefix, section
     for name, field in section.model_fields.items():
@@ -126,32 +128,35 @@ def find_field(path: Sequence[str | int]) -> tuple[str, FieldInfo | None]:
 def elsewhere(key: str, *, besides: str = "") -> str:
     """Where else a key belongs: ``"steps is a key of [rl]"``, or nothing.
 
-    >>> elsewhere("coefficient")
-    'coefficient is a key of [rl.kl]'
+    >>> elsewhere("coefficient"), elsewhere("rewards")
+    ('coefficient is a key of [rl.kl] and [rl.critic]', '[rewards] is a section of its own')
     """
+    if key in Recipe.model_fields:
+        return f"[{key}] is a section of its own"
     homes = [
-        f"[{name}]" for name, section in tables() if name != besides and key in section.model_fields
+        f"[{name}]"
+        for name, section in tables()
+        if name not in ("", besides) and key in section.model_fields
     ]
-    homes = [home for home in homes if home != "[]"]
-    return f"{key} is a key of {' and '.join(homes)}" if homes else ""
+    return f"{key} is a key of {_listed(homes, 'and')}" if homes else ""
 
 
 def unknown_key(path: Sequence[str | int], given: Any = None) -> str:
     """What is wrong with a key that does not exist, and which one was meant.
 
-    >>> unknown_key(["rl", "coefficient"]), unknown_key(["rl", "stepz"])
-    ('unknown key; coefficient is a key of [rl.kl]', 'unknown key; did you mean steps?')
+    >>> unknown_key(["rl", "estimator"]), unknown_key(["rl", "stepz"])
+    ('unknown key; estimator is a key of [rl.kl]', 'unknown key; did you mean steps?')
     """
     *parents, key = (str(part) for part in path)
     name = ".".join(parents)
     known = dict(tables())[name].model_fields
     what = "unknown key" if parents or not isinstance(given, Mapping) else "unknown section"
     home = elsewhere(key, besides=name)
-    if home:
-        return f"{what}; {home}"
-    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.9 if home else 0.6)
     if near:
         return f"{what}; did you mean {near[0] if parents else f'[{near[0]}]'}?"
+    if home:
+        return f"{what}; {home}"
     return f"{what}; {did_you_mean(key, known)}"
 
 

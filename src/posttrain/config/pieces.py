@@ -10,10 +10,11 @@ import torch
 
 from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.corrections import CORRECTIONS
-from posttrain.algorithms.losses import POLICY_LOSSES
+from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
 from posttrain.algorithms.weights import WEIGHTS
 from posttrain.config.describe import elsewhere
-from posttrain.config.sections import ModelSection, RlSection, Spec
+from posttrain.config.fields import Spec
+from posttrain.config.sections import ModelSection, RlSection
 from posttrain.registry import (
     Function,
     check_options,
@@ -26,13 +27,15 @@ from posttrain.registry import (
 from posttrain.types import Batch
 
 NO_CORRECTION = "none"
+MODEL_REWARD = "model"
 
 
 def reward_table() -> Mapping[str, Function]:
-    """The rewards by name."""
+    """The rewards by name: functions, and the reward model, whose options are those of loading."""
+    from posttrain.models.scorer import reward_scorer
     from posttrain.rewards import REWARDS
 
-    return REWARDS
+    return {**REWARDS, MODEL_REWARD: reward_scorer}
 
 
 def engine_table() -> Mapping[str, Function]:
@@ -88,11 +91,11 @@ def complete_task(given: Spec) -> Spec:
     return complete(full_spec(given), {}, table=TASKS, key="task")
 
 
-def complete_reward(name: str, given: Spec) -> Spec:
+def complete_reward(name: str, given: Spec, *, key: str = "rewards") -> Spec:
     """One row of ``[rewards]``: the function found, its options checked and written out."""
     chosen = {option: value for option, value in given.items() if option != "weight"}
-    function = look_up(name, reward_table(), kind="rewards")
-    _check(function, chosen, key=f"rewards {name!r}")
+    function = look_up(name, reward_table(), kind=key)
+    _check(function, chosen, key=f"{key} {name!r}")
     return {"weight": given["weight"], **_written_out(function, chosen)}
 
 
@@ -120,25 +123,26 @@ def _written_out(function: Function, chosen: Mapping[str, Any]) -> Spec:
 def probe(rl: RlSection) -> list[Callable[[], object]]:
     """Each piece of the library, to be called on four tokens: a bad option raises here and now."""
 
-    def call(name: str, table: Mapping[str, Function]) -> Callable[[], object]:
+    def call(name: str, spec: Spec, *, table: Mapping[str, Function]) -> Callable[[], object]:
         def check() -> None:
-            function = resolve(getattr(rl, name), table, kind=f"rl.{name}")
+            function = resolve(spec, table, kind=f"rl.{name}")
             try:
-                function(torch.zeros(4, 1), batch) if name == "loss" else function(batch)
+                function(torch.zeros(4, 1), batch) if "loss" in name else function(batch)
             except ValueError as error:
                 raise ValueError(f"rl.{name}.{error}") from None
 
         return check
 
     batch = _tiny_batch()
-    tables: dict[str, Mapping[str, Function]] = {
-        "advantage": ADVANTAGES,
-        "loss": POLICY_LOSSES,
-        "weights": WEIGHTS,
-        "correction": CORRECTIONS,
-    }
-    found = [(name, table) for name, table in tables.items() if getattr(rl, name)["name"] in table]
-    return [call(name, table) for name, table in found]
+    pieces: list[tuple[str, Spec, Mapping[str, Function]]] = [
+        ("advantage", rl.advantage, ADVANTAGES),
+        ("loss", rl.loss, POLICY_LOSSES),
+        ("weights", rl.weights, WEIGHTS),
+        ("correction", rl.correction, CORRECTIONS),
+    ]
+    if rl.critic is not None:
+        pieces.append(("critic.loss", rl.critic.loss, VALUE_LOSSES))
+    return [call(name, spec, table=table) for name, spec, table in pieces if spec["name"] in table]
 
 
 def _tiny_batch() -> Batch:
@@ -147,6 +151,7 @@ def _tiny_batch() -> Batch:
         old_logprobs=token,
         sampler_logprobs=token,
         values=token,
+        returns=token,
         token_rewards=token,
         advantages=token,
         baseline=torch.tensor(0.0),

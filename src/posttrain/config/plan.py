@@ -8,10 +8,18 @@ from typing import Any, NamedTuple
 import torch
 
 from posttrain.config.defaults import Part, resolve
+from posttrain.config.fields import Section
 from posttrain.config.read import plain
 from posttrain.config.rl_rules import optimiser_steps
 from posttrain.config.rules import cautions
-from posttrain.config.sections import EvalSection, Recipe, RlSection, Section, SftSection
+from posttrain.config.sections import (
+    EvalSection,
+    PreferSection,
+    Recipe,
+    RewardSection,
+    RlSection,
+    SftSection,
+)
 from posttrain.config.toml import write_toml
 
 
@@ -77,7 +85,7 @@ def render_dry_run(recipe: Recipe, *, supplied: Collection[Part] = ()) -> str:
     rows = arithmetic(recipe)
     width = max(len(row.name) for row in rows)
     for row in rows:
-        head.append(f"{row.stage:<4}  {row.name:<{width}}  {row.value:>9,}  {row.how}")
+        head.append(f"{row.stage:<6}  {row.name:<{width}}  {row.value:>9,}  {row.how}")
     head += [f"Caution: {caution}" for caution in cautions(recipe)]
     comments = "".join(f"# {line}".rstrip() + "\n" for line in head)
     return f"{comments}\n{write_toml(to_dict(recipe), comments=_notes(recipe))}"
@@ -101,6 +109,10 @@ def arithmetic(recipe: Recipe) -> list[Quantity]:
     for stage in recipe.stages:
         if stage == "sft" and recipe.sft is not None:
             rows += _sft(recipe.sft)
+        elif stage == "prefer" and recipe.prefer is not None:
+            rows += _prefer(recipe.prefer)
+        elif stage == "reward" and recipe.reward is not None:
+            rows += _reward(recipe.reward)
         elif stage == "rl" and recipe.rl is not None:
             rows += _rl(recipe.rl)
         elif stage == "eval" and recipe.eval is not None:
@@ -116,6 +128,23 @@ def _sft(sft: SftSection) -> list[Quantity]:
         how = f"{_count(sft.epochs, 'epoch')} × {demonstrations} ÷ {sft.batch_size}, rounded up"
         rows.append(Quantity("sft", "optimiser steps in all", total, how))
     return [*rows, _budget("sft", sft.micro_batch_tokens)]
+
+
+def _prefer(prefer: PreferSection) -> list[Quantity]:
+    drawn = prefer.samples * prefer.repeats
+    how = f"{_count(prefer.samples, 'sample')} × {_count(prefer.repeats, 'repeat')}"
+    rows = [Quantity("prefer", "completions per prompt", drawn, how)]
+    if prefer.num_prompts is not None:
+        prompts = _count(prefer.num_prompts, "prompt")
+        total = prefer.num_prompts * drawn
+        rows.append(Quantity("prefer", "train completions, at most", total, f"{prompts} × {drawn}"))
+    return rows
+
+
+def _reward(reward: RewardSection) -> list[Quantity]:
+    size = reward.batch_size
+    rows = [Quantity("reward", "pairs or sets per optimiser step", size, "batch_size")]
+    return [*rows, _budget("reward", reward.micro_batch_tokens)]
 
 
 def _rl(rl: RlSection) -> list[Quantity]:

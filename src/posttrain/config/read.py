@@ -21,6 +21,7 @@ from posttrain.registry import did_you_mean
 _PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 _KEY_PART = re.compile(r'"([^"]+)"|[^".]+')
 _REWARD_PART = re.compile(r'"([^"]+)"|[^":]+:[^".]+|[^".]+')  # package.module:function is one name
+_REWARDS = ("rewards.", "prefer.rewards.")
 _LOOSE_NUMBER = re.compile(r"[+-]?(\d+\.|\.\d+)([eE][+-]?\d+)?")
 _NOT_IN_RECIPES = (datetime.date, datetime.time)  # a folder may well be called 2030-01-31
 
@@ -137,9 +138,10 @@ def parse_overrides(arguments: Sequence[str]) -> dict[tuple[str, ...], Any]:
 
 
 def _split_key(key: str) -> list[str]:
-    part = _REWARD_PART if key.startswith("rewards.") else _KEY_PART
-    section, _, rest = key.partition(".")
-    return [section, *(found[1] or found[0] for found in part.finditer(rest))]
+    section = next((name for name in _REWARDS if key.startswith(name)), "")
+    part = _REWARD_PART if section else _KEY_PART
+    names = part.finditer(key.removeprefix(section))
+    return [*section.split(".")[:-1], *(found[1] or found[0] for found in names)]
 
 
 def _example(path: tuple[str, ...]) -> str:
@@ -186,7 +188,7 @@ def _put(values: dict[str, Any], path: tuple[str, ...], *, value: Any) -> None:
         inner = table.setdefault(part, {})
         if isinstance(inner, str):  # a name stands for a table with a name
             inner = table[part] = {"name": inner}
-        elif path[0] == "rewards" and depth == 2 and not isinstance(inner, dict):
+        elif path[depth - 2 : depth - 1] == ("rewards",) and not isinstance(inner, dict):
             inner = table[part] = {"weight": inner}
         elif not isinstance(inner, dict):
             name = ".".join(path[:depth])

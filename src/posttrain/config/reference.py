@@ -7,6 +7,7 @@ from typing import NamedTuple
 from pydantic.fields import FieldInfo
 
 from posttrain.config.describe import expected, tables
+from posttrain.config.preference_rules import PREFERENCE_RULES
 from posttrain.config.rl_rules import ENGINE_RULES, RL_CAUTIONS, RL_RULES
 from posttrain.config.rules import EVAL_RULES, RECIPE_CAUTIONS, RECIPE_RULES, SFT_RULES
 from posttrain.config.toml import value_text
@@ -74,12 +75,37 @@ numeric = 1.0
 format = { weight = 0.2 }
 "my_module:my_reward" = 0.5     # a name with a ":" is written in quotes
 ```
+
+`model` is a reward model: the one that the stage `reward` of the same run made, or any folder that
+`AutoModelForSequenceClassification` loads with one label:
+
+```toml
+[rewards]
+model = { weight = 1.0, path = "reward" }      # or path = "FOLDER"
+```
 """
 
 KL_RULE = """\
 * rl.kl: a placement needs a coefficient above 0; a rule that steers needs a target, and a target
   such a rule; with the placement "none" there is nothing else to set. `--rl.kl.coefficient 0` is
-  short for that placement."""
+  short for that placement.
+* rl.critic: only with an advantage that asks for values (gae, which ppo and ppo_penalty have). A
+  shared critic has no source. rl.penalty_target: only with the loss penalised."""
+
+
+SECTIONS = (
+    "run",
+    "model",
+    "task",
+    "rewards",
+    "sft",
+    "prefer",
+    "reward",
+    "rl",
+    "rl.kl",
+    "rl.critic",
+    "eval",
+)
 
 
 class FieldHelp(NamedTuple):
@@ -119,7 +145,7 @@ def configuration_page() -> str:
     """The text of docs/configuration.md."""
     parts = [HEAD]
     known = dict(tables())
-    for name in ("run", "model", "task", "rewards", "sft", "rl", "rl.kl", "eval"):
+    for name in SECTIONS:
         if name == "task":
             parts.append(f"## [task]\n\n{TASK}")
         elif name == "rewards":
@@ -141,7 +167,7 @@ def _table(name: str) -> str:
 
 
 def _rules() -> str:
-    refused = [*RECIPE_RULES, *SFT_RULES, *RL_RULES, *ENGINE_RULES, *EVAL_RULES]
+    refused = [*RECIPE_RULES, *SFT_RULES, *PREFERENCE_RULES, *RL_RULES, *ENGINE_RULES, *EVAL_RULES]
     cautions = [*RECIPE_CAUTIONS, *RL_CAUTIONS]
     lines = [f"* {(rule.__doc__ or '').strip()}" for rule in refused] + [KL_RULE]
     lines += ["", "Said, but not refused:", ""]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from posttrain.algorithms.table import ALGORITHMS, algorithm
 from posttrain.config.pieces import engine_table
 from posttrain.config.sections import RlSection
 from posttrain.registry import look_up
@@ -16,19 +15,6 @@ NEEDS_NO_GROUP = "return, moving_baseline or batch_whitened"
 def optimiser_steps(rl: RlSection) -> int:
     """Optimiser steps for each batch of rollouts."""
     return rl.epochs * rl.minibatches
-
-
-NO_CRITIC = "needs a critic, which is not implemented yet"
-
-
-def critic_not_there_yet(rl: RlSection) -> str | None:
-    """Algorithms with a critic (ppo, ppo_penalty; the advantage gae) are not implemented yet."""
-    if algorithm(rl.algorithm).critic:
-        free = ", ".join(name for name, row in ALGORITHMS.items() if not row.critic)
-        return f"rl.algorithm: {rl.algorithm!r} {NO_CRITIC}; without one: {free}"
-    if rl.advantage["name"] == "gae":
-        return f"rl.advantage: 'gae' {NO_CRITIC}; without one: {NEEDS_NO_GROUP}"
-    return None
 
 
 def baseline_of_gradients(rl: RlSection) -> str | None:
@@ -144,12 +130,43 @@ def stop_of_one_step(rl: RlSection) -> str | None:
     return None
 
 
+def penalty_of_one_step(rl: RlSection) -> str | None:
+    """penalty_target needs more than one optimiser step per batch."""
+    if rl.penalty_target is not None and optimiser_steps(rl) == 1:
+        return (
+            "rl.penalty_target: after one optimiser step per batch the policy is still the old one "
+            "when it is measured, so the penalty would only shrink; set rl.epochs or "
+            "rl.minibatches above 1"
+        )
+    return None
+
+
 def naive_off_policy(rl: RlSection) -> str | None:
     """The naive loss knows no old policy, so it is right for one optimiser step per batch only."""
     if rl.loss["name"] == "naive" and optimiser_steps(rl) > 1:
         return (
             f"rl.loss: 'naive' is right for the first optimiser step of a batch, and there are "
             f"{optimiser_steps(rl)}; set rl.loss to unclipped or clipped, or take one step"
+        )
+    return None
+
+
+def warmup_of_the_whole_run(rl: RlSection) -> str | None:
+    """A critic learns alone for some steps of the stage, never for all of them."""
+    if rl.critic is not None and rl.critic.warmup_steps >= rl.steps:
+        return (
+            f"rl.critic.warmup_steps: {rl.critic.warmup_steps} of {rl.steps} steps, so the policy "
+            "would never learn; set it to less than rl.steps"
+        )
+    return None
+
+
+def whitening_nothing(rl: RlSection) -> str | None:
+    """whiten_rewards needs an advantage that gives every token its own reward."""
+    if rl.whiten_rewards and rl.advantage["name"] not in ("gae", "return_to_go"):
+        return (
+            f"rl.whiten_rewards: not for the advantage {rl.advantage['name']!r}; drop it, or set "
+            "rl.advantage to gae or return_to_go, which give every token its own reward"
         )
     return None
 
@@ -163,7 +180,6 @@ def loss_without_gradient(rl: RlSection) -> str | None:
 
 
 RL_RULES: list[Callable[[RlSection], str | None]] = [
-    critic_not_there_yet,
     baseline_of_gradients,
     group_of_one,
     uneven_minibatches,
@@ -172,6 +188,9 @@ RL_RULES: list[Callable[[RlSection], str | None]] = [
     resampling_nothing,
     nothing_to_evaluate,
     stop_of_one_step,
+    penalty_of_one_step,
+    warmup_of_the_whole_run,
+    whitening_nothing,
 ]
 
 # After the others: these load the engine.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from posttrain.config.preference_rules import PREFERENCE_RULES
 from posttrain.config.rl_rules import ENGINE_RULES, RL_CAUTIONS, RL_RULES
 from posttrain.config.sections import EvalSection, Recipe, SftSection
 from posttrain.registry import did_you_mean
@@ -42,9 +43,10 @@ def compute_above_weights(recipe: Recipe) -> str | None:
 
 
 def task_missing(recipe: Recipe) -> str | None:
-    """rl, eval, and sft without a file of its own, need a task."""
+    """prefer, rl, eval, and sft without a file of its own, need a task."""
     own_data = recipe.sft is not None and recipe.sft.data != "task"
-    needy = [stage for stage in recipe.stages if stage != "sft" or not own_data]
+    able = {"reward", "sft"} if own_data else {"reward"}
+    needy = [stage for stage in recipe.stages if stage not in able]
     if recipe.task is None and needy:
         stages = " and ".join(needy)
         return f'task: missing, and {stages} cannot do without: write [task] with name = "..."'
@@ -67,7 +69,7 @@ def demonstrations_missing(sft: SftSection) -> str | None:
     path = Path(sft.data)
     if sft.data == "task" or path.is_file():
         return None
-    near = [str(path.with_name(item.name)) for item in path.parent.glob("*.jsonl")]
+    near = [str(path.parent / item.name) for item in path.parent.glob("*.jsonl")]
     hint = did_you_mean(sft.data, [*near, "task"])
     return f'sft.data: no file {sft.data!r} (seen from {Path.cwd()}) and not "task"; {hint}'
 
@@ -105,7 +107,9 @@ def temperature_of_greedy(section: EvalSection) -> str | None:
 
 def update_lost_in_rounding(recipe: Recipe) -> str | None:
     """Weights in bfloat16 lose small updates."""
-    rates = [s.learning_rate for s in (recipe.sft, recipe.rl) if s is not None]
+    learning = {"sft": recipe.sft, "reward": recipe.reward, "rl": recipe.rl}
+    run = [section for stage, section in learning.items() if stage in recipe.stages]
+    rates = [section.learning_rate for section in run if section is not None]
     if recipe.model.dtype == "bfloat16" and any(rate < 1e-4 for rate in rates):
         return "model.dtype: in bfloat16 updates below 1/256 of a weight vanish; use float32"
     return None
@@ -132,6 +136,7 @@ def broken_rules(recipe: Recipe, *, supplied: Collection[str] = ()) -> list[str]
     found = [rule(recipe) for rule in RECIPE_RULES if rule is not task_missing]
     if "task" not in supplied:
         found.append(task_missing(recipe))
+    found += [rule(recipe) for rule in PREFERENCE_RULES]
     if recipe.sft is not None and "sft" in recipe.stages:
         found += [rule(recipe.sft) for rule in SFT_RULES]
     if recipe.rl is not None and "rl" in recipe.stages:

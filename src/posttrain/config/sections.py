@@ -1,84 +1,32 @@
 """The sections of a recipe: every key with its type, its limits, its default and a line of help.
 
-A field made with :func:`later` has a default that depends on others: it is None as read, and
-:func:`posttrain.config.resolve` fills it. Its type is that of the resolved recipe: ``| None`` where
-it may stay so. Everywhere in a recipe, None means "not given".
+A field made with :func:`posttrain.config.fields.later` has a default that depends on others: it is
+None as read, and :func:`posttrain.config.resolve` fills it. Its type is that of the resolved
+recipe: ``| None`` where it may stay so. Everywhere in a recipe, None means "not given".
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
-from pydantic.config import JsonDict
+from pydantic import PrivateAttr
 
 from posttrain.algorithms.kl import Direction, Estimator, Rule
 from posttrain.algorithms.table import Placement
-
-Stage = Literal["sft", "rl", "eval"]
-Schedule = Literal["constant", "linear", "cosine"]
-Spec = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What an error and the documentation call the type of a field."""
-
-    text: str
-
-
-def _as_piece(value: Any) -> Any:
-    if isinstance(value, str):
-        return {"name": value}
-    if not isinstance(value, Mapping) or not isinstance(value.get("name", ""), str):
-        raise ValueError(f"must be {PIECE.text}")
-    return dict(value)
-
-
-def _as_rewards(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        raise ValueError("must be a table of names and weights")
-    return {name: _as_reward(name, given) for name, given in value.items()}
-
-
-def _as_reward(name: str, given: Any) -> Spec:
-    spec = dict(given) if isinstance(given, Mapping) else {"weight": given}
-    weight = spec.pop("weight", 1.0)
-    number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    if not number or not math.isfinite(weight):
-        raise ValueError(f"the weight of {name!r} must be a finite number, or a table with one")
-    return {"weight": float(weight), **spec}
-
-
-PIECE = Expected("a name, or a table with a name and options")
-Piece = Annotated[Spec, BeforeValidator(_as_piece), PIECE]
-OptionalPiece = Annotated[Spec | None, BeforeValidator(_as_piece), PIECE]
-Rewards = Annotated[
-    dict[str, Spec], BeforeValidator(_as_rewards), Expected("a table of names and weights")
-]
-# A list in TOML, a tuple here: a recipe does not change once it is read.
-Stages = Annotated[tuple[Stage, ...], Field(strict=False)]
-Trackers = Annotated[tuple[Literal["tensorboard", "wandb"], ...], Field(strict=False)]
-
-
-def key(default: Any, description: str, **limits: Any) -> Any:
-    """A field with a default of its own; ``limits`` are pydantic's (``ge=1``)."""
-    return Field(default=default, description=description, **limits)
-
-
-def later(default: str, description: str, **limits: Any) -> Any:
-    """A field that ``resolve`` fills; ``default`` says with what."""
-    extra: JsonDict = {"default": default}
-    return Field(default=None, description=description, json_schema_extra=extra, **limits)
-
-
-class Section(BaseModel):
-    """A frozen table that knows all its keys; values are taken as they are, never converted."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+from posttrain.config.fields import (
+    STAGES,
+    Expected,
+    OptionalPiece,
+    Piece,
+    Rewards,
+    Schedule,
+    Section,
+    Stage,
+    Stages,
+    Trackers,
+    key,
+    later,
+)
 
 
 class RunSection(Section):
@@ -87,7 +35,9 @@ class RunSection(Section):
     folder: str = later("runs/ and the recipe's name", "Folder of the run.", min_length=1)
     seed: int = key(0, "Decides every random number of the run.", ge=0)
     stages: Stages = later(
-        "the sections there are: sft, rl, eval", "Stages to run, in this order.", min_length=1
+        "the sections there are: sft, prefer, reward, rl, eval",
+        "Stages to run, in this order.",
+        min_length=1,
     )
     device: Literal["auto", "cpu", "cuda"] = key(
         "auto", "Where the models live; auto takes a GPU where there is one."
@@ -138,6 +88,52 @@ class SftSection(Section):
     )
 
 
+class PreferSection(Section):
+    """Preferences between completions of the policy, by an annotator made of rewards."""
+
+    rewards: Rewards = key({}, "What the annotator goes by; without, the task's own rewards.")
+    samples: int = key(2, "Completions for each prompt.", ge=2)
+    ranked: bool = key(False, "Write one ranked set per prompt instead of pairs.")
+    error_rate: float = key(
+        0.0, "Share of comparisons that the annotator gets the wrong way.", ge=0, le=1
+    )
+    min_gap: float = key(
+        0.0, "Scores that differ by less are a tie: too close for the annotator to call.", ge=0
+    )
+    num_prompts: int | None = later("all there are", "Train prompts to use, at most.", ge=1)
+    repeats: int = key(1, "Times that each prompt is asked.", ge=1)
+    max_new_tokens: int = later("that of [rl], else 256", "Longest completion.", ge=1)
+    temperature: float = key(1.0, "Divides the logits before sampling.", gt=0)
+
+
+class RewardSection(Section):
+    """A reward model from preferences: Bradley–Terry for pairs, Plackett–Luce for ranked sets."""
+
+    data: str = key("prefer", "prefer (the stage before), or a JSONL file.", min_length=1)
+    test_data: str | None = later(
+        "the test prompts of prefer, else test_share of data",
+        "JSONL file of held-out rows.",
+        min_length=1,
+    )
+    test_share: float | None = later(
+        "0.1 of a file without test_data", "Share of prompts to hold out.", gt=0, lt=1
+    )
+    backbone: str = key(
+        "policy", "policy (as it is then), or a model to put the head on.", min_length=1
+    )
+    margins: bool = key(True, "Use the margins that the rows have.")
+    epochs: int = key(1, "Passes over the preferences.", ge=1)
+    batch_size: int = key(64, "Pairs or ranked sets per optimiser step.", ge=1)
+    learning_rate: float = key(1e-5, "Step size at the peak of the schedule.", gt=0)
+    warmup_steps: int = key(0, "Optimiser steps to reach the peak.", ge=0)
+    schedule: Schedule = key("cosine", "How the step size goes on from the peak.")
+    weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
+    max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
+    micro_batch_tokens: int = key(
+        8192, "Tokens per forward pass: memory and speed, never the result.", ge=1
+    )
+
+
 class KlSection(Section):
     """The divergence from the reference model."""
 
@@ -151,9 +147,37 @@ class KlSection(Section):
     )
     direction: Direction = later("reverse", "reverse: KL(π ‖ π_ref); forward: KL(π_ref ‖ π).")
     rule: Rule = later("the algorithm's", "How β follows the target.")
-    target: float | None = later("the algorithm's", "Divergence to steer to, in nats.", gt=0)
+    target: float | None = later(
+        "the algorithm's", "Divergence of a sequence to steer to, in nats.", gt=0
+    )
+    horizon: int | None = later(
+        "10000 with rule proportional", "Sequences after which β may have changed by 20 %.", ge=1
+    )
     refresh_every: int = later(
         "0", "Steps after which the reference becomes the policy; 0 keeps it frozen.", ge=0
+    )
+    dtype: Literal["model", "bfloat16"] = later(
+        "model", "Type of the reference's weights: the model's, or half of that."
+    )
+    offload: bool = later("false", "Keep the reference in main memory while it is not asked.")
+
+
+class CriticSection(Section):
+    """The value model of an algorithm that has one (ppo, ppo_penalty; the advantage gae)."""
+
+    kind: Literal["separate", "shared"] = key(
+        "separate", "A model of its own, or a head on the policy's trunk."
+    )
+    source: str = later(
+        "policy",
+        "Where a separate one starts: policy, reward (the stage), or a reward model.",
+        min_length=1,
+    )
+    learning_rate: float = later("10 × rl.learning_rate", "Its own step size.", gt=0)
+    warmup_steps: int = key(0, "Batches on which it learns alone, at the start.", ge=0)
+    loss: Piece = later("the algorithm's", "The value loss of a token.")
+    coefficient: float = key(
+        1.0, "c_V, how much its loss counts; it matters where the trunk is shared.", gt=0
     )
 
 
@@ -185,6 +209,13 @@ class RlSection(Section):
     loss: Piece = later("the algorithm's", "The policy loss of a token.")
     weights: Piece = later("the algorithm's", "How the losses of tokens are averaged.")
     kl: KlSection = later("the algorithm's", "The divergence from the reference model.")
+    critic: CriticSection | None = later("the algorithm's", "The value model.")
+    whiten_rewards: bool = key(
+        False, "Divide token rewards by their deviation in the batch; for advantages per token."
+    )
+    penalty_target: float | None = later(
+        "the algorithm's", "approx_kl to which the coefficient of loss penalised is steered.", gt=0
+    )
     entropy_coefficient: float = key(0.0, "Bonus for staying undecided.", ge=0)
     kl_stop: float | None = later("off", "Leave a batch once approx_kl passes this.", gt=0)
     correction: Piece = later(
@@ -209,6 +240,7 @@ class RlSection(Section):
     evaluate_problems: int | None = later(
         "100 with evaluate_every", "Test problems in each of these, at most.", ge=0
     )
+    audit: bool = key(False, "Check the algorithm's checklist at every step, and stop where not.")
     save_every: int = key(0, "Steps between checkpoints; 0: only at the end.", ge=0)
     max_invalid: float = key(
         0.1, "Share of broken scores in a batch that stops the run.", ge=0, le=1
@@ -234,6 +266,8 @@ class Recipe(Section):
     task: OptionalPiece = later("none", "The task: its name, and its own options beside it.")
     rewards: Rewards = key({}, "Rewards by name: a weight, or a table with weight and options.")
     sft: SftSection | None = key(None, "Supervised fine-tuning.")
+    prefer: PreferSection | None = key(None, "Preferences from the policy.")
+    reward: RewardSection | None = key(None, "A reward model.")
     rl: RlSection | None = key(None, "Reinforcement learning.")
     eval: EvalSection | None = key(None, "Evaluation.")
 
@@ -247,5 +281,4 @@ class Recipe(Section):
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages to run: those named, else the sections there are."""
-        present: tuple[Stage, ...] = ("sft", "rl", "eval")
-        return self.run.stages or tuple(name for name in present if getattr(self, name) is not None)
+        return self.run.stages or tuple(name for name in STAGES if getattr(self, name) is not None)

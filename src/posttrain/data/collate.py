@@ -60,6 +60,35 @@ def collate_demonstrations(
     )
 
 
+def collate_ranked(
+    sets: Sequence[tuple[Sequence[Sequence[int]], float]], *, pad_token: int
+) -> Batch:
+    """Ranked sets of token rows, best first, with their margins, as a batch for a reward model.
+
+    ``groups`` numbers the sets. The mask is True at the last token of every row, where its score
+    is read, and ``weights`` are 1 / N at the first row of each of the N sets, whose loss it holds.
+
+    >>> batch = collate_ranked([(((5, 6, 7), (5, 8)), 0.0)], pad_token=0)
+    >>> batch.tokens.tolist(), batch.mask.nonzero().tolist(), batch.groups.tolist()
+    ([[5, 6, 7], [5, 8, 0]], [[0, 2], [1, 1]], [0, 0])
+    """
+    if not sets:
+        raise ValueError("preferences: a batch needs at least one set")
+    rows = [row for members, _ in sets for row in members]
+    last = [[False] * (len(row) - 1) + [True] for row in rows]
+    leads = [place == 0 for members, _ in sets for place in range(len(members))]
+    mask = _pad(last, False, dtype=torch.bool)
+    weights = mask * torch.tensor(leads)[:, None] / len(sets)
+    return Batch(
+        tokens=_pad(rows, pad_token, dtype=torch.long),
+        mask=mask,
+        attention=_pad([[True] * len(row) for row in rows], False, dtype=torch.bool),
+        groups=torch.tensor([number for number, (members, _) in enumerate(sets) for _ in members]),
+        margins=torch.tensor([margin for members, margin in sets for _ in members]).float(),
+        weights=weights.float(),
+    )
+
+
 def _pad(rows: Sequence[Sequence[float]], fill: float, *, dtype: torch.dtype) -> Tensor:
     width = max([1, *(len(row) for row in rows)])
     return torch.tensor([list(row) + [fill] * (width - len(row)) for row in rows], dtype=dtype)

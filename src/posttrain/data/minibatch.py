@@ -32,27 +32,42 @@ def minibatches(
             yield batch.select(rows)
 
 
-def micro_batches(batch: Batch, max_tokens: int) -> list[tuple[Tensor, Batch]]:
+def micro_batches(
+    batch: Batch, max_tokens: int, *, keep_groups: bool = False
+) -> list[tuple[Tensor, Batch]]:
     """The batch as (rows, part) in parts of at most ``max_tokens`` tokens, padding counted.
 
     Sequences of like length go together and each part is trimmed to its longest, so little is
     spent on padding; a sequence longer than the budget is a part of its own. Sequences without an
-    active token are left out: they have no loss. Averaging is in ``weights``, made before this
-    cut, so no choice of ``max_tokens`` can change the update.
+    active token are left out: they have no loss. ``keep_groups`` never parts a group and keeps its
+    order, for a loss that compares its members. Averaging is in ``weights``, made before this cut,
+    so no choice of ``max_tokens`` can change the update.
     """
     if max_tokens < 1:
         raise ValueError(f"micro_batch_tokens: must be at least 1, got {max_tokens}")
-    lengths = _lengths(batch)
-    rows = batch.active.any(dim=1).nonzero()[:, 0]
-    order = rows[lengths[rows].argsort(stable=True, descending=True)]
+    lengths = _lengths(batch).tolist()
+    units: dict[int, list[int]] = {}
+    names = batch.need("groups").tolist() if keep_groups else list(range(len(lengths)))
+    for row in batch.active.any(dim=1).nonzero()[:, 0].tolist():
+        units.setdefault(names[row], []).append(row)
+    widths = {name: max(lengths[row] for row in rows) for name, rows in units.items()}
     parts: list[tuple[Tensor, Batch]] = []
-    start = 0
-    while start < len(order):
-        width = int(lengths[order[start]])
-        chosen = order[start : start + max(1, max_tokens // width)]
-        parts.append((chosen, batch.select(chosen).trim(width)))
-        start += len(chosen)
+    chosen: list[int] = []
+    width = 0
+    for name in sorted(units, key=lambda name: -widths[name]):
+        if chosen and (len(chosen) + len(units[name])) * width > max_tokens:
+            parts.append(_part(batch, chosen, width=width))
+            chosen = []
+        width = width if chosen else widths[name]
+        chosen += units[name]
+    if chosen:
+        parts.append(_part(batch, chosen, width=width))
     return parts
+
+
+def _part(batch: Batch, rows: list[int], *, width: int) -> tuple[Tensor, Batch]:
+    index = torch.tensor(rows)
+    return index, batch.select(index).trim(width)
 
 
 def _lengths(batch: Batch) -> Tensor:

@@ -104,6 +104,21 @@ class Template:
             text = through
         return tuple(tokens), tuple(mask)
 
+    def encode_exchange(self, prompt: Prompt, completion: str) -> tuple[int, ...]:
+        """Prompt and completion as this tokenizer's own model expects to read them.
+
+        A chat as its template writes it; text with an end token behind, or, where the tokenizer
+        has none (encoders), as the pair of texts that it was made for.
+        """
+        if self._is_chat(prompt):
+            reply = {"role": "assistant", "content": completion}
+            text = self._chat_text([*self._messages(prompt), reply], reply=False)
+            return self._encode(text)
+        if not self.end_tokens:
+            return tuple(self.tokenizer(prompt.text, completion).input_ids)
+        end = self.tokenizer.eos_token_id
+        return (*self.render(prompt).tokens, *self.encode_completion(completion, end))
+
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a completion without the end and pad tokens behind it; tags stay."""
         dropped = self.end_tokens | {self.tokenizer.pad_token_id}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +14,38 @@ from torch import Tensor, nn
 from posttrain.algorithms.diagnostics import Tally, tally
 from posttrain.algorithms.weights import total
 from posttrain.data.minibatch import micro_batches
+from posttrain.learn.trained import Applied, Schedule, Trained
+from posttrain.models.frozen import Frozen
 from posttrain.models.logprobs import score_tokens
+from posttrain.models.reward import score_sequences
 from posttrain.protocols import Objective, Outputs, StepResult
-from posttrain.types import Batch
+from posttrain.types import Batch, Terms
 
-Schedule = Callable[[int], float]
+Forward = Callable[..., Outputs]
+
+
+def scores(model: nn.Module, batch: Batch) -> Outputs:
+    """The forward pass of a reward model, for :class:`LocalLearner`."""
+    return Outputs(scores=score_sequences(model, batch))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """How the reference model is kept: see :class:`posttrain.models.frozen.Frozen`."""
+
+    dtype: torch.dtype | None = None
+    offload: bool = False
 
 
 class LocalLearner:
-    """Trains one model in this process.
+    """Trains one model in this process, and beside it a critic where there is one.
 
-    ``temperature`` is that of the sampler: the policy that is trained is the one that was sampled.
-    ``micro_batch_tokens`` bounds a forward pass and cannot change the result. Weights stay in
-    their own precision (float32 by default); ``compute`` is what the forward pass runs in.
+    ``forward`` is what the model is asked: a policy's log-probs (:func:`score_tokens` with the
+    sampler's temperature bound: the policy that is trained is the one that was sampled), or a
+    reward model's :func:`scores`. ``micro_batch_tokens`` bounds a forward pass and cannot change
+    the result; ``keep_groups`` never parts the sequences of a group, for losses that compare them.
+    Weights stay in their own precision (float32 by default); ``compute`` is what the forward pass
+    runs in.
     """
 
     def __init__(
@@ -34,27 +54,28 @@ class LocalLearner:
         optimizer: torch.optim.Optimizer,
         *,
         save: Callable[[Path], None],
+        forward: Forward = score_tokens,
         schedule: Schedule = lambda step: 1.0,
         max_gradient_norm: float = 1.0,
         micro_batch_tokens: int = 16384,
-        temperature: float = 1.0,
+        keep_groups: bool = False,
         compute: torch.dtype = torch.float32,
-        reference: bool = False,
-        entropy_gradient: bool = False,
+        reference: Reference | None = None,
+        critic: Trained | None = None,
     ) -> None:
         self.version = 0
         self.model = model
-        self.optimizer = optimizer
-        self.num_steps = 0
-        self.reference = self._frozen_copy() if reference else None
+        self.trained = Trained(
+            model, optimizer, schedule=schedule, max_gradient_norm=max_gradient_norm
+        )
+        self._critic = critic
+        self._keep = reference
+        self.reference = self._frozen()
         self._save = save
-        self._schedule = schedule
-        self._base_rates = [group["lr"] for group in optimizer.param_groups]
-        self._max_gradient_norm = max_gradient_norm
+        self._ask = forward
         self._micro_batch_tokens = micro_batch_tokens
-        self._temperature = temperature
+        self._keep_groups = keep_groups
         self._compute = compute
-        self._entropy_gradient = entropy_gradient
 
     @property
     def device(self) -> torch.device:
@@ -62,71 +83,84 @@ class LocalLearner:
         return next(self.model.parameters()).device
 
     def infer(self, batch: Batch) -> Batch:
-        """Add ``old_logprobs``, and ``ref_logprobs`` where there is a reference."""
-        batch = batch.replace(old_logprobs=self._logprobs(self.model, batch))
+        """Add ``old_logprobs``, ``values`` with a critic, ``ref_logprobs`` with a reference."""
+        known = batch  # each is asked about the same batch, not about what the others said
+        with torch.no_grad():
+            batch = batch.replace(old_logprobs=self._everywhere(known, self._policy))
+            if self._critic is not None:
+                batch = batch.replace(values=self._everywhere(known, self._value))
         if self.reference is None:
             return batch
-        return batch.replace(ref_logprobs=self._logprobs(self.reference, batch))
+        with self.reference.asked() as model:
+            logprobs = self._everywhere(known, lambda part: self._ask(model, part).logprobs)
+        return batch.replace(ref_logprobs=logprobs)
 
-    def step(self, batch: Batch, objective: Objective) -> StepResult:
+    def step(self, batch: Batch, objective: Objective, *, only_critic: bool = False) -> StepResult:
         """One optimiser step; a batch without an active token changes nothing."""
-        rate = self._set_rate()
-        diagnostics, loss = Tally(), torch.zeros((), dtype=torch.float64)
-        self.optimizer.zero_grad(set_to_none=True)
-        parts = micro_batches(batch, self._micro_batch_tokens)
-        for _, rows in parts:
-            part = rows.to(self.device)
-            outputs = self._forward(self.model, part)
-            if rows.old_logprobs is None:  # the first and only step on this batch: π is π_old
-                part = part.replace(old_logprobs=outputs.logprobs.detach())
-            terms = objective(outputs, part)
-            part_loss = total(terms.loss, part)
-            part_loss.backward()
-            loss += part_loss.detach().cpu()
-            diagnostics += tally(terms, part.active)
-        if not parts:
+        learning = [part for part in (self.trained, self._critic) if part is not None]
+        learning = learning[1:] if only_critic else learning
+        if not learning:
+            raise ValueError("only_critic: this learner has no critic")
+        for part in learning:
+            part.clear()
+        sums = _Sums()
+        for _, rows in self._cut(batch):
+            part_of = rows.to(self.device)
+            outputs = self._outputs(part_of, only_critic=only_critic)
+            if rows.old_logprobs is None and outputs.logprobs is not None:
+                # The first and only step on this batch: π is π_old.
+                part_of = part_of.replace(old_logprobs=outputs.logprobs.detach())
+            sums.add(objective(outputs, part_of), part_of)
+        if sums.empty:
+            rate = learning[0].learning_rate
             return StepResult(loss=0.0, gradient_norm=0.0, learning_rate=rate, metrics={})
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._max_gradient_norm)
-        self.optimizer.step()
-        self.num_steps += 1
-        return StepResult(
-            loss=float(loss),
-            gradient_norm=float(norm),
-            learning_rate=rate,
-            metrics=diagnostics.summary(),
-        )
+        applied = [part.apply() for part in learning]
+        return sums.result(applied, with_critic=len(applied) == 2)
 
     def refresh_reference(self) -> None:
         """Make the current weights the new reference."""
-        self.reference = self._frozen_copy()
+        self._keep = self._keep or Reference()
+        self.reference = None  # the old one goes before the new one comes
+        self.reference = self._frozen()
 
     def save(self, folder: Path) -> None:
         """Write the model folder."""
         self._save(folder)
 
-    def _set_rate(self) -> float:
-        factor = self._schedule(self.num_steps)
-        for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
-            group["lr"] = base * factor
-        return self._base_rates[0] * factor
+    def _outputs(self, part: Batch, *, only_critic: bool) -> Outputs:
+        """What the models say, with gradient; a shared value head needs no pass of its own."""
+        if self._critic is None:
+            with self._precision():
+                return self._ask(self.model, part)
+        critic: Any = self._critic.module
+        with self._precision():
+            if only_critic:
+                return Outputs(values=critic(part))
+            if critic.shared:
+                return self._ask(self.model, part, value_head=critic.head)
+            return replace(self._ask(self.model, part), values=critic(part))
 
-    @torch.no_grad()
-    def _logprobs(self, model: nn.Module, batch: Batch) -> Tensor:
+    def _policy(self, part: Batch) -> Tensor:
+        return self._ask(self.model, part).need("logprobs")
+
+    def _value(self, part: Batch) -> Tensor:
+        assert self._critic is not None
+        values: Tensor = self._critic.module(part)
+        return values
+
+    def _everywhere(self, batch: Batch, ask: Callable[[Batch], Tensor | None]) -> Tensor:
+        """The answers about all micro-batches, put together on the CPU. Shapes: [B, T]."""
         result = torch.zeros(batch.tokens.shape, dtype=torch.float32)
-        for rows, part in micro_batches(batch, self._micro_batch_tokens):
-            logprobs = self._forward(model, part.to(self.device)).logprobs.cpu()
-            result = result.to(logprobs.dtype)
-            result[rows, : logprobs.shape[1]] = logprobs
+        for rows, part in self._cut(batch):
+            with self._precision():
+                found = ask(part.to(self.device))
+            assert found is not None, "a policy gives log-probs"
+            result = result.to(found.dtype)
+            result[rows, : found.shape[1]] = found.cpu()
         return result
 
-    def _forward(self, model: nn.Module, part: Batch) -> Outputs:
-        with self._precision():
-            return score_tokens(
-                model,
-                part,
-                temperature=self._temperature,
-                entropy="gradient" if self._entropy_gradient else "value",
-            )
+    def _cut(self, batch: Batch) -> list[tuple[Tensor, Batch]]:
+        return micro_batches(batch, self._micro_batch_tokens, keep_groups=self._keep_groups)
 
     @contextlib.contextmanager
     def _precision(self) -> Iterator[None]:
@@ -136,5 +170,40 @@ class LocalLearner:
         with torch.autocast(self.device.type, dtype=self._compute):
             yield
 
-    def _frozen_copy(self) -> nn.Module:
-        return copy.deepcopy(self.model).eval().requires_grad_(False)
+    def _frozen(self) -> Frozen | None:
+        if self._keep is None:
+            return None
+        return Frozen.copy_of(self.model, dtype=self._keep.dtype, offload=self._keep.offload)
+
+
+class _Sums:
+    """What the micro-batches of one step add up to."""
+
+    def __init__(self) -> None:
+        self.empty = True
+        self._diagnostics = Tally()
+        self._loss = torch.zeros((), dtype=torch.float64)
+        self._parts: dict[str, float] = {}
+
+    def add(self, terms: Terms, part: Batch) -> None:
+        """Differentiate a micro-batch's share of the loss, and count it."""
+        loss = total(terms.loss, part)
+        loss.backward()
+        self.empty = False
+        self._loss += loss.detach().cpu()
+        self._diagnostics += tally(terms, part.active)
+        for name, value in terms.parts.items():
+            self._parts[name] = self._parts.get(name, 0.0) + float(total(value.detach(), part))
+
+    def result(self, applied: list[Applied], *, with_critic: bool) -> StepResult:
+        """The step as the loop sees it."""
+        metrics = self._diagnostics.summary()
+        metrics |= {f"{name}_loss": value for name, value in self._parts.items()}
+        if with_critic:
+            metrics["critic_gradient_norm"] = applied[1].gradient_norm
+        return StepResult(
+            loss=float(self._loss),
+            gradient_norm=applied[0].gradient_norm,
+            learning_rate=applied[0].learning_rate,
+            metrics=metrics,
+        )

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from posttrain.algorithms import ops
 from posttrain.models.sampling import at_least_float32
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from posttrain.types import Batch
 
 _VERDICT = "_posttrain_logits_are_head_of_states"
 _HALF = (torch.bfloat16, torch.float16)
@@ -23,7 +26,21 @@ def hidden_states(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     Every position counts as real: attention is causal and batches are padded on the right, so no
     real token sees padding. To say so keeps models from guessing what is padding by token ids.
     """
-    return model.get_decoder()(**_inputs(tokens)).last_hidden_state
+    return trunk_states(model.get_decoder(), tokens)
+
+
+def trunk_states(trunk: nn.Module, tokens: Tensor) -> Tensor:
+    """The same of a decoder without a head. Shapes: [B, T] → [B, T, D]."""
+    states: Tensor = trunk(**_inputs(tokens)).last_hidden_state
+    return states
+
+
+def state_values(states: Tensor, batch: Batch, *, head: nn.Linear) -> Tensor:
+    """The head on the state before each chosen token, in float32 at least. [B, T, D] → [B, T]."""
+    before = at_least_float32(ops.shift(states)[batch.mask])
+    with torch.autocast(before.device.type, enabled=False):
+        values = head(before.to(head.weight.dtype))[:, 0]
+    return values.new_zeros(batch.tokens.shape).masked_scatter(batch.mask, values)
 
 
 def full_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from posttrain import registry
+from posttrain.models.folder import check_folder
 from posttrain.models.gguf import read_gguf
 from posttrain.models.quiet import without_bars
 from posttrain.models.tiny import build_tiny
@@ -65,26 +66,25 @@ def load_policy(
     transformers names them), a hub name also ``revision``. Dropout is off for good: a policy that
     is trained must give the probabilities it was sampled with.
     """
-    if dtype not in _DTYPES:
-        raise ValueError(f"dtype: unknown {dtype!r}; {registry.did_you_mean(dtype, _DTYPES)}")
+    precision = find_dtype(dtype)
     path = Path(source).expanduser()
     if source == "tiny":
         registry.check_options(build_tiny, options, kind="model 'tiny'")
         model, tokenizer = build_tiny(**{"seed": seed, **options})
     elif path.is_file():
         _check_gguf_name(path)
-        model, tokenizer = read_gguf(path, dtype=_DTYPES[dtype], **_local_options(path, options))
+        model, tokenizer = read_gguf(path, dtype=precision, **_local_options(path, options))
     elif path.is_dir():
-        _check_folder(path)
+        check_folder(path)
         given = {"local_files_only": True, **_local_options(path, options)}
         with without_bars():
-            model, tokenizer = _from_pretrained(str(path), dtype=_DTYPES[dtype], options=given)
+            model, tokenizer = _from_pretrained(str(path), dtype=precision, options=given)
     else:
         _check_hub_name(source, path)
         registry.check_options(_hub_options, options, kind=f"model {source!r}")
         given = _hub_options(**options)
-        model, tokenizer = _from_hub(source, dtype=_DTYPES[dtype], options=given)
-    _cast(model, _DTYPES[dtype])
+        model, tokenizer = _from_hub(source, dtype=precision, options=given)
+    cast(model, precision)
     return _finish(model.to(_device(device)), tokenizer, source=source)
 
 
@@ -100,7 +100,14 @@ def _hub_options(*, attention: str | None = None, revision: str = "main") -> dic
     return {"attn_implementation": attention, "revision": revision}
 
 
-def _cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
+def find_dtype(name: str) -> torch.dtype:
+    """The type of weights by its name."""
+    if name not in _DTYPES:
+        raise ValueError(f"dtype: unknown {name!r}; {registry.did_you_mean(name, _DTYPES)}")
+    return _DTYPES[name]
+
+
+def cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Cast the weights alone: ``model.to(dtype)`` would also round the frequencies of the rotary
     position embedding, which every reader of the saved folder computes in float32.
     """
@@ -122,30 +129,6 @@ def _check_gguf_name(path: Path) -> None:
         raise ValueError(
             f"model: {str(path)!r} is a file, but not a .gguf file; give the folder that holds "
             "config.json and the weights"
-        )
-
-
-def _check_folder(folder: Path) -> None:
-    names = {path.name for path in folder.iterdir()}
-    if "adapter_config.json" in names:
-        raise ValueError(
-            f"model: {str(folder)!r} holds an adapter, not a whole model; merge it into its base "
-            "model first (peft: merge_and_unload, then save_pretrained)"
-        )
-    if "config.json" not in names:
-        inside = [path.name for path in folder.iterdir() if (path / "config.json").is_file()]
-        models = f"; the models in it: {', '.join(sorted(inside))}" if inside else ""
-        raise ValueError(f"model: {str(folder)!r} is no model folder: no config.json{models}")
-    if not any(name.endswith(".safetensors") for name in names):
-        raise ValueError(
-            f"model: {str(folder)!r} holds no .safetensors weights. Pickled weights (.bin, .pt) "
-            "are refused: reading them can run any code. If you trust them, convert them once with "
-            "transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW)"
-        )
-    if not any("token" in name or name.startswith("vocab") for name in names):
-        raise ValueError(
-            f"model: {str(folder)!r} holds no tokenizer; copy tokenizer.json and "
-            "tokenizer_config.json of the model it was made from into it"
         )
 
 
@@ -198,8 +181,7 @@ def _from_pretrained(
             "have; a model's own code is never run. Upgrade transformers (pip install --upgrade "
             f"transformers) or choose another model. {str(error).splitlines()[0]}"
         ) from error
-    for part in (config, config.get_text_config()):
-        _switch_off_dropout(part)
+    switch_off_dropout(config)
     model, report = AutoModelForCausalLM.from_pretrained(
         source,
         config=config,
@@ -218,11 +200,12 @@ def _from_pretrained(
     return model, tokenizer
 
 
-def _switch_off_dropout(config: Any) -> None:
+def switch_off_dropout(config: Any) -> None:
     """Whatever a model draws at random in training: dropout, dropped layers, router jitter."""
-    for name, value in list(vars(config).items()):
-        if isinstance(value, float) and ("drop" in name or "jitter" in name):
-            setattr(config, name, 0.0)
+    for part in (config, config.get_text_config()):
+        for name, value in list(vars(part).items()):
+            if isinstance(value, float) and ("drop" in name or "jitter" in name):
+                setattr(part, name, 0.0)
 
 
 def _finish(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, source: str) -> Policy:

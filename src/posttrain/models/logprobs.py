@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from posttrain.algorithms import ops
@@ -35,6 +35,7 @@ def score_tokens(
     top_k: int = 0,
     top_p: float = 1.0,
     entropy: Entropy = "value",
+    value_head: nn.Linear | None = None,
     chunk_elements: int = 2**26,
 ) -> Outputs:
     """``log π(token | what stands before it)`` of every token the policy chose, and the entropy.
@@ -43,16 +44,22 @@ def score_tokens(
     (greedy) means the model's own. A token that top-k or top-p would no longer keep (the policy
     has moved since it was drawn) is kept all the same: its log-prob stays finite. Entries where
     ``batch.mask`` is False are 0. With gradient where gradients are enabled; the entropy has one
-    only if asked (``entropy="gradient"``). ``chunk_elements`` bounds tokens × vocabulary of the
-    logits held at once; it changes memory and speed, not the result.
+    only if asked (``entropy="gradient"``). A ``value_head`` reads the same hidden states.
+    ``chunk_elements`` bounds tokens × vocabulary of the logits held at once; it changes memory and
+    speed, not the result.
     Shapes: tokens [B, T] → logprobs [B, T], entropy [B, T]; float32, or float64 for such a model.
     """
     _check(batch, temperature=temperature, chunk_elements=chunk_elements, entropy=entropy)
-    if head.logits_are_head_of_states(model, batch.tokens):
+    by_parts = head.logits_are_head_of_states(model, batch.tokens)
+    if by_parts:
         states = head.hidden_states(model, batch.tokens)
         project: Callable[[Tensor], Tensor] = functools.partial(head.project, model)
     else:
         states, project = head.full_logits(model, batch.tokens), at_least_float32
+    values = None
+    if value_head is not None:
+        seen = states if by_parts else head.hidden_states(model, batch.tokens)
+        values = head.state_values(seen, batch, head=value_head)
     score = functools.partial(
         _score_chunk,
         project=project,
@@ -69,7 +76,9 @@ def score_tokens(
     )
     zeros = scores[0].new_zeros(batch.tokens.shape)
     logprobs, uncertainty = (zeros.masked_scatter(batch.mask, values) for values in scores)
-    return Outputs(logprobs=logprobs, entropy=None if entropy == "none" else uncertainty)
+    return Outputs(
+        logprobs=logprobs, entropy=None if entropy == "none" else uncertainty, values=values
+    )
 
 
 def _in_chunks(score: Chunk, inputs: tuple[Tensor, Tensor], *, rows: int) -> list[Tensor]:

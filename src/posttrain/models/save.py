@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
 from transformers import GenerationConfig
 
+from posttrain.models.folder import replacing_folder
 from posttrain.models.load import Policy, load_policy
 from posttrain.models.quiet import without_bars
 
@@ -22,34 +22,17 @@ def save_policy(
     complete; an older model in it is replaced. ``weights`` stands in for the model's own, where
     they are spread over several processes.
     """
-    folder = Path(folder)
-    _check_replaceable(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     policy.model.generation_config = _generation_config(policy)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
-        new, old = Path(scratch) / "new", Path(scratch) / "old"
-        given = None if weights is None else dict(weights)
+    given = None if weights is None else dict(weights)
+    with replacing_folder(folder) as new:
         with without_bars():
             policy.model.save_pretrained(new, state_dict=given)
         policy.tokenizer.save_pretrained(new)
-        if folder.exists():
-            folder.rename(old)
-        new.rename(folder)
 
 
 def import_gguf(file: str | Path, folder: str | Path, *, dtype: str = "float32") -> None:
     """Turn a GGUF file into an ordinary folder, its weights dequantised to ``dtype``."""
     save_policy(load_policy(str(file), dtype=dtype), folder)
-
-
-def _check_replaceable(folder: Path) -> None:
-    if folder.is_dir() and (not any(folder.iterdir()) or (folder / "config.json").is_file()):
-        return
-    if folder.exists():
-        raise ValueError(
-            f"save: {str(folder)!r} exists and is no model folder, so it is not replaced; choose "
-            "another name, or remove it"
-        )
 
 
 def _generation_config(policy: Policy) -> GenerationConfig:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from posttrain.protocols import Engine, Scorer
-from posttrain.types import Prompt, Rollout, Sampling
+from posttrain.types import Prompt, Rollout, Sampling, Score
 
 _Z = 1.959964  # 95 % of a normal distribution lies within this many deviations
 
@@ -27,11 +27,15 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What :func:`evaluate` found; ``greedy`` and ``sampled`` hold every scored rollout."""
+    """What :func:`evaluate` found; ``greedy`` and ``sampled`` hold every scored rollout.
+
+    ``parts`` are the means of the rewards by name, over the greedy answers they could score.
+    """
 
     correct_by: str
     estimates: Mapping[str, Estimate]
     mean_reward: float
+    parts: Mapping[str, float]
     invalid: float
     greedy: Sequence[Rollout]
     sampled: Sequence[Rollout] = ()
@@ -60,12 +64,12 @@ def evaluate(
     if not prompts:
         raise ValueError("prompts: nothing to evaluate; the test split is empty")
     greedy_sampling = dataclasses.replace(sampling, temperature=0.0, top_k=0, top_p=1.0)
-    greedy = _answer(engine, prompts, scorer=scorer, sampling=greedy_sampling, samples=1, seed=seed)
+    greedy = answer(engine, prompts, scorer=scorer, sampling=greedy_sampling, samples=1, seed=seed)
     right = [is_correct(rollout, correct_by) for rollout in greedy]
     estimates = {"accuracy": share(sum(right), len(right))}
     sampled: list[Rollout] = []
     if samples:
-        sampled = _answer(
+        sampled = answer(
             engine, prompts, scorer=scorer, sampling=sampling, samples=samples, seed=seed
         )
         counts = [0] * len(prompts)
@@ -79,10 +83,19 @@ def evaluate(
         correct_by=correct_by,
         estimates=estimates,
         mean_reward=sum(score.value for score in scores if score.ok) / len(scores),
+        parts=_parts(scores),
         invalid=sum(not score.ok for score in scores) / len(scores),
         greedy=greedy,
         sampled=sampled,
     )
+
+
+def _parts(scores: Sequence[Score]) -> dict[str, float]:
+    """Means of the rewards by name, over the answers that each could score."""
+    known = [score.parts for score in scores if score.ok]
+    names = dict.fromkeys(name for parts in known for name in parts)
+    values = {name: [parts[name] for parts in known if name in parts] for name in names}
+    return {name: sum(found) / len(found) for name, found in values.items()}
 
 
 def is_correct(rollout: Rollout, correct_by: str) -> bool:
@@ -130,7 +143,7 @@ def mean(values: Sequence[float]) -> Estimate:
     return Estimate(value=average, low=max(0.0, average - half), high=min(1.0, average + half))
 
 
-def _answer(
+def answer(
     engine: Engine,
     prompts: Sequence[Prompt],
     *,
@@ -139,6 +152,7 @@ def _answer(
     samples: int,
     seed: int,
 ) -> list[Rollout]:
+    """``samples`` scored completions of every prompt; ``group`` numbers the prompts."""
     completions = engine.generate(prompts, sampling, num_samples=samples, seed=seed)
     rollouts = [
         Rollout(prompt=prompt, completion=completion, group=group)

@@ -10,7 +10,7 @@ from posttrain.protocols import StepResult
 from posttrain.types import Batch, Collected
 
 _NAMES = {
-    "entropy": "policy/entropy",
+    "entropy": "objective/entropy",
     "approx_kl": "policy/approx_kl",
     "clip_low": "policy/clip_low",
     "clip_high": "policy/clip_high",
@@ -22,6 +22,16 @@ _NAMES = {
     "correction": "mismatch/correction",
     "mismatch": "mismatch/mean",
     "mismatch_max": "mismatch/max",
+    "policy_loss": "loss/policy",
+    "kl_loss": "loss/kl",
+    "entropy_loss": "loss/entropy",
+    "value_loss": "loss/value",
+    "value": "value/mean",
+    "return": "value/return",
+    "value_error": "value/error",
+    "value_clip": "value/clip_fraction",
+    "explained_variance": "value/explained_variance",
+    "critic_gradient_norm": "value/gradient_norm",
 }
 
 
@@ -37,14 +47,17 @@ def batch_metrics(batch: Batch, collected: Collected) -> dict[str, float]:
         "reward/invalid": 1 - float(valid.double().mean()),
         "rollout/length": float(lengths.mean()),
         "rollout/truncated": float(batch.need("truncated").double().mean()),
-        "rollout/groups_without_signal": share_without_signal(batch),
         "rollout/tokens": float(lengths.sum()),
         "rollout/resampled": float(collected.resampled),
         "advantage/mean_abs": float(advantages.abs().sum() / batch.active.sum().clamp_min(1)),
     }
+    groups = batch.need("groups")
+    if len(groups.unique()) < len(groups):  # a group of one has nothing to compare
+        metrics["rollout/groups_without_signal"] = share_without_signal(batch)
     if batch.ref_logprobs is not None:
         log_ratio = keep(batch.need("old_logprobs") - batch.ref_logprobs, batch.active)
-        metrics["kl/reference"] = float(log_ratio.sum(dim=1)[valid].mean()) if len(kept) else 0.0
+        metrics["objective/kl"] = float(log_ratio.sum(dim=1)[valid].mean()) if len(kept) else 0.0
+    metrics |= _objective(batch, collected)
     return metrics | _parts(collected) | _times(collected, float(lengths.sum()))
 
 
@@ -59,6 +72,20 @@ def step_metrics(results: Sequence[StepResult]) -> dict[str, float]:
     for name in sorted({name for result in results for name in result.metrics}):
         values = [result.metrics[name] for result in results if name in result.metrics]
         metrics[_NAMES.get(name, name)] = max(values) if name.endswith("_max") else _mean(values)
+    if "policy/clip_low" in metrics:
+        metrics["policy/clip_fraction"] = metrics["policy/clip_low"] + metrics["policy/clip_high"]
+    if "approx_kl" in results[-1].metrics:
+        metrics["policy/step_kl"] = results[-1].metrics["approx_kl"]
+    return metrics
+
+
+def _objective(batch: Batch, collected: Collected) -> dict[str, float]:
+    """What the rollouts were scored, and what was added to or taken off the scores."""
+    scores = [r.score.value for r in collected.rollouts if r.score is not None and r.score.ok]
+    metrics = {"objective/scores": _mean(scores) if scores else 0.0}
+    if batch.token_rewards is not None and scores:
+        given = keep(batch.token_rewards, batch.active).sum(dim=1)[batch.need("valid")]
+        metrics["objective/non_score_reward"] = float(given.mean()) - metrics["objective/scores"]
     return metrics
 
 

@@ -5,55 +5,30 @@ rollouts ─► collate ─► infer ─► shaping ─► advantage ─► [wei
 
 from __future__ import annotations
 
-import math
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import torch
 
 from posttrain.algorithms.advantages import update_baseline
-from posttrain.algorithms.kl import Coefficient, Direction, Estimator
-from posttrain.algorithms.objective import with_correction, with_entropy, with_kl, with_mismatch
-from posttrain.algorithms.shaping import kl_in_reward
-from posttrain.algorithms.table import Placement
+from posttrain.algorithms.kl import Coefficient
+from posttrain.algorithms.objective import (
+    with_correction,
+    with_entropy,
+    with_kl,
+    with_mismatch,
+    with_values,
+)
+from posttrain.algorithms.shaping import kl_in_reward, whiten_rewards
 from posttrain.data.collate import collate
 from posttrain.data.minibatch import minibatches
+from posttrain.pipelines.audit import Audit
 from posttrain.pipelines.metrics import batch_metrics, step_metrics
+from posttrain.pipelines.plan import Plan
 from posttrain.protocols import Learner, Objective, Outputs, StepResult, Sync
 from posttrain.types import Batch, Collected, Terms
-
-Stage = Callable[[Batch], Batch]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """An algorithm with its options bound: what the loop calls at each place.
-
-    ``shaping`` changes rewards before the advantage sees them; ``correction`` undoes the mismatch
-    of sampler and trainer; ``kl_stop`` ends the epochs of a batch once π has moved that far.
-    """
-
-    advantage: Stage
-    loss: Callable[..., Terms]
-    weights: Stage
-    shaping: tuple[Stage, ...] = ()
-    correction: Stage | None = None
-    kl_placement: Placement = "none"
-    kl_estimator: Estimator = "k3"
-    kl_direction: Direction = "reverse"
-    kl: Coefficient = field(default_factory=lambda: Coefficient(value=0.0))
-    refresh_every: int = 0
-    entropy_coefficient: float = 0.0
-    kl_stop: float = math.inf
-    epochs: int = 1
-    minibatches: int = 1
-
-    @property
-    def looks_back(self) -> bool:
-        """Whether π_old or a reference must be asked before the first optimiser step."""
-        several_steps = self.epochs * self.minibatches > 1
-        return several_steps or self.kl_placement != "none" or self.correction is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +37,7 @@ class State:
 
     step: int = 0
     kl: Coefficient
+    penalty: Coefficient | None = None
     baseline: float | None = None
 
 
@@ -85,13 +61,14 @@ def train(
     seed: int,
     on_step: Callable[[Report], None],
     state: State | None = None,
+    audit: Audit | None = None,
 ) -> State:
     """Learn from every batch of rollouts that ``source`` yields, until it ends.
 
     ``source`` samples when it is asked for the next batch, so with a plain generator every batch
     comes from the weights that the last ``sync`` sent: on-policy, lag 0.
     """
-    state = state or State(kl=plan.kl)
+    state = state or State(kl=plan.kl, penalty=plan.penalty)
     for collected in source:
         started = time.perf_counter()
         if plan.refresh_every and state.step and state.step % plan.refresh_every == 0:
@@ -99,15 +76,21 @@ def train(
         batch = collate(collected.rollouts, pad_token=pad_token)
         batch = prepare(batch, learner, plan=plan, state=state)
         staleness = learner.version - float(batch.need("versions").double().mean())
+        if audit is not None:
+            audit.prepared(batch, learner=learner, coefficient=state.kl.value)
         results = optimise(
-            batch, learner, plan=plan, kl=state.kl, seed=seed * 1_000_003 + state.step
+            batch, learner, plan=plan, state=state, seed=seed * 1_000_003 + state.step
         )
         learner.version += 1
         sync(learner.version)
+        if audit is not None:
+            audit.learned(results, only_critic=state.step < plan.critic_warmup)
         metrics = batch_metrics(batch, collected) | step_metrics(results)
         metrics |= {"kl/coefficient": state.kl.value, "staleness/mean": staleness}
+        if state.penalty is not None:
+            metrics["policy/penalty"] = state.penalty.value
         metrics |= {"time/train": time.perf_counter() - started}
-        state = _advanced(state, batch, metrics=metrics)
+        state = _advanced(state, batch, plan=plan, metrics=metrics)
         on_step(Report(state=state, collected=collected, batch=batch, metrics=metrics))
     return state
 
@@ -126,37 +109,47 @@ def prepare(batch: Batch, learner: Learner, *, plan: Plan, state: State) -> Batc
             direction=plan.kl_direction,
         )
     if state.baseline is None:  # the first batch has no past: its own mean stands in
-        state = State(step=state.step, kl=state.kl, baseline=update_baseline(None, batch))
+        state = replace(state, baseline=update_baseline(None, batch))
     batch = batch.replace(baseline=torch.tensor(state.baseline, dtype=torch.float64))
-    batch = plan.advantage(batch)
+    seen = whiten_rewards(batch) if plan.whiten_rewards else batch
+    batch = plan.advantage(seen).replace(token_rewards=batch.token_rewards)
     return plan.correction(batch) if plan.correction else batch
 
 
 def optimise(
-    batch: Batch, learner: Learner, *, plan: Plan, kl: Coefficient, seed: int
+    batch: Batch, learner: Learner, *, plan: Plan, state: State, seed: int
 ) -> list[StepResult]:
     """``epochs × minibatches`` optimiser steps on one batch, fewer if π moves past ``kl_stop``."""
-    objective = make_objective(plan, kl)
+    objective = make_objective(plan, state)
+    only_critic = state.step < plan.critic_warmup
     generator = torch.Generator().manual_seed(seed)
     results: list[StepResult] = []
     for part in minibatches(batch, plan.minibatches, epochs=plan.epochs, generator=generator):
-        results.append(learner.step(plan.weights(part), objective))
+        results.append(learner.step(plan.weights(part), objective, only_critic=only_critic))
         if results[-1].metrics.get("approx_kl", 0.0) > plan.kl_stop:
             break
     return results
 
 
-def make_objective(plan: Plan, kl: Coefficient) -> Objective:
-    """The loss of every token: policy, then the KL penalty and the entropy bonus where wanted."""
+def make_objective(plan: Plan, state: State) -> Objective:
+    """The loss of every token: policy, KL penalty, entropy bonus and critic, each where wanted."""
+    loss = plan.loss
+    if state.penalty is not None:
+        loss = functools.partial(plan.loss, coefficient=state.penalty.value)
 
     def objective(outputs: Outputs, batch: Batch) -> Terms:
-        terms = with_correction(plan.loss(outputs.logprobs, batch), batch)
+        if state.step < plan.critic_warmup:
+            nothing = Terms(loss=torch.zeros_like(outputs.need("values")))
+            return critic(nothing, outputs, batch=batch)
+        logprobs = outputs.need("logprobs")
+        terms = with_correction(loss(logprobs, batch), batch)
+        terms = replace(terms, parts={"policy": terms.loss})
         if plan.kl_placement == "loss":
             terms = with_kl(
                 terms,
-                outputs.logprobs,
+                logprobs,
                 batch=batch,
-                coefficient=kl.value,
+                coefficient=state.kl.value,
                 estimator=plan.kl_estimator,
                 direction=plan.kl_direction,
             )
@@ -164,12 +157,24 @@ def make_objective(plan: Plan, kl: Coefficient) -> Objective:
             terms = with_entropy(
                 terms, outputs.entropy, batch=batch, coefficient=plan.entropy_coefficient
             )
-        return with_mismatch(terms, batch)
+        return critic(with_mismatch(terms, batch), outputs, batch=batch)
+
+    def critic(terms: Terms, outputs: Outputs, *, batch: Batch) -> Terms:
+        if plan.value_loss is None:
+            return terms
+        values = plan.value_loss(outputs.need("values"), batch)
+        return with_values(terms, values, coefficient=plan.value_coefficient)
 
     return objective
 
 
-def _advanced(state: State, batch: Batch, *, metrics: Mapping[str, float]) -> State:
+def _advanced(state: State, batch: Batch, *, plan: Plan, metrics: Mapping[str, float]) -> State:
     size = batch.tokens.shape[0]
-    kl = state.kl.update(metrics.get("kl/reference", 0.0), num_sequences=size)
-    return State(step=state.step + 1, kl=kl, baseline=update_baseline(state.baseline, batch))
+    kl, penalty = state.kl, state.penalty
+    # A policy that stands still while its critic learns says nothing about β, nor do no scores.
+    if state.step >= plan.critic_warmup and bool(batch.active.any()):
+        kl = kl.update(metrics.get("objective/kl", 0.0), num_sequences=size)
+    if penalty is not None and "policy/step_kl" in metrics:
+        penalty = penalty.update(metrics["policy/step_kl"], num_sequences=size)
+    baseline = update_baseline(state.baseline, batch)
+    return State(step=state.step + 1, kl=kl, penalty=penalty, baseline=baseline)

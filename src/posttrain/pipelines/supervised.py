@@ -65,7 +65,7 @@ def num_steps(num_rows: int, batch_size: int, *, epochs: int) -> int:
 
 def likelihood(outputs: Outputs, batch: Batch) -> Terms:
     """The objective: negative log-likelihood; entropy is only watched."""
-    terms = nll(outputs.logprobs, batch)
+    terms = nll(outputs.need("logprobs"), batch)
     if outputs.entropy is None:
         return terms
     return with_entropy(terms, outputs.entropy, batch=batch, coefficient=0.0)

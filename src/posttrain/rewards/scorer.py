@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.protocols import Reward
+from posttrain.protocols import Reward, Scorer
 from posttrain.registry import check_options, did_you_mean, look_up, options
 from posttrain.rewards import REWARDS
 from posttrain.types import Completion, Prompt, Rollout, Score
@@ -36,18 +36,18 @@ class BoundReward:
 
     name: str
     weight: float
-    function: Reward
-    wanted: tuple[str, ...]
-    optional: frozenset[str]
+    function: Reward | Scorer
+    wanted: tuple[str, ...] = ()
+    optional: frozenset[str] = frozenset()
 
 
 class RewardScorer:
     """Scores rollouts with a weighted sum of rewards: ``value = Σ_k weight_k · reward_k``.
 
-    ``specs`` maps a name of ``REWARDS``, a ``"module:function"`` or a function itself to its
-    weight, or to a table of its weight and options. ``Score.parts`` holds each reward's own value,
-    unweighted, under its name; a weight of 0 only watches. Names and options are checked here, in
-    the first second.
+    ``specs`` maps a name of ``REWARDS``, a ``"module:function"``, a function itself or a scorer of
+    whole batches (a reward model) to its weight, or to a table of its weight and options.
+    ``Score.parts`` holds each reward's own value, unweighted, under its name; a weight of 0 only
+    watches. Names and options are checked here, in the first second.
 
     A reward that raises, or returns anything but a finite number or a ``Score``, makes the score
     ``invalid``, with the reason: that is never a wrong answer's 0.
@@ -85,18 +85,27 @@ class RewardScorer:
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score for each rollout, in order; never raises for what a reward did."""
-        return [self._score_one(rollout) for rollout in rollouts]
+        batched = {
+            reward.name: reward.function.score(rollouts)
+            for reward in self.rewards
+            if not callable(reward.function)
+        }
+        return [
+            self._score_one(rollout, {name: scores[row] for name, scores in batched.items()})
+            for row, rollout in enumerate(rollouts)
+        ]
 
     def score_text(self, prompt: Prompt, text: str) -> Score:
         """The score of a text as an answer to a prompt: to try a reward without a model."""
         completion = Completion(tokens=(), logprobs=(), text=text, stop_reason="stop", version=0)
-        return self._score_one(Rollout(prompt=prompt, completion=completion, group=0))
+        return self.score([Rollout(prompt=prompt, completion=completion, group=0)])[0]
 
-    def _score_one(self, rollout: Rollout) -> Score:
+    def _score_one(self, rollout: Rollout, batched: Mapping[str, Score]) -> Score:
         parts: dict[str, float] = {}
         terms: list[float] = []
         for reward in self.rewards:
-            result = _run(reward, rollout)
+            found = batched.get(reward.name)
+            result = _run(reward, rollout) if found is None else _checked(reward, found)
             if not result.ok:
                 return Score(value=0.0, state=result.state, parts=parts, reason=result.reason)
             parts[reward.name] = result.value
@@ -109,16 +118,20 @@ class RewardScorer:
         return Score(value=value, parts=parts)
 
 
-def _bind(key: str | Reward, given: Weight) -> BoundReward:
-    name = key if isinstance(key, str) else getattr(key, "__name__", type(key).__name__)
+def _bind(key: str | Reward | Scorer, given: Weight) -> BoundReward:
+    name = key if isinstance(key, str) else _name(key)
     kind = f"reward {name!r}"
     function = look_up(key, REWARDS, kind="reward") if isinstance(key, str) else key
-    if not callable(function):
-        raise ValueError(f"rewards: expected names or functions, got {key!r}")
+    if not callable(function) and not hasattr(function, "score"):
+        raise ValueError(f"rewards: expected names, functions or scorers, got {key!r}")
     chosen = dict(given) if isinstance(given, Mapping) else {"weight": given}
     weight = chosen.pop("weight", 1.0)
     if not isinstance(weight, int | float) or isinstance(weight, bool) or not math.isfinite(weight):
         raise ValueError(f"{kind}: the weight must be a finite number, got {weight!r}")
+    if not callable(function):
+        if chosen:
+            raise ValueError(f"{kind}: a scorer has its options already, got {chosen}")
+        return BoundReward(name=name, weight=float(weight), function=function)
     wanted, optional = _wanted(function, kind)
     if "weight" in options(function):
         raise ValueError(f"{kind}: rename its option 'weight'; that word sets the reward's weight")
@@ -130,6 +143,10 @@ def _bind(key: str | Reward, given: Weight) -> BoundReward:
         wanted=wanted,
         optional=optional,
     )
+
+
+def _name(key: Any) -> str:
+    return str(getattr(key, "__name__", "") or getattr(key, "name", "") or type(key).__name__)
 
 
 def _wanted(function: Reward, kind: str) -> tuple[tuple[str, ...], frozenset[str]]:
@@ -157,6 +174,7 @@ def _wanted(function: Reward, kind: str) -> tuple[tuple[str, ...], frozenset[str
 
 def _run(reward: BoundReward, rollout: Rollout) -> Score:
     """What one reward says about one rollout, checked."""
+    assert callable(reward.function), "scorers are asked about the whole batch"
     try:
         return _checked(reward, reward.function(**_data(reward, rollout)))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the reason is kept: broken, not wrong

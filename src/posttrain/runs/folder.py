@@ -161,8 +161,9 @@ class RunFolder:
 
     @property
     def model(self) -> Path | None:
-        """The model of the last finished stage that has one."""
-        models = [self.stage(stage).model for stage in self.stages]
+        """The policy of the last finished stage that has one; else the reward model."""
+        stages = sorted(self.stages, key=lambda stage: stage != "reward")  # it comes first: last
+        models = [self.stage(stage).model for stage in stages]
         return next((model for model in reversed(models) if model.is_dir()), None)
 
     @property

@@ -30,7 +30,7 @@ class Panel:
 _ACCURACY = Panel(title="Held-out accuracy", metric="eval/accuracy", percent=True)
 _NO_SIGNAL = "rollout/groups_without_signal"
 _GRADIENT = Panel(title="Gradient norm", metric="train/gradient_norm")
-_KL_REFERENCE = Panel(title="KL to the reference (nats per sequence)", metric="kl/reference")
+_KL_REFERENCE = Panel(title="KL to the reference (nats per sequence)", metric="objective/kl")
 _KL_STEP = Panel(
     title="KL of one step (nats per token)",
     metric="policy/approx_kl",
@@ -42,9 +42,12 @@ RL: tuple[tuple[Panel, ...], ...] = (
     (Panel(title="Reward", metric="reward/mean"),),
     (_ACCURACY,),
     (Panel(title="Completion length (tokens)", metric="rollout/length"),),
-    (Panel(title="Entropy (nats per token)", metric="policy/entropy"),),
+    (Panel(title="Entropy (nats per token)", metric="objective/entropy"),),
     (_KL_REFERENCE, _KL_STEP, _GRADIENT),
-    (Panel(title="Groups without signal", metric=_NO_SIGNAL, percent=True),),
+    (
+        Panel(title="Groups without signal", metric=_NO_SIGNAL, percent=True),
+        Panel(title="Variance explained by the critic", metric="value/explained_variance"),
+    ),
 )
 
 SFT: tuple[tuple[Panel, ...], ...] = (
@@ -54,12 +57,19 @@ SFT: tuple[tuple[Panel, ...], ...] = (
 )
 
 
+REWARD: tuple[tuple[Panel, ...], ...] = (
+    (Panel(title="Loss (nats per set)", metric="loss/total"),),
+    (Panel(title="Pairs in the right order", metric="preference/accuracy", percent=True),),
+    (Panel(title="Margin of the preferred", metric="preference/margin"),),
+)
+
+
 def plot_curves(
     metrics: Iterable[Mapping[str, float]], path: str | Path, *, title: str = ""
 ) -> None:
     """Draw the curves of a stage into a PNG; panels whose metrics were never logged are left out.
 
-    Reinforcement learning is recognised by its reward; without one the panels of SFT are drawn.
+    The stage is recognised by what it logs: rewards, preferences, or neither (SFT).
     A long curve is shown faintly, with its running mean in full colour.
     """
     # Not pyplot: it keeps every figure alive and chooses a backend by the environment.
@@ -94,7 +104,7 @@ def plot_curves(
 
 def _panels(records: Sequence[Record]) -> list[Panel]:
     logged = {name for record in records for name in record}
-    places = RL if "reward/mean" in logged else SFT
+    places = RL if "reward/mean" in logged else REWARD if "preference/margin" in logged else SFT
     chosen = (next((p for p in place if _says_something(records, p)), None) for place in places)
     return [panel for panel in chosen if panel is not None]
 

@@ -48,15 +48,24 @@ def render_summary(
     accuracy_before: Interval | None = None,
     accuracy_after: Interval | None = None,
     reward: tuple[float, float] | None = None,
+    measures: Mapping[str, tuple[float | None, float | None]] | None = None,
+    facts: Mapping[str, str] | None = None,
     places: Mapping[str, str | Path] | None = None,
     samples: Sequence[Sample] = (),
     next_steps: Sequence[str] = (),
 ) -> RenderableType:
     """A summary for ``rich.console.Console.print``; ``reward`` is that of the first and last step.
 
-    ``places`` says where things are, by name; ``next_steps`` are lines to print as they are.
+    ``measures`` are further numbers before and after, ``facts`` further results, by name;
+    ``places`` says where things are; ``next_steps`` are lines to print as they are.
     """
-    results = _results(accuracy_before, accuracy_after, reward=reward, seconds=seconds)
+    results = _results(accuracy_before, accuracy_after)
+    pairs = {**(measures or {}), **({} if reward is None else {"training reward": reward})}
+    for name, (first, last) in pairs.items():
+        _add(results, name, before=first, after=last)
+    for name, text in (facts or {}).items():
+        results.add_row(name, "", text, "")
+    results.add_row("time", "", duration(seconds), "")
     parts: list[RenderableType] = [_headed(title, results)]
     if samples:
         parts.append(_headed("Held-out answers", _samples(samples)))
@@ -73,13 +82,7 @@ def _headed(heading: str, body: RenderableType) -> Group:
     return Group(Text(printable(heading), style="bold", overflow="fold"), body)
 
 
-def _results(
-    before: Interval | None,
-    after: Interval | None,
-    *,
-    reward: tuple[float, float] | None,
-    seconds: float,
-) -> Table:
+def _results(before: Interval | None, after: Interval | None) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("")
     table.add_column("before", justify="right", no_wrap=True)
@@ -93,12 +96,14 @@ def _results(
             _interval(after),
             Text("" if change is None else f"{100 * change:+.1f} points", style=_colour(change)),
         )
-    if reward is not None:
-        change = reward[1] - reward[0]
-        first, last = (number({"reward": value}) for value in reward)
-        table.add_row("training reward", first, last, Text(f"{change:+.3f}", style=_colour(change)))
-    table.add_row("time", "", duration(seconds), "")
     return table
+
+
+def _add(table: Table, name: str, *, before: float | None, after: float | None) -> None:
+    first, last = ("-" if value is None else number({"": value}) for value in (before, after))
+    change = None if before is None or after is None else after - before
+    text = "" if change is None else f"{change:+.3f}"
+    table.add_row(name, first, last, Text(text, style=_colour(change)))
 
 
 def _samples(samples: Sequence[Sample]) -> Table:

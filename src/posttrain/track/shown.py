@@ -88,8 +88,9 @@ RL = (
     Shown(label="reward", metrics=("reward/mean",)),
     _ACCURACY,
     Shown(label="length", metrics=("rollout/length",)),
-    Shown(label="KL to reference", metrics=("kl/reference",)),
-    Shown(label="entropy", metrics=("policy/entropy",)),
+    Shown(label="KL to reference", metrics=("objective/kl",)),
+    Shown(label="entropy", metrics=("objective/entropy",)),
+    Shown(label="value explained", metrics=("value/explained_variance",), form=share),
     Shown(label="clipped", metrics=("policy/clip_low", "policy/clip_high"), form=share),
     Shown(label="no signal", metrics=("rollout/groups_without_signal",), form=share),
     Shown(label="tokens/s", metrics=("rollout/tokens_per_second",), form=count),
@@ -109,7 +110,21 @@ SFT = (
     Shown(label="s/step", metrics=("time/train",)),
 )
 
-SHOWN: dict[str, tuple[Shown, ...]] = {"sft": SFT, "rl": RL}
+PREFER = (
+    Shown(label="preferences", metrics=("prefer/sets",), form=count),
+    Shown(label="ties", metrics=("prefer/ties",), form=count),
+    Shown(label="errors on purpose", metrics=("prefer/errors",), form=count),
+)
+
+REWARD = (
+    Shown(label="loss", metrics=("loss/total",)),
+    Shown(label="pairs right", metrics=("preference/accuracy",), form=share),
+    Shown(label="margin", metrics=("preference/margin",)),
+    Shown(label="gradient norm", metrics=("train/gradient_norm",)),
+    Shown(label="s/step", metrics=("time/train",)),
+)
+
+SHOWN: dict[str, tuple[Shown, ...]] = {"sft": SFT, "prefer": PREFER, "reward": REWARD, "rl": RL}
 
 
 def choose(stage: str, names: Iterable[str] | None = None) -> tuple[Shown, ...]:

@@ -24,9 +24,17 @@ _PER_TOKEN = (
     "correction",
     "weights",
 )
-_PER_SEQUENCE = ("rewards", "valid", "groups", "truncated", "versions", "score_norms")
+_PER_SEQUENCE = (
+    "rewards",
+    "valid",
+    "groups",
+    "truncated",
+    "versions",
+    "score_norms",
+    "margins",
+)
 _BOOLEAN = ("mask", "attention", "valid", "truncated")
-_FLOATING = ("rewards", "score_norms", "baseline", *_PER_TOKEN[3:])
+_FLOATING = ("rewards", "score_norms", "margins", "baseline", *_PER_TOKEN[3:])
 
 # Which stage adds a field, for the error that a missing one gives.
 _ADDED_BY = {
@@ -42,6 +50,7 @@ _ADDED_BY = {
     "weights": "a function of posttrain.algorithms.weights",
     "baseline": "the loop, for advantages that use a moving baseline",
     "score_norms": "the caller: the squared norm of each sequence's score function",
+    "margins": "posttrain.data.collate.collate_ranked",
 }
 
 
@@ -70,6 +79,7 @@ class Batch:
     ``correction``         [B, T]   importance factor for sampler-trainer mismatch
     ``weights``            [B, T]   averaging, as data: the update is Σ weights · loss
     ``score_norms``        [B]      squared norm of each sequence's score function
+    ``margins``            [B]      by how much the best of a ranked set should win
     ``baseline``           []       a running mean of earlier rewards
     =====================  =======  ==========================================================
 
@@ -96,6 +106,7 @@ class Batch:
     correction: Tensor | None = None
     weights: Tensor | None = None
     score_norms: Tensor | None = None
+    margins: Tensor | None = None
     baseline: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -200,11 +211,13 @@ class Batch:
 class Terms:
     """What a loss returns: terms per token, never a mean, so that any split adds up exactly.
 
-    ``loss`` is ``[B, T]`` and enters the update as ``Σ weights · correction · loss``. ``means``
-    are diagnostics ``[B, T]`` to be averaged over active tokens; ``maxima`` are those of which
-    the largest counts. All are zero where ``Batch.active`` is False.
+    ``loss`` is ``[B, T]`` and enters the update as ``Σ weights · correction · loss``; ``parts``
+    are what it is the sum of, by name. ``means`` are diagnostics ``[B, T]`` to be averaged over
+    active tokens; ``maxima`` are those of which the largest counts. All are zero where
+    ``Batch.active`` is False.
     """
 
     loss: Tensor
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
     means: Mapping[str, Tensor] = field(default_factory=dict)
     maxima: Mapping[str, Tensor] = field(default_factory=dict)

@@ -1,0 +1,206 @@
+"""From a resolved section to what learns: the learner, its critic, the algorithm, the audit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from posttrain.algorithms.advantages import ADVANTAGES
+from posttrain.algorithms.corrections import CORRECTIONS
+from posttrain.algorithms.kl import Coefficient
+from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
+from posttrain.algorithms.shaping import missing_end, overlong, score_at_last_token
+from posttrain.algorithms.weights import WEIGHTS
+from posttrain.build.parts import choose_compute
+from posttrain.config import KlSection, Recipe, RewardSection, RlSection, SftSection
+from posttrain.config.preference_rules import OWN_STAGE
+from posttrain.learn.learner import LocalLearner, Reference, scores
+from posttrain.learn.optim import adamw, rate_factor
+from posttrain.learn.trained import Trained
+from posttrain.models.critic import separate_critic, shared_critic
+from posttrain.models.load import Policy
+from posttrain.models.logprobs import score_tokens
+from posttrain.models.reward import RewardModel, save_reward
+from posttrain.models.save import save_policy
+from posttrain.pipelines.audit import Audit, Normalised
+from posttrain.pipelines.plan import Plan, Stage
+from posttrain.registry import resolve
+
+Section = RlSection | SftSection | RewardSection
+_CENTRED_IN_GROUPS = ("group_normalised", "group_centred", "leave_one_out")
+
+
+def make_learner(
+    recipe: Recipe,
+    policy: Policy,
+    *,
+    section: RlSection | SftSection,
+    device: str,
+    total_steps: int,
+    reward_model: Path | None = None,
+) -> LocalLearner:
+    """The learner of a policy: same code, same weights, its own optimiser and schedule."""
+    ask: Callable[..., Any] = score_tokens
+    reference = critic = None
+    if isinstance(section, RlSection):
+        ask = functools.partial(
+            score_tokens,
+            temperature=section.temperature,
+            entropy="gradient" if section.entropy_coefficient > 0 else "value",
+        )
+        reference = _reference(section.kl)
+        critic = _critic(section, policy, total_steps=total_steps, reward_model=reward_model)
+    return LocalLearner(
+        policy.model,
+        _optimizer(policy.model, section),
+        save=functools.partial(save_policy, policy),
+        forward=ask,
+        schedule=_schedule(section, total_steps),
+        max_gradient_norm=section.max_gradient_norm,
+        micro_batch_tokens=section.micro_batch_tokens,
+        compute=choose_compute(recipe.model, device),
+        reference=reference,
+        critic=critic,
+    )
+
+
+def make_reward_learner(
+    recipe: Recipe,
+    reward: RewardModel,
+    *,
+    section: RewardSection,
+    device: str,
+    total_steps: int,
+) -> LocalLearner:
+    """The learner of a reward model: it compares, so sets are never parted."""
+    return LocalLearner(
+        reward.model,
+        _optimizer(reward.model, section),
+        save=functools.partial(save_reward, reward),
+        forward=scores,
+        schedule=_schedule(section, total_steps),
+        max_gradient_norm=section.max_gradient_norm,
+        micro_batch_tokens=section.micro_batch_tokens,
+        keep_groups=True,
+        compute=choose_compute(recipe.model, device),
+    )
+
+
+def _optimizer(model: nn.Module, section: Section) -> torch.optim.Optimizer:
+    return adamw(model, learning_rate=section.learning_rate, weight_decay=section.weight_decay)
+
+
+def _schedule(section: Section, total_steps: int) -> Callable[[int], float]:
+    return functools.partial(
+        rate_factor, total=total_steps, warmup=section.warmup_steps, schedule=section.schedule
+    )
+
+
+def _reference(kl: KlSection) -> Reference | None:
+    if kl.placement == "none":
+        return None
+    dtype = torch.bfloat16 if kl.dtype == "bfloat16" else None
+    return Reference(dtype=dtype, offload=bool(kl.offload))
+
+
+def _critic(
+    rl: RlSection, policy: Policy, *, total_steps: int, reward_model: Path | None
+) -> Trained | None:
+    chosen = rl.critic
+    if chosen is None:
+        return None
+    if chosen.kind == "shared":
+        critic = shared_critic(policy)
+    else:
+        own = chosen.source == OWN_STAGE and reward_model is not None
+        critic = separate_critic(policy, str(reward_model) if own else chosen.source)
+    return Trained(
+        critic,
+        adamw(critic, learning_rate=chosen.learning_rate, weight_decay=rl.weight_decay),
+        schedule=_schedule(rl, total_steps),
+        max_gradient_norm=rl.max_gradient_norm,
+    )
+
+
+def needs_token_rewards(advantage: Mapping[str, Any]) -> bool:
+    """Whether an advantage gives each token its own credit, so that the score needs a place."""
+    discounted = advantage["name"] == "batch_whitened" and advantage.get("gamma", 1.0) != 1.0
+    return discounted or advantage["name"] in ("return_to_go", "gae")
+
+
+def make_plan(rl: RlSection) -> Plan:
+    """The algorithm of a resolved section, every option bound."""
+    correction = None
+    if rl.correction["name"] != "none":
+        correction = resolve(rl.correction, CORRECTIONS, kind="rl.correction")
+    kl, critic = rl.kl, rl.critic
+    value_loss = None
+    if critic is not None:
+        value_loss = resolve(critic.loss, VALUE_LOSSES, kind="rl.critic.loss")
+    return Plan(
+        advantage=resolve(rl.advantage, ADVANTAGES, kind="rl.advantage"),
+        loss=resolve(rl.loss, POLICY_LOSSES, kind="rl.loss"),
+        weights=resolve(rl.weights, WEIGHTS, kind="rl.weights"),
+        shaping=_shaping(rl),
+        whiten_rewards=rl.whiten_rewards,
+        correction=correction,
+        value_loss=value_loss,
+        value_coefficient=critic.coefficient if critic is not None else 1.0,
+        critic_warmup=critic.warmup_steps if critic is not None else 0,
+        penalty=_penalty(rl),
+        kl_placement=kl.placement,
+        kl_estimator=kl.estimator or "k3",
+        kl_direction=kl.direction or "reverse",
+        kl=_coefficient(kl),
+        refresh_every=kl.refresh_every or 0,
+        entropy_coefficient=rl.entropy_coefficient,
+        kl_stop=rl.kl_stop if rl.kl_stop is not None else float("inf"),
+        epochs=rl.epochs,
+        minibatches=rl.minibatches,
+    )
+
+
+def _shaping(rl: RlSection) -> tuple[Stage, ...]:
+    shaping: list[Stage] = []
+    if rl.missing_end_penalty:
+        shaping.append(functools.partial(missing_end, penalty=rl.missing_end_penalty))
+    if rl.overlong_buffer:
+        shaping.append(
+            functools.partial(overlong, limit=rl.max_new_tokens, buffer=rl.overlong_buffer)
+        )
+    if needs_token_rewards(rl.advantage) or rl.critic is not None:
+        shaping.append(score_at_last_token)
+    return tuple(shaping)
+
+
+def _coefficient(kl: KlSection) -> Coefficient:
+    if kl.placement == "none":
+        return Coefficient(value=0.0)
+    horizon = {} if kl.horizon is None else {"horizon": kl.horizon}
+    return Coefficient(value=kl.coefficient, rule=kl.rule, target=kl.target, **horizon)
+
+
+def _penalty(rl: RlSection) -> Coefficient | None:
+    if rl.penalty_target is None:
+        return None
+    return Coefficient(
+        value=rl.loss.get("coefficient", 1.0), rule="doubling", target=rl.penalty_target
+    )
+
+
+def make_audit(recipe: Recipe, rl: RlSection, *, plan: Plan, device: str) -> Audit | None:
+    """The audit of a run that asks for one."""
+    if not rl.audit:
+        return None
+    name = rl.advantage["name"]
+    whitened = name == "batch_whitened" or (name == "gae" and rl.advantage.get("normalise", True))
+    normalised: Normalised = "batch" if whitened else "none"
+    if name in _CENTRED_IN_GROUPS:
+        normalised = "group"
+    exact = choose_compute(recipe.model, device) == torch.float32
+    return Audit(plan, normalised=normalised, tolerance=1e-4 if exact else 2e-2)

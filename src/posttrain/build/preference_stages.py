@@ -1,0 +1,263 @@
+"""The stages ``prefer`` and ``reward``: from a policy to preferences, from those to a model."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from posttrain.build.learners import make_reward_learner
+from posttrain.build.parts import filled, make_engine, make_policy, make_template
+from posttrain.build.scoring import make_scorer
+from posttrain.build.stages import Context, rendered_prompts
+from posttrain.config import Recipe, RewardSection
+from posttrain.config.defaults import TEST_SHARE
+from posttrain.config.preference_rules import OWN_STAGE
+from posttrain.data.preferences import (
+    Ranked,
+    read_preferences,
+    split_by_prompt,
+    write_preferences,
+)
+from posttrain.data.template import Template
+from posttrain.models.cache import context_length
+from posttrain.models.load import Policy
+from posttrain.models.reward import (
+    RewardModel,
+    check_same_tokens,
+    load_reward,
+    reward_from_policy,
+    save_reward,
+    with_normalisation,
+)
+from posttrain.models.scorer import ModelScorer
+from posttrain.pipelines import preferences, supervised
+from posttrain.pipelines.annotate import Annotated, annotate
+from posttrain.pipelines.evaluate import answer
+from posttrain.pipelines.preferences import RankedTokens, Verdict
+from posttrain.protocols import Split
+from posttrain.runs.calibration_plot import plot_calibration
+from posttrain.runs.files import write_json
+from posttrain.types import Prompt, Sampling
+
+PAIRS, TEST_PAIRS = "pairs.jsonl", "test_pairs.jsonl"
+CHUNK = 128  # prompts between two signs of life
+
+
+def prefer_steps(recipe: Recipe, num_prompts: int) -> int:
+    """How often the progress of the stage moves."""
+    section = filled(recipe.prefer)
+    return section.repeats * -(-min(num_prompts, section.num_prompts or num_prompts) // CHUNK)
+
+
+def run_prefer(context: Context) -> dict[str, Any]:
+    """Sample completions, let the annotator compare them, and write the preferences."""
+    section = filled(context.recipe.prefer)
+    record: dict[str, Any] = {}
+    files: dict[Split, str] = {"train": PAIRS, "test": TEST_PAIRS}
+    for split, name in files.items():
+        if context.parts.task is None or not context.parts.task.prompts(split):
+            continue  # without test prompts, the stage reward holds out some of the others
+        found = Annotated(sets=[], ties=0, errors=0)
+        for step, more in enumerate(_annotated(context, split), start=1):
+            found += more
+            if split == "train":
+                context.tracker.log(step, _counts(found))
+        if not found.sets:
+            raise ValueError(
+                f"prefer: the {split} prompts gave no preference: all comparisons were ties. The "
+                "policy answers the same every time, or the rewards cannot tell answers apart; "
+                "raise prefer.temperature or prefer.samples, or look at the rewards"
+            )
+        write_preferences(context.folder.path / name, found.sets)
+        record[split] = {"sets": len(found.sets), "ties": found.ties, "errors": found.errors}
+    return {**record, "error_rate": section.error_rate}
+
+
+def _counts(found: Annotated) -> dict[str, float]:
+    return {
+        "prefer/sets": float(len(found.sets)),
+        "prefer/ties": float(found.ties),
+        "prefer/errors": float(found.errors),
+    }
+
+
+def _annotated(context: Context, split: Split) -> Iterator[Annotated]:
+    recipe, parts, section = context.recipe, context.parts, filled(context.recipe.prefer)
+    assert parts.task is not None, "the rules want a task"
+    scorer = make_scorer(section.rewards or parts.task.rewards, parts.template, device=parts.device)
+    engine = make_engine(
+        "native", context.policy, template=parts.template, compute=recipe.model.compute
+    )
+    sampling = Sampling(max_new_tokens=section.max_new_tokens, temperature=section.temperature)
+    limit = section.num_prompts if split == "train" else None
+    prompts = rendered_prompts(
+        parts,
+        context.policy,
+        split=split,
+        max_new_tokens=section.max_new_tokens,
+        limit=limit,
+    )
+    generator = random.Random(f"{recipe.run.seed} {split}")
+    for repeat in range(section.repeats):
+        for start in range(0, len(prompts), CHUNK):
+            seed = recipe.run.seed * 1_000_003 + repeat * len(prompts) + start
+            rollouts = answer(
+                engine,
+                prompts[start : start + CHUNK],
+                scorer=scorer,
+                sampling=sampling,
+                samples=section.samples,
+                seed=seed + (500_000 if split == "test" else 0),
+            )
+            found = Annotated(sets=[], ties=0, errors=0)
+            for _, group in itertools.groupby(rollouts, key=lambda rollout: rollout.group):
+                found += annotate(
+                    list(group),
+                    error_rate=section.error_rate,
+                    min_gap=section.min_gap,
+                    ranked=section.ranked,
+                    generator=generator,
+                )
+            yield found
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardJob:
+    """A reward model that is yet to learn, and the preferences to learn and to be judged by."""
+
+    reward: RewardModel
+    train: Sequence[RankedTokens]
+    test: Sequence[RankedTokens]
+
+    def num_steps(self, section: RewardSection) -> int:
+        """Optimiser steps of the stage."""
+        return supervised.num_steps(len(self.train), section.batch_size, epochs=section.epochs)
+
+
+def prepare_reward(recipe: Recipe, policy: Policy, *, device: str, prefer: Path) -> RewardJob:
+    """The backbone with a new head, and the preferences in its tokens; ``prefer`` is that stage's.
+
+    Everything that can be wrong with data or model is found here, before a step is taken.
+    """
+    section, seed = filled(recipe.reward), recipe.run.seed
+    if section.backbone != "policy":
+        policy = make_policy(recipe, section.backbone, device=device)
+    template = make_template(recipe, policy)
+    train, test = _preferences(section, prefer, seed=seed)
+    return RewardJob(
+        reward=replace(reward_from_policy(policy, seed=seed), chat=bool(template.chat)),
+        train=_tokens(train, policy, template=template, section=section),
+        test=_tokens(test, policy, template=template, section=section),
+    )
+
+
+def check_early(recipe: Recipe, policy: Policy) -> None:
+    """Read what later stages will need, so that a mistake in it shows before anything is trained.
+
+    Preferences in files, and a reward model that the critic starts from.
+    """
+    if recipe.reward is not None and "reward" in recipe.stages:
+        for path in (recipe.reward.data, recipe.reward.test_data):
+            if path is not None and path != "prefer":
+                with warnings.catch_warnings():  # they are given when the stage reads it
+                    warnings.simplefilter("ignore")
+                    read_preferences(path)
+    critic = recipe.rl.critic if recipe.rl is not None and "rl" in recipe.stages else None
+    if critic is not None and critic.source not in (None, "policy", OWN_STAGE):
+        check_same_tokens(load_reward(critic.source), policy, kind="rl.critic.source")
+
+
+def run_reward(context: Context, job: RewardJob) -> dict[str, Any]:
+    """Train the reward model, judge it on what it has not seen, normalise and save it."""
+    recipe, section = context.recipe, filled(context.recipe.reward)
+    learner = make_reward_learner(
+        recipe,
+        job.reward,
+        section=section,
+        device=context.parts.device,
+        total_steps=job.num_steps(section),
+    )
+    preferences.train(
+        job.train,
+        learner,
+        epochs=section.epochs,
+        batch_size=section.batch_size,
+        pad_token=job.reward.pad_token,
+        seed=recipe.run.seed,
+        on_step=context.tracker.log,
+    )
+    verdict = _judge(job, section)
+    save_reward(with_normalisation(job.reward, verdict.scores), context.folder.model)
+    found = _numbers(verdict)
+    write_json(context.folder.path / "verdict.json", found)
+    title = f"{verdict.num_pairs:,} held-out pairs, {verdict.accuracy:.1%} right"
+    plot_calibration(verdict.bins, context.folder.path / "calibration.png", title=title)
+    return {"train_sets": len(job.train), "test_sets": len(job.test), "verdict": found}
+
+
+def _preferences(section: RewardSection, prefer: Path, *, seed: int) -> tuple[list[Ranked], ...]:
+    """The preferences to learn from, and those held out."""
+    held_out = section.test_data
+    if section.data == "prefer" and (prefer / TEST_PAIRS).exists():
+        held_out = str(prefer / TEST_PAIRS)
+    sets = read_preferences(prefer / PAIRS if section.data == "prefer" else section.data)
+    if held_out is not None:
+        return sets, read_preferences(held_out)
+    return split_by_prompt(sets, test_share=section.test_share or TEST_SHARE, seed=seed)
+
+
+def _tokens(
+    sets: Sequence[Ranked], policy: Policy, *, template: Template, section: RewardSection
+) -> list[RankedTokens]:
+    """Ranked sets as token rows; those that do not fit the model's context are left out, loudly."""
+    limit = context_length(policy.model)
+    end = policy.end_tokens[0]
+    kept: list[RankedTokens] = []
+    for number, ranked in enumerate(sets):
+        question = Prompt(id=f"set-{number}", text=ranked.prompt, messages=ranked.messages)
+        prompt = template.render(question).tokens
+        completions = [template.encode_completion(text, end) for text in ranked.completions]
+        rows = [(*prompt, *completion) for completion in completions]
+        if limit is None or max(map(len, rows)) <= limit:
+            lengths = [len(completion) for completion in completions]
+            margin = ranked.margin if section.margins else 0.0
+            kept.append(RankedTokens(rows=rows, lengths=lengths, margin=margin))
+    if not kept:
+        raise ValueError(
+            f"reward.data: none of the {len(sets)} sets fits the model's context of {limit} tokens"
+        )
+    if len(kept) < len(sets):
+        warnings.warn(
+            f"{len(sets) - len(kept)} of {len(sets)} sets are longer than the model's context of "
+            f"{limit} tokens and are left out",
+            stacklevel=3,
+        )
+    return kept
+
+
+def _judge(job: RewardJob, section: RewardSection) -> Verdict:
+    scorer = ModelScorer(
+        lambda: job.reward,
+        render=lambda reward, rollout: (),
+        micro_batch_tokens=section.micro_batch_tokens,
+    )
+    scores = iter(scorer.raw([row for ranked in job.test for row in ranked.rows]))
+    grouped = [[next(scores) for _ in ranked.rows] for ranked in job.test]
+    return preferences.judge(job.test, grouped)
+
+
+def _numbers(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "accuracy": verdict.accuracy,
+        "loss": verdict.loss,
+        "margin": verdict.margin,
+        "calibration_error": verdict.calibration_error,
+        "length_correlation": verdict.length_correlation,
+        "num_pairs": verdict.num_pairs,
+        "calibration": [vars(found) for found in verdict.bins],
+    }

@@ -1,0 +1,77 @@
+"""The rewards of a recipe, functions and reward models alike, as one scorer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from posttrain.config.pieces import MODEL_REWARD
+from posttrain.config.preference_rules import OWN_STAGE
+from posttrain.data.template import Template
+from posttrain.models.reward import RewardModel
+from posttrain.models.scorer import reward_scorer
+from posttrain.rewards.scorer import RewardScorer
+from posttrain.types import Rollout
+
+
+def make_scorer(
+    specs: Mapping[str, Any], template: Template, *, device: str, own: Path | None = None
+) -> RewardScorer:
+    """The scorer of a table of rewards; ``own`` is the model that this run's stage will make.
+
+    Any other reward model is loaded and checked here, before anything is trained.
+    """
+    made: dict[Any, Any] = {}
+    for name, given in specs.items():
+        if name != MODEL_REWARD:
+            made[name] = given
+            continue
+        options = dict(given) if isinstance(given, Mapping) else {"weight": given}
+        weight = options.pop("weight", 1.0)
+        path = options.pop("path", OWN_STAGE)
+        scorer = reward_scorer(
+            device,
+            Reader(template),
+            path=str(own) if path == OWN_STAGE and own is not None else path,
+            **options,
+        )
+        if path != OWN_STAGE:
+            _ = scorer.reward
+        made[scorer] = weight
+    return RewardScorer(made)
+
+
+class Reader:
+    """Writes rollouts down as a reward model reads them, with an end token behind each.
+
+    A reward model that knows the policy's tokens reads the very tokens that were sampled; another
+    one reads the text, written by its own tokenizer and chat template.
+    """
+
+    def __init__(self, template: Template) -> None:
+        self._policy = template
+        self._own: Template | None = None
+
+    def __call__(self, reward: RewardModel, rollout: Rollout) -> tuple[int, ...]:
+        """The tokens of prompt and completion."""
+        self._own = self._own or reader_of(reward, self._policy)
+        prompt, completion = rollout.prompt, rollout.completion
+        if self._own is not self._policy:
+            return self._own.encode_exchange(prompt, completion.text)
+        end = reward.tokenizer.eos_token_id
+        before = prompt.tokens or self._own.render(prompt).tokens
+        if not completion.tokens:
+            return (*before, *self._own.encode_completion(completion.text, end))
+        ended = completion.tokens[-1] in self._policy.end_tokens
+        return (*before, *completion.tokens, *(() if ended else (end,)))
+
+
+def reader_of(reward: RewardModel, template: Template) -> Template:
+    """How a reward model reads: as the policy writes, if it knows the policy's tokens."""
+    theirs, ours = reward.tokenizer.get_vocab(), template.tokenizer.get_vocab()
+    same = all(theirs.get(token) == index for token, index in ours.items())
+    if same and reward.chat in (None, template.chat):
+        return template
+    chat = reward.chat if reward.chat is not None else bool(reward.tokenizer.chat_template)
+    return Template(reward.tokenizer, chat=chat, system=template.system if chat else "")

@@ -1,0 +1,67 @@
+"""Defaults of ``[rl.critic]``, and of the penalty that PPO may take in place of the clip."""
+
+from __future__ import annotations
+
+from posttrain.algorithms.losses import VALUE_LOSSES
+from posttrain.algorithms.table import Algorithm
+from posttrain.config.pieces import complete
+from posttrain.config.sections import CriticSection, RlSection
+
+CRITIC_RATE = 10  # a critic starts from nothing, and no policy falls over when it errs
+NEEDS_CRITIC = "gae"
+
+
+def critic(rl: RlSection, row: Algorithm) -> CriticSection | None:
+    """The critic of a section whose pieces are known, or None where nothing asks for values."""
+    name = rl.advantage["name"]
+    if name != NEEDS_CRITIC and ":" not in name:
+        if rl.critic is not None:
+            raise ValueError(
+                f"rl.critic: no effect, because the advantage {name!r} asks for no values; drop "
+                "it, or set rl.advantage to gae (the algorithm ppo does)"
+            )
+        return None
+    if rl.critic is None and ":" in name:
+        return None
+    given = rl.critic or CriticSection()
+    if given.kind == "shared" and given.source is not None:
+        raise ValueError(
+            "rl.critic.source: a shared critic is a head on the policy's trunk; drop it, or set "
+            'rl.critic.kind to "separate"'
+        )
+    separate = given.kind == "separate"
+    default = row.value_loss or {"name": "clipped"}
+    return given.model_copy(
+        update={
+            "source": given.source or ("policy" if separate else None),
+            "learning_rate": given.learning_rate or _rate(rl.learning_rate),
+            "loss": complete(given.loss, default, table=VALUE_LOSSES, key="rl.critic.loss"),
+        }
+    )
+
+
+def _rate(rate: float) -> float:
+    """``CRITIC_RATE × rate`` as one would write it: 10 × 1e-6 is 9.999999999999999e-06 in floats.
+
+    >>> _rate(1e-6)
+    1e-05
+    """
+    return float(f"{CRITIC_RATE * rate:.12g}")
+
+
+def penalty(rl: RlSection, row: Algorithm) -> float | None:
+    """The target of the penalty's coefficient, where the loss has one."""
+    if rl.loss["name"] != "penalised":
+        if rl.penalty_target is not None:
+            raise ValueError(
+                f"rl.penalty_target: the loss {rl.loss['name']!r} has no penalty; drop it, or set "
+                "rl.loss to penalised (the algorithm ppo_penalty does)"
+            )
+        return None
+    target = rl.penalty_target or row.penalty_target
+    if target is not None and rl.loss.get("coefficient") == 0:
+        raise ValueError(
+            "rl.loss.coefficient: 0 stays 0 when it is doubled or halved towards "
+            "rl.penalty_target; set it above 0"
+        )
+    return target

@@ -1,0 +1,74 @@
+"""What a recipe's keys are made of: types with their words, defaults, limits and help."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.config import JsonDict
+
+Stage = Literal["sft", "prefer", "reward", "rl", "eval"]
+STAGES: tuple[Stage, ...] = ("sft", "prefer", "reward", "rl", "eval")
+Schedule = Literal["constant", "linear", "cosine"]
+Spec = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an error and the documentation call the type of a field."""
+
+    text: str
+
+
+def _as_piece(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, Mapping) or not isinstance(value.get("name", ""), str):
+        raise ValueError(f"must be {PIECE.text}")
+    return dict(value)
+
+
+def _as_rewards(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a table of names and weights")
+    return {name: _as_reward(name, given) for name, given in value.items()}
+
+
+def _as_reward(name: str, given: Any) -> Spec:
+    spec = dict(given) if isinstance(given, Mapping) else {"weight": given}
+    weight = spec.pop("weight", 1.0)
+    number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if not number or not math.isfinite(weight):
+        raise ValueError(f"the weight of {name!r} must be a finite number, or a table with one")
+    return {"weight": float(weight), **spec}
+
+
+PIECE = Expected("a name, or a table with a name and options")
+Piece = Annotated[Spec, BeforeValidator(_as_piece), PIECE]
+OptionalPiece = Annotated[Spec | None, BeforeValidator(_as_piece), PIECE]
+Rewards = Annotated[
+    dict[str, Spec], BeforeValidator(_as_rewards), Expected("a table of names and weights")
+]
+# A list in TOML, a tuple here: a recipe does not change once it is read.
+Stages = Annotated[tuple[Stage, ...], Field(strict=False)]
+Trackers = Annotated[tuple[Literal["tensorboard", "wandb"], ...], Field(strict=False)]
+
+
+def key(default: Any, description: str, **limits: Any) -> Any:
+    """A field with a default of its own; ``limits`` are pydantic's (``ge=1``)."""
+    return Field(default=default, description=description, **limits)
+
+
+def later(default: str, description: str, **limits: Any) -> Any:
+    """A field that ``resolve`` fills; ``default`` says with what."""
+    extra: JsonDict = {"default": default}
+    return Field(default=None, description=description, json_schema_extra=extra, **limits)
+
+
+class Section(BaseModel):
+    """A frozen table that knows all its keys; values are taken as they are, never converted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

@@ -1,0 +1,118 @@
+"""Rules of ``[prefer]``, ``[reward]`` and of reward models; see :mod:`posttrain.config.rules`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from posttrain.config.pieces import MODEL_REWARD
+from posttrain.config.sections import Recipe
+from posttrain.registry import did_you_mean
+
+OWN_STAGE = "reward"
+
+
+def preferences_missing(recipe: Recipe) -> str | None:
+    """reward.data is "prefer" with that stage before it, or a file that exists."""
+    if recipe.reward is None or "reward" not in recipe.stages:
+        return None
+    for name in ("data", "test_data"):
+        value = getattr(recipe.reward, name)
+        if value is None:
+            continue
+        if value == "prefer" and name == "data":
+            if _before("prefer", "reward", stages=recipe.stages):
+                continue
+            return (
+                'reward.data: "prefer", but no stage prefer runs before; add [prefer], or give a '
+                "JSONL file: --reward.data pairs.jsonl"
+            )
+        path = Path(value)
+        if not path.is_file():
+            near = [str(path.parent / item.name) for item in path.parent.glob("*.jsonl")]
+            near += ["prefer"] if name == "data" else []
+            hint = did_you_mean(value, near) if near else f"no .jsonl file in {path.parent} either"
+            other = ' and not "prefer"' if name == "data" else ""
+            return f"reward.{name}: no file {value!r} (seen from {Path.cwd()}){other}; {hint}"
+    return None
+
+
+def held_out_twice(recipe: Recipe) -> str | None:
+    """What is held out comes from the stage prefer, from test_data, or from test_share."""
+    reward = recipe.reward
+    if reward is None or "reward" not in recipe.stages:
+        return None
+    given = [key for key in ("test_data", "test_share") if getattr(reward, key) is not None]
+    if given and reward.data == "prefer":
+        return f"reward.{given[0]}: prefer brings test pairs of its own; drop it"
+    if len(given) == 2:
+        return "reward.test_share: no effect beside reward.test_data; drop one of them"
+    return None
+
+
+def reward_model_missing(recipe: Recipe) -> str | None:
+    """A reward model named by its stage is made earlier in the same run."""
+    given = recipe.rewards.get(MODEL_REWARD)
+    later = [stage for stage in recipe.stages if stage in ("rl", "eval")]
+    if given is not None and given.get("path", OWN_STAGE) == OWN_STAGE:
+        for stage in later:
+            if not _before("reward", stage, stages=recipe.stages):
+                return (
+                    f'rewards.model.path: "{OWN_STAGE}" is the stage of this run, and it does not '
+                    f"run before {stage}; name the folder of a reward model, or add [reward]"
+                )
+    return None
+
+
+def annotator_is_the_model(recipe: Recipe) -> str | None:
+    """prefer judges before the stage reward has made a model."""
+    if recipe.prefer is None or "prefer" not in recipe.stages:
+        return None
+    given = recipe.prefer.rewards.get(MODEL_REWARD)
+    if given is not None and given.get("path", OWN_STAGE) == OWN_STAGE:
+        return (
+            "prefer.rewards.model.path: the stage reward learns from these preferences, so it "
+            "cannot judge them; name the folder of another reward model"
+        )
+    weights = [reward["weight"] for reward in recipe.prefer.rewards.values()]
+    if weights and not any(weights):
+        return "prefer.rewards: every weight is 0, so nothing is preferred; give one another weight"
+    return None
+
+
+def sample_without_a_partner(recipe: Recipe) -> str | None:
+    """prefer.samples can be divided into pairs, unless all are ranked."""
+    prefer = recipe.prefer
+    if prefer is None or "prefer" not in recipe.stages or prefer.ranked or prefer.samples % 2 == 0:
+        return None
+    return (
+        f"prefer.samples: of {prefer.samples} completions one is left without a partner; set an "
+        "even number, or prefer.ranked to true"
+    )
+
+
+def critic_source_missing(recipe: Recipe) -> str | None:
+    """rl.critic.source is "policy", "reward" with that stage before it, or a model."""
+    critic = recipe.rl.critic if recipe.rl is not None and "rl" in recipe.stages else None
+    if critic is None or critic.source != OWN_STAGE:
+        return None
+    if _before("reward", "rl", stages=recipe.stages):
+        return None
+    return (
+        'rl.critic.source: "reward" is the stage of this run, and it does not run before rl; name '
+        'the folder of a reward model, or use "policy"'
+    )
+
+
+def _before(first: str, second: str, *, stages: tuple[str, ...]) -> bool:
+    return first in stages and stages.index(first) < stages.index(second)
+
+
+PREFERENCE_RULES: list[Callable[[Recipe], str | None]] = [
+    preferences_missing,
+    held_out_twice,
+    reward_model_missing,
+    annotator_is_the_model,
+    sample_without_a_partner,
+    critic_source_missing,
+]

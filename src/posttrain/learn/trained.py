@@ -1,0 +1,56 @@
+"""Weights with their optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+Schedule = Callable[[int], float]
+
+
+class Applied(NamedTuple):
+    """What one optimiser step did: the gradient's norm before the cut, and the step size."""
+
+    gradient_norm: float
+    learning_rate: float
+
+
+class Trained:
+    """A module, its optimiser, its schedule and the longest gradient it may follow."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        schedule: Schedule = lambda step: 1.0,
+        max_gradient_norm: float = 1.0,
+    ) -> None:
+        self.module = module
+        self.optimizer = optimizer
+        self.num_steps = 0
+        self._schedule = schedule
+        self._base_rates = [group["lr"] for group in optimizer.param_groups]
+        self._max_gradient_norm = max_gradient_norm
+
+    @property
+    def learning_rate(self) -> float:
+        """The step size of the next step, of the first group of weights."""
+        return self._base_rates[0] * self._schedule(self.num_steps)
+
+    def clear(self) -> None:
+        """Forget the gradient."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def apply(self) -> Applied:
+        """Cut the gradient and take one step."""
+        rate, factor = self.learning_rate, self._schedule(self.num_steps)
+        for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
+            group["lr"] = base * factor
+        norm = nn.utils.clip_grad_norm_(self.module.parameters(), self._max_gradient_norm)
+        self.optimizer.step()
+        self.num_steps += 1
+        return Applied(gradient_norm=float(norm), learning_rate=rate)

@@ -1,0 +1,60 @@
+"""Model folders: what one must hold to be read safely, and how one is written whole."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def check_folder(folder: Path, *, kind: str = "model") -> None:
+    """Raise where a folder holds no model, or one that could only be read by running code."""
+    names = {path.name for path in folder.iterdir()}
+    if "adapter_config.json" in names:
+        raise ValueError(
+            f"{kind}: {str(folder)!r} holds an adapter, not a whole model; merge it into its base "
+            "model first (peft: merge_and_unload, then save_pretrained)"
+        )
+    if "config.json" not in names:
+        inside = [path.name for path in folder.iterdir() if (path / "config.json").is_file()]
+        models = f"; the models in it: {', '.join(sorted(inside))}" if inside else ""
+        raise ValueError(f"{kind}: {str(folder)!r} is no model folder: no config.json{models}")
+    if not any(name.endswith(".safetensors") for name in names):
+        raise ValueError(
+            f"{kind}: {str(folder)!r} holds no .safetensors weights. Pickled weights (.bin, .pt) "
+            "are refused: reading them can run any code. If you trust them, convert them once with "
+            "transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW)"
+        )
+    if not any("token" in name or name.startswith("vocab") for name in names):
+        raise ValueError(
+            f"{kind}: {str(folder)!r} holds no tokenizer; copy tokenizer.json and "
+            "tokenizer_config.json of the model it was made from into it"
+        )
+
+
+@contextlib.contextmanager
+def replacing_folder(folder: str | Path) -> Iterator[Path]:
+    """A folder to write into, moved to ``folder`` at the end: one that exists is complete.
+
+    An older model there is replaced; anything else is left alone, with an error.
+    """
+    folder = Path(folder)
+    _check_replaceable(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+        new, old = Path(scratch) / "new", Path(scratch) / "old"
+        yield new
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+
+
+def _check_replaceable(folder: Path) -> None:
+    if folder.is_dir() and (not any(folder.iterdir()) or (folder / "config.json").is_file()):
+        return
+    if folder.exists():
+        raise ValueError(
+            f"save: {str(folder)!r} exists and is no model folder, so it is not replaced; choose "
+            "another name, or remove it"
+        )

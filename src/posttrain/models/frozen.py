@@ -1,0 +1,51 @@
+"""A model that is only asked: no gradient, no optimiser, and no more memory than it must take."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Frozen:
+    """A model kept in its own precision, and away from the device between two questions.
+
+    ``dtype`` casts the weights (not the buffers: rotary frequencies stay exact); None leaves them.
+    ``offload`` keeps them in main memory and brings them to the device for each :meth:`asked`.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, dtype: torch.dtype | None = None, offload: bool = False
+    ) -> None:
+        self._model = model.eval().requires_grad_(False)
+        self._device = next(model.parameters()).device
+        self._offload = offload and self._device.type != "cpu"
+        for weight in model.parameters():
+            weight.data = weight.data.to(dtype or weight.dtype)
+        self._rest()
+
+    @classmethod
+    def copy_of(
+        cls, model: nn.Module, *, dtype: torch.dtype | None = None, offload: bool = False
+    ) -> Frozen:
+        """A frozen copy of the weights as they are now."""
+        return cls(copy.deepcopy(model), dtype=dtype, offload=offload)
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[Any]:
+        """The model on its device, without gradient."""
+        if self._offload:
+            self._model.to(self._device)
+        try:
+            with torch.no_grad():
+                yield self._model
+        finally:
+            self._rest()
+
+    def _rest(self) -> None:
+        if self._offload:
+            self._model.to("cpu")

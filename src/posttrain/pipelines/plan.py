@@ -1,0 +1,51 @@
+"""An algorithm with every option bound: what the loop calls at each place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from posttrain.algorithms.kl import Coefficient, Direction, Estimator
+from posttrain.algorithms.table import Placement
+from posttrain.types import Batch, Terms
+
+Stage = Callable[[Batch], Batch]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """An algorithm with its options bound: what the loop calls at each place.
+
+    ``shaping`` changes rewards before the advantage sees them; ``correction`` undoes the mismatch
+    of sampler and trainer; ``kl_stop`` ends the epochs of a batch once π has moved that far.
+    ``value_loss`` trains a critic, alone for the first ``critic_warmup`` steps. ``penalty`` is the
+    coefficient of a loss that penalises the step away from π_old, where it follows a target.
+    """
+
+    advantage: Stage
+    loss: Callable[..., Terms]
+    weights: Stage
+    shaping: tuple[Stage, ...] = ()
+    whiten_rewards: bool = False
+    value_loss: Callable[..., Terms] | None = None
+    value_coefficient: float = 1.0
+    critic_warmup: int = 0
+    penalty: Coefficient | None = None
+    correction: Stage | None = None
+    kl_placement: Placement = "none"
+    kl_estimator: Estimator = "k3"
+    kl_direction: Direction = "reverse"
+    kl: Coefficient = field(default_factory=lambda: Coefficient(value=0.0))
+    refresh_every: int = 0
+    entropy_coefficient: float = 0.0
+    kl_stop: float = math.inf
+    epochs: int = 1
+    minibatches: int = 1
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether π_old or a reference must be asked before the first optimiser step."""
+        several_steps = self.epochs * self.minibatches > 1
+        compares = self.kl_placement != "none" or self.correction is not None
+        return several_steps or compares or self.value_loss is not None

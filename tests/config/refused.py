@@ -1,0 +1,261 @@
+"""What each rule refuses, word for word: the tables of test_rules.py."""
+
+from typing import Any
+
+Cases = list[tuple[dict[str, Any], str]]
+
+GROUP_OF_ONE = (
+    "rl.group_size: 1, but advantage {!r} compares the completions of a prompt; "
+    "set rl.group_size to 2 or more, or rl.advantage to return, moving_baseline or batch_whitened"
+)
+
+# rule: (values of [rl], the message)
+RL_REFUSED: dict[str, Cases] = {
+    "baseline_of_gradients": [
+        (
+            {"advantage": "optimal_baseline"},
+            "rl.advantage: 'optimal_baseline' needs the gradient norm of every sequence, which "
+            "only posttrain walkthrough computes; use leave_one_out or moving_baseline",
+        )
+    ],
+    "group_of_one": [
+        ({"group_size": 1}, GROUP_OF_ONE.format("group_normalised")),
+        ({"algorithm": "dr_grpo", "group_size": 1}, GROUP_OF_ONE.format("group_centred")),
+        ({"algorithm": "rloo", "group_size": 1}, GROUP_OF_ONE.format("leave_one_out")),
+        ({"advantage": "max_only", "group_size": 1}, GROUP_OF_ONE.format("max_only")),
+        (
+            {"algorithm": "reinforce_pp", "advantage": {"centre_groups": True}},
+            GROUP_OF_ONE.format("batch_whitened"),
+        ),
+    ],
+    "uneven_minibatches": [
+        (
+            {"prompts_per_step": 3, "group_size": 4, "minibatches": 5},
+            "rl.minibatches: 5 does not divide 3 prompts × 4 completions = 12 rollouts; 4 and 6 do",
+        ),
+        (
+            {"prompts_per_step": 3, "group_size": 4, "minibatches": 24},
+            "rl.minibatches: 24, but 3 prompts × 4 completions = 12 rollouts; set it to 12 or less",
+        ),
+    ],
+    "greedy_sampling": [
+        (
+            {"temperature": 0},
+            "rl.temperature: 0 is greedy: all completions of a prompt are the same and nothing "
+            "can be learned; set it above 0 (1.0 is the model's own distribution)",
+        )
+    ],
+    "buffer_above_limit": [
+        (
+            {"overlong_buffer": 33, "max_new_tokens": 32},
+            "rl.overlong_buffer: 33 tokens, but completions end at rl.max_new_tokens = 32; "
+            "set it to less",
+        )
+    ],
+    "resampling_nothing": [
+        (
+            {"algorithm": "reinforce", "dynamic_sampling": True},
+            "rl.dynamic_sampling: a group of 1 always has equal rewards, so all would be thrown "
+            "away; set rl.group_size to 2 or more, or rl.dynamic_sampling to false",
+        ),
+        (
+            {"max_resamples": 3},
+            "rl.max_resamples: no effect; drop it, or set rl.dynamic_sampling to true",
+        ),
+    ],
+    "nothing_to_evaluate": [
+        (
+            {"evaluate_every": 5, "evaluate_problems": 0},
+            "rl.evaluate_problems: 0; set it to 1 or more, or rl.evaluate_every to 0",
+        ),
+        (
+            {"evaluate_problems": 5},
+            "rl.evaluate_problems: no effect; drop it, or set rl.evaluate_every above 0",
+        ),
+    ],
+    "stop_of_one_step": [
+        (
+            {"kl_stop": 0.1},
+            "rl.kl_stop: no effect, because a batch is left after one optimiser step anyway; "
+            "drop it, or set rl.epochs or rl.minibatches above 1",
+        )
+    ],
+    "penalty_of_one_step": [
+        (
+            {"algorithm": "ppo_penalty", "epochs": 1},
+            "rl.penalty_target: after one optimiser step per batch the policy is still the old one "
+            "when it is measured, so the penalty would only shrink; set rl.epochs or "
+            "rl.minibatches above 1",
+        )
+    ],
+    "warmup_of_the_whole_run": [
+        (
+            {"algorithm": "ppo", "steps": 5, "critic": {"warmup_steps": 5}},
+            "rl.critic.warmup_steps: 5 of 5 steps, so the policy would never learn; "
+            "set it to less than rl.steps",
+        )
+    ],
+    "whitening_nothing": [
+        (
+            {"whiten_rewards": True},
+            "rl.whiten_rewards: not for the advantage 'group_normalised'; drop it, or set "
+            "rl.advantage to gae or return_to_go, which give every token its own reward",
+        ),
+        (
+            {"algorithm": "ppo", "advantage": "return", "whiten_rewards": True},
+            "rl.whiten_rewards: not for the advantage 'return'; drop it, or set "
+            "rl.advantage to gae or return_to_go, which give every token its own reward",
+        ),
+    ],
+    "engine_cannot_truncate": [
+        (
+            {"engine": "server", key: value},
+            f"rl.{key}: engine 'server' reports log-probs of the whole distribution, not of the "
+            "one truncated by top_k or top_p; switch both off (0 and 1.0), or set rl.engine to "
+            '"native"',
+        )
+        for key, value in (("top_k", 5), ("top_p", 0.5))
+    ],
+}
+
+# rule: (values of the recipe, the message)
+RECIPE_REFUSED: dict[str, Cases] = {
+    "repeated_names": [
+        (
+            {"run": {"stages": ["rl", "eval", "rl"]}},
+            "run.stages: 'rl' is there twice; name each once",
+        ),
+        (
+            {"run": {"trackers": ["wandb", "wandb"]}, "rl": {}},
+            "run.trackers: 'wandb' is there twice; name each once",
+        ),
+    ],
+    "system_without_chat": [
+        (
+            {"model": {"chat": False, "system": "Be brief."}, "rl": {}},
+            "model.system: no effect without a chat template; drop it, or set model.chat",
+        )
+    ],
+    "compute_above_weights": [
+        (
+            {"model": {"dtype": "bfloat16", "compute": "float32"}, "rl": {}},
+            'model.compute: float32 needs model.dtype = "float32" (the default)',
+        )
+    ],
+    "task_missing": [
+        (
+            {"task": None, "sft": {}, "rl": {}, "eval": {}},
+            "task: missing, and sft and rl and eval cannot do without: "
+            'write [task] with name = "..."',
+        ),
+        (
+            {"task": None, "sft": {}},
+            'task: missing, and sft cannot do without: write [task] with name = "..."',
+        ),
+        (
+            {"task": None, "prefer": {}, "reward": {}},
+            'task: missing, and prefer cannot do without: write [task] with name = "..."',
+        ),
+    ],
+    "rewards_without_weight": [
+        (
+            {"rewards": {"numeric": 0}, "rl": {}},
+            "rewards: every weight is 0, so nothing can be learned; give one another weight",
+        )
+    ],
+}
+
+MODEL_MISSING = (
+    'rewards.model.path: "reward" is the stage of this run, and it does not run before {}; name '
+    "the folder of a reward model, or add [reward]"
+)
+OWN_JUDGE = (
+    "prefer.rewards.model.path: the stage reward learns from these preferences, so it cannot judge "
+    "them; name the folder of another reward model"
+)
+PREFER_MISSING = (
+    'reward.data: "prefer", but no stage prefer runs before; add [prefer], or give a JSONL file: '
+    "--reward.data pairs.jsonl"
+)
+SOURCE_MISSING = (
+    'rl.critic.source: "reward" is the stage of this run, and it does not run before rl; name the '
+    'folder of a reward model, or use "policy"'
+)
+FROM_REWARD = {"algorithm": "ppo", "critic": {"source": "reward"}}
+MODEL_FIRST: dict[str, Any] = {"prefer": {}, "reward": {}, "rewards": {"model": 1}}
+
+# rule: (values of the recipe, the message), in a folder that holds pairs.jsonl alone
+PREFERENCE_REFUSED: dict[str, Cases] = {
+    "preferences_missing": [
+        ({"reward": {}}, PREFER_MISSING),
+        ({"run": {"stages": ["reward", "prefer"]}}, PREFER_MISSING),
+        (
+            {"reward": {"data": "pair.jsonl"}},
+            "reward.data: no file 'pair.jsonl' (seen from {folder}) and not \"prefer\"; "
+            "did you mean 'pairs.jsonl'? Known: pairs.jsonl, prefer",
+        ),
+        (
+            {"reward": {"data": "preferences"}},
+            "reward.data: no file 'preferences' (seen from {folder}) and not \"prefer\"; "
+            "did you mean 'prefer'? Known: pairs.jsonl, prefer",
+        ),
+        (
+            {"reward": {"data": "pairs.jsonl", "test_data": "pair.jsonl"}},
+            "reward.test_data: no file 'pair.jsonl' (seen from {folder}); "
+            "did you mean 'pairs.jsonl'? Known: pairs.jsonl",
+        ),
+        (
+            {"reward": {"data": "pairs.jsonl", "test_data": "none/test.jsonl"}},
+            "reward.test_data: no file 'none/test.jsonl' (seen from {folder}); "
+            "no .jsonl file in none either",
+        ),
+    ],
+    "held_out_twice": [
+        (
+            {"prefer": {}, "reward": {"test_share": 0.2}},
+            "reward.test_share: prefer brings test pairs of its own; drop it",
+        ),
+        (
+            {"prefer": {}, "reward": {"test_data": "pairs.jsonl"}},
+            "reward.test_data: prefer brings test pairs of its own; drop it",
+        ),
+        (
+            {"reward": {"data": "pairs.jsonl", "test_data": "pairs.jsonl", "test_share": 0.2}},
+            "reward.test_share: no effect beside reward.test_data; drop one of them",
+        ),
+    ],
+    "reward_model_missing": [
+        ({"rewards": {"model": 1}, "rl": {}, "eval": {}}, MODEL_MISSING.format("rl")),
+        ({"rewards": {"model": {"path": "reward"}}, "eval": {}}, MODEL_MISSING.format("eval")),
+        (
+            {**MODEL_FIRST, "run": {"stages": ["prefer", "rl", "reward"]}},
+            MODEL_MISSING.format("rl"),
+        ),
+        (
+            {**MODEL_FIRST, "run": {"stages": ["eval", "prefer", "reward", "rl"]}},
+            MODEL_MISSING.format("eval"),
+        ),
+    ],
+    "annotator_is_the_model": [
+        ({"prefer": {"rewards": {"model": 1}}}, OWN_JUDGE),
+        ({"prefer": {"rewards": {"numeric": 1, "model": {"path": "reward"}}}}, OWN_JUDGE),
+        (
+            {"prefer": {"rewards": {"numeric": 0}}},
+            "prefer.rewards: every weight is 0, so nothing is preferred; give one another weight",
+        ),
+    ],
+    "sample_without_a_partner": [
+        (
+            {"prefer": {"samples": 3}},
+            "prefer.samples: of 3 completions one is left without a partner; set an even number, "
+            "or prefer.ranked to true",
+        )
+    ],
+    "critic_source_missing": [
+        ({"rl": FROM_REWARD}, SOURCE_MISSING),
+        (
+            {"rl": FROM_REWARD, "run": {"stages": ["prefer", "rl", "reward"]}},
+            SOURCE_MISSING,
+        ),
+    ],
+}
