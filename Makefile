@@ -29,6 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  rm -rf $(VENV); exit 1; }
 	@echo "== install into $(VENV) (the first time downloads torch)"
 	@$(INSTALL) --editable '.[dev]'
+	@sh scripts/system_packages.sh
 	@touch $(STAMP)
 
 demo: setup ## SFT, then GRPO, on a tiny model: about two minutes, into runs/demo

@@ -23,6 +23,7 @@ from architecture_tables import (
     PICKLES,
     ROOT_MAY_LOAD,
     SIGNATURE_FIXED_BY_PYTHON,
+    SIGNATURE_IS_DATA,
     STANDARD_AND_TORCH_ONLY,
 )
 
@@ -209,7 +210,10 @@ def keyword_only(module: Module) -> Iterator[Finding]:
         child: parent for parent in ast.walk(module.tree) for child in ast.iter_child_nodes(parent)
     }
     for node in ast.walk(module.tree):
-        if not isinstance(node, FunctionNode) or node.name in SIGNATURE_FIXED_BY_PYTHON:
+        if (
+            not isinstance(node, FunctionNode)
+            or node.name in SIGNATURE_FIXED_BY_PYTHON | SIGNATURE_IS_DATA
+        ):
             continue
         is_static = "staticmethod" in map(ast.unparse, node.decorator_list)
         has_self = isinstance(owners[node], ast.ClassDef) and not is_static

@@ -44,16 +44,19 @@ CONFINED = {
     "datasets": ["data"],
     "fastapi": ["viewer"],
     "gguf": ["models"],
-    "math_verify": ["rewards"],
+    "latex2sympy2_extended": ["rewards.math_expression"],
+    "math_verify": ["rewards.math_expression"],
     "matplotlib": ["walkthrough", "track", "runs"],
     "peft": ["models"],
     "pyarrow": ["data", "runs"],
     "pydantic": ["config", "build"],
     "ray": ["distributed"],
+    "re2": ["rewards.format"],
     "reasoning_gym": ["tasks"],
     "rich": ["walkthrough", "track", "runs", "build", "cli"],
     "safetensors": ["models", "learn", "sync"],
     "starlette": ["viewer"],
+    "sympy": ["rewards.math_expression"],
     "tensorboard": ["track.tensorboard"],
     "tokenizers": ["data", "models"],
     "torch.utils.tensorboard": ["track.tensorboard"],
@@ -66,3 +69,5 @@ CONFINED = {
 
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 SIGNATURE_FIXED_BY_PYTHON = {"__exit__", "__aexit__"}
+# The positional parameters of a reward are the data it wants, and are always passed by name.
+SIGNATURE_IS_DATA = {"judge_verdict", "code_tests"}

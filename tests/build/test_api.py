@@ -95,7 +95,13 @@ def test_the_reward_sees_the_prompt_as_it_was_given(tmp_path: Path) -> None:
         seen.add(prompt)
         return shortness(completion)
 
-    posttrain.rl(prompts=["1+1=", "2+2="], reward=watch, folder=tmp_path / "r", **RL)
+    posttrain.rl(
+        prompts=["1+1=", "2+2="],
+        reward=watch,
+        grading={"workers": 0},
+        folder=tmp_path / "r",
+        **RL,
+    )
     assert seen == {"1+1=", "2+2="}
 
 

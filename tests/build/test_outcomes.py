@@ -44,7 +44,8 @@ def test_a_reward_that_raises_on_some(tmp_path: Path) -> None:
             raise ZeroDivisionError("no answer found")
         return shortness(completion)
 
-    run = posttrain.rl(prompts=SUMS, reward=fragile, folder=tmp_path / "r", **RL)
+    given = {"prompts": SUMS, "reward": fragile, "grading": {"workers": 0}}
+    run = posttrain.rl(**given, folder=tmp_path / "r", **RL)
     assert metric(run, "reward/invalid") == [1 / 16] * 3
     broken = [row for row in run.samples(1, limit=16) if row["state"] != "ok"]
     assert [row["state"] for row in broken] == ["invalid"]

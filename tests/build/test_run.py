@@ -136,7 +136,7 @@ def interrupted(step: int) -> RewardScorer:
 
 def test_a_run_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     """The finished stage is kept, the broken one moved aside and run again."""
-    given = recipe(tmp_path / "broken", rewards=None)
+    given = recipe(tmp_path / "broken", rewards=None, grading={"workers": 0})
     with pytest.raises(KeyboardInterrupt):
         small_run(given, supplied=Supplied(rewards=interrupted(3)))
     folder = tmp_path / "broken"

@@ -212,10 +212,6 @@ PREFERENCE_REFUSED: dict[str, Cases] = {
     ],
     "held_out_twice": [
         (
-            {"prefer": {}, "reward": {"test_share": 0.2}},
-            "reward.test_share: prefer brings test pairs of its own; drop it",
-        ),
-        (
             {"prefer": {}, "reward": {"test_data": "pairs.jsonl"}},
             "reward.test_data: prefer brings test pairs of its own; drop it",
         ),

@@ -44,7 +44,8 @@ pytestmark = pytest.mark.usefixtures("fake_tables")
         ({"rll": {}}, "rll: unknown section; did you mean [rl]?"),
         (
             {"zzz": {}},
-            "zzz: unknown section; Known: eval, model, prefer, reward, rewards, rl, run, sft, task",
+            "zzz: unknown section; Known: eval, grading, model, prefer, reward, rewards, rl, run, "
+            "sft, task",
         ),
         ({"steps": 5}, "steps: unknown key; steps is a key of [rl]"),
         ({"placement": "loss"}, "placement: unknown key; placement is a key of [rl.kl]"),
@@ -207,7 +208,18 @@ def test_python_values_are_taken_as_toml_would_hold_them() -> None:
 
 def test_every_key_has_one_line_of_help_and_a_table_has_40_at_most() -> None:
     rows = field_help()
-    known = ("run", "model", "sft", "prefer", "reward", "rl", "rl.kl", "rl.critic", "eval")
+    known = (
+        "run",
+        "model",
+        "grading",
+        "sft",
+        "prefer",
+        "reward",
+        "rl",
+        "rl.kl",
+        "rl.critic",
+        "eval",
+    )
     num_keys = Counter(row.section for row in rows)
     assert tuple(num_keys) == known
     for row in rows:

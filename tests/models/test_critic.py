@@ -206,5 +206,5 @@ def test_a_reward_model_with_another_vocabulary_is_refused(folder: Path) -> None
 
 
 def test_what_is_no_reward_model_is_no_critic(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="there is none at"):
         separate_critic(load_policy("tiny", options=SMALL), str(tmp_path / "nothing"))

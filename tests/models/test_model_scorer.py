@@ -196,6 +196,7 @@ def test_asking_leaves_no_gradient() -> None:
     model = small_model().train()
     frozen = Frozen.copy_of(model)
     with torch.enable_grad(), frozen.asked() as inside:
+        assert not torch.is_grad_enabled()
         assert not score_tokens(inside, BATCH).logprobs.requires_grad
         assert not any(weight.requires_grad for weight in inside.parameters())
         assert not inside.training

@@ -283,7 +283,10 @@ def two_labels(folder: Path) -> None:
         (causal, "is a language model without a score head; train one with the reward stage"),
         (headless, r"lacks the weights score\.weight.*train one with the reward stage"),
         (lambda folder: (folder / "model.safetensors").unlink(), "^reward model:.*no .safetensors"),
-        (shutil.rmtree, "cannot be read.*Give the folder of a sequence classifier with one label"),
+        (
+            shutil.rmtree,
+            "there is none at.*give the folder of a sequence classifier with one label",
+        ),
     ],
 )
 def test_what_is_no_reward_model_is_refused(

@@ -52,6 +52,7 @@ def test_batch_metrics_by_hand() -> None:
         "rollout/tokens_per_second": 3.0,
         "advantage/mean_abs": pytest.approx((2 * 2 + 3 * 1 + 1 * 4) / 6, rel=1e-6),
         # Summed over the tokens of each valid sequence: 2·0.5, 3·0 and 1·2.
+        "reward/state/crashed": 0.25,
         "objective/scores": 0.5,
         "objective/kl": pytest.approx((1.0 + 0.0 + 2.0) / 3, rel=1e-6),
         "time/rollout": 2.0,

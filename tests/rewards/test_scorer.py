@@ -1,5 +1,6 @@
 """The scorer: weighted sums, wrong apart from broken, and errors in the first second."""
 
+import asyncio
 import functools
 import json
 import math
@@ -242,17 +243,17 @@ def test_errors_in_the_first_second(specs, message):
         RewardScorer(specs)
 
 
-def test_an_async_reward_is_refused():
+def test_an_async_reward_is_awaited():
     async def later(completion):
-        return 1.0
+        await asyncio.sleep(0)
+        return float(len(completion))
 
     class Later:
         async def __call__(self, completion):
             return 1.0
 
-    for reward in (later, Later()):
-        with pytest.raises(ValueError, match="async"):
-            RewardScorer({reward: 1.0})
+    assert RewardScorer({later: 1.0}).score_text(PROMPT, "four").value == 4.0
+    assert RewardScorer({Later(): 1.0}).score_text(PROMPT, "four").value == 1.0
 
 
 def test_a_function_of_the_users_own_by_its_path(tmp_path, monkeypatch):
@@ -281,7 +282,12 @@ def test_callable_objects_and_partials():
 
 @pytest.mark.parametrize("name", sorted(REWARDS))
 def test_every_reward_of_the_table_binds(name):
-    options = {"target": 5} if name == "length" else {}
+    required = {
+        "length": {"target": 5},
+        "overlong": {"limit": 10, "buffer": 4},
+        "judge": {"url": "http://localhost", "model": "small"},
+    }
+    options = required.get(name, {})
     scorer = RewardScorer({name: {"weight": 1.0, **options}})
     assert scorer.rewards[0].function is not None
     assert look_up(name, REWARDS, kind="reward") is REWARDS[name]

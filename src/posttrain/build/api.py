@@ -5,8 +5,7 @@ Options are those of the recipe's section of the same name, checked by the same 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,16 @@ from posttrain.build.parts import (
     make_template,
 )
 from posttrain.build.results import Run
+from posttrain.build.rows import Rows, has_test, rows_task
 from posttrain.build.run import Supplied, run
 from posttrain.build.stages import evaluate_policy
 from posttrain.config import EvalSection, Recipe, recipe_from_dict, resolve
+from posttrain.config.pieces import MODEL_REWARD
 from posttrain.models.cache import context_length
 from posttrain.models.save import import_gguf
 from posttrain.pipelines.evaluate import Evaluation
 from posttrain.protocols import Reward, Task
 from posttrain.rewards.scorer import RewardScorer
-from posttrain.tasks import PromptTask, make_task
-from posttrain.tasks.jsonl import jsonl_task
 from posttrain.types import Completion, Prompt, Sampling
 
 __all__ = [
@@ -44,7 +43,6 @@ __all__ = [
 
 DEFAULT_TOKENS = 256
 
-Rows = Sequence[str | Mapping[str, Any]]
 Rewards = str | Reward | Mapping[Any, Any]
 
 
@@ -59,6 +57,7 @@ def rl(
     seed: int = 0,
     evaluate: bool = True,
     model_options: Mapping[str, Any] | None = None,
+    grading: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
     """Reinforcement learning: a model, prompts and a reward in; a run with a better model out.
@@ -66,13 +65,16 @@ def rl(
     ``prompts`` are strings, or rows with a ``prompt`` and the columns that the reward wants, or a
     JSONL file of those; ``reward`` is a function, a name, or a table of either with weights. In
     their place ``task`` names a task, or is one. With test prompts the model is evaluated before
-    and after. The other options are those of ``[rl]``: ``algorithm="grpo"``, ``steps=100`` …
+    and after. Rewards run in worker processes; ``grading={"workers": 0}`` runs them in this one,
+    where they may change its variables. The other options are those of ``[rl]``:
+    ``algorithm="grpo"``, ``steps=100`` …
     """
-    chosen = _task(task, prompts=prompts, test_prompts=test_prompts)
-    stages = ["rl", "eval"] if evaluate and _has_test(chosen) else ["rl"]
+    chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts)
+    stages = ["rl", "eval"] if evaluate and has_test(chosen) else ["rl"]
     given = {
         "run": {"folder": str(folder), "seed": seed, "stages": stages},
         "model": {"name": str(model), **(model_options or {})},
+        "grading": dict(grading or {}),
         "rl": options,
     }
     return run(*_recipe(given, chosen, reward=reward))
@@ -92,7 +94,7 @@ def sft(
 
     The other options are those of ``[sft]``: ``epochs=2``, ``learning_rate=1e-4`` …
     """
-    chosen = _task(task, prompts=None, test_prompts=())
+    chosen = rows_task(task, prompts=None, test_prompts=())
     given = {
         "run": {"folder": str(folder), "seed": seed, "stages": ["sft"]},
         "model": {"name": str(model), **(model_options or {})},
@@ -118,7 +120,7 @@ def prefer(
     ``reward`` is what the annotator goes by: names with weights; without, the task's own rewards.
     The other options are those of ``[prefer]``: ``error_rate=0.1``, ``samples=4`` …
     """
-    chosen = _task(task, prompts=prompts, test_prompts=test_prompts)
+    chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts)
     table = reward if isinstance(reward, Mapping) else {} if reward is None else {reward: 1.0}
     if not all(isinstance(name, str) for name in table):
         raise ValueError(
@@ -161,16 +163,18 @@ def evaluate(
     reward: Rewards | None = None,
     seed: int = 0,
     model_options: Mapping[str, Any] | None = None,
+    grading: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Evaluation:
     """Accuracy of a model on a task's test problems, or on ``prompts`` under ``reward``.
 
     The other options are those of ``[eval]``: ``problems=200``, ``samples=8`` …
     """
-    chosen = _task(task, prompts=None, test_prompts=prompts if prompts is not None else ())
+    chosen = rows_task(task, prompts=None, test_prompts=prompts if prompts is not None else ())
     given = {
         "run": {"seed": seed, "stages": ["eval"], "folder": "runs/eval"},
         "model": {"name": str(model), **(model_options or {})},
+        "grading": dict(grading or {}),
         "eval": options,
     }
     return evaluate_recipe(*_recipe(given, chosen, reward=reward))
@@ -189,7 +193,10 @@ def evaluate_recipe(recipe: Recipe, supplied: Supplied | None = None) -> Evaluat
         recipe = recipe.model_copy(update={"eval": short})
     recipe = resolve(recipe, supplied=supplied.names())
     parts = make_parts(recipe, policy, device=device, task=supplied.task, rewards=supplied.rewards)
-    return evaluate_policy(recipe, policy, parts=parts, section=filled(recipe.eval))
+    try:
+        return evaluate_policy(recipe, policy, parts=parts, section=filled(recipe.eval))
+    finally:
+        parts.close()
 
 
 def generate(
@@ -237,55 +244,9 @@ def _recipe(
     table = reward if isinstance(reward, Mapping) else {} if reward is None else {reward: 1.0}
     if all(isinstance(name, str) for name in table):
         return recipe_from_dict({**given, "rewards": dict(table)}), Supplied(task=task)
+    if MODEL_REWARD in table:
+        raise ValueError(
+            "reward: a reward model and functions together need names; give the functions as "
+            '"my_module:my_function", importable from the current folder'
+        )
     return recipe_from_dict(given), Supplied(task=task, rewards=RewardScorer(table))
-
-
-def _task(
-    task: str | Mapping[str, Any] | Task | None,
-    *,
-    prompts: str | Path | Rows | None,
-    test_prompts: str | Path | Rows,
-) -> Task | Mapping[str, Any] | None:
-    if task is not None:
-        if prompts is not None or test_prompts:
-            raise ValueError("task: it brings its own prompts; give a task or prompts, not both")
-        return {"name": task} if isinstance(task, str) else task
-    if prompts is None and not test_prompts:
-        return None
-    train = _prompts("train", prompts if prompts is not None else ())
-    test = _prompts("test", test_prompts)
-    answered = all("answer" in prompt.columns for prompt in (*train, *test))
-    return PromptTask(
-        name="prompts",
-        rewards={"exact": 1.0} if answered else {},
-        train=train,
-        test=test,
-        solve=_answer_of,
-    )
-
-
-def _prompts(split: str, rows: str | Path | Rows) -> tuple[Prompt, ...]:
-    if isinstance(rows, str | Path):  # the same checks as for a file named in a recipe
-        named = jsonl_task(path=rows).prompts("train")
-        return tuple(replace(p, id=p.id.replace("train", split, 1)) for p in named)
-    return tuple(_prompt(f"{split}-{number}", row) for number, row in enumerate(rows))
-
-
-def _prompt(name: str, row: str | Mapping[str, Any]) -> Prompt:
-    if isinstance(row, str):
-        return Prompt(id=name, text=row)
-    columns = dict(row)
-    messages = columns.pop("messages", ())
-    text = columns.pop("prompt", "")
-    if not text and not messages:
-        raise ValueError(f"prompts: row {name!r} has no 'prompt' and no 'messages': {row!r}")
-    return Prompt(id=name, text=text, messages=tuple(messages), columns=columns)
-
-
-def _answer_of(prompt: Prompt) -> str:
-    return str(prompt.columns.get("answer", ""))
-
-
-def _has_test(task: Task | Mapping[str, Any] | None) -> bool:
-    made = make_task(dict(task)) if isinstance(task, Mapping) else task
-    return made is not None and bool(made.prompts("test"))

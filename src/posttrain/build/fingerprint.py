@@ -15,7 +15,9 @@ from posttrain.config import Recipe
 from posttrain.registry import look_up
 from posttrain.runs import config_digest
 
-_FILES = ("data", "test_data")
+_FILES = ("data", "test_data", "backbone")
+_WORDS = ("tiny", "task", "prefer", "policy", "reward")  # these name no file
+_WHOLE = 256 * 2**20  # bytes up to which a file is read in full
 
 
 def function_text(function: Any) -> str:
@@ -32,12 +34,13 @@ def function_text(function: Any) -> str:
 
 
 def fingerprints(recipe: Recipe) -> dict[str, Any]:
-    """Digests of the functions and files that a recipe names; empty where it names none."""
+    """Digests of the functions, files and model folders that a recipe names; empty without any."""
     known: dict[str, str] = {}
     tables = {"rewards": recipe.rewards}
     if recipe.prefer is not None and "prefer" in recipe.stages:
         tables["prefer.rewards"] = recipe.prefer.rewards
     named = {f"task.{key}": value for key, value in (recipe.task or {}).items()}
+    named["model.name"] = recipe.model.name
     for key, table in tables.items():
         for name, given in table.items():
             if ":" in name:
@@ -50,16 +53,34 @@ def fingerprints(recipe: Recipe) -> dict[str, Any]:
     if recipe.rl is not None and recipe.rl.critic is not None:
         named["rl.critic.source"] = recipe.rl.critic.source
     for key, value in named.items():
-        file = _file(value)
-        if file is not None:
-            known[key] = hashlib.sha256(file.read_bytes()).hexdigest()
+        found = _contents(value)
+        if found is not None:
+            known[key] = found
     return {"contents": known} if known else {}
 
 
-def _file(value: Any) -> Path | None:
-    """What to digest of a path: the file, or the weights' own list of a model folder."""
-    if not isinstance(value, str):
+def _contents(value: Any) -> str | None:
+    """The digest of a file, or of a model folder; None for what is neither, or means a stage."""
+    if not isinstance(value, str) or value in _WORDS:
         return None
     path = Path(value)
-    inside = sorted(path.glob("*.safetensors")) if path.is_dir() else []
-    return path if path.is_file() else inside[0] if inside else None
+    if path.is_file():
+        return _digest(path)
+    if not (path / "config.json").is_file():
+        return None
+    files = [path / "config.json", *sorted(path.glob("*.safetensors"))]
+    return config_digest(*(_digest(file) for file in files))
+
+
+def _digest(file: Path) -> str:
+    """Of a file's bytes; of a large one's size, beginning and end: reading it all takes minutes."""
+    size = file.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with file.open("rb") as opened:
+        if size <= _WHOLE:
+            digest.update(opened.read())
+        else:
+            digest.update(opened.read(_WHOLE // 2))
+            opened.seek(-_WHOLE // 2, 2)
+            digest.update(opened.read())
+    return digest.hexdigest()

@@ -60,7 +60,7 @@ def make_learner(
         _optimizer(policy.model, section),
         save=functools.partial(save_policy, policy),
         forward=ask,
-        schedule=_schedule(section, total_steps),
+        schedule=_schedule(section, total_steps - _alone(section)),
         max_gradient_norm=section.max_gradient_norm,
         micro_batch_tokens=section.micro_batch_tokens,
         compute=choose_compute(recipe.model, device),
@@ -99,6 +99,13 @@ def _schedule(section: Section, total_steps: int) -> Callable[[int], float]:
     return functools.partial(
         rate_factor, total=total_steps, warmup=section.warmup_steps, schedule=section.schedule
     )
+
+
+def _alone(section: RlSection | SftSection) -> int:
+    """Optimiser steps that the critic takes alone, and the policy's schedule does not see."""
+    if not isinstance(section, RlSection) or section.critic is None:
+        return 0
+    return section.critic.warmup_steps * section.epochs * section.minibatches
 
 
 def _reference(kl: KlSection) -> Reference | None:

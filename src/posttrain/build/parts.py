@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from posttrain.build.scoring import make_scorer
+from posttrain.build.scoring import close, in_workers, make_scorer
 from posttrain.config import (
     EvalSection,
     ModelSection,
@@ -42,6 +42,10 @@ class Parts:
     task: Task | None = None
     scorer: Scorer | None = None
     correct_by: str = ""
+
+    def close(self) -> None:
+        """End what runs beside this process."""
+        close(self.scorer)
 
 
 def filled(section: Section | None) -> Section:
@@ -104,21 +108,25 @@ def make_parts(
     """
     task = task or (make_task(recipe.task) if recipe.task is not None else None)
     template = make_template(recipe, policy)
-    if rewards is None and (recipe.rewards or task is not None):
-        specs = dict(recipe.rewards or (task.rewards if task is not None else {}))
-        if set(specs) == {MODEL_REWARD} and task is not None:
-            # A model's score says nothing of right or wrong: the task's own rewards watch.
-            specs = {**{name: watched(given) for name, given in task.rewards.items()}, **specs}
+    own = dict(task.rewards) if task is not None else {}
+    specs = dict(recipe.rewards or own)
+    if MODEL_REWARD in specs and not set(specs) & set(own):
+        # A model's score says nothing of right or wrong: the task's own rewards watch.
+        specs = {**{name: watched(given) for name, given in own.items()}, **specs}
+    graded = task is not None and any(stage in ("rl", "eval") for stage in recipe.stages)
+    if rewards is None and (specs or graded):
         rewards = make_scorer(specs, template, device=device, own=reward_model)
     if rewards is not None and task is not None:
         for prompt in (*task.prompts("train"), *task.prompts("test")):
             rewards.check_columns(prompt)
+    if rewards is not None:
+        rewards = in_workers(rewards, recipe.grading)
     return Parts(
         device=device,
         template=template,
         task=task,
         scorer=rewards,
-        correct_by=_judge(rewards) if rewards is not None else "",
+        correct_by=_judge(rewards, own) if rewards is not None else "",
     )
 
 
@@ -127,10 +135,11 @@ def watched(given: float | Mapping[str, Any]) -> dict[str, Any]:
     return {**(given if isinstance(given, Mapping) else {}), "weight": 0.0}
 
 
-def _judge(rewards: RewardScorer) -> str:
-    """The reward that decides what is right: the first that is not a model's opinion."""
+def _judge(rewards: RewardScorer, own: Mapping[str, Any]) -> str:
+    """The reward that decides what is right: the first of the task's own, else no model's."""
     names = [reward.name for reward in rewards.rewards]
-    return next((name for name in names if name != MODEL_REWARD), names[0])
+    functions = [name for name in names if name != MODEL_REWARD]
+    return next((name for name in names if name in own), (functions or names)[0])
 
 
 def render_prompts(

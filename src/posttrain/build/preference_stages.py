@@ -12,8 +12,8 @@ from typing import Any
 
 from posttrain.build.learners import make_reward_learner
 from posttrain.build.parts import filled, make_engine, make_policy, make_template
-from posttrain.build.scoring import make_scorer
-from posttrain.build.stages import Context, rendered_prompts
+from posttrain.build.scoring import close, in_workers, make_scorer
+from posttrain.build.stages import Context, check_invalid, rendered_prompts
 from posttrain.config import Recipe, RewardSection
 from posttrain.config.defaults import TEST_SHARE
 from posttrain.config.preference_rules import OWN_STAGE
@@ -39,10 +39,10 @@ from posttrain.pipelines import preferences, supervised
 from posttrain.pipelines.annotate import Annotated, annotate
 from posttrain.pipelines.evaluate import answer
 from posttrain.pipelines.preferences import RankedTokens, Verdict
-from posttrain.protocols import Split
+from posttrain.protocols import Scorer, Split
 from posttrain.runs.calibration_plot import plot_calibration
 from posttrain.runs.files import write_json
-from posttrain.types import Prompt, Sampling
+from posttrain.types import Prompt, Rollout, Sampling
 
 PAIRS, TEST_PAIRS = "pairs.jsonl", "test_pairs.jsonl"
 CHUNK = 128  # prompts between two signs of life
@@ -89,31 +89,15 @@ def _counts(found: Annotated) -> dict[str, float]:
 def _annotated(context: Context, split: Split) -> Iterator[Annotated]:
     recipe, parts, section = context.recipe, context.parts, filled(context.recipe.prefer)
     assert parts.task is not None, "the rules want a task"
-    scorer = make_scorer(section.rewards or parts.task.rewards, parts.template, device=parts.device)
-    engine = make_engine(
-        "native", context.policy, template=parts.template, compute=recipe.model.compute
-    )
-    sampling = Sampling(max_new_tokens=section.max_new_tokens, temperature=section.temperature)
-    limit = section.num_prompts if split == "train" else None
-    prompts = rendered_prompts(
-        parts,
-        context.policy,
-        split=split,
-        max_new_tokens=section.max_new_tokens,
-        limit=limit,
-    )
-    generator = random.Random(f"{recipe.run.seed} {split}")
-    for repeat in range(section.repeats):
-        for start in range(0, len(prompts), CHUNK):
-            seed = recipe.run.seed * 1_000_003 + repeat * len(prompts) + start
-            rollouts = answer(
-                engine,
-                prompts[start : start + CHUNK],
-                scorer=scorer,
-                sampling=sampling,
-                samples=section.samples,
-                seed=seed + (500_000 if split == "test" else 0),
-            )
+    rewards = section.rewards or parts.task.rewards
+    judge = make_scorer(rewards, parts.template, device=parts.device)
+    for prompt in parts.task.prompts(split):
+        judge.check_columns(prompt)
+    scorer = in_workers(judge, recipe.grading)
+    try:
+        generator = random.Random(f"{recipe.run.seed} {split}")
+        for rollouts in _compared(context, split, scorer=scorer):
+            check_invalid(rollouts, section.max_invalid)
             found = Annotated(sets=[], ties=0, errors=0)
             for _, group in itertools.groupby(rollouts, key=lambda rollout: rollout.group):
                 found += annotate(
@@ -124,6 +108,36 @@ def _annotated(context: Context, split: Split) -> Iterator[Annotated]:
                     generator=generator,
                 )
             yield found
+    finally:
+        close(scorer)
+
+
+def _compared(context: Context, split: Split, *, scorer: Scorer) -> Iterator[list[Rollout]]:
+    """Scored completions of the prompts, some prompts at a time, as often as the section asks."""
+    recipe, section = context.recipe, filled(context.recipe.prefer)
+    named = recipe.rl.engine if recipe.rl is not None and recipe.rl.engine else "native"
+    engine = make_engine(
+        named, context.policy, template=context.parts.template, compute=recipe.model.compute
+    )
+    prompts = rendered_prompts(
+        context.parts,
+        context.policy,
+        split=split,
+        max_new_tokens=section.max_new_tokens,
+        limit=section.num_prompts if split == "train" else None,
+    )
+    sampling = Sampling(max_new_tokens=section.max_new_tokens, temperature=section.temperature)
+    seed = recipe.run.seed * 1_000_003 + (500_000 if split == "test" else 0)
+    for repeat in range(section.repeats):
+        for start in range(0, len(prompts), CHUNK):
+            yield answer(
+                engine,
+                prompts[start : start + CHUNK],
+                scorer=scorer,
+                sampling=sampling,
+                samples=section.samples,
+                seed=seed + repeat * len(prompts) + start,
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,17 +173,24 @@ def prepare_reward(recipe: Recipe, policy: Policy, *, device: str, prefer: Path)
 def check_early(recipe: Recipe, policy: Policy) -> None:
     """Read what later stages will need, so that a mistake in it shows before anything is trained.
 
-    Preferences in files, and a reward model that the critic starts from.
+    Preferences in files, another backbone, and a reward model that the critic starts from.
     """
+    critic = recipe.rl.critic if recipe.rl is not None and "rl" in recipe.stages else None
     if recipe.reward is not None and "reward" in recipe.stages:
         for path in (recipe.reward.data, recipe.reward.test_data):
             if path is not None and path != "prefer":
                 with warnings.catch_warnings():  # they are given when the stage reads it
                     warnings.simplefilter("ignore")
                     read_preferences(path)
-    critic = recipe.rl.critic if recipe.rl is not None and "rl" in recipe.stages else None
+        if recipe.reward.backbone != "policy":
+            backbone = make_policy(recipe, recipe.reward.backbone, device="cpu")
+            if critic is not None and critic.source == OWN_STAGE:
+                made = reward_from_policy(backbone, seed=0)
+                check_same_tokens(made, policy, kind="rl.critic.source")
     if critic is not None and critic.source not in (None, "policy", OWN_STAGE):
-        check_same_tokens(load_reward(critic.source), policy, kind="rl.critic.source")
+        reward = load_reward(critic.source)
+        check_same_tokens(reward, policy, kind="rl.critic.source")
+        _ = reward.head  # raises where it is not one linear layer
 
 
 def run_reward(context: Context, job: RewardJob) -> dict[str, Any]:
@@ -203,7 +224,7 @@ def run_reward(context: Context, job: RewardJob) -> dict[str, Any]:
 def _preferences(section: RewardSection, prefer: Path, *, seed: int) -> tuple[list[Ranked], ...]:
     """The preferences to learn from, and those held out."""
     held_out = section.test_data
-    if section.data == "prefer" and (prefer / TEST_PAIRS).exists():
+    if section.data == "prefer" and not section.test_share and (prefer / TEST_PAIRS).exists():
         held_out = str(prefer / TEST_PAIRS)
     sets = read_preferences(prefer / PAIRS if section.data == "prefer" else section.data)
     if held_out is not None:
@@ -223,6 +244,7 @@ def _tokens(
         prompt = template.render(question).tokens
         completions = [template.encode_completion(text, end) for text in ranked.completions]
         rows = [(*prompt, *completion) for completion in completions]
+        rows = [row[:-1] if len(row) - 1 == limit else row for row in rows]  # all but the end fits
         if limit is None or max(map(len, rows)) <= limit:
             lengths = [len(completion) for completion in completions]
             margin = ranked.margin if section.margins else 0.0

@@ -108,6 +108,8 @@ def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Co
         summary |= {"accuracy_before": before["accuracy"]["value"], "before": before}
     if after:
         summary |= {"accuracy_after": after["accuracy"]["value"], "after": after}
+    if "prefer" in folder.stages:
+        places |= {"preferences": folder.stage("prefer").path / "pairs.jsonl"}
     verdict = (folder.stage_record("reward") or {}).get("verdict")
     if verdict:
         places |= {"reward model": folder.stage("reward").model}
@@ -115,6 +117,9 @@ def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Co
         places |= {"calibration": folder.stage("reward").path / "calibration.png"}
     if rewards:
         summary |= {"reward_first": rewards[0], "reward_last": rewards[-1]}
+    findings = folder.stage("rl").findings()
+    if "rl" in folder.stages:
+        summary |= {"diagnosis": findings}
     folder.write_summary(summary)
     console.print(
         render_summary(
@@ -124,8 +129,9 @@ def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Co
             accuracy_after=_interval(after),
             reward=(rewards[0], rewards[-1]) if rewards else None,
             measures=_measures(folder),
-            facts=_facts(verdict),
+            facts=_made(folder) | _facts(verdict),
             places=places,
+            findings=findings,
             samples=samples,
             next_steps=_next_steps(folder, recipe),
         )
@@ -143,6 +149,16 @@ def _measures(folder: RunFolder) -> dict[str, tuple[float | None, float | None]]
     if len(names) < 2:
         return {}
     return {f"held-out {name}": (before.get(name), after.get(name)) for name in names}
+
+
+def _made(folder: RunFolder) -> dict[str, str]:
+    """What the stage prefer has made, in words."""
+    record = folder.stage_record("prefer") or {}
+    return {
+        f"preferences, {split} prompts": f"{found['sets']:,} and {found['ties']:,} ties"
+        for split in ("train", "test")
+        if (found := record.get(split))
+    }
 
 
 def _facts(verdict: Mapping[str, Any] | None) -> dict[str, str]:

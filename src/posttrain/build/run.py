@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from posttrain.build.diagnosis import diagnosed
 from posttrain.build.fingerprint import fingerprints, function_text
 from posttrain.build.parts import Parts, choose_device, filled, make_parts, make_policy
 from posttrain.build.preference_stages import (
@@ -24,7 +25,7 @@ from posttrain.build.results import Run, finish_run, write_evaluation
 from posttrain.build.stages import Context, run_eval, run_rl, run_sft, sft_rows, sft_steps
 from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.models.load import Policy
-from posttrain.protocols import Engine, Task
+from posttrain.protocols import Engine, Task, Tracker
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs import RunFolder, config_digest
 from posttrain.track import TRACKERS, Several
@@ -86,7 +87,8 @@ def run(
     recipe = resolve(recipe, supplied=supplied.names())
     for caution in cautions(recipe):
         console.print(f"[yellow]caution:[/yellow] {caution}")
-    folder = RunFolder.create(recipe.run.folder, config=_config(recipe, supplied), recipe=text)
+    config = {**to_dict(recipe), **supplied.config(), **fingerprints(recipe)}
+    folder = RunFolder.create(recipe.run.folder, config=config, recipe=text)
     if folder.finished:
         console.print(f"{folder.path}: finished already; nothing to do")
         return Run(folder)
@@ -94,14 +96,16 @@ def run(
         torch.set_num_threads(recipe.run.threads)
     if recipe.run.deterministic:
         torch.use_deterministic_algorithms(True)
+    for stage in folder.stages:
+        if stage not in recipe.stages:  # of an earlier recipe: its results are not this run's
+            folder.set_aside(stage)
     job = _Job(recipe, folder, supplied=supplied, console=console)
-    for stage in recipe.stages:
-        job.do(stage)
+    try:
+        for stage in recipe.stages:
+            job.do(stage)
+    finally:
+        job.close()
     return finish_run(folder, recipe=recipe, seconds=time.monotonic() - started, console=console)
-
-
-def _config(recipe: Recipe, supplied: Supplied) -> dict[str, Any]:
-    return {**to_dict(recipe), **supplied.config(), **fingerprints(recipe)}
 
 
 class _Job:
@@ -111,12 +115,13 @@ class _Job:
         self, recipe: Recipe, folder: RunFolder, *, supplied: Supplied, console: Console
     ) -> None:
         self._recipe = recipe
-        self._config = _config(recipe, supplied)
+        self._config = folder.config
         self._folder = folder
         self._supplied = supplied
         self._console = console
         self._device = choose_device(recipe)
         self._digest = config_digest(self._config["model"], str(recipe.run.seed))
+        self._parts: Parts | None = None
         self._load(recipe.model.name)
         check_early(recipe, self._policy)
 
@@ -141,9 +146,20 @@ class _Job:
         }[stage]
         self._folder.finish(stage, digest=self._digest, record=work())
 
+    def close(self) -> None:
+        """End what runs beside this process."""
+        if self._parts is not None:
+            self._parts.close()
+
+    @property
+    def _ready(self) -> Parts:
+        assert self._parts is not None, "they are made with the policy"
+        return self._parts
+
     def _load(self, source: str) -> None:
+        self.close()
         self._policy: Policy = make_policy(self._recipe, source, device=self._device)
-        self._parts: Parts = make_parts(
+        self._parts = make_parts(
             self._recipe,
             self._policy,
             device=self._device,
@@ -153,13 +169,13 @@ class _Job:
         )
 
     def _sft(self) -> Mapping[str, Any]:
-        rows = sft_rows(self._recipe, self._policy, parts=self._parts)
+        rows = sft_rows(self._recipe, self._policy, parts=self._ready)
         with self._stage("sft", total_steps=sft_steps(self._recipe, len(rows))) as context:
             run_sft(context, rows)
         return {"demonstrations": len(rows)}
 
     def _prefer(self) -> Mapping[str, Any]:
-        task = self._parts.task
+        task = self._ready.task
         prompts = len(task.prompts("train")) if task is not None else 0
         with self._stage("prefer", total_steps=prefer_steps(self._recipe, prompts)) as context:
             return run_prefer(context)
@@ -204,12 +220,18 @@ class _Job:
         # The console comes last: its live display starts only once the others could be made.
         shown = () if self._console.quiet else ("console",)
         names = ("jsonl", *self._recipe.run.trackers, *shown) if total_steps else ()
-        tracker = Several([TRACKERS[name](tracked) for name in names])
+        trackers = [TRACKERS[name](tracked) for name in names]
+        tracker: Tracker = Several(trackers)
+        if stage == "rl":
+            supplied = self._supplied.engine is not None
+            tracker = diagnosed(
+                trackers, folder.path, recipe=self._recipe, parts=self._ready, supplied=supplied
+            )
         try:
             yield Context(
                 recipe=self._recipe,
                 policy=self._policy,
-                parts=self._parts,
+                parts=self._ready,
                 folder=folder,
                 tracker=tracker,
                 reward_model=self._folder.stage("reward").model,

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from posttrain.config import GradingSection
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.data.template import Template
+from posttrain.models.cache import context_length
 from posttrain.models.reward import RewardModel
 from posttrain.models.scorer import reward_scorer
+from posttrain.rewards.pool import GradingPool
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.types import Rollout
 
@@ -42,6 +45,26 @@ def make_scorer(
     return RewardScorer(made)
 
 
+def in_workers(scorer: RewardScorer, grading: GradingSection) -> RewardScorer:
+    """The scorer with its functions in worker processes, as a recipe asks; close it when done."""
+    if grading.workers == 0 or not scorer.functions:
+        return scorer
+    pool = GradingPool(
+        scorer.functions,
+        workers=grading.workers,
+        seconds=grading.seconds,
+        memory_mb=grading.memory_mb,
+    )
+    return scorer.with_grader(pool)
+
+
+def close(scorer: object) -> None:
+    """End the workers of a scorer that has any."""
+    grader = getattr(scorer, "grader", None)
+    if isinstance(grader, GradingPool):
+        grader.close()
+
+
 class Reader:
     """Writes rollouts down as a reward model reads them, with an end token behind each.
 
@@ -63,8 +86,10 @@ class Reader:
         before = prompt.tokens or self._own.render(prompt).tokens
         if not completion.tokens:
             return (*before, *self._own.encode_completion(completion.text, end))
+        tokens = (*before, *completion.tokens)
         ended = completion.tokens[-1] in self._policy.end_tokens
-        return (*before, *completion.tokens, *(() if ended else (end,)))
+        full = len(tokens) == context_length(reward.model)  # no room: it is judged as it stands
+        return tokens if ended or full or end is None else (*tokens, end)
 
 
 def reader_of(reward: RewardModel, template: Template) -> Template:

@@ -22,7 +22,8 @@ from posttrain.runs import StageFolder, sequence_advantages, write_rollouts
 from posttrain.runs.rollouts import rollout_file
 from posttrain.sync.shared import SharedWeights
 from posttrain.tasks import demonstrations
-from posttrain.types import Collected, Prompt, Rollout, Sampling
+from posttrain.track.text import printable
+from posttrain.types import Collected, Prompt, Rollout, Sampling, Score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,11 +243,15 @@ def check_invalid(rollouts: Sequence[Rollout], max_invalid: float) -> None:
     if len(broken) <= max_invalid * len(rollouts):
         return
     first = broken[0]
-    reason = first.score.reason if first.score else ""
+    score = first.score or Score(value=0.0)
+    shown = [f"prompt {first.prompt.id!r}: {printable(first.prompt.text, limit=200)}"]
+    shown.append(f"completion: {printable(first.completion.text, limit=400)}")
+    shown += [printable(line, limit=200) for line in score.details.splitlines()]
     raise RuntimeError(
         f"rewards: {len(broken)} of {len(rollouts)} scores are broken, more than max_invalid = "
-        f"{max_invalid:g}. The first, on prompt {first.prompt.id!r}: {reason}. "
-        "Fix the reward; `posttrain` never counts a broken grader as a wrong answer"
+        f"{max_invalid:g}. The first, on prompt {first.prompt.id!r}: {score.reason}. "
+        "Fix the reward; `posttrain` never counts a broken grader as a wrong answer\n  "
+        + "\n  ".join(shown)
     )
 
 
@@ -265,9 +270,13 @@ def rendered_prompts(
     limit: int | None = None,
 ) -> list[Prompt]:
     """The prompts of a split with their tokens; what was left out is said, not hidden."""
-    task, _ = _graded(parts)
+    if parts.task is None:
+        raise ValueError("task: this stage needs prompts; name a task in [task]")
     prompts, num_dropped = render_prompts(
-        task.prompts(split)[:limit], parts.template, policy=policy, max_new_tokens=max_new_tokens
+        parts.task.prompts(split)[:limit],
+        parts.template,
+        policy=policy,
+        max_new_tokens=max_new_tokens,
     )
     if num_dropped:
         warnings.warn(

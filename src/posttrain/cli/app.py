@@ -39,6 +39,19 @@ def run(context: typer.Context, *, dry_run: DryRun = False, audit: Audit = False
 
 
 @app.command(context_settings=OVERRIDES)
+def check(
+    context: typer.Context,
+    *,
+    fast: Annotated[bool, typer.Option("--fast", help="Fewer rollouts, fewer checks.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Whether a run can work, before it begins: posttrain check RECIPE.toml [--section.key …]."""
+    from posttrain.cli.check import check as look
+
+    raise typer.Exit(look(context.args, fast=fast, as_json=as_json))
+
+
+@app.command(context_settings=OVERRIDES)
 def sft(context: typer.Context, *, dry_run: DryRun = False) -> None:
     """Run the SFT stage alone: posttrain sft [RECIPE.toml] [--sft.epochs 2 …]."""
     from posttrain.cli.recipes import run_recipe
@@ -86,6 +99,25 @@ def evaluate(
     from posttrain.cli.recipes import evaluate_model
 
     evaluate_model(model, task, overrides=context.args, out=out)
+
+
+@app.command(context_settings=OVERRIDES)
+def grade(
+    context: typer.Context,
+    reward: Annotated[str, typer.Argument(help="A reward by name, or module:function.")],
+    *,
+    file: Annotated[Path, typer.Argument(help="JSONL: completion, and what the reward wants.")],
+    out: Annotated[Path | None, typer.Option(help="Write the rows with their scores.")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes; 0 grades in this one.")] = 2,
+    seconds: Annotated[float, typer.Option(min=0.001, help="Limit for one row.")] = 10.0,
+    memory_mb: Annotated[int, typer.Option(min=1, help="Memory of a worker.")] = 2048,
+) -> None:
+    """Try a reward on a file: posttrain grade REWARD FILE.jsonl [--extract boxed …]."""
+    from posttrain.cli.grade import grade as grade_rows
+    from posttrain.config import GradingSection
+
+    grading = GradingSection(workers=workers, seconds=seconds, memory_mb=memory_mb)
+    grade_rows(reward, file, arguments=context.args, out=out, grading=grading)
 
 
 @app.command()

@@ -20,6 +20,7 @@ from posttrain.config.rules import cautions
 from posttrain.config.sections import (
     CriticSection,
     EvalSection,
+    GradingSection,
     KlSection,
     ModelSection,
     PreferSection,
@@ -35,6 +36,7 @@ __all__ = [
     "CriticSection",
     "EvalSection",
     "FieldHelp",
+    "GradingSection",
     "KlSection",
     "ModelSection",
     "PreferSection",

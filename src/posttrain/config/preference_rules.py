@@ -38,13 +38,13 @@ def preferences_missing(recipe: Recipe) -> str | None:
 
 
 def held_out_twice(recipe: Recipe) -> str | None:
-    """What is held out comes from the stage prefer, from test_data, or from test_share."""
+    """What is held out comes from one place: test_data, test_share, or the stage prefer."""
     reward = recipe.reward
     if reward is None or "reward" not in recipe.stages:
         return None
     given = [key for key in ("test_data", "test_share") if getattr(reward, key) is not None]
-    if given and reward.data == "prefer":
-        return f"reward.{given[0]}: prefer brings test pairs of its own; drop it"
+    if reward.test_data is not None and reward.data == "prefer":
+        return "reward.test_data: prefer brings test pairs of its own; drop it"
     if len(given) == 2:
         return "reward.test_share: no effect beside reward.test_data; drop one of them"
     return None

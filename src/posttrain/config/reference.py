@@ -98,6 +98,7 @@ SECTIONS = (
     "model",
     "task",
     "rewards",
+    "grading",
     "sft",
     "prefer",
     "reward",

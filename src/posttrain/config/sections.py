@@ -68,6 +68,14 @@ class ModelSection(Section):
     options: dict[str, Any] = key({}, "Options of loading it: the sizes of tiny, say.")
 
 
+class GradingSection(Section):
+    """Where reward functions run, and how much each may take."""
+
+    workers: int = key(2, "Processes that grade; 0 runs rewards inside this one, unlimited.", ge=0)
+    seconds: float = key(10.0, "Longest that a reward may take over one completion.", gt=0)
+    memory_mb: int = key(2048, "Memory that a worker may take while it grades.", ge=1)
+
+
 class SftSection(Section):
     """Supervised fine-tuning on demonstrations; the loss is on the completion only."""
 
@@ -104,6 +112,7 @@ class PreferSection(Section):
     repeats: int = key(1, "Times that each prompt is asked.", ge=1)
     max_new_tokens: int = later("that of [rl], else 256", "Longest completion.", ge=1)
     temperature: float = key(1.0, "Divides the logits before sampling.", gt=0)
+    max_invalid: float = key(0.1, "Share of broken scores that stops the stage.", ge=0, le=1)
 
 
 class RewardSection(Section):
@@ -265,6 +274,7 @@ class Recipe(Section):
     model: ModelSection = key(ModelSection(), "The model.")
     task: OptionalPiece = later("none", "The task: its name, and its own options beside it.")
     rewards: Rewards = key({}, "Rewards by name: a weight, or a table with weight and options.")
+    grading: GradingSection = key(GradingSection(), "How rewards are run.")
     sft: SftSection | None = key(None, "Supervised fine-tuning.")
     prefer: PreferSection | None = key(None, "Preferences from the policy.")
     reward: RewardSection | None = key(None, "A reward model.")

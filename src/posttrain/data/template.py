@@ -107,14 +107,19 @@ class Template:
     def encode_exchange(self, prompt: Prompt, completion: str) -> tuple[int, ...]:
         """Prompt and completion as this tokenizer's own model expects to read them.
 
-        A chat as its template writes it; text with an end token behind, or, where the tokenizer
-        has none (encoders), as the pair of texts that it was made for.
+        A chat as its template writes it; text with an end token behind; for an encoder, whose
+        tokenizer opens and parts texts with tokens of their own, the pair of texts. Chats are
+        written as plain text for a model that knows no chat.
         """
         if self._is_chat(prompt):
             reply = {"role": "assistant", "content": completion}
             text = self._chat_text([*self._messages(prompt), reply], reply=False)
             return self._encode(text)
-        if not self.end_tokens:
+        if prompt.messages and not prompt.text:
+            text = "\n".join(message["content"] for message in prompt.messages)
+            prompt = dataclasses.replace(prompt, text=text, messages=())
+        pairs = self.tokenizer.cls_token_id is not None and self.tokenizer.sep_token_id is not None
+        if pairs or not self.end_tokens:
             return tuple(self.tokenizer(prompt.text, completion).input_ids)
         end = self.tokenizer.eos_token_id
         return (*self.render(prompt).tokens, *self.encode_completion(completion, end))

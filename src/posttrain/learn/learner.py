@@ -114,8 +114,9 @@ class LocalLearner:
         if sums.empty:
             rate = learning[0].learning_rate
             return StepResult(loss=0.0, gradient_norm=0.0, learning_rate=rate, metrics={})
-        applied = [part.apply() for part in learning]
-        return sums.result(applied, with_critic=len(applied) == 2)
+        applied = {part is self._critic: part.apply() for part in learning}
+        still = Applied(gradient_norm=0.0, learning_rate=self.trained.learning_rate)
+        return sums.result(applied.get(False, still), critic=applied.get(True))
 
     def refresh_reference(self) -> None:
         """Make the current weights the new reference."""
@@ -195,15 +196,15 @@ class _Sums:
         for name, value in terms.parts.items():
             self._parts[name] = self._parts.get(name, 0.0) + float(total(value.detach(), part))
 
-    def result(self, applied: list[Applied], *, with_critic: bool) -> StepResult:
+    def result(self, policy: Applied, *, critic: Applied | None) -> StepResult:
         """The step as the loop sees it."""
         metrics = self._diagnostics.summary()
         metrics |= {f"{name}_loss": value for name, value in self._parts.items()}
-        if with_critic:
-            metrics["critic_gradient_norm"] = applied[1].gradient_norm
+        if critic is not None:
+            metrics["critic_gradient_norm"] = critic.gradient_norm
         return StepResult(
             loss=float(self._loss),
-            gradient_norm=applied[0].gradient_norm,
-            learning_rate=applied[0].learning_rate,
+            gradient_norm=policy.gradient_norm,
+            learning_rate=policy.learning_rate,
             metrics=metrics,
         )

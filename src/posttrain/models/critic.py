@@ -66,7 +66,9 @@ def separate_critic(policy: Policy, source: str = "policy") -> Critic:
 
 def _zero_head(policy: Policy) -> nn.Linear:
     weight = next(policy.model.parameters())
-    width = policy.model.config.get_text_config().hidden_size
+    with torch.no_grad():  # some models project their states: the config does not say to what
+        token = torch.tensor([[policy.pad_token]], device=weight.device)
+        width = trunk_states(policy.model.get_decoder(), token).shape[-1]
     dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
     head = nn.Linear(width, 1, device=weight.device, dtype=dtype)
     nn.init.zeros_(head.weight)

@@ -111,8 +111,9 @@ def load_reward(source: str, *, dtype: str = "float32", device: str = "cpu") -> 
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"reward model: {source!r} cannot be read: {str(error).splitlines()[0]}. Give the "
-            "folder of a sequence classifier with one label, as the reward stage writes it"
+            f"reward model: there is none at {source!r} (rewards.model.path or rl.critic.source); "
+            "give the folder of a sequence classifier with one label, as the reward stage writes "
+            f"it. {str(error).splitlines()[0]}"
         ) from error
     if any(name.endswith("ForCausalLM") for name in config.architectures or ()):
         raise ValueError(f"reward model: {source!r} {_NO_HEAD}")
@@ -162,6 +163,8 @@ def score_sequences(model: PreTrainedModel, batch: Batch) -> Tensor:
     inputs = {"input_ids": batch.tokens, "attention_mask": real.long()}
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear):
+        if getattr(model.config, "type_vocab_size", 0) > 1:
+            inputs["token_type_ids"] = _second_text(batch.tokens, real.long())
         return at_least_float32(model(**inputs).logits[:, 0])
     states = model.base_model(**inputs, use_cache=False).last_hidden_state
     rows = torch.arange(len(states), device=states.device)
@@ -181,6 +184,16 @@ def with_normalisation(reward: RewardModel, scores: Tensor) -> RewardModel:
     return replace(reward, mean=float(scores.double().mean()), deviation=deviation)
 
 
+def _second_text(tokens: Tensor, real: Tensor) -> Tensor:
+    """1 on the second of two texts, as an encoder of pairs wants it: behind the first separator.
+
+    The separator is the last real token of every row.
+    """
+    last = real.sum(dim=1, keepdim=True) - 1
+    separators = (tokens == tokens.gather(1, last)).long() * real
+    return (separators.cumsum(1) - separators).clamp_max(1) * real
+
+
 def _bias(head: nn.Linear, like: Tensor) -> Tensor | None:
     return None if head.bias is None else head.bias.to(like.dtype)
 
@@ -194,9 +207,10 @@ def _with_free_pad(policy: Policy) -> PreTrainedTokenizerBase:
     tokenizer = copy.deepcopy(policy.tokenizer)
     tokenizer.padding_side = "right"  # on the left it would move every absolute position
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id in policy.end_tokens:
-        ends = {tokenizer.convert_ids_to_tokens(token) for token in policy.end_tokens}
-        free = [name for name in tokenizer.all_special_tokens if name not in ends]
-        tokenizer.add_special_tokens({"pad_token": free[0] if free else PAD})
+        used = {*policy.end_tokens, tokenizer.bos_token_id}  # others may mask it wherever it is
+        unknown = tokenizer.unk_token_id
+        free = unknown is not None and unknown not in used
+        tokenizer.add_special_tokens({"pad_token": tokenizer.unk_token if free else PAD})
     return tokenizer
 
 

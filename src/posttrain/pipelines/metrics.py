@@ -58,7 +58,9 @@ def batch_metrics(batch: Batch, collected: Collected) -> dict[str, float]:
         log_ratio = keep(batch.need("old_logprobs") - batch.ref_logprobs, batch.active)
         metrics["objective/kl"] = float(log_ratio.sum(dim=1)[valid].mean()) if len(kept) else 0.0
     metrics |= _objective(batch, collected)
-    return metrics | _parts(collected) | _times(collected, float(lengths.sum()))
+    return (
+        metrics | _states(collected) | _parts(collected) | _times(collected, float(lengths.sum()))
+    )
 
 
 def step_metrics(results: Sequence[StepResult]) -> dict[str, float]:
@@ -97,6 +99,13 @@ def _parts(collected: Collected) -> dict[str, float]:
             for name, value in rollout.score.parts.items():
                 parts.setdefault(name, []).append(value)
     return {f"reward/part/{name}": _mean(values) for name, values in parts.items()}
+
+
+def _states(collected: Collected) -> dict[str, float]:
+    """Shares of the broken scores by how they broke; no metric where none did."""
+    states = [rollout.score.state for rollout in collected.rollouts if rollout.score is not None]
+    broken = sorted({state for state in states if state != "ok"})
+    return {f"reward/state/{state}": states.count(state) / len(states) for state in broken}
 
 
 def _times(collected: Collected, num_tokens: float) -> dict[str, float]:

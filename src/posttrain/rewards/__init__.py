@@ -6,37 +6,52 @@ keyword-only parameters are options. :class:`posttrain.rewards.scorer.RewardScor
 """
 
 from posttrain.protocols import Reward
+from posttrain.rewards.code import code_tests
 from posttrain.rewards.countdown import countdown_expression
 from posttrain.rewards.exact import exact_answer
 from posttrain.rewards.extraction import extract_answer
 from posttrain.rewards.format import think_answer_format
+from posttrain.rewards.judge import judge_verdict
 from posttrain.rewards.length import length_penalty
+from posttrain.rewards.math_answer import math_answer
 from posttrain.rewards.melody import melody_score
 from posttrain.rewards.numeric import numeric_answer
+from posttrain.rewards.overlong import overlong_penalty
 from posttrain.rewards.reasoning_gym import reasoning_gym_score
+from posttrain.rewards.repetition import repetition_penalty
 from posttrain.rewards.sorted_text import sorted_numbers
 from posttrain.rewards.sorting import exactly_sorted, inclusion_ordering, position_matches
 
 REWARDS: dict[str, Reward] = {
     "exact": exact_answer,
     "numeric": numeric_answer,
+    "math": math_answer,
     "format": think_answer_format,
     "length": length_penalty,
+    "overlong": overlong_penalty,
+    "repetition": repetition_penalty,
+    "judge": judge_verdict,
     "sort": sorted_numbers,
     "countdown": countdown_expression,
+    "code": code_tests,
     "melody": melody_score,
     "reasoning_gym": reasoning_gym_score,
 }
 
 __all__ = [
     "REWARDS",
+    "code_tests",
     "countdown_expression",
     "exact_answer",
     "extract_answer",
+    "judge_verdict",
     "length_penalty",
+    "math_answer",
     "melody_score",
     "numeric_answer",
+    "overlong_penalty",
     "reasoning_gym_score",
+    "repetition_penalty",
     "sorted_numbers",
     "think_answer_format",
     # for lists of numbers

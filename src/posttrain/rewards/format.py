@@ -1,6 +1,9 @@
-"""Does the completion keep to ``<think>…</think><answer>…</answer>``?"""
+"""Does the completion keep to ``<think>…</think><answer>…</answer>``, or to a pattern?"""
 
 from __future__ import annotations
+
+import functools
+from typing import Any
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
@@ -14,23 +17,53 @@ def think_answer(thinking: str, answer: str) -> str:
     return f"<think>{thinking}</think><answer>{answer}</answer>"
 
 
-def think_answer_format(completion: str, *, partial: bool = False, opened: bool = False) -> float:
-    """1 for ``<think>…</think><answer>…</answer>`` and nothing around it but white space, else 0.
+def think_answer_format(
+    completion: str, *, partial: bool = False, opened: bool = False, pattern: str = ""
+) -> float:
+    r"""1 for ``<think>…</think><answer>…</answer>`` and nothing around it but white space, else 0.
 
     Each tag occurs exactly once, and the answer is not empty. With ``partial``, each tag that
     occurs exactly once earns 0.2, and the full match the rest. ``opened`` says that the prompt
     already ends with ``<think>``, so that the completion must not begin with it.
 
+    A ``pattern`` takes the place of the tags: 1 where this regular expression, in RE2's syntax,
+    matches the whole completion. RE2 takes linear time, whatever the pattern and the text.
+
     >>> think_answer_format("<think>2+3</think><answer>5</answer>")
     1.0
     >>> think_answer_format("<answer>5</answer>"), think_answer_format("<answer>5", partial=True)
     (0.0, 0.2)
+    >>> think_answer_format("Answer: 5", pattern=r"Answer: \d+")
+    1.0
     """
+    if pattern:
+        if partial or opened:
+            raise ValueError("format: a pattern takes the place of the tags; drop partial, opened")
+        return float(_compiled(pattern).fullmatch(completion) is not None)
     text = ("<think>" if opened else "") + completion.strip()
     num_once = sum(text.count(tag) == 1 for tag in TAGS)
     if num_once == len(TAGS) and _in_order(text):
         return 1.0
     return num_once / 5 if partial else 0.0
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(pattern: str) -> Any:
+    try:
+        import re2  # Python's own engine can take exponential time on a text that a model wrote
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "format: a pattern needs RE2; pip install 'posttrain[re2]', or leave the pattern out"
+        ) from error
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(pattern, options=options)
+    except re2.error as error:
+        raise ValueError(
+            f"pattern: {pattern!r} is not a regular expression of RE2 ({error}); it knows neither "
+            "look-around nor back-references"
+        ) from error
 
 
 def _in_order(text: str) -> bool:

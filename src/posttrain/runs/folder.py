@@ -9,6 +9,7 @@
       samples.json    answers before and after        curves.png
       sft/  rl/  eval/                    one folder for each stage:
         metrics.jsonl     one line for each logged step
+        diagnosis.jsonl   what went wrong on the way, if anything did
         rollouts/         step-000012.parquet, …
         checkpoints/      step-000012/, …
         model/            the trained model, an ordinary Hugging Face folder
@@ -31,6 +32,8 @@ import pyarrow as pa
 from posttrain.runs.drift import differences
 from posttrain.runs.files import read_json, write_json, write_text
 from posttrain.runs.metrics import Record, frame, read_metrics
+from posttrain.track.diagnosis import FILE_NAME as DIAGNOSIS
+from posttrain.track.diagnosis import read_findings
 from posttrain.track.jsonl import FILE_NAME
 
 LAYOUT = 1
@@ -71,6 +74,10 @@ class StageFolder:
     def records(self) -> list[Record]:
         """What was logged, in order; none before the first step."""
         return read_metrics(self.metrics) if self.metrics.exists() else []
+
+    def findings(self) -> list[dict[str, Any]]:
+        """What went wrong on the way, in order; ``docs/diagnosis.md`` explains each."""
+        return read_findings(self.path / DIAGNOSIS)
 
     def frame(self) -> pa.Table:
         """What was logged, one row for each step; ``.to_pandas()`` where pandas is installed."""
@@ -202,12 +209,18 @@ class RunFolder:
                 "skip it, choose another run folder, or delete this one"
             )
         (self.path / "summary.json").unlink(missing_ok=True)
-        previous = None
-        if folder.path.exists() and any(folder.path.iterdir()):
-            previous = _free_name(self.path, stage)
-            os.replace(folder.path, previous)
+        previous = self.set_aside(stage)
         folder.path.mkdir(exist_ok=True)
         return StageFolder(folder.path, previous)
+
+    def set_aside(self, stage: str) -> Path | None:
+        """Move what a stage has left to ``STAGE.old-1``, and say where that is; None if nothing."""
+        folder = self.stage(stage)
+        if not folder.path.exists() or not any(folder.path.iterdir()):
+            return None
+        previous = _free_name(self.path, stage)
+        os.replace(folder.path, previous)
+        return previous
 
     def finish(self, stage: str, *, digest: str, record: Mapping[str, Any] | None = None) -> None:
         """Mark a stage as finished under the config that ``digest`` stands for."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -51,13 +51,15 @@ def render_summary(
     measures: Mapping[str, tuple[float | None, float | None]] | None = None,
     facts: Mapping[str, str] | None = None,
     places: Mapping[str, str | Path] | None = None,
+    findings: Sequence[Mapping[str, Any]] = (),
     samples: Sequence[Sample] = (),
     next_steps: Sequence[str] = (),
 ) -> RenderableType:
     """A summary for ``rich.console.Console.print``; ``reward`` is that of the first and last step.
 
     ``measures`` are further numbers before and after, ``facts`` further results, by name;
-    ``places`` says where things are; ``next_steps`` are lines to print as they are.
+    ``findings`` are what went wrong on the way, as in ``diagnosis.jsonl``; ``places`` says where
+    things are; ``next_steps`` are lines to print as they are.
     """
     results = _results(accuracy_before, accuracy_after)
     pairs = {**(measures or {}), **({} if reward is None else {"training reward": reward})}
@@ -67,6 +69,8 @@ def render_summary(
         results.add_row(name, "", text, "")
     results.add_row("time", "", duration(seconds), "")
     parts: list[RenderableType] = [_headed(title, results)]
+    if findings:
+        parts.append(_headed("Diagnosis", _findings(findings)))
     if samples:
         parts.append(_headed("Held-out answers", _samples(samples)))
     if places:
@@ -104,6 +108,17 @@ def _add(table: Table, name: str, *, before: float | None, after: float | None) 
     change = None if before is None or after is None else after - before
     text = "" if change is None else f"{change:+.3f}"
     table.add_row(name, first, last, Text(text, style=_colour(change)))
+
+
+def _findings(findings: Sequence[Mapping[str, Any]]) -> Padding:
+    lines = []
+    for finding in findings:
+        until = finding.get("until")
+        steps = f"step {finding['step']} to {'the end' if until is None else until}"
+        head = f"{printable(finding['finding'])}, {steps}: "
+        body = f"{printable(finding['text'])}. {printable(finding['remedy'])}"
+        lines.append(Text.assemble((head, "yellow"), body, overflow="fold"))
+    return Padding(Group(*lines), (0, 0, 0, 2))
 
 
 def _samples(samples: Sequence[Sample]) -> Table:

@@ -20,6 +20,7 @@ from posttrain.track.stage import Stage
 from posttrain.track.text import printable
 
 _MISSING = "-"
+_MAX_NOTES = 4  # below the panel: a display taller than the terminal cannot be redrawn
 
 
 class ConsoleTracker:
@@ -52,6 +53,7 @@ class ConsoleTracker:
         self._history: list[float] = []
         self._printed_at: float | None = None
         self._held_back = False
+        self._notes: list[Text] = []
         self._live: Live | None = None
         if self._console.is_interactive:
             self._live = Live(
@@ -71,6 +73,13 @@ class ConsoleTracker:
             self._print_line()
         else:
             self._held_back = True
+
+    def note(self, text: str) -> None:
+        """Show a remark: a line of its own in a log, and below the panel on a terminal."""
+        line = Text.assemble(("! ", "bold yellow"), printable(text), overflow="fold")
+        self._notes = [*self._notes, line][-_MAX_NOTES:]  # a new list: a thread draws it
+        if self._live is None:
+            self._console.print(line, soft_wrap=True, highlight=False)
 
     def close(self) -> None:
         """Leave the last state on the screen; a second call does nothing."""
@@ -108,7 +117,9 @@ class ConsoleTracker:
             course = sparkline(self._history[:], width=max(8, min(60, self._console.width - 24)))
             label = self._shown[0].label
             body.append(Text.assemble((f"{label} ", "dim"), (course, "green"), overflow="crop"))
-        return Panel(Group(*body), title=Text(self._title), title_align="left", border_style="dim")
+        title = Text(self._title)
+        panel = Panel(Group(*body), title=title, title_align="left", border_style="dim")
+        return Group(panel, *self._notes)
 
     def _bar(self) -> RenderableType:
         left = self._pace.seconds_left()

@@ -85,6 +85,9 @@ class Completion:
 class Score:
     """A reward's verdict on one completion. Wrong is ``value=0``; broken is another ``state``.
 
+    ``reason`` says in a line why it is broken, ``details`` are a traceback where there is one, and
+    ``seconds`` what the grading took.
+
     >>> Score(value=1.5, parts={"answer": 1.0, "format": 0.5}).ok
     True
     >>> Score(value=0.0, state="timeout", reason="no answer within 5 s").ok
@@ -95,6 +98,8 @@ class Score:
     state: ScoreState = "ok"
     parts: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
+    details: str = field(default="", compare=False)
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def ok(self) -> bool:

@@ -1,0 +1,115 @@
+"""Trying a reward on a file before trusting it: rows in, rows with their scores out."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.config import GradingSection
+from posttrain.config.pieces import complete_reward
+from posttrain.data.sources import check_text, read_numbered
+from posttrain.rewards.pool import GradingPool
+from posttrain.rewards.scorer import FROM_ROLLOUT, RewardScorer
+from posttrain.runs.files import replacing
+from posttrain.track.encoding import encode_json
+from posttrain.types import Completion, Prompt, Rollout, Score
+
+_GIVEN = ("completion", "prompt", "num_tokens", "stop_reason")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graded:
+    """The rows of a file with what a reward said of each, and how long it took in all."""
+
+    rows: Sequence[Mapping[str, Any]]
+    scores: Sequence[Score]
+    seconds: float
+
+    @property
+    def states(self) -> dict[str, int]:
+        """How many scores there are in each state."""
+        return dict(Counter(score.state for score in self.scores))
+
+    @property
+    def mean(self) -> float:
+        """The mean value of the scores that are no one's fault."""
+        values = [score.value for score in self.scores if score.ok]
+        return sum(values) / len(values) if values else 0.0
+
+    def write(self, path: str | Path) -> None:
+        """One line for each row: the row itself, and its state, value, seconds and reason."""
+        with replacing(Path(path)) as beside, beside.open("wb") as file:
+            for row, score in zip(self.rows, self.scores, strict=True):
+                verdict = {
+                    "state": score.state,
+                    "value": score.value if score.ok else None,
+                    "parts": dict(score.parts),
+                    "seconds": round(score.seconds, 6),
+                    "reason": score.reason,
+                }
+                file.write(encode_json({**row, **verdict}) + b"\n")
+
+
+def grade_file(
+    reward: str,
+    path: str | Path,
+    *,
+    options: Mapping[str, Any] | None = None,
+    grading: GradingSection | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Graded:
+    """Score every row of a JSONL file: ``completion``, and the columns that the reward wants.
+
+    The reward runs in worker processes, with the limits that it has in a run.
+    """
+    chosen = complete_reward(reward, {"weight": 1.0, **(options or {})})
+    scorer = RewardScorer({reward: chosen})
+    numbered = read_numbered(path)
+    rollouts = [_rollout(row, where=f"{path}:{number}", scorer=scorer) for number, row in numbered]
+    limits = grading or GradingSection()
+    pool = None
+    if limits.workers:
+        pool = GradingPool(
+            scorer.functions,
+            workers=limits.workers,
+            seconds=limits.seconds,
+            memory_mb=limits.memory_mb,
+            progress=progress,
+        )
+        scorer = scorer.with_grader(pool)
+    started = time.perf_counter()
+    try:
+        scores = scorer.score(rollouts)
+    finally:
+        if pool is not None:
+            pool.close()
+    seconds = time.perf_counter() - started
+    return Graded(rows=[row for _, row in numbered], scores=scores, seconds=seconds)
+
+
+def _rollout(row: Mapping[str, Any], *, where: str, scorer: RewardScorer) -> Rollout:
+    if not isinstance(row.get("completion"), str):
+        check_text(row, "completion", where=where)  # an empty one is a completion too
+    wanted = {name for bound in scorer.functions for name in bound.wanted}
+    for name in wanted & (set(FROM_ROLLOUT) - {"prompt", "completion", "stop_reason"}):
+        if name not in row:
+            raise ValueError(f"{where}: the reward wants {name!r}; add that column to the file")
+    columns = {name: value for name, value in row.items() if name not in _GIVEN}
+    prompt = Prompt(id=where, text=str(row.get("prompt", "")), columns=columns)
+    try:
+        scorer.check_columns(prompt)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    tokens = (0,) * int(row.get("num_tokens", 0))
+    completion = Completion(
+        tokens=tokens,
+        logprobs=(0.0,) * len(tokens),
+        text=row["completion"],
+        stop_reason="length" if row.get("stop_reason") == "length" else "stop",
+        version=0,
+    )
+    return Rollout(prompt=prompt, completion=completion, group=0)

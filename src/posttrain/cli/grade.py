@@ -1,0 +1,78 @@
+"""``posttrain grade``: a reward, a file, and what the one says of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from posttrain.build.grade import Graded, grade_file
+from posttrain.config import GradingSection
+from posttrain.config.read import parse_value
+from posttrain.runs import printable
+
+
+def grade(
+    reward: str,
+    path: Path,
+    *,
+    arguments: Sequence[str],
+    out: Path | None,
+    grading: GradingSection,
+) -> None:
+    """Grade a file, write the rows with their scores, and print what came of it."""
+    console = Console()
+    columns = ("grading", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        bar = bars.add_task("", total=None)
+
+        def progress(done: int, total: int) -> None:
+            bars.update(bar, completed=done, total=total)
+
+        options = _options(arguments)
+        graded = grade_file(reward, path, options=options, grading=grading, progress=progress)
+    if out is not None:
+        graded.write(out)
+    console.print(_table(graded, title=f"{reward}, {len(graded.scores):,} rows"))
+    first = next((score for score in graded.scores if not score.ok), None)
+    if first is not None:
+        console.print(Text(f"the first broken one: {printable(first.reason, limit=400)}"))
+    if out is not None:
+        console.print(Text(f"{out}: written"))
+
+
+def _options(arguments: Sequence[str]) -> dict[str, Any]:
+    """``--extract boxed --partial=true`` as options of the reward."""
+    options: dict[str, Any] = {}
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not name:
+            raise ValueError(f"grade: expected an option of the reward, got {word!r}")
+        if not equals:
+            if not rest:
+                raise ValueError(f"grade: --{name} needs a value")
+            value = rest.pop(0)
+        options[name.replace("-", "_")] = parse_value(value)
+    return options
+
+
+def _table(graded: Graded, *, title: str) -> Table:
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column(printable(title))
+    table.add_column("", justify="right")
+    for state, count in sorted(graded.states.items(), key=lambda pair: pair[0] != "ok"):
+        table.add_row(state, f"{count:,}")
+    table.add_row("mean of what is ok", f"{graded.mean:.4f}")
+    full = sum(score.ok and score.value >= 1 - 1e-9 for score in graded.scores)
+    table.add_row("full marks", f"{full:,}")
+    table.add_row("slowest", f"{max(score.seconds for score in graded.scores):.3f} s")
+    table.add_row("grades per second", f"{len(graded.scores) / graded.seconds:,.0f}")
+    return table

@@ -1,0 +1,139 @@
+"""A reward of a recipe with its options bound: what it wants to know, and what it said, checked."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import numbers
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from posttrain.protocols import Reward, Scorer
+from posttrain.registry import check_options, look_up, options
+from posttrain.rewards import REWARDS
+from posttrain.types import Score
+
+Weight = float | Mapping[str, Any]
+Kind = Literal["single", "batched", "async", "scorer"]
+MAX_REASON_LENGTH = 500
+MAX_DETAILS_LENGTH = 4000
+_CALLER = Path(__file__).with_name("grading.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundReward:
+    """One reward of a recipe: its options bound, the data it wants known by name.
+
+    ``kind`` is how it is called: with one rollout, with lists of a whole chunk (a function whose
+    attribute ``batched`` is True), awaited, or as a scorer of whole batches of rollouts.
+    """
+
+    name: str
+    weight: float
+    function: Reward | Scorer
+    kind: Kind = "single"
+    wanted: tuple[str, ...] = ()
+    optional: frozenset[str] = frozenset()
+
+
+def bind(key: str | Reward | Scorer, given: Weight) -> BoundReward:
+    """A reward by name, function or scorer, with its weight and options; mistakes raise here."""
+    name = key if isinstance(key, str) else _name(key)
+    kind = f"reward {name!r}"
+    function = look_up(key, REWARDS, kind="reward") if isinstance(key, str) else key
+    if not callable(function) and not hasattr(function, "score"):
+        raise ValueError(f"rewards: expected names, functions or scorers, got {key!r}")
+    chosen = dict(given) if isinstance(given, Mapping) else {"weight": given}
+    weight = chosen.pop("weight", 1.0)
+    if not isinstance(weight, int | float) or isinstance(weight, bool) or not math.isfinite(weight):
+        raise ValueError(f"{kind}: the weight must be a finite number, got {weight!r}")
+    if not callable(function):
+        if chosen:
+            raise ValueError(f"{kind}: a scorer has its options already, got {chosen}")
+        return BoundReward(name=name, weight=float(weight), function=function, kind="scorer")
+    wanted, optional = _wanted(function, kind)
+    if "weight" in options(function):
+        raise ValueError(f"{kind}: rename its option 'weight'; that word sets the reward's weight")
+    check_options(function, chosen, kind=kind)
+    return BoundReward(
+        name=name,
+        weight=float(weight),
+        function=functools.partial(function, **chosen) if chosen else function,
+        kind=_kind(function),
+        wanted=wanted,
+        optional=optional,
+    )
+
+
+def checked(reward: BoundReward, result: Any) -> Score:
+    """What a reward returned as a score: anything but a finite number or a ``Score`` is broken."""
+    score = result if isinstance(result, Score) else None
+    value = score.value if score is not None else result
+    if score is not None and not score.ok:
+        reason = f"reward {reward.name!r}: {score.reason}"
+        return Score(value=0.0, state=score.state, reason=reason, details=score.details)
+    if not isinstance(value, numbers.Real) and hasattr(value, "item"):
+        value = value.item()  # a number in numpy's or torch's clothes
+    if not isinstance(value, numbers.Real):
+        kind = "None" if value is None else f"a {type(value).__name__}"
+        return broken(reward, f"returned {kind}, not a number; return a float")
+    if not math.isfinite(value):
+        return broken(reward, f"returned {value}, not a finite number")
+    return Score(value=float(value), parts=score.parts if score is not None else {})
+
+
+def raised(reward: BoundReward, error: BaseException) -> Score:
+    """The score of a reward that raised: broken, with the line and the traceback."""
+    what = traceback.format_exception_only(error)[-1].strip()
+    score = broken(reward, f"raised {what}"[:MAX_REASON_LENGTH] + f" ({_place(error)})")
+    trace = "".join(traceback.format_exception(error))[-MAX_DETAILS_LENGTH:]
+    return Score(value=0.0, state=score.state, reason=score.reason, details=trace)
+
+
+def broken(reward: BoundReward, reason: str) -> Score:
+    """A score that counts for nothing, and says why."""
+    return Score(value=0.0, state="invalid", reason=f"reward {reward.name!r} {reason}")
+
+
+def _kind(function: Any) -> Kind:
+    if getattr(function, "batched", False):
+        return "batched"
+    asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        type(function).__call__
+    )
+    return "async" if asynchronous else "single"
+
+
+def _name(key: Any) -> str:
+    return str(getattr(key, "__name__", "") or getattr(key, "name", "") or type(key).__name__)
+
+
+def _wanted(function: Reward, kind: str) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The data a reward takes, by name, and which of it has a default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{kind}: its parameters cannot be read; wrap it in a def") from error
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ValueError(
+                f"{kind}: takes {parameter}; name the data it needs instead, for example "
+                "`def reward(completion, answer)`, because data is passed by parameter name"
+            )
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise ValueError(f"{kind}: {parameter.name!r} is positional-only; remove the `/`")
+    data = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    optional = frozenset(p.name for p in data if p.default is not p.empty)
+    return tuple(p.name for p in data), optional
+
+
+def _place(error: BaseException) -> str:
+    """The line that raised: in the reward's own file where it is there, else the innermost."""
+    everything = list(traceback.extract_tb(error.__traceback__))
+    frames = [f for f in everything if Path(f.filename) != _CALLER] or everything
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}"

@@ -1,0 +1,146 @@
+"""One question to an OpenAI-compatible chat endpoint: bounded in time and size, errors sorted."""
+
+from __future__ import annotations
+
+import email.utils
+import http.client
+import json
+import random
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_RESPONSE_BYTES = 1_000_000
+MAX_WAIT = 60.0  # seconds between two attempts; a server that asks for more is given up on
+_CHUNK = 65_536
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+
+
+class ChatError(Exception):
+    """A call that brought no answer; ``passing`` says that a later one may."""
+
+    def __init__(
+        self, reason: str, *, passing: bool, timed_out: bool = False, after: float | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.passing = passing
+        self.timed_out = timed_out
+        self.after = after  # seconds that the server asks for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What the model said, and the tokens that it was asked and answered with."""
+
+    text: str
+    tokens_in: int = 0
+    tokens_out: int = 0
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry the key to another host."""
+
+    def redirect_request(self, req: Any, fp: Any, *rest: Any) -> None:
+        return None
+
+
+def endpoint(url: str, *, has_key: bool) -> str:
+    """The address of the chat completions below a base URL, checked.
+
+    >>> endpoint("https://api.openai.com/v1/", has_key=True)
+    'https://api.openai.com/v1/chat/completions'
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"url: expected https://… (or http://…), got {url!r}")
+    if has_key and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+        raise ValueError(
+            f"url: {url!r} would send the API key in the clear; use https, or unset the key's "
+            "environment variable if the server needs none"
+        )
+    url = url.rstrip("/")
+    return url if url.endswith("/chat/completions") else f"{url}/chat/completions"
+
+
+def ask(url: str, body: Mapping[str, Any], *, key: str, seconds: float) -> Reply:
+    """Post a question, and read the answer within ``seconds``; raises :class:`ChatError`."""
+    headers = {"Content-Type": "application/json", "Accept": "application/json"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    request = urllib.request.Request(
+        endpoint(url, has_key=bool(key)), data=json.dumps(body).encode(), headers=headers
+    )
+    deadline = time.monotonic() + seconds
+    try:
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=seconds) as response:
+            return _reply(_read(response, deadline))
+    except urllib.error.HTTPError as error:
+        with error:  # it holds the connection
+            raise _refusal(error) from None
+    except (OSError, http.client.HTTPException) as error:
+        cause = error.reason if isinstance(error, urllib.error.URLError) else error
+        timed_out = isinstance(cause, TimeoutError)
+        reason = f"no answer within {seconds:g} s" if timed_out else f"no connection ({cause})"
+        raise ChatError(reason, passing=True, timed_out=timed_out) from None
+
+
+def wait_before(attempt: int, error: ChatError) -> float:
+    """Seconds to wait before the next attempt: what the server asks for, or 1, 2, 4 … with jitter.
+
+    >>> wait_before(0, ChatError("429", passing=True, after=7.0))
+    7.0
+    >>> 2 <= wait_before(2, ChatError("500", passing=True)) <= 4
+    True
+    """
+    if error.after is not None:
+        return error.after
+    ceiling = min(MAX_WAIT, 2.0**attempt)
+    return ceiling * random.uniform(0.5, 1.0)
+
+
+def _read(response: Any, deadline: float) -> bytes:
+    """The body; the socket's own clock starts again with each byte, so the deadline is ours."""
+    pieces: list[bytes] = []
+    while sum(map(len, pieces)) <= MAX_RESPONSE_BYTES:
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        piece = response.read1(_CHUNK)
+        if not piece:
+            return b"".join(pieces)
+        pieces.append(piece)
+    raise ChatError(f"an answer of more than {MAX_RESPONSE_BYTES} bytes", passing=True)
+
+
+def _reply(body: bytes) -> Reply:
+    try:
+        data = json.loads(body)
+        text = data["choices"][0]["message"]["content"]
+        usage = data.get("usage") or {}
+        tokens = [int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+        text = None
+    if not isinstance(text, str):
+        raise ChatError("an answer that is no chat completion", passing=True)
+    return Reply(text=text, tokens_in=tokens[0], tokens_out=tokens[1])
+
+
+def _refusal(error: urllib.error.HTTPError) -> ChatError:
+    after = _seconds(error.headers.get("Retry-After", ""))
+    passing = error.code in (408, 429) or error.code >= 500
+    return ChatError(
+        f"HTTP {error.code}", passing=passing and (after or 0.0) <= MAX_WAIT, after=after
+    )
+
+
+def _seconds(text: str) -> float | None:
+    """The header Retry-After: a number of seconds, or a date."""
+    if text.strip().isdecimal():
+        return float(text)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return None

@@ -1,0 +1,136 @@
+"""Running the rewards of a recipe on samples, one after another, in this process.
+
+A sample is the data that the rewards want of a rollout, by name. What comes back is each reward's
+own score, in order, up to the first that is broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from posttrain.rewards.bound import BoundReward, broken, checked, raised
+from posttrain.types import Score
+
+Sample = Mapping[str, Any]
+Results = list[tuple[str, Score]]
+Started = Callable[[int, int], None]
+"""Called with the number of the sample and of the reward that is about to run."""
+Done = Callable[[int, Results], None]
+
+WHOLE_CHUNK = -1  # in place of a sample's number, while a call is about all of them
+CONCURRENT = 32  # calls of an async reward under way at a time
+
+
+def grade(
+    rewards: Sequence[BoundReward],
+    samples: Sequence[Sample],
+    *,
+    started: Started = lambda sample, reward: None,
+    done: Done | None = None,
+    seconds: float | None = None,
+) -> list[Results]:
+    """The scores of every sample; ``seconds`` is the limit of one call of an async reward."""
+    ahead: dict[str, list[Score]] = {}
+    for number, reward in enumerate(rewards):
+        if reward.kind == "batched":
+            started(WHOLE_CHUNK, number)
+            ahead[reward.name] = _batched(reward, samples)
+        elif reward.kind == "async":
+            tick = _Tick(started, number)
+            ahead[reward.name] = asyncio.run(_awaited(reward, samples, tick=tick, seconds=seconds))
+    everything: list[Results] = []
+    for index, sample in enumerate(samples):
+        results: Results = []
+        for number, reward in enumerate(rewards):
+            known = ahead.get(reward.name)
+            if known is None:
+                started(index, number)
+            score = _single(reward, sample) if known is None else known[index]
+            results.append((reward.name, score))
+            if not score.ok:
+                break
+        everything.append(results)
+        if done is not None:
+            done(index, results)
+    return everything
+
+
+def _single(reward: BoundReward, sample: Sample) -> Score:
+    begun = time.perf_counter()
+    try:
+        score = checked(reward, _call(reward, sample))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the reason is kept: broken, not wrong
+        score = raised(reward, error)
+    return replace(score, seconds=time.perf_counter() - begun)
+
+
+def _call(reward: BoundReward, sample: Sample) -> Any:
+    assert callable(reward.function), "scorers are asked about the whole batch"
+    return reward.function(**_data(reward, sample))
+
+
+def _data(reward: BoundReward, sample: Sample) -> dict[str, Any]:
+    missing = [n for n in reward.wanted if n not in sample and n not in reward.optional]
+    if missing:
+        raise KeyError(f"this prompt has no column {missing[0]!r}")
+    return {name: sample[name] for name in reward.wanted if name in sample}
+
+
+def _batched(reward: BoundReward, samples: Sequence[Sample]) -> list[Score]:
+    """One call for all; where it fails, one for each, to find out whose fault it is."""
+    begun = time.perf_counter()
+    try:
+        rows = [_data(reward, sample) for sample in samples]
+        names = [name for name in reward.wanted if all(name in row for row in rows)]
+        assert callable(reward.function)
+        returned = reward.function(**{name: [row[name] for row in rows] for name in names})
+        if not isinstance(returned, Sequence) or len(returned) != len(samples):
+            size = len(returned) if isinstance(returned, Sequence) else type(returned).__name__
+            raise ValueError(f"returned {size} scores for {len(samples)} completions")
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
+        if len(samples) > 1:
+            return [score for sample in samples for score in _batched(reward, [sample])]
+        return [raised(reward, error)]
+    share = (time.perf_counter() - begun) / len(samples)
+    return [replace(checked(reward, value), seconds=share) for value in returned]
+
+
+class _Tick:
+    """Says at every turn of the event loop that it turns: one that hangs is seen from outside."""
+
+    def __init__(self, started: Started, number: int) -> None:
+        self._started = started
+        self._number = number
+
+    async def run(self) -> None:
+        while True:
+            self._started(WHOLE_CHUNK, self._number)
+            await asyncio.sleep(0.1)
+
+
+async def _awaited(
+    reward: BoundReward, samples: Sequence[Sample], *, tick: _Tick, seconds: float | None
+) -> list[Score]:
+    gate = asyncio.Semaphore(CONCURRENT)
+
+    async def one(sample: Sample) -> Score:
+        async with gate:
+            begun = time.perf_counter()
+            try:
+                value = await asyncio.wait_for(_call(reward, sample), seconds)
+                score = checked(reward, value)
+            except TimeoutError:
+                score = replace(broken(reward, f"gave no answer in {seconds} s"), state="timeout")
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
+                score = raised(reward, error)
+            return replace(score, seconds=time.perf_counter() - begun)
+
+    ticking = asyncio.create_task(tick.run())
+    try:
+        return list(await asyncio.gather(*(one(sample) for sample in samples)))
+    finally:
+        ticking.cancel()

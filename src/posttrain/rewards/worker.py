@@ -1,0 +1,117 @@
+"""The inside of a grading worker: a process of its own, which can be killed.
+
+It gets chunks of samples from the process that made it, and answers in JSON: what a worker says is
+parsed, never unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import mmap
+import os
+import resource
+import signal
+import struct
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from posttrain.rewards.bound import BoundReward
+from posttrain.rewards.grading import Results, grade
+
+FLUSH_AFTER = 0.005  # seconds that a finished result may wait to be sent
+_BEAT = struct.Struct("qqd")  # sample, reward, and since when (the clock is the same for all)
+_DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+class Beat:
+    """What a worker is at and since when, in memory that both sides see."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _BEAT.size)
+
+    def write(self, sample: int, reward: int) -> None:
+        """Say that a reward is about to run on a sample."""
+        _BEAT.pack_into(self._memory, 0, sample, reward, time.monotonic())
+
+    def read(self) -> tuple[int, int, float]:
+        """The sample, the reward, and when it began."""
+        return _BEAT.unpack_from(self._memory, 0)
+
+
+def work(
+    connection: Connection,
+    rewards: Sequence[BoundReward],
+    *,
+    beat: Beat,
+    seconds: float,
+    memory_mb: int,
+) -> None:
+    """Grade chunks until the other side hangs up."""
+    _settle(memory_mb)
+    while True:
+        try:
+            chunk = connection.recv()
+        except EOFError:
+            return
+        outbox = _Outbox(connection, [number for number, _ in chunk])
+        samples = [sample for _, sample in chunk]
+        grade(rewards, samples, started=beat.write, done=outbox.add, seconds=seconds)
+        outbox.send(last=True)
+
+
+class _Outbox:
+    """Results on their way: few messages while all goes fast, none kept back when it does not."""
+
+    def __init__(self, connection: Connection, numbers: Sequence[int]) -> None:
+        self._connection = connection
+        self._numbers = numbers
+        self._waiting: list[Any] = []
+        self._sent = time.monotonic()
+
+    def add(self, index: int, results: Results) -> None:
+        """Put in the results of a sample of the chunk."""
+        scores = [[name, vars(score)] for name, score in results]
+        self._waiting.append([self._numbers[index], scores])
+        if time.monotonic() - self._sent > FLUSH_AFTER:
+            self.send(last=False)
+
+    def send(self, *, last: bool) -> None:
+        """Send what waits; ``last`` says that the chunk is finished."""
+        message = json.dumps({"results": self._waiting, "last": last}, default=str)
+        self._connection.send_bytes(message.encode())
+        self._waiting, self._sent = [], time.monotonic()
+
+
+def _settle(memory_mb: int) -> None:
+    """A session of its own, dead when its parent is, with no input and little memory to take."""
+    gc.freeze()  # what the copy began with is never freed: it may wait for threads left behind
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_DEATH_OF_PARENT, signal.SIGKILL)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    held = _address_space()
+    if held:
+        limit = held + memory_mb * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(ImportError):  # after a fork, torch's threads are not there
+        import torch
+
+        torch.set_num_threads(1)
+
+
+def _address_space() -> int:
+    """Bytes of address space in use, most of it shared with the parent; 0 where unknown."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except (OSError, ValueError):
+        return 0

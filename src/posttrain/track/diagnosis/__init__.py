@@ -1,0 +1,22 @@
+"""Diagnosis: rules over the metrics of a run that name what is wrong and what to do about it."""
+
+from posttrain.track.diagnosis.findings import (
+    FILE_NAME,
+    Diagnosing,
+    Diagnosis,
+    Finding,
+    read_findings,
+)
+from posttrain.track.diagnosis.history import Setup
+from posttrain.track.diagnosis.rules import RULES, Rule
+
+__all__ = [
+    "FILE_NAME",
+    "Diagnosing",
+    "Diagnosis",
+    "Finding",
+    "RULES",
+    "Rule",
+    "Setup",
+    "read_findings",
+]

@@ -1,0 +1,95 @@
+"""``posttrain grade``: every row comes back with its verdict, and mistakes name the line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from posttrain.build.grade import grade_file
+from posttrain.cli.app import app
+from posttrain.config import GradingSection
+
+SOURCE = """
+import os, time
+
+def moody(completion, mood, *, loud: bool = False):
+    if mood == "raises":
+        raise ValueError(completion)
+    if mood == "hangs":
+        time.sleep(60)
+    if mood == "dies":
+        os._exit(1)
+    return 2.0 if loud else 1.0
+"""
+MOODS = ("fine", "raises", "hangs", "dies", "fine")
+
+
+@pytest.fixture
+def moods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with a row for each mood, and the reward that acts on them."""
+    (tmp_path / "mood_rewards.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return written(tmp_path, [{"completion": f"c{n}", "mood": m} for n, m in enumerate(MOODS)])
+
+
+def written(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+def test_every_row_comes_back_with_its_verdict(moods: Path, tmp_path: Path) -> None:
+    limits = GradingSection(workers=2, seconds=0.5)
+    seen: list[int] = []
+    found = grade_file(
+        "mood_rewards:moody", moods, grading=limits, progress=lambda done, total: seen.append(done)
+    )
+    assert found.states == {"ok": 2, "invalid": 1, "timeout": 1, "crashed": 1}
+    assert found.mean == 1.0
+    assert seen == [1, 2, 3, 4, 5]
+    found.write(tmp_path / "out.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["completion"] for row in rows] == ["c0", "c1", "c2", "c3", "c4"]
+    assert [row["state"] for row in rows] == ["ok", "invalid", "timeout", "crashed", "ok"]
+    assert [row["value"] for row in rows] == [1.0, None, None, None, 1.0]
+    assert "ValueError: c1" in rows[1]["reason"]
+    assert "no answer within 0.5 s" in rows[2]["reason"]
+
+
+def test_the_command_takes_the_rewards_options(moods: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    words = ["grade", "mood_rewards:moody", str(moods), "--out", str(out), "--seconds", "0.5"]
+    done = CliRunner().invoke(app, [*words, "--loud", "true"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(out.read_text().splitlines()[0])["value"] == 2.0
+    for line in ("timeout", "crashed", "invalid", "the first broken one: reward 'mood_rewards:"):
+        assert line in done.output
+
+
+@pytest.mark.parametrize(
+    ("rows", "reward", "message"),
+    [
+        ([{"answer": "5"}], "exact", r"rows.jsonl:1: no column 'completion'"),
+        ([{"completion": 5, "answer": "5"}], "exact", r"rows.jsonl:1: 'completion' must be text"),
+        (
+            [{"completion": "5", "answer": "5"}, {"completion": "5"}],
+            "exact",
+            r"rows.jsonl:2: reward 'exact': wants the column 'answer'",
+        ),
+        ([{"completion": "5"}], "length", r"the reward wants 'num_tokens'"),
+        ([{"completion": "5", "answer": "5"}], "exakt", r"did you mean 'exact'"),
+    ],
+)
+def test_a_mistake_names_the_line(
+    rows: list[dict[str, Any]], reward: str, message: str, tmp_path: Path
+) -> None:
+    options = {"target": 3} if reward == "length" else {}
+    with pytest.raises(ValueError, match=message):
+        grade_file(reward, written(tmp_path, rows), options=options)
+
+
+def test_an_empty_completion_is_a_wrong_answer_and_no_mistake(tmp_path: Path) -> None:
+    found = grade_file("exact", written(tmp_path, [{"completion": "", "answer": "5"}]))
+    assert (found.states, found.mean) == ({"ok": 1}, 0.0)

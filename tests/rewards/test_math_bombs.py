@@ -1,0 +1,109 @@
+"""Answers that would take for ever, or all memory, end at once as wrong ones."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from posttrain.rewards.math_text import clean, refused
+
+BOMBS = {
+    "tower of stars": "9**9**9**9",
+    "tower": "9^{9^{9^{9}}}",
+    "tower, chained": "9^9^9^9",
+    "tower in an interval": "(1, 9^{9^{9^9}})",
+    "tower in brackets": "((((9^{999})^{999})^{999})^{999})^{999}",
+    "tower in a fraction": r"\frac{1}{9^{9^{9}}}",
+    "tower in an exponent's sum": "2^{1+9^{9^9}}",
+    "tower of e": r"e^{e^{e^{e^{9}}}}",
+    "tower by exp": r"\exp(\exp(\exp(\exp(9))))",
+    "root of a tower": r"\sqrt[9^{9^9}]{2}",
+    "large power": "2^{999999999}",
+    "large power of ten": r"10^{10000000000}",
+    "e-notation": "1e999999999",
+    "negative power": "2^{-999999999}",
+    "symbolic power": "(x+y+z+1)^{9999}",
+    "nested symbolic powers": "((x+1)^{50}+1)^{50}",
+    "factorial": "99999999!",
+    "factorial tower": "((9!)!)!",
+    "factorials": "9!!!!!",
+    "factorial of a power": r"\left(9^9\right)!",
+    "binomial": r"\binom{1000000000}{500000000}",
+    "sum": r"\sum_{k=1}^{1000000000} \frac{1}{k^2}",
+    "product": r"\prod_{k=1}^{1000000000} k",
+    "integral": r"\int_0^1 e^{e^{x^x}} \sin(x^x) dx",
+    "limit": r"\lim_{x \to 0} \frac{\sin(\sin(\sin x))}{x^x}",
+    "identity matrix": r"\operatorname{eye}(1000000000)",
+    "zeros": r"\operatorname{zeros}(100000,100000)",
+    "determinant": r"\begin{vmatrix}9^{99}&x\\y&9^{99}\end{vmatrix}",
+    "gamma": r"\Gamma(999999999)",
+    "gcd": r"\gcd(9^{9^9}, 3)",
+    "deep parentheses": "(" * 200 + "1" + ")" * 200,
+    "deep braces": "{" * 30 + "1" + "}" * 30,
+    "braces as deep as may be": "{" * 3 + "1" + "}" * 3,
+    "brackets as deep as may be": "([(1)]+[(2)])",
+    "deep fractions": r"\frac{1}{" * 100 + "2" + "}" * 100,
+    "deep roots": r"\sqrt{" * 100 + "2" + "}" * 100,
+    "bars": "|" * 100 + "2" + "|" * 100,
+    "unclosed": "(" * 400,
+    "minus signs": "-" * 499 + "1",
+    "signs": "-+" * 249 + "1",
+    "many digits": "9" * 499,
+    "a megabyte of digits": "9" * 1_000_000,
+    "a megabyte of brackets": "(" * 1_000_000,
+    "a megabyte of terms": "x+" * 500_000 + "x",
+    "a long sum": "+".join("x" for _ in range(240)),
+    "a long product": "x" * 3 + "(x+1)" * 80,
+    "a long list": ",".join(str(number) for number in range(60)),
+    "carets": "^" * 499,
+    "backslashes": "\\" * 499,
+    "frac alone": r"\frac" * 99,
+    "sqrt alone": r"\sqrt" * 99,
+    "text alone": r"\text{" * 80,
+    "dollars": "$" * 499,
+    "spaces": "1 " * 249,
+    "commas": "1," * 249,
+    "equations": "x=" * 200 + "1",
+    "modulo": r"9^{999} \bmod 7",
+    "trigonometry": r"\sin(\cos(\sin(\cos(x^{99}))))",
+    "python": "__import__('os').system('true')",
+    "not numbers": "\u0663" * 499,
+}
+
+GRADE_ALL = """
+import json, sys, time
+from posttrain.rewards.math_answer import math_answer
+math_answer("x^2+x", "x+x^2")  # the imports are not what is timed
+for name, text in json.load(sys.stdin).items():
+    print(json.dumps([name, "start"]), flush=True)
+    started = time.process_time()  # of this process alone: the machine may be busy
+    values = [math_answer(text, answer, extract="whole") for answer in ("7", "x+1", "(1,2)")]
+    print(json.dumps([name, max(values), time.process_time() - started]), flush=True)
+"""
+
+
+def test_every_bomb_ends_as_a_wrong_answer():
+    command = [sys.executable, "-c", GRADE_ALL]
+    try:
+        result = subprocess.run(
+            command,
+            input=json.dumps(BOMBS),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        pytest.fail(f"a bomb went off: {str(error.stdout)[-200:]}")
+    assert result.returncode == 0, result.stderr
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    seconds = {name: rest[1] for name, *rest in rows if rest[0] != "start"}
+    assert set(seconds) == set(BOMBS)
+    assert not {name for name, value, *_ in rows if value not in ("start", 0.0)}
+    assert not {name: time for name, time in seconds.items() if time >= 1}
+
+
+def test_what_is_refused_is_refused_before_it_is_parsed():
+    allowed = {name for name, text in BOMBS.items() if not refused(clean(text[:500]))}
+    assert len(allowed) < len(BOMBS) / 2, allowed

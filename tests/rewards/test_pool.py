@@ -1,0 +1,238 @@
+"""The grading pool: only the culprit pays, however it misbehaves."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from posttrain.rewards.pool import GradingPool
+from posttrain.rewards.scorer import RewardScorer
+from posttrain.types import Completion, Prompt, Rollout
+
+SECONDS = 0.5
+
+
+def rollouts(count: int) -> list[Rollout]:
+    return [
+        Rollout(
+            prompt=Prompt(id=f"p{n}", text="?", columns={"n": n}),
+            completion=Completion(
+                tokens=(1,), logprobs=(0.0,), text=f"c{n}", stop_reason="stop", version=0
+            ),
+            group=n,
+        )
+        for n in range(count)
+    ]
+
+
+Pooled = Callable[..., RewardScorer]
+
+
+@pytest.fixture
+def pooled() -> Iterator[Pooled]:
+    """Makes scorers whose functions run in two workers; ends the workers afterwards."""
+    pools: list[GradingPool] = []
+
+    def make(*functions: object, **options: object) -> RewardScorer:
+        scorer = RewardScorer(dict.fromkeys(functions, 1.0))
+        given = {"workers": 2, "seconds": SECONDS, "memory_mb": 512, **options}
+        pools.append(GradingPool(scorer.functions, **given))
+        return scorer.with_grader(pools[-1])
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def test_scores_come_back_in_order_and_as_in_this_process(pooled: Pooled) -> None:
+    def first(n: int) -> float:
+        return n / 7
+
+    def second(completion: str, *, per_letter: float = 0.5) -> float:
+        return per_letter * len(completion)
+
+    given = rollouts(500)
+    assert pooled(first, second).score(given) == RewardScorer({first: 1.0, second: 1.0}).score(
+        given
+    )
+
+
+def test_rewards_run_elsewhere(pooled: Pooled) -> None:
+    scores = pooled(lambda n: os.getpid()).score(rollouts(64))
+    assert os.getpid() not in {score.value for score in scores}
+    assert len({score.value for score in scores}) == 2
+
+
+# what a sample may do: its state, and what the reason must say
+MISHAPS: dict[str, tuple[Callable[[], object], str, str]] = {
+    "raises": (lambda: {}["x"], "invalid", "raised KeyError: 'x'"),
+    "exits": (lambda: sys.exit(0), "invalid", "raised SystemExit: 0"),
+    "not a number": (lambda: float("nan"), "invalid", "returned nan"),
+    "nothing": (lambda: None, "invalid", "returned None"),
+    "sleeps": (lambda: time.sleep(60), "timeout", "gave no answer within 0.5 s"),
+    "loops": (lambda: [None for _ in iter(int, 1)], "timeout", "gave no answer within 0.5 s"),
+    "is killed": (
+        lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "crashed",
+        "ended its worker process (SIGKILL)",
+    ),
+    "leaves": (lambda: os._exit(0), "crashed", "ended its worker process (exit code 0)"),
+    "too much memory": (lambda: bytearray(2**33), "invalid", "raised MemoryError"),
+    "ignores signals": (
+        lambda: [signal.signal(signal.SIGTERM, signal.SIG_IGN), time.sleep(60)],
+        "timeout",
+        "gave no answer within 0.5 s",
+    ),
+}
+
+
+@pytest.mark.parametrize("mishap", MISHAPS)
+def test_only_the_culprit_pays(mishap: str, pooled: Pooled) -> None:
+    """One of a hundred does it; the others have their scores, and so does the next batch."""
+    act, state, reason = MISHAPS[mishap]
+
+    def reward(n: int) -> object:
+        return act() if n == 37 else float(n)
+
+    scorer = pooled(reward)
+    begun = time.monotonic()
+    scores = scorer.score(rollouts(100))
+    took = time.monotonic() - begun
+    assert scores[37].state == state
+    assert reason in scores[37].reason
+    assert "reward 'reward'" in scores[37].reason
+    assert [s.value for n, s in enumerate(scores) if n != 37] == [n for n in range(100) if n != 37]
+    assert all(score.ok for n, score in enumerate(scores) if n != 37)
+    assert took < SECONDS + 5  # once, not once for each sample that waited behind it
+    assert [score.value for score in scorer.score(rollouts(20))] == list(range(20))
+
+
+def test_several_mishaps_at_once_and_exactly_those(pooled: Pooled) -> None:
+    def reward(n: int) -> float:
+        if n % 50 == 7:
+            time.sleep(60)
+        if n % 50 == 11:
+            os._exit(3)
+        if n % 50 == 13:
+            raise ValueError(n)
+        return 1.0
+
+    scores = pooled(reward).score(rollouts(150))
+    states = {n: score.state for n, score in enumerate(scores) if not score.ok}
+    assert states == {
+        **dict.fromkeys((7, 57, 107), "timeout"),
+        **dict.fromkeys((11, 61, 111), "crashed"),
+        **dict.fromkeys((13, 63, 113), "invalid"),
+    }
+    assert "ValueError: 63" in scores[63].details
+    assert "Traceback" in scores[63].details
+
+
+def test_what_a_culprit_started_dies_with_it(pooled: Pooled, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+
+    def reward(n: int) -> float:
+        if n == 3:
+            file.write_text(str(subprocess.Popen(["sleep", "600"]).pid))
+            time.sleep(60)
+        return 1.0
+
+    assert pooled(reward).score(rollouts(8))[3].state == "timeout"
+    child = Path("/proc") / file.read_text() / "stat"
+    for _ in range(50):  # it is gone, or waits to be reaped
+        state = child.read_text().rpartition(")")[2].split()[0] if child.exists() else "gone"
+        if state in ("gone", "Z"):
+            break
+        time.sleep(0.05)
+    assert state in ("gone", "Z")
+
+
+def test_an_async_reward_runs_many_at_a_time_with_a_limit_for_each(pooled: Pooled) -> None:
+    async def reward(n: int) -> float:
+        await asyncio.sleep(60 if n == 5 else 0.1)
+        if n == 6:
+            raise ValueError("six")
+        return float(n)
+
+    begun = time.monotonic()
+    scores = pooled(reward).score(rollouts(100))
+    assert time.monotonic() - begun < 5  # 10 s one after another
+    assert {n: score.state for n, score in enumerate(scores) if not score.ok} == {
+        5: "timeout",
+        6: "invalid",
+    }
+
+
+def test_an_async_reward_that_blocks_is_found_out(pooled: Pooled) -> None:
+    async def reward(n: int) -> float:
+        if n == 5:
+            time.sleep(60)
+        await asyncio.sleep(0)
+        return float(n)
+
+    scores = pooled(reward).score(rollouts(20))
+    assert [n for n, score in enumerate(scores) if not score.ok] == [5]
+    assert scores[5].state == "timeout"
+
+
+def test_a_batched_reward_gets_lists_and_only_the_culprit_pays(pooled: Pooled) -> None:
+    def reward(n: list[int], completion: list[str]) -> list[float]:
+        if 5 in n:
+            raise ValueError("five")
+        assert completion == [f"c{number}" for number in n]
+        return [float(number) for number in n]
+
+    reward.batched = True  # type: ignore[attr-defined]
+    scores = pooled(reward).score(rollouts(60))
+    assert {n: score.state for n, score in enumerate(scores) if not score.ok} == {5: "invalid"}
+    assert scores[59].value == 59.0
+
+
+def test_a_batched_reward_that_hangs_on_one(pooled: Pooled) -> None:
+    def reward(n: list[int]) -> list[float]:
+        if 5 in n:
+            time.sleep(60)
+        return [1.0] * len(n)
+
+    reward.batched = True  # type: ignore[attr-defined]
+    scores = pooled(reward).score(rollouts(20))
+    assert {n: score.state for n, score in enumerate(scores) if not score.ok} == {5: "timeout"}
+
+
+def test_a_batched_reward_with_too_few_scores_is_broken(pooled: Pooled) -> None:
+    def reward(n: list[int]) -> list[float]:
+        return []
+
+    reward.batched = True  # type: ignore[attr-defined]
+    scores = pooled(reward).score(rollouts(3))
+    assert {score.state for score in scores} == {"invalid"}
+    assert "returned 0 scores for 1 completions" in scores[0].reason
+
+
+def test_progress_is_counted(pooled: Pooled) -> None:
+    seen: list[tuple[int, int]] = []
+    pooled(lambda n: 1.0, progress=lambda done, total: seen.append((done, total))).score(
+        rollouts(30)
+    )
+    assert seen == [(n, 30) for n in range(1, 31)]
+
+
+def test_an_interrupt_leaves_a_pool_that_works(pooled: Pooled) -> None:
+    calls = 0
+
+    def interrupt(done: int, total: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 10:
+            raise KeyboardInterrupt
+
+    scorer = pooled(lambda n: float(n), progress=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        scorer.score(rollouts(100))
+    assert [score.value for score in scorer.score(rollouts(10))] == list(range(10))
