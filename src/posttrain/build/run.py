@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from posttrain.build.check import before_rl
 from posttrain.build.diagnosis import diagnosed
 from posttrain.build.fingerprint import fingerprints, function_text
 from posttrain.build.parts import Parts, choose_device, filled, make_parts, make_policy
@@ -195,6 +196,8 @@ class _Job:
         section = filled(self._recipe.rl)
         record: dict[str, Any] = {}
         with self._stage("rl", total_steps=section.steps) as context:
+            if section.check:
+                before_rl(context, engine=self._supplied.engine).announce(self._console)
             if "eval" in self._recipe.stages and self._recipe.eval is not None:
                 before = run_eval(context, self._recipe.eval, engine=self._supplied.engine)
                 record["before"] = write_evaluation(context.folder.path / "before.jsonl", before)

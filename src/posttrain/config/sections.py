@@ -249,6 +249,7 @@ class RlSection(Section):
     evaluate_problems: int | None = later(
         "100 with evaluate_every", "Test problems in each of these, at most.", ge=0
     )
+    check: bool = key(True, "Try a few rollouts and one step before the first, and say what fails.")
     audit: bool = key(False, "Check the algorithm's checklist at every step, and stop where not.")
     save_every: int = key(0, "Steps between checkpoints; 0: only at the end.", ge=0)
     max_invalid: float = key(

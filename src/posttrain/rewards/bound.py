@@ -83,15 +83,21 @@ def checked(reward: BoundReward, result: Any) -> Score:
         return broken(reward, f"returned {kind}, not a number; return a float")
     if not math.isfinite(value):
         return broken(reward, f"returned {value}, not a finite number")
-    return Score(value=float(value), parts=score.parts if score is not None else {})
+    if score is None:
+        return Score(value=float(value))
+    return Score(value=float(value), parts=score.parts, reason=score.reason)
 
 
 def raised(reward: BoundReward, error: BaseException) -> Score:
     """The score of a reward that raised: broken, with the line and the traceback."""
     what = traceback.format_exception_only(error)[-1].strip()
     score = broken(reward, f"raised {what}"[:MAX_REASON_LENGTH] + f" ({_place(error)})")
-    trace = "".join(traceback.format_exception(error))[-MAX_DETAILS_LENGTH:]
-    return Score(value=0.0, state=score.state, reason=score.reason, details=trace)
+    frames = error.__traceback__
+    while frames is not None and Path(frames.tb_frame.f_code.co_filename) == _CALLER:
+        frames = frames.tb_next  # a user wants to see the reward, not who called it
+    trace = "".join(traceback.format_exception(type(error), error, frames))
+    details = trace[-MAX_DETAILS_LENGTH:]
+    return Score(value=0.0, state=score.state, reason=score.reason, details=details)
 
 
 def broken(reward: BoundReward, reason: str) -> Score:

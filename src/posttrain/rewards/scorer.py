@@ -126,7 +126,8 @@ class RewardScorer:
             parts[reward.name] = result.value
             parts.update({f"{reward.name}/{name}": part for name, part in result.parts.items()})
             terms.append(reward.weight * result.value)
-        reason, state, details = "", "ok", ""
+        state, details = "ok", ""
+        reason = next((score.reason for score in results.values() if score.reason), "")
         value = math.fsum(terms) if all(map(math.isfinite, terms)) else math.nan
         if broken is not None:
             state, reason, details = broken.state, broken.reason, broken.details

@@ -1,0 +1,115 @@
+"""Answers whose worth is known (right, someone else's, none at all) under the recipe's rewards."""
+
+from __future__ import annotations
+
+import time
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from posttrain.build.check.bench import Bench
+from posttrain.pipelines.evaluate import is_correct
+from posttrain.rewards import REWARDS
+from posttrain.rewards.extraction import Extract
+from posttrain.rewards.scorer import RewardScorer
+from posttrain.types import Completion, Prompt, Rollout
+
+ROWS, FAST_ROWS = 16, 8
+MAX_SECONDS = 15.0  # what grading known answers may take in all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """Scored rollouts by kind: ``gold``, ``wrong`` (the gold of another row) and ``empty``."""
+
+    correct_by: str
+    scored: dict[str, list[Rollout]] = field(default_factory=dict)
+    no_gold: str = ""
+    """Why there are no gold answers, where there are none."""
+
+    @property
+    def everything(self) -> list[Rollout]:
+        """All of them."""
+        return [rollout for rollouts in self.scored.values() for rollout in rollouts]
+
+    def valid(self, kind: str) -> list[Rollout]:
+        """Those of a kind whose grader did not break."""
+        return [r for r in self.scored.get(kind, []) if r.score is not None and r.score.ok]
+
+    def mean(self, kind: str) -> float | None:
+        """Mean value of a kind; None where none could be scored."""
+        values = [r.score.value for r in self.valid(kind) if r.score is not None]
+        return sum(values) / len(values) if values else None
+
+    def right(self, kind: str) -> float | None:
+        """Share of a kind with full marks; None where none could be scored."""
+        valid = self.valid(kind)
+        return sum(is_correct(r, self.correct_by) for r in valid) / len(valid) if valid else None
+
+
+def grade_answers(bench: Bench) -> Answers:
+    """Grade known answers to a few train prompts; fewer of them where grading is slow."""
+    prompts = bench.some_prompts(FAST_ROWS if bench.fast else ROWS)
+    texts, no_gold = _texts(bench, prompts)
+    begun = time.perf_counter()
+    scored = {kind: _graded(bench, pairs[:1]) for kind, pairs in texts.items()}
+    each = (time.perf_counter() - begun) / max(1, len(scored))
+    rows = len(prompts)
+    if each * len(scored) * rows > MAX_SECONDS:
+        rows = max(2, int(MAX_SECONDS / (each * len(scored))))
+    for kind, pairs in texts.items():
+        scored[kind] += _graded(bench, pairs[1:rows])
+    return Answers(correct_by=bench.of_parts().correct_by, scored=scored, no_gold=no_gold)
+
+
+def better_extract(bench: Bench, answers: Answers) -> str:
+    """The option ``extract`` under which most gold answers get full marks; "" where none helps."""
+    name, task = answers.correct_by, bench.task
+    function = REWARDS.get(name)
+    if function is None or task is None:
+        return ""
+    choices = typing.get_args(typing.get_type_hints(function).get("extract"))
+    given = bench.recipe.rewards.get(name) or task.rewards.get(name, {})
+    chosen = dict(given) if isinstance(given, Mapping) else {}
+    best, most = "", answers.right("gold") or 0.0
+    for choice in choices if set(choices) == set(typing.get_args(Extract)) else ():
+        scorer = RewardScorer({name: {**chosen, "weight": 1.0, "extract": choice}})
+        scores = scorer.score(answers.scored["gold"])
+        share = sum(score.ok and score.value >= 1 for score in scores) / len(scores)
+        if share > most:
+            best, most = choice, share
+    return best
+
+
+def _texts(
+    bench: Bench, prompts: Sequence[Prompt]
+) -> tuple[dict[str, list[tuple[Prompt, str]]], str]:
+    assert bench.task is not None
+    texts = {"empty": [(prompt, "") for prompt in prompts]}
+    try:
+        gold = [bench.task.gold(prompt) for prompt in prompts]
+    except Exception as error:  # noqa: BLE001 - a task may have none: it is said in a line
+        return texts, str(error) or type(error).__name__
+    others = [
+        next((g for g in gold[n:] + gold[:n] if g != own), None) for n, own in enumerate(gold, 1)
+    ]
+    wrong = [(p, other) for p, other in zip(prompts, others, strict=True) if other is not None]
+    return {"gold": list(zip(prompts, gold, strict=True)), "wrong": wrong, **texts}, ""
+
+
+def _graded(bench: Bench, pairs: Sequence[tuple[Prompt, str]]) -> list[Rollout]:
+    parts = bench.of_parts()
+    assert parts.scorer is not None
+    rollouts = [_rollout(bench, prompt, text=text) for prompt, text in pairs]
+    scores = parts.scorer.score(rollouts)
+    return [replace(r, score=score) for r, score in zip(rollouts, scores, strict=True)]
+
+
+def _rollout(bench: Bench, prompt: Prompt, *, text: str) -> Rollout:
+    """A text as if the model had written it: a reward may count its tokens."""
+    template, end = bench.of_parts().template, bench.of_policy().end_tokens[0]
+    tokens = template.encode_completion(text, end)
+    completion = Completion(
+        tokens=tokens, logprobs=(0.0,) * len(tokens), text=text, stop_reason="stop", version=0
+    )
+    return Rollout(prompt=prompt, completion=completion, group=0)

@@ -1,0 +1,235 @@
+"""Is the data what it is taken for? Gold answers, duplicates, leaks, lengths, the prompt itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from posttrain.build.check.answers import Answers, better_extract
+from posttrain.build.check.bench import Bench
+from posttrain.build.check.report import Findings, State
+from posttrain.build.parts import filled, render_prompts
+from posttrain.build.stages import sft_rows
+from posttrain.config.pieces import MODEL_REWARD
+from posttrain.models.cache import context_length
+from posttrain.pipelines.evaluate import is_correct
+from posttrain.protocols import Task
+from posttrain.track.text import printable
+from posttrain.types import Prompt, Rollout
+
+MAX_RENDERED = 2000
+MAX_LEAK = 0.1
+SHOWN = 160
+
+
+def check_splits(bench: Bench, findings: Findings) -> None:
+    """How many prompts there are, and whether any is there twice or on both sides."""
+    task = bench.task
+    if task is None:
+        return
+    train, test = task.prompts("train"), task.prompts("test")
+    _check_sizes(bench, findings, task=task)
+    words = Counter(_words(prompt) for prompt in train)
+    if train:
+        extra = len(train) - len(words)
+        findings.judged(
+            "duplicates",
+            f"{extra} of {len(train)} train prompts repeat another, but for case and white space"
+            if extra
+            else "none in train",
+            state="warn" if extra else "pass",
+            fix="drop them, or they are learned more often than the others",
+        )
+    if train and test:
+        leaked = [prompt for prompt in test if _words(prompt) in words]
+        share = len(leaked) / len(test)
+        state: State = "fail" if share > MAX_LEAK else "warn" if leaked else "pass"
+        findings.judged(
+            "train/test overlap",
+            f"{len(leaked)} of {len(test)} test prompts are in train, but for case and white "
+            f"space; the first is {leaked[0].id}"
+            if leaked
+            else "none",
+            state=state,
+            fix="remove them from one side, or the test measures memory",
+        )
+
+
+def _check_sizes(bench: Bench, findings: Findings, *, task: Task) -> None:
+    train, test = len(task.prompts("train")), len(task.prompts("test"))
+    stages = bench.recipe.stages
+    if not train and "rl" in stages:
+        findings.failed("prompts", "no train prompts", fix="give the task a train split")
+    elif not test and "eval" in stages:
+        findings.failed(
+            "prompts",
+            f"{train:,} train prompts and no test prompts, but the stage eval asks for some",
+            fix="set task.test_share or task.test_path, or drop [eval]",
+        )
+    else:
+        findings.passed("prompts", f"{train:,} train, {test:,} test")
+
+
+def _words(prompt: Prompt) -> str:
+    said = [prompt.text, *(message["content"] for message in prompt.messages)]
+    return " ".join(" ".join(said).casefold().split())
+
+
+def check_answers(bench: Bench, answers: Answers, *, findings: Findings) -> None:
+    """Gold answers get full marks; someone else's and none at all do not."""
+    if answers.correct_by == MODEL_REWARD:
+        findings.passed("gold answers", "a reward model alone decides: no answer has full marks")
+        return
+    if answers.no_gold:
+        text = f"none to try the rewards with: {answers.no_gold.partition(';')[0]}"
+        findings.warned("gold answers", text, fix="add an answer column, if there are answers")
+    else:
+        _check_gold(bench, answers, findings=findings)
+    empty = answers.right("empty")
+    if empty is not None:
+        findings.judged(
+            "empty answers",
+            f"{empty:.0%} get full marks",
+            state="fail" if empty > 0.5 else "warn" if empty else "pass",
+            fix="mend the reward: saying nothing would be learned first",
+        )
+    wrong = answers.right("wrong")
+    if wrong is not None:
+        findings.judged(
+            "shuffled answers",
+            f"{wrong:.0%} (those to another question) get full marks",
+            state="warn" if wrong > 0.05 else "pass",
+            fix="mend the reward, unless one answer may well fit many questions",
+        )
+
+
+def _check_gold(bench: Bench, answers: Answers, *, findings: Findings) -> None:
+    share = answers.right("gold")
+    fix = "mend the answers, or let the reward read them where they stand"
+    if share is None:
+        text = "none could be graded: see broken scores, below"
+        findings.failed("gold answers", text, fix="mend the reward")
+        return
+    count = len(answers.valid("gold"))
+    text = f"{share:.0%} of {count} get full marks from {answers.correct_by!r}"
+    if share == 1:
+        findings.passed("gold answers", text)
+        return
+    gold, others = answers.mean("gold") or 0.0, _best_other(answers)
+    better = others is not None and gold > others
+    shown = _first(answers.valid("gold"), answers.correct_by)
+    extract = better_extract(bench, answers)
+    if extract:
+        fix = (
+            f'set extract = "{extract}" for the reward {answers.correct_by!r}, or mend the answers'
+        )
+    elif better and share == 0:
+        text += f", though they score {gold:.2f} on average and others {others:.2f}"
+        fix = "let the reward give 1 for full marks: accuracy counts those alone"
+    state: State = "warn" if share >= 0.5 or (better and share == 0) else "fail"
+    findings.judged("gold answers", f"{text}; {shown}", state=state, fix=fix)
+
+
+def check_answer_length(bench: Bench, answers: Answers, *, findings: Findings) -> None:
+    """Whether there is room for the gold answers, end token and all."""
+    limit = _limit(bench)
+    lengths = [len(rollout.completion.tokens) for rollout in answers.scored.get("gold", [])]
+    if limit is None or not lengths:
+        return
+    long = sum(length > limit for length in lengths) / len(lengths)
+    findings.judged(
+        "answer length",
+        f"gold answers have at most {max(lengths)} of {limit} tokens"
+        + (f"; {long:.0%} do not fit" if long else ""),
+        state="fail" if long > 0.5 else "warn" if long else "pass",
+        fix="raise max_new_tokens: what is cut off cannot be right",
+    )
+
+
+def _best_other(answers: Answers) -> float | None:
+    means = [answers.mean(kind) for kind in ("wrong", "empty")]
+    return max((mean for mean in means if mean is not None), default=None)
+
+
+def _first(rollouts: Sequence[Rollout], correct_by: str) -> str:
+    found = next(rollout for rollout in rollouts if not is_correct(rollout, correct_by))
+    value = found.score.parts.get(correct_by, 0.0) if found.score is not None else 0.0
+    said = printable(found.completion.text, limit=60)
+    return f'{found.prompt.id}: the gold answer is "{said}" and scores {value:g}'
+
+
+def check_prompts(bench: Bench, findings: Findings) -> None:
+    """The prompts as the model sees them: their length, and one of them in full."""
+    prompts = bench.some_prompts(MAX_RENDERED)
+    if not prompts:
+        return
+    parts, policy = bench.of_parts(), bench.of_policy()
+    with findings.guard("prompt"):
+        _show(bench, findings, prompt=prompts[0])
+    limit = _limit(bench)
+    if limit is None:
+        return
+    context = context_length(policy.model)
+    with findings.guard("prompt length"):
+        kept, dropped = render_prompts(prompts, parts.template, policy=policy, max_new_tokens=limit)
+        longest = max(len(prompt.tokens) for prompt in kept)
+        room = "any" if context is None else f"{context - limit}"
+        findings.judged(
+            "prompt length",
+            f"at most {longest} of {room} tokens"
+            + (f"; {dropped} of {len(prompts)} are longer and left out" if dropped else ""),
+            state="warn" if dropped else "pass",
+            fix=f"lower max_new_tokens = {limit}, or shorten the prompts",
+        )
+
+
+def _limit(bench: Bench) -> int | None:
+    recipe = bench.recipe
+    if "rl" in recipe.stages:
+        return filled(recipe.rl).max_new_tokens
+    return filled(recipe.eval).max_new_tokens if "eval" in recipe.stages else None
+
+
+def _show(bench: Bench, findings: Findings, *, prompt: Prompt) -> None:
+    """One prompt with its special tokens, and a warning where it was wrapped twice."""
+    template = bench.of_parts().template
+    rendered = template.render(prompt)
+    tokenizer = template.tokenizer
+    own = tokenizer(_said(prompt), add_special_tokens=False).input_ids
+    special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    wrapped = template.chat and any(token in special for token in own)
+    starts = tokenizer.bos_token_id
+    doubled = starts is not None and rendered.tokens[:2] == (starts, starts)
+    text = f"{len(rendered.tokens)} tokens: {printable(rendered.text, limit=SHOWN)}"
+    if wrapped:
+        text += "  (chat tokens are in the prompt's own text, and the template adds its own)"
+    elif doubled:
+        text += "  (it begins with the start token twice)"
+    findings.judged(
+        "prompt",
+        text,
+        state="warn" if wrapped or doubled else "pass",
+        fix="set model.chat to false, or give the bare question",
+    )
+
+
+def _said(prompt: Prompt) -> str:
+    return prompt.text or " ".join(message["content"] for message in prompt.messages)
+
+
+def check_demonstrations(bench: Bench, findings: Findings) -> None:
+    """The demonstrations of the sft stage can be read, and fit into the model's context."""
+    if "sft" not in bench.recipe.stages:
+        return
+    with findings.guard("demonstrations"):
+        rows = sft_rows(bench.recipe, bench.of_policy(), parts=bench.of_parts())
+        limit = context_length(bench.of_policy().model)
+        lengths = [len(tokens) for tokens, _ in rows]
+        long = sum(limit is not None and length > limit for length in lengths)
+        findings.judged(
+            "demonstrations",
+            f"{len(rows):,}, the longest has {max(lengths, default=0)} tokens"
+            + (f"; {long} are over the model's context of {limit}" if long else ""),
+            state="fail" if long or not rows else "pass",
+            fix="shorten or drop the long ones" if long else "give some",
+        )

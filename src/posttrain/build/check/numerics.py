@@ -1,0 +1,162 @@
+"""Do sampler and trainer agree, and does an update do what it should? On weights put back after."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from posttrain.build.check.bench import Bench, unchanged
+from posttrain.build.check.report import Findings, State
+from posttrain.build.check.signal import Sampled, engine_of
+from posttrain.build.check.trial import Trial, take_step
+from posttrain.build.diagnosis import FLOAT32_ROUNDING, OTHER_ROUNDING, SAME_PROCESS
+from posttrain.build.parts import choose_compute, filled
+from posttrain.models.load import Policy
+from posttrain.registry import split
+from posttrain.rollout.collect import collect
+from posttrain.sync.shared import SharedWeights
+from posttrain.types import Prompt, Sampling
+
+FAR, TOO_FAR, NOWHERE = 0.5, 2.0, 1e-7  # nats a token that one optimiser step may move
+NO_GRADIENT = 1e-3
+WAY = "weights to engine"
+FEW = 16  # rollouts that show whether micro-batches change anything
+PROBED = 2  # prompts that show whether new weights reach the engine
+
+
+def check_numerics(bench: Bench, sampled: Sampled, *, trial: Trial, findings: Findings) -> None:
+    """Engine against learner, the first ratio, micro-batches, one step, the way of the weights."""
+    with findings.guard("engine and learner"):
+        _check_mismatch(bench, trial, findings=findings)
+    with findings.guard("first ratio"):
+        _check_ratio(bench, trial, findings=findings)
+    if not bench.fast:
+        with findings.guard("micro-batches"):
+            _check_micro_batches(bench, sampled, findings=findings)
+    with findings.guard("one step"):
+        _check_step(bench, trial, findings=findings)
+    with findings.guard(WAY):
+        _check_way(bench, [group[0].prompt for group in sampled.groups], findings=findings)
+
+
+def _exact(bench: Bench) -> bool:
+    compute = choose_compute(bench.recipe.model, bench.of_parts().device)
+    return compute is torch.float32 and bench.recipe.model.dtype == "float32"
+
+
+def _check_mismatch(bench: Bench, trial: Trial, *, findings: Findings) -> None:
+    section = filled(bench.recipe.rl)
+    text = f"{trial.mismatch:.1e} nats a token apart, {trial.worst_mismatch:.1e} at most"
+    if section.top_k or section.top_p < 1:
+        findings.passed("engine and learner", f"{text} (top_k and top_p cut on purpose)")
+        return
+    name, _ = split(section.engine or "native", kind="engine")
+    known = name in SAME_PROCESS and not bench.supplied_engine and _exact(bench)
+    limit = FLOAT32_ROUNDING if known else OTHER_ROUNDING
+    state: State = "pass" if trial.mismatch <= limit else "warn"
+    findings.judged(
+        "engine and learner",
+        f"{text} ({limit:g} is rounding)",
+        state="fail" if trial.mismatch > 10 * limit and not bench.supplied_engine else state,
+        fix='set rl.correction to "truncated", the same precision on both sides, or rl.engine to '
+        '"native"',
+    )
+
+
+def _check_ratio(bench: Bench, trial: Trial, *, findings: Findings) -> None:
+    metrics = trial.result.metrics
+    ratio, spread = metrics.get("ratio", 1.0), math.sqrt(metrics.get("ratio_variance", 0.0))
+    tolerance = 1e-4 if _exact(bench) else 2e-2
+    near = abs(ratio - 1) <= tolerance and spread <= 10 * tolerance
+    findings.judged(
+        "first ratio",
+        f"{ratio:.5f} ± {spread:.0e}, new to old policy",
+        state="pass" if near else "fail",
+        fix="the model is random, or depends on the batch: switch that off, or use float32",
+    )
+
+
+def _check_micro_batches(bench: Bench, sampled: Sampled, *, findings: Findings) -> None:
+    """The same step with every sequence a micro-batch of its own."""
+    few = sampled.part(FEW)
+    trial, other = take_step(bench, few), take_step(bench, few, micro_batch_tokens=1)
+    pairs = [
+        (trial.result.loss, other.result.loss),
+        (trial.result.gradient_norm, other.result.gradient_norm),
+    ]
+    # Where advantages cancel, loss and gradient are rounding alone, without a scale of their own.
+    scale = max(abs(trial.result.gradient_norm), NO_GRADIENT)
+    apart = max(abs(a - b) / max(abs(a), scale) for a, b in pairs)
+    findings.judged(
+        "micro-batches",
+        f"loss and gradient differ by {apart:.0e} from one sequence at a time",
+        state="pass" if apart <= (1e-3 if _exact(bench) else 5e-2) else "fail",
+        fix="the model mixes the sequences of a batch (batch norm, dropout): use another one",
+    )
+
+
+def _check_step(bench: Bench, trial: Trial, *, findings: Findings) -> None:
+    rate = filled(bench.recipe.rl).learning_rate
+    made_up = " (rewards made up: the real ones agree)" if trial.stand_in else ""
+    if not trial.finite:
+        findings.failed(
+            "one step",
+            f"loss {trial.result.loss:g}, gradient {trial.result.gradient_norm:g}: not finite",
+            fix="use float32, lower rl.learning_rate, look at the rewards",
+        )
+        return
+    text = (
+        f"of learning rate {rate:g} moves log-probs by {trial.moved:.1e} nats a token; "
+        f"gradient {trial.result.gradient_norm:.2g}{made_up}"
+    )
+    state: State = "warn" if trial.moved > FAR or trial.moved < NOWHERE else "pass"
+    low = trial.moved < NOWHERE
+    findings.judged(
+        "one step",
+        text,
+        state="fail" if trial.moved > TOO_FAR else state,
+        fix="raise rl.learning_rate: nothing moves" if low else "lower rl.learning_rate",
+    )
+
+
+def _check_way(bench: Bench, prompts: Sequence[Prompt], *, findings: Findings) -> None:
+    """Halve the output weights: the engine must say something else, and after that the same."""
+    policy, engine = bench.of_policy(), engine_of(bench)
+    sync = SharedWeights(engine)
+    chosen = prompts[:PROBED]
+    before = _said(bench, chosen)
+    with unchanged(policy):
+        _output(policy).data.mul_(0.5)
+        sync(engine.version)
+        changed = _said(bench, chosen)
+    sync(engine.version)
+    after = _said(bench, chosen)
+    if before == changed:
+        findings.judged(
+            WAY,
+            "no: with other weights it says the same",
+            state="warn" if bench.supplied_engine else "fail",
+            fix="the engine keeps weights of its own: bring them there, or use rl.engine = "
+            '"native"',
+        )
+    elif before != after:
+        findings.failed(
+            WAY,
+            "the old weights came back, and the engine says something else",
+            fix='the engine is not deterministic: use rl.engine = "native"',
+        )
+    else:
+        findings.passed(WAY, "yes, and bit by bit the same when put back")
+
+
+def _output(policy: Policy) -> torch.nn.Parameter:
+    head = policy.model.get_output_embeddings()
+    return head.weight if head is not None else list(policy.model.parameters())[-1]
+
+
+def _said(bench: Bench, prompts: Sequence[Prompt]) -> list[tuple[object, ...]]:
+    sampling = Sampling(max_new_tokens=2, temperature=filled(bench.recipe.rl).temperature)
+    rollouts = collect(engine_of(bench), prompts, sampling=sampling, num_samples=1, seed=0)
+    return [(r.completion.tokens, r.completion.logprobs) for r in rollouts]

@@ -1,0 +1,207 @@
+"""Is there anything to learn from? A few real rollouts, sampled and scored as a run would."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from posttrain.build.check.bench import Bench
+from posttrain.build.check.report import Findings, State
+from posttrain.build.parts import filled, make_sampling, render_prompts
+from posttrain.pipelines.evaluate import is_correct, pass_at_k, share
+from posttrain.protocols import Engine
+from posttrain.rollout.collect import collect
+from posttrain.rollout.source import PromptCycle, has_signal
+from posttrain.types import Prompt, Rollout
+
+PROMPTS, FAST_PROMPTS = 8, 4
+MAX_GROUP, MAX_ROLLOUTS = 16, 128
+AGAIN = 3  # times as many prompts before it is said that nothing can be learned
+MAX_GRADING = 20.0  # seconds that grading them may take
+RENDERED = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """Scored rollouts in groups, and the seconds that sampling and grading took."""
+
+    groups: Sequence[Sequence[Rollout]]
+    rollout_seconds: float
+    grade_seconds: float
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """All of them, groups numbered from 0."""
+        return [
+            replace(rollout, group=number)
+            for number, group in enumerate(self.groups)
+            for rollout in group
+        ]
+
+    @property
+    def useful(self) -> int:
+        """Groups with something to compare; single completions are compared with each other."""
+        if all(len(group) == 1 for group in self.groups):
+            return len(self.groups) if has_signal([group[0] for group in self.groups]) else 0
+        return sum(has_signal(group) for group in self.groups)
+
+    def part(self, limit: int) -> list[Rollout]:
+        """At most ``limit`` rollouts in whole groups (one at least), those with signal first."""
+        size = len(self.groups[0])
+        order = sorted(self.groups, key=lambda group: not has_signal(group))
+        return replace(self, groups=order[: max(1, limit // size)]).rollouts
+
+    def plus(self, other: Sampled) -> Sampled:
+        """Both together."""
+        return Sampled(
+            groups=[*self.groups, *other.groups],
+            rollout_seconds=self.rollout_seconds + other.rollout_seconds,
+            grade_seconds=self.grade_seconds + other.grade_seconds,
+        )
+
+
+def engine_of(bench: Bench) -> Engine:
+    """The engine, where it could be made."""
+    assert bench.engine is not None, "asked only once it could be made"
+    return bench.engine
+
+
+def sample(bench: Bench, *, seconds_per_grade: float) -> Sampled:
+    """The first prompts of a run, answered in groups; more of them where none has signal."""
+    section = filled(bench.recipe.rl)
+    size = min(section.group_size, MAX_GROUP)
+    affordable = int(MAX_GRADING / max(seconds_per_grade, 1e-6) / size)
+    wanted = FAST_PROMPTS if bench.fast else PROMPTS
+    count = min(max(wanted, 4 * wanted // size), max(1, MAX_ROLLOUTS // size))
+    count = max(1, min(count, affordable))
+    rendered, _ = render_prompts(
+        bench.some_prompts(RENDERED),
+        bench.of_parts().template,
+        policy=bench.of_policy(),
+        max_new_tokens=section.max_new_tokens,
+    )
+    prompts = PromptCycle(rendered, seed=bench.recipe.run.seed)
+    found = _answered(bench, prompts.take(count), size=size)
+    more = min(AGAIN * count, affordable - count)
+    if not found.useful and more > 0 and found.rollout_seconds < 10:
+        found = found.plus(_answered(bench, prompts.take(more), size=size))
+    return found
+
+
+def _answered(bench: Bench, prompts: Sequence[Prompt], *, size: int) -> Sampled:
+    section, scorer = filled(bench.recipe.rl), bench.of_parts().scorer
+    assert scorer is not None
+    begun = time.perf_counter()
+    rollouts = collect(
+        engine_of(bench),
+        prompts,
+        sampling=make_sampling(section),
+        num_samples=size,
+        seed=bench.recipe.run.seed,
+    )
+    sampled = time.perf_counter()
+    scores = scorer.score(rollouts)
+    scored = [replace(r, score=s) for r, s in zip(rollouts, scores, strict=True)]
+    return Sampled(
+        groups=[scored[start : start + size] for start in range(0, len(scored), size)],
+        rollout_seconds=sampled - begun,
+        grade_seconds=time.perf_counter() - sampled,
+    )
+
+
+def check_signal(bench: Bench, sampled: Sampled, *, findings: Findings) -> None:
+    """How often the model is right, whether groups differ, whether completions come to an end."""
+    _check_broken(bench, sampled, findings=findings)
+    _check_accuracy(bench, sampled, findings=findings)
+    _check_groups(bench, sampled, findings=findings)
+    _check_length(bench, sampled, findings=findings)
+
+
+def _check_broken(bench: Bench, sampled: Sampled, *, findings: Findings) -> None:
+    scores = [r.score for r in sampled.rollouts if r.score is not None]
+    broken = [score for score in scores if not score.ok]
+    if not broken:
+        return
+    part = len(broken) / len(scores)
+    findings.judged(
+        "broken scores",
+        f"{part:.0%} of {len(scores)} real rollouts; the first: {broken[0].reason}",
+        state="fail" if part > filled(bench.recipe.rl).max_invalid else "warn",
+        fix="mend the reward: above rl.max_invalid the run stops",
+    )
+
+
+def _check_accuracy(bench: Bench, sampled: Sampled, *, findings: Findings) -> None:
+    judge = bench.of_parts().correct_by
+    counts = [sum(is_correct(r, judge) for r in group) for group in sampled.groups]
+    size = len(sampled.groups[0])
+    total = len(counts) * size
+    best = sum(pass_at_k(size, count, k=size) for count in counts) / len(counts)
+    text = f"pass@1 {share(sum(counts), total)}"
+    text += f", pass@{size} {best:.0%}" if size > 1 else ""
+    values = [r.score.value for r in sampled.rollouts if r.score is not None and r.score.ok]
+    mean = f"{sum(values) / len(values):.2f}" if values else "none"
+    text += f", mean reward {mean}"
+    findings.judged(
+        "accuracy",
+        text,
+        state="warn" if not sum(counts) and sampled.useful else "pass",
+        fix="no answer is right, so only the other rewards can be learned: take an easier task, or "
+        "add [sft] before",
+    )
+
+
+def _check_groups(bench: Bench, sampled: Sampled, *, findings: Findings) -> None:
+    useful, total = sampled.useful, len(sampled.groups)
+    if not useful:
+        text, fix = _nothing(bench, sampled)
+        findings.failed("groups with signal", text, fix=fix)
+        return
+    part = useful / total
+    findings.judged(
+        "groups with signal",
+        f"{useful} of {total} ({part:.0%})",
+        state="warn" if part < 0.2 else "pass",
+        fix="most of the time is wasted: set rl.dynamic_sampling, raise rl.group_size, or take "
+        "prompts of a difficulty that fits",
+    )
+
+
+def _nothing(bench: Bench, sampled: Sampled) -> tuple[str, str]:
+    """Why all groups agree, and what to change."""
+    judge, rollouts = bench.of_parts().correct_by, sampled.rollouts
+    right = sum(is_correct(rollout, judge) for rollout in rollouts)
+    alike = all(len({r.completion.tokens for r in group}) == 1 for group in sampled.groups)
+    many = len(sampled.groups) > 1 and len(sampled.groups[0]) > 1
+    if all(r.score is None or not r.score.ok for r in rollouts):
+        why, fix = "no score is valid", "mend the reward"
+    elif right == len(rollouts):
+        why = "all right"
+        fix = "take a harder task, or mend a reward that gives full marks to everything"
+    elif alike and many:
+        why, fix = "all completions of a prompt are the same", "raise rl.temperature"
+    elif right == 0:
+        why = "all wrong"
+        fix = (
+            "take an easier task, add [sft] before, give partial credit in [rewards], or raise "
+            "rl.group_size or rl.temperature"
+        )
+    else:
+        why = "some all right, some all wrong"
+        fix = "raise rl.temperature or rl.group_size, or take prompts in between"
+    text = f"nothing to learn from: 100 % of {len(sampled.groups)} groups agree ({why})"
+    return text, fix
+
+
+def _check_length(bench: Bench, sampled: Sampled, *, findings: Findings) -> None:
+    limit = filled(bench.recipe.rl).max_new_tokens
+    lengths = [len(rollout.completion.tokens) for rollout in sampled.rollouts]
+    cut = sum(r.completion.stop_reason == "length" for r in sampled.rollouts) / len(lengths)
+    state: State = "fail" if cut > 0.95 else "warn" if cut > 0.5 else "pass"
+    findings.judged(
+        "length",
+        f"mean {sum(lengths) / len(lengths):.1f} of {limit} tokens, {cut:.0%} truncated",
+        state=state,
+        fix="raise rl.max_new_tokens, or add [sft] before, so that answers come to an end",
+    )

@@ -1,0 +1,169 @@
+"""One optimiser step on real rollouts, measured, and undone to the last bit."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from posttrain.algorithms.diagnostics import share_without_signal
+from posttrain.build.check.bench import Bench, unchanged
+from posttrain.build.learners import make_learner, make_plan
+from posttrain.build.parts import filled
+from posttrain.data.collate import collate
+from posttrain.data.minibatch import micro_batches
+from posttrain.pipelines.rl import State, make_objective, prepare
+from posttrain.protocols import StepResult
+from posttrain.types import Batch, Rollout
+
+Result = TypeVar("Result")
+REMEASURED = 5.0  # seconds of a step up to which a second look is taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What one step did: before, within and after; ``stand_in`` says the rewards were made up.
+
+    ``mismatch`` is what engine and learner disagree by, ``moved`` what the step changed, both in
+    nats a token; ``activations`` are the bytes kept for the gradient of the largest micro-batch,
+    which has ``micro_tokens``.
+    """
+
+    result: StepResult
+    mismatch: float
+    worst_mismatch: float
+    moved: float
+    stand_in: bool
+    sequences: int
+    tokens: int
+    activations: int
+    micro_tokens: int
+    infer_seconds: float
+    step_seconds: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss, gradient and the new log-probs are numbers."""
+        numbers = (self.result.loss, self.result.gradient_norm, self.moved)
+        return all(math.isfinite(number) for number in numbers)
+
+
+def take_step(
+    bench: Bench, rollouts: Sequence[Rollout], *, micro_batch_tokens: int | None = None
+) -> Trial:
+    """Prepare a batch and take one step at the peak learning rate, on weights that are kept."""
+    section, policy = filled(bench.recipe.rl), bench.of_policy()
+    section = section.model_copy(
+        update={
+            "warmup_steps": 0,
+            "schedule": "constant",
+            "micro_batch_tokens": micro_batch_tokens or section.micro_batch_tokens,
+        }
+    )
+    plan = make_plan(section)
+    # The critic's warm-up is taken as over: what the policy does is to be seen.
+    state = State(step=plan.critic_warmup, kl=plan.kl, penalty=plan.penalty)
+    batch, made_up = _teaching(collate(rollouts, pad_token=policy.pad_token))
+    with unchanged(policy):
+        learner = make_learner(
+            bench.recipe,
+            policy,
+            section=section,
+            device=bench.of_parts().device,
+            total_steps=1,
+            reward_model=bench.reward_model,
+        )
+        batch = learner.infer(batch)
+        ready = plan.weights(prepare(batch, learner, plan=plan, state=state))
+        objective = make_objective(plan, state)
+        parts = micro_batches(ready, section.micro_batch_tokens)
+        with saved_bytes(policy.model) as saved:
+            result, seconds = _timed(lambda: learner.step(ready, objective))
+        after, infer_seconds = _timed(lambda: learner.infer(batch))
+        if seconds < REMEASURED:  # the first step also makes the optimiser's state
+            seconds = _timed(lambda: learner.step(ready, objective))[1]
+    chosen = batch.mask
+    apart = _between(batch.need("old_logprobs"), batch.need("sampler_logprobs"), chosen=chosen)
+    moved = _between(after.need("old_logprobs"), batch.need("old_logprobs"), chosen=chosen)
+    return Trial(
+        result=result,
+        mismatch=float(apart.mean()),
+        worst_mismatch=float(apart.max()),
+        moved=float(moved.mean()),
+        stand_in=made_up,
+        sequences=len(rollouts),
+        tokens=int((batch.attention if batch.attention is not None else batch.mask).sum()),
+        activations=saved.most,
+        micro_tokens=max(part.tokens.numel() for _, part in parts),
+        infer_seconds=infer_seconds,
+        step_seconds=seconds,
+    )
+
+
+def _timed(work: Callable[[], Result]) -> tuple[Result, float]:
+    begun = time.perf_counter()
+    result = work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return result, time.perf_counter() - begun
+
+
+def _between(first: Tensor, second: Tensor, *, chosen: Tensor) -> Tensor:
+    return (first - second)[chosen].abs().double()
+
+
+def _teaching(batch: Batch) -> tuple[Batch, bool]:
+    """A batch that teaches something: where none does, rewards of 0 and 1 in turn stand in."""
+    groups = batch.need("groups")
+    single = len(groups.unique()) == len(groups)
+    valid = batch.need("rewards")[batch.need("valid")]
+    agree = len(valid.unique()) < 2 if single else share_without_signal(batch) == 1
+    if not agree:
+        return batch, False
+    numbers = torch.arange(len(groups))
+    given = replace(batch, rewards=(numbers % 2).double(), valid=torch.ones(len(groups)) > 0)
+    return given, True
+
+
+class Saved:
+    """Bytes that a forward pass keeps for its gradient: now, and at most."""
+
+    def __init__(self, known: set[int]) -> None:
+        self.most = 0
+        self._now = 0
+        self._known = known
+        self._held: dict[int, int] = {}
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Count a tensor's memory once, however many views of it are kept."""
+        storage = tensor.untyped_storage()
+        place = storage.data_ptr()
+        if place not in self._known:
+            if self._held.get(place, 0) == 0:
+                self._now += storage.nbytes()
+                self.most = max(self.most, self._now)
+            self._held[place] = self._held.get(place, 0) + 1
+        return tensor
+
+    def unpack(self, tensor: Tensor) -> Tensor:
+        """Give it back, and count it no more."""
+        storage = tensor.untyped_storage()
+        place = storage.data_ptr()
+        if self._held.get(place, 0):
+            self._held[place] -= 1
+            self._now -= 0 if self._held[place] else storage.nbytes()
+        return tensor
+
+
+@contextlib.contextmanager
+def saved_bytes(model: torch.nn.Module) -> Iterator[Saved]:
+    """Counts what is kept for gradients inside; weights are not counted, they are there anyway."""
+    saved = Saved({weight.untyped_storage().data_ptr() for weight in model.parameters()})
+    with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
+        yield saved

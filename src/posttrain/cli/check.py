@@ -1,0 +1,71 @@
+"""``posttrain check``: the report of a check on one screen, or as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from posttrain.build.check import Report, check_file
+from posttrain.config import Quantity
+
+MARKS = {"pass": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
+
+
+def check(arguments: Sequence[str], *, fast: bool, as_json: bool) -> int:
+    """Check a recipe and print what was found; the exit code is 1 where something fails."""
+    if not arguments or arguments[0].startswith("-"):
+        raise ValueError(
+            "check: name the recipe first: posttrain check RECIPE.toml [--rl.steps 6 …]"
+        )
+    path, *overrides = arguments
+    report = check_file(path, overrides, fast=fast)
+    if as_json:
+        print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2))
+    else:
+        Console().print(render(report))
+    return 0 if report.ok else 1
+
+
+def render(report: Report) -> Group:
+    """The report for a terminal."""
+    parts: list[Table | Text] = []
+    if report.arithmetic:
+        parts.append(_arithmetic(report.arithmetic))
+    table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    area = ""
+    for line in report.lines:
+        mark, style = MARKS[line.state]
+        said = Text(line.text)  # never markup: prompts and errors are shown here
+        if line.state != "pass":
+            said.append(f"\n→ {line.fix}", style=style)
+        shown = line.area if line.area != area else ""
+        table.add_row(Text(mark, style=style), shown, Text(line.name), said)
+        area = line.area
+    return Group(*parts, table, _verdict(report))
+
+
+def _verdict(report: Report) -> Text:
+    counts = {state: len(report.of(state)) for state in ("fail", "warn", "pass")}
+    said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    end = "can be run" if report.ok else "mend what fails first"
+    style = "bold green" if report.ok else "bold red"
+    return Text(f"\n{said} in {report.seconds:.1f} s: {end}", style=style)
+
+
+def _arithmetic(rows: Sequence[Quantity]) -> Table:
+    table = Table(box=None, padding=(0, 1, 1, 0), collapse_padding=True, show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    for row in rows:
+        table.add_row(row.stage, row.name, f"{row.value:,}", row.how)
+    return table
