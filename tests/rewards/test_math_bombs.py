@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from rewards.security_page import PAGE, bomb_table
 
 from posttrain.rewards.math_text import clean, refused
 
@@ -107,3 +108,8 @@ def test_every_bomb_ends_as_a_wrong_answer():
 def test_what_is_refused_is_refused_before_it_is_parsed():
     allowed = {name for name, text in BOMBS.items() if not refused(clean(text[:500]))}
     assert len(allowed) < len(BOMBS) / 2, allowed
+
+
+def test_the_page_lists_every_bomb():
+    """Where this fails: python tests/rewards/security_page.py."""
+    assert bomb_table(BOMBS) in PAGE.read_text(encoding="utf-8")
