@@ -1,6 +1,6 @@
 """The reward `math` on GSM8K's own answers: each equals itself, and nothing near it.
 
-    python benchmarks/math_grader.py ../shared/data/gsm8k
+    python benchmarks/math_grader.py PATH/TO/gsm8k
 
 Reads train.jsonl and test.jsonl of the folder. Each gold answer is graded against itself, as it
 stands in its solution and in a box, and against answers that are off by one, have two digits
