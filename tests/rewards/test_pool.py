@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from posttrain.rewards.pool import GradingPool
 from posttrain.rewards.scorer import RewardScorer
-from posttrain.types import Completion, Prompt, Rollout
+from posttrain.types import Completion, Prompt, Rollout, Score
 
 SECONDS = 0.5
 
@@ -236,3 +238,21 @@ def test_an_interrupt_leaves_a_pool_that_works(pooled: Pooled) -> None:
     with pytest.raises(KeyboardInterrupt):
         scorer.score(rollouts(100))
     assert [score.value for score in scorer.score(rollouts(10))] == list(range(10))
+
+
+def test_numbers_in_other_clothes_and_numbers_that_are_none(pooled: Pooled) -> None:
+    def dressed(n: int) -> Score:
+        return Score(value=float(n), parts={"half": np.float32(0.5)})
+
+    def batched(n: list[int]) -> object:
+        return np.array(n, dtype=np.float64)
+
+    def huge(n: list[int]) -> list[object]:
+        return [10**400 if number == 2 else torch.tensor([1.0, 2.0]) for number in n]
+
+    batched.batched = huge.batched = True  # type: ignore[attr-defined]
+    assert pooled(dressed).score(rollouts(3))[2].parts == {"dressed": 2.0, "dressed/half": 0.5}
+    assert [score.value for score in pooled(batched).score(rollouts(3))] == [0.0, 1.0, 2.0]
+    scores = pooled(huge).score(rollouts(3))
+    assert [score.state for score in scores] == ["invalid"] * 3
+    assert all("reward 'huge' returned" in score.reason for score in scores)

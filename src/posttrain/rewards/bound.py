@@ -76,16 +76,24 @@ def checked(reward: BoundReward, result: Any) -> Score:
     if score is not None and not score.ok:
         reason = f"reward {reward.name!r}: {score.reason}"
         return Score(value=0.0, state=score.state, reason=reason, details=score.details)
+    try:
+        number = _number(value)
+        parts = {} if score is None else {str(n): _number(p) for n, p in score.parts.items()}
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        return broken(reward, f"returned {error}")
+    return Score(value=number, parts=parts, reason="" if score is None else score.reason)
+
+
+def _number(value: Any) -> float:
+    """A finite number as a float, also one in numpy's or torch's clothes; anything else raises."""
     if not isinstance(value, numbers.Real) and hasattr(value, "item"):
-        value = value.item()  # a number in numpy's or torch's clothes
+        value = value.item()
     if not isinstance(value, numbers.Real):
         kind = "None" if value is None else f"a {type(value).__name__}"
-        return broken(reward, f"returned {kind}, not a number; return a float")
+        raise TypeError(f"{kind}, not a number; return a float")
     if not math.isfinite(value):
-        return broken(reward, f"returned {value}, not a finite number")
-    if score is None:
-        return Score(value=float(value))
-    return Score(value=float(value), parts=score.parts, reason=score.reason)
+        raise ValueError(f"{value}, not a finite number")
+    return float(value)
 
 
 def raised(reward: BoundReward, error: BaseException) -> Score:

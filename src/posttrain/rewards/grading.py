@@ -88,6 +88,8 @@ def _batched(reward: BoundReward, samples: Sequence[Sample]) -> list[Score]:
         names = [name for name in reward.wanted if all(name in row for row in rows)]
         assert callable(reward.function)
         returned = reward.function(**{name: [row[name] for row in rows] for name in names})
+        if hasattr(returned, "tolist"):  # numpy's or torch's list
+            returned = returned.tolist()
         if not isinstance(returned, Sequence) or len(returned) != len(samples):
             size = len(returned) if isinstance(returned, Sequence) else type(returned).__name__
             raise ValueError(f"returned {size} scores for {len(samples)} completions")

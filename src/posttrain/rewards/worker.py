@@ -82,7 +82,7 @@ class _Outbox:
 
     def send(self, *, last: bool) -> None:
         """Send what waits; ``last`` says that the chunk is finished."""
-        message = json.dumps({"results": self._waiting, "last": last}, default=str)
+        message = json.dumps({"results": self._waiting, "last": last})
         self._connection.send_bytes(message.encode())
         self._waiting, self._sent = [], time.monotonic()
 
