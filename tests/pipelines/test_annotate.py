@@ -80,7 +80,7 @@ def test_a_broken_score_leaves_its_partner_to_the_next() -> None:
     """The completions that can be compared are, and what is missing is counted."""
     found = annotated(answers(("a", 1.0), ("b", None), ("c", 2.0), ("d", 0.0)))
     assert orders(found) == [("c", "a")]
-    assert found.ties == 1
+    assert (found.ties, found.broken) == (1, 1)
 
 
 def test_an_unscored_completion_gives_no_preference() -> None:

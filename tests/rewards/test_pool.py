@@ -15,6 +15,7 @@ import torch
 
 from posttrain.rewards.pool import GradingPool
 from posttrain.rewards.scorer import RewardScorer
+from posttrain.rewards.worker import Beat
 from posttrain.types import Completion, Prompt, Rollout, Score
 
 SECONDS = 0.5
@@ -256,3 +257,24 @@ def test_numbers_in_other_clothes_and_numbers_that_are_none(pooled: Pooled) -> N
     scores = pooled(huge).score(rollouts(3))
     assert [score.state for score in scores] == ["invalid"] * 3
     assert all("reward 'huge' returned" in score.reason for score in scores)
+
+
+def test_what_a_worker_is_at_never_looks_older_than_it_is() -> None:
+    beat = Beat()
+    beat.write(0, 0)
+    writer = os.fork()
+    if writer == 0:
+        while True:
+            beat.write(1, 2)
+    try:
+        stale = [now - since for now, since in _readings(beat, seconds=1.0) if now - since > 0.9]
+    finally:
+        os.kill(writer, signal.SIGKILL)
+        os.waitpid(writer, 0)
+    assert not stale
+
+
+def _readings(beat: Beat, *, seconds: float) -> Iterator[tuple[float, float]]:
+    end = time.monotonic() + seconds
+    while (now := time.monotonic()) < end:
+        yield now, beat.read()[2]

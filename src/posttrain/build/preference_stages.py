@@ -62,7 +62,7 @@ def run_prefer(context: Context) -> dict[str, Any]:
     for split, name in files.items():
         if context.parts.task is None or not context.parts.task.prompts(split):
             continue  # without test prompts, the stage reward holds out some of the others
-        found = Annotated(sets=[], ties=0, errors=0)
+        found = Annotated()
         for step, more in enumerate(_annotated(context, split), start=1):
             found += more
             if split == "train":
@@ -74,7 +74,7 @@ def run_prefer(context: Context) -> dict[str, Any]:
                 "raise prefer.temperature or prefer.samples, or look at the rewards"
             )
         write_preferences(context.folder.path / name, found.sets)
-        record[split] = {"sets": len(found.sets), "ties": found.ties, "errors": found.errors}
+        record[split] = {**vars(found), "sets": len(found.sets)}
     return {**record, "error_rate": section.error_rate}
 
 
@@ -83,6 +83,7 @@ def _counts(found: Annotated) -> dict[str, float]:
         "prefer/sets": float(len(found.sets)),
         "prefer/ties": float(found.ties),
         "prefer/errors": float(found.errors),
+        "prefer/broken": float(found.broken),
     }
 
 
@@ -98,7 +99,7 @@ def _annotated(context: Context, split: Split) -> Iterator[Annotated]:
         generator = random.Random(f"{recipe.run.seed} {split}")
         for rollouts in _compared(context, split, scorer=scorer):
             check_invalid(rollouts, section.max_invalid)
-            found = Annotated(sets=[], ties=0, errors=0)
+            found = Annotated()
             for _, group in itertools.groupby(rollouts, key=lambda rollout: rollout.group):
                 found += annotate(
                     list(group),

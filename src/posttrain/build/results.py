@@ -154,11 +154,14 @@ def _measures(folder: RunFolder) -> dict[str, tuple[float | None, float | None]]
 def _made(folder: RunFolder) -> dict[str, str]:
     """What the stage prefer has made, in words."""
     record = folder.stage_record("prefer") or {}
-    return {
-        f"preferences, {split} prompts": f"{found['sets']:,} and {found['ties']:,} ties"
-        for split in ("train", "test")
-        if (found := record.get(split))
-    }
+    made = {}
+    for split in ("train", "test"):
+        if found := record.get(split):
+            broken = f", {found['broken']:,} broken scores" if found["broken"] else ""
+            made[f"preferences, {split} prompts"] = (
+                f"{found['sets']:,} and {found['ties']:,} ties{broken}"
+            )
+    return made
 
 
 def _facts(verdict: Mapping[str, Any] | None) -> dict[str, str]:

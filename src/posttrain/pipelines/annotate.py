@@ -15,17 +15,22 @@ ROUNDING = 1e-9  # 0.8 − 0.5 is a gap of 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class Annotated:
-    """The preferences, how many comparisons had no winner, and how many went the wrong way."""
+    """The preferences, how many comparisons had no winner, and how many went the wrong way.
 
-    sets: Sequence[Ranked]
-    ties: int
-    errors: int
+    ``broken`` counts the completions that the rewards could not score.
+    """
+
+    sets: Sequence[Ranked] = ()
+    ties: int = 0
+    errors: int = 0
+    broken: int = 0
 
     def __add__(self, other: Annotated) -> Annotated:
         return Annotated(
             sets=[*self.sets, *other.sets],
             ties=self.ties + other.ties,
             errors=self.errors + other.errors,
+            broken=self.broken + other.broken,
         )
 
 
@@ -45,12 +50,16 @@ def annotate(
     that are equal or closer than ``min_gap``, equal or empty texts, and broken scores give no
     preference.
     """
-    able = [r for r in rollouts if r.score is not None and r.score.ok and r.completion.text.strip()]
+    scored = [r for r in rollouts if r.score is not None and r.score.ok]
+    broken = len(rollouts) - len(scored)
+    able = [rollout for rollout in scored if _text(rollout)]
     if ranked:
-        apart = _apart(able, min_gap)
-        return _ranking(apart, num_given=len(rollouts), error_rate=error_rate, generator=generator)
-    sets: list[Ranked] = []
-    errors = 0
+        order = _apart(able, min_gap)
+        ties = len(rollouts) - len(order)
+        errors = _err(order, error_rate=error_rate, generator=generator)
+        sets = [_ranked(order)] if len(order) > 1 else []
+        return Annotated(sets=sets, ties=ties, errors=errors, broken=broken)
+    sets, errors = [], 0
     for pair in zip(able[::2], able[1::2], strict=False):
         better, worse = sorted(pair, key=_value, reverse=True)
         if len(_apart([better, worse], min_gap)) < 2:
@@ -59,7 +68,8 @@ def annotate(
             better, worse = worse, better
             errors += 1
         sets.append(_ranked([better, worse]))
-    return Annotated(sets=sets, ties=len(rollouts) // 2 - len(sets), errors=errors)
+    ties = len(rollouts) // 2 - len(sets)
+    return Annotated(sets=sets, ties=ties, errors=errors, broken=broken)
 
 
 def _apart(rollouts: Sequence[Rollout], min_gap: float) -> list[Rollout]:
@@ -73,9 +83,8 @@ def _apart(rollouts: Sequence[Rollout], min_gap: float) -> list[Rollout]:
     return kept
 
 
-def _ranking(
-    order: list[Rollout], *, num_given: int, error_rate: float, generator: random.Random
-) -> Annotated:
+def _err(order: list[Rollout], *, error_rate: float, generator: random.Random) -> int:
+    """Swap neighbours now and then; how many."""
     errors, place = 0, 0
     while place < len(order) - 1:
         if generator.random() < error_rate:
@@ -83,9 +92,7 @@ def _ranking(
             errors += 1
             place += 1  # what was just swapped down stays there
         place += 1
-    ties = num_given - len(order)
-    sets = [_ranked(order)] if len(order) > 1 else []
-    return Annotated(sets=sets, ties=ties, errors=errors)
+    return errors
 
 
 def _value(rollout: Rollout) -> float:

@@ -115,13 +115,15 @@ class GradingPool:
 
     def _replace(self, worker: _Worker, job: _Job, *, state: ScoreState, reason: str) -> None:
         """Put a new worker in the place of one that died or must; only the culprit pays."""
-        sample, reward, _ = worker.beat.read()
+        worker.kill()  # first: what a worker at work says it is at may change
+        sample, reward, since = worker.beat.read()
         left = [number for number in worker.chunk if not job.known(number)]
-        worker.kill()
         name = self._rewards[reward].name
         culprit = left[0] if len(left) == 1 else None
         if sample != WHOLE_CHUNK and worker.chunk[sample] in left:
             culprit = worker.chunk[sample]
+        if state == "timeout" and time.monotonic() - since <= self._seconds:
+            culprit = None  # it answered at the last moment and was at another sample already
         if culprit is not None:
             score = Score(value=0.0, state=state, reason=f"reward {name!r} {reason}")
             job.finish(culprit, [(name, score)])

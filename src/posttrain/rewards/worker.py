@@ -14,7 +14,6 @@ import mmap
 import os
 import resource
 import signal
-import struct
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -24,23 +23,30 @@ from posttrain.rewards.bound import BoundReward
 from posttrain.rewards.grading import Results, grade
 
 FLUSH_AFTER = 0.005  # seconds that a finished result may wait to be sent
-_BEAT = struct.Struct("qqd")  # sample, reward, and since when (the clock is the same for all)
 _DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 class Beat:
-    """What a worker is at and since when, in memory that both sides see."""
+    """What a worker is at and since when, in memory that both sides see.
+
+    Each of the three is written in one go: the other side may read at any moment, and must never
+    see a half-written time (``struct.pack_into`` would show it a zero in between).
+    """
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _BEAT.size)
+        memory = memoryview(mmap.mmap(-1, 24))
+        self._since = memory[:8].cast("d")  # the clock is the same for all processes
+        self._place = memory[8:].cast("q")
 
     def write(self, sample: int, reward: int) -> None:
         """Say that a reward is about to run on a sample."""
-        _BEAT.pack_into(self._memory, 0, sample, reward, time.monotonic())
+        self._since[0] = time.monotonic()
+        self._place[1] = reward
+        self._place[0] = sample
 
     def read(self) -> tuple[int, int, float]:
         """The sample, the reward, and when it began."""
-        return _BEAT.unpack_from(self._memory, 0)
+        return self._place[0], self._place[1], self._since[0]
 
 
 def work(

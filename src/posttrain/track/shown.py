@@ -114,6 +114,7 @@ PREFER = (
     Shown(label="preferences", metrics=("prefer/sets",), form=count),
     Shown(label="ties", metrics=("prefer/ties",), form=count),
     Shown(label="errors on purpose", metrics=("prefer/errors",), form=count),
+    Shown(label="broken scores", metrics=("prefer/broken",), form=count),
 )
 
 REWARD = (
