@@ -1,0 +1,148 @@
+"""Attention of our own inside a model of transformers: to pack, to share prompts, to remember.
+
+A decoder with the standard attention interface calls a function of our choice with the queries,
+keys and values of a layer. All else (projections, norms, positions, experts) stays the model's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_NAME = "posttrain"
+_VERDICT = "_posttrain_attention_is_replaceable"
+_active = threading.local()
+
+
+class Attention(Protocol):
+    """What a forward pass does in place of the model's own attention."""
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        layer: int,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """Mix values: [N, H, T, D], [N, K, T, D], [N, K, T, D] → [N, T, H, D]; H = K · groups.
+
+        ``window`` is how many of the last tokens a token sees, itself included; None: all.
+        """
+        ...
+
+
+@contextmanager
+def attending(model: PreTrainedModel, attention: Attention) -> Iterator[None]:
+    """Inside, the model attends through ``attention``. Give it no mask and no cache."""
+    config: Any = model.config.get_text_config(decoder=True)
+    own = config._attn_implementation
+    before = getattr(_active, "attention", None)
+    _active.attention, config._attn_implementation = attention, _NAME
+    try:
+        yield
+    finally:
+        _active.attention, config._attn_implementation = before, own
+
+
+@torch.compiler.disable
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The function that transformers calls."""
+    if softcap is not None or s_aux is not None or attention_mask is not None:
+        raise NotImplementedError("attention with soft-capped scores, sinks or a mask of its own")
+    mixed = _active.attention.attend(
+        query,
+        key,
+        value,
+        layer=module.layer_idx,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+    )
+    return mixed, None
+
+
+AttentionInterface.register(_NAME, _attend)
+
+
+class Causal:
+    """Every token sees itself and what stands before it in its row: as the models themselves do."""
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        layer: int,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """Plain attention over rows."""
+        key, value = (_for_all_heads(states, query) for states in (key, value))
+        mask, length = None, query.shape[2]
+        if window is not None and window < length:
+            place = torch.arange(length, device=query.device)
+            ago = place[:, None] - place
+            mask = (ago >= 0) & (ago < window)
+        mixed = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale
+        )
+        return mixed.transpose(1, 2)
+
+
+def _for_all_heads(states: Tensor, query: Tensor) -> Tensor:
+    """One key or value for each query head. Shapes: [N, K, T, D] → [N, H, T, D]."""
+    return states.repeat_interleave(query.shape[1] // states.shape[1], dim=1)
+
+
+def replaceable(model: PreTrainedModel) -> bool:
+    """Whether the model gives the same hidden states with attention of ours.
+
+    Compared once on a few tokens, and remembered on the module: a model may mix more into its
+    attention than it tells the interface.
+    """
+    if not hasattr(model, _VERDICT):
+        setattr(model, _VERDICT, _compare(model))
+    return bool(getattr(model, _VERDICT))
+
+
+@torch.no_grad()
+def _compare(model: Any) -> bool:
+    if not type(model)._supports_attention_backend:
+        return False
+    size = model.config.get_text_config().vocab_size
+    tokens = torch.arange(24, device=model.device).reshape(2, 12) * 7 % size
+    places = torch.arange(12, device=model.device).expand(2, 12)
+    inputs = {"input_ids": tokens, "position_ids": places, "use_cache": False}
+    trunk = model.get_decoder()
+    expected = trunk(**inputs).last_hidden_state
+    try:
+        with attending(model, Causal()):
+            found = trunk(**inputs).last_hidden_state
+    except (NotImplementedError, TypeError, AttributeError, KeyError):
+        return False
+    allowed = 64 * torch.finfo(found.dtype).eps * float(expected.abs().max())
+    return float((found - expected).abs().max()) <= allowed
