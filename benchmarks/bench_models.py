@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from posttrain.models.tiny import build_tiny, build_tokenizer
+from posttrain.models.tiny import build_tokenizer
 
 SHAPES = {
     "tiny": {"hidden_size": 128, "intermediate_size": 512, "layers": 4, "heads": 4, "kv": 4},
@@ -25,13 +26,29 @@ SHAPES = {
         "heads": 9,
         "kv": 3,
     },
+    "llama-3.2-1b": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "layers": 16,
+        "heads": 32,
+        "kv": 8,
+    },
 }
-VOCABULARY = {"tiny": 105, "smollm2-135m": 49152}
+VOCABULARY = {"tiny": 105, "smollm2-135m": 49152, "llama-3.2-1b": 128256}
 NEVER = 1e-12
 
 
 def write_model(folder: Path, *, shape: str, end_probability: float = NEVER, seed: int = 0) -> None:
     """Write a model folder of a known shape whose completions end with ``end_probability``."""
+    model, tokenizer = build_model(shape, end_probability=end_probability, seed=seed)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def build_model(
+    shape: str, *, end_probability: float = NEVER, seed: int = 0
+) -> tuple[LlamaForCausalLM, Any]:
+    """A model of a known shape whose completions end with ``end_probability``, its tokenizer."""
     size = SHAPES[shape]
     tokenizer = build_tokenizer(max_positions=2048)
     tokenizer.chat_template = None
@@ -51,8 +68,7 @@ def write_model(folder: Path, *, shape: str, end_probability: float = NEVER, see
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config).eval()
     set_end(model, tokenizer.eos_token_id, probability=end_probability)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    return model, tokenizer
 
 
 @torch.no_grad()

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from architecture_tables import (
+    ATTENTION,
     CONFINED,
     EXTRA_EDGES,
+    KERNEL,
     LAYERS,
     MAX_FILE_LINES,
     MAX_FUNCTION_LINES,
@@ -212,10 +214,13 @@ def keyword_only(module: Module) -> Iterator[Finding]:
     for node in ast.walk(module.tree):
         if (
             not isinstance(node, FunctionNode)
-            or node.name in SIGNATURE_FIXED_BY_PYTHON | SIGNATURE_IS_DATA
+            or node.name in SIGNATURE_FIXED_BY_PYTHON | SIGNATURE_IS_DATA | ATTENTION
         ):
             continue
-        is_static = "staticmethod" in map(ast.unparse, node.decorator_list)
+        decorators = set(map(ast.unparse, node.decorator_list))
+        if KERNEL in decorators:
+            continue
+        is_static = "staticmethod" in decorators
         has_self = isinstance(owners[node], ast.ClassDef) and not is_static
         num_positional = len(node.args.posonlyargs) + len(node.args.args) - has_self
         if num_positional > MAX_POSITIONAL:

@@ -61,6 +61,7 @@ CONFINED = {
     "tokenizers": ["data", "models"],
     "torch.utils.tensorboard": ["track.tensorboard"],
     "transformers": ["models", "data.template", "rollout.engines.transformers"],
+    "triton": ["models.kernels"],
     "typer": ["cli"],
     "uvicorn": ["viewer"],
     "vllm": ["rollout.engines.vllm", "sync"],
@@ -68,6 +69,14 @@ CONFINED = {
 }
 
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+KERNEL = "triton.jit"  # Triton knows positional parameters alone, and only our launchers call it
 SIGNATURE_FIXED_BY_PYTHON = {"__exit__", "__aexit__"}
 # The positional parameters of a reward are the data it wants, and are always passed by name.
 SIGNATURE_IS_DATA = {"judge_verdict", "code_tests"}
+# Query, key and value: the order in which everyone gives them. transformers calls the last.
+ATTENTION = {
+    "attend",
+    "decode_attention",
+    "plain_decode_attention",
+    "replaced_attention",
+}

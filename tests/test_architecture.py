@@ -42,6 +42,7 @@ CLEAN = {
         "    @staticmethod\n    def join(a, b): return a\n"
         "    def __exit__(self, kind, value, trace): return None\n"
     ),
+    "models/kernels/rows.py": "import triton\n@triton.jit\ndef rows(a, b, c): ...\n",
     "track/tensorboard.py": "from torch.utils.tensorboard import SummaryWriter\n",
     "rollout/engines/vllm.py": "def start():\n    import vllm\n",
     "sync/vllm.py": "import vllm.distributed\n",
@@ -114,6 +115,7 @@ VIOLATIONS = {
         1,
         "import transformers\n",
     ),
+    "triton": ("third_parties", "models/heads.py", 1, "import triton.language as tl\n"),
     "wandb": ("third_parties", "track/console.py", 1, "import wandb\n"),
     "tensorboard": ("third_parties", "track/console.py", 1, "import tensorboard\n"),
     "torch's tensorboard": (

@@ -15,6 +15,7 @@ OPTIONAL = {
     "reasoning_gym",
     "starlette",
     "tensorboard",
+    "triton",
     "uvicorn",
     "vllm",
     "wandb",

@@ -95,6 +95,13 @@ RL_REFUSED: dict[str, Cases] = {
             "set it to less than rl.steps",
         )
     ],
+    "lag_of_the_whole_run": [
+        (
+            {"max_lag": 5, "steps": 5},
+            "rl.max_lag: 5 of 5 steps, so every batch would be sampled before the policy has "
+            "learned anything; set it to less than rl.steps",
+        )
+    ],
     "whitening_nothing": [
         (
             {"whiten_rewards": True},

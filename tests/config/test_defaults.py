@@ -106,6 +106,8 @@ def test_truncated_sampling_brings_the_correction_and_none_keeps_it_off() -> Non
     assert rl().correction == {"name": "none"}
     assert rl(top_k=5).correction == truncated
     assert rl(top_p=0.9).correction == truncated
+    assert rl(max_lag=1).correction == truncated
+    assert rl(max_lag=1, correction="none").correction == {"name": "none"}
     assert rl(top_p=0.9, correction="none").correction == {"name": "none"}
     assert rl(top_p=0.9, correction={"cap": 3}).correction == {**truncated, "cap": 3}
     masked = {"name": "masked", "low": 0.5, "high": 2.0, "level": "token"}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from posttrain.algorithms.table import ALGORITHMS
 from posttrain.config import (
+    ConfigError,
     arithmetic,
     changed_keys,
     read_recipe,
@@ -52,7 +53,6 @@ def test_the_arithmetic_is_right() -> None:
         ("sft", "sequences per optimiser step"): (32, "batch_size"),
         # ⌈100 ÷ 32⌉ = 4 optimiser steps an epoch
         ("sft", "optimiser steps in all"): (12, "3 epochs × 100 demonstrations ÷ 32, rounded up"),
-        ("sft", "tokens per forward pass"): (8192, "memory and speed, not the result"),
         ("prefer", "completions per prompt"): (12, "4 samples × 3 repeats"),
         ("prefer", "train completions, at most"): (600, "50 prompts × 12"),
         ("reward", "pairs or sets per optimiser step"): (16, "batch_size"),
@@ -67,6 +67,16 @@ def test_the_arithmetic_is_right() -> None:
         ("rl", "tokens per forward pass"): (4096, "memory and speed, not the result"),
         ("eval", "completions, at most"): (450, "50 problems × (1 greedy + 8 samples)"),
     }
+
+
+def test_auto_has_no_number_before_the_model_is_there_and_stays_auto() -> None:
+    """The resolved recipe is what a run is recognised by: a measured number must not be in it."""
+    recipe = resolved({"sft": {}, "reward": {}, "rl": {}, "prefer": {}})
+    assert "tokens per forward pass" not in {row.name for row in arithmetic(recipe)}
+    values = to_dict(recipe)
+    assert {values[name]["micro_batch_tokens"] for name in ("sft", "reward", "rl")} == {"auto"}
+    with pytest.raises(ConfigError, match='must be a whole number of at least 1 or "auto", got 0'):
+        read({"rl": {"micro_batch_tokens": 0}})
 
 
 def test_the_arithmetic_holds_the_stages_that_run_in_their_order() -> None:

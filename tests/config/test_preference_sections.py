@@ -141,7 +141,8 @@ def test_preferences_read_back_as_they_were_resolved(values: dict[str, Any]) -> 
 
 
 def test_a_dry_run_shows_what_preferences_take() -> None:
-    lines = render_dry_run(read({"prefer": {"num_prompts": 1000}, "reward": {}})).splitlines()
+    given = {"prefer": {"num_prompts": 1000}, "reward": {"micro_batch_tokens": 8192}}
+    lines = render_dry_run(read(given)).splitlines()
     assert lines[:5] == [
         "# Resolved.",
         "# prefer  completions per prompt                    2  2 samples × 1 repeat",

@@ -45,6 +45,7 @@ def test_rl_refuses(values: dict[str, Any], problem: str) -> None:
         {"dynamic_sampling": True, "max_resamples": 3, "group_size": 2},
         {"evaluate_every": 5, "evaluate_problems": 1},
         {"kl_stop": 0.1, "epochs": 2},
+        {"max_lag": 4, "steps": 5},
         {"algorithm": "ppo", "steps": 5, "critic": {"warmup_steps": 4}},
         {"algorithm": "ppo", "whiten_rewards": True},
         {"advantage": "return_to_go", "whiten_rewards": True},
@@ -188,6 +189,15 @@ def test_several_broken_rules_are_reported_together() -> None:
             ["rl.kl.estimator: k1 in the loss has gradient 0 on average; use k2 or k3"],
         ),
         ({"rl": {"algorithm": "rloo"}}, []),
+        (
+            {"rl": {"max_lag": 1, "correction": "none"}},
+            [
+                "rl.correction: none, but with rl.max_lag the rollouts come from an older policy "
+                'and are learned as if they did not; use "truncated" (the default with max_lag) or '
+                '"masked"'
+            ],
+        ),
+        ({"rl": {"max_lag": 1, "correction": "masked"}}, []),
         ({"rl": {"kl": {"estimator": "k1", "direction": "forward"}}}, []),
         (
             {"model": {"dtype": "bfloat16"}, "rl": {}},

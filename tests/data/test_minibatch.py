@@ -56,6 +56,55 @@ def test_micro_batches_hold_every_active_row_once(
             assert not bool(whole.attention[row, width:].any())
 
 
+@given(lengths=shapes, max_tokens=st.integers(1, 60), names=st.lists(st.integers(0, 2), min_size=9))
+def test_shared_prompts_are_counted_once(
+    lengths: Lengths, max_tokens: int, names: list[int]
+) -> None:
+    """Every active row once and whole; within the budget; nobody is parted who fits together."""
+    whole = batch(lengths)
+    prompts = whole.attention & ~whole.mask
+    place = torch.arange(whole.tokens.shape[1])
+    alike = 1000 * torch.tensor(names[: len(lengths)])[:, None] + place
+    whole = whole.replace(tokens=torch.where(prompts, alike, whole.tokens), groups=None)
+    parts = micro_batches(whole, max_tokens, share_prompts=True)
+    assert [rows.tolist() for rows, _ in parts] == [
+        rows.tolist() for rows, _ in micro_batches(whole, max_tokens, share_prompts=True)
+    ]
+    seen = [row for rows, _ in parts for row in rows.tolist()]
+    assert sorted(seen) == [row for row, (_, answer) in enumerate(lengths) if answer]
+
+    def cost(rows: list[int]) -> int:
+        distinct = {(names[row], lengths[row][0]) for row in rows}
+        return sum(size for _, size in distinct) + sum(lengths[row][1] for row in rows)
+
+    home = {}
+    for number, (rows, part) in enumerate(parts):
+        assert cost(rows.tolist()) <= max_tokens or len(rows) == 1
+        assert part.tokens.shape[1] == max(sum(lengths[row]) for row in rows.tolist())
+        assert torch.equal(part.tokens, whole.tokens[rows, : part.tokens.shape[1]])
+        home |= dict.fromkeys(rows.tolist(), number)
+    for row in seen:
+        same = (names[row], lengths[row][0])
+        siblings = [other for other in seen if (names[other], lengths[other][0]) == same]
+        if cost(siblings) <= max_tokens:
+            assert len({home[sibling] for sibling in siblings}) == 1
+
+
+def test_groups_are_kept_whole_also_where_prompts_are_shared() -> None:
+    """In their order, whatever the budget; both rows of a pair have the same prompt of four."""
+    tokens = torch.arange(32).reshape(4, 8)
+    tokens[:, :4] = tokens[::2, :4].repeat_interleave(2, dim=0)
+    mask = torch.arange(8) >= 4
+    pairs = Batch(tokens=tokens, mask=mask.expand(4, 8), groups=torch.tensor([5, 5, 6, 6]))
+
+    def rows(budget: int) -> list[list[int]]:
+        parts = micro_batches(pairs, budget, keep_groups=True, share_prompts=True)
+        return [part.tolist() for part, _ in parts]
+
+    assert rows(1) == rows(23) == [[0, 1], [2, 3]]
+    assert rows(24) == [[0, 1, 2, 3]]  # 4 + 2·4 each, where padded rows would be 32
+
+
 def test_micro_batches_by_hand() -> None:
     """Longest first, like with like: eight tokens; five and five; five and two, padded to five."""
     parts = micro_batches(batch(LENGTHS), 10)

@@ -71,3 +71,22 @@ def test_the_first_step_is_the_rate_against_the_sign() -> None:
     optimizer.step()
     expected = before - 0.1 * torch.tensor([[1.0, -0.5]], dtype=torch.float64)
     assert torch.allclose(model.weight, expected, rtol=0, atol=1e-9)
+
+
+def test_one_kernel_for_all_weights_takes_the_same_steps() -> None:
+    """Fused AdamW against the plain one of PyTorch, over three steps in float64."""
+    models = [Mixed().double() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    fast = adamw(models[0], learning_rate=0.1, weight_decay=0.5)
+    assert all(group["fused"] for group in fast.param_groups)
+    slow = adamw(models[1], learning_rate=0.1, weight_decay=0.5)
+    for group in slow.param_groups:
+        group["fused"] = False
+    for step in range(3):
+        for model, optimizer in zip(models, (fast, slow), strict=True):
+            for number, weight in enumerate(model.parameters()):
+                if weight.requires_grad:
+                    weight.grad = torch.full_like(weight, 0.1 * (step - 1) + number)
+            optimizer.step()
+    for first, second in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-12, atol=1e-14)

@@ -63,8 +63,9 @@ def learn(folder: Path, **rl: Any) -> Run:
         {"algorithm": "ppo", "epochs": 2, "minibatches": 2, "learning_rate": 2e-3},
         {"algorithm": "ppo_penalty", "epochs": 2, "minibatches": 2, "learning_rate": 2e-3},
         {"algorithm": "ppo", "epochs": 2, "learning_rate": 4e-3, "critic": {"kind": "shared"}},
+        {"algorithm": "grpo", "minibatches": 2, "learning_rate": 3e-3, "max_lag": 1},
     ],
-    ids=["grpo", "reinforce_baseline", "ppo", "ppo_penalty", "ppo_shared"],
+    ids=["grpo", "reinforce_baseline", "ppo", "ppo_penalty", "ppo_shared", "grpo_ahead"],
 )
 def test_rewards_teach_what_demonstrations_did_not(tmp_path: Path, rl: dict[str, Any]) -> None:
     """Sampled answers to held-out questions: mostly wrong before, mostly right after."""

@@ -5,10 +5,10 @@ import torch
 from models.families import VOCABULARY, batch, build, naive
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from posttrain.models import head
 from posttrain.models.load import load_policy
 from posttrain.models.logprobs import score_tokens
 from posttrain.models.sampling import filter_logits, sample
+from posttrain.models.states import states_before
 from posttrain.types import Batch, Sampling
 
 pytestmark = pytest.mark.gpu
@@ -31,17 +31,14 @@ def test_half_precision_logits_are_not_rounded(autocast: bool) -> None:
     model = build("llama", dtype=torch.float32 if autocast else torch.bfloat16).cuda()
     given = batch().to("cuda")
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
-        states = head.hidden_states(model, given.tokens)
+        states = states_before(model.get_decoder(), given)
         found = score_tokens(model, given, chunk_elements=3 * VOCABULARY)
     assert found.logprobs.dtype == torch.float32
     weight = model.lm_head.weight.bfloat16().double()
-    every = torch.log_softmax(states.bfloat16().double() @ weight.t(), -1)[:, :-1]
-    exact = every.gather(-1, given.tokens[:, 1:, None]).squeeze(-1)
-    mask = given.mask[:, 1:]
-    torch.testing.assert_close(
-        found.logprobs[:, 1:][mask].double(), exact[mask], rtol=2e-6, atol=2e-6
-    )
-    exact[mask].sum().backward()
+    every = torch.log_softmax(states.bfloat16().double() @ weight.t(), -1)
+    exact = every.gather(-1, given.tokens[given.mask][:, None]).squeeze(-1)
+    torch.testing.assert_close(found.logprobs[given.mask].double(), exact, rtol=2e-6, atol=2e-6)
+    exact.sum().backward()
     wanted = gradients(model)
     model.zero_grad()
     found.logprobs.sum().backward()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -257,6 +258,22 @@ def test_numbers_in_other_clothes_and_numbers_that_are_none(pooled: Pooled) -> N
     scores = pooled(huge).score(rollouts(3))
     assert [score.state for score in scores] == ["invalid"] * 3
     assert all("reward 'huge' returned" in score.reason for score in scores)
+
+
+def test_workers_of_a_thread_that_has_ended_are_replaced(pooled: Pooled) -> None:
+    """Linux kills a worker with the thread that made it: the samples after that must not pay."""
+    scorer = pooled(lambda n: os.kill(os.getpid(), signal.SIGKILL) if n == 3 else float(n))
+
+    def elsewhere() -> None:
+        scorer.score(rollouts(4))
+        time.sleep(0.5)  # until the new worker has settled
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    time.sleep(0.5)  # until it is dead
+    scores = scorer.score(rollouts(3))
+    assert [(score.state, score.value) for score in scores] == [("ok", n) for n in range(3)]
 
 
 def test_what_a_worker_is_at_never_looks_older_than_it_is() -> None:

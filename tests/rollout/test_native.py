@@ -1,4 +1,7 @@
-"""How the native engine saves work, and that none of the savings can be seen in what it says."""
+"""How the native engine saves work without slots, and that no saving can be seen in what it says.
+
+That is the way of models whose attention is not ours to replace; any model can go it.
+"""
 
 from typing import Any
 
@@ -8,8 +11,9 @@ import transformers
 from models.families import build
 from rollout.cases import END, drawn, largest_error, ragged, spell
 
+from posttrain.models.load import Policy
 from posttrain.models.logprobs import score_tokens
-from posttrain.rollout.engines import NativeEngine, TransformersEngine, local, native
+from posttrain.rollout.engines import ENGINES, NativeEngine, TransformersEngine, local, native
 from posttrain.types import Batch, Prompt, Sampling
 
 PROMPTS = ragged(4, 9, 1, 9)
@@ -29,7 +33,7 @@ class Watched:
 
 
 def engine(model: Any, **options: Any) -> NativeEngine:
-    return NativeEngine(model, **{"end_tokens": (END,), "decode": spell, **options})
+    return NativeEngine(model, **{"end_tokens": (END,), "decode": spell, "slots": False, **options})
 
 
 def test_a_distinct_prompt_is_read_once() -> None:
@@ -134,9 +138,12 @@ REFUSED = {
 def test_what_native_refuses_the_fallback_takes(reason: str) -> None:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(REFUSED[reason]).eval()
-    with pytest.raises(ValueError, match=r'For.*LM: it has .* set the engine to "transformers"'):
+    with pytest.raises(ValueError, match=r"For.*LM: it has .*, and the native engine knows"):
         engine(model)
-    fallback = TransformersEngine(model, end_tokens=(END,), decode=spell)
+    policy = Policy(model=model, tokenizer=None, source="a test", end_tokens=(END,), pad_token=END)
+    with pytest.warns(UserWarning, match=r"it has .*; sampling with transformers' generate"):
+        fallback = ENGINES["native"](policy, spell)
+    assert isinstance(fallback, TransformersEngine)
     sampling = Sampling(max_new_tokens=6)
     answers = fallback.generate(PROMPTS, sampling, num_samples=2, seed=0)
     assert largest_error(model, PROMPTS, answers=answers, sampling=sampling) < 1e-4

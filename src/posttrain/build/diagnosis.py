@@ -44,6 +44,8 @@ def _rounding(recipe: Recipe, device: str, *, supplied: bool) -> float:
     section = filled(recipe.rl)
     if section.top_k or section.top_p < 1:
         return math.inf  # the engine samples from less than the whole distribution, on purpose
+    if section.max_lag:
+        return math.inf  # the engine samples from older weights, on purpose
     name, _ = split(section.engine or "native", kind="engine")
     exact = choose_compute(recipe.model, device) is torch.float32
     known = name in SAME_PROCESS and not supplied

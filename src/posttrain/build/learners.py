@@ -16,12 +16,14 @@ from posttrain.algorithms.kl import Coefficient
 from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
 from posttrain.algorithms.shaping import missing_end, overlong, score_at_last_token
 from posttrain.algorithms.weights import WEIGHTS
-from posttrain.build.parts import choose_compute
+from posttrain.build.parts import choose_compile, choose_compute
 from posttrain.config import KlSection, Recipe, RewardSection, RlSection, SftSection
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.learn.learner import LocalLearner, Reference, scores
 from posttrain.learn.optim import adamw, rate_factor
 from posttrain.learn.trained import Trained
+from posttrain.models.activations import checkpoint_activations
+from posttrain.models.compiled import compile_layers
 from posttrain.models.critic import separate_critic, shared_critic
 from posttrain.models.load import Policy
 from posttrain.models.logprobs import score_tokens
@@ -47,6 +49,7 @@ def make_learner(
     """The learner of a policy: same code, same weights, its own optimiser and schedule."""
     ask: Callable[..., Any] = score_tokens
     reference = critic = None
+    checkpoint_activations(policy.model, enabled=section.checkpoint_activations)
     if isinstance(section, RlSection):
         ask = functools.partial(
             score_tokens,
@@ -55,6 +58,8 @@ def make_learner(
         )
         reference = _reference(section.kl)
         critic = _critic(section, policy, total_steps=total_steps, reward_model=reward_model)
+    if isinstance(section, RlSection) and choose_compile(recipe, device):
+        compile_layers(policy.model)
     return LocalLearner(
         policy.model,
         _optimizer(policy.model, section),
@@ -63,6 +68,7 @@ def make_learner(
         schedule=_schedule(section, total_steps - _alone(section)),
         max_gradient_norm=section.max_gradient_norm,
         micro_batch_tokens=section.micro_batch_tokens,
+        beside_sampling=isinstance(section, RlSection) and section.max_lag > 0,
         compute=choose_compute(recipe.model, device),
         reference=reference,
         critic=critic,
@@ -78,6 +84,7 @@ def make_reward_learner(
     total_steps: int,
 ) -> LocalLearner:
     """The learner of a reward model: it compares, so sets are never parted."""
+    checkpoint_activations(reward.model, enabled=section.checkpoint_activations)
     return LocalLearner(
         reward.model,
         _optimizer(reward.model, section),
@@ -126,6 +133,8 @@ def _critic(
     else:
         own = chosen.source == OWN_STAGE and reward_model is not None
         critic = separate_critic(policy, str(reward_model) if own else chosen.source)
+        if critic.trunk is not None:
+            checkpoint_activations(critic.trunk, enabled=rl.checkpoint_activations)
     return Trained(
         critic,
         adamw(critic, learning_rate=chosen.learning_rate, weight_decay=rl.weight_decay),
@@ -210,4 +219,5 @@ def make_audit(recipe: Recipe, rl: RlSection, *, plan: Plan, device: str) -> Aud
     if name in _CENTRED_IN_GROUPS:
         normalised = "group"
     exact = choose_compute(recipe.model, device) == torch.float32
-    return Audit(plan, normalised=normalised, tolerance=1e-4 if exact else 2e-2)
+    tolerance = 1e-4 if exact else 2e-2
+    return Audit(plan, normalised=normalised, tolerance=tolerance, max_lag=rl.max_lag)

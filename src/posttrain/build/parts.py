@@ -30,6 +30,8 @@ from posttrain.rollout.engines import ENGINES
 from posttrain.tasks import make_task
 from posttrain.types import Prompt, Sampling
 
+WORTH_COMPILING = 100  # steps: compilation takes as long as it saves in about thirty
+
 Section = TypeVar("Section", SftSection, PreferSection, RewardSection, RlSection, EvalSection)
 
 
@@ -69,6 +71,14 @@ def choose_compute(model: ModelSection, device: str) -> torch.dtype:
     if model.compute == "auto":
         return torch.bfloat16 if device == "cuda" else torch.float32
     return torch.bfloat16 if model.compute == "bfloat16" else torch.float32
+
+
+def choose_compile(recipe: Recipe, device: str) -> bool:
+    """Whether layers are compiled: half a minute at the start, and half of the time of a step."""
+    if recipe.model.compile == "auto":
+        long = recipe.rl is not None and recipe.rl.steps >= WORTH_COMPILING
+        return device.startswith("cuda") and long
+    return recipe.model.compile
 
 
 def make_policy(recipe: Recipe, source: str, *, device: str) -> Policy:
@@ -169,11 +179,20 @@ def render_prompts(
     return rendered, len(prompts) - len(rendered)
 
 
-def make_engine(spec: Spec, policy: Policy, *, template: Template, compute: str = "auto") -> Engine:
+def make_engine(
+    spec: Spec,
+    policy: Policy,
+    *,
+    template: Template,
+    compute: str = "auto",
+    compiled: bool = False,
+) -> Engine:
     """The engine a recipe names, sampling from this policy's own weights in its own precision."""
     name, options = split(spec, kind="engine")
     if options.get("compute", "auto") == "auto":
         options["compute"] = compute
+    if compiled and name == "native":
+        options.setdefault("compiled", True)
     spec = {"name": name, **options}
     engine: Engine = resolve(spec, ENGINES, kind="engine")(policy, template.decode)
     return engine

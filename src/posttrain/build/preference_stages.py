@@ -213,7 +213,7 @@ def run_reward(context: Context, job: RewardJob) -> dict[str, Any]:
         seed=recipe.run.seed,
         on_step=context.tracker.log,
     )
-    verdict = _judge(job, section)
+    verdict = _judge(job, learner.micro_batch_tokens)
     save_reward(with_normalisation(job.reward, verdict.scores), context.folder.model)
     found = _numbers(verdict)
     write_json(context.folder.path / "verdict.json", found)
@@ -263,11 +263,11 @@ def _tokens(
     return kept
 
 
-def _judge(job: RewardJob, section: RewardSection) -> Verdict:
+def _judge(job: RewardJob, micro_batch_tokens: int) -> Verdict:
     scorer = ModelScorer(
         lambda: job.reward,
         render=lambda reward, rollout: (),
-        micro_batch_tokens=section.micro_batch_tokens,
+        micro_batch_tokens=micro_batch_tokens,
     )
     scores = iter(scorer.raw([row for ranked in job.test for row in ranked.rows]))
     grouped = [[next(scores) for _ in ranked.rows] for ranked in job.test]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.build.learners import make_audit, make_learner, make_plan
+from posttrain.build.overlap import Flow, flowing, make_sampler
 from posttrain.build.parts import Parts, filled, make_engine, make_sampling, render_prompts
 from posttrain.config import EvalSection, Recipe, RlSection, SftSection
 from posttrain.data.sources import read_demonstrations
@@ -20,7 +21,6 @@ from posttrain.protocols import Engine, Scorer, Split, Task, Tracker
 from posttrain.rollout.source import PromptCycle, RolloutSource
 from posttrain.runs import StageFolder, sequence_advantages, write_rollouts
 from posttrain.runs.rollouts import rollout_file
-from posttrain.sync.shared import SharedWeights
 from posttrain.tasks import demonstrations
 from posttrain.track.text import printable
 from posttrain.types import Collected, Prompt, Rollout, Sampling, Score
@@ -102,9 +102,7 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
     recipe, policy, parts = context.recipe, context.policy, context.parts
     section = filled(recipe.rl)
     _, scorer = _graded(parts)
-    engine = engine or make_engine(
-        section.engine, policy, template=parts.template, compute=recipe.model.compute
-    )
+    engine, sync = make_sampler(recipe, policy, parts=parts, engine=engine)
     sampling = make_sampling(section)
     prompts = rendered_prompts(parts, policy, split="train", max_new_tokens=section.max_new_tokens)
     total = section.steps * section.epochs * section.minibatches
@@ -127,19 +125,22 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
         seed=recipe.run.seed,
         max_resamples=section.max_resamples or 0,
     )
-    watch = _Watch(context, section=section, engine=engine, save=learner.save)
-    if section.evaluate_every:
-        context.tracker.log(0, watch.evaluate())
-    rl_pipeline.train(
-        _checked(source.steps(section.steps), section.max_invalid),
-        learner,
-        plan=plan,
-        sync=SharedWeights(engine),
-        pad_token=policy.pad_token,
-        seed=recipe.run.seed,
-        on_step=watch.on_step,
-        audit=make_audit(recipe, section, plan=plan, device=parts.device),
-    )
+    batches = _checked(source.steps(section.steps), section.max_invalid)
+    device = policy.model.device
+    with flowing(batches, sync, max_lag=section.max_lag, device=device) as flow:
+        watch = _Watch(context, flow, section=section, engine=engine, save=learner.save)
+        if section.evaluate_every:
+            context.tracker.log(0, watch.evaluate())
+        rl_pipeline.train(
+            flow.batches,
+            learner,
+            plan=plan,
+            sync=flow.sync,
+            pad_token=policy.pad_token,
+            seed=recipe.run.seed,
+            on_step=watch.on_step,
+            audit=make_audit(recipe, section, plan=plan, device=parts.device),
+        )
     learner.save(context.folder.model)
 
 
@@ -147,9 +148,16 @@ class _Watch:
     """What happens after every RL step: numbers, rollouts, evaluations, checkpoints."""
 
     def __init__(
-        self, context: Context, *, section: RlSection, engine: Engine, save: Callable[[Path], None]
+        self,
+        context: Context,
+        flow: Flow,
+        *,
+        section: RlSection,
+        engine: Engine,
+        save: Callable[[Path], None],
     ) -> None:
         self._context = context
+        self._flow = flow
         self._section = section
         self._engine = engine
         self._save = save
@@ -159,8 +167,7 @@ class _Watch:
         step, metrics = report.state.step, dict(report.metrics)
         rollouts = report.collected.rollouts
         folder = self._context.folder
-        parts = ("time/rollout", "time/reward", "time/train")
-        metrics["time/step"] = sum(metrics.get(name, 0.0) for name in parts)
+        metrics["time/step"] = metrics["time/wait"] + metrics["time/train"]
         write_rollouts(
             rollout_file(folder.rollouts, step),
             rollouts,
@@ -178,14 +185,11 @@ class _Watch:
         """Accuracy on the same held-out problems every time: a point of the curve."""
         context, section = self._context, self._section
         assert section.evaluate_problems, "resolve fills it where there are evaluations"
-        found = run_eval(
-            context,
-            EvalSection(
-                problems=section.evaluate_problems,
-                max_new_tokens=section.max_new_tokens,
-            ),
-            engine=self._engine,
+        asked = EvalSection(
+            problems=section.evaluate_problems, max_new_tokens=section.max_new_tokens
         )
+        with self._flow.idle():
+            found = run_eval(context, asked, engine=self._engine)
         return {"eval/accuracy": found.accuracy.value, "eval/reward": found.mean_reward}
 
 

@@ -174,8 +174,8 @@ def _rl(rl: RlSection) -> RlSection:
         filled["max_resamples"] = rl.max_resamples or MAX_RESAMPLES
     if rl.evaluate_every:
         filled["evaluate_problems"] = _first(rl.evaluate_problems, EVALUATE_PROBLEMS)
-    cuts = rl.top_k > 0 or rl.top_p < 1
-    correction = {"name": "truncated" if cuts else NO_CORRECTION}
+    differs = rl.max_lag > 0 or rl.top_k > 0 or rl.top_p < 1  # the sampler from the policy
+    correction = {"name": "truncated" if differs else NO_CORRECTION}
     tables: dict[str, tuple[Mapping[str, Any], Mapping[str, Function]]] = {
         "advantage": (row.advantage, ADVANTAGES),
         "loss": (row.loss, POLICY_LOSSES),

@@ -52,6 +52,10 @@ OptionalPiece = Annotated[Spec | None, BeforeValidator(_as_piece), PIECE]
 Rewards = Annotated[
     dict[str, Spec], BeforeValidator(_as_rewards), Expected("a table of names and weights")
 ]
+Tokens = Annotated[
+    Annotated[int, Field(ge=1)] | Literal["auto"],
+    Expected('a whole number of at least 1 or "auto"'),
+]
 # A list in TOML, a tuple here: a recipe does not change once it is read.
 Stages = Annotated[tuple[Stage, ...], Field(strict=False)]
 Trackers = Annotated[tuple[Literal["tensorboard", "wandb"], ...], Field(strict=False)]

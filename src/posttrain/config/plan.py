@@ -127,7 +127,7 @@ def _sft(sft: SftSection) -> list[Quantity]:
         demonstrations = _count(sft.num_demonstrations, "demonstration")
         how = f"{_count(sft.epochs, 'epoch')} × {demonstrations} ÷ {sft.batch_size}, rounded up"
         rows.append(Quantity("sft", "optimiser steps in all", total, how))
-    return [*rows, _budget("sft", sft.micro_batch_tokens)]
+    return [*rows, *_budget("sft", sft.micro_batch_tokens)]
 
 
 def _prefer(prefer: PreferSection) -> list[Quantity]:
@@ -144,7 +144,7 @@ def _prefer(prefer: PreferSection) -> list[Quantity]:
 def _reward(reward: RewardSection) -> list[Quantity]:
     size = reward.batch_size
     rows = [Quantity("reward", "pairs or sets per optimiser step", size, "batch_size")]
-    return [*rows, _budget("reward", reward.micro_batch_tokens)]
+    return [*rows, *_budget("reward", reward.micro_batch_tokens)]
 
 
 def _rl(rl: RlSection) -> list[Quantity]:
@@ -166,7 +166,7 @@ def _rl(rl: RlSection) -> list[Quantity]:
         "optimiser steps in all": (rl.steps * updates, f"{steps} × {updates} per batch"),
     }
     rows += [Quantity("rl", name, value, how) for name, (value, how) in totals.items()]
-    return [*rows, _budget("rl", rl.micro_batch_tokens)]
+    return [*rows, *_budget("rl", rl.micro_batch_tokens)]
 
 
 def _eval(section: EvalSection) -> list[Quantity]:
@@ -176,8 +176,11 @@ def _eval(section: EvalSection) -> list[Quantity]:
     return [Quantity("eval", "completions, at most", section.problems * answers, how)]
 
 
-def _budget(stage: str, tokens: int) -> Quantity:
-    return Quantity(stage, "tokens per forward pass", tokens, "memory and speed, not the result")
+def _budget(stage: str, tokens: int | str) -> list[Quantity]:
+    """Where it is a number: "auto" is known when the model is there."""
+    if isinstance(tokens, str):
+        return []
+    return [Quantity(stage, "tokens per forward pass", tokens, "memory and speed, not the result")]
 
 
 def _count(number: int, noun: str, *, plural: str = "s") -> str:

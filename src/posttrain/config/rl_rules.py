@@ -161,6 +161,26 @@ def warmup_of_the_whole_run(rl: RlSection) -> str | None:
     return None
 
 
+def lag_of_the_whole_run(rl: RlSection) -> str | None:
+    """max_lag is less than the steps of the stage."""
+    if rl.max_lag and rl.max_lag >= rl.steps:
+        return (
+            f"rl.max_lag: {rl.max_lag} of {rl.steps} steps, so every batch would be sampled before "
+            "the policy has learned anything; set it to less than rl.steps"
+        )
+    return None
+
+
+def stale_without_correction(rl: RlSection) -> str | None:
+    """Rollouts that run ahead come from an older policy, which a correction makes up for."""
+    if rl.max_lag and rl.correction["name"] == "none":
+        return (
+            "rl.correction: none, but with rl.max_lag the rollouts come from an older policy and "
+            'are learned as if they did not; use "truncated" (the default with max_lag) or "masked"'
+        )
+    return None
+
+
 def whitening_nothing(rl: RlSection) -> str | None:
     """whiten_rewards needs an advantage that gives every token its own reward."""
     if rl.whiten_rewards and rl.advantage["name"] not in ("gae", "return_to_go"):
@@ -190,6 +210,7 @@ RL_RULES: list[Callable[[RlSection], str | None]] = [
     stop_of_one_step,
     penalty_of_one_step,
     warmup_of_the_whole_run,
+    lag_of_the_whole_run,
     whitening_nothing,
 ]
 
@@ -200,4 +221,5 @@ RL_CAUTIONS: list[Callable[[RlSection], str | None]] = [
     rl_warmup_too_long,
     naive_off_policy,
     loss_without_gradient,
+    stale_without_correction,
 ]

@@ -23,6 +23,7 @@ from posttrain.config.fields import (
     Section,
     Stage,
     Stages,
+    Tokens,
     Trackers,
     key,
     later,
@@ -61,6 +62,9 @@ class ModelSection(Section):
     compute: Literal["auto", "float32", "bfloat16"] = key(
         "auto", "Type of the arithmetic; auto is bfloat16 on a GPU, else dtype."
     )
+    compile: Annotated[bool | Literal["auto"], Expected('true, false or "auto"')] = key(
+        "auto", "Compile the layers; auto: on a GPU, for 100 steps of [rl] or more."
+    )
     chat: Annotated[bool | Literal["auto"], Expected('true, false or "auto"')] = key(
         "auto", "Use the chat template; auto does where the model has one."
     )
@@ -91,9 +95,8 @@ class SftSection(Section):
     schedule: Schedule = key("cosine", "How the step size goes on from the peak.")
     weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
     max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
-    micro_batch_tokens: int = key(
-        8192, "Tokens per forward pass: memory and speed, never the result.", ge=1
-    )
+    micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
+    checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
 
 
 class PreferSection(Section):
@@ -138,9 +141,8 @@ class RewardSection(Section):
     schedule: Schedule = key("cosine", "How the step size goes on from the peak.")
     weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
     max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
-    micro_batch_tokens: int = key(
-        8192, "Tokens per forward pass: memory and speed, never the result.", ge=1
-    )
+    micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
+    checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
 
 
 class KlSection(Section):
@@ -206,14 +208,14 @@ class RlSection(Section):
     schedule: Schedule = key("constant", "How the step size goes on from the peak.")
     weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
     max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
-    micro_batch_tokens: int = key(
-        8192, "Tokens per forward pass: memory and speed, never the result.", ge=1
-    )
+    micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
+    checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
     max_new_tokens: int = key(256, "Longest completion.", ge=1)
     temperature: float = key(1.0, "Divides the logits before sampling.", ge=0)
     top_k: int = key(0, "Sample from the k likeliest tokens; 0 is off.", ge=0)
     top_p: float = key(1.0, "Sample from the likeliest tokens of this mass; 1 is off.", gt=0, le=1)
     engine: Piece = later("native", "What samples the completions.")
+    max_lag: int = key(0, "Updates that sampling runs ahead of learning; 0: on-policy.", ge=0)
     advantage: Piece = later("the algorithm's", "How rewards become advantages.")
     loss: Piece = later("the algorithm's", "The policy loss of a token.")
     weights: Piece = later("the algorithm's", "How the losses of tokens are averaged.")
@@ -228,7 +230,7 @@ class RlSection(Section):
     entropy_coefficient: float = key(0.0, "Bonus for staying undecided.", ge=0)
     kl_stop: float | None = later("off", "Leave a batch once approx_kl passes this.", gt=0)
     correction: Piece = later(
-        "truncated where top_k or top_p cut, else none",
+        "truncated with max_lag, or where top_k or top_p cut; else none",
         "Factor for the sampler and the trainer disagreeing.",
     )
     dynamic_sampling: bool = later(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posttrain.types import Batch
+from posttrain.types.prompts import Spans, spans
 
 
 def minibatches(
@@ -33,36 +34,66 @@ def minibatches(
 
 
 def micro_batches(
-    batch: Batch, max_tokens: int, *, keep_groups: bool = False
+    batch: Batch, max_tokens: int, *, keep_groups: bool = False, share_prompts: bool = False
 ) -> list[tuple[Tensor, Batch]]:
     """The batch as (rows, part) in parts of at most ``max_tokens`` tokens, padding counted.
 
     Sequences of like length go together and each part is trimmed to its longest, so little is
     spent on padding; a sequence longer than the budget is a part of its own. Sequences without an
     active token are left out: they have no loss. ``keep_groups`` never parts a group and keeps its
-    order, for a loss that compares its members. Averaging is in ``weights``, made before this cut,
-    so no choice of ``max_tokens`` can change the update.
+    order, for a loss that compares its members. ``share_prompts`` is for a forward pass that
+    computes no padding, and equal prompts of a part once: it counts tokens so, and keeps sequences
+    with the same prompt together where the budget allows. Averaging is in ``weights``, made before
+    this cut, so no choice of ``max_tokens`` can change the update.
     """
     if max_tokens < 1:
         raise ValueError(f"micro_batch_tokens: must be at least 1, got {max_tokens}")
     lengths = _lengths(batch).tolist()
+    found = spans(batch) if share_prompts else None
+    names = list(range(len(lengths))) if found is None else found.owner
+    if keep_groups:
+        names = batch.need("groups").tolist()
     units: dict[int, list[int]] = {}
-    names = batch.need("groups").tolist() if keep_groups else list(range(len(lengths)))
     for row in batch.active.any(dim=1).nonzero()[:, 0].tolist():
         units.setdefault(names[row], []).append(row)
-    widths = {name: max(lengths[row] for row in rows) for name, rows in units.items()}
+    pieces = list(units.values())
+    if found is not None and not keep_groups:
+        pieces = [
+            piece for rows in pieces for piece in _fitting(rows, found, max_tokens=max_tokens)
+        ]
     parts: list[tuple[Tensor, Batch]] = []
     chosen: list[int] = []
-    width = 0
-    for name in sorted(units, key=lambda name: -widths[name]):
-        if chosen and (len(chosen) + len(units[name])) * width > max_tokens:
+    width = used = 0
+    for piece in sorted(pieces, key=lambda rows: -max(lengths[row] for row in rows)):
+        cost = len(piece) * width if found is None else _computed(piece, found)
+        if chosen and used + cost > max_tokens:
             parts.append(_part(batch, chosen, width=width))
             chosen = []
-        width = width if chosen else widths[name]
-        chosen += units[name]
+        if not chosen:
+            width, used = max(lengths[row] for row in piece), 0
+            cost = len(piece) * width if found is None else cost
+        chosen += piece
+        used += cost
     if chosen:
         parts.append(_part(batch, chosen, width=width))
     return parts
+
+
+def _computed(rows: list[int], found: Spans) -> int:
+    """Tokens that these rows cost where equal prompts are computed once."""
+    prompts = {found.owner[row]: found.first[row] for row in rows}
+    return sum(prompts.values()) + sum(found.end[row] - found.first[row] for row in rows)
+
+
+def _fitting(rows: list[int], found: Spans, *, max_tokens: int) -> list[list[int]]:
+    """Rows of one prompt in pieces that fit the budget, longest first, each with the prompt."""
+    pieces: list[list[int]] = []
+    for row in sorted(rows, key=lambda row: -found.end[row]):
+        if pieces and _computed([*pieces[-1], row], found) <= max_tokens:
+            pieces[-1].append(row)
+        else:
+            pieces.append([row])
+    return pieces
 
 
 def _part(batch: Batch, rows: list[int], *, width: int) -> tuple[Tensor, Batch]:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,13 @@ from torch import Tensor, nn
 from posttrain.algorithms.diagnostics import Tally, tally
 from posttrain.algorithms.weights import total
 from posttrain.data.minibatch import micro_batches
+from posttrain.learn.fit import sampling_bytes, tokens_on_cpu, tokens_on_gpu, unallocated
 from posttrain.learn.trained import Applied, Schedule, Trained
+from posttrain.models.cache import context_length
 from posttrain.models.frozen import Frozen
 from posttrain.models.logprobs import score_tokens
 from posttrain.models.reward import score_sequences
+from posttrain.models.states import shares_prompts
 from posttrain.protocols import Objective, Outputs, StepResult
 from posttrain.types import Batch, Terms
 
@@ -43,7 +46,9 @@ class LocalLearner:
     ``forward`` is what the model is asked: a policy's log-probs (:func:`score_tokens` with the
     sampler's temperature bound: the policy that is trained is the one that was sampled), or a
     reward model's :func:`scores`. ``micro_batch_tokens`` bounds a forward pass and cannot change
-    the result; ``keep_groups`` never parts the sequences of a group, for losses that compare them.
+    the result; "auto" tries before the first one what fits (:mod:`posttrain.learn.fit`), beside
+    what a sampler holds where that runs at the same time (``beside_sampling``).
+    ``keep_groups`` never parts the sequences of a group, for losses that compare them.
     Weights stay in their own precision (float32 by default); ``compute`` is what the forward pass
     runs in.
     """
@@ -57,7 +62,8 @@ class LocalLearner:
         forward: Forward = score_tokens,
         schedule: Schedule = lambda step: 1.0,
         max_gradient_norm: float = 1.0,
-        micro_batch_tokens: int = 16384,
+        micro_batch_tokens: int | Literal["auto"] = "auto",
+        beside_sampling: bool = False,
         keep_groups: bool = False,
         compute: torch.dtype = torch.float32,
         reference: Reference | None = None,
@@ -74,6 +80,7 @@ class LocalLearner:
         self._save = save
         self._ask = forward
         self._micro_batch_tokens = micro_batch_tokens
+        self._beside_sampling = beside_sampling
         self._keep_groups = keep_groups
         self._compute = compute
 
@@ -81,6 +88,13 @@ class LocalLearner:
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.model.parameters()).device
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """The most tokens of a forward pass; "auto" is found out when it is first asked."""
+        if not isinstance(self._micro_batch_tokens, int):
+            self._micro_batch_tokens = self._fitting_tokens()
+        return self._micro_batch_tokens
 
     def infer(self, batch: Batch) -> Batch:
         """Add ``old_logprobs``, ``values`` with a critic, ``ref_logprobs`` with a reference."""
@@ -161,7 +175,49 @@ class LocalLearner:
         return result
 
     def _cut(self, batch: Batch) -> list[tuple[Tensor, Batch]]:
-        return micro_batches(batch, self._micro_batch_tokens, keep_groups=self._keep_groups)
+        return micro_batches(
+            batch,
+            self.micro_batch_tokens,
+            keep_groups=self._keep_groups,
+            share_prompts=self._shares_prompts(batch),
+        )
+
+    def _fitting_tokens(self) -> int:
+        model: Any = self.model
+        if self.device.type == "cpu":
+            config = getattr(model, "config", None)  # a model of one's own may have none
+            return tokens_on_cpu(getattr(config, "hidden_size", None) or 1)
+        learning = [part for part in (self.trained, self._critic) if part is not None]
+        needed = sum(unallocated(part.optimizer) for part in learning)
+        if self._beside_sampling:
+            needed += sampling_bytes(self.device)
+        found = tokens_on_gpu(
+            self.device,
+            self._try,
+            vocabulary=model.config.get_text_config().vocab_size,
+            longest=context_length(model),
+            needed=needed,
+        )
+        for part in learning:
+            part.clear()
+        return found
+
+    def _try(self, batch: Batch) -> None:
+        """Forward and backward of a batch, of which nothing remains but the gradients."""
+        with torch.enable_grad():
+            outputs = self._outputs(batch.to(self.device), only_critic=False)
+            answers = (outputs.logprobs, outputs.scores, outputs.values)
+            torch.stack([answer.sum() for answer in answers if answer is not None]).sum().backward()
+
+    def _shares_prompts(self, batch: Batch) -> bool:
+        """Whether the forward passes compute a prompt once for all who have it."""
+        if self._ask is scores:  # a reward model reads rows
+            return False
+        critic = None if self._critic is None else getattr(self._critic.module, "trunk", None)
+        with self._precision():
+            return shares_prompts(self.model, batch) and (
+                critic is None or shares_prompts(critic, batch)
+            )
 
     @contextlib.contextmanager
     def _precision(self) -> Iterator[None]:

@@ -50,6 +50,7 @@ class Trained:
         rate, factor = self.learning_rate, self._schedule(self.num_steps)
         for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = base * factor
+        # All tensors at once, and the norm stays on the device: it is read when the step is done.
         norm = nn.utils.clip_grad_norm_(self.module.parameters(), self._max_gradient_norm)
         self.optimizer.step()
         self.num_steps += 1

@@ -57,7 +57,7 @@ def attending(model: PreTrainedModel, attention: Attention) -> Iterator[None]:
 
 
 @torch.compiler.disable
-def _attend(
+def replaced_attention(
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -84,7 +84,7 @@ def _attend(
     return mixed, None
 
 
-AttentionInterface.register(_NAME, _attend)
+AttentionInterface.register(_NAME, replaced_attention)
 
 
 class Causal:
@@ -133,9 +133,10 @@ def replaceable(model: PreTrainedModel) -> bool:
 def _compare(model: Any) -> bool:
     if not type(model)._supports_attention_backend:
         return False
-    size = model.config.get_text_config().vocab_size
-    tokens = torch.arange(24, device=model.device).reshape(2, 12) * 7 % size
-    places = torch.arange(12, device=model.device).expand(2, 12)
+    config = model.config.get_text_config()
+    length = min(12, getattr(config, "max_position_embeddings", None) or 12)
+    places = torch.arange(length, device=model.device).expand(2, length)
+    tokens = (places * 7 + torch.tensor([[0], [5]], device=model.device)) % config.vocab_size
     inputs = {"input_ids": tokens, "position_ids": places, "use_cache": False}
     trunk = model.get_decoder()
     expected = trunk(**inputs).last_hidden_state
@@ -144,5 +145,6 @@ def _compare(model: Any) -> bool:
             found = trunk(**inputs).last_hidden_state
     except (NotImplementedError, TypeError, AttributeError, KeyError):
         return False
-    allowed = 64 * torch.finfo(found.dtype).eps * float(expected.abs().max())
-    return float((found - expected).abs().max()) <= allowed
+    # Other kernels round in other places; a mistake shows in every digit.
+    allowed = min(0.1, 64 * torch.finfo(found.dtype).eps)
+    return float((found - expected).norm()) <= allowed * float(expected.norm())

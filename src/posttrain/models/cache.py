@@ -18,6 +18,10 @@ from posttrain.models import head
 KEPT_BY_POSITION = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
+class UnknownMemoryError(ValueError):
+    """A model that remembers more than keys and values, or places them by itself."""
+
+
 class RoomyLayer(DynamicLayer):
     """Keys and values ``[N, heads, T, size]`` of one layer, in buffers with room to spare.
 
@@ -92,10 +96,9 @@ def new_cache(model: PreTrainedModel) -> Cache:
     if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
         strange.append("positions that it counts itself")
     if strange:
-        raise ValueError(
+        raise UnknownMemoryError(
             f"model {type(model).__name__}: it has {strange[0]}, and the native engine knows "
-            "decoders with explicit positions and plain keys and values only; "
-            'set the engine to "transformers"'
+            "decoders with explicit positions and plain keys and values only"
         )
     cache.layers = [
         RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers

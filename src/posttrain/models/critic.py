@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from posttrain.models.head import state_values, trunk_states
 from posttrain.models.load import Policy
 from posttrain.models.reward import check_same_tokens, load_reward
+from posttrain.models.states import states_before
 from posttrain.types import Batch
 
 
@@ -33,9 +34,9 @@ class Critic(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Values [B, T], indexed by the token about to be chosen; 0 where the mask is False."""
         if self.trunk is not None:
-            return state_values(trunk_states(self.trunk, batch.tokens), batch, head=self.head)
+            return state_values(states_before(self.trunk, batch), batch, head=self.head)
         with torch.no_grad():
-            states = trunk_states(self._borrowed[0], batch.tokens)
+            states = states_before(self._borrowed[0], batch)
         return state_values(states, batch, head=self.head)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from posttrain.algorithms import ops
 from posttrain.models.sampling import at_least_float32
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from posttrain.types import Batch
 
 _VERDICT = "_posttrain_logits_are_head_of_states"
-_HALF = (torch.bfloat16, torch.float16)
+HALF = (torch.bfloat16, torch.float16)
 
 
 def hidden_states(model: PreTrainedModel, tokens: Tensor) -> Tensor:
@@ -36,8 +36,11 @@ def trunk_states(trunk: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def state_values(states: Tensor, batch: Batch, *, head: nn.Linear) -> Tensor:
-    """The head on the state before each chosen token, in float32 at least. [B, T, D] → [B, T]."""
-    before = at_least_float32(ops.shift(states)[batch.mask])
+    """The head on the state before each chosen token, in float32 at least.
+
+    Shapes: [M, D], in the order of ``batch.tokens[batch.mask]`` → [B, T]; 0 where none was chosen.
+    """
+    before = at_least_float32(states)
     with torch.autocast(before.device.type, enabled=False):
         values = head(before.to(head.weight.dtype))[:, 0]
     return values.new_zeros(batch.tokens.shape).masked_scatter(batch.mask, values)
@@ -58,16 +61,33 @@ def project(model: PreTrainedModel, states: Tensor) -> Tensor:
     A model that computes in half precision keeps its fast product, but the result is not rounded
     to half precision: a bfloat16 logit of 20 is off by up to 0.06, and so is its log-prob.
     """
-    head = model.get_output_embeddings()
-    kind = states.device.type
-    autocast = torch.is_autocast_enabled(kind)
-    compute = torch.get_autocast_dtype(kind) if autocast else states.dtype
-    # Another forward (an adapter, a quantised layer) or a hook (a sharded layer) must be called.
-    plain = type(head).forward is nn.Linear.forward and not head._forward_pre_hooks
-    if not (plain and compute in _HALF):
-        return _finish(model, at_least_float32(head(states)))
+    head, finish, compute = model.get_output_embeddings(), finish_of(model), compute_type(states)
+    if not (is_plain(head) and compute in HALF):
+        return finish(at_least_float32(head(states)))
     logits = _Float32Product.apply(states.to(compute), head.weight.to(compute))
-    return _finish(model, logits if head.bias is None else logits + head.bias.float())
+    return finish(logits if head.bias is None else logits + head.bias.float())
+
+
+def is_plain(head: nn.Module) -> bool:
+    """Whether a head is its weight and bias and nothing else, so that it need not be called.
+
+    Another forward (an adapter, a quantised layer), a hook (a sharded layer) or a weight of another
+    kind (a piece of it) must be called.
+    """
+    hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    return (
+        type(head).forward is nn.Linear.forward
+        and not any(getattr(head, name) for name in hooks)
+        and type(head.weight) in (nn.Parameter, Tensor)
+    )
+
+
+def compute_type(states: Tensor) -> torch.dtype:
+    """The type that a product with these states is computed in: autocast's, or their own."""
+    kind = states.device.type
+    if torch.is_autocast_enabled(kind) and states.dtype != torch.float64:
+        return torch.get_autocast_dtype(kind)
+    return states.dtype
 
 
 def logits_are_head_of_states(model: PreTrainedModel, tokens: Tensor) -> bool:
@@ -103,18 +123,51 @@ def _logits_by_parts(model: PreTrainedModel, tokens: Tensor) -> Tensor | None:
     head, output = model.get_output_embeddings(), model.get_decoder()(**_inputs(tokens))
     if head is None or not hasattr(output, "last_hidden_state"):
         return None
-    return _finish(model, head(output.last_hidden_state))
+    return finish_of(model)(head(output.last_hidden_state))
 
 
-def _finish(model: PreTrainedModel, logits: Tensor) -> Tensor:
-    """What some models do after the head: Cohere and Granite scale, Gemma soft-caps."""
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """What some models do after the head: Cohere and Granite scale, Gemma soft-caps.
+
+    ``x·multiplier / divisor``, then ``cap·tanh(x / cap)``.
+
+    >>> Finish(multiplier=3.0, divisor=2.0)(torch.tensor([2.0])), Finish(multiplier=3.0).slope
+    (tensor([3.]), 3.0)
+    """
+
+    multiplier: float | None = None
+    divisor: float | None = None
+    cap: float | None = None
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """The model's logits, of what its head gave. Shapes: [..., V] → [..., V]."""
+        logits = logits if self.multiplier is None else logits * self.multiplier
+        logits = logits if self.divisor is None else logits / self.divisor
+        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
+
+    def apply_(self, logits: Tensor) -> Tensor:
+        """The same in place, where there is no gradient to keep anything for."""
+        if self.multiplier is not None:
+            logits.mul_(self.multiplier)
+        if self.divisor is not None:
+            logits.div_(self.divisor)
+        return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
+
+    @property
+    def slope(self) -> float:
+        """The derivative, but for the soft cap's."""
+        return (self.multiplier or 1.0) / (self.divisor or 1.0)
+
+
+def finish_of(model: PreTrainedModel) -> Finish:
+    """What this model does after its head, as its configuration says."""
     config = model.config.get_text_config()
-    multiplier = getattr(config, "logit_scale", None)
-    divisor = getattr(config, "logits_scaling", None)
-    cap = getattr(config, "final_logit_softcapping", None)
-    logits = logits if multiplier is None else logits * multiplier
-    logits = logits if divisor is None else logits / divisor
-    return logits if cap is None else torch.tanh(logits / cap) * cap
+    return Finish(
+        multiplier=getattr(config, "logit_scale", None),
+        divisor=getattr(config, "logits_scaling", None),
+        cap=getattr(config, "final_logit_softcapping", None),
+    )
 
 
 class _Float32Product(torch.autograd.Function):

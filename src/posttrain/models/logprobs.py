@@ -7,8 +7,8 @@ gradient needs several such. Here only a chunk of them exists at any time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,14 @@ from torch.utils.checkpoint import checkpoint
 from posttrain.algorithms import ops
 from posttrain.models import head
 from posttrain.models.sampling import at_least_float32, filter_logits, scale_logits
+from posttrain.models.states import states_before
+from posttrain.models.token_scores import Distribution, Entropy, chunk_elements_for, token_scores
 from posttrain.protocols import Outputs
 from posttrain.types import Batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Entropy = Literal["none", "value", "gradient"]
 Chunk = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -36,7 +37,7 @@ def score_tokens(
     top_p: float = 1.0,
     entropy: Entropy = "value",
     value_head: nn.Linear | None = None,
-    chunk_elements: int = 2**26,
+    chunk_elements: int | None = None,
 ) -> Outputs:
     """``log π(token | what stands before it)`` of every token the policy chose, and the entropy.
 
@@ -45,35 +46,39 @@ def score_tokens(
     has moved since it was drawn) is kept all the same: its log-prob stays finite. Entries where
     ``batch.mask`` is False are 0. With gradient where gradients are enabled; the entropy has one
     only if asked (``entropy="gradient"``). A ``value_head`` reads the same hidden states.
-    ``chunk_elements`` bounds tokens × vocabulary of the logits held at once; it changes memory and
-    speed, not the result.
+    ``chunk_elements`` bounds tokens × vocabulary of the logits held at once (None: what suits the
+    device); it changes memory and speed, not the result.
     Shapes: tokens [B, T] → logprobs [B, T], entropy [B, T]; float32, or float64 for such a model.
     """
     _check(batch, temperature=temperature, chunk_elements=chunk_elements, entropy=entropy)
     by_parts = head.logits_are_head_of_states(model, batch.tokens)
     if by_parts:
-        states = head.hidden_states(model, batch.tokens)
+        states = states_before(model.get_decoder(), batch)
         project: Callable[[Tensor], Tensor] = functools.partial(head.project, model)
     else:
-        states, project = head.full_logits(model, batch.tokens), at_least_float32
+        states = ops.shift(head.full_logits(model, batch.tokens))[batch.mask]
+        project = at_least_float32
     values = None
     if value_head is not None:
-        seen = states if by_parts else head.hidden_states(model, batch.tokens)
+        seen = states if by_parts else states_before(model.get_decoder(), batch)
         values = head.state_values(seen, batch, head=value_head)
-    score = functools.partial(
-        _score_chunk,
-        project=project,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        entropy=entropy,
-    )
-    size = model.config.get_text_config().vocab_size
-    scores = _in_chunks(
-        score,
-        (ops.shift(states)[batch.mask], batch.tokens[batch.mask]),
-        rows=max(1, chunk_elements // size),
-    )
+    tokens, elements = batch.tokens[batch.mask], chunk_elements or chunk_elements_for(states.device)
+    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    scores: Sequence[Tensor]
+    if by_parts and head.is_plain(output := model.get_output_embeddings()):
+        scores = token_scores(
+            states.to(head.compute_type(states)),
+            tokens,
+            weight=output.weight,
+            bias=output.bias,
+            distribution=Distribution(finish=head.finish_of(model), **options),
+            entropy=entropy,
+            chunk_elements=elements,
+        )
+    else:  # a head that must be called, or logits that are there already
+        score = functools.partial(_score_chunk, project=project, entropy=entropy, **options)
+        size = model.config.get_text_config().vocab_size
+        scores = _in_chunks(score, (states, tokens), rows=max(1, elements // size))
     zeros = scores[0].new_zeros(batch.tokens.shape)
     logprobs, uncertainty = (zeros.masked_scatter(batch.mask, values) for values in scores)
     return Outputs(
@@ -116,8 +121,11 @@ def _score_chunk(
     return logprobs, -(everything.exp() * possible).sum(-1)
 
 
-def _check(batch: Batch, *, temperature: float, chunk_elements: int, entropy: Entropy) -> None:
-    if temperature < 0 or chunk_elements < 1 or entropy not in ("none", "value", "gradient"):
+def _check(
+    batch: Batch, *, temperature: float, chunk_elements: int | None, entropy: Entropy
+) -> None:
+    too_few = chunk_elements is not None and chunk_elements < 1
+    if temperature < 0 or too_few or entropy not in ("none", "value", "gradient"):
         raise ValueError(
             "score_tokens: temperature must be at least 0, chunk_elements at least 1, entropy one "
             f"of none, value, gradient; got {temperature}, {chunk_elements}, {entropy!r}"

@@ -36,11 +36,16 @@ class Audit:
     """Checks every iteration; ``tolerance`` is what the ratio may be off: rounding, no more.
 
     ``normalised`` says over what the advantage has mean 0: the batch (and then deviation 1 too),
-    each group, or nothing.
+    each group, or nothing. Rollouts that run ``max_lag`` updates ahead are that old, no more and no
+    less, and engine and learner need not agree on them.
     """
 
-    def __init__(self, plan: Plan, *, normalised: Normalised, tolerance: float = 1e-4) -> None:
+    def __init__(
+        self, plan: Plan, *, normalised: Normalised, tolerance: float = 1e-4, max_lag: int = 0
+    ) -> None:
         self._plan = plan
+        self._max_lag = max_lag
+        self._stale = False
         self._normalised = normalised
         self._tolerance = tolerance
         self._step = 0
@@ -76,7 +81,9 @@ class Audit:
         versions = sorted(set(batch.need("versions").tolist()))
         self._check(len(versions) == 1, "frozen", found=f"rollouts of the versions {versions}")
         found = f"rollouts of version {versions[0]}, and the learner is at {version}"
-        self._check(versions[0] == version, "copied", found=found)
+        expected = max(0, version - self._max_lag)
+        self._check(versions[0] == expected, "copied", found=found)
+        self._stale = expected < version
 
     def _copied(self, batch: Batch) -> None:
         """The engine says what the learner says; before the first step they had equal weights."""
@@ -85,7 +92,7 @@ class Audit:
             self._agree(float((old - sampled)[batch.active].abs().mean()))
 
     def _agree(self, mismatch: float | None) -> None:
-        if mismatch is None:
+        if mismatch is None or self._stale:
             return
         if self._mismatch is None:
             self._mismatch = mismatch

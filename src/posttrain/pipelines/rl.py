@@ -66,11 +66,13 @@ def train(
     """Learn from every batch of rollouts that ``source`` yields, until it ends.
 
     ``source`` samples when it is asked for the next batch, so with a plain generator every batch
-    comes from the weights that the last ``sync`` sent: on-policy, lag 0.
+    comes from the weights that the last ``sync`` sent: on-policy, lag 0. A source that runs ahead
+    brings its own ``sync``, and the loop stays as it is.
     """
     state = state or State(kl=plan.kl, penalty=plan.penalty)
+    asked = time.perf_counter()
     for collected in source:
-        started = time.perf_counter()
+        waited = time.perf_counter() - asked
         if plan.refresh_every and state.step and state.step % plan.refresh_every == 0:
             learner.refresh_reference()
         batch = collate(collected.rollouts, pad_token=pad_token)
@@ -82,16 +84,19 @@ def train(
             batch, learner, plan=plan, state=state, seed=seed * 1_000_003 + state.step
         )
         learner.version += 1
+        learned = time.perf_counter()
         sync(learner.version)
+        waited += time.perf_counter() - learned
         if audit is not None:
             audit.learned(results, only_critic=state.step < plan.critic_warmup)
         metrics = batch_metrics(batch, collected) | step_metrics(results)
         metrics |= {"kl/coefficient": state.kl.value, "staleness/mean": staleness}
         if state.penalty is not None:
             metrics["policy/penalty"] = state.penalty.value
-        metrics |= {"time/train": time.perf_counter() - started}
+        metrics |= {"time/wait": waited, "time/train": time.perf_counter() - asked - waited}
         state = _advanced(state, batch, plan=plan, metrics=metrics)
         on_step(Report(state=state, collected=collected, batch=batch, metrics=metrics))
+        asked = time.perf_counter()
     return state
 
 

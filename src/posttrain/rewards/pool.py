@@ -13,6 +13,7 @@ import math
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import warnings
 from collections import deque
@@ -36,7 +37,8 @@ class GradingPool:
     ``seconds`` is the limit of one sample (of one call, for a reward that takes whole batches),
     ``memory_mb`` what a worker may take beyond what it has when it begins. Workers are copies of
     this process (``fork``): a reward may be any function, but changes it makes to variables stay in
-    its worker. ``progress`` is told how many of the samples are graded.
+    its worker. ``progress`` is told how many of the samples are graded. Not for several threads at
+    the same time.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class GradingPool:
     def __call__(self, rewards: Sequence[BoundReward], samples: Sequence[Sample]) -> list[Results]:
         """Grade samples; the rewards must be those that the workers were made with."""
         assert tuple(rewards) == self._rewards, "a pool is made for its rewards"
+        self._replace_orphans()
         job = _Job(samples, num_workers=len(self._workers), progress=self._progress)
         try:
             while not job.finished:
@@ -88,6 +91,13 @@ class GradingPool:
         for position, worker in enumerate(self._workers):
             worker.kill()
             self._workers[position] = self._hire()
+
+    def _replace_orphans(self) -> None:
+        """Linux ends a worker with the thread that made it: that thread may be gone by now."""
+        for position, worker in enumerate(self._workers):
+            if not worker.hired_by.is_alive():
+                worker.kill()
+                self._workers[position] = self._hire()
 
     def _hand_out(self, job: _Job) -> None:
         for worker in self._workers:
@@ -175,6 +185,7 @@ class _Worker:
     def __init__(self, rewards: Sequence[BoundReward], limits: dict[str, Any]) -> None:
         self.beat = Beat()
         self.chunk: list[int] = []
+        self.hired_by = threading.current_thread()
         context = multiprocessing.get_context("fork")
         self.connection, theirs = context.Pipe()
         self._process = context.Process(

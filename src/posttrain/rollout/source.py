@@ -101,6 +101,8 @@ class RolloutSource:
             rollouts=rollouts,
             seconds=seconds,
             resampled=len(kept) + len(spare) - self._prompts_per_step,
+            position=self.prompts.position,
+            num_calls=self.num_calls,
         )
 
     def _sample(self, count: int, seconds: dict[str, float]) -> list[list[Rollout]]:

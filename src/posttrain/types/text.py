@@ -119,8 +119,14 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """Scored rollouts for one step, and what it took: seconds by name, groups thrown back."""
+    """Scored rollouts for one step, and what it took: seconds by name, groups thrown back.
+
+    ``position`` counts the prompts handed out up to here and ``num_calls`` the calls of the engine:
+    where the source goes on behind this batch, however far ahead of learning it has run.
+    """
 
     rollouts: Sequence[Rollout]
     seconds: Mapping[str, float] = field(default_factory=dict)
     resampled: int = 0
+    position: int = 0
+    num_calls: int = 0

@@ -16,10 +16,10 @@ from posttrain.build.check.trial import Trial, take_step
 from posttrain.build.learners import make_plan
 from posttrain.build.parts import filled, make_sampling
 from posttrain.models.scorer import ModelScorer
+from posttrain.models.token_scores import chunk_elements_for
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.collect import collect
 
-CHUNK_BYTES = 3 * 4 * 2**26  # logits that are held at once, see posttrain.models.logprobs
 REMEASURED = 5.0  # seconds of sampling up to which a second look is taken
 _MACHINE = Path("/proc/meminfo")
 _GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -49,12 +49,13 @@ def _passing(bench: Bench, less: Trial, *, more: Trial) -> dict[str, int]:
     section = filled(bench.recipe.rl)
     length = more.tokens / more.sequences
     step = length * section.prompts_per_step * section.group_size / section.minibatches
-    tokens = min(section.micro_batch_tokens, step)
-    vocabulary = bench.of_policy().model.config.get_text_config().vocab_size
+    tokens = min(more.micro_batch_tokens, step)
+    model = bench.of_policy().model
+    vocabulary, weight = model.config.get_text_config().vocab_size, next(model.parameters())
     kept = Law.through((less.micro_tokens, less.activations), (more.micro_tokens, more.activations))
     return {
         "activations": int(kept(tokens)),
-        "logits": min(CHUNK_BYTES, int(3 * 4 * tokens * vocabulary)),
+        "logits": 3 * 4 * min(chunk_elements_for(weight.device), int(tokens * vocabulary)),
     }
 
 
@@ -71,8 +72,8 @@ def _check_memory(
             "memory",
             f"{_size(sum(needs.values()))} at the peak, {_size(free)} free ({listed})",
             state=state,
-            fix="lower rl.micro_batch_tokens, set rl.kl.offload or rl.kl.dtype, or take a smaller "
-            "model",
+            fix="lower rl.micro_batch_tokens, set rl.checkpoint_activations, rl.kl.offload or "
+            "rl.kl.dtype, or take a smaller model",
         )
     return state != "fail"
 
@@ -84,6 +85,8 @@ def memory_needs(bench: Bench) -> dict[str, int]:
     held = sum(weight.numel() * weight.element_size() for weight in weights)
     trained = sum(w.numel() * w.element_size() for w in weights if w.requires_grad)
     needs = {"weights": held, "gradients": trained, "AdamW": 2 * trained}
+    if section.max_lag and not bench.supplied_engine:
+        needs["engine's copy"] = held
     if section.kl.placement != "none" and not section.kl.offload:
         half = section.kl.dtype == "bfloat16" and weights[0].element_size() > 2
         needs["reference"] = held // 2 if half else held

@@ -32,7 +32,7 @@ class Trial:
 
     ``mismatch`` is what engine and learner disagree by, ``moved`` what the step changed, both in
     nats a token; ``activations`` are the bytes kept for the gradient of the largest micro-batch,
-    which has ``micro_tokens``.
+    which has ``micro_tokens``, where ``micro_batch_tokens`` are allowed.
     """
 
     result: StepResult
@@ -44,6 +44,7 @@ class Trial:
     tokens: int
     activations: int
     micro_tokens: int
+    micro_batch_tokens: int
     infer_seconds: float
     step_seconds: float
 
@@ -82,7 +83,7 @@ def take_step(
         batch = learner.infer(batch)
         ready = plan.weights(prepare(batch, learner, plan=plan, state=state))
         objective = make_objective(plan, state)
-        parts = micro_batches(ready, section.micro_batch_tokens)
+        parts = micro_batches(ready, learner.micro_batch_tokens)
         with saved_bytes(policy.model) as saved:
             result, seconds = _timed(lambda: learner.step(ready, objective))
         after, infer_seconds = _timed(lambda: learner.infer(batch))
@@ -101,6 +102,7 @@ def take_step(
         tokens=int((batch.attention if batch.attention is not None else batch.mask).sum()),
         activations=saved.most,
         micro_tokens=max(part.tokens.numel() for _, part in parts),
+        micro_batch_tokens=learner.micro_batch_tokens,
         infer_seconds=infer_seconds,
         step_seconds=seconds,
     )

@@ -5,11 +5,13 @@ To add one, write the class and a function that makes it here, and name it in :d
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
+from posttrain.models.cache import UnknownMemoryError
 from posttrain.models.load import Policy
 from posttrain.protocols import Engine
 from posttrain.rollout.engines.draws import Decode
@@ -26,15 +28,23 @@ def native_engine(
     *,
     compute: Compute = "auto",
     max_sequences: int | None = None,
-) -> NativeEngine:
-    """Our own: one prefill for each distinct prompt, finished sequences leave the batch."""
-    return NativeEngine(
-        policy.model,
-        end_tokens=policy.end_tokens,
-        decode=decode,
-        compute=_arithmetic(compute, policy),
-        max_sequences=max_sequences,
-    )
+    compiled: bool = False,
+) -> Engine:
+    """Our own: each distinct prompt is read once, and no sequence waits for the longest.
+
+    A model that it does not know is decoded by transformers, and the run says so in one line.
+    """
+    options: dict[str, Any] = {
+        "end_tokens": policy.end_tokens,
+        "decode": decode,
+        "compute": _arithmetic(compute, policy),
+        "max_sequences": max_sequences,
+    }
+    try:
+        return NativeEngine(policy.model, compiled=compiled, **options)
+    except UnknownMemoryError as reason:
+        warnings.warn(f"{reason}; sampling with transformers' generate, slower", stacklevel=2)
+        return TransformersEngine(policy.model, **options)
 
 
 def transformers_engine(

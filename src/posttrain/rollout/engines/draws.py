@@ -62,27 +62,44 @@ class Draws:
 
     def completions(self, decode: Decode, *, version: int) -> list[Completion]:
         """One completion for each sequence: up to its first end token, which it keeps."""
-        self._check_finite()
         ends = torch.isin(self._tokens, self._end_tokens)
         lengths = torch.where(ends.any(1), ends.int().argmax(1) + 1, self.step)
-        columns = (self._tokens, self._logprobs, lengths, ends.any(1))
-        return [
+        return completions(
+            self._tokens,
+            self._logprobs,
+            lengths=lengths.tolist(),
+            end_tokens=self._end_tokens.tolist(),
+            decode=decode,
+            version=version,
+        )
+
+
+def completions(
+    tokens: Tensor,
+    logprobs: Tensor,
+    *,
+    lengths: Sequence[int],
+    end_tokens: Sequence[int],
+    decode: Decode,
+    version: int,
+) -> list[Completion]:
+    """The first ``lengths`` tokens of each row as a completion. Shapes: [N, T] × 2, N lengths."""
+    if not bool(torch.isfinite(logprobs).all()):
+        raise ValueError(
+            "logprobs: the model gave NaN or infinity for a token that was sampled. If its "
+            "weights have diverged, lower the learning rate and resume from an earlier "
+            "checkpoint; if its arithmetic overflows, compute in bfloat16, not float16"
+        )
+    found = []
+    for row, likely, length in zip(tokens.tolist(), logprobs.tolist(), lengths, strict=True):
+        ended = row[length - 1] in end_tokens
+        found.append(
             Completion(
-                tokens=tuple(tokens[:length]),
-                logprobs=tuple(logprobs[:length]),
-                text=decode(tokens[: length - 1] if ended else tokens[:length]),
+                tokens=tuple(row[:length]),
+                logprobs=tuple(likely[:length]),
+                text=decode(row[: length - 1] if ended else row[:length]),
                 stop_reason="stop" if ended else "length",
                 version=version,
             )
-            for tokens, logprobs, length, ended in zip(
-                *(column.tolist() for column in columns), strict=True
-            )
-        ]
-
-    def _check_finite(self) -> None:
-        if not bool(torch.isfinite(self._logprobs).all()):
-            raise ValueError(
-                "logprobs: the model gave NaN or infinity for a token that was sampled. If its "
-                "weights have diverged, lower the learning rate and resume from an earlier "
-                "checkpoint; if its arithmetic overflows, compute in bfloat16, not float16"
-            )
+        )
+    return found

@@ -58,24 +58,30 @@ class LocalEngine:
         """``num_samples`` completions for each prompt, in order; the seed decides every token."""
         check_num_samples(num_samples)
         check_prompts(prompts, sampling, limit=context_length(self.model))
-        lengths = [len(prompt.tokens) for prompt in prompts]
-        size = self.max_sequences or self._fitting(lengths, sampling.max_new_tokens)
-        found: dict[int, Completion] = {}
-        with _evaluating(self.model), self._precision():
-            for numbers in in_parts(lengths, num_samples=num_samples, size=size):
-                randomness = uniforms(seed, sequences=numbers, num_steps=sampling.max_new_tokens)
-                draws = Draws(
-                    sampling, randomness.to(self.model.device), end_tokens=self.end_tokens
-                )
-                self.decode_part([prompts[n // num_samples].tokens for n in numbers], draws)
-                completions = draws.completions(self.decode, version=self.version)
-                found.update(zip(numbers, completions, strict=True))
+        with _evaluating(self.model):
+            found = self.decode_all(prompts, sampling, num_samples=num_samples, seed=seed)
         return [
             [found[prompt * num_samples + sample] for sample in range(num_samples)]
             for prompt in range(len(prompts))
         ]
 
-    def _precision(self) -> torch.autocast:
+    def decode_all(
+        self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
+    ) -> dict[int, Completion]:
+        """The completion of each sequence number p·G + g, in parts that fit."""
+        lengths = [len(prompt.tokens) for prompt in prompts]
+        size = self.max_sequences or self._fitting(lengths, sampling.max_new_tokens)
+        found: dict[int, Completion] = {}
+        for numbers in in_parts(lengths, num_samples=num_samples, size=size):
+            randomness = uniforms(seed, sequences=numbers, num_steps=sampling.max_new_tokens)
+            draws = Draws(sampling, randomness.to(self.model.device), end_tokens=self.end_tokens)
+            with self.precision():
+                self.decode_part([prompts[n // num_samples].tokens for n in numbers], draws)
+            completions = draws.completions(self.decode, version=self.version)
+            found.update(zip(numbers, completions, strict=True))
+        return found
+
+    def precision(self) -> torch.autocast:
         """One scope for all steps: autocast keeps the weights it has cast until the scope ends."""
         kind = self.model.device.type
         return torch.autocast(kind, dtype=self.compute, enabled=self.compute is not None)

@@ -1,7 +1,9 @@
-"""The engine of our own: one prefill for each distinct prompt, finished sequences leave the batch.
+"""The engine of our own: every distinct prompt is read once, and no one waits for the longest.
 
-A part goes through three hands: ``prefill`` reads the prompts; ``Running`` is what the model
-remembers of the sequences that have not ended, and shrinks as they do; ``Draws`` holds the
+Sequences sit in slots, and on a GPU recorded steps are played
+(:mod:`posttrain.rollout.engines.slots`). For models whose attention is not ours to replace, a part
+goes through three hands: ``prefill`` reads the prompts; ``Running`` is what the
+model remembers of the sequences that have not ended, and shrinks as they do; ``Draws`` holds the
 randomness and the results of all of them.
 """
 
@@ -13,21 +15,105 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posttrain.models import head
+from posttrain.models.attention import replaceable
 from posttrain.models.cache import new_cache, next_logits, select_rows
-from posttrain.rollout.engines.draws import Draws
-from posttrain.rollout.engines.local import LocalEngine
+from posttrain.models.compiled import compile_layers
+from posttrain.models.half import HalfCopy
+from posttrain.models.slots import Room, bytes_per_slot
+from posttrain.rollout.engines.desk import Request
+from posttrain.rollout.engines.draws import Draws, completions, uniforms
+from posttrain.rollout.engines.local import LocalEngine, memory_budget
 from posttrain.rollout.engines.requests import left_pad
+from posttrain.rollout.engines.slots import SlotDecoder
+from posttrain.types import Completion, Prompt, Sampling
 
 CHECK_EVERY = 4  # steps between two looks at who has ended (a look makes a GPU's queue run dry)
+HALF = (torch.bfloat16, torch.float16)
 SHRINK_AT = 0.75  # ended sequences are dropped once only this share of the rows is still running
 
 
 class NativeEngine(LocalEngine):
-    """Decodes with a key-value cache, for every decoder whose memory is keys and values alone."""
+    """Decodes with keys and values at hand, for every decoder whose memory is those alone.
+
+    ``slots`` may be turned off, to go the way of models whose attention is not ours to replace.
+    ``compiled`` has the layers compiled before they are recorded: quicker steps, a longer start.
+    """
+
+    def __init__(
+        self, model: Any, *, slots: bool = True, compiled: bool = False, **options: Any
+    ) -> None:
+        super().__init__(model, **options)
+        self._slots = slots
+        self._compiled = compiled
+        self._half: HalfCopy | None = None
+        self._decoder: SlotDecoder | None = None
+        self._most = 1  # slots that memory had room for when the decoder was made
 
     def check_model(self) -> None:
         """Raise if the model remembers something else."""
         new_cache(self.model)
+
+    def decode_all(
+        self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
+    ) -> dict[int, Completion]:
+        """Through slots where they are wanted and the model allows it, else in parts."""
+        if not (self._slots and prompts and replaceable(self.model) and self._head_is_plain()):
+            return super().decode_all(prompts, sampling, num_samples=num_samples, seed=seed)
+        order = sorted(range(len(prompts)), key=lambda place: len(prompts[place].tokens))
+        requests = [
+            Request(number=place * num_samples + sample, prompt=prompts[place].tokens)
+            for place in order
+            for sample in range(num_samples)
+        ]
+        decoder = self._decoder_for(requests, sampling)
+        found: dict[int, Completion] = {}
+
+        def randomness(numbers: Sequence[int]) -> Tensor:
+            return uniforms(seed, sequences=numbers, num_steps=sampling.max_new_tokens)
+
+        with self.precision():
+            for drawn in decoder.run(requests, sampling, randomness=randomness):
+                texts = completions(
+                    drawn.tokens,
+                    drawn.logprobs,
+                    lengths=drawn.lengths,
+                    end_tokens=self.end_tokens,
+                    decode=self.decode,
+                    version=self.version,
+                )
+                found.update(zip(drawn.numbers, texts, strict=True))
+        return found
+
+    def _head_is_plain(self) -> bool:
+        probe = torch.zeros(1, 1, dtype=torch.long, device=self.model.device)
+        return head.logits_are_head_of_states(self.model, probe)
+
+    def _decoder_for(self, requests: Sequence[Request], sampling: Sampling) -> SlotDecoder:
+        """The decoder of the last call if this one fits into it, else a new one."""
+        if self._half is not None:
+            self._half.refresh()
+        elif self.compute in HALF and self.model.dtype not in HALF:
+            self._half = HalfCopy(self.model, self.compute)
+        model = self.model if self._half is None else self._half.model
+        if self._compiled:
+            compile_layers(model)
+            self._compiled = False  # once is enough
+        dtype = self.compute or model.dtype
+        if self._decoder is not None:
+            need = _room(requests, sampling, most=self._most)
+            if self._decoder.room.holds(need):
+                return self._decoder
+            self._decoder = None  # its memory goes before that of the new one comes
+        longest = max(len(request.prompt) for request in requests)
+        tokens = longest + sampling.max_new_tokens
+        budget = memory_budget(model.device)
+        self._most = self.max_sequences or max(
+            1, budget // bytes_per_slot(model, tokens, dtype=dtype)
+        )
+        room = _room(requests, sampling, most=self._most)
+        self._decoder = SlotDecoder(model, room, end_tokens=self.end_tokens, dtype=dtype)
+        return self._decoder
 
     def decode_part(self, prompts: Sequence[tuple[int, ...]], draws: Draws) -> None:
         """Draw until each sequence has ended or is full; equal prompts are read once."""
@@ -51,6 +137,18 @@ class NativeEngine(LocalEngine):
                     running.select(left)
                     rows, tokens = rows[left], tokens[left]
             logits = running.step(tokens)
+
+
+def _room(requests: Sequence[Request], sampling: Sampling, *, most: int) -> Room:
+    """A slot for every request, or as many as there may be."""
+    slots = min(len(requests), most)
+    longest = max(len(request.prompt) for request in requests)
+    return Room(
+        num_prompts=min(len({request.prompt for request in requests}), slots + 1),
+        prompt_tokens=-(-longest // 16) * 16,
+        num_slots=slots,
+        new_tokens=sampling.max_new_tokens,
+    )
 
 
 class Running:

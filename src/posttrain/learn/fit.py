@@ -1,0 +1,129 @@
+"""How many tokens a micro-batch may have: as many as fit. It changes speed, never the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posttrain.types import Batch
+
+LEAST, MOST = 1024, 65_536
+# A CPU is fastest with hidden states that its caches hold: of 1k … 64k tokens with 8k for the tiny
+# model (128 wide), and no slower with 1k than with 4k for a SmolLM2-135M (576 wide).
+STATES_ON_CPU, MOST_ON_CPU = 2**20, 8192
+SHARE = (
+    0.8  # of the free memory: fragments, and batches unlike those that were tried, have the rest
+)
+TRIED = (2048, 4096)
+LENGTH = 1024
+
+
+@dataclass(frozen=True)
+class Memory:
+    """``bytes = fixed + each · tokens``: what forward and backward take at their peak."""
+
+    fixed: float
+    each: float
+
+    @classmethod
+    def through(cls, less: tuple[int, int], more: tuple[int, int]) -> Memory:
+        """The line through two points (tokens, bytes).
+
+        >>> Memory.through((2, 50), (4, 90))
+        Memory(fixed=10.0, each=20.0)
+        """
+        each = (more[1] - less[1]) / (more[0] - less[0])
+        return cls(fixed=max(0.0, less[1] - each * less[0]), each=each)
+
+    def fitting(self, free: float, *, most: int = MOST) -> int:
+        """The largest power of two of tokens that takes at most ``free`` bytes, within limits.
+
+        A power of two: a little more or less free memory must not cut batches another way, because
+        that would round sums another way.
+
+        >>> Memory(fixed=10.0, each=2.0).fitting(10_000)
+        4096
+        """
+        tokens = LEAST
+        while tokens < most and self.fixed + self.each * 2 * tokens <= free:
+            tokens *= 2
+        return tokens
+
+
+def made_up(tokens: int, *, vocabulary: int, length: int) -> Batch:
+    """A batch of that many tokens, all chosen but for the first of each row. Shapes: [B, T]."""
+    rows = max(1, tokens // length)
+    numbers = torch.arange(rows * length).view(rows, length) * 7919 % vocabulary
+    mask = torch.ones(numbers.shape, dtype=torch.bool)
+    mask[:, 0] = False
+    return Batch(tokens=numbers, mask=mask, attention=torch.ones_like(mask))
+
+
+def tokens_on_cpu(width: int) -> int:
+    """Tokens of a micro-batch on a CPU, for hidden states of this width: a power of two.
+
+    >>> [tokens_on_cpu(width) for width in (64, 128, 576, 4096)]
+    [8192, 8192, 1024, 1024]
+    """
+    return Memory(fixed=0.0, each=width).fitting(STATES_ON_CPU, most=MOST_ON_CPU)
+
+
+def tokens_on_gpu(
+    device: torch.device,
+    work: Callable[[Batch], object],
+    *,
+    vocabulary: int,
+    longest: int | None = None,
+    needed: int = 0,
+) -> int:
+    """Tokens of a micro-batch that fit on a GPU, by trying ``work`` (forward and backward) there.
+
+    ``longest`` is the model's context; ``needed`` are bytes that will be taken before long and are
+    free as yet. Gradients stay while it is tried: they will be there as well.
+    """
+    length = min(LENGTH, longest or LENGTH)
+    try:
+        work(made_up(length, vocabulary=vocabulary, length=length))  # what is allocated only once
+        points = [
+            _peak(device, work, batch=made_up(tokens, vocabulary=vocabulary, length=length))
+            for tokens in TRIED
+        ]
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return LEAST
+    return Memory.through(*points).fitting(SHARE * (free_bytes(device) - needed))
+
+
+def _peak(
+    device: torch.device, work: Callable[[Batch], object], *, batch: Batch
+) -> tuple[int, int]:
+    """Its tokens, and the bytes that the work takes at its peak beyond what is there before."""
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    work(batch)
+    torch.cuda.synchronize(device)
+    return batch.tokens.numel(), torch.cuda.max_memory_allocated(device) - before
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes of a GPU that nobody uses: what the driver has, and what PyTorch keeps in reserve."""
+    free, _ = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + reserved
+
+
+def sampling_bytes(device: torch.device) -> int:
+    """What came and went on a GPU so far: the caches of a sampler, when it has sampled already."""
+    return torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+
+
+def unallocated(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the two moments that AdamW makes at its first step; 0 once they are there."""
+    if optimizer.state:
+        return 0
+    weights: list[Tensor] = [w for group in optimizer.param_groups for w in group["params"]]
+    return sum(2 * weight.numel() * weight.element_size() for weight in weights)

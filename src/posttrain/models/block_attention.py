@@ -1,0 +1,265 @@
+"""Attention from sequences of queries to sequences of keys, each pair for itself: one block.
+
+A kernel gives the mixed values and the log-sum-exp of the scores, and the gradients for any output
+and log-sum-exp: those of the block alone, or of a softmax of which it is a part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Gradients = tuple[Tensor, Tensor, Tensor]
+_flash: Any = torch.ops.aten
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Lengths of S sequences of queries, and of the S sequences of keys that they see.
+
+    ``causal``: keys are the queries' own, and each sees itself and those before it.
+    """
+
+    queries: list[int]
+    keys: list[int]
+    causal: bool
+
+
+class Kernel(Protocol):
+    """Attention of one block; sequences stand one behind the other, without padding."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, *, value: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """[N, H, D], [L, K, D], [L, K, D] → mixed values [N, H, D], log-sum-exp [H, N]."""
+        ...
+
+    def backward(
+        self,
+        gradient: Tensor,
+        inputs: tuple[Tensor, Tensor, Tensor],
+        *,
+        mixed: Tensor,
+        logsumexp: Tensor,
+        scale: float,
+    ) -> Gradients:
+        """The gradients of query, key and value.
+
+        ``P = exp(scale · q·k − logsumexp)``, ``dv = Pᵀ·dO``, ``dS = P ∘ (dO·vᵀ − rowsum(dO ∘ O))``,
+        ``dq = scale · dS·k``, ``dk = scale · dSᵀ·q``.
+        """
+        ...
+
+
+class Plain:
+    """The equations themselves, sequence by sequence: for tests, and for any device."""
+
+    def __init__(self, block: Block, *, like: Tensor) -> None:
+        self._block = block
+
+    def forward(
+        self, query: Tensor, key: Tensor, *, value: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """See :class:`Kernel`."""
+        mixed, sums = [], []
+        for part, keys, values in self._parts(query, key, value=value):
+            scores = self._scores(part, keys, scale=scale)
+            sums.append(scores.logsumexp(-1))
+            weights = (scores - sums[-1][..., None]).exp()
+            mixed.append(torch.einsum("hnl,lhd->nhd", weights, values.to(weights.dtype)))
+        return torch.cat(mixed).to(query.dtype), torch.cat(sums, dim=1)
+
+    def backward(
+        self,
+        gradient: Tensor,
+        inputs: tuple[Tensor, Tensor, Tensor],
+        *,
+        mixed: Tensor,
+        logsumexp: Tensor,
+        scale: float,
+    ) -> Gradients:
+        """See :class:`Kernel`."""
+        query, key, value = inputs
+        lengths, results = self._block.queries, []
+        ours = zip(
+            gradient.split(lengths), mixed.split(lengths), logsumexp.split(lengths, 1), strict=True
+        )
+        for (slopes, out, sums), (part, keys, values) in zip(
+            ours, self._parts(query, key, value=value), strict=True
+        ):
+            weights = (self._scores(part, keys, scale=scale) - sums[..., None]).exp()
+            wide = weights.dtype
+            given = slopes.to(wide)
+            inner = (given * out.to(wide)).sum(-1).t()[..., None]
+            slope = torch.einsum("nhd,lhd->hnl", given, values.to(wide)) - inner
+            slope = scale * weights * slope
+            results.append(
+                (
+                    torch.einsum("hnl,lhd->nhd", slope, keys.to(wide)),
+                    torch.einsum("hnl,nhd->lhd", slope, part.to(wide)),
+                    torch.einsum("hnl,nhd->lhd", weights, given),
+                )
+            )
+        first, second, third = (torch.cat(parts) for parts in zip(*results, strict=True))
+        return first.to(query.dtype), second.to(key.dtype), third.to(value.dtype)
+
+    def _parts(self, query: Tensor, key: Tensor, *, value: Tensor) -> Any:
+        lengths = self._block.keys
+        return zip(
+            query.split(self._block.queries), key.split(lengths), value.split(lengths), strict=True
+        )
+
+    def _scores(self, query: Tensor, key: Tensor, *, scale: float) -> Tensor:
+        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+        scores = scale * torch.einsum("nhd,lhd->hnl", query.to(wide), key.to(wide))
+        if not self._block.causal:
+            return scores
+        ahead = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device).triu(1)
+        return scores.masked_fill(ahead, -torch.inf)
+
+
+class Padded:
+    """The CPU's own kernel, on sequences padded to the longest of the block."""
+
+    def __init__(self, block: Block, *, like: Tensor) -> None:
+        self._causal = block.causal
+        self._queries = _Rows(block.queries)
+        self._keys = self._queries if block.causal else _Rows(block.keys)
+        self._mask = None
+        if not block.causal and not self._keys.even:  # where causal, padding lies ahead of all
+            places = torch.arange(self._keys.width)
+            hidden = places >= torch.tensor(block.keys)[:, None]
+            mask = torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, -torch.inf)
+            self._mask = mask[:, None, None]
+
+    def forward(
+        self, query: Tensor, key: Tensor, *, value: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """See :class:`Kernel`."""
+        mixed, logsumexp = _flash._scaled_dot_product_flash_attention_for_cpu(
+            self._queries.pad(query).transpose(1, 2),
+            self._keys.pad(key).transpose(1, 2),
+            self._keys.pad(value).transpose(1, 2),
+            0.0,
+            self._causal,
+            attn_mask=self._mask,
+            scale=scale,
+        )
+        sums = self._queries.cut(logsumexp.transpose(1, 2))
+        return self._queries.cut(mixed.transpose(1, 2)), sums.t()
+
+    def backward(
+        self,
+        gradient: Tensor,
+        inputs: tuple[Tensor, Tensor, Tensor],
+        *,
+        mixed: Tensor,
+        logsumexp: Tensor,
+        scale: float,
+    ) -> Gradients:
+        """See :class:`Kernel`. Padding has no gradient: its rows of ``gradient`` are zero."""
+        query, key, value = inputs
+        found = _flash._scaled_dot_product_flash_attention_for_cpu_backward(
+            self._queries.pad(gradient).transpose(1, 2),
+            self._queries.pad(query).transpose(1, 2),
+            self._keys.pad(key).transpose(1, 2),
+            self._keys.pad(value).transpose(1, 2),
+            self._queries.pad(mixed).transpose(1, 2),
+            self._queries.pad(logsumexp.t()).transpose(1, 2),
+            0.0,
+            self._causal,
+            attn_mask=self._mask,
+            scale=scale,
+        )
+        first, second, third = (part.transpose(1, 2) for part in found)
+        return self._queries.cut(first), self._keys.cut(second), self._keys.cut(third)
+
+
+class _Rows:
+    """Sequences one behind the other, as rows of the longest's length."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.width = max(lengths)
+        self.even = min(lengths) == self.width
+        self._count = len(lengths)
+        inside = torch.arange(self.width) < torch.tensor(lengths)[:, None]
+        self._places = inside.flatten().nonzero()[:, 0]
+
+    def pad(self, packed: Tensor) -> Tensor:
+        """[N, …] → [S, L, …], zero where nothing is."""
+        shape = (self._count, self.width, *packed.shape[1:])
+        if self.even:
+            return packed.reshape(shape)
+        empty = packed.new_zeros(self._count * self.width, *packed.shape[1:])
+        return empty.index_copy_(0, self._places, packed).view(shape)
+
+    def cut(self, padded: Tensor) -> Tensor:
+        """[S, L, …] → [N, …]."""
+        flat = padded.flatten(0, 1)
+        return flat if self.even else flat.index_select(0, self._places)
+
+
+class Flash:
+    """FlashAttention for sequences of any lengths, on a GPU in half precision."""
+
+    def __init__(self, block: Block, *, like: Tensor) -> None:
+        self._causal = block.causal
+        self._queries = _offsets(block.queries, like=like)
+        self._keys = self._queries if block.causal else _offsets(block.keys, like=like)
+        # Never 1: for single queries the kernel has another layout of its own.
+        self._longest = max(2, *block.queries), max(2, *block.keys)
+
+    def forward(
+        self, query: Tensor, key: Tensor, *, value: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """See :class:`Kernel`. K may be less than H."""
+        mixed, logsumexp, *_ = _flash._flash_attention_forward(
+            query,
+            key,
+            value,
+            self._queries,
+            self._keys,
+            *self._longest,
+            0.0,
+            self._causal,
+            False,
+            scale=scale,
+        )
+        return mixed, logsumexp
+
+    def backward(
+        self,
+        gradient: Tensor,
+        inputs: tuple[Tensor, Tensor, Tensor],
+        *,
+        mixed: Tensor,
+        logsumexp: Tensor,
+        scale: float,
+    ) -> Gradients:
+        """See :class:`Kernel`."""
+        # No dropout, so no random numbers: the state of their generator is never read.
+        state = torch.zeros(2, dtype=torch.uint64, device=gradient.device)
+        found: Gradients = _flash._flash_attention_backward(
+            gradient.contiguous(),
+            *inputs,
+            mixed.contiguous(),
+            logsumexp.contiguous(),
+            self._queries,
+            self._keys,
+            *self._longest,
+            0.0,
+            self._causal,
+            state,
+            torch.empty(0, device=gradient.device),
+            scale=scale,
+        )
+        return found
+
+
+def _offsets(lengths: list[int], *, like: Tensor) -> Tensor:
+    """Where each sequence begins, and the last one ends. Shapes: [S + 1], int32."""
+    places = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
+    return places.to(like.device)

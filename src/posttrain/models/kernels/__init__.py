@@ -1,0 +1,31 @@
+"""Two operations on rows of logits, each in PyTorch (``plain``) and in Triton (``fused``).
+
+``statistics`` is what the forward pass wants of a row, ``gradient`` what the backward pass writes
+back. Both forms have the same parameters and the same results; this is the only place that knows
+which of them runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from posttrain.models.kernels import plain
+
+
+def form_for(logits: Tensor) -> ModuleType:
+    """The form to use for these logits: ``fused`` on a GPU that has Triton, else ``plain``."""
+    if logits.is_cuda and logits.dtype == torch.float32 and has_triton():
+        return importlib.import_module("posttrain.models.kernels.fused")
+    return plain
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether Triton is installed; it comes with PyTorch for CUDA on Linux."""
+    return importlib.util.find_spec("triton") is not None

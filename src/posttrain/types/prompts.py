@@ -1,0 +1,45 @@
+"""Which sequences of a batch have the same prompt, told by their tokens."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from posttrain.types.batch import Batch
+
+
+class Spans(NamedTuple):
+    """Of every sequence: where the policy's tokens begin and end, and whose prompt it has.
+
+    ``first[b]`` is the place of the first token that the policy chose, so also the length of the
+    prompt; ``end[b]`` is one beyond the last. ``owner[b]`` is the first sequence with the same
+    prompt. A sequence without a chosen token has 0, 0 and itself.
+    """
+
+    first: list[int]
+    end: list[int]
+    owner: list[int]
+
+
+def spans(batch: Batch) -> Spans:
+    """Compare prompts token by token; group numbers only say what ought to be the same.
+
+    >>> tokens = torch.tensor([[4, 5, 6], [4, 5, 7], [4, 9, 9]])
+    >>> mask = torch.tensor([[False, False, True], [False, False, True], [False, True, True]])
+    >>> spans(Batch(tokens=tokens, mask=mask))
+    Spans(first=[2, 2, 1], end=[3, 3, 3], owner=[0, 0, 2])
+    """
+    chosen = batch.mask.any(dim=1)
+    begins = batch.mask.long().argmax(dim=1)
+    ends = (batch.mask * torch.arange(1, batch.mask.shape[1] + 1, device=begins.device)).amax(dim=1)
+    # One copy from the device instead of one for each question.
+    answers = torch.stack([chosen.long(), begins, ends]).tolist()
+    active, first, end = answers
+    rows = batch.tokens.cpu().contiguous().numpy()
+    seen: dict[bytes, int] = {}
+    owner = [
+        seen.setdefault(rows[row, : first[row]].tobytes(), row) if active[row] else row
+        for row in range(len(first))
+    ]
+    return Spans(first=first, end=end, owner=owner)
