@@ -58,7 +58,8 @@ def make_learner(
         )
         reference = _reference(section.kl)
         critic = _critic(section, policy, total_steps=total_steps, reward_model=reward_model)
-    if isinstance(section, RlSection) and choose_compile(recipe, device):
+    compiled = isinstance(section, RlSection) and choose_compile(recipe, device)
+    if compiled:
         compile_layers(policy.model)
     return LocalLearner(
         policy.model,
@@ -72,6 +73,7 @@ def make_learner(
         compute=choose_compute(recipe.model, device),
         reference=reference,
         critic=critic,
+        recorded=compiled and not section.checkpoint_activations,
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posttrain.types import Batch
 
-LEAST, MOST = 1024, 65_536
+LEAST, MOST = 1024, 8192
 # A CPU is fastest with hidden states that its caches hold: of 1k … 64k tokens with 8k for the tiny
 # model (128 wide), and no slower with 1k than with 4k for a SmolLM2-135M (576 wide).
 STATES_ON_CPU, MOST_ON_CPU = 2**20, 8192

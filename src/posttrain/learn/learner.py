@@ -19,6 +19,7 @@ from posttrain.learn.trained import Applied, Schedule, Trained
 from posttrain.models.cache import context_length
 from posttrain.models.frozen import Frozen
 from posttrain.models.logprobs import score_tokens
+from posttrain.models.recorded_pass import Recordings, playing
 from posttrain.models.reward import score_sequences
 from posttrain.models.states import shares_prompts
 from posttrain.protocols import Objective, Outputs, StepResult
@@ -50,7 +51,7 @@ class LocalLearner:
     what a sampler holds where that runs at the same time (``beside_sampling``).
     ``keep_groups`` never parts the sequences of a group, for losses that compare them.
     Weights stay in their own precision (float32 by default); ``compute`` is what the forward pass
-    runs in.
+    runs in. ``recorded`` passes are played (:mod:`posttrain.models.recorded_pass`).
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class LocalLearner:
         compute: torch.dtype = torch.float32,
         reference: Reference | None = None,
         critic: Trained | None = None,
+        recorded: bool = False,
     ) -> None:
         self.version = 0
         self.model = model
@@ -83,6 +85,7 @@ class LocalLearner:
         self._beside_sampling = beside_sampling
         self._keep_groups = keep_groups
         self._compute = compute
+        self._recordings = _recordings(model, critic) if recorded else ()
 
     @property
     def device(self) -> torch.device:
@@ -145,10 +148,10 @@ class LocalLearner:
     def _outputs(self, part: Batch, *, only_critic: bool) -> Outputs:
         """What the models say, with gradient; a shared value head needs no pass of its own."""
         if self._critic is None:
-            with self._precision():
+            with self._precision(), playing(*self._recordings):
                 return self._ask(self.model, part)
         critic: Any = self._critic.module
-        with self._precision():
+        with self._precision(), playing(*self._recordings):
             if only_critic:
                 return Outputs(values=critic(part))
             if critic.shared:
@@ -233,29 +236,40 @@ class LocalLearner:
         return Frozen.copy_of(self.model, dtype=self._keep.dtype, offload=self._keep.offload)
 
 
+def _recordings(model: Any, critic: Trained | None) -> tuple[Recordings, ...]:
+    """One for each trunk that learns; on a GPU only."""
+    if next(model.parameters()).device.type != "cuda":
+        return ()
+    trunks = [
+        model.get_decoder(),
+        None if critic is None else getattr(critic.module, "trunk", None),
+    ]
+    return tuple(Recordings(trunk) for trunk in trunks if trunk is not None)
+
+
 class _Sums:
     """What the micro-batches of one step add up to."""
 
     def __init__(self) -> None:
         self.empty = True
         self._diagnostics = Tally()
-        self._loss = torch.zeros((), dtype=torch.float64)
-        self._parts: dict[str, float] = {}
+        self._loss: Tensor | float = 0.0
+        self._parts: dict[str, Tensor | float] = {}
 
     def add(self, terms: Terms, part: Batch) -> None:
         """Differentiate a micro-batch's share of the loss, and count it."""
         loss = total(terms.loss, part)
         loss.backward()
         self.empty = False
-        self._loss += loss.detach().cpu()
+        self._loss += loss.detach().double()  # read when all is done: a look would wait
         self._diagnostics += tally(terms, part.active)
         for name, value in terms.parts.items():
-            self._parts[name] = self._parts.get(name, 0.0) + float(total(value.detach(), part))
+            self._parts[name] = self._parts.get(name, 0.0) + total(value.detach(), part)
 
     def result(self, policy: Applied, *, critic: Applied | None) -> StepResult:
         """The step as the loop sees it."""
         metrics = self._diagnostics.summary()
-        metrics |= {f"{name}_loss": value for name, value in self._parts.items()}
+        metrics |= {f"{name}_loss": float(value) for name, value in self._parts.items()}
         if critic is not None:
             metrics["critic_gradient_norm"] = critic.gradient_norm
         return StepResult(

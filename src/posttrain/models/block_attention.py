@@ -207,10 +207,20 @@ class Flash:
 
     def __init__(self, block: Block, *, like: Tensor) -> None:
         self._causal = block.causal
-        self._queries = _offsets(block.queries, like=like)
-        self._keys = self._queries if block.causal else _offsets(block.keys, like=like)
+        self._queries = offsets_of(block.queries).to(like.device)
+        self._keys = self._queries if block.causal else offsets_of(block.keys).to(like.device)
         # Never 1: for single queries the kernel has another layout of its own.
         self._longest = max(2, *block.queries), max(2, *block.keys)
+
+    @classmethod
+    def at(
+        cls, queries: Tensor, keys: Tensor, *, longest: tuple[int, int], causal: bool = True
+    ) -> Flash:
+        """The kernel of sequences whose offsets stand in these tensors whenever it runs."""
+        kernel = cls.__new__(cls)
+        kernel._causal, kernel._longest = causal, longest
+        kernel._queries, kernel._keys = queries, keys
+        return kernel
 
     def forward(
         self, query: Tensor, key: Tensor, *, value: Tensor, scale: float
@@ -259,7 +269,10 @@ class Flash:
         return found
 
 
-def _offsets(lengths: list[int], *, like: Tensor) -> Tensor:
-    """Where each sequence begins, and the last one ends. Shapes: [S + 1], int32."""
-    places = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
-    return places.to(like.device)
+def offsets_of(lengths: list[int]) -> Tensor:
+    """Where each sequence begins, and the last one ends. Shapes: [S + 1], int32.
+
+    >>> offsets_of([2, 3])
+    tensor([0, 2, 5], dtype=torch.int32)
+    """
+    return torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)

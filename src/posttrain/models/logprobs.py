@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from posttrain.algorithms import ops
 from posttrain.models import head
 from posttrain.models.sampling import at_least_float32, filter_logits, scale_logits
-from posttrain.models.states import states_before
+from posttrain.models.states import chosen_tokens, states_before
 from posttrain.models.token_scores import Distribution, Entropy, chunk_elements_for, token_scores
 from posttrain.protocols import Outputs
 from posttrain.types import Batch
@@ -62,7 +62,7 @@ def score_tokens(
     if value_head is not None:
         seen = states if by_parts else states_before(model.get_decoder(), batch)
         values = head.state_values(seen, batch, head=value_head)
-    tokens, elements = batch.tokens[batch.mask], chunk_elements or chunk_elements_for(states.device)
+    tokens, elements = chosen_tokens(batch), chunk_elements or chunk_elements_for(states.device)
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     scores: Sequence[Tensor]
     if by_parts and head.is_plain(output := model.get_output_embeddings()):
@@ -130,7 +130,7 @@ def _check(
             "score_tokens: temperature must be at least 0, chunk_elements at least 1, entropy one "
             f"of none, value, gradient; got {temperature}, {chunk_elements}, {entropy!r}"
         )
-    if bool(batch.mask[:, 0].any()):
+    if bool(batch.host.mask[:, 0].any()):
         raise ValueError(
             "mask: a sequence begins with a token that the policy chose, but nothing stands before "
             "it to choose it by; give every prompt at least one token"

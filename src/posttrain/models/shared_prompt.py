@@ -9,6 +9,7 @@ whole O and ℓ alone, as in ring attention (Liu et al. 2023, arXiv:2310.01889),
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ class SharedPrompt:
         self._packing = packing
         self._make = make
         self._grouped = grouped
-        self._blocks: _Blocks | None = None
+        self._blocks: Blocks | None = None
 
     def attend(
         self,
@@ -45,39 +46,65 @@ class SharedPrompt:
         """Mix values over one packed row: [1, H, N, D], [1, K, N, D] twice → [1, N, H, D]."""
         if window is not None and window < self._packing.longest:
             raise NotImplementedError("packed sequences longer than a layer's window")
-        if torch.is_autocast_enabled(query.device.type):  # as it does to torch's own attention
-            wanted = torch.get_autocast_dtype(query.device.type)
-            query, key, value = (states.to(wanted) for states in (query, key, value))
         if self._blocks is None:
-            self._blocks = _Blocks(self._packing, make=self._make, like=query)
-        rows = [states[0].transpose(0, 1) for states in (query, key, value)]
-        if not self._grouped:
-            repeats = query.shape[1] // key.shape[1]
-            rows[1:] = (states.repeat_interleave(repeats, dim=1) for states in rows[1:])
-        mixed: Tensor = _Attention.apply(*rows, self._blocks, scale)
-        return mixed[None]
+            self._blocks = _blocks_of(self._packing, make=self._make, like=query)
+        return SharedAttention.mix(
+            (query, key, value), self._blocks, scale=scale, grouped=self._grouped
+        )
 
 
-class _Blocks:
-    """The kernels of a packing, and where the completions begin and the shared prompts end."""
+@dataclass(frozen=True)
+class Blocks:
+    """The kernels of a packed row: within its head, within the rest, from the rest to prompts.
 
-    def __init__(self, packing: Packing, *, make: Make, like: Tensor) -> None:
-        heads = [*packing.prompts, *packing.wholes]
-        rest = [length for lengths in packing.completions for length in lengths]
-        self.completions_begin, self.prompts_end = sum(heads), sum(packing.prompts)
-        self.heads = make(Block(queries=heads, keys=heads, causal=True), like=like)
-        self.rest: Kernel | None = None
-        if rest:
-            self.rest = make(Block(queries=rest, keys=rest, causal=True), like=like)
-            # All completions of a prompt see all of it: to the kernel they are one sequence.
-            together = [sum(lengths) for lengths in packing.completions]
-            self.given = make(
-                Block(queries=together, keys=packing.prompts, causal=False), like=like
-            )
+    The row is ``[head | rest]``: the rest begins at ``completions_begin``, the prompts that it sees
+    end at ``prompts_end``.
+    """
+
+    heads: Kernel
+    rest: Kernel | None = None
+    given: Kernel | None = None
+    completions_begin: int = 0
+    prompts_end: int = 0
 
 
-class _Attention(torch.autograd.Function):
+def _blocks_of(packing: Packing, *, make: Make, like: Tensor) -> Blocks:
+    heads = [*packing.prompts, *packing.wholes]
+    rest = [length for lengths in packing.completions for length in lengths]
+    own = given = None
+    if rest:
+        own = make(Block(queries=rest, keys=rest, causal=True), like=like)
+        # All completions of a prompt see all of it: to the kernel they are one sequence.
+        together = [sum(lengths) for lengths in packing.completions]
+        given = make(Block(queries=together, keys=packing.prompts, causal=False), like=like)
+    return Blocks(
+        make(Block(queries=heads, keys=heads, causal=True), like=like),
+        own,
+        given,
+        completions_begin=sum(heads),
+        prompts_end=sum(packing.prompts),
+    )
+
+
+class SharedAttention(torch.autograd.Function):
     """Query [N, H, D], key and value [N, K, D] → mixed values [N, H, D]."""
+
+    @classmethod
+    def mix(
+        cls, states: tuple[Tensor, Tensor, Tensor], blocks: Blocks, *, scale: float, grouped: bool
+    ) -> Tensor:
+        """The same for one row as a model has it: [1, H, N, D], [1, K, N, D] × 2 → [1, N, H, D]."""
+        kind = states[0].device.type
+        if torch.is_autocast_enabled(kind):  # as it does to torch's own attention
+            query, key, value = (part.to(torch.get_autocast_dtype(kind)) for part in states)
+        else:
+            query, key, value = states
+        rows = [part[0].transpose(0, 1) for part in (query, key, value)]
+        if not grouped:
+            repeats = query.shape[1] // key.shape[1]
+            rows[1:] = (part.repeat_interleave(repeats, dim=1) for part in rows[1:])
+        mixed: Tensor = cls.apply(*rows, blocks, scale)
+        return mixed[None]
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:

@@ -15,8 +15,10 @@ from transformers import PreTrainedModel
 from posttrain.algorithms import ops
 from posttrain.models.attention import attending, replaceable
 from posttrain.models.block_attention import Flash, Padded, Plain
+from posttrain.models.frames import fit, frame_of
 from posttrain.models.head import logits_are_head_of_states, trunk_states
 from posttrain.models.packing import Packing, pack
+from posttrain.models.recorded_pass import recordings_of
 from posttrain.models.shared_prompt import SharedPrompt
 from posttrain.types import Batch
 from posttrain.types.prompts import spans
@@ -37,12 +39,17 @@ def states_before(trunk: nn.Module, batch: Batch) -> Tensor:
     """
     make = kernel_for(trunk, batch)
     if make is not None:
-        found = spans(batch)
+        found = spans(batch.host)
         # Nothing is chosen; or the first token of a sequence is, and its state is 0 by convention.
         strange = not any(found.end) or 0 in (
             first for first, end in zip(found.first, found.end, strict=True) if end
         )
-        packing = None if strange else pack(batch, found)
+        packing = None if strange else pack(batch.host, found)
+        if packing is not None and make is Flash and torch.is_grad_enabled():
+            frame = frame_of(packing)
+            recordings = recordings_of(trunk, frame)
+            if recordings is not None:
+                return recordings.states(batch.tokens, fit(packing, frame))
         if packing is not None and (make is Flash or _saves(packing, batch)):
             return packed_states(trunk, batch.tokens, packing=packing, make=make)
     return ops.shift(trunk_states(trunk, batch.tokens))[batch.mask]
@@ -58,15 +65,25 @@ def packed_states(
     """The states of ``packing.before``, from one packed row. Shapes: [B, T] → [M, D]."""
     attention = SharedPrompt(packing, make=make, grouped=make is Flash)
     model: Any = trunk
-    row = tokens.flatten()[packing.source][None]
+    source, positions, before = (
+        places.to(tokens.device, non_blocking=True)
+        for places in (packing.source, packing.positions, packing.before)
+    )
+    row = tokens.flatten()[source][None]
     with attending(model, attention):
         states: Tensor = model(
             input_ids=row,
-            position_ids=packing.positions[None],
+            position_ids=positions[None],
             attention_mask=torch.ones_like(row),  # all real: keeps models from guessing by ids
             use_cache=False,
         ).last_hidden_state
-    return states[0][packing.before]
+    return states[0][before]
+
+
+def chosen_tokens(batch: Batch) -> Tensor:
+    """``batch.tokens[batch.mask]``, without a wait for the device. Shapes: [B, T] → [M]."""
+    places = batch.host.mask.flatten().nonzero()[:, 0]
+    return batch.tokens.flatten()[places.to(batch.tokens.device, non_blocking=True)]
 
 
 def shares_prompts(model: nn.Module, batch: Batch) -> bool:

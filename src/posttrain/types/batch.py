@@ -36,6 +36,8 @@ _PER_SEQUENCE = (
 _BOOLEAN = ("mask", "attention", "valid", "truncated")
 _FLOATING = ("rewards", "score_norms", "margins", "baseline", *_PER_TOKEN[3:])
 
+_STRUCTURE = ("tokens", "mask", "attention", "groups", "valid")
+
 # Which stage adds a field, for the error that a missing one gives.
 _ADDED_BY = {
     "rewards": "collate (from the scores)",
@@ -178,7 +180,22 @@ class Batch:
 
     def replace(self, **fields: Any) -> Self:
         """A copy with these fields set."""
-        return dataclasses.replace(self, **fields)
+        copy = dataclasses.replace(self, **fields)
+        if "_host" in vars(self) and not fields.keys() & set(_STRUCTURE):
+            object.__setattr__(copy, "_host", self.host)
+        return copy
+
+    @property
+    def host(self) -> Self:
+        """The batch where Python can look at its structure (tokens, masks, groups) for free.
+
+        A batch that was moved to a device remembers where it came from: to ask there costs no
+        wait for what the device is at.
+        """
+        if self.tokens.device.type == "cpu":
+            return self
+        known: Self | None = vars(self).get("_host")
+        return self.to("cpu") if known is None else known
 
     def select(self, rows: Tensor) -> Self:
         """The sequences ``rows`` (indices or a bool mask), with every field they carry.
@@ -197,8 +214,12 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Self:
         """The same batch on another device."""
-        moved = self._map(lambda tensor: tensor.to(device))
-        return moved if self.baseline is None else moved.replace(baseline=self.baseline.to(device))
+        moved = self._map(lambda tensor: tensor.to(device, non_blocking=True))
+        if self.baseline is not None:
+            moved = moved.replace(baseline=self.baseline.to(device))
+        if self.tokens.device.type == "cpu" != moved.tokens.device.type:
+            object.__setattr__(moved, "_host", self)
+        return moved
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
         tensors = {name: getattr(self, name) for name in (*_PER_TOKEN, *_PER_SEQUENCE)}
