@@ -79,7 +79,8 @@ mutants: setup ## mutate the algorithms; every mutant should make a test fail
 constraints: setup ## write the versions installed in .venv to constraints.txt
 	@$(INSTALL) --editable '.[dev,mutants]'
 	@{ sed -n '/^#/p' constraints.txt; \
-	   $(BIN)/python -m pip freeze --exclude-editable | sed 's/+[A-Za-z0-9.]*$$//'; } > constraints.new
+	   $(BIN)/python -m pip freeze --exclude-editable --exclude triton \
+	   | sed 's/+[A-Za-z0-9.]*$$//'; } > constraints.new
 	@mv constraints.new constraints.txt
 	@touch $(STAMP)
 
