@@ -15,6 +15,7 @@ from posttrain.data.collate import collate_demonstrations
 from posttrain.learn.learner import LocalLearner, Reference
 from posttrain.learn.optim import adamw, rate_factor
 from posttrain.models.logprobs import score_tokens
+from posttrain.pipelines.rl import quiet
 from posttrain.protocols import Outputs
 from posttrain.types import Batch, Terms
 
@@ -134,6 +135,45 @@ def test_without_an_active_token_nothing_changes() -> None:
     assert torch.equal(parameters(model), weights)
     for before, entry in zip(state, student.trained.optimizer.state.values(), strict=True):
         assert all(torch.equal(before[name], torch.as_tensor(entry[name])) for name in before)
+
+
+@pytest.mark.parametrize("silent", [(0,), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("micro_batch_tokens", [1, 10_000])
+def test_sequences_without_advantage_are_only_looked_at(
+    silent: tuple[int, ...], micro_batch_tokens: int
+) -> None:
+    """Weights, momentum and metrics are those of differentiating them: their gradient is 0."""
+    given = batch()
+    results = []
+    for cut in (lambda part: part, quiet):
+        model = small_model()
+        student = learner(model, micro_batch_tokens=micro_batch_tokens)
+        student.step(token_mean(given), policy_loss)  # so that there is momentum
+        advantages = given.advantages.clone()
+        advantages[list(silent)] = 0.0
+        counted = Differentiated(model)
+        part = cut(token_mean(given.replace(advantages=advantages)))
+        metrics = student.step(part, policy_loss)
+        results.append((model, metrics, counted.tokens))
+    (expected, plain, tokens), (found, other, fewer) = results
+    assert (fewer == 0) == (len(silent) == 3)
+    assert fewer < tokens
+    torch.testing.assert_close(parameters(found), parameters(expected), rtol=1e-10, atol=1e-12)
+    assert other.loss == pytest.approx(plain.loss, abs=1e-14)
+    assert other.metrics == pytest.approx(plain.metrics, rel=1e-12, abs=1e-14)
+    assert other.gradient_norm == pytest.approx(plain.gradient_norm, rel=1e-10, abs=1e-14)
+
+
+class Differentiated:
+    """How many tokens a model saw with gradients enabled."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.tokens = 0
+        model.get_decoder().register_forward_pre_hook(self._note, with_kwargs=True)
+
+    def _note(self, _: nn.Module, __: object, inputs: dict[str, Tensor]) -> None:
+        if torch.is_grad_enabled():
+            self.tokens += inputs["input_ids"].numel()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -13,7 +13,7 @@ from torch import nn
 from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.corrections import CORRECTIONS
 from posttrain.algorithms.kl import Coefficient
-from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
+from posttrain.algorithms.losses import ADVANTAGE_LOSSES, POLICY_LOSSES, VALUE_LOSSES
 from posttrain.algorithms.shaping import missing_end, overlong, score_at_last_token
 from posttrain.algorithms.weights import WEIGHTS
 from posttrain.build.parts import choose_compile, choose_compute
@@ -180,7 +180,15 @@ def make_plan(rl: RlSection) -> Plan:
         kl_stop=rl.kl_stop if rl.kl_stop is not None else float("inf"),
         epochs=rl.epochs,
         minibatches=rl.minibatches,
+        advantage_only=_advantage_only(rl),
     )
+
+
+def _advantage_only(rl: RlSection) -> bool:
+    """Whether the loss is a multiple of the advantage and nothing is added to it."""
+    penalised = rl.loss["name"] not in ADVANTAGE_LOSSES
+    bonus = rl.entropy_coefficient > 0 or rl.kl.placement == "loss" or rl.critic is not None
+    return not (penalised or bonus)
 
 
 def _shaping(rl: RlSection) -> tuple[Stage, ...]:

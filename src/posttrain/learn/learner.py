@@ -113,7 +113,11 @@ class LocalLearner:
         return batch.replace(ref_logprobs=logprobs)
 
     def step(self, batch: Batch, objective: Objective, *, only_critic: bool = False) -> StepResult:
-        """One optimiser step; a batch without an active token changes nothing."""
+        """One optimiser step; a batch without an active token changes nothing.
+
+        A sequence whose weights are all 0 has no gradient, so none is computed: it is only looked
+        at, for the diagnostics.
+        """
         learning = [part for part in (self.trained, self._critic) if part is not None]
         learning = learning[1:] if only_critic else learning
         if not learning:
@@ -121,19 +125,32 @@ class LocalLearner:
         for part in learning:
             part.clear()
         sums = _Sums()
-        for _, rows in self._cut(batch):
-            part_of = rows.to(self.device)
-            outputs = self._outputs(part_of, only_critic=only_critic)
-            if rows.old_logprobs is None and outputs.logprobs is not None:
-                # The first and only step on this batch: π is π_old.
-                part_of = part_of.replace(old_logprobs=outputs.logprobs.detach())
-            sums.add(objective(outputs, part_of), part_of)
+        teaches = (batch.need("weights") != 0).any(dim=1) | self._keep_groups
+        for learns, rows in ((True, batch.select(teaches)), (False, batch.select(~teaches))):
+            if bool(rows.active.any()):
+                with torch.set_grad_enabled(learns):
+                    self._go_over(rows, objective, sums=sums, only_critic=only_critic)
         if sums.empty:
             rate = learning[0].learning_rate
             return StepResult(loss=0.0, gradient_norm=0.0, learning_rate=rate, metrics={})
+        if not bool((teaches & batch.active.any(dim=1)).any()):
+            for part in learning:  # a step with a gradient of 0: the optimiser's momentum goes on
+                part.fill()
         applied = {part is self._critic: part.apply() for part in learning}
         still = Applied(gradient_norm=0.0, learning_rate=self.trained.learning_rate)
         return sums.result(applied.get(False, still), critic=applied.get(True))
+
+    def _go_over(
+        self, batch: Batch, objective: Objective, *, sums: _Sums, only_critic: bool
+    ) -> None:
+        """Forward, and backward where gradients are enabled, in micro-batches."""
+        for _, rows in self._cut(batch):
+            part = rows.to(self.device)
+            outputs = self._outputs(part, only_critic=only_critic)
+            if rows.old_logprobs is None and outputs.logprobs is not None:
+                # The first and only step on this batch: π is π_old.
+                part = part.replace(old_logprobs=outputs.logprobs.detach())
+            sums.add(objective(outputs, part), part)
 
     def refresh_reference(self) -> None:
         """Make the current weights the new reference."""
@@ -257,9 +274,10 @@ class _Sums:
         self._parts: dict[str, Tensor | float] = {}
 
     def add(self, terms: Terms, part: Batch) -> None:
-        """Differentiate a micro-batch's share of the loss, and count it."""
+        """Count a micro-batch's share of the loss; differentiate it where it is to teach."""
         loss = total(terms.loss, part)
-        loss.backward()
+        if torch.is_grad_enabled():
+            loss.backward()
         self.empty = False
         self._loss += loss.detach().double()  # read when all is done: a look would wait
         self._diagnostics += tally(terms, part.active)

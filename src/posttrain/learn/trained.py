@@ -45,6 +45,12 @@ class Trained:
         """Forget the gradient."""
         self.optimizer.zero_grad(set_to_none=True)
 
+    def fill(self) -> None:
+        """Make the gradient 0."""
+        for weight in self.module.parameters():
+            if weight.requires_grad:
+                weight.grad = torch.zeros_like(weight)
+
     def apply(self) -> Applied:
         """Cut the gradient and take one step."""
         rate, factor = self.learning_rate, self._schedule(self.num_steps)

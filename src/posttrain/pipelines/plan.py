@@ -21,6 +21,7 @@ class Plan:
     of sampler and trainer; ``kl_stop`` ends the epochs of a batch once π has moved that far.
     ``value_loss`` trains a critic, alone for the first ``critic_warmup`` steps. ``penalty`` is the
     coefficient of a loss that penalises the step away from π_old, where it follows a target.
+    ``advantage_only`` says that a sequence without advantages has neither loss nor gradient.
     """
 
     advantage: Stage
@@ -42,6 +43,7 @@ class Plan:
     kl_stop: float = math.inf
     epochs: int = 1
     minibatches: int = 1
+    advantage_only: bool = False
 
     @property
     def looks_back(self) -> bool:

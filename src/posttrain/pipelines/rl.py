@@ -130,10 +130,21 @@ def optimise(
     generator = torch.Generator().manual_seed(seed)
     results: list[StepResult] = []
     for part in minibatches(batch, plan.minibatches, epochs=plan.epochs, generator=generator):
-        results.append(learner.step(plan.weights(part), objective, only_critic=only_critic))
+        weighted = quiet(plan.weights(part)) if plan.advantage_only else plan.weights(part)
+        results.append(learner.step(weighted, objective, only_critic=only_critic))
         if results[-1].metrics.get("approx_kl", 0.0) > plan.kl_stop:
             break
     return results
+
+
+def quiet(batch: Batch) -> Batch:
+    """Weights 0 for sequences whose advantages are all 0, so that no gradient is computed for them.
+
+    Where every term of the loss is a multiple of the advantage, both were 0 anyway. In a group that
+    got everything right, or everything wrong, that is every sequence.
+    """
+    silent = ((batch.need("advantages") == 0) | ~batch.active).all(dim=1)
+    return batch.replace(weights=batch.need("weights").masked_fill(silent[:, None], 0.0))
 
 
 def make_objective(plan: Plan, state: State) -> Objective:

@@ -32,6 +32,9 @@ POLICY_LOSSES: dict[str, Callable[..., Terms]] = {
     "sapo": sapo,
 }
 
+# Multiples of the advantage: where that is 0, so are the loss and its gradient.
+ADVANTAGE_LOSSES = frozenset(POLICY_LOSSES) - {"penalised"}
+
 VALUE_LOSSES: dict[str, Callable[..., Terms]] = {
     "squared": squared,
     "clipped": clipped_value,
@@ -45,6 +48,7 @@ PREFERENCE_LOSSES: dict[str, Callable[..., Tensor]] = {
 }
 
 __all__ = [
+    "ADVANTAGE_LOSSES",
     "POLICY_LOSSES",
     "PREFERENCE_LOSSES",
     "VALUE_LOSSES",

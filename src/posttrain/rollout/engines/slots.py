@@ -6,6 +6,7 @@ each number of rows and then played: the host only looks, every few steps, at wh
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -168,7 +169,7 @@ class SlotDecoder:
         count = rows_for(len(slots), self.room.num_slots)
         padded = slots + desk.free[:1] * (count - len(slots))
         self._rows[:count] = torch.tensor(padded, device=self._rows.device)
-        key = (count, sampling)
+        key = (count, dataclasses.replace(sampling, max_new_tokens=1))  # the limit is in the slots
         if key not in self._steps:
             rows = self._rows[:count]
             self._steps[key] = Recorded(functools.partial(self._step, rows, sampling), self._pool)
