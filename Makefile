@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo rlhf walkthrough test lint format types unit mutants constraints clean distclean
+.PHONY: help setup demo rlhf walkthrough test lint format types unit gpu mutants constraints clean distclean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":[^#]*## " } /^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -65,6 +65,9 @@ types: setup ## mypy, strict on the core
 unit: setup ## pytest: tests and docstring examples (JOBS=2 processes)
 	@echo "== pytest"
 	@$(BIN)/python -m pytest --quiet --numprocesses $(JOBS)
+
+gpu: setup ## the tests that need a GPU
+	@$(BIN)/python -m pytest --quiet -m gpu
 
 mutants: setup ## mutate the algorithms; every mutant should make a test fail
 	@$(INSTALL) --editable '.[dev,mutants]'

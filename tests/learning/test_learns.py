@@ -42,11 +42,11 @@ def next_digit() -> PromptTask:
     )
 
 
-def learn(folder: Path, **rl: Any) -> Run:
+def learn(folder: Path, *, compiled: bool = False, **rl: Any) -> Run:
     """Warm up and learn; sampled and greedy answers to held-out problems before and after."""
     given = {
         "run": {"folder": str(folder), "seed": 0},
-        "model": {"name": "tiny", "options": TINY, "chat": False},
+        "model": {"name": "tiny", "options": TINY, "chat": False, "compile": compiled},
         "sft": WARM_UP,
         "rl": {**RL, **rl},
         "eval": {"problems": 20, "samples": 8},

@@ -19,7 +19,7 @@ from posttrain.learn.trained import Applied, Schedule, Trained
 from posttrain.models.cache import context_length
 from posttrain.models.frozen import Frozen
 from posttrain.models.logprobs import score_tokens
-from posttrain.models.recorded_pass import Recordings, playing
+from posttrain.models.recorded_pass import Recordings, playing, recordings_for
 from posttrain.models.reward import score_sequences
 from posttrain.models.states import shares_prompts
 from posttrain.protocols import Objective, Outputs, StepResult
@@ -85,7 +85,10 @@ class LocalLearner:
         self._beside_sampling = beside_sampling
         self._keep_groups = keep_groups
         self._compute = compute
-        self._recordings = _recordings(model, critic) if recorded else ()
+        self._recordings: tuple[Recordings, ...] = ()
+        if recorded and self.device.type == "cuda":
+            modules = (model, *(part.module for part in (critic,) if part is not None))
+            self._recordings = recordings_for(*modules)
 
     @property
     def device(self) -> torch.device:
@@ -224,10 +227,15 @@ class LocalLearner:
 
     def _try(self, batch: Batch) -> None:
         """Forward and backward of a batch, of which nothing remains but the gradients."""
-        with torch.enable_grad():
-            outputs = self._outputs(batch.to(self.device), only_critic=False)
-            answers = (outputs.logprobs, outputs.scores, outputs.values)
-            torch.stack([answer.sum() for answer in answers if answer is not None]).sum().backward()
+        kept, self._recordings = self._recordings, ()  # a trial is not worth a recording
+        try:
+            with torch.enable_grad():
+                outputs = self._outputs(batch.to(self.device), only_critic=False)
+                answers = (outputs.logprobs, outputs.scores, outputs.values)
+                given = [answer.sum() for answer in answers if answer is not None]
+                torch.stack(given).sum().backward()
+        finally:
+            self._recordings = kept
 
     def _shares_prompts(self, batch: Batch) -> bool:
         """Whether the forward passes compute a prompt once for all who have it."""
@@ -251,17 +259,6 @@ class LocalLearner:
         if self._keep is None:
             return None
         return Frozen.copy_of(self.model, dtype=self._keep.dtype, offload=self._keep.offload)
-
-
-def _recordings(model: Any, critic: Trained | None) -> tuple[Recordings, ...]:
-    """One for each trunk that learns; on a GPU only."""
-    if next(model.parameters()).device.type != "cuda":
-        return ()
-    trunks = [
-        model.get_decoder(),
-        None if critic is None else getattr(critic.module, "trunk", None),
-    ]
-    return tuple(Recordings(trunk) for trunk in trunks if trunk is not None)
 
 
 class _Sums:

@@ -120,6 +120,15 @@ class Recordings:
         return states[framed.before.to(tokens.device, non_blocking=True)]
 
 
+def recordings_for(*modules: Any) -> tuple[Recordings, ...]:
+    """Recordings for the trunk of each module that has one of its own."""
+    trunks = [
+        module.get_decoder() if hasattr(module, "get_decoder") else getattr(module, "trunk", None)
+        for module in modules
+    ]
+    return tuple(Recordings(trunk) for trunk in trunks if trunk is not None)
+
+
 class _Recording:
     """A forward and a backward pass of one frame; its inputs stand at fixed addresses."""
 
