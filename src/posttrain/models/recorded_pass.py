@@ -99,12 +99,17 @@ def recordings_of(trunk: nn.Module, frame: Frame) -> Recordings | None:
 
 
 class Recordings:
-    """The recordings of a trunk, one for each frame that has come up."""
+    """The recordings of a trunk, one for each frame that has come up.
+
+    The backward pass adds to ``.grad`` where that stands: each weight has one place for it.
+    """
 
     def __init__(self, trunk: nn.Module) -> None:
         self.trunk = trunk
+        self.weights = [weight for weight in trunk.parameters() if weight.requires_grad]
+        self.slopes = [torch.zeros_like(weight) for weight in self.weights]
+        self.pool = torch.cuda.graph_pool_handle()
         self._known: dict[Frame, _Recording] = {}
-        self._pool = torch.cuda.graph_pool_handle()
 
     def takes(self, frame: Frame) -> bool:
         """Whether there is a recording for this frame, or room for one more."""
@@ -112,12 +117,107 @@ class Recordings:
 
     def states(self, tokens: Tensor, framed: Framed) -> Tensor:
         """The states of ``framed.before``, with gradient. Shapes: [B, T] → [M, D]."""
-        recording = self._known.get(framed.frame)
-        if recording is None:
-            recording = _Recording(self.trunk, framed, tokens=tokens, pool=self._pool)
-            self._known[framed.frame] = recording
-        states = recording.play(tokens, framed)
+        if framed.frame not in self._known:
+            self._known[framed.frame] = _Recording(self, framed, tokens=tokens)
+        self._bring_slopes()
+        states = self._known[framed.frame].play(tokens, framed)
         return states[framed.before.to(tokens.device, non_blocking=True)]
+
+    def _bring_slopes(self) -> None:
+        """Have every gradient where the recordings add to it."""
+        for weight, slope in zip(self.weights, self.slopes, strict=True):
+            if weight.grad is None:
+                slope.zero_()
+            elif weight.grad is not slope:
+                slope.copy_(weight.grad)
+            weight.grad = slope
+
+
+class _Recording:
+    """A forward and a backward pass of one frame; all that they read stands at fixed addresses."""
+
+    def __init__(self, owner: Recordings, framed: Framed, *, tokens: Tensor) -> None:
+        device = tokens.device
+        self._offsets = [offsets_of(lengths).to(device) for lengths in _lengths(framed)]
+        self._row = tokens.flatten()[framed.source.to(device)]
+        self._positions = framed.positions.to(device)
+        one_pass = _Pass(owner.trunk, FramedAttention(self._blocks(framed.frame), grouped=True))
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream), _casts_inside():
+            # An ordinary pass first: it compiles kernels and sizes workspaces.
+            states = one_pass(self._row, self._positions)
+            torch.autograd.grad(states, owner.weights, torch.zeros_like(states))
+        torch.cuda.current_stream(device).wait_stream(stream)
+        options: dict[str, Any] = {"pool": owner.pool, "capture_error_mode": "thread_local"}
+        self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._forward, **options), _casts_inside():
+            states = one_pass(self._row, self._positions)
+        self._slope = torch.zeros_like(states)
+        with torch.cuda.graph(self._backward, **options):
+            slopes = torch.autograd.grad(states, owner.weights, self._slope)
+            torch._foreach_add_(owner.slopes, slopes)
+        self._states = states.detach()
+        self._anchor = torch.zeros((), device=device, requires_grad=True)
+
+    def _blocks(self, frame: Frame) -> Blocks:
+        heads, *others = self._offsets
+        kernels: list[Flash | None] = [
+            Flash.at(heads, heads, longest=(frame.longest_head,) * 2),
+            None,
+            None,
+        ]
+        if others:
+            rest, groups, prompts = others
+            kernels[1] = Flash.at(rest, rest, longest=(frame.longest_rest,) * 2)
+            longest = (frame.longest_group, frame.longest_prompt)
+            kernels[2] = Flash.at(groups, prompts, longest=longest, causal=False)
+        head, own, given = kernels
+        assert head is not None
+        return Blocks(head, own, given, completions_begin=frame.heads, prompts_end=frame.heads)
+
+    def play(self, tokens: Tensor, framed: Framed) -> Tensor:
+        """Bring the inputs to their places, and play. Shapes: [B, T] → [N, D]."""
+        device = tokens.device
+        for offsets, lengths in zip(self._offsets, _lengths(framed), strict=True):
+            offsets.copy_(offsets_of(lengths), non_blocking=True)
+        torch.take(tokens, framed.source.to(device, non_blocking=True), out=self._row)
+        self._positions.copy_(framed.positions, non_blocking=True)
+        states: Tensor = _Played.apply(self._anchor, self)
+        return states
+
+    def forward(self) -> Tensor:
+        """Play the forward pass."""
+        self._forward.replay()
+        return self._states
+
+    def backward(self, slope: Tensor) -> None:
+        """Play the backward pass: the gradients of the weights grow by theirs."""
+        self._slope.copy_(slope)
+        self._backward.replay()
+
+
+class _Played(torch.autograd.Function):
+    """A recording as one operation; the anchor is there so that autograd asks for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        ctx.recording = given[1]
+        states: Tensor = given[1].forward()
+        return states.view_as(states)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, None]:
+        ctx.recording.backward(slopes[0])
+        return None, None
+
+
+@contextmanager
+def _casts_inside() -> Iterator[None]:
+    """Autocast as it is, without its memory: weights must be cast anew in every pass."""
+    enabled, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    with torch.autocast("cuda", dtype=dtype, enabled=enabled, cache_enabled=False):
+        yield
 
 
 def recordings_for(*modules: Any) -> tuple[Recordings, ...]:
@@ -127,39 +227,6 @@ def recordings_for(*modules: Any) -> tuple[Recordings, ...]:
         for module in modules
     ]
     return tuple(Recordings(trunk) for trunk in trunks if trunk is not None)
-
-
-class _Recording:
-    """A forward and a backward pass of one frame; its inputs stand at fixed addresses."""
-
-    def __init__(self, trunk: nn.Module, framed: Framed, *, tokens: Tensor, pool: Any) -> None:
-        device, frame = tokens.device, framed.frame
-        self._offsets = [offsets_of(lengths).to(device) for lengths in _lengths(framed)]
-        heads = Flash.at(self._offsets[0], self._offsets[0], longest=(frame.longest_head,) * 2)
-        rest = given = None
-        if frame.rest:
-            rest = Flash.at(self._offsets[1], self._offsets[1], longest=(frame.longest_rest,) * 2)
-            longest = (frame.longest_group, frame.longest_prompt)
-            given = Flash.at(*self._offsets[2:], longest=longest, causal=False)
-        blocks = Blocks(heads, rest, given, completions_begin=frame.heads, prompts_end=frame.heads)
-        attention = FramedAttention(blocks, grouped=True)
-        sample = (tokens.flatten()[framed.source.to(device)], framed.positions.to(device))
-        autocast = torch.is_autocast_enabled("cuda")
-        dtype = torch.get_autocast_dtype("cuda")
-        # Casts of weights belong into the recording: they must be done anew for every pass.
-        with torch.autocast("cuda", dtype=dtype, enabled=autocast, cache_enabled=False):
-            self._pass: Any = torch.cuda.make_graphed_callables(
-                _Pass(trunk, attention), sample, num_warmup_iters=2, pool=pool
-            )
-
-    def play(self, tokens: Tensor, framed: Framed) -> Tensor:
-        """Bring the inputs to their places, and play. Shapes: [B, T] → [N, D]."""
-        device = tokens.device
-        for offsets, lengths in zip(self._offsets, _lengths(framed), strict=True):
-            offsets.copy_(offsets_of(lengths), non_blocking=True)
-        row = tokens.flatten()[framed.source.to(device, non_blocking=True)]
-        states: Tensor = self._pass(row, framed.positions.to(device, non_blocking=True))
-        return states
 
 
 def _lengths(framed: Framed) -> list[list[int]]:
