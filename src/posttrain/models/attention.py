@@ -56,7 +56,6 @@ def attending(model: PreTrainedModel, attention: Attention) -> Iterator[None]:
         _active.attention, config._attn_implementation = before, own
 
 
-@torch.compiler.disable
 def replaced_attention(
     module: Any,
     query: Tensor,
@@ -85,6 +84,11 @@ def replaced_attention(
 
 
 AttentionInterface.register(_NAME, replaced_attention)
+
+
+def keep_out_of_compilation() -> None:
+    """Leave attention to itself where layers are compiled; only there, for it costs every call."""
+    AttentionInterface.register(_NAME, torch.compiler.disable(replaced_attention))
 
 
 class Causal:

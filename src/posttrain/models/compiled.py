@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from posttrain.models.attention import replaceable
+from posttrain.models.attention import keep_out_of_compilation, replaceable
 
 
 def compile_layers(model: Any) -> None:
@@ -18,6 +18,7 @@ def compile_layers(model: Any) -> None:
     """
     layers = getattr(model.get_decoder(), "layers", None)
     if isinstance(layers, nn.ModuleList):
+        keep_out_of_compilation()
         replaceable(model)  # asked now: what is compiled should see nothing but the real work
         for layer in layers:
             layer.compile(dynamic=True)
