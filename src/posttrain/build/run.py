@@ -14,6 +14,7 @@ from rich.console import Console
 from posttrain.build.check import before_rl
 from posttrain.build.diagnosis import diagnosed
 from posttrain.build.fingerprint import fingerprints, function_text
+from posttrain.build.guards import guarded
 from posttrain.build.parts import Parts, choose_device, filled, make_parts, make_policy
 from posttrain.build.preference_stages import (
     check_early,
@@ -83,9 +84,14 @@ def run(
     ``text`` is the recipe as the user wrote it, kept in the folder. A quiet ``console`` silences
     the live display too.
     """
-    started = time.monotonic()
     supplied, console = supplied or Supplied(), console or Console()
     recipe = resolve(recipe, supplied=supplied.names())
+    with guarded(recipe):
+        return _run(recipe, supplied, text=text, console=console)
+
+
+def _run(recipe: Recipe, supplied: Supplied, *, text: str | None, console: Console) -> Run:
+    started = time.monotonic()
     for caution in cautions(recipe):
         console.print(f"[yellow]caution:[/yellow] {caution}")
     config = {**to_dict(recipe), **supplied.config(), **fingerprints(recipe)}
@@ -95,8 +101,6 @@ def run(
         return Run(folder)
     if recipe.run.threads is not None:
         torch.set_num_threads(recipe.run.threads)
-    if recipe.run.deterministic:
-        torch.use_deterministic_algorithms(True)
     for stage in folder.stages:
         if stage not in recipe.stages:  # of an earlier recipe: its results are not this run's
             folder.set_aside(stage)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posttrain.build.guards import make_guard
 from posttrain.build.learners import make_audit, make_learner, make_plan
 from posttrain.build.overlap import Flow, flowing, make_sampler
 from posttrain.build.parts import Parts, filled, make_engine, make_sampling, render_prompts
@@ -93,6 +94,7 @@ def run_sft(context: Context, rows: Sequence[supervised.Row]) -> None:
         pad_token=policy.pad_token,
         seed=recipe.run.seed,
         on_step=context.tracker.log,
+        guard=make_guard(section, context.folder.path, decode=context.parts.template.decode),
     )
     learner.save(context.folder.model)
 
@@ -140,6 +142,7 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
             seed=recipe.run.seed,
             on_step=watch.on_step,
             audit=make_audit(recipe, section, plan=plan, device=parts.device),
+            guard=make_guard(section, context.folder.path, decode=parts.template.decode),
         )
     learner.save(context.folder.model)
 

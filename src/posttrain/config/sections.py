@@ -47,9 +47,7 @@ class RunSection(Section):
         "torch's own", "CPU threads; a small model is fastest, and steadiest, with 1.", ge=1
     )
     trackers: Trackers = key((), "Trackers besides the run folder itself.")
-    deterministic: bool = key(
-        False, "Use only kernels that give the same bits every time (slower)."
-    )
+    deterministic: bool = key(False, "Only kernels that give the same bits every time (slower).")
 
 
 class ModelSection(Section):
@@ -97,6 +95,7 @@ class SftSection(Section):
     max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
     micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
     checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
+    max_skipped: int = key(3, "Steps in a row that may be NaN; then the stage stops.", ge=1)
 
 
 class PreferSection(Section):
@@ -143,6 +142,7 @@ class RewardSection(Section):
     max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
     micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
     checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
+    max_skipped: int = key(3, "Steps in a row that may be NaN; then the stage stops.", ge=1)
 
 
 class KlSection(Section):
@@ -210,6 +210,7 @@ class RlSection(Section):
     max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
     micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
     checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
+    max_skipped: int = key(3, "Steps in a row that may be NaN; then the stage stops.", ge=1)
     max_new_tokens: int = key(256, "Longest completion.", ge=1)
     temperature: float = key(1.0, "Divides the logits before sampling.", ge=0)
     top_k: int = key(0, "Sample from the k likeliest tokens; 0 is off.", ge=0)

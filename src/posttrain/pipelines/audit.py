@@ -63,8 +63,8 @@ class Audit:
     def learned(self, results: Sequence[StepResult], *, only_critic: bool) -> None:
         """Check the optimiser steps that were taken on the batch."""
         self._epochs(results)
-        taken = [result for result in results if result.metrics]
-        if not taken:  # no token was active: nothing was learned
+        taken = [result for result in results if result.metrics and not result.skipped]
+        if not taken:  # no token was active, or nothing was finite: nothing was learned
             return
         if not only_critic:
             self._ratio(taken[0])

@@ -19,6 +19,7 @@ from posttrain.algorithms.preferences import (
     pair_calibration,
 )
 from posttrain.data.collate import collate_ranked
+from posttrain.pipelines.guard import Guard
 from posttrain.pipelines.metrics import step_metrics
 from posttrain.protocols import Learner, Outputs
 from posttrain.types import Batch, Terms
@@ -64,15 +65,21 @@ def train(
     pad_token: int,
     seed: int,
     on_step: Callable[[int, Mapping[str, float]], None],
+    guard: Guard | None = None,
 ) -> None:
     """Make the completions that were preferred the ones that score higher."""
+    guard = guard or Guard()
     for step, batch in enumerate(
-        batches(sets, batch_size, epochs=epochs, pad_token=pad_token, seed=seed)
+        batches(sets, batch_size, epochs=epochs, pad_token=pad_token, seed=seed), start=1
     ):
         started = time.perf_counter()
-        metrics = step_metrics([learner.step(batch, preference)])
+        result = learner.step(batch, preference)
+        guard.saw(result, batch, step=step)
+        metrics = step_metrics([result])
+        metrics["train/skipped_total"] = float(guard.total)
         metrics["time/train"] = time.perf_counter() - started
-        on_step(step + 1, metrics)
+        on_step(step, metrics)
+        guard.check()
     learner.version += 1
 
 

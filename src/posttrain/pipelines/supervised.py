@@ -11,6 +11,7 @@ from posttrain.algorithms.losses import nll
 from posttrain.algorithms.objective import with_entropy
 from posttrain.algorithms.weights import token_mean
 from posttrain.data.collate import collate_demonstrations
+from posttrain.pipelines.guard import Guard
 from posttrain.pipelines.metrics import step_metrics
 from posttrain.protocols import Learner, Outputs
 from posttrain.types import Batch, Terms
@@ -28,17 +29,23 @@ def train(
     pad_token: int,
     seed: int,
     on_step: Callable[[int, Mapping[str, float]], None],
+    guard: Guard | None = None,
 ) -> None:
     """Maximise the likelihood of the demonstrated completions, every token counting the same."""
+    guard = guard or Guard()
     for step, batch in enumerate(
-        batches(rows, batch_size, epochs=epochs, pad_token=pad_token, seed=seed)
+        batches(rows, batch_size, epochs=epochs, pad_token=pad_token, seed=seed), start=1
     ):
         started = time.perf_counter()
-        result = learner.step(token_mean(batch), likelihood)
+        weighted = token_mean(batch)
+        result = learner.step(weighted, likelihood)
+        guard.saw(result, weighted, step=step)
         metrics = step_metrics([result])
+        metrics["train/skipped_total"] = float(guard.total)
         metrics["sft/tokens"] = float(batch.mask.sum())
         metrics["time/train"] = time.perf_counter() - started
-        on_step(step + 1, metrics)
+        on_step(step, metrics)
+        guard.check()
     learner.version += 1
 
 

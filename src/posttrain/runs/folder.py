@@ -116,7 +116,7 @@ class RunFolder:
         not finished the config may change: compare :meth:`stage_record` to see what still holds.
         """
         path = Path(path)
-        _make_writable(path)
+        make_writable(path)
         if not (path / "run.json").exists():
             made = datetime.now(UTC).isoformat(timespec="seconds")
             write_json(path / "run.json", {"layout": LAYOUT, "made": made})
@@ -246,7 +246,7 @@ class RunFolder:
         return record is not None and record["digest"] == digest
 
 
-def _make_writable(path: Path) -> None:
+def make_writable(path: Path) -> None:
     """Make the folder, or see that it is a run's or empty, and that it can be written."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path}: is a file; choose another run folder")

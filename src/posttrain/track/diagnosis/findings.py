@@ -12,6 +12,7 @@ from posttrain.protocols import Tracker
 from posttrain.track.diagnosis.history import WINDOW, Setup
 from posttrain.track.diagnosis.rules import RULES, Rule
 from posttrain.track.encoding import encode_json
+from posttrain.track.jsonl import append_lines
 
 FILE_NAME = "diagnosis.jsonl"
 CLEARS_AFTER = 2 * WINDOW  # steps in a row without it: what comes and goes is one finding
@@ -101,8 +102,7 @@ class Diagnosing:
         begun = self._diagnosis.feed(step, metrics)
         news = [finding for finding in self._diagnosis.findings if finding not in self._written]
         if news:
-            with self._path.open("ab") as file:
-                file.write(b"".join(_line(finding) for finding in news))
+            append_lines(self._path, b"".join(_line(finding) for finding in news))
             self._written.update(news)
         for finding in begun:
             for tell in self._tell:
