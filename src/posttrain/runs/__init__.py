@@ -14,6 +14,7 @@ from posttrain.runs.rollouts import (
     sequence_advantages,
     write_rollouts,
 )
+from posttrain.runs.store import Filter, Page, Rollouts
 from posttrain.runs.summary import Interval, Sample, render_summary
 from posttrain.track.text import printable
 
@@ -39,6 +40,9 @@ __all__ = [
     "rollout_table",
     "sequence_advantages",
     "write_rollouts",
+    "Filter",
+    "Page",
+    "Rollouts",
     "Interval",
     "Sample",
     "render_summary",

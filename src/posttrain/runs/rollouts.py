@@ -60,7 +60,7 @@ _REPEATED = [
 ]
 
 _UNSCORED = Score(value=0.0)  # stands in for its parts alone: it has none
-_NAME = re.compile(r"step-(\d{6,})\.parquet")
+_NAME = re.compile(r"step-(\d{6,18})\.parquet")
 
 
 def rollout_file(folder: Path, step: int) -> Path:
@@ -70,6 +70,16 @@ def rollout_file(folder: Path, step: int) -> Path:
     'step-000012.parquet'
     """
     return folder / f"step-{step:06d}.parquet"
+
+
+def step_of(name: str) -> int | None:
+    """The step whose rollouts a file of this name holds; None where it is something else.
+
+    >>> step_of("step-000012.parquet"), step_of("index.arrow")
+    (12, None)
+    """
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match and rollout_file(Path(), int(match[1])).name == name else None
 
 
 def write_rollouts(
@@ -108,8 +118,8 @@ def sequence_advantages(batch: Batch) -> list[float | None]:
 
 def rollout_steps(folder: str | Path) -> list[int]:
     """The steps whose rollouts a folder holds, in order."""
-    matches = (_NAME.fullmatch(path.name) for path in Path(folder).glob("step-*.parquet"))
-    return sorted(int(match[1]) for match in matches if match)
+    steps = (step_of(path.name) for path in Path(folder).glob("step-*.parquet"))
+    return sorted(step for step in steps if step is not None)
 
 
 def rollout_table(
