@@ -75,8 +75,12 @@ def _step(step: int, rows: int, *, random: np.random.Generator, texts: list[str]
         "stop_reason": np.where(random.random(rows) < 0.1, "length", "stop"),
         "length": lengths,
     }
-    arrays = [pa.array(column).cast(SCHEMA.field(n).type) if n != "parts" else
-              pa.array(column, SCHEMA.field(n).type) for n, column in columns.items()]
+    arrays = [
+        pa.array(column).cast(SCHEMA.field(n).type)
+        if n != "parts"
+        else pa.array(column, SCHEMA.field(n).type)
+        for n, column in columns.items()
+    ]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
@@ -146,7 +150,9 @@ def report(built: dict[str, float], opened: dict[str, float], *, sizes: dict[str
     table.add_row("its next page", "", f"{1000 * opened['search_again_s']:.0f} ms")
     peaks = (f"{r['peak_mb']:,.0f} MB ({r['before_mb']:,.0f} before)" for r in (built, opened))
     table.add_row("peak memory of the process", *peaks)
-    table.add_row("on disk", f"{sizes['files'] / 2**20:,.0f} MB", f"{sizes['index'] / 2**20:+,.0f} MB")
+    table.add_row(
+        "on disk", f"{sizes['files'] / 2**20:,.0f} MB", f"{sizes['index'] / 2**20:+,.0f} MB"
+    )
     return table
 
 

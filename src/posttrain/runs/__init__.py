@@ -14,7 +14,8 @@ from posttrain.runs.rollouts import (
     sequence_advantages,
     write_rollouts,
 )
-from posttrain.runs.store import Filter, Page, Rollouts
+from posttrain.runs.select import Filter
+from posttrain.runs.store import Page, Rollouts
 from posttrain.runs.summary import Interval, Sample, render_summary
 from posttrain.track.text import printable
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,6 +35,10 @@ _RAW = pa.schema([SCHEMA.field(name) for name in (*_NUMBERS, *_WORDS)])
 COLUMNS = pa.schema([(f.name, _CODED if f.name in _WORDS else f.type) for f in _RAW])
 _KEY = b"posttrain.rollouts.index"
 _LAYOUT = 1
+
+_THREADS = min(8, os.cpu_count() or 1)
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 # What reading bytes that are not Parquet, or not Arrow, can raise.
 UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError)
@@ -105,14 +110,10 @@ def refreshed(index: Index, folder: Path) -> tuple[Index, int]:
     num_changed = len(found.keys() - kept) + len(known.keys() - found.keys())
     if not num_changed:
         return index, 0
-    files = []
-    fresh: dict[int, pa.Table] = {}
-    for step in sorted(found):
-        if step in kept:
-            files.append(known[step])
-            continue
-        file, fresh[step] = _read(folder, step, stamp=found[step])
-        files.append(file)
+    new = sorted(found.keys() - kept)
+    read = in_threads(lambda step: _read(folder, step, stamp=found[step]), new)
+    fresh = {file.step: table for file, table in read}
+    known |= {file.step: file for file, _ in read}
     pieces = [COLUMNS.empty_table()]
     for is_fresh, run in groupby(sorted(found), key=lambda step: step in fresh):
         steps = list(run)
@@ -121,7 +122,15 @@ def refreshed(index: Index, folder: Path) -> tuple[Index, int]:
         else:  # what was kept and stands together now may have had others between
             pieces += [index.table.slice(a, b - a) for a, b in _spans(steps, known, starts=starts)]
     table = pa.concat_tables(pieces).unify_dictionaries().combine_chunks()
-    return Index(tuple(files), table), num_changed
+    return Index(tuple(known[step] for step in sorted(found)), table), num_changed
+
+
+def in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """``work`` of every item, in order: reading Parquet leaves Python free for the next file."""
+    if len(items) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(min(_THREADS, len(items))) as pool:
+        return list(pool.map(work, items))
 
 
 def _spans(
@@ -167,16 +176,16 @@ def _stamps(folder: Path) -> Iterator[tuple[int, tuple[int, int]]]:
 
 def _read(folder: Path, step: int, *, stamp: tuple[int, int]) -> tuple[StepFile, pa.Table]:
     """What the index keeps of one file; of a broken one, why it is."""
-    problem, table = "", _RAW.empty_table()
+    problem = ""
     try:
         with open_step(rollout_file(folder, step)) as file:
             if not file.schema_arrow.equals(SCHEMA):
                 raise ValueError("does not have the columns of rollouts")
-            read = file.read(columns=_RAW.names, use_threads=False).select(_RAW.names)
-        read.validate(full=True)
-        table = read.replace_schema_metadata(None).cast(_RAW)
+            table = file.read(columns=_RAW.names, use_threads=False).select(_RAW.names)
+        table.validate(full=True)
+        table = table.replace_schema_metadata(None)
     except UNREADABLE as error:
-        problem = str(error).partition("\n")[0][:300]
+        problem, table = str(error).partition("\n")[0][:300], _RAW.empty_table()
     size, modified = stamp
     file_read = StepFile(
         step=step, size=size, modified=modified, num_rows=table.num_rows, problem=problem

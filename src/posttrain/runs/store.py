@@ -16,12 +16,14 @@ from posttrain.runs.index import (
     EMPTY,
     UNREADABLE,
     Index,
+    in_threads,
     load_index,
     open_step,
     refreshed,
     save_index,
 )
 from posttrain.runs.rollouts import SCHEMA, rollout_file
+from posttrain.runs.select import ALL, Filter, matching, window_of
 
 Order = Literal["step", "reward", "advantage", "length"]
 MAX_PAGE = 1000
@@ -29,29 +31,6 @@ _KEPT_ANSWERS = 4  # a text search reads files: its next page should not do so a
 _SAVE_SHARE = 16  # the index is written again when one in so many of its files is new
 _NOT_SHOWN = ("prompt_tokens", "completion_tokens", "sampler_logprobs")
 SHOWN = tuple(name for name in SCHEMA.names if name not in _NOT_SHOWN)
-_BROKEN = "broken"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Filter:
-    """Which rollouts: all that is given must hold; bounds are inclusive.
-
-    ``state`` is one of a score's states, or ``"broken"`` for all but ``"ok"``. ``text`` is looked
-    for in prompts and completions, whatever the case; it alone has to read the step files.
-    """
-
-    first_step: int | None = None
-    last_step: int | None = None
-    min_reward: float | None = None
-    max_reward: float | None = None
-    group: int | None = None
-    state: str | None = None
-    stop_reason: str | None = None
-    prompt_id: str | None = None
-    text: str | None = None
-
-
-ALL = Filter()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,20 +111,18 @@ class Rollouts:
         ``columns`` a row has every column but the token lists.
         """
         _check(sort, limit=limit, offset=offset, columns=columns)
+        ask: dict[str, Any] = {
+            "sort": (sort, descending),
+            "window": (offset, offset + limit),
+            "columns": columns,
+        }
         with self._lock:
             try:
-                return self._page(
-                    where,
-                    sort=(sort, descending),
-                    window=(offset, limit),
-                    columns=columns,
-                )
+                return self._page(where, **ask)
             except ValueError:  # a file changed since it was indexed, or the index was made up
                 self._use(EMPTY)
                 self.refresh()
-            return self._page(
-                where, sort=(sort, descending), window=(offset, limit), columns=columns
-            )
+            return self._page(where, **ask)
 
     def _page(
         self,
@@ -155,11 +132,9 @@ class Rollouts:
         window: tuple[int, int],
         columns: Sequence[str],
     ) -> Page:
-        offset, limit = window
         chosen = self._select(where)
-        wanted = _window(self._key(sort[0]), chosen, stop=offset + limit, descending=sort[1])
-        rows = self._rows(wanted[offset:], columns)
-        return Page(rows=rows, offset=offset, total=len(chosen))
+        wanted = window_of(self._key(sort[0]), chosen, window=window, descending=sort[1])
+        return Page(rows=self._rows(wanted, columns), offset=window[0], total=len(chosen))
 
     def _use(self, index: Index) -> None:
         counts = [file.num_rows for file in index.files]
@@ -172,7 +147,7 @@ class Rollouts:
         """What to order by; None for the order in which rows stand anyway."""
         if sort == "step":
             return None
-        return np.asarray(_numbers(self._index.table[sort]), dtype=np.float64)
+        return np.asarray(self._index.table[sort].to_numpy(), dtype=np.float64)
 
     def _select(self, where: Filter) -> np.ndarray:
         """The positions of the rows a filter lets through, in the order of their steps."""
@@ -192,37 +167,30 @@ class Rollouts:
         if where.last_step is not None:
             last = int(np.searchsorted(self._steps, where.last_step, side="right"))
         start, stop = int(self._offsets[first]), int(self._offsets[max(first, last)])
-        table = self._index.table.slice(start, stop - start)
-        mask = np.ones(stop - start, dtype=bool)
-        if where.min_reward is not None:
-            mask &= _numbers(table["reward"]) >= where.min_reward
-        if where.max_reward is not None:
-            mask &= _numbers(table["reward"]) <= where.max_reward
-        if where.group is not None:
-            mask &= _numbers(table["group"]) == where.group
-        for name in ("state", "stop_reason", "prompt_id"):
-            word = getattr(where, name)
-            if word is not None:
-                mask &= _is_word(table[name], word, broken=name == "state")
+        mask = matching(self._index.table.slice(start, stop - start), where)
         return np.flatnonzero(mask) + start
 
     def _containing(self, text: str, positions: np.ndarray) -> np.ndarray:
         """Those of the rows whose prompt or completion contains a text; reads their files."""
-        kept = [positions[:0]]
-        for file, rows in self._by_file(positions):
+
+        def search(part: tuple[int, np.ndarray]) -> np.ndarray:
+            file, rows = part
             table = self._read(file, ["prompt", "completion"], rows=rows)
             hits = [
                 pc.fill_null(pc.match_substring(table[name], text, ignore_case=True), False)
                 for name in table.column_names
             ]
-            kept.append(rows[np.asarray(pc.or_(*hits))] + self._offsets[file])
-        return np.concatenate(kept)
+            return rows[np.asarray(pc.or_(*hits))] + self._offsets[file]
+
+        return np.concatenate([positions[:0], *in_threads(search, self._by_file(positions))])
 
     def _rows(self, positions: np.ndarray, columns: Sequence[str]) -> list[dict[str, Any]]:
+        parts = self._by_file(np.sort(positions))
+        tables = in_threads(lambda part: self._read(part[0], columns, rows=part[1]), parts)
         found: dict[int, dict[str, Any]] = {}
-        for file, rows in self._by_file(np.sort(positions)):
-            read = self._read(file, columns, rows=rows).to_pylist()
-            found |= dict(zip((rows + self._offsets[file]).tolist(), read, strict=True))
+        for (file, rows), table in zip(parts, tables, strict=True):
+            shown = table.to_pylist()
+            found |= zip((rows + self._offsets[file]).tolist(), shown, strict=True)
         for row in found.values():
             if "parts" in row:
                 row["parts"] = dict(row["parts"] or ())
@@ -230,6 +198,8 @@ class Rollouts:
 
     def _by_file(self, positions: np.ndarray) -> list[tuple[int, np.ndarray]]:
         """Sorted positions as rows of the files that hold them."""
+        if not len(positions):
+            return []
         files = np.searchsorted(self._offsets, positions, side="right") - 1
         numbers, starts = np.unique(files, return_index=True)
         rows = np.split(positions, starts[1:])
@@ -264,38 +234,3 @@ def _check(sort: str, *, limit: int, offset: int, columns: Sequence[str]) -> Non
     unknown = [name for name in columns if name not in SCHEMA.names]
     if unknown:
         raise ValueError(f"columns: no {unknown[0]!r}; there are {', '.join(SCHEMA.names)}")
-
-
-def _window(
-    key: np.ndarray | None, chosen: np.ndarray, *, stop: int, descending: bool
-) -> np.ndarray:
-    """The first ``stop`` of the chosen positions in the order of their keys, without sorting all.
-
-    >>> _window(np.array([3.0, 1.0, 2.0, 1.0]), np.arange(4), stop=3, descending=False)
-    array([1, 3, 2])
-    """
-    if key is None:
-        return chosen[::-1][:stop] if descending else chosen[:stop]
-    values = -key[chosen] if descending else key[chosen]
-    values = np.where(np.isnan(values), np.inf, values)
-    if 0 < stop < len(values):
-        edge = np.partition(values, stop - 1)[stop - 1]
-        below = np.flatnonzero(values < edge)
-        ties = np.flatnonzero(values == edge)[: stop - len(below)]
-        chosen, values = (each[np.sort(np.r_[below, ties])] for each in (chosen, values))
-    return chosen[np.argsort(values, kind="stable")][:stop]
-
-
-def _numbers(column: pa.ChunkedArray) -> np.ndarray:
-    return column.to_numpy()
-
-
-def _is_word(column: pa.ChunkedArray, word: str, *, broken: bool) -> np.ndarray:
-    """Where a column of coded words has this one; ``broken`` lets that word stand for many."""
-    if not column.num_chunks:
-        return np.zeros(0, dtype=bool)
-    coded = column.chunk(0)
-    words = coded.dictionary.to_pylist()
-    alike = (lambda w: w not in ("ok", "")) if broken and word == _BROKEN else (lambda w: w == word)
-    codes = [code for code, each in enumerate(words) if alike(each)]
-    return np.isin(coded.indices.to_numpy(), np.array(codes, dtype=np.int32))
