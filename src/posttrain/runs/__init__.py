@@ -7,6 +7,7 @@ from posttrain.runs.metrics import frame, merge_steps, read_metrics, to_columns
 from posttrain.runs.plot import plot_curves
 from posttrain.runs.rollouts import (
     SCHEMA,
+    RolloutWriter,
     read_rollouts,
     rollout_file,
     rollout_steps,
@@ -35,6 +36,7 @@ __all__ = [
     "to_columns",
     "plot_curves",
     "SCHEMA",
+    "RolloutWriter",
     "read_rollouts",
     "rollout_file",
     "rollout_steps",

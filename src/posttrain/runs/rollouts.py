@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -90,15 +91,46 @@ def write_rollouts(
     advantages: Sequence[float | None] | None = None,
 ) -> None:
     """Write the rollouts of one step, with one advantage for each (see ``sequence_advantages``)."""
-    given = [None] * len(rollouts) if advantages is None else list(advantages)
-    if len(given) != len(rollouts):
-        raise ValueError(
-            f"advantages: {len(given)} values for {len(rollouts)} rollouts; "
-            "give one for each, None where a rollout has none"
-        )
-    table = _table(rollouts, step=step, advantages=given)
-    with replacing(Path(path)) as beside:
-        pq.write_table(table, beside, compression="zstd", use_dictionary=_REPEATED)
+    _write(Path(path), _table(rollouts, step=step, advantages=advantages))
+
+
+class RolloutWriter:
+    """Writes the rollouts of step after step while the training goes on.
+
+    What a step hands over is on the disk before the next step hands over its own, and before
+    :meth:`wait` returns; there what went wrong is raised. The end of a ``with`` block waits too.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
+        self._pending: Future[None] | None = None
+
+    def write(
+        self,
+        rollouts: Sequence[Rollout],
+        *,
+        step: int,
+        advantages: Sequence[float | None] | None = None,
+    ) -> None:
+        """As :func:`write_rollouts`; returns when the rollouts are copied, not when written."""
+        table = _table(rollouts, step=step, advantages=advantages)
+        self.wait()
+        self._pending = self._thread.submit(_write, rollout_file(self._folder, step), table)
+
+    def wait(self) -> None:
+        """Until all that was handed over is on the disk."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def __enter__(self) -> RolloutWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._thread.shutdown(wait=True)
+        if kind is None:  # else the run ends with its own error
+            self.wait()
 
 
 def sequence_advantages(batch: Batch) -> list[float | None]:
@@ -158,13 +190,24 @@ def read_rollouts(
     return list(rows)
 
 
+def _write(path: Path, table: pa.Table) -> None:
+    with replacing(path) as beside:
+        pq.write_table(table, beside, compression="zstd", use_dictionary=_REPEATED)
+
+
 def _table(
-    rollouts: Sequence[Rollout], *, step: int, advantages: Sequence[float | None]
+    rollouts: Sequence[Rollout], *, step: int, advantages: Sequence[float | None] | None
 ) -> pa.Table:
     """Column by column: a training step waits for this, and by rows it takes three times as long.
 
     Completions of one prompt stand together, so its text and tokens are prepared once.
     """
+    given = [None] * len(rollouts) if advantages is None else list(advantages)
+    if len(given) != len(rollouts):
+        raise ValueError(
+            f"advantages: {len(given)} values for {len(rollouts)} rollouts; "
+            "give one for each, None where a rollout has none"
+        )
     prompts: dict[int, tuple[str, str]] = {}
     for rollout in rollouts:
         prompt = rollout.prompt
@@ -192,7 +235,7 @@ def _table(
         "state": [None if score is None else score.state for score in scores],
         "reason": [None if score is None else _text(score.reason) for score in scores],
         "parts": [[(_text(k), float(v)) for k, v in score.parts.items()] for score in known],
-        "advantage": [None if value is None else float(value) for value in advantages],
+        "advantage": [None if value is None else float(value) for value in given],
         "version": [completion.version for completion in completions],
         "stop_reason": [completion.stop_reason for completion in completions],
         "length": [len(completion.tokens) for completion in completions],
