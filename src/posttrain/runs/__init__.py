@@ -4,7 +4,9 @@ from posttrain.runs.drift import config_digest, differences
 from posttrain.runs.files import new_folder, read_json, replacing, write_json, write_text
 from posttrain.runs.folder import RunFolder, StageFolder
 from posttrain.runs.metrics import frame, merge_steps, read_metrics, to_columns
+from posttrain.runs.overview import Overview, compare, find_runs, overview
 from posttrain.runs.plot import plot_curves
+from posttrain.runs.report import export
 from posttrain.runs.rollouts import (
     SCHEMA,
     RolloutWriter,
@@ -50,4 +52,9 @@ __all__ = [
     "Sample",
     "render_summary",
     "printable",
+    "Overview",
+    "compare",
+    "find_runs",
+    "overview",
+    "export",
 ]
