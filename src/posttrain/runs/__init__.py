@@ -2,6 +2,7 @@
 
 from posttrain.runs.drift import config_digest, differences
 from posttrain.runs.files import new_folder, read_json, replacing, write_json, write_text
+from posttrain.runs.filters import Filter
 from posttrain.runs.folder import RunFolder, StageFolder
 from posttrain.runs.metrics import frame, merge_steps, read_metrics, to_columns
 from posttrain.runs.overview import Overview, compare, find_runs, overview
@@ -17,7 +18,6 @@ from posttrain.runs.rollouts import (
     sequence_advantages,
     write_rollouts,
 )
-from posttrain.runs.select import Filter
 from posttrain.runs.store import Page, Rollouts
 from posttrain.runs.summary import Interval, Sample, render_summary
 from posttrain.track.text import printable

@@ -26,7 +26,15 @@ except ModuleNotFoundError:  # Windows
 State = Literal["finished", "running", "unfinished", "broken"]
 DEPTH = 3  # folders below the one that is searched
 # What reading a file that is not what it should be can raise.
-BROKEN = (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError)
+BROKEN = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    OSError,
+    RecursionError,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

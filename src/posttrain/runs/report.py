@@ -17,10 +17,10 @@ from typing import Any
 
 from posttrain.runs.drift import settings
 from posttrain.runs.files import write_text
+from posttrain.runs.filters import Filter
 from posttrain.runs.folder import RunFolder
 from posttrain.runs.metrics import Record, merge_steps, to_columns
 from posttrain.runs.overview import BROKEN, Overview, overview
-from posttrain.runs.select import Filter
 from posttrain.runs.store import Rollouts
 from posttrain.runs.svg import draw_panels
 from posttrain.track.shown import duration
@@ -34,7 +34,9 @@ TITLES = {
     "reward": "Reward model",
     "rl": "Reinforcement learning",
 }
-_MARKS: dict[Any, str] = {True: "good", False: "bad"}
+_MARKS: dict[Any, tuple[str, str]] = {True: ("good", " ✓"), False: ("bad", " ✗")}
+_NUMBERS = ("reward", "advantage")
+_NUMBER = ' class="number"'
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -160,7 +162,8 @@ def _answers(run: RunFolder) -> str:
         if sample.get("answer") is not None:
             cells[0] = _cell(f"{sample['prompt']}\n→ {sample['answer']}")
         for text, right in (("before", "right_before"), ("after", "right_after")):
-            cells.append(_cell(sample[text], mark=_MARKS.get(sample.get(right), "")))
+            mark, sign = _MARKS.get(sample.get(right), ("", ""))
+            cells.append(_cell(f"{sample[text]}{sign}", mark=mark))
         rows.append(cells)
     return _table(["prompt → expected", "before", "after"], rows)
 
@@ -218,7 +221,9 @@ def _records(run: RunFolder, stage: str) -> list[Record]:
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     if not rows:
         return ""
-    head = "".join(f"<th>{_text(heading)}</th>" for heading in headings)
+    head = "".join(
+        f"<th{_NUMBER if heading in _NUMBERS else ''}>{_text(heading)}</th>" for heading in headings
+    )
     body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     table = f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
     return f'<div class="wide">{table}</div>'
@@ -230,7 +235,7 @@ def _cell(value: Any, *, mark: str = "") -> str:
 
 def _number(value: Any, pattern: str) -> str:
     known = isinstance(value, int | float) and math.isfinite(value)
-    return f'<td class="number">{pattern.format(value) if known else "–"}</td>'
+    return f"<td{_NUMBER}>{pattern.format(value) if known else '–'}</td>"
 
 
 def _text(value: Any) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from posttrain.runs.filters import ALL, Filter, matching, window_of
 from posttrain.runs.index import (
     EMPTY,
     UNREADABLE,
@@ -23,7 +24,6 @@ from posttrain.runs.index import (
     save_index,
 )
 from posttrain.runs.rollouts import SCHEMA, rollout_file
-from posttrain.runs.select import ALL, Filter, matching, window_of
 
 Order = Literal["step", "reward", "advantage", "length"]
 MAX_PAGE = 1000
