@@ -20,8 +20,7 @@ from posttrain.pipelines import supervised
 from posttrain.pipelines.evaluate import Evaluation, evaluate
 from posttrain.protocols import Engine, Scorer, Split, Task, Tracker
 from posttrain.rollout.source import PromptCycle, RolloutSource
-from posttrain.runs import StageFolder, sequence_advantages, write_rollouts
-from posttrain.runs.rollouts import rollout_file
+from posttrain.runs import RolloutWriter, StageFolder, sequence_advantages
 from posttrain.tasks import demonstrations
 from posttrain.track.text import printable
 from posttrain.types import Collected, Prompt, Rollout, Sampling, Score
@@ -129,8 +128,13 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
     )
     batches = _checked(source.steps(section.steps), section.max_invalid)
     device = policy.model.device
-    with flowing(batches, sync, max_lag=section.max_lag, device=device) as flow:
-        watch = _Watch(context, flow, section=section, engine=engine, save=learner.save)
+    with (
+        flowing(batches, sync, max_lag=section.max_lag, device=device) as flow,
+        RolloutWriter(context.folder.rollouts) as writer,
+    ):
+        watch = _Watch(
+            context, flow, section=section, engine=engine, save=learner.save, writer=writer
+        )
         if section.evaluate_every:
             context.tracker.log(0, watch.evaluate())
         rl_pipeline.train(
@@ -158,12 +162,14 @@ class _Watch:
         section: RlSection,
         engine: Engine,
         save: Callable[[Path], None],
+        writer: RolloutWriter,
     ) -> None:
         self._context = context
         self._flow = flow
         self._section = section
         self._engine = engine
         self._save = save
+        self._writer = writer
 
     def on_step(self, report: rl_pipeline.Report) -> None:
         """Record a finished step."""
@@ -171,17 +177,13 @@ class _Watch:
         rollouts = report.collected.rollouts
         folder = self._context.folder
         metrics["time/step"] = metrics["time/wait"] + metrics["time/train"]
-        write_rollouts(
-            rollout_file(folder.rollouts, step),
-            rollouts,
-            step=step,
-            advantages=sequence_advantages(report.batch),
-        )
+        self._writer.write(rollouts, step=step, advantages=sequence_advantages(report.batch))
         every = self._section.evaluate_every
         if every and (step % every == 0 or step == self._section.steps):
             metrics |= self.evaluate()
         self._context.tracker.log(step, metrics)
         if self._section.save_every and step % self._section.save_every == 0:
+            self._writer.wait()  # a checkpoint never knows more than the disk
             self._save(folder.checkpoint(step))
 
     def evaluate(self) -> dict[str, float]:

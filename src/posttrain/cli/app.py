@@ -156,6 +156,35 @@ def generate(
         typer.echo("\n".join(printable(line) for line in completion.text.split("\n")))
 
 
+@app.command()
+def runs(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(help="A folder of runs (runs/ by default); two runs or more are compared."),
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the runs of a folder, or compare runs: posttrain runs [FOLDER], posttrain runs A B."""
+    from posttrain.cli.runs import show_runs
+
+    show_runs(folders or [], as_json=as_json)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    *,
+    out: Annotated[
+        Path | None, typer.Option(help="The HTML file; by default RUN/report.html.")
+    ] = None,
+) -> None:
+    """Write a run as one self-contained HTML page, and its metrics as CSV beside it."""
+    from posttrain.cli.runs import export_run
+
+    export_run(run, out=out)
+
+
 @models.command(name="import")
 def import_model(
     file: Annotated[Path, typer.Argument(help="A GGUF file.")],

@@ -28,13 +28,22 @@ def differences(
     >>> differences({"rl": {"steps": 6, "seed": 1}}, {"rl": {"steps": 12, "group": 8, "seed": 1}})
     ['rl.group: unset → 8', 'rl.steps: 6 → 12']
     """
-    before, after = dict(_settings(_plain(old))), dict(_settings(_plain(new)))
+    before, after = settings(old), settings(new)
     changed = [
         name
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name) and name not in ignore
     ]
     return [f"{name}: {before.get(name, 'unset')} → {after.get(name, 'unset')}" for name in changed]
+
+
+def settings(config: Mapping[str, Any]) -> dict[str, str]:
+    """Every setting of a config by dotted name, each value as JSON.
+
+    >>> settings({"rl": {"steps": 6, "algorithm": "grpo"}})
+    {'rl.steps': '6', 'rl.algorithm': '"grpo"'}
+    """
+    return dict(_settings(_plain(config)))
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:

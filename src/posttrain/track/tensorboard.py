@@ -12,7 +12,9 @@ class TensorBoardTracker:
     """Writes scalars to ``tensorboard/`` in the stage's folder: ``tensorboard --logdir RUN``."""
 
     def __init__(self, stage: Stage) -> None:
-        self._writer: Any = _writer_class()(log_dir=str(stage.folder / "tensorboard"))
+        # Its queue holds ten numbers by default, and a step of forty would wait for the thread.
+        folder = str(stage.folder / "tensorboard")
+        self._writer: Any = _writer_class()(log_dir=folder, max_queue=1000)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step."""
