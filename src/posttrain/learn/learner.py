@@ -77,6 +77,8 @@ class LocalLearner:
         self._critic = critic
         self._keep = reference
         self.reference = self._frozen()
+        self.refreshed = False
+        """Whether the reference is no longer what the learner started from."""
         self._save = save
         self._ask = forward
         self._micro_batch_tokens = micro_batch_tokens
@@ -95,6 +97,16 @@ class LocalLearner:
         if not isinstance(self._micro_batch_tokens, int):
             self._micro_batch_tokens = self._fitting_tokens()
         return self._micro_batch_tokens
+
+    @property
+    def critic(self) -> Trained | None:
+        """The critic with its optimiser, where there is one."""
+        return self._critic
+
+    def cut_at(self, tokens: int) -> None:
+        """Where "auto" is still to be found out: take what an earlier process has found."""
+        if not isinstance(self._micro_batch_tokens, int):
+            self._micro_batch_tokens = tokens
 
     def infer(self, batch: Batch) -> Batch:
         """Add ``old_logprobs``, ``values`` with a critic, ``ref_logprobs`` with a reference."""
@@ -137,6 +149,7 @@ class LocalLearner:
         self._keep = self._keep or Reference()
         self.reference = None  # the old one goes before the new one comes
         self.reference = self._frozen()
+        self.refreshed = True
 
     def save(self, folder: Path) -> None:
         """Write the model folder."""

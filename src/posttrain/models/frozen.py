@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class Frozen:
@@ -45,6 +45,10 @@ class Frozen:
                 yield self._model
         finally:
             self._rest()
+
+    def weights(self) -> dict[str, Tensor]:
+        """Its weights by name, where they are now; to be read, or filled in place."""
+        return dict(self._model.named_parameters())
 
     def _rest(self) -> None:
         if self._offload:
