@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.trained import Trained
@@ -43,9 +43,7 @@ def save_learner(learner: LocalLearner, folder: Path) -> dict[str, Any]:
     }
     if learner.critic is not None:
         _save(dict(learner.critic.module.named_parameters()), folder / "critic.safetensors")
-        numbers["critic"] = _save_optimizer(
-            learner.critic, folder / "critic_optimizer.safetensors"
-        )
+        numbers["critic"] = _save_optimizer(learner.critic, folder / "critic_optimizer.safetensors")
     if learner.refreshed and learner.reference is not None:
         _save(learner.reference.weights(), folder / "reference.safetensors")
     return numbers
@@ -56,11 +54,12 @@ def load_learner(learner: LocalLearner, folder: Path, *, numbers: Mapping[str, A
     weights = dict(learner.model.named_parameters())
     files = [folder / MODEL, folder / "weights.safetensors"]
     _load(weights, files, kind="model")
-    _load_optimizer(
-        learner.trained, folder / "optimizer.safetensors", numbers=numbers["policy"]
-    )
+    _load_optimizer(learner.trained, folder / "optimizer.safetensors", numbers=numbers["policy"])
     if (learner.critic is not None) != ("critic" in numbers):
-        raise ValueError(f"{folder}: was written {'without' if learner.critic else 'with'} a critic")
+        had = "without" if learner.critic else "with"
+        raise ValueError(
+            f"{folder}: was written {had} a critic; resume under the recipe that wrote it"
+        )
     if learner.critic is not None:
         _load(
             dict(learner.critic.module.named_parameters()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,9 +46,23 @@ def replacing_folder(folder: str | Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         new, old = Path(scratch) / "new", Path(scratch) / "old"
         yield new
+        for entry in [*new.rglob("*"), new]:
+            _to_disk(entry)
         if folder.exists():
             folder.rename(old)
         new.rename(folder)
+    _to_disk(folder.parent)
+
+
+def _to_disk(path: Path) -> None:
+    """A name that outlives a power cut must not name a file that did not."""
+    if path.is_dir() and os.name != "posix":  # elsewhere a folder cannot be opened
+        return
+    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _check_replaceable(folder: Path) -> None:

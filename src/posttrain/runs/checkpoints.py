@@ -76,7 +76,7 @@ def checkpoint_steps(stage: StageFolder) -> list[int]:
 
 def newest(stage: StageFolder) -> tuple[Checkpoint | None, list[str]]:
     """The last checkpoint that is whole, or None; and what is wrong with those after it."""
-    problems = []
+    problems: list[str] = []
     for step in reversed(checkpoint_steps(stage)):
         path = stage.checkpoint(step)
         problem = find_fault(path)
