@@ -136,7 +136,7 @@ def test_sft_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, dying: Any) -> No
 def test_a_reward_model_goes_on(tmp_path: Path, dying: Any) -> None:
     """The stage before it is kept, and its verdict is the same."""
     options = {
-        "prefer": {"samples": 4, "max_new_tokens": 4},
+        "prefer": {"samples": 4, "rewards": {"length": {"target": 1, "per_token": 0.1}}},
         "reward": {"batch_size": 4, "save_every": 2, "epochs": 2, "learning_rate": 1e-3},
         "eval": None,
     }
