@@ -137,7 +137,7 @@ def test_a_reward_model_goes_on(tmp_path: Path, dying: Any) -> None:
     """The stage before it is kept, and its verdict is the same."""
     options = {
         "prefer": {"samples": 4, "rewards": {"length": {"target": 1, "per_token": 0.1}}},
-        "reward": {"batch_size": 4, "save_every": 2, "epochs": 2, "learning_rate": 1e-3},
+        "reward": {"batch_size": 1, "save_every": 2, "epochs": 2, "learning_rate": 1e-3},
         "eval": None,
     }
     stages = {"run": {"seed": 1, "stages": ["sft", "prefer", "reward"]}}

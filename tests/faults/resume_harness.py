@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import random
@@ -18,6 +19,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -65,12 +67,11 @@ def forked(work: Callable[[], Any], *, log: Path) -> int:
         work()
         code = 0
     except SystemExit as stop:
-        code = int(stop.code or 0)
-    except BaseException:
-        import traceback
-
-        with log.open("a") as file:
-            traceback.print_exc(file=file)
+        code = stop.code if isinstance(stop.code, int) else 1 if stop.code else 0
+        print(stop.code, flush=True)
+    except BaseException:  # noqa: BLE001 - nothing may leave the child and go on as the parent
+        traceback.print_exc()
+        sys.stderr.flush()
     os._exit(code)
 
 
@@ -179,8 +180,8 @@ class Harness:
             while not self._attempt(run, may_kill=self.counts["kills"] < num_kills):
                 if self._mishaps:
                     self._mishap(run)
-            other = self.root / "whole"
-            code = ended(forked(lambda run=run: difference(other, run), log=self.log))
+            compare = functools.partial(difference, self.root / "whole", run)
+            code = ended(forked(compare, log=self.log))
             self._expect(code == 0, f"{run.name} is not the whole run")
             self.counts["runs"] += 1
             shutil.rmtree(run)
