@@ -2,11 +2,14 @@
 
 import functools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from small_model import OPTIONS, small_model
 from torch import nn
 
@@ -20,6 +23,7 @@ from posttrain.learn.learner import LocalLearner, Reference
 from posttrain.learn.optim import adamw
 from posttrain.learn.trained import Trained
 from posttrain.models.critic import separate_critic, shared_critic
+from posttrain.models.folder import disk_errors
 from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
 from posttrain.protocols import Outputs
@@ -96,45 +100,53 @@ def test_the_next_steps_are_those_of_the_learner_that_went_on(
     assert continued(again) == continued(student)
 
 
-def test_what_is_forgotten_would_show(tmp_path: Path) -> None:
-    """Each part of the state matters to the numbers above: none is compared in vain."""
+def _no_moments(student: LocalLearner) -> None:
+    student.trained.optimizer.state.clear()
+
+
+def _no_critic_moments(student: LocalLearner) -> None:
+    student.critic.optimizer.state.clear()
+
+
+def _no_schedule(student: LocalLearner) -> None:
+    student.trained.num_steps = 0
+
+
+def _no_critic_schedule(student: LocalLearner) -> None:
+    student.critic.num_steps = 0
+
+
+def _no_version(student: LocalLearner) -> None:
+    student.version = 0
+
+
+def _no_critic_weights(student: LocalLearner) -> None:
+    with torch.no_grad():
+        student.critic.module.head.weight.zero_()
+
+
+FORGET = [
+    _no_moments,
+    _no_critic_moments,
+    _no_schedule,
+    _no_critic_schedule,
+    _no_version,
+    _no_critic_weights,
+]
+
+
+@pytest.mark.parametrize("forget", FORGET)
+def test_what_is_forgotten_would_show(
+    tmp_path: Path, forget: Callable[[LocalLearner], None]
+) -> None:
+    """Each part of the state matters to what is compared above: none is compared in vain."""
     student = learner("separate")
     for _ in range(3):
         student.step(student.infer(batch()), objective)
-    expected = continued(restored(student, tmp_path / "a", into=learner("separate")))
-
-    def without(change: object) -> list[object]:
-        other = learner("separate")
-        folder = tmp_path / "a"
-        numbers = save_learner_numbers(folder, student)
-        load_learner(other, folder, numbers=numbers)
-        change(other)
-        return continued(other)
-
-    def save_learner_numbers(folder: Path, owner: LocalLearner) -> dict:
-        return {
-            "version": 0,
-            "micro_batch_tokens": owner.micro_batch_tokens,
-            "policy": {"num_steps": 3, "numbers": {}},
-            "critic": {"num_steps": 3, "numbers": {}},
-        }
-
-    def no_moments(other: LocalLearner) -> None:
-        other.trained.optimizer.state.clear()
-
-    def no_critic_moments(other: LocalLearner) -> None:
-        other.critic.optimizer.state.clear()
-
-    def no_schedule(other: LocalLearner) -> None:
-        other.trained.num_steps = 0
-
-    def no_critic_weights(other: LocalLearner) -> None:
-        with torch.no_grad():
-            other.critic.module.head.weight.zero_()
-
-    assert without(lambda other: None) == expected
-    for change in (no_moments, no_critic_moments, no_schedule, no_critic_weights):
-        assert without(change) != expected, change.__name__
+        student.version += 1
+    again = restored(student, tmp_path / "state", into=learner("separate"))
+    forget(again)
+    assert continued(again) != continued(student)
 
 
 def test_bfloat16_weights_and_a_model_folder_that_lacks_some(tmp_path: Path) -> None:
@@ -152,6 +164,14 @@ def test_an_ordinary_folder_is_enough_for_the_weights(tmp_path: Path) -> None:
     restored(learner(), tmp_path / "state", into=learner())
     assert not (tmp_path / "state" / "weights.safetensors").exists()
     assert (tmp_path / "state" / "model" / "model.safetensors").exists()
+
+
+def test_a_disk_that_fails_is_an_os_error(tmp_path: Path) -> None:
+    """safetensors has an error of its own; whoever asks for the reason finds the usual one."""
+    with pytest.raises(FileNotFoundError, match="No such file"), disk_errors(tmp_path):
+        save_file({"a": torch.zeros(1)}, tmp_path / "nowhere" / "a.safetensors")
+    with pytest.raises(SafetensorError, match="header"), disk_errors(tmp_path):
+        raise SafetensorError("a broken header")
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:

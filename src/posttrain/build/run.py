@@ -96,7 +96,8 @@ def run(
                 job.do(stage)
         finally:
             job.close()
-    return finish_run(folder, recipe=recipe, seconds=time.monotonic() - started, console=console)
+        seconds = time.monotonic() - started
+        return finish_run(folder, recipe=recipe, seconds=seconds, console=console)
 
 
 class _Job:

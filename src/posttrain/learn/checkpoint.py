@@ -24,6 +24,7 @@ from torch import Tensor
 
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.trained import Trained
+from posttrain.models.folder import disk_errors
 
 MODEL = "model"
 
@@ -83,7 +84,9 @@ def _same(stored: Tensor, weight: Tensor | None) -> bool:
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    with disk_errors(path):
+        save_file(plain, path)
 
 
 def _stored(path: Path) -> Iterator[tuple[str, Tensor]]:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from safetensors import SafetensorError
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def check_folder(folder: Path, *, kind: str = "model") -> None:
@@ -45,13 +50,27 @@ def replacing_folder(folder: str | Path) -> Iterator[Path]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         new, old = Path(scratch) / "new", Path(scratch) / "old"
-        yield new
+        with disk_errors(folder):
+            yield new
         for entry in [*new.rglob("*"), new]:
             _to_disk(entry)
         if folder.exists():
             folder.rename(old)
         new.rename(folder)
     _to_disk(folder.parent)
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """What safetensors says of a full disk or a missing permission, as the OSError that it is."""
+    try:
+        yield
+    except SafetensorError as error:
+        found = _OS_ERROR.search(str(error))
+        if found is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def _to_disk(path: Path) -> None:
