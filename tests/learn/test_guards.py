@@ -15,9 +15,10 @@ from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.weights import sequence_mean
 from posttrain.data.collate import collate_demonstrations
 from posttrain.learn import memory
-from posttrain.learn.learner import LocalLearner, Reference
+from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.learn.trained import Trained
+from posttrain.models.frozen import Reference
 from posttrain.models.logprobs import score_tokens
 from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms

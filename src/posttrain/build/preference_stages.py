@@ -14,7 +14,7 @@ from posttrain.build.guards import make_guard
 from posttrain.build.learners import make_reward_learner
 from posttrain.build.parts import filled, make_engine, make_policy, make_template
 from posttrain.build.scoring import close, in_workers, make_scorer
-from posttrain.build.stages import Context, check_invalid, rendered_prompts
+from posttrain.build.stages import Context, check_invalid, logged, rendered_prompts
 from posttrain.config import Recipe, RewardSection
 from posttrain.config.defaults import TEST_SHARE
 from posttrain.config.preference_rules import OWN_STAGE
@@ -206,16 +206,19 @@ def run_reward(context: Context, job: RewardJob) -> dict[str, Any]:
         device=context.parts.device,
         total_steps=job.num_steps(section),
     )
-    preferences.train(
-        job.train,
-        learner,
-        epochs=section.epochs,
-        batch_size=section.batch_size,
-        pad_token=job.reward.pad_token,
-        seed=recipe.run.seed,
-        on_step=context.tracker.log,
-        guard=make_guard(section, context.folder.path, decode=job.reward.tokenizer.decode),
-    )
+    context.keeper.restore(learner)
+    with context.keeper.stepping():
+        preferences.train(
+            job.train,
+            learner,
+            epochs=section.epochs,
+            batch_size=section.batch_size,
+            pad_token=job.reward.pad_token,
+            seed=recipe.run.seed,
+            on_step=logged(context, learner, every=section.save_every),
+            start=context.keeper.step,
+            guard=make_guard(section, context.folder.path, decode=job.reward.tokenizer.decode),
+        )
     verdict = _judge(job, learner.micro_batch_tokens)
     save_reward(with_normalisation(job.reward, verdict.scores), context.folder.model)
     found = _numbers(verdict)

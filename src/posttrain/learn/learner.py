@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from posttrain.data.minibatch import micro_batches
 from posttrain.learn.fit import sampling_bytes, tokens_on_cpu, tokens_on_gpu, unallocated
-from posttrain.learn.memory import free, not_repeated, ran_out, smaller
+from posttrain.learn.memory import free, not_repeated, smaller, until_it_fits
 from posttrain.learn.sums import Sums
 from posttrain.learn.trained import Applied, Schedule, Trained
 from posttrain.models.cache import context_length
-from posttrain.models.frozen import Frozen
+from posttrain.models.frozen import Reference
 from posttrain.models.logprobs import score_tokens
 from posttrain.models.recorded_pass import Recordings, playing, recordings_for
 from posttrain.models.reward import score_sequences
@@ -33,14 +33,6 @@ Result = TypeVar("Result")
 def scores(model: nn.Module, batch: Batch) -> Outputs:
     """The forward pass of a reward model, for :class:`LocalLearner`."""
     return Outputs(scores=score_sequences(model, batch))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reference:
-    """How the reference model is kept: see :class:`posttrain.models.frozen.Frozen`."""
-
-    dtype: torch.dtype | None = None
-    offload: bool = False
 
 
 class LocalLearner:
@@ -80,7 +72,9 @@ class LocalLearner:
         )
         self._critic = critic
         self._keep = reference
-        self.reference = self._frozen()
+        self.reference = None if reference is None else reference.of(model)
+        self.refreshed = False
+        """Whether the reference is no longer what the learner started from."""
         self._save = save
         self._ask = forward
         self._micro_batch_tokens = micro_batch_tokens
@@ -103,6 +97,16 @@ class LocalLearner:
         if not isinstance(self._micro_batch_tokens, int):
             self._micro_batch_tokens = self._fitting_tokens()
         return self._micro_batch_tokens
+
+    @property
+    def critic(self) -> Trained | None:
+        """The critic with its optimiser, where there is one."""
+        return self._critic
+
+    def cut_at(self, tokens: int) -> None:
+        """Where "auto" is still to be found out: take what an earlier process has found."""
+        if not isinstance(self._micro_batch_tokens, int):
+            self._micro_batch_tokens = tokens
 
     def infer(self, batch: Batch) -> Batch:
         """Add ``old_logprobs``, ``values`` with a critic, ``ref_logprobs`` with a reference."""
@@ -138,7 +142,8 @@ class LocalLearner:
         """Make the current weights the new reference."""
         self._keep = self._keep or Reference()
         self.reference = None  # the old one goes before the new one comes
-        self.reference = self._frozen()
+        self.reference = self._keep.of(self.model)
+        self.refreshed = True
 
     def save(self, folder: Path) -> None:
         """Write the model folder."""
@@ -149,23 +154,17 @@ class LocalLearner:
 
         It must be such that beginning it again undoes what it has done.
         """
-        while True:
-            try:
-                return work()
-            except Exception as error:
-                if not ran_out(error):
-                    raise
-                reason = str(error)
-            # Only here, behind the handler, are the tensors free that the traceback held.
+
+        def shrink(reason: str) -> None:
             for part in (self.trained, self._critic):
                 if part is not None:
                     part.clear()
             free(self.device)
             self._micro_batch_tokens = smaller(
-                self.micro_batch_tokens,
-                lambda tokens: len(self._cut(batch, tokens)),
-                reason=reason,
+                self.micro_batch_tokens, lambda tokens: len(self._cut(batch, tokens)), reason=reason
             )
+
+        return until_it_fits(work, shrink)
 
     def _inferred(self, batch: Batch) -> Batch:
         known = batch  # each is asked about the same batch, not about what the others said
@@ -296,8 +295,3 @@ class LocalLearner:
             return
         with torch.autocast(self.device.type, dtype=self._compute):
             yield
-
-    def _frozen(self) -> Frozen | None:
-        if self._keep is None:
-            return None
-        return Frozen.copy_of(self.model, dtype=self._keep.dtype, offload=self._keep.offload)

@@ -11,9 +11,11 @@ import contextlib
 import gc
 import warnings
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
 
+Result = TypeVar("Result")
 OUT_OF_MEMORY: tuple[type[BaseException], ...] = (torch.OutOfMemoryError, MemoryError)
 # What is raised as a plain RuntimeError: by a CPU, by libraries on a GPU, by its driver.
 _MESSAGES = (
@@ -33,6 +35,18 @@ def ran_out(error: BaseException) -> bool:
     if isinstance(error, OUT_OF_MEMORY):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
+
+
+def until_it_fits(work: Callable[[], Result], shrink: Callable[[str], None]) -> Result:
+    """Do the work; where memory is used up, ``shrink`` what it takes and do it again."""
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            if not ran_out(error):
+                raise
+            reason = str(error)
+        shrink(reason)  # only here, behind the handler, is free what the traceback held
 
 
 def free(device: torch.device) -> None:

@@ -53,7 +53,7 @@ class Audit:
 
     def prepared(self, batch: Batch, *, learner: Learner, coefficient: float) -> None:
         """Check a batch after the advantage, before the first optimiser step on it."""
-        self._step += 1
+        self._step = learner.version + 1  # also where a run goes on in the middle
         self._detached(batch)  # first: the others read numbers
         self._frozen(batch, learner.version)
         self._copied(batch)

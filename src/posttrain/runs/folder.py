@@ -11,8 +11,9 @@
         metrics.jsonl     one line for each logged step
         diagnosis.jsonl   what went wrong on the way, if anything did
         rollouts/         step-000012.parquet, …
-        checkpoints/      step-000012/, …
+        checkpoints/      step-000012/, …: posttrain.runs.checkpoints
         model/            the trained model, an ordinary Hugging Face folder
+        begun.json        under which config it was begun
         done.json         written last: a stage that has one is not run again
 """
 
@@ -37,6 +38,7 @@ from posttrain.track.diagnosis import read_findings
 from posttrain.track.jsonl import FILE_NAME
 
 LAYOUT = 1
+BEGUN = "begun.json"
 _STAGE = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -107,7 +109,7 @@ class RunFolder:
         *,
         config: Mapping[str, Any],
         recipe: str | None = None,
-        ignore: Sequence[str] = ("run.folder",),
+        ignore: Sequence[str] = ("run.folder", "code"),
     ) -> RunFolder:
         """Make the folder of a run, or take up the one that is there.
 
@@ -221,6 +223,15 @@ class RunFolder:
         previous = _free_name(self.path, stage)
         os.replace(folder.path, previous)
         return previous
+
+    def mark(self, stage: str, *, digest: str) -> None:
+        """Note under which config a stage was begun."""
+        write_json(self.stage(stage).path / BEGUN, {"stage": stage, "digest": digest})
+
+    def begun(self, stage: str) -> str | None:
+        """The digest that :meth:`mark` noted, or None."""
+        path = self.stage(stage).path / BEGUN
+        return str(read_json(path)["digest"]) if path.exists() else None
 
     def finish(self, stage: str, *, digest: str, record: Mapping[str, Any] | None = None) -> None:
         """Mark a stage as finished under the config that ``digest`` stands for."""
