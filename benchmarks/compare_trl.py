@@ -83,7 +83,6 @@ class Clock:
 
     def __init__(self, sequences: int) -> None:
         self.times: list[float] = []
-        self.lengths: list[int] = []
         self._sequences = sequences
         self._seen = 0
 
@@ -92,7 +91,6 @@ class Clock:
         if self._seen % self._sequences == 0:
             self.times.append(time.perf_counter())
         self._seen += 1
-        self.lengths.append(len(text))
         return sum(map(ord, text)) % 17 / 17
 
     def seconds(self, warmup: int) -> float:

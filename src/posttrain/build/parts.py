@@ -30,7 +30,7 @@ from posttrain.rollout.engines import ENGINES
 from posttrain.tasks import make_task
 from posttrain.types import Prompt, Sampling
 
-WORTH_COMPILING = 100  # steps: compilation takes as long as it saves in about thirty
+WORTH_COMPILING = 100  # steps: sampling alone makes up for compilation in about forty
 
 Section = TypeVar("Section", SftSection, PreferSection, RewardSection, RlSection, EvalSection)
 
@@ -74,7 +74,7 @@ def choose_compute(model: ModelSection, device: str) -> torch.dtype:
 
 
 def choose_compile(recipe: Recipe, device: str) -> bool:
-    """Whether layers are compiled: half a minute at the start, and half of the time of a step."""
+    """Whether layers are compiled: 20 s at the start, then sampling is 1.7 times as fast (H200)."""
     if recipe.model.compile == "auto":
         long = recipe.rl is not None and recipe.rl.steps >= WORTH_COMPILING
         return device.startswith("cuda") and long

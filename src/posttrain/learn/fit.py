@@ -14,9 +14,7 @@ LEAST, MOST = 1024, 8192
 # A CPU is fastest with hidden states that its caches hold: of 1k … 64k tokens with 8k for the tiny
 # model (128 wide), and no slower with 1k than with 4k for a SmolLM2-135M (576 wide).
 STATES_ON_CPU, MOST_ON_CPU = 2**20, 8192
-SHARE = (
-    0.8  # of the free memory: fragments, and batches unlike those that were tried, have the rest
-)
+SHARE = 0.8  # of the free memory: fragments, and batches unlike those tried, have the rest
 TRIED = (2048, 4096)
 LENGTH = 1024
 
