@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class Case:
     warmup: int
     device: str
     peer_micro_batch: int
+    peer_compile: bool = False
     seed: int = 0
 
     @property
@@ -72,7 +73,7 @@ def _case(model: str, lengths: str, *, group: int, device: str, quick: bool) -> 
         prompts=sequences // group,
         new_tokens=new_tokens,
         steps=3 if quick else 6,
-        warmup=1 if quick else 2,
+        warmup=1 if small and quick else 2,
         device=device,
         peer_micro_batch=sequences if small else 64,
     )
@@ -115,6 +116,7 @@ def run_ours(case: Case, folder: Path) -> dict[str, Any]:
         prompts=prompts(case.prompts * 4, ragged=case.lengths == "ragged", seed=case.seed),
         reward=reward,
         grading={"workers": 0},
+        model_options={"compile": case.device == "cuda"},
         folder=folder / f"run{time.time_ns()}",
         algorithm="grpo",
         kl={"placement": "none"},
@@ -172,6 +174,7 @@ def run_trl(case: Case, folder: Path) -> dict[str, Any]:
         bf16=case.device == "cuda",
         use_cpu=case.device == "cpu",
         gradient_checkpointing=False,
+        torch_compile=case.peer_compile,
         report_to="none",
         save_strategy="no",
         logging_steps=1,
@@ -195,11 +198,11 @@ def run_trl(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def peak(device: str) -> int:
-    """The most memory this process has held: on the GPU, or in all."""
+    """The most memory this process has held: on the GPU with all that is set aside, or in all."""
     if device == "cuda":
         import torch
 
-        return torch.cuda.max_memory_allocated()
+        return torch.cuda.max_memory_reserved()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -278,6 +281,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer steps, one round")
     parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--only", default="", help="only the cases with these words, 'tiny ragged'")
+    parser.add_argument("--peer-compile", action="store_true", help="TRL's torch_compile=True")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
@@ -289,6 +293,7 @@ def main() -> None:
     for case in cases(given.device, quick=given.quick):
         words = (case.model, case.lengths, str(case.group))
         if all(word in words for word in given.only.split()):
+            case = replace(case, peer_compile=given.peer_compile)
             rows.append(compare(case, rounds=1 if given.quick else 2))
             print(json.dumps(rows[-1]), flush=True)
             if given.json:

@@ -252,7 +252,8 @@ class LocalLearner:
         if self._compute == torch.float32:
             yield
             return
-        with torch.autocast(self.device.type, dtype=self._compute):
+        # A pass casts each weight once. Recordings want no cache, and compiled layers one setting.
+        with torch.autocast(self.device.type, dtype=self._compute, cache_enabled=False):
             yield
 
     def _frozen(self) -> Frozen | None:

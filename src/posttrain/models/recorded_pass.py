@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from posttrain.models.attention import attending
 from posttrain.models.block_attention import Flash, offsets_of
@@ -60,24 +61,31 @@ def framed_states(trunk: nn.Module, tokens: Tensor, *, framed: Framed, make: Mak
     return states[framed.before.to(tokens.device)]
 
 
-class _Pass(nn.Module):
-    """One row through a trunk, with attention of ours. Shapes: [N], [N] → [N, D]."""
+class _Pass:
+    """One row through a trunk, with attention of ours, and with ``weights`` in place of its own."""
 
-    def __init__(self, trunk: nn.Module, attention: FramedAttention) -> None:
-        super().__init__()
-        self.trunk = trunk
+    def __init__(
+        self,
+        trunk: nn.Module,
+        attention: FramedAttention,
+        *,
+        weights: dict[str, Tensor] | None = None,
+    ) -> None:
+        self._trunk = trunk
         self._attention = attention
+        self._weights = weights or {}
 
-    def forward(self, row: Tensor, positions: Tensor) -> Tensor:
-        """The last hidden state of each token."""
-        model: Any = self.trunk
+    def __call__(self, row: Tensor, positions: Tensor) -> Tensor:
+        """The last hidden state of each token. Shapes: [N], [N] → [N, D]."""
+        model: Any = self._trunk
+        inputs = {
+            "input_ids": row[None],
+            "position_ids": positions[None],
+            "attention_mask": torch.ones_like(row[None]),
+            "use_cache": False,
+        }
         with attending(model, self._attention):
-            states: Tensor = model(
-                input_ids=row[None],
-                position_ids=positions[None],
-                attention_mask=torch.ones_like(row[None]),
-                use_cache=False,
-            ).last_hidden_state
+            states: Tensor = functional_call(model, self._weights, (), inputs).last_hidden_state
         return states[0]
 
 
@@ -101,12 +109,18 @@ def recordings_of(trunk: nn.Module, frame: Frame) -> Recordings | None:
 class Recordings:
     """The recordings of a trunk, one for each frame that has come up.
 
-    The backward pass adds to ``.grad`` where that stands: each weight has one place for it.
+    The backward pass adds to ``.grad`` where that stands: each weight has one place for it. What is
+    differentiated are ``aliases`` of the weights, the same memory under another name: a weight that
+    some graph of another stream still holds could not be recorded.
     """
 
     def __init__(self, trunk: nn.Module) -> None:
         self.trunk = trunk
-        self.weights = [weight for weight in trunk.parameters() if weight.requires_grad]
+        learning = {name: w for name, w in trunk.named_parameters() if w.requires_grad}
+        self.weights = list(learning.values())
+        self.aliases: dict[str, Tensor] = {
+            name: nn.Parameter(weight.detach()) for name, weight in learning.items()
+        }
         self.slopes = [torch.zeros_like(weight) for weight in self.weights]
         self.pool = torch.cuda.graph_pool_handle()
         self._known: dict[Frame, _Recording] = {}
@@ -141,13 +155,16 @@ class _Recording:
         self._offsets = [offsets_of(lengths).to(device) for lengths in _lengths(framed)]
         self._row = tokens.flatten()[framed.source.to(device)]
         self._positions = framed.positions.to(device)
-        one_pass = _Pass(owner.trunk, FramedAttention(self._blocks(framed.frame), grouped=True))
+        attention = FramedAttention(self._blocks(framed.frame), grouped=True)
+        one_pass = _Pass(owner.trunk, attention, weights=owner.aliases)
+        aliases = list(owner.aliases.values())
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream), _casts_inside():
             # An ordinary pass first: it compiles kernels and sizes workspaces.
             states = one_pass(self._row, self._positions)
-            torch.autograd.grad(states, owner.weights, torch.zeros_like(states))
+            torch.autograd.grad(states, aliases, torch.zeros_like(states))
+            del states
         torch.cuda.current_stream(device).wait_stream(stream)
         options: dict[str, Any] = {"pool": owner.pool, "capture_error_mode": "thread_local"}
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
@@ -155,7 +172,7 @@ class _Recording:
             states = one_pass(self._row, self._positions)
         self._slope = torch.zeros_like(states)
         with torch.cuda.graph(self._backward, **options):
-            slopes = torch.autograd.grad(states, owner.weights, self._slope)
+            slopes = torch.autograd.grad(states, aliases, self._slope)
             torch._foreach_add_(owner.slopes, slopes)
         self._states = states.detach()
         self._anchor = torch.zeros((), device=device, requires_grad=True)
