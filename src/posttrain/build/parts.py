@@ -30,6 +30,7 @@ from posttrain.rollout.engines import ENGINES
 from posttrain.tasks import make_task
 from posttrain.types import Prompt, Sampling
 
+THREADS_BESIDE_GPU = 4
 WORTH_COMPILING = 100  # steps: sampling alone makes up for compilation in about forty
 
 Section = TypeVar("Section", SftSection, PreferSection, RewardSection, RlSection, EvalSection)
@@ -64,6 +65,16 @@ def choose_device(recipe: Recipe) -> str:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ValueError('run.device: "cuda" asked for, and there is no GPU here; use "cpu"')
     return wanted
+
+
+def choose_threads(recipe: Recipe) -> int:
+    """CPU threads: beside a GPU the CPU has only small things to do, and many would be in the way.
+
+    In a container PyTorch starts one for each core of the machine, however few it may use.
+    """
+    own = torch.get_num_threads()
+    beside_gpu = recipe.run.device != "cpu" and torch.cuda.is_available()
+    return recipe.run.threads or (min(own, THREADS_BESIDE_GPU) if beside_gpu else own)
 
 
 def choose_compute(model: ModelSection, device: str) -> torch.dtype:
@@ -192,7 +203,7 @@ def make_engine(
     if options.get("compute", "auto") == "auto":
         options["compute"] = compute
     if compiled and name == "native":
-        options.setdefault("compiled", True)
+        options["compiled"] = True
     spec = {"name": name, **options}
     engine: Engine = resolve(spec, ENGINES, kind="engine")(policy, template.decode)
     return engine

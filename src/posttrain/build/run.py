@@ -14,7 +14,14 @@ from rich.console import Console
 from posttrain.build.check import before_rl
 from posttrain.build.diagnosis import diagnosed
 from posttrain.build.fingerprint import fingerprints, function_text
-from posttrain.build.parts import Parts, choose_device, filled, make_parts, make_policy
+from posttrain.build.parts import (
+    Parts,
+    choose_device,
+    choose_threads,
+    filled,
+    make_parts,
+    make_policy,
+)
 from posttrain.build.preference_stages import (
     check_early,
     prefer_steps,
@@ -93,8 +100,7 @@ def run(
     if folder.finished:
         console.print(f"{folder.path}: finished already; nothing to do")
         return Run(folder)
-    if recipe.run.threads is not None:
-        torch.set_num_threads(recipe.run.threads)
+    torch.set_num_threads(choose_threads(recipe))
     if recipe.run.deterministic:
         torch.use_deterministic_algorithms(True)
     for stage in folder.stages:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from posttrain.models.gpu_memory import free_bytes
 from posttrain.types import Batch
 
 LEAST, MOST = 1024, 8192
@@ -105,13 +106,6 @@ def _peak(
     work(batch)
     torch.cuda.synchronize(device)
     return batch.tokens.numel(), torch.cuda.max_memory_allocated(device) - before
-
-
-def free_bytes(device: torch.device) -> int:
-    """Bytes of a GPU that nobody uses: what the driver has, and what PyTorch keeps in reserve."""
-    free, _ = torch.cuda.mem_get_info(device)
-    reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free + reserved
 
 
 def sampling_bytes(device: torch.device) -> int:

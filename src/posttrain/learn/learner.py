@@ -190,7 +190,7 @@ class LocalLearner:
         """The answers about all micro-batches, put together on the CPU. Shapes: [B, T]."""
         result = torch.zeros(batch.tokens.shape, dtype=torch.float32)
         for rows, part in self._cut(batch):
-            with self._precision():
+            with self._precision(), playing(*self._recordings):
                 found = ask(part.to(self.device))
             assert found is not None, "a policy gives log-probs"
             result = result.to(found.dtype)

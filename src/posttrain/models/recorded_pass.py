@@ -18,11 +18,11 @@ from torch.func import functional_call
 
 from posttrain.models.attention import attending
 from posttrain.models.block_attention import Flash, offsets_of
-from posttrain.models.frames import Frame, Framed
+from posttrain.models.frames import Frame, Framed, Frames
 from posttrain.models.shared_prompt import Blocks, Make, SharedAttention
+from posttrain.types.devices import send
 
 _active = threading.local()
-MOST = 8  # recordings; what fits none of them is computed as usual
 
 
 class FramedAttention:
@@ -100,10 +100,10 @@ def playing(*recordings: Recordings) -> Iterator[None]:
         _active.recordings = before
 
 
-def recordings_of(trunk: nn.Module, frame: Frame) -> Recordings | None:
-    """What this trunk may be played from at the moment, in a pass of this size."""
+def recordings_of(trunk: nn.Module) -> Recordings | None:
+    """What this trunk may be played from at the moment."""
     found: Recordings | None = getattr(_active, "recordings", {}).get(id(trunk))
-    return found if found is not None and found.takes(frame) else None
+    return found
 
 
 class Recordings:
@@ -123,19 +123,17 @@ class Recordings:
         }
         self.slopes = [torch.zeros_like(weight) for weight in self.weights]
         self.pool = torch.cuda.graph_pool_handle()
+        self.frames = Frames()
         self._known: dict[Frame, _Recording] = {}
 
-    def takes(self, frame: Frame) -> bool:
-        """Whether there is a recording for this frame, or room for one more."""
-        return frame in self._known or len(self._known) < MOST
-
     def states(self, tokens: Tensor, framed: Framed) -> Tensor:
-        """The states of ``framed.before``, with gradient. Shapes: [B, T] → [M, D]."""
+        """The states of ``framed.before``; with gradient where enabled. Shapes: [B, T] → [M, D]."""
         if framed.frame not in self._known:
             self._known[framed.frame] = _Recording(self, framed, tokens=tokens)
-        self._bring_slopes()
+        if torch.is_grad_enabled():
+            self._bring_slopes()
         states = self._known[framed.frame].play(tokens, framed)
-        return states[framed.before.to(tokens.device, non_blocking=True)]
+        return states[send(framed.before, tokens.device)]
 
     def _bring_slopes(self) -> None:
         """Have every gradient where the recordings add to it."""
@@ -150,6 +148,7 @@ class Recordings:
 class _Recording:
     """A forward and a backward pass of one frame; all that they read stands at fixed addresses."""
 
+    @torch.enable_grad()
     def __init__(self, owner: Recordings, framed: Framed, *, tokens: Tensor) -> None:
         device = tokens.device
         self._offsets = [offsets_of(lengths).to(device) for lengths in _lengths(framed)]
@@ -166,6 +165,7 @@ class _Recording:
             torch.autograd.grad(states, aliases, torch.zeros_like(states))
             del states
         torch.cuda.current_stream(device).wait_stream(stream)
+        torch.cuda.empty_cache()  # recordings cannot have the memory of that pass
         options: dict[str, Any] = {"pool": owner.pool, "capture_error_mode": "thread_local"}
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._forward, **options), _casts_inside():
@@ -197,9 +197,9 @@ class _Recording:
         """Bring the inputs to their places, and play. Shapes: [B, T] → [N, D]."""
         device = tokens.device
         for offsets, lengths in zip(self._offsets, _lengths(framed), strict=True):
-            offsets.copy_(offsets_of(lengths), non_blocking=True)
-        torch.take(tokens, framed.source.to(device, non_blocking=True), out=self._row)
-        self._positions.copy_(framed.positions, non_blocking=True)
+            offsets.copy_(send(offsets_of(lengths), device))
+        torch.take(tokens, send(framed.source, device), out=self._row)
+        self._positions.copy_(send(framed.positions, device))
         states: Tensor = _Played.apply(self._anchor, self)
         return states
 
