@@ -37,7 +37,7 @@ demo: setup ## SFT, then GRPO, on a tiny model: about two minutes, into runs/dem
 	@rm -rf runs/demo
 	$(BIN)/posttrain run recipes/demo.toml
 
-rlhf: setup ## SFT, preferences, reward model, PPO and GRPO: five minutes, into runs/rlhf
+rlhf: setup ## SFT, preferences, reward model, PPO and GRPO: four minutes, into runs/rlhf
 	@rm -rf runs/rlhf
 	$(BIN)/python examples/rlhf.py
 

@@ -1,5 +1,6 @@
 """What every test and every docstring example shares."""
 
+import importlib.util
 import os
 
 # Before torch is imported: test processes with several threads each fight over the cores.
@@ -10,6 +11,15 @@ os.environ.setdefault("MPLBACKEND", "agg")
 
 import pytest
 import torch
+
+# Triton comes for Linux alone: elsewhere its kernels cannot be imported to look for examples.
+collect_ignore_glob = (
+    []
+    if importlib.util.find_spec("triton")
+    else [
+        f"src/posttrain/models/kernels/{name}.py" for name in ("decode_attention", "draw", "fused")
+    ]
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

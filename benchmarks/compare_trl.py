@@ -16,39 +16,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One row of the table."""
-
-    model: str
-    lengths: str
-    group: int
-    prompts: int
-    new_tokens: int
-    steps: int
-    warmup: int
-    device: str
-    peer_micro_batch: int
-    seed: int = 0
-
-    @property
-    def sequences(self) -> int:
-        """Completions in a step."""
-        return self.prompts * self.group
+from grpo_steps import RUNNERS, Case
 
 
 def cases(device: str, *, quick: bool) -> list[Case]:
@@ -72,140 +49,10 @@ def _case(model: str, lengths: str, *, group: int, device: str, quick: bool) -> 
         prompts=sequences // group,
         new_tokens=new_tokens,
         steps=3 if quick else 6,
-        warmup=1 if quick else 2,
+        warmup=1 if small and quick else 2,
         device=device,
         peer_micro_batch=sequences if small else 64,
     )
-
-
-class Clock:
-    """When each step's completions were scored, by a reward that both libraries call."""
-
-    def __init__(self, sequences: int) -> None:
-        self.times: list[float] = []
-        self.lengths: list[int] = []
-        self._sequences = sequences
-        self._seen = 0
-
-    def score(self, text: str) -> float:
-        """A reward that differs within nearly every group."""
-        if self._seen % self._sequences == 0:
-            self.times.append(time.perf_counter())
-        self._seen += 1
-        self.lengths.append(len(text))
-        return sum(map(ord, text)) % 17 / 17
-
-    def seconds(self, warmup: int) -> float:
-        """The median time of a step."""
-        gaps = [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
-        return statistics.median(gaps[warmup:])
-
-
-def run_ours(case: Case, folder: Path) -> dict[str, Any]:
-    """posttrain."""
-    from bench_models import prompts
-
-    import posttrain
-
-    clock = Clock(case.sequences)
-
-    def reward(completion: str) -> float:
-        return clock.score(completion)
-
-    result = posttrain.rl(
-        model=folder,
-        prompts=prompts(case.prompts * 4, ragged=case.lengths == "ragged", seed=case.seed),
-        reward=reward,
-        grading={"workers": 0},
-        folder=folder / f"run{time.time_ns()}",
-        algorithm="grpo",
-        kl={"placement": "none"},
-        steps=case.steps + case.warmup + 1,
-        prompts_per_step=case.prompts,
-        group_size=case.group,
-        max_new_tokens=case.new_tokens,
-        learning_rate=1e-6,
-        check=False,
-    )
-    rows = result.metrics().to_pylist()[case.warmup :]
-    names = ("time/rollout", "time/reward", "time/train", "rollout/length")
-    split = {name: statistics.median(row[name] for row in rows if name in row) for name in names}
-    return {"seconds": clock.seconds(case.warmup), "peak": peak(case.device), "split": split}
-
-
-def run_trl(case: Case, folder: Path) -> dict[str, Any]:
-    """TRL at its best settings for this workload."""
-    import torch
-    from bench_models import prompts
-    from datasets import Dataset
-    from transformers import AutoTokenizer
-    from trl import GRPOConfig, GRPOTrainer
-
-    clock = Clock(case.sequences)
-    sampled: list[float] = []
-
-    def reward(completions: list[str], **_: Any) -> list[float]:
-        return [clock.score(text) for text in completions]
-
-    class Timed(GRPOTrainer):
-        def _generate(self, *args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            found = super()._generate(*args, **kwargs)
-            sampled.append(time.perf_counter() - began)
-            return found
-
-    texts = prompts(case.prompts * 4, ragged=case.lengths == "ragged", seed=case.seed)
-    micro = case.peer_micro_batch
-    settings = GRPOConfig(
-        output_dir=str(folder / "trl"),
-        per_device_train_batch_size=micro,
-        gradient_accumulation_steps=case.sequences // micro,
-        num_generations=case.group,
-        max_completion_length=case.new_tokens,
-        max_steps=case.steps + case.warmup + 1,
-        learning_rate=1e-6,
-        lr_scheduler_type="constant",
-        optim="adamw_torch_fused",
-        beta=0.0,
-        loss_type="grpo",
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        bf16=case.device == "cuda",
-        use_cpu=case.device == "cpu",
-        gradient_checkpointing=False,
-        report_to="none",
-        save_strategy="no",
-        logging_steps=1,
-        disable_tqdm=True,
-        dataloader_pin_memory=case.device == "cuda",
-        model_init_kwargs={"dtype": "float32"},
-    )
-    trainer = Timed(
-        model=str(folder),
-        processing_class=AutoTokenizer.from_pretrained(folder, padding_side="left"),
-        reward_funcs=reward,
-        args=settings,
-        train_dataset=Dataset.from_list([{"prompt": text} for text in texts]),
-    )
-    assert next(trainer.model.parameters()).dtype == torch.float32
-    trainer.train()
-    rollout = statistics.median(sampled[case.warmup :])
-    mean = [row["completions/mean_length"] for row in trainer.state.log_history if "loss" in row]
-    split = {"time/rollout": rollout, "rollout/length": statistics.median(mean)}
-    return {"seconds": clock.seconds(case.warmup), "peak": peak(case.device), "split": split}
-
-
-def peak(device: str) -> int:
-    """The most memory this process has held: on the GPU, or in all."""
-    if device == "cuda":
-        import torch
-
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-RUNNERS: dict[str, Callable[[Case, Path], dict[str, Any]]] = {"ours": run_ours, "peer": run_trl}
 
 
 def measure(who: str, case: Case, folder: Path) -> dict[str, Any]:
@@ -247,6 +94,8 @@ def compare(case: Case, *, rounds: int) -> dict[str, Any]:
         "peer_tokens_per_s": case.sequences * peer["split"]["rollout/length"] / peer["seconds"],
         "ours_peak_bytes": ours["peak"],
         "peer_peak_bytes": peer["peak"],
+        "ours_reserved_bytes": ours["reserved"],
+        "peer_reserved_bytes": peer["reserved"],
         "ours_split": ours["split"],
         "peer_split": peer["split"],
     }
@@ -280,6 +129,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer steps, one round")
     parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--only", default="", help="only the cases with these words, 'tiny ragged'")
+    parser.add_argument("--peer-compile", action="store_true", help="TRL's torch_compile=True")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
@@ -291,7 +141,8 @@ def main() -> None:
     for case in cases(given.device, quick=given.quick):
         words = (case.model, case.lengths, str(case.group))
         if all(word in words for word in given.only.split()):
-            rows.append(compare(case, rounds=1 if given.quick else 2))
+            chosen = replace(case, peer_compile=given.peer_compile)
+            rows.append(compare(chosen, rounds=1 if given.quick else 2))
             print(json.dumps(rows[-1]), flush=True)
             if given.json:
                 Path(given.json).write_text(json.dumps(rows, indent=1))

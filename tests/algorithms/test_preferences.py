@@ -15,7 +15,6 @@ from posttrain.algorithms.preferences import (
     calibration_error,
     length_correlation,
     pair_calibration,
-    spearman,
 )
 
 
@@ -144,24 +143,8 @@ def test_correlation_with_length_by_hand() -> None:
     assert length_correlation(-scores, lengths) == near(-15 / math.sqrt(300))
 
 
-def test_ranks_by_hand() -> None:
-    """Ranks (1, 2½, 2½, 4) and (2, 1, 3, 4): products of deviations 3, squares 4½ and 5."""
-    scores, lengths = float64(-1.0, 0.0, 0.0, 9.0), torch.tensor([20, 10, 30, 40])
-    assert spearman(scores, lengths) == near(3 / math.sqrt(4.5 * 5))
-    assert spearman(lengths, scores) == near(3 / math.sqrt(4.5 * 5))
-
-
-def test_ranks_of_many_ties_equal_the_loop() -> None:
+def test_many_ties_equal_the_loop() -> None:
     scores, lengths = (3 * normal(60, seed=7)).round(), (2 * normal(60, seed=8)).round()
-
-    def ranks(values: list[float]) -> list[float]:
-        return [
-            sum(other < value for other in values) + (sum(o == value for o in values) + 1) / 2
-            for value in values
-        ]
-
-    expected = statistics.correlation(ranks(scores.tolist()), ranks(lengths.tolist()))
-    assert spearman(scores, lengths) == near(expected)
     plain = statistics.correlation(scores.tolist(), lengths.tolist())
     assert length_correlation(scores, lengths) == near(plain)
 
@@ -171,14 +154,11 @@ def test_scale_and_offset_change_no_correlation(scale: float) -> None:
     scores, lengths = normal(40, seed=9), normal(40, seed=10) + 200
     moved = 4 + scale * scores
     assert length_correlation(moved, lengths) == near(length_correlation(scores, lengths), rel=1e-6)
-    assert spearman(moved, lengths) == near(spearman(scores, lengths))
 
 
-def test_a_rising_curve_is_perfect_by_rank_alone() -> None:
+def test_a_rising_curve_is_no_line() -> None:
     lengths = torch.arange(1, 30)
     scores = (lengths / 2.0).exp()
-    assert spearman(scores, lengths) == near(1.0)
-    assert spearman(-scores, lengths) == near(-1.0)
     assert 0.2 < length_correlation(scores, lengths) < 0.8
 
 
@@ -189,14 +169,12 @@ def test_a_line_never_correlates_beyond_one() -> None:
         assert -1.0 <= length_correlation(scores, 1 - 3 * scores) < 1e-12 - 1
 
 
-@pytest.mark.parametrize("correlate", [length_correlation, spearman])
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e8])
-def test_no_spread_is_no_correlation(correlate: object, value: float) -> None:
-    assert callable(correlate)
+def test_no_spread_is_no_correlation(value: float) -> None:
     constant, rising = torch.full((7,), value), torch.arange(7)
-    assert correlate(constant, rising) == 0.0
-    assert correlate(rising, constant) == 0.0
-    assert correlate(float64(value), float64(3.0)) == 0.0
+    assert length_correlation(constant, rising) == 0.0
+    assert length_correlation(rising, constant) == 0.0
+    assert length_correlation(float64(value), float64(3.0)) == 0.0
 
 
 def test_no_statistic_carries_a_gradient_or_loses_digits() -> None:
@@ -224,11 +202,10 @@ def test_columns_that_do_not_match_are_refused() -> None:
         f"probabilities, observed: expected two tensors of one shape [N], got [3] and [2]; {PAIRS}"
     ):
         calibration(three, two)
-    for correlate in (length_correlation, spearman):
-        with refuses(
-            f"scores, lengths: expected two tensors of one shape [N], got [2] and [3]; {PAIRS}"
-        ):
-            correlate(two, three)
+    with refuses(
+        f"scores, lengths: expected two tensors of one shape [N], got [2] and [3]; {PAIRS}"
+    ):
+        length_correlation(two, three)
 
 
 def test_nothing_at_all_is_refused() -> None:
@@ -249,7 +226,7 @@ def test_a_score_that_is_no_number_is_refused(value: float) -> None:
     with refuses(f"chosen: {fault}"):
         accuracy(float64(0.0, value), float64(0.0, 0.0))
     with refuses(f"lengths: {fault}"):
-        spearman(float64(0.0, 0.0), float64(0.0, value))
+        length_correlation(float64(0.0, 0.0), float64(0.0, value))
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.5])

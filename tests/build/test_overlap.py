@@ -19,7 +19,7 @@ from posttrain.build.results import Run
 from posttrain.build.run import Supplied
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.rewards.scorer import RewardScorer
-from posttrain.rollout.engines import NativeEngine
+from posttrain.rollout.engines import NativeEngine, native
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.sync.copied import CopiedWeights
 from posttrain.sync.shared import SharedWeights
@@ -140,6 +140,25 @@ def test_an_engine_on_the_learners_own_weights_is_refused(tmp_path: Path) -> Non
         assert isinstance(sync, SharedWeights)
     finally:
         parts.close()
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_what_samples_is_compiled_where_the_model_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    asked: list[torch.nn.Module] = []
+    monkeypatch.setattr(native, "compile_layers", asked.append)
+    model = {"name": "tiny", "compile": wanted}
+    given = resolve(recipe_from_dict(recipe(tmp_path / "run", model=model, rl={"steps": 5})))
+    policy = make_policy(given, "tiny", device="cpu")
+    parts = make_parts(given, policy, device="cpu")
+    try:
+        engine, _ = make_sampler(given, policy, parts=parts)
+        prompt = Prompt(id="0", text="a", tokens=(5, 6))
+        engine.generate([prompt], Sampling(max_new_tokens=2), num_samples=1, seed=0)
+    finally:
+        parts.close()
+    assert asked == [policy.model] * wanted
 
 
 class Failing(ScriptedEngine):

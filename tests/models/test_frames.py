@@ -7,7 +7,7 @@ from models.families import build
 from models.test_states import CASES, batch
 
 from posttrain.models.block_attention import Plain
-from posttrain.models.frames import Frame, fit, frame_of
+from posttrain.models.frames import MOST, SELDOM, Frame, Frames, fit, frame_of, holds
 from posttrain.models.packing import Packing, pack
 from posttrain.models.recorded_pass import framed_states
 from posttrain.models.states import packed_states
@@ -95,3 +95,72 @@ def test_nothing_shared_needs_no_second_part() -> None:
     framed = fit(packing, frame_of(packing))
     assert framed.frame.rest == 0
     assert len(framed.blocks()) == 1
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_larger_frame_gives_the_same_states(case: str) -> None:
+    """The padding is in few sequences then, each as long as the frame allows."""
+    trunk, given = with_exact_norms(build("llama")).get_decoder(), batch(CASES[case])
+    packing = packed(given)
+    own = frame_of(packing)
+    larger = own._replace(
+        heads=1024, rest=own.rest and 1024, longest_prompt=1024, longest_group=own.rest and 300
+    )
+    assert holds(own, packing)
+    assert holds(larger, packing)
+    expected = packed_states(trunk, given.tokens, packing=packing)
+    framed = fit(packing, larger)
+    assert sum(framed.heads) == 1024
+    assert max(framed.heads) <= larger.longest_head
+    found = framed_states(trunk, given.tokens, framed=framed, make=Plain)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_a_frame_too_small_in_any_way_does_not_hold() -> None:
+    packing = packed(rows(prompts=10, siblings=2, asked=140, answered=301))
+    least = Frame(
+        heads=1401,  # one of padding, that is one more sequence
+        rest=6001,
+        num_heads=11,
+        num_rest=21,
+        num_groups=11,
+        longest_head=140,
+        longest_rest=300,
+        longest_group=600,
+        longest_prompt=2048,
+    )
+    assert holds(least, packing)
+    for name in Frame._fields[:-1]:
+        assert not holds(least._replace(**{name: getattr(least, name) - 1}), packing), name
+
+
+def test_what_shares_nothing_and_what_does_have_other_frames() -> None:
+    alone = packed(rows(prompts=6, siblings=1, asked=7, answered=30))
+    shared = packed(rows(prompts=3, siblings=2, asked=7, answered=30))
+    assert not holds(frame_of(shared), alone)
+    assert not holds(frame_of(alone), shared)
+
+
+def test_a_frame_is_taken_again_where_it_is_not_much_too_large() -> None:
+    frames = Frames()
+    sizes = (101, 97, 60)
+    large, like, small = (
+        packed(rows(prompts=4, siblings=8, asked=40, answered=answered)) for answered in sizes
+    )
+    first = frames.choose(large)
+    assert frames.choose(like) == first
+    # One that wastes a third is taken for a while; what comes often gets its own.
+    chosen = [frames.choose(small) for _ in range(SELDOM + 2)]
+    assert chosen == [first] * SELDOM + [frame_of(small)] * 2
+    assert frames.known == [frame_of(large), frame_of(small)]
+
+
+def test_there_are_not_more_frames_than_allowed() -> None:
+    frames = Frames()
+    packings = [
+        packed(rows(prompts=1, siblings=2, asked=10, answered=600 * count))
+        for count in range(1, 20)
+    ]
+    chosen = [frames.choose(packing) for packing in packings]
+    assert len(frames.known) == MOST
+    assert chosen[MOST:] == [None] * (len(packings) - MOST)

@@ -126,33 +126,10 @@ def length_correlation(scores: Tensor, lengths: Tensor) -> float:
     >>> round(length_correlation(scores, lengths), 4)  # covariance ½, deviations ½ and √2
     0.7071
     """
-    return _correlation(*_columns(scores=scores, lengths=lengths))
-
-
-def spearman(scores: Tensor, lengths: Tensor) -> float:
-    """Spearman's rank correlation: the Pearson correlation of the ranks, ties sharing the mean.
-
-    A very long completion counts by its rank alone, and any rising curve gives 1 (Spearman, 1904).
-    0.0 where either has no spread. Shapes: [N], [N] → a number in [−1, 1].
-
-    >>> round(spearman(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1, 10, 1000])), 12)
-    1.0
-    """
     scores, lengths = _columns(scores=scores, lengths=lengths)
-    return _correlation(_ranks(scores), _ranks(lengths))
-
-
-def _correlation(first: Tensor, second: Tensor) -> float:
-    everywhere = torch.ones_like(first, dtype=torch.bool)
-    product = whiten(first, everywhere) * whiten(second, everywhere)
+    everywhere = torch.ones_like(scores, dtype=torch.bool)
+    product = whiten(scores, everywhere) * whiten(lengths, everywhere)
     return float(product.mean().clamp(-1, 1))
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Ranks 1 … N; equal values share the mean of the ranks they fill."""
-    _, index, counts = values.unique(return_inverse=True, return_counts=True)
-    ranks: Tensor = counts.cumsum(0).to(values.dtype) - (counts - 1) / 2
-    return ranks[index]
 
 
 def _columns(**tensors: Tensor) -> tuple[Tensor, ...]:

@@ -30,7 +30,8 @@ from posttrain.rollout.engines import ENGINES
 from posttrain.tasks import make_task
 from posttrain.types import Prompt, Sampling
 
-WORTH_COMPILING = 100  # steps: compilation takes as long as it saves in about thirty
+THREADS_BESIDE_GPU = 4
+WORTH_COMPILING = 100  # steps: sampling alone makes up for compilation in about forty
 
 Section = TypeVar("Section", SftSection, PreferSection, RewardSection, RlSection, EvalSection)
 
@@ -66,6 +67,16 @@ def choose_device(recipe: Recipe) -> str:
     return wanted
 
 
+def choose_threads(recipe: Recipe) -> int:
+    """CPU threads: beside a GPU the CPU has only small things to do, and many would be in the way.
+
+    In a container PyTorch starts one for each core of the machine, however few it may use.
+    """
+    own = torch.get_num_threads()
+    beside_gpu = recipe.run.device != "cpu" and torch.cuda.is_available()
+    return recipe.run.threads or (min(own, THREADS_BESIDE_GPU) if beside_gpu else own)
+
+
 def choose_compute(model: ModelSection, device: str) -> torch.dtype:
     """The type of the forward pass."""
     if model.compute == "auto":
@@ -74,7 +85,7 @@ def choose_compute(model: ModelSection, device: str) -> torch.dtype:
 
 
 def choose_compile(recipe: Recipe, device: str) -> bool:
-    """Whether layers are compiled: half a minute at the start, and half of the time of a step."""
+    """Whether layers are compiled: 20 s at the start, then sampling is 1.7 times as fast (H200)."""
     if recipe.model.compile == "auto":
         long = recipe.rl is not None and recipe.rl.steps >= WORTH_COMPILING
         return device.startswith("cuda") and long
@@ -192,7 +203,7 @@ def make_engine(
     if options.get("compute", "auto") == "auto":
         options["compute"] = compute
     if compiled and name == "native":
-        options.setdefault("compiled", True)
+        options["compiled"] = True
     spec = {"name": name, **options}
     engine: Engine = resolve(spec, ENGINES, kind="engine")(policy, template.decode)
     return engine

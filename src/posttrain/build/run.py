@@ -16,7 +16,14 @@ from posttrain.build.fingerprint import code_version, fingerprints
 from posttrain.build.guards import guarded
 from posttrain.build.interrupts import Interrupts
 from posttrain.build.keeper import Keeper
-from posttrain.build.parts import Parts, choose_device, filled, make_parts, make_policy
+from posttrain.build.parts import (
+    Parts,
+    choose_device,
+    choose_threads,
+    filled,
+    make_parts,
+    make_policy,
+)
 from posttrain.build.preference_stages import (
     check_early,
     prefer_steps,
@@ -96,8 +103,7 @@ def _run(
     if folder.finished:
         console.print(f"{folder.path}: finished already; nothing to do")
         return Run(folder)
-    if recipe.run.threads is not None:
-        torch.set_num_threads(recipe.run.threads)
+    torch.set_num_threads(choose_threads(recipe))
     for stage in folder.stages:
         if stage not in recipe.stages:  # of an earlier recipe: its results are not this run's
             folder.set_aside(stage)

@@ -44,7 +44,9 @@ class RunSection(Section):
         "auto", "Where the models live; auto takes a GPU where there is one."
     )
     threads: int | None = later(
-        "torch's own", "CPU threads; a small model is fastest, and steadiest, with 1.", ge=1
+        "torch's own, 4 beside a GPU",
+        "CPU threads; a small model is fastest, and steadiest, with 1.",
+        ge=1,
     )
     trackers: Trackers = key((), "Trackers besides the run folder itself.")
     keep_last: int = key(2, "Newest checkpoints of a stage to keep; 0 keeps all.", ge=0)

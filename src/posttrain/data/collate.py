@@ -6,8 +6,10 @@ from who wrote each token, never from its id: a pad token that equals the end to
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,14 +26,18 @@ def collate(rollouts: Sequence[Rollout], *, pad_token: int) -> Batch:
     scores = [rollout.score for rollout in rollouts]
     if any(score is None for score in scores):
         raise ValueError("rollouts: score them before collate")
-    rows = [list(r.prompt.tokens) + list(r.completion.tokens) for r in rollouts]
-    chosen = [[False] * len(r.prompt.tokens) + [True] * len(r.completion.tokens) for r in rollouts]
-    logprobs = [[0.0] * len(r.prompt.tokens) + list(r.completion.logprobs) for r in rollouts]
+    rows = [(*r.prompt.tokens, *r.completion.tokens) for r in rollouts]
+    tokens, attention = _pad(rows, pad_token)
+    prompts = torch.tensor([len(r.prompt.tokens) for r in rollouts])
+    mask = attention & (torch.arange(tokens.shape[1]) >= prompts[:, None])
+    drawn = itertools.chain.from_iterable(r.completion.logprobs for r in rollouts)
+    logprobs = torch.zeros(tokens.shape)
+    logprobs[mask] = torch.from_numpy(np.fromiter(drawn, dtype=np.float64)).float()
     return Batch(
-        tokens=_pad(rows, pad_token, dtype=torch.long),
-        mask=_pad(chosen, False, dtype=torch.bool),
-        attention=_pad([[True] * len(row) for row in rows], False, dtype=torch.bool),
-        sampler_logprobs=_pad(logprobs, 0.0, dtype=torch.float32),
+        tokens=tokens,
+        mask=mask,
+        attention=attention,
+        sampler_logprobs=logprobs,
         rewards=torch.tensor([score.value for score in scores if score], dtype=torch.float64),
         valid=torch.tensor([score.ok for score in scores if score]),
         groups=torch.tensor([r.group for r in rollouts]),
@@ -53,11 +59,9 @@ def collate_demonstrations(
     """
     if not rows:
         raise ValueError("demonstrations: a batch needs at least one")
-    return Batch(
-        tokens=_pad([tokens for tokens, _ in rows], pad_token, dtype=torch.long),
-        mask=_pad([mask for _, mask in rows], False, dtype=torch.bool),
-        attention=_pad([[True] * len(tokens) for tokens, _ in rows], False, dtype=torch.bool),
-    )
+    tokens, attention = _pad([tokens for tokens, _ in rows], pad_token)
+    mask, _ = _pad([mask for _, mask in rows], False)
+    return Batch(tokens=tokens, mask=mask.bool(), attention=attention)
 
 
 def collate_ranked(
@@ -74,21 +78,24 @@ def collate_ranked(
     """
     if not sets:
         raise ValueError("preferences: a batch needs at least one set")
-    rows = [row for members, _ in sets for row in members]
-    last = [[False] * (len(row) - 1) + [True] for row in rows]
+    tokens, attention = _pad([row for members, _ in sets for row in members], pad_token)
     leads = [place == 0 for members, _ in sets for place in range(len(members))]
-    mask = _pad(last, False, dtype=torch.bool)
+    mask = torch.arange(1, tokens.shape[1] + 1) == attention.sum(dim=1, keepdim=True)
     weights = mask * torch.tensor(leads)[:, None] / len(sets)
     return Batch(
-        tokens=_pad(rows, pad_token, dtype=torch.long),
+        tokens=tokens,
         mask=mask,
-        attention=_pad([[True] * len(row) for row in rows], False, dtype=torch.bool),
+        attention=attention,
         groups=torch.tensor([number for number, (members, _) in enumerate(sets) for _ in members]),
         margins=torch.tensor([margin for members, margin in sets for _ in members]).float(),
         weights=weights.float(),
     )
 
 
-def _pad(rows: Sequence[Sequence[float]], fill: float, *, dtype: torch.dtype) -> Tensor:
-    width = max([1, *(len(row) for row in rows)])
-    return torch.tensor([list(row) + [fill] * (width - len(row)) for row in rows], dtype=dtype)
+def _pad(rows: Sequence[Sequence[int]], fill: int) -> tuple[Tensor, Tensor]:
+    """Whole numbers in rows of one length, and what of them is real. Shapes: [B, T], [B, T]."""
+    lengths = torch.tensor([len(row) for row in rows])
+    real = torch.arange(max(1, int(lengths.max()))) < lengths[:, None]
+    padded = torch.full(real.shape, fill, dtype=torch.long)
+    padded[real] = torch.from_numpy(np.fromiter(itertools.chain.from_iterable(rows), np.int64))
+    return padded, real

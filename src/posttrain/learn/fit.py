@@ -8,15 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from posttrain.models.gpu_memory import free_bytes
 from posttrain.types import Batch
 
 LEAST, MOST = 1024, 8192
 # A CPU is fastest with hidden states that its caches hold: of 1k … 64k tokens with 8k for the tiny
 # model (128 wide), and no slower with 1k than with 4k for a SmolLM2-135M (576 wide).
 STATES_ON_CPU, MOST_ON_CPU = 2**20, 8192
-SHARE = (
-    0.8  # of the free memory: fragments, and batches unlike those that were tried, have the rest
-)
+SHARE = 0.8  # of the free memory: fragments, and batches unlike those tried, have the rest
 TRIED = (2048, 4096)
 LENGTH = 1024
 
@@ -107,13 +106,6 @@ def _peak(
     work(batch)
     torch.cuda.synchronize(device)
     return batch.tokens.numel(), torch.cuda.max_memory_allocated(device) - before
-
-
-def free_bytes(device: torch.device) -> int:
-    """Bytes of a GPU that nobody uses: what the driver has, and what PyTorch keeps in reserve."""
-    free, _ = torch.cuda.mem_get_info(device)
-    reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free + reserved
 
 
 def sampling_bytes(device: torch.device) -> int:

@@ -231,7 +231,7 @@ class LocalLearner:
         """The answers about all micro-batches, put together on the CPU. Shapes: [B, T]."""
         result = torch.zeros(batch.tokens.shape, dtype=torch.float32)
         for rows, part in self._cut(batch):
-            with self._precision():
+            with self._precision(), playing(*self._recordings):
                 found = ask(part.to(self.device))
             assert found is not None, "a policy gives log-probs"
             result = result.to(found.dtype)
@@ -293,5 +293,6 @@ class LocalLearner:
         if self._compute == torch.float32:
             yield
             return
-        with torch.autocast(self.device.type, dtype=self._compute):
+        # A pass casts each weight once. Recordings want no cache, and compiled layers one setting.
+        with torch.autocast(self.device.type, dtype=self._compute, cache_enabled=False):
             yield

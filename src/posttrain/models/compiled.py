@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from posttrain.models.attention import keep_out_of_compilation, replaceable
+from posttrain.models.head import logits_are_head_of_states
+from posttrain.models.states import can_be_packed
 
 
 def compile_layers(model: Any) -> None:
@@ -16,9 +19,18 @@ def compile_layers(model: Any) -> None:
     chain of norms, positions, casts and activations around the matrix products. All layers have the
     same code and shapes, so it is compiled once, for any number of tokens.
     """
-    layers = getattr(model.get_decoder(), "layers", None)
+    trunk = model.get_decoder()
+    layers = getattr(trunk, "layers", None)
     if isinstance(layers, nn.ModuleList):
         keep_out_of_compilation()
-        replaceable(model)  # asked now: what is compiled should see nothing but the real work
+        _ask_once(model, trunk)
         for layer in layers:
             layer.compile(dynamic=True)
+
+
+def _ask_once(model: Any, trunk: Any) -> None:
+    """Ask now what is asked once of every model: each answer would be compiled for itself."""
+    if model.get_output_embeddings() is not None:
+        logits_are_head_of_states(model, torch.arange(8, device=model.device)[None])
+    if replaceable(model):
+        can_be_packed(trunk)

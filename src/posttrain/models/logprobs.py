@@ -17,10 +17,11 @@ from torch.utils.checkpoint import checkpoint
 from posttrain.algorithms import ops
 from posttrain.models import head
 from posttrain.models.sampling import at_least_float32, filter_logits, scale_logits
-from posttrain.models.states import chosen_tokens, states_before
+from posttrain.models.states import states_before
 from posttrain.models.token_scores import Distribution, Entropy, chunk_elements_for, token_scores
 from posttrain.protocols import Outputs
 from posttrain.types import Batch
+from posttrain.types.prompts import chosen_places
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,7 +63,9 @@ def score_tokens(
     if value_head is not None:
         seen = states if by_parts else states_before(model.get_decoder(), batch)
         values = head.state_values(seen, batch, head=value_head)
-    tokens, elements = chosen_tokens(batch), chunk_elements or chunk_elements_for(states.device)
+    places, shape = chosen_places(batch), batch.tokens.shape
+    tokens = batch.tokens.flatten()[places]
+    elements = chunk_elements or chunk_elements_for(states.device)
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     scores: Sequence[Tensor]
     if by_parts and head.is_plain(output := model.get_output_embeddings()):
@@ -79,8 +82,8 @@ def score_tokens(
         score = functools.partial(_score_chunk, project=project, entropy=entropy, **options)
         size = model.config.get_text_config().vocab_size
         scores = _in_chunks(score, (states, tokens), rows=max(1, elements // size))
-    zeros = scores[0].new_zeros(batch.tokens.shape)
-    logprobs, uncertainty = (zeros.masked_scatter(batch.mask, values) for values in scores)
+    zeros = scores[0].new_zeros(batch.tokens.numel())
+    logprobs, uncertainty = (zeros.index_copy(0, places, found).view(shape) for found in scores)
     return Outputs(
         logprobs=logprobs, entropy=None if entropy == "none" else uncertainty, values=values
     )

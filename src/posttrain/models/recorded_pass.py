@@ -14,14 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from posttrain.models.attention import attending
 from posttrain.models.block_attention import Flash, offsets_of
-from posttrain.models.frames import Frame, Framed
+from posttrain.models.frames import Frame, Framed, Frames
 from posttrain.models.shared_prompt import Blocks, Make, SharedAttention
+from posttrain.types.devices import send
 
 _active = threading.local()
-MOST = 8  # recordings; what fits none of them is computed as usual
 
 
 class FramedAttention:
@@ -60,24 +61,31 @@ def framed_states(trunk: nn.Module, tokens: Tensor, *, framed: Framed, make: Mak
     return states[framed.before.to(tokens.device)]
 
 
-class _Pass(nn.Module):
-    """One row through a trunk, with attention of ours. Shapes: [N], [N] → [N, D]."""
+class _Pass:
+    """One row through a trunk, with attention of ours, and with ``weights`` in place of its own."""
 
-    def __init__(self, trunk: nn.Module, attention: FramedAttention) -> None:
-        super().__init__()
-        self.trunk = trunk
+    def __init__(
+        self,
+        trunk: nn.Module,
+        attention: FramedAttention,
+        *,
+        weights: dict[str, Tensor] | None = None,
+    ) -> None:
+        self._trunk = trunk
         self._attention = attention
+        self._weights = weights or {}
 
-    def forward(self, row: Tensor, positions: Tensor) -> Tensor:
-        """The last hidden state of each token."""
-        model: Any = self.trunk
+    def __call__(self, row: Tensor, positions: Tensor) -> Tensor:
+        """The last hidden state of each token. Shapes: [N], [N] → [N, D]."""
+        model: Any = self._trunk
+        inputs = {
+            "input_ids": row[None],
+            "position_ids": positions[None],
+            "attention_mask": torch.ones_like(row[None]),
+            "use_cache": False,
+        }
         with attending(model, self._attention):
-            states: Tensor = model(
-                input_ids=row[None],
-                position_ids=positions[None],
-                attention_mask=torch.ones_like(row[None]),
-                use_cache=False,
-            ).last_hidden_state
+            states: Tensor = functional_call(model, self._weights, (), inputs).last_hidden_state
         return states[0]
 
 
@@ -92,36 +100,40 @@ def playing(*recordings: Recordings) -> Iterator[None]:
         _active.recordings = before
 
 
-def recordings_of(trunk: nn.Module, frame: Frame) -> Recordings | None:
-    """What this trunk may be played from at the moment, in a pass of this size."""
+def recordings_of(trunk: nn.Module) -> Recordings | None:
+    """What this trunk may be played from at the moment."""
     found: Recordings | None = getattr(_active, "recordings", {}).get(id(trunk))
-    return found if found is not None and found.takes(frame) else None
+    return found
 
 
 class Recordings:
     """The recordings of a trunk, one for each frame that has come up.
 
-    The backward pass adds to ``.grad`` where that stands: each weight has one place for it.
+    The backward pass adds to ``.grad`` where that stands: each weight has one place for it. What is
+    differentiated are ``aliases`` of the weights, the same memory under another name: a weight that
+    some graph of another stream still holds could not be recorded.
     """
 
     def __init__(self, trunk: nn.Module) -> None:
         self.trunk = trunk
-        self.weights = [weight for weight in trunk.parameters() if weight.requires_grad]
+        learning = {name: w for name, w in trunk.named_parameters() if w.requires_grad}
+        self.weights = list(learning.values())
+        self.aliases: dict[str, Tensor] = {
+            name: nn.Parameter(weight.detach()) for name, weight in learning.items()
+        }
         self.slopes = [torch.zeros_like(weight) for weight in self.weights]
         self.pool = torch.cuda.graph_pool_handle()
+        self.frames = Frames()
         self._known: dict[Frame, _Recording] = {}
 
-    def takes(self, frame: Frame) -> bool:
-        """Whether there is a recording for this frame, or room for one more."""
-        return frame in self._known or len(self._known) < MOST
-
     def states(self, tokens: Tensor, framed: Framed) -> Tensor:
-        """The states of ``framed.before``, with gradient. Shapes: [B, T] → [M, D]."""
+        """The states of ``framed.before``; with gradient where enabled. Shapes: [B, T] → [M, D]."""
         if framed.frame not in self._known:
             self._known[framed.frame] = _Recording(self, framed, tokens=tokens)
-        self._bring_slopes()
+        if torch.is_grad_enabled():
+            self._bring_slopes()
         states = self._known[framed.frame].play(tokens, framed)
-        return states[framed.before.to(tokens.device, non_blocking=True)]
+        return states[send(framed.before, tokens.device)]
 
     def _bring_slopes(self) -> None:
         """Have every gradient where the recordings add to it."""
@@ -136,26 +148,31 @@ class Recordings:
 class _Recording:
     """A forward and a backward pass of one frame; all that they read stands at fixed addresses."""
 
+    @torch.enable_grad()
     def __init__(self, owner: Recordings, framed: Framed, *, tokens: Tensor) -> None:
         device = tokens.device
         self._offsets = [offsets_of(lengths).to(device) for lengths in _lengths(framed)]
         self._row = tokens.flatten()[framed.source.to(device)]
         self._positions = framed.positions.to(device)
-        one_pass = _Pass(owner.trunk, FramedAttention(self._blocks(framed.frame), grouped=True))
+        attention = FramedAttention(self._blocks(framed.frame), grouped=True)
+        one_pass = _Pass(owner.trunk, attention, weights=owner.aliases)
+        aliases = list(owner.aliases.values())
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream), _casts_inside():
             # An ordinary pass first: it compiles kernels and sizes workspaces.
             states = one_pass(self._row, self._positions)
-            torch.autograd.grad(states, owner.weights, torch.zeros_like(states))
+            torch.autograd.grad(states, aliases, torch.zeros_like(states))
+            del states
         torch.cuda.current_stream(device).wait_stream(stream)
+        torch.cuda.empty_cache()  # recordings cannot have the memory of that pass
         options: dict[str, Any] = {"pool": owner.pool, "capture_error_mode": "thread_local"}
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._forward, **options), _casts_inside():
             states = one_pass(self._row, self._positions)
         self._slope = torch.zeros_like(states)
         with torch.cuda.graph(self._backward, **options):
-            slopes = torch.autograd.grad(states, owner.weights, self._slope)
+            slopes = torch.autograd.grad(states, aliases, self._slope)
             torch._foreach_add_(owner.slopes, slopes)
         self._states = states.detach()
         self._anchor = torch.zeros((), device=device, requires_grad=True)
@@ -180,9 +197,9 @@ class _Recording:
         """Bring the inputs to their places, and play. Shapes: [B, T] → [N, D]."""
         device = tokens.device
         for offsets, lengths in zip(self._offsets, _lengths(framed), strict=True):
-            offsets.copy_(offsets_of(lengths), non_blocking=True)
-        torch.take(tokens, framed.source.to(device, non_blocking=True), out=self._row)
-        self._positions.copy_(framed.positions, non_blocking=True)
+            offsets.copy_(send(offsets_of(lengths), device))
+        torch.take(tokens, send(framed.source, device), out=self._row)
+        self._positions.copy_(send(framed.positions, device))
         states: Tensor = _Played.apply(self._anchor, self)
         return states
 

@@ -15,12 +15,13 @@ from transformers import PreTrainedModel
 from posttrain.algorithms import ops
 from posttrain.models.attention import attending, replaceable
 from posttrain.models.block_attention import Flash, Padded, Plain
-from posttrain.models.frames import fit, frame_of
+from posttrain.models.frames import fit
 from posttrain.models.head import logits_are_head_of_states, trunk_states
 from posttrain.models.packing import Packing, pack
 from posttrain.models.recorded_pass import recordings_of
 from posttrain.models.shared_prompt import SharedPrompt
 from posttrain.types import Batch
+from posttrain.types.devices import send
 from posttrain.types.prompts import spans
 
 if TYPE_CHECKING:
@@ -45,10 +46,10 @@ def states_before(trunk: nn.Module, batch: Batch) -> Tensor:
             first for first, end in zip(found.first, found.end, strict=True) if end
         )
         packing = None if strange else pack(batch.host, found)
-        if packing is not None and make is Flash and torch.is_grad_enabled():
-            frame = frame_of(packing)
-            recordings = recordings_of(trunk, frame)
-            if recordings is not None:
+        recordings = recordings_of(trunk) if make is Flash else None
+        if packing is not None and recordings is not None:
+            frame = recordings.frames.choose(packing)
+            if frame is not None:
                 return recordings.states(batch.tokens, fit(packing, frame))
         if packing is not None and (make is Flash or _saves(packing, batch)):
             return packed_states(trunk, batch.tokens, packing=packing, make=make)
@@ -66,7 +67,7 @@ def packed_states(
     attention = SharedPrompt(packing, make=make, grouped=make is Flash)
     model: Any = trunk
     source, positions, before = (
-        places.to(tokens.device, non_blocking=True)
+        send(places, tokens.device)
         for places in (packing.source, packing.positions, packing.before)
     )
     row = tokens.flatten()[source][None]
@@ -78,12 +79,6 @@ def packed_states(
             use_cache=False,
         ).last_hidden_state
     return states[0][before]
-
-
-def chosen_tokens(batch: Batch) -> Tensor:
-    """``batch.tokens[batch.mask]``, without a wait for the device. Shapes: [B, T] → [M]."""
-    places = batch.host.mask.flatten().nonzero()[:, 0]
-    return batch.tokens.flatten()[places.to(batch.tokens.device, non_blocking=True)]
 
 
 def shares_prompts(model: nn.Module, batch: Batch) -> bool:
@@ -100,8 +95,8 @@ def shares_prompts(model: nn.Module, batch: Batch) -> bool:
 
 def kernel_for(trunk: nn.Module, batch: Batch) -> Make | None:
     """The kernel with which this trunk computes the batch packed; None: it cannot."""
-    if not isinstance(trunk, PreTrainedModel) or trunk.is_gradient_checkpointing:
-        return None  # layers that are computed again would be so outside of our attention
+    if not isinstance(trunk, PreTrainedModel) or _computes_layers_again(trunk):
+        return None  # outside of our attention
     config: Any = trunk.config.get_text_config(decoder=True)
     limits = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
     if any(limit is not None and limit < batch.tokens.shape[1] for limit in limits):
@@ -111,6 +106,12 @@ def kernel_for(trunk: nn.Module, batch: Batch) -> Make | None:
     if make is Flash and not _suits_flash(trunk, config):
         return None
     return make if make is not None and can_be_packed(trunk) else None
+
+
+def _computes_layers_again(trunk: nn.Module) -> bool:
+    """As ``is_gradient_checkpointing``, which looks at every module, and takes milliseconds."""
+    layers = (layer for child in trunk.children() for layer in child.children())
+    return any(getattr(module, "gradient_checkpointing", False) for module in (trunk, *layers))
 
 
 def _suits_flash(trunk: PreTrainedModel, config: Any) -> bool:

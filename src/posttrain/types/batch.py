@@ -10,6 +10,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from posttrain.types.devices import send
+
 _PER_TOKEN = (
     "tokens",
     "mask",
@@ -214,9 +216,9 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Self:
         """The same batch on another device."""
-        moved = self._map(lambda tensor: tensor.to(device, non_blocking=True))
+        moved = self._map(lambda tensor: send(tensor, device))
         if self.baseline is not None:
-            moved = moved.replace(baseline=self.baseline.to(device))
+            moved = moved.replace(baseline=send(self.baseline, device))
         if self.tokens.device.type == "cpu" != moved.tokens.device.type:
             object.__setattr__(moved, "_host", self)
         return moved

@@ -1,12 +1,14 @@
-"""Which sequences of a batch have the same prompt, told by their tokens."""
+"""Where the policy's tokens stand in a batch, and which sequences have the same prompt."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from posttrain.types.batch import Batch
+from posttrain.types.devices import send
 
 
 class Spans(NamedTuple):
@@ -20,6 +22,15 @@ class Spans(NamedTuple):
     first: list[int]
     end: list[int]
     owner: list[int]
+
+
+def chosen_places(batch: Batch) -> Tensor:
+    """Where ``batch.mask.flatten()`` is True, without a wait for the device. Shapes: [B, T] → [M].
+
+    >>> chosen_places(Batch(tokens=torch.ones(1, 3).long(), mask=torch.tensor([[0, 1, 1]]).bool()))
+    tensor([1, 2])
+    """
+    return send(batch.host.mask.flatten().nonzero()[:, 0], batch.tokens.device)
 
 
 def spans(batch: Batch) -> Spans:

@@ -30,6 +30,7 @@ from posttrain.build.check.resources import check_resources, enough_memory
 from posttrain.build.check.rewards import check_grading, check_kinds
 from posttrain.build.check.signal import check_signal, sample
 from posttrain.build.check.trial import take_step
+from posttrain.build.parts import choose_threads
 from posttrain.build.stages import Context
 from posttrain.config import (
     Recipe,
@@ -187,7 +188,7 @@ def _report(book: Book, *, begun: float, recipe: Recipe | None = None) -> Report
 def _threads(recipe: Recipe) -> Iterator[None]:
     """The threads that the run would have: times depend on them."""
     before = torch.get_num_threads()
-    torch.set_num_threads(recipe.run.threads or before)
+    torch.set_num_threads(choose_threads(recipe))
     try:
         yield
     finally:

@@ -7,14 +7,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from posttrain.build.check.bench import Bench
 from posttrain.build.check.report import Findings, State
 from posttrain.build.check.signal import Sampled, engine_of
 from posttrain.build.check.trial import Trial, take_step
 from posttrain.build.learners import make_plan
 from posttrain.build.parts import filled, make_sampling
+from posttrain.models.gpu_memory import free_bytes
 from posttrain.models.scorer import ModelScorer
 from posttrain.models.token_scores import chunk_elements_for
 from posttrain.rewards.scorer import RewardScorer
@@ -106,8 +105,7 @@ def _reward_bytes(bench: Bench) -> int:
 def free_memory(device: str) -> int:
     """Bytes that are free on a device: a GPU's own, or the machine's within its control group."""
     if device != "cpu":
-        free, _ = torch.cuda.mem_get_info()
-        return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return free_bytes(device)
     if not _MACHINE.is_file():  # not Linux: all there is has to do
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     lines = _MACHINE.read_text(encoding="ascii").splitlines()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from posttrain.models.cache import bytes_per_sequence, context_length
+from posttrain.models.gpu_memory import free_bytes
 from posttrain.rollout.engines.draws import Decode, Draws, uniforms
 from posttrain.rollout.engines.requests import check_num_samples, check_prompts, in_parts
 from posttrain.types import Completion, Prompt, Sampling
@@ -100,9 +101,7 @@ def memory_budget(device: torch.device) -> int:
     """Bytes that decoding may take: half of what a GPU has left, 4 GiB elsewhere."""
     if device.type != "cuda":
         return CPU_BYTES
-    free, _ = torch.cuda.mem_get_info(device)
-    reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return (free + reusable) // 2
+    return free_bytes(device) // 2
 
 
 @contextmanager

@@ -1,0 +1,174 @@
+"""Whole GRPO steps of posttrain and of TRL on one workload: what :mod:`compare_trl` compares."""
+
+from __future__ import annotations
+
+import itertools
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench_models import prompts
+
+RATE = 1e-12  # all the work of learning, and completions that stay as long as they were
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One row of the table."""
+
+    model: str
+    lengths: str
+    group: int
+    prompts: int
+    new_tokens: int
+    steps: int
+    warmup: int
+    device: str
+    peer_micro_batch: int
+    peer_compile: bool = False
+    seed: int = 0
+
+    @property
+    def sequences(self) -> int:
+        """Completions in a step."""
+        return self.prompts * self.group
+
+
+class Clock:
+    """When each step's completions were scored, by a reward that both libraries call."""
+
+    def __init__(self, case: Case) -> None:
+        self.times: list[float] = []
+        self._case = case
+        self._seen = 0
+
+    def score(self, text: str) -> float:
+        """A reward that differs within nearly every group."""
+        if self._seen % self._case.sequences == 0:
+            if len(self.times) == self._case.warmup and self._case.device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            self.times.append(time.perf_counter())
+        self._seen += 1
+        return sum(map(ord, text)) % 17 / 17
+
+    @property
+    def seconds(self) -> float:
+        """The median time of a step."""
+        gaps = [after - before for before, after in itertools.pairwise(self.times)]
+        return statistics.median(gaps[self._case.warmup :])
+
+
+def run_ours(case: Case, folder: Path) -> dict[str, Any]:
+    """posttrain."""
+    import posttrain
+
+    clock = Clock(case)
+
+    def reward(completion: str) -> float:
+        return clock.score(completion)
+
+    result = posttrain.rl(
+        model=folder,
+        prompts=prompts(case.prompts * 4, ragged=case.lengths == "ragged", seed=case.seed),
+        reward=reward,
+        grading={"workers": 0},
+        model_options={"compile": case.device == "cuda"},
+        folder=folder / f"run{time.time_ns()}",
+        algorithm="grpo",
+        kl={"placement": "none"},
+        steps=case.steps + case.warmup + 1,
+        prompts_per_step=case.prompts,
+        group_size=case.group,
+        max_new_tokens=case.new_tokens,
+        learning_rate=RATE,
+        check=False,
+    )
+    rows = result.metrics().to_pylist()[case.warmup :]
+    names = ("time/rollout", "time/reward", "time/train", "rollout/length")
+    split = {name: statistics.median(row[name] for row in rows if name in row) for name in names}
+    return {"seconds": clock.seconds, **peak(case.device), "split": split}
+
+
+def run_trl(case: Case, folder: Path) -> dict[str, Any]:
+    """TRL at its best settings for this workload."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+
+    clock = Clock(case)
+    sampled: list[float] = []
+
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        return [clock.score(text) for text in completions]
+
+    class Timed(GRPOTrainer):
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            found = super()._generate(*args, **kwargs)
+            sampled.append(time.perf_counter() - began)
+            return found
+
+    texts = prompts(case.prompts * 4, ragged=case.lengths == "ragged", seed=case.seed)
+    micro = case.peer_micro_batch
+    settings = GRPOConfig(
+        output_dir=str(folder / "trl"),
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=case.sequences // micro,
+        num_generations=case.group,
+        max_completion_length=case.new_tokens,
+        max_steps=case.steps + case.warmup + 1,
+        learning_rate=RATE,
+        lr_scheduler_type="constant",
+        optim="adamw_torch_fused",
+        beta=0.0,
+        loss_type="grpo",
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        bf16=case.device == "cuda",
+        use_cpu=case.device == "cpu",
+        gradient_checkpointing=False,
+        torch_compile=case.peer_compile,
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+        dataloader_pin_memory=case.device == "cuda",
+        model_init_kwargs={"dtype": "float32"},
+    )
+    trainer = Timed(
+        model=str(folder),
+        processing_class=AutoTokenizer.from_pretrained(folder, padding_side="left"),
+        reward_funcs=reward,
+        args=settings,
+        train_dataset=Dataset.from_list([{"prompt": text} for text in texts]),
+    )
+    assert next(trainer.model.parameters()).dtype == torch.float32
+    trainer.train()
+    rollout = statistics.median(sampled[case.warmup :])
+    mean = [row["completions/mean_length"] for row in trainer.state.log_history if "loss" in row]
+    split = {"time/rollout": rollout, "rollout/length": statistics.median(mean)}
+    return {"seconds": clock.seconds, **peak(case.device), "split": split}
+
+
+def peak(device: str) -> dict[str, int]:
+    """The most memory in use during the measured steps on a GPU, recordings (CUDA graphs) included.
+
+    ``reserved`` is the most that PyTorch took from the GPU at any time, with all that was only in
+    reserve. On a CPU both are the most that the whole process ever had.
+    """
+    if device == "cpu":
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {"peak": most, "reserved": most}
+    from posttrain.models.gpu_memory import recorded_bytes
+
+    used = torch.cuda.max_memory_allocated() + recorded_bytes("cuda")
+    return {"peak": used, "reserved": torch.cuda.max_memory_reserved()}
+
+
+RUNNERS: dict[str, Callable[[Case, Path], dict[str, Any]]] = {"ours": run_ours, "peer": run_trl}
