@@ -9,14 +9,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-_FULL = (
-    "free some space, then run the same command again; "
-    "what was written before is whole, and nothing of this file is left"
-)
 _REMEDIES = {
-    errno.ENOSPC: ("the disk is full", _FULL),
-    errno.EDQUOT: ("the disk quota is used up", _FULL),
-    errno.EFBIG: ("the file is larger than allowed (ulimit -f)", "raise the limit, then run again"),
+    errno.ENOSPC: ("the disk is full", "free some space"),
+    errno.EDQUOT: ("the disk quota is used up", "free some space"),
+    errno.EFBIG: ("the file is larger than allowed (ulimit -f)", "raise the limit"),
     errno.EROFS: ("the file system is read-only", "mount it writable, or choose another folder"),
     errno.EACCES: ("permission is missing", "change the permissions, or choose another folder"),
     errno.EPERM: ("permission is missing", "change the permissions, or choose another folder"),
@@ -27,16 +23,20 @@ _NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
 class NotWrittenError(OSError):
-    """A file could not be written; the message says why, and what to do."""
+    """A file could not be written; the message says why, what to do, and how to go on ``then``."""
 
-    def __init__(self, number: int, path: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, number: int, path: str | os.PathLike[str], *, then: str = "run the same command again"
+    ) -> None:
         super().__init__(number, os.strerror(number), os.fspath(path))
-        self._path = path
-        self._number = number
+        self.then = then
 
     def __str__(self) -> str:
-        reason, remedy = _REMEDIES[self._number]
-        return f"{self._path}: cannot be written: {reason} ({self.strerror}); {remedy}"
+        reason, remedy = _REMEDIES[self.errno or 0]
+        return (
+            f"{self.filename}: cannot be written: {reason} ({self.strerror}); {remedy}, then "
+            f"{self.then}. What was written before is whole, and nothing of this file is left"
+        )
 
 
 @contextlib.contextmanager
@@ -47,7 +47,8 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     ...     raise OSError(errno.EROFS, "Read-only file system")
     Traceback (most recent call last):
     posttrain.disk.NotWrittenError: runs/demo/config.json: cannot be written: the file system is
-    read-only (Read-only file system); mount it writable, or choose another folder
+    read-only (Read-only file system); mount it writable, or choose another folder, then run the
+    same command again. What was written before is whole, and nothing of this file is left
     """
     try:
         yield

@@ -15,6 +15,7 @@ from posttrain.build import keeper
 from posttrain.build.interrupts import Stopped
 from posttrain.build.run import Supplied, run
 from posttrain.config import recipe_from_dict
+from posttrain.disk import NotWrittenError
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs import checkpoints
 from posttrain.runs.checkpoints import checkpoint_steps
@@ -140,7 +141,7 @@ def test_a_disk_that_fails_leaves_no_half_file(
 
     with monkeypatch.context() as patch:
         patch.setattr(keeper, "save_learner", failing)
-        with pytest.raises(OSError, match=r"No room\. What was written before is whole; .* resume"):
+        with pytest.raises(NotWrittenError, match=r"cannot be written: .*, then .*resume"):
             go(values)
     rl = RunFolder(tmp_path / "cut").stage("rl")
     assert [path.name for path in rl.checkpoints.iterdir()] == ["step-000002"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from posttrain.build.interrupts import Stopped
 from posttrain.config import Recipe, recipe_from_dict
+from posttrain.disk import NotWrittenError
 from posttrain.runs import RunFolder, StageFolder, config_digest, differences, read_json, write_json
 from posttrain.runs.checkpoints import Checkpoint, cut_back, newest
 from posttrain.runs.drift import is_within
@@ -19,8 +19,6 @@ from posttrain.runs.drift import is_within
 BESIDE_RECIPE = ("supplied", "contents", "code")
 """What config.json holds beside the recipe: objects handed over, files and functions, the code."""
 FREE = ("run.folder",)  # a run folder may be moved
-# Nothing to do with the recipe: the disk is full or broken, or may not be written.
-DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 
 
 def recorded_recipe(path: str | Path) -> Recipe:
@@ -117,14 +115,9 @@ def told(folder: RunFolder, console: Console) -> Iterator[None]:
         what = "stopped" if step is None else f"stopped after step {step}, which is saved"
         console.print(f"{what}; to go on: {further}", markup=False, soft_wrap=True)
         raise
-    except OSError as error:
-        if error.errno not in DISK:
-            raise
-        place = error.filename or folder.path
-        raise OSError(
-            f"{place}: {error.strerror}. What was written before is whole; make room, or give "
-            f"permission, and go on: {further}"
-        ) from error
+    except NotWrittenError as error:
+        error.then = further
+        raise
 
 
 def _adopt(folder: RunFolder, *, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
