@@ -2,6 +2,7 @@
 
 import errno
 import io
+import math
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,20 @@ from typing import Any
 import pytest
 from resumed_runs import GRPO, cut, given, go, same
 from rich.console import Console
-from small_runs import same_weights
+from small_runs import same_weights, timeless
 
 from posttrain.build import keeper
 from posttrain.build.interrupts import Stopped
 from posttrain.build.run import Supplied, run
 from posttrain.config import recipe_from_dict
 from posttrain.disk import NotWrittenError
+from posttrain.learn.learner import LocalLearner
+from posttrain.protocols import Objective, StepResult
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs import checkpoints
 from posttrain.runs.checkpoints import checkpoint_steps
 from posttrain.runs.folder import RunFolder
+from posttrain.types import Batch
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +66,27 @@ def test_a_torn_checkpoint_is_left_out(
     assert f"checkpoint left out: {newest}: " in text
     assert "rl: goes on from step 2" in text
     same(done.folder, uninterrupted)
+
+
+def test_skipped_steps_are_counted_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second step of RL is skipped, a checkpoint follows: what goes on from it remembers."""
+    step = LocalLearner.step
+
+    def ill(self: LocalLearner, batch: Batch, objective: Objective, **more: Any) -> StepResult:
+        if batch.advantages is not None and self.version == 1:
+            batch.advantages.fill_(math.nan)
+        return step(self, batch, objective, **more)
+
+    monkeypatch.setattr(LocalLearner, "step", ill)
+    values = given(tmp_path / "cut", GRPO)
+    cut(values, save=2)
+    done, text = go(values, resume=True)
+    assert "rl: goes on from step 2" in text
+    records = done.folder.stage("rl").records()
+    assert [r["train/skipped_total"] for r in records if r["step"]] == [0, 1, 1, 1, 1, 1]
+    whole = go(given(tmp_path / "whole", GRPO))[0].folder.stage("rl")
+    assert str(timeless(records)) == str(timeless(whole.records()))  # NaN is not NaN
+    assert same_weights(done.model, whole.model)
 
 
 def test_what_is_kept(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from posttrain.algorithms.kl import Coefficient
 from posttrain.build.interrupts import Interrupts
 from posttrain.learn.checkpoint import load_learner, save_learner
 from posttrain.learn.learner import LocalLearner
+from posttrain.pipelines.guard import Guard
 from posttrain.pipelines.rl import Report, State
 from posttrain.protocols import Sync
 from posttrain.rollout.source import RolloutSource
@@ -43,6 +44,7 @@ class Keeper:
         self._interrupts = interrupts or Interrupts()
         self._begins_at = begins_at
         self._keep_last, self._keep_best = keep_last, keep_best
+        self._guard = Guard()
 
     @property
     def step(self) -> int:
@@ -53,6 +55,14 @@ class Keeper:
     def begins_at(self) -> Checkpoint | None:
         """The checkpoint to go on from."""
         return self._begins_at
+
+    def keep(self, guard: Guard) -> Guard:
+        """Save what a guard has counted with every checkpoint; it goes on counting from there."""
+        self._guard = guard
+        if self._begins_at is not None:
+            counted = self._begins_at.state["guard"]
+            guard.total, guard.in_a_row = int(counted["total"]), int(counted["in_a_row"])
+        return guard
 
     def stepping(self) -> AbstractContextManager[None]:
         """Inside, a first Ctrl-C waits for the next call of :meth:`stepped`."""
@@ -75,7 +85,8 @@ class Keeper:
 
             def fill(folder: Path) -> dict[str, Any]:
                 kept = dict(more(folder)) if more is not None else {}
-                return {**kept, "learner": save_learner(learner, folder)}
+                counted = {"total": self._guard.total, "in_a_row": self._guard.in_a_row}
+                return {**kept, "learner": save_learner(learner, folder), "guard": counted}
 
             write_checkpoint(self._folder, step, fill=fill)
             prune(self._folder, keep_last=self._keep_last, keep_best=self._keep_best)

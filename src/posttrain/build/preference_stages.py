@@ -207,6 +207,7 @@ def run_reward(context: Context, job: RewardJob) -> dict[str, Any]:
         total_steps=job.num_steps(section),
     )
     context.keeper.restore(learner)
+    guard = make_guard(section, context.folder.path, decode=job.reward.tokenizer.decode)
     with context.keeper.stepping():
         preferences.train(
             job.train,
@@ -217,7 +218,7 @@ def run_reward(context: Context, job: RewardJob) -> dict[str, Any]:
             seed=recipe.run.seed,
             on_step=logged(context, learner, every=section.save_every),
             start=context.keeper.step,
-            guard=make_guard(section, context.folder.path, decode=job.reward.tokenizer.decode),
+            guard=context.keeper.keep(guard),
         )
     verdict = _judge(job, learner.micro_batch_tokens)
     save_reward(with_normalisation(job.reward, verdict.scores), context.folder.model)

@@ -63,6 +63,7 @@ def run_sft(context: Context, rows: Sequence[supervised.Row]) -> None:
         total_steps=sft_steps(recipe, len(rows)),
     )
     context.keeper.restore(learner)
+    guard = make_guard(section, context.folder.path, decode=context.parts.template.decode)
     with context.keeper.stepping():
         supervised.train(
             rows,
@@ -73,6 +74,6 @@ def run_sft(context: Context, rows: Sequence[supervised.Row]) -> None:
             seed=recipe.run.seed,
             on_step=logged(context, learner, every=section.save_every),
             start=context.keeper.step,
-            guard=make_guard(section, context.folder.path, decode=context.parts.template.decode),
+            guard=context.keeper.keep(guard),
         )
     learner.save(context.folder.model)

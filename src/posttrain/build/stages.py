@@ -81,7 +81,7 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
         seed=recipe.run.seed,
         max_resamples=section.max_resamples or 0,
     )
-    keeper, device = context.keeper, policy.model.device
+    keeper, device, decode = context.keeper, policy.model.device, parts.template.decode
     state, waiting = go_on(keeper, learner, source=source, prompts=prompts, sync=sync)
     remaining = source.steps(section.steps - keeper.step - len(waiting))
     batches = _checked(remaining, section.max_invalid)
@@ -102,7 +102,7 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
             on_step=watch.on_step,
             state=state,
             audit=make_audit(recipe, section, plan=plan, device=parts.device),
-            guard=make_guard(section, context.folder.path, decode=parts.template.decode),
+            guard=keeper.keep(make_guard(section, context.folder.path, decode=decode)),
         )
     learner.save(context.folder.model)
 
