@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from small_model import OPTIONS, small_model
 from torch import nn
 
@@ -23,7 +21,6 @@ from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.learn.trained import Trained
 from posttrain.models.critic import separate_critic, shared_critic
-from posttrain.models.folder import disk_errors
 from posttrain.models.frozen import Reference
 from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
@@ -165,14 +162,6 @@ def test_an_ordinary_folder_is_enough_for_the_weights(tmp_path: Path) -> None:
     restored(learner(), tmp_path / "state", into=learner())
     assert not (tmp_path / "state" / "weights.safetensors").exists()
     assert (tmp_path / "state" / "model" / "model.safetensors").exists()
-
-
-def test_a_disk_that_fails_is_an_os_error(tmp_path: Path) -> None:
-    """safetensors has an error of its own; whoever asks for the reason finds the usual one."""
-    with pytest.raises(FileNotFoundError, match="No such file"), disk_errors(tmp_path):
-        save_file({"a": torch.zeros(1)}, tmp_path / "nowhere" / "a.safetensors")
-    with pytest.raises(SafetensorError, match="header"), disk_errors(tmp_path):
-        raise SafetensorError("a broken header")
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
