@@ -5,13 +5,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 JOBS   ?= 2
+KILLS  ?= 200
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo rlhf walkthrough test lint format types unit gpu mutants constraints clean distclean
+.PHONY: help setup demo rlhf walkthrough test lint format types unit gpu faults mutants constraints clean distclean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":[^#]*## " } /^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -68,6 +69,14 @@ unit: setup ## pytest: tests and docstring examples (JOBS=2 processes)
 
 gpu: setup ## the tests that need a GPU
 	@$(BIN)/python -m pytest --quiet -m gpu
+
+# Torn files, SIGTERM and wrong clocks come on top of the kills; a difference ends it with an error.
+faults: setup ## kill runs KILLS=200 times and resume them; all must end as if nothing had happened
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
+	for case in grpo ppo ahead seldom; do \
+	  $(BIN)/python tests/faults/resume_harness.py --case $$case --kills $$(($(KILLS) / 4)) \
+	    --mishaps --folder "$$scratch/$$case" || exit 1; \
+	done
 
 mutants: setup ## mutate the algorithms; every mutant should make a test fail
 	@$(INSTALL) --editable '.[dev,mutants]'

@@ -74,7 +74,7 @@ def measure(case: str, max_lag: int, *, threads: int, steps: int, folder: Path) 
         console=Console(quiet=True),
     )
     stage = done.folder.stage("rl")
-    written = sorted(path.stat().st_mtime for path in stage.rollouts.iterdir())
+    written = sorted(path.stat().st_mtime for path in stage.rollouts.glob("step-*"))
     records = stage.records()[WARM_UP:]
     return {
         "case": case,

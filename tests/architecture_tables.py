@@ -6,7 +6,7 @@ MAX_POSITIONAL = 2  # beyond self
 
 # Lower never imports higher, and packages of the same layer never import each other.
 LAYERS = [
-    ["types", "registry"],
+    ["types", "registry", "disk"],
     ["protocols", "algorithms"],
     ["data", "rewards", "tasks", "models", "track"],
     ["rollout", "learn", "sync", "runs", "walkthrough"],
@@ -36,7 +36,14 @@ EXTRA_EDGES = {
 # The package root is the public API: lazily it may reach anything; importing it loads these alone.
 ROOT_MAY_LOAD = {"types", "registry", "protocols", "algorithms"}
 
-STANDARD_AND_TORCH_ONLY = {"", "types", "registry", "protocols", "algorithms"}  # "" is the root
+STANDARD_AND_TORCH_ONLY = {
+    "",
+    "types",
+    "registry",
+    "disk",
+    "protocols",
+    "algorithms",
+}  # "" is the root
 
 # Where each third party may be imported: a package, or one module. Torch and numpy are not listed.
 CONFINED = {

@@ -15,8 +15,9 @@ from posttrain.algorithms.advantages import batch_whitened, group_centred
 from posttrain.algorithms.kl import Coefficient
 from posttrain.algorithms.losses import squared
 from posttrain.algorithms.shaping import score_at_last_token
-from posttrain.learn.learner import LocalLearner, Reference
+from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
+from posttrain.models.frozen import Reference
 from posttrain.pipelines.audit import Audit
 from posttrain.pipelines.plan import Plan
 from posttrain.pipelines.rl import train

@@ -105,6 +105,27 @@ def test_run_with_overrides_then_again(posttrain: Command, recipe: Path) -> None
     refused(again, "out: holds the finished run of another recipe (rl.learning_rate")
 
 
+def test_resume(posttrain: Command, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the folder or with the recipe; another recipe is refused, unless that is allowed."""
+    options = ["--rl.save_every", "1", "--run.folder", "out"]
+
+    def dies(*given: object, **options: object) -> None:
+        raise RuntimeError("the power is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("posttrain.build.run.run_rl", dies)
+        refused(posttrain("run", recipe, *options), "the power is gone")
+    changed = posttrain("run", recipe, *options, "--rl.steps", "2", "--resume")
+    refused(changed, "rl.steps: 3 → 2", "--allow-changes rl.steps")
+    refused(posttrain("run", recipe, "--allow-changes", "rl"), "without --resume")
+    refused(posttrain("resume", "nowhere"), "nowhere: is not a run folder")
+    done = posttrain("resume", "out")
+    assert done.code == 0, done.err
+    assert "sft: finished already" in done.out
+    assert "rl: goes on from its beginning" in done.out
+    assert "finished already; nothing to do" in posttrain("resume", "out").out
+
+
 def test_one_stage_alone(posttrain: Command, recipe: Path) -> None:
     """``rl`` takes a recipe and leaves the other stages; ``sft`` does without a recipe."""
     assert posttrain("rl", recipe, "--rl.steps", "1", "--run.folder", "a").code == 0

@@ -100,12 +100,16 @@ Objective = Callable[[Outputs, Batch], Terms]
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What one optimiser step did; ``metrics`` are the objective's diagnostics over its tokens."""
+    """What one optimiser step did; ``metrics`` are the objective's diagnostics over its tokens.
+
+    ``skipped`` says that loss or gradient was not finite, and that nothing was changed.
+    """
 
     loss: float
     gradient_norm: float
     learning_rate: float
     metrics: Mapping[str, float]
+    skipped: bool = False
 
 
 class Learner(Protocol):

@@ -21,6 +21,7 @@ from posttrain.build.check import Line, Report, before_rl, bench, check_recipe, 
 from posttrain.build.check.report import AREAS, Findings
 from posttrain.build.check.resources import Law
 from posttrain.build.check.trial import saved_bytes
+from posttrain.build.keeper import Keeper
 from posttrain.build.parts import make_engine, make_parts, make_policy
 from posttrain.build.run import Supplied
 from posttrain.build.stages import Context
@@ -196,6 +197,7 @@ def test_before_rl_changes_nothing(folder: Path, tmp_path: Path) -> None:
         parts=parts,
         folder=StageFolder(tmp_path),
         tracker=Several([]),
+        keeper=Keeper(StageFolder(tmp_path)),
     )
     state = torch.get_rng_state()
     try:

@@ -170,6 +170,14 @@ RECIPE_REFUSED: dict[str, Cases] = {
             "rewards: every weight is 0, so nothing can be learned; give one another weight",
         )
     ],
+    "best_without_measure": [
+        (
+            {"run": {"keep_best": 1}, "rl": {"save_every": 3, "evaluate_every": 2}},
+            "run.keep_best: the accuracy of a checkpoint is that of its own step, and rl saves "
+            "every 3 and evaluates every 2 (0 is off); set rl.save_every to a multiple of "
+            "rl.evaluate_every, or run.keep_best to 0",
+        )
+    ],
 }
 
 MODEL_MISSING = (

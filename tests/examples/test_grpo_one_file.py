@@ -14,8 +14,9 @@ from posttrain.algorithms.advantages import group_normalised
 from posttrain.algorithms.kl import Coefficient
 from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.weights import sequence_mean, total
-from posttrain.learn.learner import LocalLearner, Reference
+from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
+from posttrain.models.frozen import Reference
 from posttrain.pipelines.plan import Plan
 from posttrain.pipelines.rl import Report, State, make_objective, train
 from posttrain.protocols import Outputs

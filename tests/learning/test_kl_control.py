@@ -14,10 +14,11 @@ from posttrain.algorithms.advantages import plain_return
 from posttrain.algorithms.kl import Coefficient
 from posttrain.build.learners import make_plan
 from posttrain.config import recipe_from_dict, resolve
-from posttrain.learn.learner import LocalLearner, Reference
+from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.learn.trained import Trained
 from posttrain.models.critic import Critic
+from posttrain.models.frozen import Reference
 from posttrain.pipelines.plan import Plan
 from posttrain.pipelines.rl import Report, train
 from posttrain.rollout.engines.native import NativeEngine

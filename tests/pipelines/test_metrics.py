@@ -1,6 +1,7 @@
 """The numbers of a step, by hand."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -86,8 +87,32 @@ def test_step_metrics_average_but_maxima_stay() -> None:
         "train/gradient_norm": 3.0,
         "train/learning_rate": 0.2,
         "train/optimiser_steps": 2.0,
+        "train/skipped": 0.0,
         "objective/entropy": 1.5,
         "policy/ratio_max": 5.0,
         "mismatch/mean": 0.5,
         "own": 1.0,
     }
+
+
+def test_a_skipped_step_is_counted_and_is_in_no_other_number() -> None:
+    """Unless there is no other: then the numbers say what was wrong, and no KL steers anything."""
+    nan = float("nan")
+    ill = {"loss": nan, "gradient_norm": nan, "learning_rate": 0.5, "skipped": True}
+    skipped = StepResult(**ill, metrics={"approx_kl": nan, "entropy": nan, "ratio_max": nan})
+    good = StepResult(
+        loss=2.0,
+        gradient_norm=3.0,
+        learning_rate=0.5,
+        metrics={"approx_kl": 0.25, "ratio_max": 1.5},
+    )
+    found = step_metrics([good, skipped])
+    assert found.pop("train/skipped") == 1.0
+    alone = step_metrics([good])
+    assert alone.pop("train/skipped") == 0.0
+    assert found == alone
+    assert found["policy/step_kl"] == 0.25
+    none = step_metrics([skipped, skipped])
+    assert (none["train/optimiser_steps"], none["train/skipped"]) == (0.0, 2.0)
+    assert math.isnan(none["loss/total"])
+    assert "policy/step_kl" not in none

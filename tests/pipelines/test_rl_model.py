@@ -8,8 +8,9 @@ import torch
 from loop_parts import plan, rollout
 from small_model import parameters, small_model
 
-from posttrain.learn.learner import LocalLearner, Reference
+from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
+from posttrain.models.frozen import Reference
 from posttrain.models.logprobs import score_tokens
 from posttrain.pipelines.plan import Plan
 from posttrain.pipelines.rl import Report, train

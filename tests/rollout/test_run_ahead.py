@@ -3,6 +3,8 @@
 The engine here is told by its version alone which weights it has, as a scripted engine is.
 """
 
+import itertools
+import json
 import random
 import threading
 import time
@@ -14,7 +16,9 @@ import pytest
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.rollout.run_ahead import RunAhead
 from posttrain.rollout.source import PromptCycle, RolloutSource
+from posttrain.rollout.waiting import from_plain, to_plain
 from posttrain.sync.shared import SharedWeights
+from posttrain.track.encoding import encode_json
 from posttrain.types import Collected, Completion, Prompt, Rollout, Sampling, Score
 
 
@@ -133,6 +137,47 @@ def test_where_it_goes_on_travels_with_a_batch() -> None:
     again.prompts.position, again.num_calls = first.position, first.num_calls
     whole = list(source(SlowEngine(), Equal()).steps(2))
     assert ids(next(again.steps(1))) == ids(whole[1])
+
+
+@pytest.mark.parametrize("max_lag", [1, 2])
+@pytest.mark.parametrize("rested", [False, True])
+@pytest.mark.parametrize("done", [1, 4, 8])
+def test_a_queue_goes_on_from_what_was_waiting(max_lag: int, rested: bool, done: int) -> None:
+    """Through JSON: the batches that follow are those of a queue that was never left."""
+    prompts = [Prompt(id=str(n), text=f"{n}:", tokens=(n,)) for n in range(7)]
+
+    def learned(made: RolloutSource, ahead: RunAhead, *, first: int, last: int) -> list[object]:
+        found = []
+        for version, batch in enumerate(itertools.islice(ahead, last - first), start=first + 1):
+            found.append((ids(batch), [r.completion for r in batch.rollouts], batch.position))
+            ahead.sync(version)
+        return found
+
+    def begun(engine: ScriptedEngine) -> RolloutSource:
+        made = source(engine, Equal())
+        made.prompts._prompts = prompts
+        return made
+
+    engine = SlowEngine()
+    made = begun(engine)
+    with RunAhead(made.steps(9), SharedWeights(engine), max_lag=max_lag) as ahead:
+        learned(made, ahead, first=0, last=done)
+        if rested:
+            with ahead.idle():
+                pass
+        kept = json.loads(encode_json(to_plain(ahead.waiting(), prompts)))
+        expected = learned(made, ahead, first=done, last=9)
+    again = SlowEngine()
+    sync = SharedWeights(again)
+    sync(done)
+    waiting = from_plain(kept, prompts)
+    made = begun(again)
+    if waiting:
+        made.prompts.position, made.num_calls = waiting[-1].position, waiting[-1].num_calls
+    rest = made.steps(9 - done - len(waiting))
+    with RunAhead(rest, sync, max_lag=max_lag, waiting=waiting) as ahead:
+        assert learned(made, ahead, first=done, last=9) == expected
+        assert next(ahead, None) is None
 
 
 def test_nothing_starts_before_it_is_asked_for() -> None:

@@ -54,7 +54,7 @@ def test_panels_without_metrics_leave_no_hole(tmp_path: Path) -> None:
 def test_a_place_shows_the_first_metric_that_says_something(
     logged: dict[str, float], title: str
 ) -> None:
-    _, panel = plot._panels([{"step": 1, "reward/mean": 0.0, **logged}])
+    _, panel = plot.panels_of([{"step": 1, "reward/mean": 0.0, **logged}])
     assert panel.title.startswith(title)
 
 
@@ -81,8 +81,8 @@ def test_a_title_is_text_and_not_mathematics(tmp_path: Path) -> None:
 
 def test_smoothing_keeps_the_mean_of_a_line_and_short_curves() -> None:
     line = [0.5 * step for step in range(200)]
-    smooth = plot._smooth(line)
+    smooth = plot.smoothed(line)
     assert smooth[100] == pytest.approx(line[100], rel=1e-12)
     noisy = [(-1.0) ** step for step in range(200)]
-    assert max(map(abs, plot._smooth(noisy))) < 0.4
-    assert plot._smooth(line[:39]) == line[:39]
+    assert max(map(abs, plot.smoothed(noisy))) < 0.4
+    assert plot.smoothed(line[:39]) == line[:39]

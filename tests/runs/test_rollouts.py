@@ -9,6 +9,7 @@ import torch
 
 from posttrain.runs import (
     SCHEMA,
+    RolloutWriter,
     read_rollouts,
     rollout_file,
     rollout_steps,
@@ -168,3 +169,35 @@ def test_a_sequence_advantage_is_the_mean_over_the_tokens_it_chose() -> None:
         advantages=torch.tensor([[9.0, 1.0, 2.0], [9.0, -1.0, 9.0], [1.0, 1.0, math.nan]]),
     )
     assert sequence_advantages(batch) == [1.5, -1.0, None]
+
+
+def test_a_writer_leaves_what_write_rollouts_leaves(tmp_path: Path) -> None:
+    score = Score(value=1.5, parts={"answer": 1.0})
+    with RolloutWriter(tmp_path / "beside") as writer:
+        for step in (1, 2):
+            rollouts = [make(0, score=score), make(step)]
+            writer.write(rollouts, step=step, advantages=[0.5, None])
+            write_rollouts(
+                rollout_file(tmp_path, step), rollouts, step=step, advantages=[0.5, None]
+            )
+        writer.wait()
+        assert rollout_steps(tmp_path / "beside") == [1, 2]
+    assert read_rollouts(tmp_path / "beside") == read_rollouts(tmp_path)
+
+
+def test_what_a_writer_could_not_write_is_said_at_the_next_step(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with RolloutWriter(tmp_path / "file") as writer:
+        writer.write([make()], step=1)
+        with pytest.raises(OSError, match="file"):
+            writer.write([make()], step=2)
+    writer = RolloutWriter(tmp_path / "file")
+    with pytest.raises(OSError, match="file"), writer:
+        writer.write([make()], step=1)
+
+
+def test_a_writer_does_not_hide_the_error_that_ends_a_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(KeyError), RolloutWriter(tmp_path / "file") as writer:  # noqa: PT012
+        writer.write([make()], step=1)
+        raise KeyError("the run's own")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from posttrain.config.describe import find_field
-from posttrain.track import ConsoleTracker, JsonlTracker, Stage
+from posttrain.track import ConsoleTracker, JsonlTracker, Several, Stage
 from posttrain.track.diagnosis import RULES, Diagnosing, Diagnosis, Finding, Setup, read_findings
 from posttrain.track.diagnosis.page import diagnosis_page
 
@@ -144,6 +144,31 @@ def test_findings_go_to_a_file_of_their_own(tmp_path: Path) -> None:
         file.write(b'{"step": 3')
     assert read_findings(path) == lines[1:]
     assert read_findings(tmp_path / "none.jsonl") == []
+
+
+@pytest.mark.parametrize("cut", [0, 4, 5, 12, 25])
+def test_findings_go_on_where_a_run_does(tmp_path: Path, cut: int) -> None:
+    """The file of a run that was cut back and goes on is that of one that was not, to the byte."""
+    records = [
+        {"step": step, "rollout/truncated": float(step <= 10 or step > 40)} for step in range(1, 51)
+    ]
+
+    def log(diagnosing: Diagnosing, rows: list[dict[str, float]]) -> None:
+        for row in rows:
+            diagnosing.log(int(row["step"]), {"rollout/truncated": row["rollout/truncated"]})
+
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+    log(Diagnosing(Several([]), tmp_path / "whole"), records)
+    log(Diagnosing(Several([]), tmp_path / "cut"), records[:30])  # more than its checkpoint saw
+    told: list[str] = []
+    again = Diagnosing(Several([]), tmp_path / "cut", tell=[told.append])
+    again.replay(records[:cut])
+    assert told == []
+    log(again, records[cut:])
+    files = [tmp_path / name / "diagnosis.jsonl" for name in ("whole", "cut")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert len(files[0].read_bytes().splitlines()) == 3
 
 
 @pytest.mark.parametrize("terminal", [True, False])

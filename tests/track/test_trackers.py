@@ -1,7 +1,9 @@
 """What every tracker must do, and what sets the optional ones apart."""
 
+import dataclasses
 import importlib.util
 import sys
+import time
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +18,7 @@ from posttrain.track import TRACKERS, Several, Stage
 class FakeRun:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options, self.logged, self.finished = options, [], False
+        self.id = "a1b2"
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         self.logged.append((step, metrics))
@@ -106,6 +109,31 @@ def test_wandb_is_given_the_stage_and_the_numbers(
     assert Path(run.options["dir"]).is_dir()
     assert run.logged == [(3, {"reward/mean": 0.5})]
     assert run.finished
+
+
+def test_a_stage_that_goes_on_continues_its_curves(
+    tmp_path: Path, wandb_runs: list[FakeRun]
+) -> None:
+    """TensorBoard hides what comes again; wandb takes up the run it had."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    first = [TRACKERS[name](stage(tmp_path)) for name in ("tensorboard", "wandb")]
+    again = dataclasses.replace(stage(tmp_path), steps_before=1)
+    for step in (1, 2):
+        first[0].log(step, {"reward/mean": 0.25})
+    for tracker in first:
+        tracker.close()
+    time.sleep(1.1)  # event files are told apart by the second
+    second = [TRACKERS[name](again) for name in ("tensorboard", "wandb")]
+    second[0].log(2, {"reward/mean": 0.5})
+    for tracker in second:
+        tracker.close()
+    events = accumulator.EventAccumulator(str(tmp_path / "run" / "rl" / "tensorboard"))
+    events.Reload()
+    found = [(event.step, event.value) for event in events.Scalars("reward/mean")]
+    assert found == [(1, 0.25), (2, 0.5)]
+    one, other = wandb_runs
+    assert (one.options["id"], one.options["resume"]) == (None, None)
+    assert (other.options["id"], other.options["resume"]) == (one.id, "allow")
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])

@@ -1,6 +1,7 @@
 """The same from Python: ``posttrain.rl``, ``posttrain.sft``, ``posttrain.evaluate``.
 
-Options are those of the recipe's section of the same name, checked by the same rules.
+Options are those of the recipe's section of the same name, checked by the same rules. A run that
+was cut short goes on exactly where it was when it is called again with ``resume=True``.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ def rl(
     test_prompts: str | Path | Rows = (),
     folder: str | Path = "runs/rl",
     seed: int = 0,
+    resume: bool = False,
     evaluate: bool = True,
     model_options: Mapping[str, Any] | None = None,
     grading: Mapping[str, Any] | None = None,
@@ -77,7 +79,7 @@ def rl(
         "grading": dict(grading or {}),
         "rl": options,
     }
-    return run(*_recipe(given, chosen, reward=reward))
+    return run(*_recipe(given, chosen, reward=reward), resume=resume)
 
 
 def sft(
@@ -87,6 +89,7 @@ def sft(
     task: str | Mapping[str, Any] | Task | None = None,
     folder: str | Path = "runs/sft",
     seed: int = 0,
+    resume: bool = False,
     model_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
@@ -100,7 +103,7 @@ def sft(
         "model": {"name": str(model), **(model_options or {})},
         "sft": {"data": str(data), **options},
     }
-    return run(*_recipe(given, chosen))
+    return run(*_recipe(given, chosen), resume=resume)
 
 
 def prefer(
@@ -112,6 +115,7 @@ def prefer(
     reward: Rewards | None = None,
     folder: str | Path = "runs/prefer",
     seed: int = 0,
+    resume: bool = False,
     model_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
@@ -131,7 +135,7 @@ def prefer(
         "model": {"name": str(model), **(model_options or {})},
         "prefer": {"rewards": dict(table), **options},
     }
-    return run(*_recipe(given, chosen))
+    return run(*_recipe(given, chosen), resume=resume)
 
 
 def reward(
@@ -140,6 +144,7 @@ def reward(
     data: str | Path,
     folder: str | Path = "runs/reward",
     seed: int = 0,
+    resume: bool = False,
     model_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
@@ -152,7 +157,7 @@ def reward(
         "model": {"name": str(model), **(model_options or {})},
         "reward": {"data": str(data), **options},
     }
-    return run(recipe_from_dict(given))
+    return run(recipe_from_dict(given), resume=resume)
 
 
 def evaluate(

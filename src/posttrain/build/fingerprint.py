@@ -8,9 +8,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from posttrain import __version__
 from posttrain.config import Recipe
 from posttrain.registry import look_up
 from posttrain.runs import config_digest
@@ -57,6 +59,15 @@ def fingerprints(recipe: Recipe) -> dict[str, Any]:
         if found is not None:
             known[key] = found
     return {"contents": known} if known else {}
+
+
+def code_version() -> dict[str, str]:
+    """What the numbers of a run come from beside its recipe: this code, and what computes."""
+    package = Path(__file__).parents[1]
+    texts = [(str(path.relative_to(package)), path) for path in package.rglob("*.py")]
+    source = config_digest(*(f"{name} {_digest(path)}" for name, path in sorted(texts)))
+    versions = {name: metadata.version(name) for name in ("torch", "transformers")}
+    return {"posttrain": __version__, "source": source[:16], **versions}
 
 
 def _contents(value: Any) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
@@ -22,11 +22,15 @@ from posttrain.types import Collected
 
 @dataclass(frozen=True, kw_only=True)
 class Flow:
-    """What the loop is fed with; in ``idle()`` engine and scorer are the caller's alone."""
+    """What the loop is fed with; in ``idle()`` engine and scorer are the caller's alone.
+
+    ``waiting()`` are the batches that are sampled and not yet learned.
+    """
 
     batches: Iterable[Collected]
     sync: Sync
     idle: Callable[[], AbstractContextManager[None]]
+    waiting: Callable[[], list[Collected]] = list
 
 
 def make_sampler(
@@ -69,11 +73,19 @@ def _share(engine: object, policy: Policy) -> bool:
 
 @contextlib.contextmanager
 def flowing(
-    batches: Iterator[Collected], sync: Sync, *, max_lag: int, device: torch.device
+    batches: Iterator[Collected],
+    sync: Sync,
+    *,
+    max_lag: int,
+    device: torch.device,
+    waiting: Sequence[Collected] = (),
 ) -> Iterator[Flow]:
-    """The batches, ``max_lag`` updates ahead of learning; with 0, each when it is asked for."""
+    """The batches, ``max_lag`` updates ahead of learning; with 0, each when it is asked for.
+
+    ``waiting`` come first: a run that goes on had them sampled already.
+    """
     if max_lag == 0:
         yield Flow(batches=batches, sync=sync, idle=contextlib.nullcontext)
         return
-    with RunAhead(batches, sync, max_lag=max_lag, device=device) as ahead:
-        yield Flow(batches=ahead, sync=ahead.sync, idle=ahead.idle)
+    with RunAhead(batches, sync, max_lag=max_lag, device=device, waiting=waiting) as ahead:
+        yield Flow(batches=ahead, sync=ahead.sync, idle=ahead.idle, waiting=ahead.waiting)

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from posttrain.build.guards import make_guard
 from posttrain.build.learners import make_reward_learner
 from posttrain.build.parts import filled, make_engine, make_policy, make_template
 from posttrain.build.scoring import close, in_workers, make_scorer
-from posttrain.build.stages import Context, check_invalid, rendered_prompts
+from posttrain.build.stages import Context, check_invalid, logged, rendered_prompts
 from posttrain.config import Recipe, RewardSection
 from posttrain.config.defaults import TEST_SHARE
 from posttrain.config.preference_rules import OWN_STAGE
@@ -41,7 +42,7 @@ from posttrain.pipelines.evaluate import answer
 from posttrain.pipelines.preferences import RankedTokens, Verdict
 from posttrain.protocols import Scorer, Split
 from posttrain.runs.calibration_plot import plot_calibration
-from posttrain.runs.files import write_json
+from posttrain.runs.files import replacing, write_json
 from posttrain.types import Prompt, Rollout, Sampling
 
 PAIRS, TEST_PAIRS = "pairs.jsonl", "test_pairs.jsonl"
@@ -73,7 +74,8 @@ def run_prefer(context: Context) -> dict[str, Any]:
                 "policy answers the same every time, or the rewards cannot tell answers apart; "
                 "raise prefer.temperature or prefer.samples, or look at the rewards"
             )
-        write_preferences(context.folder.path / name, found.sets)
+        with replacing(context.folder.path / name) as beside:
+            write_preferences(beside, found.sets)
         record[split] = {**vars(found), "sets": len(found.sets)}
     return {**record, "error_rate": section.error_rate}
 
@@ -204,15 +206,20 @@ def run_reward(context: Context, job: RewardJob) -> dict[str, Any]:
         device=context.parts.device,
         total_steps=job.num_steps(section),
     )
-    preferences.train(
-        job.train,
-        learner,
-        epochs=section.epochs,
-        batch_size=section.batch_size,
-        pad_token=job.reward.pad_token,
-        seed=recipe.run.seed,
-        on_step=context.tracker.log,
-    )
+    context.keeper.restore(learner)
+    guard = make_guard(section, context.folder.path, decode=job.reward.tokenizer.decode)
+    with context.keeper.stepping():
+        preferences.train(
+            job.train,
+            learner,
+            epochs=section.epochs,
+            batch_size=section.batch_size,
+            pad_token=job.reward.pad_token,
+            seed=recipe.run.seed,
+            on_step=logged(context, learner, every=section.save_every),
+            start=context.keeper.step,
+            guard=context.keeper.keep(guard),
+        )
     verdict = _judge(job, learner.micro_batch_tokens)
     save_reward(with_normalisation(job.reward, verdict.scores), context.folder.model)
     found = _numbers(verdict)

@@ -13,6 +13,7 @@ from posttrain.config import Recipe
 from posttrain.pipelines.evaluate import Evaluation, is_correct
 from posttrain.runs import (
     Interval,
+    Rollouts,
     RunFolder,
     Sample,
     plot_curves,
@@ -56,6 +57,10 @@ class Run:
     def samples(self, step: int | None = None, *, limit: int = 10) -> list[dict[str, Any]]:
         """Rollouts of the RL stage, of one step or of all."""
         return list(read_rollouts(self.folder.stage("rl").rollouts, step=step, limit=limit))
+
+    def rollouts(self) -> Rollouts:
+        """All rollouts of the RL stage, by filter, order and page."""
+        return Rollouts(self.folder.stage("rl").path)
 
     def plot(self, path: str | Path | None = None, *, stage: str = "rl") -> Path:
         """Draw the curves of a stage; without a path, into the run folder."""
@@ -120,6 +125,7 @@ def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Co
     findings = folder.stage("rl").findings()
     if "rl" in folder.stages:
         summary |= {"diagnosis": findings}
+        Rollouts(folder.stage("rl").path)  # leaves its index, for whoever looks at the run first
     folder.write_summary(summary)
     console.print(
         render_summary(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +12,10 @@ from rich.console import Console
 
 from posttrain.build.check import before_rl
 from posttrain.build.diagnosis import diagnosed
-from posttrain.build.fingerprint import fingerprints, function_text
+from posttrain.build.fingerprint import code_version, fingerprints
+from posttrain.build.guards import guarded
+from posttrain.build.interrupts import Interrupts
+from posttrain.build.keeper import Keeper
 from posttrain.build.parts import (
     Parts,
     choose_device,
@@ -30,14 +32,18 @@ from posttrain.build.preference_stages import (
     run_reward,
 )
 from posttrain.build.results import Run, finish_run, write_evaluation
-from posttrain.build.stages import Context, run_eval, run_rl, run_sft, sft_rows, sft_steps
-from posttrain.config import Recipe, cautions, resolve, to_dict
+from posttrain.build.resume import check_same, stage_digests, take_up, told
+from posttrain.build.sft_stage import run_sft, sft_rows, sft_steps
+from posttrain.build.stages import Context, run_eval, run_rl
+from posttrain.build.supplied import Supplied
+from posttrain.config import EvalSection, Recipe, cautions, resolve, to_dict
 from posttrain.models.load import Policy
-from posttrain.protocols import Engine, Task, Tracker
-from posttrain.rewards.scorer import RewardScorer
-from posttrain.runs import RunFolder, config_digest
+from posttrain.protocols import Tracker
+from posttrain.runs import RunFolder, read_json, write_json
 from posttrain.track import TRACKERS, Several
 from posttrain.track import Stage as TrackedStage
+
+__all__ = ["Supplied", "run"]
 
 TITLES = {
     "sft": "Supervised fine-tuning",
@@ -48,98 +54,107 @@ TITLES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Supplied:
-    """Parts handed over as Python objects instead of by name."""
-
-    task: Task | None = None
-    rewards: RewardScorer | None = None
-    engine: Engine | None = None
-
-    def names(self) -> set[Any]:
-        """Which they are."""
-        given = {"task": self.task, "rewards": self.rewards, "engine": self.engine}
-        return {name for name, part in given.items() if part is not None}
-
-    def config(self) -> dict[str, Any]:
-        """What the run folder remembers of them, so that another reward is another run."""
-        known: dict[str, str] = {}
-        if self.task is not None:
-            prompts = [*self.task.prompts("train"), *self.task.prompts("test")]
-            known["task"] = config_digest(repr(prompts))
-        if self.rewards is not None:
-            sources = [
-                (reward.name, reward.weight, function_text(reward.function))
-                for reward in self.rewards.rewards
-            ]
-            known["rewards"] = config_digest(repr(sources))
-        if self.engine is not None:
-            known["engine"] = type(self.engine).__name__
-        return {"supplied": known} if known else {}
-
-
 def run(
     recipe: Recipe,
     supplied: Supplied | None = None,
     *,
     text: str | None = None,
     console: Console | None = None,
+    resume: bool = False,
+    allow_changes: Sequence[str] = (),
 ) -> Run:
     """Run every stage of a recipe that is not finished yet, and return what came out.
 
     ``text`` is the recipe as the user wrote it, kept in the folder. A quiet ``console`` silences
-    the live display too.
+    the live display too. With ``resume`` a stage that was cut short goes on from its last
+    checkpoint, exactly as if it had not been; another recipe, data or code are then refused, but
+    for the keys in ``allow_changes``. Without, it starts anew.
     """
-    started = time.monotonic()
     supplied, console = supplied or Supplied(), console or Console()
     recipe = resolve(recipe, supplied=supplied.names())
+    with guarded(recipe):
+        return _run(
+            recipe,
+            supplied,
+            text=text,
+            console=console,
+            resume=resume,
+            allow_changes=allow_changes,
+        )
+
+
+def _run(
+    recipe: Recipe,
+    supplied: Supplied,
+    *,
+    text: str | None,
+    console: Console,
+    resume: bool,
+    allow_changes: Sequence[str],
+) -> Run:
+    started = time.monotonic()
     for caution in cautions(recipe):
         console.print(f"[yellow]caution:[/yellow] {caution}")
     config = {**to_dict(recipe), **supplied.config(), **fingerprints(recipe)}
+    config["code"] = code_version()
+    if resume:
+        check_same(recipe.run.folder, config, allow=allow_changes)
     folder = RunFolder.create(recipe.run.folder, config=config, recipe=text)
     if folder.finished:
         console.print(f"{folder.path}: finished already; nothing to do")
         return Run(folder)
     torch.set_num_threads(choose_threads(recipe))
-    if recipe.run.deterministic:
-        torch.use_deterministic_algorithms(True)
     for stage in folder.stages:
         if stage not in recipe.stages:  # of an earlier recipe: its results are not this run's
             folder.set_aside(stage)
-    job = _Job(recipe, folder, supplied=supplied, console=console)
-    try:
-        for stage in recipe.stages:
-            job.do(stage)
-    finally:
-        job.close()
-    return finish_run(folder, recipe=recipe, seconds=time.monotonic() - started, console=console)
+    with told(folder, console), Interrupts() as interrupts:
+        job = _Job(
+            recipe,
+            folder,
+            supplied=supplied,
+            console=console,
+            interrupts=interrupts,
+            resume=resume,
+        )
+        try:
+            for stage in recipe.stages:
+                job.do(stage)
+        finally:
+            job.close()
+        seconds = time.monotonic() - started
+        return finish_run(folder, recipe=recipe, seconds=seconds, console=console)
 
 
 class _Job:
     """A run under way: the policy goes from stage to stage, in memory or through the folder."""
 
     def __init__(
-        self, recipe: Recipe, folder: RunFolder, *, supplied: Supplied, console: Console
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        *,
+        supplied: Supplied,
+        console: Console,
+        interrupts: Interrupts,
+        resume: bool = False,
     ) -> None:
         self._recipe = recipe
+        self._interrupts = interrupts
+        self._resume = resume
         self._config = folder.config
         self._folder = folder
         self._supplied = supplied
         self._console = console
         self._device = choose_device(recipe)
-        self._digest = config_digest(self._config["model"], str(recipe.run.seed))
+        self._digests = stage_digests(self._config, recipe.stages)
         self._parts: Parts | None = None
         self._load(recipe.model.name)
         check_early(recipe, self._policy)
 
     def do(self, stage: str) -> None:
         """Run one stage, unless it is finished under this very config."""
-        asked = {
-            key: self._config.get(key, {})
-            for key in (stage, "task", "rewards", "supplied", "contents")
-        }
-        self._digest = config_digest(asked, self._digest)
-        if self._folder.stage_done(stage, self._digest):
+        self._interrupts.check()
+        if self._folder.stage_done(stage, self._digests[stage]):
             self._console.print(f"{stage}: finished already; taken from the run folder")
             if stage != "reward" and self._folder.stage(stage).model.is_dir():
                 self._load(str(self._folder.stage(stage).model))
@@ -151,7 +166,7 @@ class _Job:
             "rl": self._rl,
             "eval": self._eval,
         }[stage]
-        self._folder.finish(stage, digest=self._digest, record=work())
+        self._folder.finish(stage, digest=self._digests[stage], record=work())
 
     def close(self) -> None:
         """End what runs beside this process."""
@@ -202,13 +217,20 @@ class _Job:
         section = filled(self._recipe.rl)
         record: dict[str, Any] = {}
         with self._stage("rl", total_steps=section.steps) as context:
-            if section.check:
+            if section.check and not context.keeper.step:
                 before_rl(context, engine=self._supplied.engine).announce(self._console)
             if "eval" in self._recipe.stages and self._recipe.eval is not None:
-                before = run_eval(context, self._recipe.eval, engine=self._supplied.engine)
-                record["before"] = write_evaluation(context.folder.path / "before.jsonl", before)
+                record["before"] = self._before(context, self._recipe.eval)
             run_rl(context, engine=self._supplied.engine)
         return record
+
+    def _before(self, context: Context, section: EvalSection) -> Any:
+        """The evaluation that a stage begins with; one that goes on has it already."""
+        path = context.folder.path / "before.json"
+        if not path.exists():
+            found = run_eval(context, section, engine=self._supplied.engine)
+            write_json(path, write_evaluation(path.with_suffix(".jsonl"), found))
+        return read_json(path)
 
     def _eval(self) -> Mapping[str, Any]:
         section = filled(self._recipe.eval)
@@ -218,12 +240,25 @@ class _Job:
 
     @contextlib.contextmanager
     def _stage(self, stage: str, *, total_steps: int) -> Iterator[Context]:
-        folder = self._folder.begin(stage, replace=True)
+        digest, begins_at = self._digests[stage], None
+        if self._resume:
+            folder, begins_at = take_up(self._folder, stage, digest=digest, console=self._console)
+        else:
+            folder = self._folder.begin(stage, replace=True)
+            self._folder.mark(stage, digest=digest)
+        keeper = Keeper(
+            folder,
+            interrupts=self._interrupts,
+            begins_at=begins_at,
+            keep_last=self._recipe.run.keep_last,
+            keep_best=self._recipe.run.keep_best,
+        )
         tracked = TrackedStage(
             name=stage,
             folder=folder.path,
             total_steps=total_steps,
             title=TITLES[stage],
+            steps_before=keeper.step,
             config=self._config.get(stage, {}),
         )
         # The console comes last: its live display starts only once the others could be made.
@@ -236,6 +271,7 @@ class _Job:
             tracker = diagnosed(
                 trackers, folder.path, recipe=self._recipe, parts=self._ready, supplied=supplied
             )
+            tracker.replay(folder.records())
         try:
             yield Context(
                 recipe=self._recipe,
@@ -243,6 +279,7 @@ class _Job:
                 parts=self._ready,
                 folder=folder,
                 tracker=tracker,
+                keeper=keeper,
                 reward_model=self._folder.stage("reward").model,
             )
         finally:

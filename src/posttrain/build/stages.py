@@ -1,34 +1,33 @@
-"""The stages of a run: each takes a policy, does one job, and fills its folder."""
+"""The stages rl and eval: each takes a policy, does one job, and fills its folder."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posttrain.build.guards import make_guard
+from posttrain.build.keeper import Keeper, go_on, rl_state
 from posttrain.build.learners import make_audit, make_learner, make_plan
 from posttrain.build.overlap import Flow, flowing, make_sampler
 from posttrain.build.parts import Parts, filled, make_engine, make_sampling, render_prompts
-from posttrain.config import EvalSection, Recipe, RlSection, SftSection
-from posttrain.data.sources import read_demonstrations
+from posttrain.config import EvalSection, Recipe
+from posttrain.learn.learner import LocalLearner
 from posttrain.models.load import Policy
 from posttrain.pipelines import rl as rl_pipeline
-from posttrain.pipelines import supervised
 from posttrain.pipelines.evaluate import Evaluation, evaluate
 from posttrain.protocols import Engine, Scorer, Split, Task, Tracker
 from posttrain.rollout.source import PromptCycle, RolloutSource
-from posttrain.runs import StageFolder, sequence_advantages, write_rollouts
-from posttrain.runs.rollouts import rollout_file
-from posttrain.tasks import demonstrations
+from posttrain.runs import RolloutWriter, StageFolder, sequence_advantages
 from posttrain.track.text import printable
 from posttrain.types import Collected, Prompt, Rollout, Sampling, Score
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a stage works with: recipe, policy, the shared parts, its folder, its tracker.
+    """What a stage works with: recipe, policy, the shared parts, its folder, tracker, checkpoints.
 
     ``reward_model`` is where the stage reward of this run leaves its model.
     """
@@ -38,63 +37,20 @@ class Context:
     parts: Parts
     folder: StageFolder
     tracker: Tracker
+    keeper: Keeper
     reward_model: Path | None = None
 
 
-def sft_rows(recipe: Recipe, policy: Policy, *, parts: Parts) -> list[supervised.Row]:
-    """The demonstrations as tokens, with True where the completion is."""
-    section = filled(recipe.sft)
-    rows = _demonstrations(section, parts.task, seed=recipe.run.seed)
-    end = policy.end_tokens[0]
-    template = parts.template
-    tokens: list[supervised.Row] = []
-    for number, row in enumerate(rows):
-        if "messages" in row:
-            tokens.append(template.render_conversation(row["messages"]))
-            continue
-        prompt = template.render(Prompt(id=f"demonstration-{number}", text=row["prompt"])).tokens
-        completion = template.encode_completion(row["completion"], end)
-        chosen = (False,) * len(prompt) + (True,) * len(completion)
-        tokens.append(((*prompt, *completion), chosen))
-    return tokens
+def logged(
+    context: Context, learner: LocalLearner, *, every: int
+) -> Callable[[int, Mapping[str, float]], None]:
+    """What follows a step of supervised training: its record, and a checkpoint where one is due."""
 
+    def on_step(step: int, metrics: Mapping[str, float]) -> None:
+        context.tracker.log(step, metrics)
+        context.keeper.stepped(step, learner=learner, every=every)
 
-def _demonstrations(section: SftSection, task: Task | None, *, seed: int) -> list[dict[str, Any]]:
-    if section.data == "task":
-        if task is None:
-            raise ValueError('sft.data: "task" needs a task; name one, or give a JSONL file')
-        wrong, count = section.wrong_share, section.num_demonstrations
-        return list(demonstrations(task, num=count, wrong_share=wrong, seed=seed))
-    return read_demonstrations(section.data)[: section.num_demonstrations]
-
-
-def sft_steps(recipe: Recipe, num_rows: int) -> int:
-    """Optimiser steps of the SFT stage."""
-    section = filled(recipe.sft)
-    return supervised.num_steps(num_rows, section.batch_size, epochs=section.epochs)
-
-
-def run_sft(context: Context, rows: Sequence[supervised.Row]) -> None:
-    """Supervised fine-tuning."""
-    recipe, policy = context.recipe, context.policy
-    section = filled(recipe.sft)
-    learner = make_learner(
-        recipe,
-        policy,
-        section=section,
-        device=context.parts.device,
-        total_steps=sft_steps(recipe, len(rows)),
-    )
-    supervised.train(
-        rows,
-        learner,
-        epochs=section.epochs,
-        batch_size=section.batch_size,
-        pad_token=policy.pad_token,
-        seed=recipe.run.seed,
-        on_step=context.tracker.log,
-    )
-    learner.save(context.folder.model)
+    return on_step
 
 
 def run_rl(context: Context, *, engine: Engine | None = None) -> None:
@@ -125,11 +81,16 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
         seed=recipe.run.seed,
         max_resamples=section.max_resamples or 0,
     )
-    batches = _checked(source.steps(section.steps), section.max_invalid)
-    device = policy.model.device
-    with flowing(batches, sync, max_lag=section.max_lag, device=device) as flow:
-        watch = _Watch(context, flow, section=section, engine=engine, save=learner.save)
-        if section.evaluate_every:
+    keeper, device, decode = context.keeper, policy.model.device, parts.template.decode
+    state, waiting = go_on(keeper, learner, source=source, prompts=prompts, sync=sync)
+    remaining = source.steps(section.steps - keeper.step - len(waiting))
+    batches = _checked(remaining, section.max_invalid)
+    flow_of = flowing(batches, sync, max_lag=section.max_lag, device=device, waiting=waiting)
+    with keeper.stepping(), flow_of as flow, RolloutWriter(context.folder.rollouts) as writer:
+        watch = _Watch(
+            context, flow, engine=engine, learner=learner, prompts=prompts, writer=writer
+        )
+        if section.evaluate_every and not keeper.step:
             context.tracker.log(0, watch.evaluate())
         rl_pipeline.train(
             flow.batches,
@@ -139,7 +100,9 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
             pad_token=policy.pad_token,
             seed=recipe.run.seed,
             on_step=watch.on_step,
+            state=state,
             audit=make_audit(recipe, section, plan=plan, device=parts.device),
+            guard=keeper.keep(make_guard(section, context.folder.path, decode=decode)),
         )
     learner.save(context.folder.model)
 
@@ -152,34 +115,41 @@ class _Watch:
         context: Context,
         flow: Flow,
         *,
-        section: RlSection,
         engine: Engine,
-        save: Callable[[Path], None],
+        learner: LocalLearner,
+        prompts: Sequence[Prompt],
+        writer: RolloutWriter,
     ) -> None:
         self._context = context
         self._flow = flow
-        self._section = section
+        self._section = filled(context.recipe.rl)
         self._engine = engine
-        self._save = save
+        self._learner = learner
+        self._prompts = prompts
+        self._writer = writer
 
     def on_step(self, report: rl_pipeline.Report) -> None:
         """Record a finished step."""
         step, metrics = report.state.step, dict(report.metrics)
         rollouts = report.collected.rollouts
-        folder = self._context.folder
         metrics["time/step"] = metrics["time/wait"] + metrics["time/train"]
-        write_rollouts(
-            rollout_file(folder.rollouts, step),
-            rollouts,
-            step=step,
-            advantages=sequence_advantages(report.batch),
-        )
+        self._writer.write(rollouts, step=step, advantages=sequence_advantages(report.batch))
         every = self._section.evaluate_every
         if every and (step % every == 0 or step == self._section.steps):
             metrics |= self.evaluate()
         self._context.tracker.log(step, metrics)
-        if self._section.save_every and step % self._section.save_every == 0:
-            self._save(folder.checkpoint(step))
+        accuracy = metrics.get("eval/accuracy")
+        more = rl_state(report, self._flow.waiting(), prompts=self._prompts, accuracy=accuracy)
+        self._context.keeper.stepped(
+            step,
+            learner=self._learner,
+            every=self._section.save_every,
+            more=lambda place: self._on_disk(more(place)),
+        )
+
+    def _on_disk(self, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._writer.wait()  # a checkpoint never knows more than the disk
+        return numbers
 
     def evaluate(self) -> dict[str, float]:
         """Accuracy on the same held-out problems every time: a point of the curve."""

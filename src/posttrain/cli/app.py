@@ -23,6 +23,10 @@ OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
 AUDIT = "Check the algorithm's checklist at every RL step, and stop where it does not hold."
 Audit = Annotated[bool, typer.Option("--audit", help=AUDIT)]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option("--allow-changes", metavar="KEY", help="Go on though this key has changed."),
+]
 
 
 @app.callback()
@@ -31,11 +35,35 @@ def _main() -> None:
 
 
 @app.command(context_settings=OVERRIDES)
-def run(context: typer.Context, *, dry_run: DryRun = False, audit: Audit = False) -> None:
+def run(
+    context: typer.Context,
+    *,
+    dry_run: DryRun = False,
+    audit: Audit = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint, where there is one.")
+    ] = False,
+    allow_changes: Allow = None,
+) -> None:
     """Run a recipe: posttrain run RECIPE.toml [--section.key value …]."""
     from posttrain.cli.recipes import run_recipe
 
-    run_recipe(context.args, command="run", dry_run=dry_run, audit=audit)
+    going_on = list(allow_changes or []) if resume else None
+    if allow_changes and not resume:
+        raise ValueError("--allow-changes: has no effect without --resume")
+    run_recipe(context.args, command="run", dry_run=dry_run, audit=audit, going_on=going_on)
+
+
+@app.command(name="resume")
+def go_on(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run that was cut short.")],
+    *,
+    allow_changes: Allow = None,
+) -> None:
+    """Go on with a run exactly where it was: posttrain resume RUN."""
+    from posttrain.cli.recipes import resume_run
+
+    resume_run(folder, allow_changes=list(allow_changes or []))
 
 
 @app.command(context_settings=OVERRIDES)
@@ -154,6 +182,35 @@ def generate(
     )
     for completion in completions:
         typer.echo("\n".join(printable(line) for line in completion.text.split("\n")))
+
+
+@app.command()
+def runs(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(help="A folder of runs (runs/ by default); two runs or more are compared."),
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the runs of a folder, or compare runs: posttrain runs [FOLDER], posttrain runs A B."""
+    from posttrain.cli.runs import show_runs
+
+    show_runs(folders or [], as_json=as_json)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    *,
+    out: Annotated[
+        Path | None, typer.Option(help="The HTML file; by default RUN/report.html.")
+    ] = None,
+) -> None:
+    """Write a run as one self-contained HTML page, and its metrics as CSV beside it."""
+    from posttrain.cli.runs import export_run
+
+    export_run(run, out=out)
 
 
 @models.command(name="import")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from posttrain.build.api import evaluate_recipe
+from posttrain.build.interrupts import Stopped
 from posttrain.build.results import write_evaluation
+from posttrain.build.resume import recorded_recipe
 from posttrain.build.run import run
 from posttrain.config import (
     Recipe,
@@ -26,9 +29,17 @@ Command = Literal["run", "sft", "prefer", "reward", "rl"]
 
 
 def run_recipe(
-    arguments: Sequence[str], *, command: Command, dry_run: bool, audit: bool = False
+    arguments: Sequence[str],
+    *,
+    command: Command,
+    dry_run: bool,
+    audit: bool = False,
+    going_on: Sequence[str] | None = None,
 ) -> None:
-    """Run a recipe's stages, or one of them; or print what they would be."""
+    """Run a recipe's stages, or one of them; or print what they would be.
+
+    A run that is ``going_on`` resumes, and the keys in it may have changed.
+    """
     audited = ["--rl.audit", "true"] if audit else []
     recipe, text = _read([*arguments, *audited], command)
     if dry_run:
@@ -37,7 +48,27 @@ def run_recipe(
     console = Console()
     resolved = resolve(recipe)
     console.print(_arithmetic(resolved))
-    run(recipe, text=text, console=console)
+    resume, allow = going_on is not None, going_on or ()
+    _run(recipe, text=text, console=console, resume=resume, allow_changes=_keys(allow))
+
+
+def resume_run(folder: Path, *, allow_changes: Sequence[str]) -> None:
+    """Go on with the run in a folder, by the recipe that it holds."""
+    recipe = recorded_recipe(folder)
+    _run(recipe, console=Console(), resume=True, allow_changes=_keys(allow_changes))
+
+
+def _run(recipe: Recipe, **options: Any) -> None:
+    """Run it; where a signal ends it in good order, say so as a shell would."""
+    try:
+        run(recipe, **options)
+    except Stopped as stop:
+        sys.exit(128 + stop.number)
+
+
+def _keys(given: Sequence[str]) -> list[str]:
+    """Keys one by one, or several with commas between them."""
+    return [key for text in given for key in text.replace(",", " ").split()]
 
 
 def evaluate_model(model: str, task: str, *, overrides: Sequence[str], out: Path | None) -> None:

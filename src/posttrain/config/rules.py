@@ -61,6 +61,20 @@ def rewards_without_weight(recipe: Recipe) -> str | None:
     return None
 
 
+def best_without_measure(recipe: Recipe) -> str | None:
+    """run.keep_best goes by evaluations of [rl] that fall together with its checkpoints."""
+    rl = recipe.rl
+    if not recipe.run.keep_best or rl is None or "rl" not in recipe.stages:
+        return None
+    if not rl.evaluate_every or not rl.save_every or rl.save_every % rl.evaluate_every:
+        return (
+            f"run.keep_best: the accuracy of a checkpoint is that of its own step, and rl saves "
+            f"every {rl.save_every} and evaluates every {rl.evaluate_every} (0 is off); set "
+            "rl.save_every to a multiple of rl.evaluate_every, or run.keep_best to 0"
+        )
+    return None
+
+
 # ------------------------------------------------------------------------------------- [sft]
 
 
@@ -121,6 +135,7 @@ RECIPE_RULES: list[Callable[[Recipe], str | None]] = [
     compute_above_weights,
     task_missing,
     rewards_without_weight,
+    best_without_measure,
 ]
 SFT_RULES: list[Callable[[SftSection], str | None]] = [
     demonstrations_missing,

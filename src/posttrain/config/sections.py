@@ -49,9 +49,9 @@ class RunSection(Section):
         ge=1,
     )
     trackers: Trackers = key((), "Trackers besides the run folder itself.")
-    deterministic: bool = key(
-        False, "Use only kernels that give the same bits every time (slower)."
-    )
+    keep_last: int = key(2, "Newest checkpoints of a stage to keep; 0 keeps all.", ge=0)
+    keep_best: int = key(0, "Checkpoints of [rl] with the best held-out accuracy to keep.", ge=0)
+    deterministic: bool = key(False, "Only kernels that give the same bits every time (slower).")
 
 
 class ModelSection(Section):
@@ -87,9 +87,7 @@ class SftSection(Section):
 
     data: str = key("task", "task (its own answers), or a JSONL file of them.", min_length=1)
     num_demonstrations: int | None = later("all there are", "Demonstrations to use, at most.", ge=1)
-    wrong_share: float = key(
-        0.0, "Share of deliberately wrong demonstrations of the task.", ge=0, le=1
-    )
+    wrong_share: float = key(0.0, "Share of the task's answers made wrong.", ge=0, le=1)
     epochs: int = key(1, "Passes over the demonstrations.", ge=1)
     batch_size: int = key(32, "Sequences per optimiser step.", ge=1)
     learning_rate: float = key(2e-5, "Step size at the peak of the schedule.", gt=0)
@@ -99,6 +97,8 @@ class SftSection(Section):
     max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
     micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
     checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
+    max_skipped: int = key(3, "Steps in a row that may be NaN; then the stage stops.", ge=1)
+    save_every: int = key(0, "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0)
 
 
 class PreferSection(Section):
@@ -145,6 +145,8 @@ class RewardSection(Section):
     max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
     micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
     checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
+    max_skipped: int = key(3, "Steps in a row that may be NaN; then the stage stops.", ge=1)
+    save_every: int = key(0, "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0)
 
 
 class KlSection(Section):
@@ -212,6 +214,7 @@ class RlSection(Section):
     max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
     micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
     checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
+    max_skipped: int = key(3, "Steps in a row that may be NaN; then the stage stops.", ge=1)
     max_new_tokens: int = key(256, "Longest completion.", ge=1)
     temperature: float = key(1.0, "Divides the logits before sampling.", ge=0)
     top_k: int = key(0, "Sample from the k likeliest tokens; 0 is off.", ge=0)
@@ -246,19 +249,15 @@ class RlSection(Section):
         "Last tokens before the limit, where the reward sinks by up to 1; 0 is off.",
         ge=0,
     )
-    missing_end_penalty: float = key(
-        0.0, "Taken off the reward of a completion that the limit cut.", ge=0
-    )
+    missing_end_penalty: float = key(0.0, "Taken off the reward of a cut completion.", ge=0)
     evaluate_every: int = key(0, "Steps between evaluations; 0 is off.", ge=0)
     evaluate_problems: int | None = later(
         "100 with evaluate_every", "Test problems in each of these, at most.", ge=0
     )
     check: bool = key(True, "Try a few rollouts and one step before the first, and say what fails.")
     audit: bool = key(False, "Check the algorithm's checklist at every step, and stop where not.")
-    save_every: int = key(0, "Steps between checkpoints; 0: only at the end.", ge=0)
-    max_invalid: float = key(
-        0.1, "Share of broken scores in a batch that stops the run.", ge=0, le=1
-    )
+    save_every: int = key(0, "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0)
+    max_invalid: float = key(0.1, "Share of broken scores that stops the run.", ge=0, le=1)
 
 
 class EvalSection(Section):

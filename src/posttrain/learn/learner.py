@@ -3,42 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from posttrain.algorithms.diagnostics import Tally, tally
-from posttrain.algorithms.weights import total
 from posttrain.data.minibatch import micro_batches
 from posttrain.learn.fit import sampling_bytes, tokens_on_cpu, tokens_on_gpu, unallocated
+from posttrain.learn.memory import free, not_repeated, smaller, until_it_fits
+from posttrain.learn.sums import Sums
 from posttrain.learn.trained import Applied, Schedule, Trained
 from posttrain.models.cache import context_length
-from posttrain.models.frozen import Frozen
+from posttrain.models.frozen import Reference
 from posttrain.models.logprobs import score_tokens
 from posttrain.models.recorded_pass import Recordings, playing, recordings_for
 from posttrain.models.reward import score_sequences
 from posttrain.models.states import shares_prompts
 from posttrain.protocols import Objective, Outputs, StepResult
-from posttrain.types import Batch, Terms
+from posttrain.types import Batch
 
 Forward = Callable[..., Outputs]
+Result = TypeVar("Result")
 
 
 def scores(model: nn.Module, batch: Batch) -> Outputs:
     """The forward pass of a reward model, for :class:`LocalLearner`."""
     return Outputs(scores=score_sequences(model, batch))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reference:
-    """How the reference model is kept: see :class:`posttrain.models.frozen.Frozen`."""
-
-    dtype: torch.dtype | None = None
-    offload: bool = False
 
 
 class LocalLearner:
@@ -78,7 +72,9 @@ class LocalLearner:
         )
         self._critic = critic
         self._keep = reference
-        self.reference = self._frozen()
+        self.reference = None if reference is None else reference.of(model)
+        self.refreshed = False
+        """Whether the reference is no longer what the learner started from."""
         self._save = save
         self._ask = forward
         self._micro_batch_tokens = micro_batch_tokens
@@ -102,8 +98,75 @@ class LocalLearner:
             self._micro_batch_tokens = self._fitting_tokens()
         return self._micro_batch_tokens
 
+    @property
+    def critic(self) -> Trained | None:
+        """The critic with its optimiser, where there is one."""
+        return self._critic
+
+    def cut_at(self, tokens: int) -> None:
+        """Where "auto" is still to be found out: take what an earlier process has found."""
+        if not isinstance(self._micro_batch_tokens, int):
+            self._micro_batch_tokens = tokens
+
     def infer(self, batch: Batch) -> Batch:
         """Add ``old_logprobs``, ``values`` with a critic, ``ref_logprobs`` with a reference."""
+        return self._in_memory(lambda: self._inferred(batch), batch)
+
+    def step(self, batch: Batch, objective: Objective, *, only_critic: bool = False) -> StepResult:
+        """One optimiser step; a batch without an active token changes nothing.
+
+        Nor does one whose loss or gradient is not finite, of the policy or of the critic: the step
+        is skipped for both. A sequence whose weights are all 0 has no gradient, so none is
+        computed: it is only looked at, for the diagnostics.
+        """
+        learning = [part for part in (self.trained, self._critic) if part is not None]
+        learning = learning[1:] if only_critic else learning
+        if not learning:
+            raise ValueError("only_critic: this learner has no critic")
+        sums = self._in_memory(lambda: self._summed(batch, objective, learning=learning), batch)
+        if sums.empty:
+            rate = learning[0].learning_rate
+            return StepResult(loss=0.0, gradient_norm=0.0, learning_rate=rate, metrics={})
+        norms = [part.norm() for part in learning]
+        finite = all(math.isfinite(float(number)) for number in (sums.loss, *norms))
+        with not_repeated():
+            applied = {
+                part is self._critic: part.apply(norm) if finite else part.skip(norm)
+                for part, norm in zip(learning, norms, strict=True)
+            }
+        still = Applied(gradient_norm=0.0, learning_rate=self.trained.learning_rate)
+        result = sums.result(applied.get(False, still), critic=applied.get(True))
+        return replace(result, skipped=not finite)
+
+    def refresh_reference(self) -> None:
+        """Make the current weights the new reference."""
+        self._keep = self._keep or Reference()
+        self.reference = None  # the old one goes before the new one comes
+        self.reference = self._keep.of(self.model)
+        self.refreshed = True
+
+    def save(self, folder: Path) -> None:
+        """Write the model folder."""
+        self._save(folder)
+
+    def _in_memory(self, work: Callable[[], Result], batch: Batch) -> Result:
+        """Do ``work``, which cuts ``batch``, as often as it takes until the parts are small enough.
+
+        It must be such that beginning it again undoes what it has done.
+        """
+
+        def shrink(reason: str) -> None:
+            for part in (self.trained, self._critic):
+                if part is not None:
+                    part.clear()
+            free(self.device)
+            self._micro_batch_tokens = smaller(
+                self.micro_batch_tokens, lambda tokens: len(self._cut(batch, tokens)), reason=reason
+            )
+
+        return until_it_fits(work, shrink)
+
+    def _inferred(self, batch: Batch) -> Batch:
         known = batch  # each is asked about the same batch, not about what the others said
         with torch.no_grad():
             batch = batch.replace(old_logprobs=self._everywhere(known, self._policy))
@@ -115,36 +178,24 @@ class LocalLearner:
             logprobs = self._everywhere(known, lambda part: self._ask(model, part).logprobs)
         return batch.replace(ref_logprobs=logprobs)
 
-    def step(self, batch: Batch, objective: Objective, *, only_critic: bool = False) -> StepResult:
-        """One optimiser step; a batch without an active token changes nothing.
-
-        A sequence whose weights are all 0 has no gradient, so none is computed: it is only looked
-        at, for the diagnostics.
-        """
-        learning = [part for part in (self.trained, self._critic) if part is not None]
-        learning = learning[1:] if only_critic else learning
-        if not learning:
-            raise ValueError("only_critic: this learner has no critic")
-        for part in learning:
-            part.clear()
-        sums = _Sums()
+    def _summed(self, batch: Batch, objective: Objective, *, learning: list[Trained]) -> Sums:
+        """Forward and backward of all micro-batches, from a gradient of nothing."""
+        for trained in learning:
+            trained.clear()
+        sums = Sums()
+        only_critic = self.trained not in learning
         teaches = (batch.need("weights") != 0).any(dim=1) | self._keep_groups
         for learns, rows in ((True, batch.select(teaches)), (False, batch.select(~teaches))):
             if bool(rows.active.any()):
                 with torch.set_grad_enabled(learns):
                     self._go_over(rows, objective, sums=sums, only_critic=only_critic)
-        if sums.empty:
-            rate = learning[0].learning_rate
-            return StepResult(loss=0.0, gradient_norm=0.0, learning_rate=rate, metrics={})
         if not bool((teaches & batch.active.any(dim=1)).any()):
             for part in learning:  # a step with a gradient of 0: the optimiser's momentum goes on
                 part.fill()
-        applied = {part is self._critic: part.apply() for part in learning}
-        still = Applied(gradient_norm=0.0, learning_rate=self.trained.learning_rate)
-        return sums.result(applied.get(False, still), critic=applied.get(True))
+        return sums
 
     def _go_over(
-        self, batch: Batch, objective: Objective, *, sums: _Sums, only_critic: bool
+        self, batch: Batch, objective: Objective, *, sums: Sums, only_critic: bool
     ) -> None:
         """Forward, and backward where gradients are enabled, in micro-batches."""
         for _, rows in self._cut(batch):
@@ -154,16 +205,6 @@ class LocalLearner:
                 # The first and only step on this batch: π is π_old.
                 part = part.replace(old_logprobs=outputs.logprobs.detach())
             sums.add(objective(outputs, part), part)
-
-    def refresh_reference(self) -> None:
-        """Make the current weights the new reference."""
-        self._keep = self._keep or Reference()
-        self.reference = None  # the old one goes before the new one comes
-        self.reference = self._frozen()
-
-    def save(self, folder: Path) -> None:
-        """Write the model folder."""
-        self._save(folder)
 
     def _outputs(self, part: Batch, *, only_critic: bool) -> Outputs:
         """What the models say, with gradient; a shared value head needs no pass of its own."""
@@ -197,10 +238,10 @@ class LocalLearner:
             result[rows, : found.shape[1]] = found.cpu()
         return result
 
-    def _cut(self, batch: Batch) -> list[tuple[Tensor, Batch]]:
+    def _cut(self, batch: Batch, tokens: int | None = None) -> list[tuple[Tensor, Batch]]:
         return micro_batches(
             batch,
-            self.micro_batch_tokens,
+            tokens or self.micro_batch_tokens,
             keep_groups=self._keep_groups,
             share_prompts=self._shares_prompts(batch),
         )
@@ -255,42 +296,3 @@ class LocalLearner:
         # A pass casts each weight once. Recordings want no cache, and compiled layers one setting.
         with torch.autocast(self.device.type, dtype=self._compute, cache_enabled=False):
             yield
-
-    def _frozen(self) -> Frozen | None:
-        if self._keep is None:
-            return None
-        return Frozen.copy_of(self.model, dtype=self._keep.dtype, offload=self._keep.offload)
-
-
-class _Sums:
-    """What the micro-batches of one step add up to."""
-
-    def __init__(self) -> None:
-        self.empty = True
-        self._diagnostics = Tally()
-        self._loss: Tensor | float = 0.0
-        self._parts: dict[str, Tensor | float] = {}
-
-    def add(self, terms: Terms, part: Batch) -> None:
-        """Count a micro-batch's share of the loss; differentiate it where it is to teach."""
-        loss = total(terms.loss, part)
-        if torch.is_grad_enabled():
-            loss.backward()
-        self.empty = False
-        self._loss += loss.detach().double()  # read when all is done: a look would wait
-        self._diagnostics += tally(terms, part.active)
-        for name, value in terms.parts.items():
-            self._parts[name] = self._parts.get(name, 0.0) + total(value.detach(), part)
-
-    def result(self, policy: Applied, *, critic: Applied | None) -> StepResult:
-        """The step as the loop sees it."""
-        metrics = self._diagnostics.summary()
-        metrics |= {f"{name}_loss": float(value) for name, value in self._parts.items()}
-        if critic is not None:
-            metrics["critic_gradient_norm"] = critic.gradient_norm
-        return StepResult(
-            loss=float(self._loss),
-            gradient_norm=policy.gradient_norm,
-            learning_rate=policy.learning_rate,
-            metrics=metrics,
-        )

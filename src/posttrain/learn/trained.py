@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 Schedule = Callable[[int], float]
 
@@ -51,13 +51,22 @@ class Trained:
             if weight.requires_grad:
                 weight.grad = torch.zeros_like(weight)
 
-    def apply(self) -> Applied:
-        """Cut the gradient and take one step."""
+    def norm(self) -> Tensor:
+        """The length of the gradient as it is. NaN or infinite: there is no step to take."""
+        weights = self.module.parameters()
+        return nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None])
+
+    def apply(self, norm: Tensor) -> Applied:
+        """Cut the gradient, which is ``norm`` long, and take one step."""
         rate, factor = self.learning_rate, self._schedule(self.num_steps)
         for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = base * factor
-        # All tensors at once, and the norm stays on the device: it is read when the step is done.
-        norm = nn.utils.clip_grad_norm_(self.module.parameters(), self._max_gradient_norm)
+        nn.utils.clip_grads_with_norm_(self.module.parameters(), self._max_gradient_norm, norm)
         self.optimizer.step()
         self.num_steps += 1
         return Applied(gradient_norm=float(norm), learning_rate=rate)
+
+    def skip(self, norm: Tensor) -> Applied:
+        """Take no step: weights, moments and schedule stay as if there had been no batch."""
+        self.clear()
+        return Applied(gradient_norm=float(norm), learning_rate=self.learning_rate)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from posttrain.disk import sync, writing
 
 
 def check_folder(folder: Path, *, kind: str = "model") -> None:
@@ -41,13 +44,25 @@ def replacing_folder(folder: str | Path) -> Iterator[Path]:
     """
     folder = Path(folder)
     _check_replaceable(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
-        new, old = Path(scratch) / "new", Path(scratch) / "old"
+    with writing(folder), _scratch(folder) as scratch:
+        new, old = scratch / "new", scratch / "old"
         yield new
+        for entry in [*new.rglob("*"), new]:
+            sync(entry)
         if folder.exists():
             folder.rename(old)
         new.rename(folder)
+        sync(folder.parent)
+
+
+@contextlib.contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)  # of two errors the first one is to be heard
 
 
 def _check_replaceable(folder: Path) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class Frozen:
@@ -46,6 +47,22 @@ class Frozen:
         finally:
             self._rest()
 
+    def weights(self) -> dict[str, Tensor]:
+        """Its weights by name, where they are now; to be read, or filled in place."""
+        return dict(self._model.named_parameters())
+
     def _rest(self) -> None:
         if self._offload:
             self._model.to("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """How a reference model is kept: the options of :class:`Frozen`."""
+
+    dtype: torch.dtype | None = None
+    offload: bool = False
+
+    def of(self, model: nn.Module) -> Frozen:
+        """A frozen copy of the weights as they are now."""
+        return Frozen.copy_of(model, dtype=self.dtype, offload=self.offload)

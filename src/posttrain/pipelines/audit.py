@@ -53,7 +53,7 @@ class Audit:
 
     def prepared(self, batch: Batch, *, learner: Learner, coefficient: float) -> None:
         """Check a batch after the advantage, before the first optimiser step on it."""
-        self._step += 1
+        self._step = learner.version + 1  # also where a run goes on in the middle
         self._detached(batch)  # first: the others read numbers
         self._frozen(batch, learner.version)
         self._copied(batch)
@@ -63,8 +63,8 @@ class Audit:
     def learned(self, results: Sequence[StepResult], *, only_critic: bool) -> None:
         """Check the optimiser steps that were taken on the batch."""
         self._epochs(results)
-        taken = [result for result in results if result.metrics]
-        if not taken:  # no token was active: nothing was learned
+        taken = [result for result in results if result.metrics and not result.skipped]
+        if not taken:  # no token was active, or nothing was finite: nothing was learned
             return
         if not only_critic:
             self._ratio(taken[0])

@@ -64,19 +64,26 @@ def batch_metrics(batch: Batch, collected: Collected) -> dict[str, float]:
 
 
 def step_metrics(results: Sequence[StepResult]) -> dict[str, float]:
-    """The optimiser steps of one batch: maxima stay maxima, everything else is averaged."""
+    """The optimiser steps of one batch: maxima stay maxima, everything else is averaged.
+
+    Skipped steps are counted, and are in no other number unless there is no other step.
+    """
+    num_skipped = sum(result.skipped for result in results)
+    num_taken = len(results) - num_skipped
+    results = [result for result in results if not result.skipped] or results
     metrics = {
         "loss/total": _mean([result.loss for result in results]),
         "train/gradient_norm": _mean([result.gradient_norm for result in results]),
         "train/learning_rate": results[-1].learning_rate,
-        "train/optimiser_steps": float(len(results)),
+        "train/optimiser_steps": float(num_taken),
+        "train/skipped": float(num_skipped),
     }
     for name in sorted({name for result in results for name in result.metrics}):
         values = [result.metrics[name] for result in results if name in result.metrics]
         metrics[_NAMES.get(name, name)] = max(values) if name.endswith("_max") else _mean(values)
     if "policy/clip_low" in metrics:
         metrics["policy/clip_fraction"] = metrics["policy/clip_low"] + metrics["policy/clip_high"]
-    if "approx_kl" in results[-1].metrics:
+    if num_taken and "approx_kl" in results[-1].metrics:
         metrics["policy/step_kl"] = results[-1].metrics["approx_kl"]
     return metrics
 

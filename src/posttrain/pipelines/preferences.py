@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,9 @@ from posttrain.algorithms.preferences import (
     pair_calibration,
 )
 from posttrain.data.collate import collate_ranked
+from posttrain.pipelines.guard import Guard
 from posttrain.pipelines.metrics import step_metrics
+from posttrain.pipelines.supervised import shuffled
 from posttrain.protocols import Learner, Outputs
 from posttrain.types import Batch, Terms
 
@@ -64,29 +67,44 @@ def train(
     pad_token: int,
     seed: int,
     on_step: Callable[[int, Mapping[str, float]], None],
+    start: int = 0,
+    guard: Guard | None = None,
 ) -> None:
-    """Make the completions that were preferred the ones that score higher."""
-    for step, batch in enumerate(
-        batches(sets, batch_size, epochs=epochs, pad_token=pad_token, seed=seed)
-    ):
+    """Make the completions that were preferred the ones that score higher.
+
+    A stage that goes on has taken ``start`` steps; the learner is the one it had then.
+    """
+    guard = guard or Guard()
+    chosen = batches(sets, batch_size, epochs=epochs, pad_token=pad_token, seed=seed, start=start)
+    for step, batch in enumerate(chosen, start=start + 1):
         started = time.perf_counter()
-        metrics = step_metrics([learner.step(batch, preference)])
+        result = learner.step(batch, preference)
+        guard.saw(result, batch, step=step)
+        metrics = step_metrics([result])
+        metrics["train/skipped_total"] = float(guard.total)
         metrics["time/train"] = time.perf_counter() - started
-        on_step(step + 1, metrics)
+        on_step(step, metrics)
+        guard.check()
     learner.version += 1
 
 
 def batches(
-    sets: Sequence[RankedTokens], batch_size: int, *, epochs: int, pad_token: int, seed: int
+    sets: Sequence[RankedTokens],
+    batch_size: int,
+    *,
+    epochs: int,
+    pad_token: int,
+    seed: int,
+    start: int = 0,
 ) -> Iterator[Batch]:
-    """Shuffled batches of sets, ``epochs`` times over; the last one of an epoch may be smaller."""
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(epochs):
-        order = torch.randperm(len(sets), generator=generator).tolist()
-        for start in range(0, len(sets), batch_size):
-            chosen = [sets[index] for index in order[start : start + batch_size]]
-            pairs = [(member.rows, member.margin) for member in chosen]
-            yield collate_ranked(pairs, pad_token=pad_token)
+    """Shuffled batches of sets, ``epochs`` times over; the last one of an epoch may be smaller.
+
+    The first ``start`` of them are left out.
+    """
+    orders = shuffled(len(sets), batch_size, epochs=epochs, seed=seed)
+    for order in itertools.islice(orders, start, None):
+        pairs = [(sets[index].rows, sets[index].margin) for index in order]
+        yield collate_ranked(pairs, pad_token=pad_token)
 
 
 def preference(outputs: Outputs, batch: Batch) -> Terms:

@@ -25,6 +25,7 @@ from posttrain.algorithms.shaping import kl_in_reward, whiten_rewards
 from posttrain.data.collate import collate
 from posttrain.data.minibatch import minibatches
 from posttrain.pipelines.audit import Audit
+from posttrain.pipelines.guard import Guard
 from posttrain.pipelines.metrics import batch_metrics, step_metrics
 from posttrain.pipelines.plan import Plan
 from posttrain.protocols import Learner, Objective, Outputs, StepResult, Sync
@@ -62,6 +63,7 @@ def train(
     on_step: Callable[[Report], None],
     state: State | None = None,
     audit: Audit | None = None,
+    guard: Guard | None = None,
 ) -> State:
     """Learn from every batch of rollouts that ``source`` yields, until it ends.
 
@@ -69,7 +71,7 @@ def train(
     comes from the weights that the last ``sync`` sent: on-policy, lag 0. A source that runs ahead
     brings its own ``sync``, and the loop stays as it is.
     """
-    state = state or State(kl=plan.kl, penalty=plan.penalty)
+    state, guard = state or State(kl=plan.kl, penalty=plan.penalty), guard or Guard()
     asked = time.perf_counter()
     for collected in source:
         waited = time.perf_counter() - asked
@@ -80,9 +82,8 @@ def train(
         staleness = learner.version - float(batch.need("versions").double().mean())
         if audit is not None:
             audit.prepared(batch, learner=learner, coefficient=state.kl.value)
-        results = optimise(
-            batch, learner, plan=plan, state=state, seed=seed * 1_000_003 + state.step
-        )
+        seed_of_step = seed * 1_000_003 + state.step
+        results = optimise(batch, learner, plan=plan, state=state, seed=seed_of_step, guard=guard)
         learner.version += 1
         learned = time.perf_counter()
         sync(learner.version)
@@ -91,11 +92,13 @@ def train(
             audit.learned(results, only_critic=state.step < plan.critic_warmup)
         metrics = batch_metrics(batch, collected) | step_metrics(results)
         metrics |= {"kl/coefficient": state.kl.value, "staleness/mean": staleness}
+        metrics["train/skipped_total"] = float(guard.total)
         if state.penalty is not None:
             metrics["policy/penalty"] = state.penalty.value
         metrics |= {"time/wait": waited, "time/train": time.perf_counter() - asked - waited}
         state = _advanced(state, batch, plan=plan, metrics=metrics)
         on_step(Report(state=state, collected=collected, batch=batch, metrics=metrics))
+        guard.check()
         asked = time.perf_counter()
     return state
 
@@ -122,7 +125,13 @@ def prepare(batch: Batch, learner: Learner, *, plan: Plan, state: State) -> Batc
 
 
 def optimise(
-    batch: Batch, learner: Learner, *, plan: Plan, state: State, seed: int
+    batch: Batch,
+    learner: Learner,
+    *,
+    plan: Plan,
+    state: State,
+    seed: int,
+    guard: Guard | None = None,
 ) -> list[StepResult]:
     """``epochs × minibatches`` optimiser steps on one batch, fewer if π moves past ``kl_stop``."""
     objective = make_objective(plan, state)
@@ -131,8 +140,11 @@ def optimise(
     results: list[StepResult] = []
     for part in minibatches(batch, plan.minibatches, epochs=plan.epochs, generator=generator):
         weighted = quiet(plan.weights(part)) if plan.advantage_only else plan.weights(part)
-        results.append(learner.step(weighted, objective, only_critic=only_critic))
-        if results[-1].metrics.get("approx_kl", 0.0) > plan.kl_stop:
+        result = learner.step(weighted, objective, only_critic=only_critic)
+        results.append(result)
+        if guard is not None:
+            guard.saw(result, weighted, step=state.step + 1, number=len(results))
+        if not result.skipped and result.metrics.get("approx_kl", 0.0) > plan.kl_stop:
             break
     return results
 
@@ -187,8 +199,10 @@ def make_objective(plan: Plan, state: State) -> Objective:
 def _advanced(state: State, batch: Batch, *, plan: Plan, metrics: Mapping[str, float]) -> State:
     size = batch.tokens.shape[0]
     kl, penalty = state.kl, state.penalty
-    # A policy that stands still while its critic learns says nothing about β, nor do no scores.
-    if state.step >= plan.critic_warmup and bool(batch.active.any()):
+    # A policy that stands still while its critic learns says nothing about β, nor do no scores,
+    # nor does a batch of which every step was skipped: its numbers may be none.
+    learned = metrics["train/optimiser_steps"] > 0 and bool(batch.active.any())
+    if state.step >= plan.critic_warmup and learned:
         kl = kl.update(metrics.get("objective/kl", 0.0), num_sequences=size)
     if penalty is not None and "policy/step_kl" in metrics:
         penalty = penalty.update(metrics["policy/step_kl"], num_sequences=size)

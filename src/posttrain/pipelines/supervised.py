@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -11,6 +12,7 @@ from posttrain.algorithms.losses import nll
 from posttrain.algorithms.objective import with_entropy
 from posttrain.algorithms.weights import token_mean
 from posttrain.data.collate import collate_demonstrations
+from posttrain.pipelines.guard import Guard
 from posttrain.pipelines.metrics import step_metrics
 from posttrain.protocols import Learner, Outputs
 from posttrain.types import Batch, Terms
@@ -28,30 +30,52 @@ def train(
     pad_token: int,
     seed: int,
     on_step: Callable[[int, Mapping[str, float]], None],
+    start: int = 0,
+    guard: Guard | None = None,
 ) -> None:
-    """Maximise the likelihood of the demonstrated completions, every token counting the same."""
-    for step, batch in enumerate(
-        batches(rows, batch_size, epochs=epochs, pad_token=pad_token, seed=seed)
-    ):
+    """Maximise the likelihood of the demonstrated completions, every token counting the same.
+
+    A stage that goes on has taken ``start`` steps; the learner is the one it had then.
+    """
+    guard = guard or Guard()
+    chosen = batches(rows, batch_size, epochs=epochs, pad_token=pad_token, seed=seed, start=start)
+    for step, batch in enumerate(chosen, start=start + 1):
         started = time.perf_counter()
-        result = learner.step(token_mean(batch), likelihood)
+        weighted = token_mean(batch)
+        result = learner.step(weighted, likelihood)
+        guard.saw(result, weighted, step=step)
         metrics = step_metrics([result])
+        metrics["train/skipped_total"] = float(guard.total)
         metrics["sft/tokens"] = float(batch.mask.sum())
         metrics["time/train"] = time.perf_counter() - started
-        on_step(step + 1, metrics)
+        on_step(step, metrics)
+        guard.check()
     learner.version += 1
 
 
 def batches(
-    rows: Sequence[Row], batch_size: int, *, epochs: int, pad_token: int, seed: int
+    rows: Sequence[Row], batch_size: int, *, epochs: int, pad_token: int, seed: int, start: int = 0
 ) -> Iterator[Batch]:
-    """Shuffled batches, ``epochs`` times over all rows; the last one of an epoch may be smaller."""
+    """Shuffled batches, ``epochs`` times over all rows; the last one of an epoch may be smaller.
+
+    The first ``start`` of them are left out.
+    """
+    orders = shuffled(len(rows), batch_size, epochs=epochs, seed=seed)
+    for order in itertools.islice(orders, start, None):
+        yield collate_demonstrations([rows[index] for index in order], pad_token=pad_token)
+
+
+def shuffled(count: int, batch_size: int, *, epochs: int, seed: int) -> Iterator[list[int]]:
+    """Which rows make each batch: every epoch is a new permutation, the seed decides them all.
+
+    >>> [len(batch) for batch in shuffled(5, 2, epochs=2, seed=0)]
+    [2, 2, 1, 2, 2, 1]
+    """
     generator = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
-        order = torch.randperm(len(rows), generator=generator).tolist()
-        for start in range(0, len(rows), batch_size):
-            chosen = [rows[index] for index in order[start : start + batch_size]]
-            yield collate_demonstrations(chosen, pad_token=pad_token)
+        order = torch.randperm(count, generator=generator).tolist()
+        for first in range(0, count, batch_size):
+            yield order[first : first + batch_size]
 
 
 def num_steps(num_rows: int, batch_size: int, *, epochs: int) -> int:

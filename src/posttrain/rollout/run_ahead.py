@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -46,6 +47,8 @@ class RunAhead:
     The thread holds no lock and shares no variable: it answers each permit with a batch or an
     exception, so it is idle as soon as all permits are answered. On a GPU it works on a stream of
     its own, and has waited for that stream when it answers.
+
+    ``waiting`` are the batches that a run which goes on had made and not yet learned.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class RunAhead:
         *,
         max_lag: int,
         device: torch.device | None = None,
+        waiting: Sequence[Collected] = (),
     ) -> None:
         if max_lag < 1:
             raise ValueError(
@@ -66,7 +70,7 @@ class RunAhead:
         self._lane = _Lane(device)
         self._permits: SimpleQueue[_Permit | None] = SimpleQueue()
         self._answers: SimpleQueue[Collected | BaseException] = SimpleQueue()
-        self._arrived: deque[Collected | BaseException] = deque()
+        self._arrived: deque[Collected | BaseException] = deque(waiting)
         self._under_way = 0  # permits that are not answered yet
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -102,6 +106,11 @@ class RunAhead:
         with self._lane.entered(self._lane.mark()):
             yield
 
+    def waiting(self) -> list[Collected]:
+        """The batches that are made and not yet asked for, in order."""
+        made = itertools.takewhile(lambda found: isinstance(found, Collected), self._arrived)
+        return [found for found in made if isinstance(found, Collected)]
+
     def close(self) -> None:
         """End the thread; a batch under way is broken off at its next Python instruction."""
         if self._closed:
@@ -129,7 +138,7 @@ class RunAhead:
         # A daemon: an interpreter that is left by force does not wait for the batch.
         self._thread = threading.Thread(target=self._produce, name="rollouts", daemon=True)
         self._thread.start()
-        for _ in range(self._max_lag + 1):
+        for _ in range(self._max_lag + 1 - len(self._arrived)):
             self._permit()
 
     def _permit(self) -> None:

@@ -2,11 +2,15 @@
 
 from posttrain.runs.drift import config_digest, differences
 from posttrain.runs.files import new_folder, read_json, replacing, write_json, write_text
+from posttrain.runs.filters import Filter
 from posttrain.runs.folder import RunFolder, StageFolder
 from posttrain.runs.metrics import frame, merge_steps, read_metrics, to_columns
+from posttrain.runs.overview import Overview, compare, find_runs, overview
 from posttrain.runs.plot import plot_curves
+from posttrain.runs.report import export
 from posttrain.runs.rollouts import (
     SCHEMA,
+    RolloutWriter,
     read_rollouts,
     rollout_file,
     rollout_steps,
@@ -14,6 +18,7 @@ from posttrain.runs.rollouts import (
     sequence_advantages,
     write_rollouts,
 )
+from posttrain.runs.store import Page, Rollouts
 from posttrain.runs.summary import Interval, Sample, render_summary
 from posttrain.track.text import printable
 
@@ -33,14 +38,23 @@ __all__ = [
     "to_columns",
     "plot_curves",
     "SCHEMA",
+    "RolloutWriter",
     "read_rollouts",
     "rollout_file",
     "rollout_steps",
     "rollout_table",
     "sequence_advantages",
     "write_rollouts",
+    "Filter",
+    "Page",
+    "Rollouts",
     "Interval",
     "Sample",
     "render_summary",
     "printable",
+    "Overview",
+    "compare",
+    "find_runs",
+    "overview",
+    "export",
 ]

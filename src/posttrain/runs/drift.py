@@ -25,16 +25,36 @@ def differences(
 ) -> list[str]:
     """The settings that differ, by dotted name, with both values.
 
+    ``ignore`` names settings that may differ, or whole tables of them.
+
     >>> differences({"rl": {"steps": 6, "seed": 1}}, {"rl": {"steps": 12, "group": 8, "seed": 1}})
     ['rl.group: unset → 8', 'rl.steps: 6 → 12']
     """
-    before, after = dict(_settings(_plain(old))), dict(_settings(_plain(new)))
+    before, after = settings(old), settings(new)
     changed = [
         name
         for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name) and name not in ignore
+        if before.get(name) != after.get(name) and not is_within(name, ignore)
     ]
     return [f"{name}: {before.get(name, 'unset')} → {after.get(name, 'unset')}" for name in changed]
+
+
+def settings(config: Mapping[str, Any]) -> dict[str, str]:
+    """Every setting of a config by dotted name, each value as JSON.
+
+    >>> settings({"rl": {"steps": 6, "algorithm": "grpo"}})
+    {'rl.steps': '6', 'rl.algorithm': '"grpo"'}
+    """
+    return dict(_settings(_plain(config)))
+
+
+def is_within(name: str, tables: Sequence[str]) -> bool:
+    """Whether a dotted name is among these, or inside one of them.
+
+    >>> is_within("rl.kl.target", ["rl.kl"]), is_within("rl.klaus", ["rl.kl"])
+    (True, False)
+    """
+    return any(name == table or name.startswith(f"{table}.") for table in tables)
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:

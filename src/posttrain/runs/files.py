@@ -1,7 +1,8 @@
 """Whole files and folders that are either there or not: written beside, synced, renamed.
 
 A crash at any moment leaves the old content or the new one, never a half; what it may leave behind
-is a hidden ``.NAME.PID.tmp``, which nothing reads.
+is a hidden ``.NAME.PID.tmp``, which nothing reads. A disk that is full or may not be written gives
+an error with the path and what to do (:mod:`posttrain.disk`), and leaves no such file.
 """
 
 from __future__ import annotations
@@ -14,22 +15,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from posttrain.disk import sync, writing
 from posttrain.track.encoding import encode_json
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A place to write a new version of the file ``path``; it takes effect when the block ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     beside = _beside(path)
-    try:
-        yield beside
-        _sync(beside)
-        os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    _sync(path.parent)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield beside
+            sync(beside)
+            os.replace(beside, path)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error is the one to hear of
+                beside.unlink()
+            raise
+        sync(path.parent)
 
 
 @contextlib.contextmanager
@@ -49,16 +53,17 @@ def new_folder(path: Path) -> Iterator[Path]:
         raise FileExistsError(f"{path}: is there already; remove it first, or choose another name")
     beside = _beside(path)
     shutil.rmtree(beside, ignore_errors=True)  # a process that had this number and was killed
-    beside.mkdir(parents=True)
-    try:
-        yield beside
-        for entry in [*beside.rglob("*"), beside]:
-            _sync(entry)
-        os.replace(beside, path)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
-    _sync(path.parent)
+    with writing(path):
+        beside.mkdir(parents=True)
+        try:
+            yield beside
+            for entry in [*beside.rglob("*"), beside]:
+                sync(entry)
+            os.replace(beside, path)
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+        sync(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -83,14 +88,3 @@ def read_json(path: Path) -> Any:
 
 def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
-def _sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
-    if path.is_dir() and os.name != "posix":  # elsewhere a folder cannot be opened
-        return
-    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -11,8 +11,9 @@
         metrics.jsonl     one line for each logged step
         diagnosis.jsonl   what went wrong on the way, if anything did
         rollouts/         step-000012.parquet, …
-        checkpoints/      step-000012/, …
+        checkpoints/      step-000012/, …: posttrain.runs.checkpoints
         model/            the trained model, an ordinary Hugging Face folder
+        begun.json        under which config it was begun
         done.json         written last: a stage that has one is not run again
 """
 
@@ -37,6 +38,7 @@ from posttrain.track.diagnosis import read_findings
 from posttrain.track.jsonl import FILE_NAME
 
 LAYOUT = 1
+BEGUN = "begun.json"
 _STAGE = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -107,7 +109,7 @@ class RunFolder:
         *,
         config: Mapping[str, Any],
         recipe: str | None = None,
-        ignore: Sequence[str] = ("run.folder",),
+        ignore: Sequence[str] = ("run.folder", "code"),
     ) -> RunFolder:
         """Make the folder of a run, or take up the one that is there.
 
@@ -116,7 +118,7 @@ class RunFolder:
         not finished the config may change: compare :meth:`stage_record` to see what still holds.
         """
         path = Path(path)
-        _make_writable(path)
+        make_writable(path)
         if not (path / "run.json").exists():
             made = datetime.now(UTC).isoformat(timespec="seconds")
             write_json(path / "run.json", {"layout": LAYOUT, "made": made})
@@ -222,6 +224,15 @@ class RunFolder:
         os.replace(folder.path, previous)
         return previous
 
+    def mark(self, stage: str, *, digest: str) -> None:
+        """Note under which config a stage was begun."""
+        write_json(self.stage(stage).path / BEGUN, {"stage": stage, "digest": digest})
+
+    def begun(self, stage: str) -> str | None:
+        """The digest that :meth:`mark` noted, or None."""
+        path = self.stage(stage).path / BEGUN
+        return str(read_json(path)["digest"]) if path.exists() else None
+
     def finish(self, stage: str, *, digest: str, record: Mapping[str, Any] | None = None) -> None:
         """Mark a stage as finished under the config that ``digest`` stands for."""
         others = [name for name in self.stages if name != stage]
@@ -246,7 +257,7 @@ class RunFolder:
         return record is not None and record["digest"] == digest
 
 
-def _make_writable(path: Path) -> None:
+def make_writable(path: Path) -> None:
     """Make the folder, or see that it is a run's or empty, and that it can be written."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path}: is a file; choose another run folder")

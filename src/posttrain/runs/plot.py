@@ -78,7 +78,7 @@ def plot_curves(
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     records = merge_steps(metrics)
-    panels = _panels(records)
+    panels = panels_of(records)
     num_columns = min(3, max(1, len(panels)))
     num_rows = max(1, math.ceil(len(panels) / num_columns))
     size = (3.6 * num_columns, 2.5 * num_rows + 0.35)
@@ -102,7 +102,8 @@ def plot_curves(
         figure.savefig(beside, format="png", dpi=150, facecolor="white")
 
 
-def _panels(records: Sequence[Record]) -> list[Panel]:
+def panels_of(records: Sequence[Record]) -> list[Panel]:
+    """The panels that these records, one a step, have something to say in."""
     logged = {name for record in records for name in record}
     places = RL if "reward/mean" in logged else REWARD if "preference/margin" in logged else SFT
     chosen = (next((p for p in place if _says_something(records, p)), None) for place in places)
@@ -110,15 +111,15 @@ def _panels(records: Sequence[Record]) -> list[Panel]:
 
 
 def _says_something(records: Sequence[Record], panel: Panel) -> bool:
-    _, values = _points(records, panel.metric)
+    _, values = curve_points(records, panel.metric)
     return any(values) if panel.must_move else bool(values)
 
 
 def _draw(axis: Any, panel: Panel, *, records: Sequence[Record]) -> None:
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    steps, values = _points(records, panel.metric)
-    smooth = _smooth(values)
+    steps, values = curve_points(records, panel.metric)
+    smooth = smoothed(values)
     if smooth != values:
         axis.plot(steps, values, color=_BLUE, linewidth=0.8, alpha=0.3)
     marker = "o" if len(steps) <= _MARKERS_UP_TO else None
@@ -149,7 +150,7 @@ def _draw(axis: Any, panel: Panel, *, records: Sequence[Record]) -> None:
     axis.spines["bottom"].set_color(_FAINT)
 
 
-def _points(records: Sequence[Record], name: str) -> tuple[list[float], list[float]]:
+def curve_points(records: Sequence[Record], name: str) -> tuple[list[float], list[float]]:
     """Steps and values of a metric, where it was logged and is a number."""
     kept = [
         (record["step"], record[name])
@@ -166,10 +167,10 @@ def _limits(records: Sequence[Record]) -> tuple[float, float]:
     return first - room, last + room
 
 
-def _smooth(values: list[float]) -> list[float]:
+def smoothed(values: list[float]) -> list[float]:
     """The mean of the values around each, a twentieth of the curve wide; short curves as they are.
 
-    >>> _smooth([1.0, 5.0])
+    >>> smoothed([1.0, 5.0])
     [1.0, 5.0]
     """
     if len(values) < _SMOOTH_FROM:

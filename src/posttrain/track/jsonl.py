@@ -7,10 +7,13 @@ off and readers skip.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
 
+from posttrain.disk import writing
 from posttrain.track.encoding import encode_json, encode_number
 from posttrain.track.stage import Stage
 
@@ -23,9 +26,10 @@ class JsonlTracker:
 
     def __init__(self, stage: Stage) -> None:
         self.path = stage.folder / FILE_NAME
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("ab", buffering=0)
-        self._size = _cut_torn_line(self.path)
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab", buffering=0)
+            self._size = _cut_torn_line(self.path)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append ``{"step": step, …}``; a failed write leaves the file as it was."""
@@ -33,20 +37,33 @@ class JsonlTracker:
             raise ValueError("metrics: 'step' is the step's own name; call the metric otherwise")
         numbers = {name: encode_number(value) for name, value in metrics.items()}
         line = encode_json({"step": int(step), **numbers}) + b"\n"
-        try:
-            written = 0
-            while written < len(line):
-                written += self._file.write(line[written:])
-        except OSError:
-            self._file.truncate(self._size)
-            raise
+        with writing(self.path):
+            _append(self._file, line, size=self._size)
         self._size += len(line)
 
     def close(self) -> None:
         """Bring the file to the disk and close it; a second call does nothing."""
         if not self._file.closed:
-            os.fsync(self._file.fileno())
-            self._file.close()
+            with writing(self.path), self._file:
+                os.fsync(self._file.fileno())
+
+
+def append_lines(path: Path, lines: bytes) -> None:
+    """Append whole lines to a file, or nothing; a torn line that a crash has left is cut off."""
+    with writing(path), path.open("ab", buffering=0) as file:
+        _append(file, lines, size=_cut_torn_line(path))
+
+
+def _append(file: FileIO, data: bytes, *, size: int) -> None:
+    """Write all of it behind ``size`` bytes; a failed write leaves the file as it was."""
+    try:
+        written = 0
+        while written < len(data):
+            written += file.write(data[written:])
+    except OSError:
+        with contextlib.suppress(OSError):  # of two errors the first one is to be heard
+            file.truncate(size)
+        raise
 
 
 def _cut_torn_line(path: Path) -> int:

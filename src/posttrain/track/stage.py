@@ -13,13 +13,14 @@ class Stage:
     """One stage of a run: ``name`` ("sft", "rl", …), where it writes, how long it will be.
 
     ``title`` is what a person calls it; ``config`` is its resolved section, for trackers that keep
-    hyperparameters beside the curves.
+    hyperparameters beside the curves. A stage that goes on has ``steps_before`` steps behind it.
     """
 
     name: str
     folder: Path
     total_steps: int
     title: str = ""
+    steps_before: int = 0
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -12,7 +12,11 @@ class TensorBoardTracker:
     """Writes scalars to ``tensorboard/`` in the stage's folder: ``tensorboard --logdir RUN``."""
 
     def __init__(self, stage: Stage) -> None:
-        self._writer: Any = _writer_class()(log_dir=str(stage.folder / "tensorboard"))
+        # What a run that goes on had logged after its checkpoint comes again: the page hides it.
+        purged = stage.steps_before + 1 if stage.steps_before else None
+        # Its queue holds ten numbers by default, and a step of forty would wait for the thread.
+        folder = str(stage.folder / "tensorboard")
+        self._writer: Any = _writer_class()(log_dir=folder, purge_step=purged, max_queue=1000)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step."""

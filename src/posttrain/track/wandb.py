@@ -21,7 +21,12 @@ class WandbTracker:
     ) -> None:
         group = stage.folder.resolve().parent.name
         stage.folder.mkdir(parents=True, exist_ok=True)  # wandb falls back to /tmp without it
+        # The name that the stage had there: a run that goes on writes on under it.
+        note = stage.folder / "wandb_run.txt"
+        known = (note.read_text(encoding="utf-8").strip() if note.exists() else "") or None
         self._run: Any = _load().init(
+            id=known,
+            resume="allow" if known else None,
             project=project,
             entity=entity,
             mode=mode,
@@ -31,6 +36,7 @@ class WandbTracker:
             dir=str(stage.folder),
             config=dict(stage.config),
         )
+        note.write_text(str(getattr(self._run, "id", "") or ""), encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step."""

@@ -9,7 +9,7 @@ from posttrain.build.check.answers import Answers, better_extract
 from posttrain.build.check.bench import Bench
 from posttrain.build.check.report import Findings, State
 from posttrain.build.parts import filled, render_prompts
-from posttrain.build.stages import sft_rows
+from posttrain.build.sft_stage import sft_rows
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.models.cache import context_length
 from posttrain.pipelines.evaluate import is_correct

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from posttrain.protocols import Tracker
 from posttrain.track.diagnosis.history import WINDOW, Setup
 from posttrain.track.diagnosis.rules import RULES, Rule
 from posttrain.track.encoding import encode_json
+from posttrain.track.jsonl import append_lines
 
 FILE_NAME = "diagnosis.jsonl"
 CLEARS_AFTER = 2 * WINDOW  # steps in a row without it: what comes and goes is one finding
@@ -98,15 +99,24 @@ class Diagnosing:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step, and what they say."""
         self._tracker.log(step, metrics)
+        for finding in self._feed(step, metrics):
+            for tell in self._tell:
+                tell(str(finding))
+
+    def replay(self, records: Iterable[Mapping[str, float]]) -> None:
+        """Begin anew with what was logged before: a run that goes on finds what it would have."""
+        self._path.unlink(missing_ok=True)
+        for record in records:
+            metrics = {name: value for name, value in record.items() if name != "step"}
+            self._feed(int(record["step"]), metrics)
+
+    def _feed(self, step: int, metrics: Mapping[str, float]) -> list[Finding]:
         begun = self._diagnosis.feed(step, metrics)
         news = [finding for finding in self._diagnosis.findings if finding not in self._written]
         if news:
-            with self._path.open("ab") as file:
-                file.write(b"".join(_line(finding) for finding in news))
+            append_lines(self._path, b"".join(_line(finding) for finding in news))
             self._written.update(news)
-        for finding in begun:
-            for tell in self._tell:
-                tell(str(finding))
+        return begun
 
     def close(self) -> None:
         """Close the tracker behind it."""

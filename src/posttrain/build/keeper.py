@@ -1,0 +1,152 @@
+"""The checkpoints of a stage: where it goes on, when one is due, which are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from posttrain.algorithms.kl import Coefficient
+from posttrain.build.interrupts import Interrupts
+from posttrain.learn.checkpoint import load_learner, save_learner
+from posttrain.learn.learner import LocalLearner
+from posttrain.pipelines.guard import Guard
+from posttrain.pipelines.rl import Report, State
+from posttrain.protocols import Sync
+from posttrain.rollout.source import RolloutSource
+from posttrain.rollout.waiting import from_plain, to_plain
+from posttrain.runs import StageFolder, read_json, write_json
+from posttrain.runs.checkpoints import Checkpoint, prune, write_checkpoint
+from posttrain.types import Collected, Prompt
+
+WAITING = "waiting.json"
+More = Callable[[Path], Mapping[str, Any]]
+
+
+class Keeper:
+    """Writes the checkpoints of one stage, and holds the one it goes on from, if any.
+
+    ``every`` is in steps; with 0 there is one only where the run is asked to stop.
+    """
+
+    def __init__(
+        self,
+        folder: StageFolder,
+        *,
+        interrupts: Interrupts | None = None,
+        begins_at: Checkpoint | None = None,
+        keep_last: int = 0,
+        keep_best: int = 0,
+    ) -> None:
+        self._folder = folder
+        self._interrupts = interrupts or Interrupts()
+        self._begins_at = begins_at
+        self._keep_last, self._keep_best = keep_last, keep_best
+        self._guard = Guard()
+
+    @property
+    def step(self) -> int:
+        """The step after which the stage goes on; 0 at its beginning."""
+        return 0 if self._begins_at is None else self._begins_at.step
+
+    @property
+    def begins_at(self) -> Checkpoint | None:
+        """The checkpoint to go on from."""
+        return self._begins_at
+
+    def keep(self, guard: Guard) -> Guard:
+        """Save what a guard has counted with every checkpoint; it goes on counting from there."""
+        self._guard = guard
+        if self._begins_at is not None:
+            counted = self._begins_at.state["guard"]
+            guard.total, guard.in_a_row = int(counted["total"]), int(counted["in_a_row"])
+        return guard
+
+    def stepping(self) -> AbstractContextManager[None]:
+        """Inside, a first Ctrl-C waits for the next call of :meth:`stepped`."""
+        return self._interrupts.stepping()
+
+    def restore(self, learner: LocalLearner) -> None:
+        """Make a new learner the one of the checkpoint, where there is one."""
+        if self._begins_at is not None:
+            numbers = self._begins_at.state["learner"]
+            load_learner(learner, self._begins_at.path, numbers=numbers)
+
+    def stepped(
+        self, step: int, *, learner: LocalLearner, every: int, more: More | None = None
+    ) -> None:
+        """A step is done and logged: save where it is time to, stop where that was asked.
+
+        ``more`` writes what the stage keeps beside the learner, and returns the numbers of it.
+        """
+        if (every and step % every == 0) or self._interrupts.asked:
+
+            def fill(folder: Path) -> dict[str, Any]:
+                kept = dict(more(folder)) if more is not None else {}
+                counted = {"total": self._guard.total, "in_a_row": self._guard.in_a_row}
+                return {**kept, "learner": save_learner(learner, folder), "guard": counted}
+
+            write_checkpoint(self._folder, step, fill=fill)
+            prune(self._folder, keep_last=self._keep_last, keep_best=self._keep_best)
+        self._interrupts.check(saved=step)
+
+
+def rl_state(
+    report: Report,
+    waiting: Sequence[Collected],
+    *,
+    prompts: Sequence[Prompt],
+    accuracy: float | None,
+) -> More:
+    """What the RL loop carries beside its learner: for ``more`` of :meth:`Keeper.stepped`.
+
+    The batches that wait were sampled by older weights: they are kept as they are, and the source
+    goes on behind the last of them.
+    """
+    last = waiting[-1] if waiting else report.collected
+
+    def more(folder: Path) -> dict[str, Any]:
+        write_json(folder / WAITING, to_plain(waiting, prompts))
+        return {
+            "loop": asdict(report.state),
+            "source": {"position": last.position, "num_calls": last.num_calls},
+            "accuracy": accuracy,
+        }
+
+    return more
+
+
+def go_on(
+    keeper: Keeper,
+    learner: LocalLearner,
+    *,
+    source: RolloutSource,
+    prompts: Sequence[Prompt],
+    sync: Sync,
+) -> tuple[State | None, list[Collected]]:
+    """Take learner, source and engine to the checkpoint; the loop's state, and what waits there."""
+    begins_at = keeper.begins_at
+    if begins_at is None:
+        return None, []
+    keeper.restore(learner)
+    source.prompts.position = begins_at.state["source"]["position"]
+    source.num_calls = begins_at.state["source"]["num_calls"]
+    sync(learner.version)
+    waiting = from_plain(read_json(begins_at.path / WAITING), prompts)
+    return _read_state(begins_at.state["loop"]), waiting
+
+
+def _read_state(given: Mapping[str, Any]) -> State:
+    penalty, baseline = given["penalty"], given["baseline"]
+    return State(
+        step=given["step"],
+        kl=_coefficient(given["kl"]),
+        penalty=None if penalty is None else _coefficient(penalty),
+        baseline=None if baseline is None else float(baseline),
+    )
+
+
+def _coefficient(given: Mapping[str, Any]) -> Coefficient:
+    return Coefficient(**{**given, "value": float(given["value"])})

@@ -1,0 +1,119 @@
+"""``posttrain runs`` and ``posttrain export``: what runs there are, and one of them as a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from posttrain.runs import Overview, compare, find_runs, overview, printable
+
+STYLES = {"finished": "green", "running": "cyan", "unfinished": "yellow", "broken": "bold red"}
+CELL = 60  # characters of a setting
+
+
+def show_runs(folders: Sequence[Path], *, as_json: bool) -> None:
+    """List the runs of folders; of two runs or more that are named, show how they differ."""
+    asked = list(folders) or [Path("runs")]
+    paths = list(dict.fromkeys(path for folder in asked for path in find_runs(folder)))
+    named = len(asked) > 1 and all((path / "run.json").exists() for path in asked)
+    rows = [overview(path) for path in paths]
+    differing = compare(paths) if named else {}
+    if as_json:
+        found = {"runs": [asdict(row) for row in rows]} | ({"config": differing} if named else {})
+        print(json.dumps(found, default=str, ensure_ascii=False, indent=2))
+        return
+    console = Console()
+    if not rows:
+        console.print(Text(f"{asked[0]}: holds no runs; posttrain run RECIPE.toml makes one"))
+        return
+    console.print(
+        _compared(rows, differing) if named else _listed(rows, names=_names(paths, asked))
+    )
+
+
+def _names(paths: Sequence[Path], folders: Sequence[Path]) -> list[str]:
+    """What to call each: the way to it from the folder that was searched."""
+    if len(folders) > 1 or paths[0] == folders[0]:
+        return [str(path) for path in paths]
+    return [str(path.relative_to(folders[0])) for path in paths]
+
+
+def _listed(rows: Sequence[Overview], *, names: Sequence[str]) -> RenderableType:
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("run", overflow="fold")
+    for heading in ("state", "stages", "algorithm"):
+        table.add_column(heading)
+    for heading in ("steps", "accuracy", "reward", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    broken = []
+    for row, name in zip(rows, names, strict=True):
+        state = Text(row.state, style=STYLES[row.state])
+        if row.problem:
+            broken.append(Text(f"{printable(name)}: {printable(row.problem, limit=300)}"))
+        shown = _numbers(row)
+        table.add_row(
+            Text(printable(name)),
+            state,
+            Text(printable(" ".join(row.stages)) or "-"),
+            Text(printable(row.algorithm or "-", limit=30)),
+            *(Text(shown[key]) for key in ("steps", "accuracy", "reward", "time")),
+        )
+    return Group(table, *broken)
+
+
+def _compared(rows: Sequence[Overview], differing: Mapping[str, list[str]]) -> RenderableType:
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("", style="dim")
+    for row in rows:
+        table.add_column(Text(printable(str(row.path))), justify="right", overflow="fold")
+    table.add_row("state", *(Text(row.state, style=STYLES[row.state]) for row in rows))
+    numbers = [_numbers(row) for row in rows]
+    for name in numbers[0]:
+        table.add_row(name, *(Text(each[name]) for each in numbers))
+    table.add_section()
+    for name, values in differing.items():
+        cells = (Text(printable(value, limit=CELL)) for value in values)
+        table.add_row(Text(printable(name)), *cells)
+    if not differing:
+        table.add_row("config", *(Text("the same") for _ in rows))
+    problems = [
+        Text(f"{row.path}: {printable(row.problem, limit=300)}") for row in rows if row.problem
+    ]
+    return Group(table, *problems)
+
+
+def _numbers(row: Overview) -> dict[str, str]:
+    """The final numbers of a run, as they are shown."""
+    done = "-" if row.steps_done is None else f"{row.steps_done:,}"
+    of = "" if row.steps is None or row.steps == row.steps_done else f" of {row.steps:,}"
+    seconds = "-"
+    if row.seconds is not None:
+        minutes, rest = divmod(round(row.seconds), 60)
+        seconds = f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+    return {
+        "steps": done + of,
+        "accuracy": _change(row.accuracy_before, row.accuracy_after, pattern="{:.1%}"),
+        "reward": _change(row.reward_first, row.reward_last, pattern="{:.3g}"),
+        "findings": str(row.findings),
+        "time": seconds,
+    }
+
+
+def _change(before: float | None, after: float | None, *, pattern: str) -> str:
+    first, last = ("-" if value is None else pattern.format(value) for value in (before, after))
+    return "-" if first == last == "-" else f"{first} → {last}"
+
+
+def export_run(folder: Path, *, out: Path | None) -> None:
+    """Write a run as one HTML file, and its numbers as CSV; say where they are."""
+    from posttrain.runs import RunFolder, export
+
+    for path in export(RunFolder(folder), out):
+        Console().print(Text(f"{path}: written"), soft_wrap=True)

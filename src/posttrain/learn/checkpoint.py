@@ -1,0 +1,160 @@
+"""A learner to a folder and back, bit for bit: weights, optimisers, critic, reference.
+
+::
+
+    model/                      the trained model, an ordinary Hugging Face folder
+    weights.safetensors         weights that model/ does not hold as they are, where there are any
+    optimizer.safetensors       the optimiser's moments, by weight
+    critic.safetensors          critic_optimizer.safetensors          with a critic
+    reference.safetensors       where it was refreshed; else it is what the stage started from
+
+Numbers that are no tensors are returned, for the caller's JSON. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from posttrain.disk import writing
+from posttrain.learn.learner import LocalLearner
+from posttrain.learn.trained import Trained
+
+MODEL = "model"
+
+
+def save_learner(learner: LocalLearner, folder: Path) -> dict[str, Any]:
+    """Write everything that the next step depends on; the numbers among it are returned."""
+    learner.save(folder / MODEL)
+    weights = dict(learner.model.named_parameters())
+    held = {name for name, value in _stored(folder / MODEL) if _same(value, weights.get(name))}
+    rest = {name: weight for name, weight in weights.items() if name not in held}
+    if rest:  # some architectures are written under other names, or in another shape
+        _save(rest, folder / "weights.safetensors")
+    numbers: dict[str, Any] = {
+        "version": learner.version,
+        "micro_batch_tokens": learner.micro_batch_tokens,
+        "policy": _save_optimizer(learner.trained, folder / "optimizer.safetensors"),
+    }
+    if learner.critic is not None:
+        _save(dict(learner.critic.module.named_parameters()), folder / "critic.safetensors")
+        numbers["critic"] = _save_optimizer(learner.critic, folder / "critic_optimizer.safetensors")
+    if learner.refreshed and learner.reference is not None:
+        _save(learner.reference.weights(), folder / "reference.safetensors")
+    return numbers
+
+
+def load_learner(learner: LocalLearner, folder: Path, *, numbers: Mapping[str, Any]) -> None:
+    """Make a learner of the same recipe what it was when :func:`save_learner` wrote it."""
+    weights = dict(learner.model.named_parameters())
+    files = [folder / MODEL, folder / "weights.safetensors"]
+    _load(weights, files, kind="model")
+    _load_optimizer(learner.trained, folder / "optimizer.safetensors", numbers=numbers["policy"])
+    if (learner.critic is not None) != ("critic" in numbers):
+        had = "without" if learner.critic else "with"
+        raise ValueError(
+            f"{folder}: was written {had} a critic; resume under the recipe that wrote it"
+        )
+    if learner.critic is not None:
+        _load(
+            dict(learner.critic.module.named_parameters()),
+            [folder / "critic.safetensors"],
+            kind="critic",
+        )
+        _load_optimizer(
+            learner.critic, folder / "critic_optimizer.safetensors", numbers=numbers["critic"]
+        )
+    if (folder / "reference.safetensors").exists() and learner.reference is not None:
+        _load(learner.reference.weights(), [folder / "reference.safetensors"], kind="reference")
+        learner.refreshed = True
+    learner.version = int(numbers["version"])
+    learner.cut_at(int(numbers["micro_batch_tokens"]))
+
+
+def _same(stored: Tensor, weight: Tensor | None) -> bool:
+    if weight is None or stored.dtype != weight.dtype or stored.shape != weight.shape:
+        return False
+    return torch.equal(stored, weight.detach().cpu())
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    with writing(path):
+        save_file(plain, path)
+
+
+def _stored(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a file, or of all files in a folder, one at a time; none where none is."""
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    for file in files:
+        if file.exists():
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 - it is no dict
+                    yield name, opened.get_tensor(name)
+
+
+@torch.no_grad()
+def _load(weights: Mapping[str, Tensor], files: list[Path], *, kind: str) -> None:
+    """Copy what files hold into weights in place; each must be there, in its shape and type."""
+    missing = dict(weights)
+    for file in files:
+        for name, value in _stored(file):
+            weight = weights.get(name)
+            if weight is None or value.shape != weight.shape or value.dtype != weight.dtype:
+                continue
+            weight.copy_(value)
+            missing.pop(name, None)
+    if missing:
+        raise ValueError(
+            f"{files[0].parent}: does not fit this {kind}: {len(missing)} of {len(weights)} "
+            f"weights are not in it, {min(missing)!r} for one; resume under the recipe that "
+            "wrote it"
+        )
+
+
+def _names(trained: Trained) -> list[str]:
+    """The weights of an optimiser by name, in the order in which it numbers them."""
+    known = {id(weight): name for name, weight in trained.module.named_parameters()}
+    groups = trained.optimizer.param_groups
+    return [known[id(weight)] for group in groups for weight in group["params"]]
+
+
+def _save_optimizer(trained: Trained, path: Path) -> dict[str, Any]:
+    """Write the moments; of the groups nothing is kept, for the recipe and the step decide them."""
+    names = _names(trained)
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, dict[str, float]] = {}
+    for number, moments in trained.optimizer.state_dict()["state"].items():
+        for key, value in moments.items():
+            if isinstance(value, Tensor):
+                tensors[f"{key} {names[number]}"] = value
+            elif isinstance(value, bool | int | float):
+                numbers.setdefault(names[number], {})[key] = value
+            else:
+                raise TypeError(
+                    f"checkpoint: the optimiser keeps {key!r} as a {type(value).__name__}, which "
+                    "cannot be saved exactly; use one that keeps tensors and numbers"
+                )
+    _save(tensors, path)
+    return {"num_steps": trained.num_steps, "numbers": numbers}
+
+
+def _load_optimizer(trained: Trained, path: Path, *, numbers: Mapping[str, Any]) -> None:
+    positions = {name: number for number, name in enumerate(_names(trained))}
+    state: dict[int, dict[str, Any]] = {}
+    for given, value in _stored(path):
+        key, _, name = given.partition(" ")
+        if name not in positions:
+            raise ValueError(f"{path}: holds {name!r}, which is not trained here")
+        state.setdefault(positions[name], {})[key] = value
+    for name, held in numbers["numbers"].items():
+        state.setdefault(positions[name], {}).update(held)
+    groups = trained.optimizer.state_dict()["param_groups"]
+    trained.optimizer.load_state_dict({"state": state, "param_groups": groups})
+    trained.num_steps = int(numbers["num_steps"])

@@ -1,0 +1,102 @@
+"""Running out of memory: what it looks like, and how a smaller micro-batch is found.
+
+A step begins with its gradient cleared and changes no weight before its last micro-batch is done,
+so it can be begun again with smaller ones, and is then what it would have been with those from the
+start. Models run without dropout: there are no random numbers to wind back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+OUT_OF_MEMORY: tuple[type[BaseException], ...] = (torch.OutOfMemoryError, MemoryError)
+# What is raised as a plain RuntimeError: by a CPU, by libraries on a GPU, by its driver.
+_MESSAGES = (
+    "DefaultCPUAllocator",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+)
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that memory is used up.
+
+    >>> ran_out(torch.OutOfMemoryError("CUDA out of memory.")), ran_out(RuntimeError("shape"))
+    (True, False)
+    """
+    if isinstance(error, OUT_OF_MEMORY):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
+
+
+def until_it_fits(work: Callable[[], Result], shrink: Callable[[str], None]) -> Result:
+    """Do the work; where memory is used up, ``shrink`` what it takes and do it again."""
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            if not ran_out(error):
+                raise
+            reason = str(error)
+        shrink(reason)  # only here, behind the handler, is free what the traceback held
+
+
+def free(device: torch.device) -> None:
+    """Give back what a failed attempt has left."""
+    gc.collect()  # a graph that refers to itself
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def smaller(tokens: int, num_parts: Callable[[int], int], *, reason: str) -> int:
+    """The micro-batch size, halved until it really cuts the batch into more parts.
+
+    ``num_parts`` counts the micro-batches of the batch for a size. Raises where the batch cannot
+    be cut further: then one sequence alone is too much.
+
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
+    ...     smaller(64, lambda tokens: -(-10 // tokens), reason="")
+    8
+    """
+    before, halved = num_parts(tokens), tokens
+    while halved > 1 and num_parts(halved) == before:
+        halved //= 2
+    if num_parts(halved) == before:
+        raise RuntimeError(
+            "out of memory with a single sequence (of a reward model: a single set) in a forward "
+            f"pass: {reason.strip()}. Set checkpoint_activations = true, shorten max_new_tokens or "
+            'the longest rows, set rl.kl.dtype = "bfloat16" or rl.kl.offload = true where there is '
+            "a reference model, or take a smaller model"
+        )
+    warnings.warn(
+        f"out of memory: micro_batch_tokens is {halved} from here on, was {tokens}, and the step "
+        f"is repeated. The result is that of {halved} from the start. Set micro_batch_tokens = "
+        f"{halved} to spare the next run this",
+        stacklevel=2,
+    )
+    return halved
+
+
+@contextlib.contextmanager
+def not_repeated() -> Iterator[None]:
+    """Where weights change: no memory there is the end, because some have changed already."""
+    try:
+        yield
+    except Exception as error:
+        if not ran_out(error):
+            raise
+        raise RuntimeError(
+            f"out of memory in the optimiser's own step: {str(error).strip()}. Smaller "
+            "micro-batches do not help: weights, gradient and AdamW's two moments must fit "
+            "together. Free the GPU of other processes, set rl.kl.offload = true where there is a "
+            "reference model, or take a smaller model"
+        ) from error

@@ -1,0 +1,46 @@
+"""What the micro-batches of one step add up to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posttrain.algorithms.diagnostics import Tally, tally
+from posttrain.algorithms.weights import total
+from posttrain.learn.trained import Applied
+from posttrain.protocols import StepResult
+from posttrain.types import Batch, Terms
+
+
+class Sums:
+    """What the micro-batches of one step add up to."""
+
+    def __init__(self) -> None:
+        self.empty = True
+        self._diagnostics = Tally()
+        self.loss: Tensor | float = 0.0
+        self._parts: dict[str, Tensor | float] = {}
+
+    def add(self, terms: Terms, part: Batch) -> None:
+        """Count a micro-batch's share of the loss; differentiate it where it is to teach."""
+        loss = total(terms.loss, part)
+        if torch.is_grad_enabled():
+            loss.backward()
+        self.empty = False
+        self.loss += loss.detach().double()  # read when all is done: a look would wait
+        self._diagnostics += tally(terms, part.active)
+        for name, value in terms.parts.items():
+            self._parts[name] = self._parts.get(name, 0.0) + total(value.detach(), part)
+
+    def result(self, policy: Applied, *, critic: Applied | None) -> StepResult:
+        """The step as the loop sees it."""
+        metrics = self._diagnostics.summary()
+        metrics |= {f"{name}_loss": float(value) for name, value in self._parts.items()}
+        if critic is not None:
+            metrics["critic_gradient_norm"] = critic.gradient_norm
+        return StepResult(
+            loss=float(self.loss),
+            gradient_norm=policy.gradient_norm,
+            learning_rate=policy.learning_rate,
+            metrics=metrics,
+        )

@@ -1,0 +1,65 @@
+"""Batches that wait to be learned, as plain JSON data: exact, for a run that goes on later."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from posttrain.types import Collected, Completion, Prompt, Rollout, Score
+
+
+def to_plain(waiting: Sequence[Collected], prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
+    """Dicts, lists, numbers and text; a prompt is its place among ``prompts``."""
+    places = {id(prompt): place for place, prompt in enumerate(prompts)}
+    return [
+        {
+            **{field: getattr(batch, field) for field in ("resampled", "position", "num_calls")},
+            "seconds": dict(batch.seconds),
+            "rollouts": [_rollout(rollout, places) for rollout in batch.rollouts],
+        }
+        for batch in waiting
+    ]
+
+
+def from_plain(given: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt]) -> list[Collected]:
+    """The batches that :func:`to_plain` wrote, with the same prompts."""
+    return [
+        Collected(
+            rollouts=[
+                Rollout(
+                    prompt=prompts[row["prompt"]],
+                    completion=_completion(row["completion"]),
+                    group=row["group"],
+                    score=None if row["score"] is None else _score(row["score"]),
+                )
+                for row in batch["rollouts"]
+            ],
+            seconds=batch["seconds"],
+            resampled=batch["resampled"],
+            position=batch["position"],
+            num_calls=batch["num_calls"],
+        )
+        for batch in given
+    ]
+
+
+def _rollout(rollout: Rollout, places: Mapping[int, int]) -> dict[str, Any]:
+    score = None if rollout.score is None else dataclasses.asdict(rollout.score)
+    return {
+        "prompt": places[id(rollout.prompt)],
+        "completion": dataclasses.asdict(rollout.completion),
+        "group": rollout.group,
+        "score": score,
+    }
+
+
+def _completion(given: Mapping[str, Any]) -> Completion:
+    # What JSON has no number for was written as text: float reads both.
+    logprobs = tuple(float(value) for value in given["logprobs"])
+    return Completion(**{**given, "tokens": tuple(given["tokens"]), "logprobs": logprobs})
+
+
+def _score(given: Mapping[str, Any]) -> Score:
+    parts = {name: float(value) for name, value in given["parts"].items()}
+    return Score(**{**given, "value": float(given["value"]), "parts": parts})

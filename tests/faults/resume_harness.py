@@ -1,0 +1,236 @@
+"""Kills a run again and again, lets it go on each time, and compares the end with a whole run.
+
+``python tests/faults/resume_harness.py --case ppo --kills 200`` is what ``make faults`` calls;
+tests/faults/test_resume_faults.py takes a few kills. Every attempt is a process of its own, forked
+from this one so that it need not import everything anew, and ended by SIGKILL at a random moment.
+Between two attempts files are torn and clocks moved, where the case says so. Exits with 1, and says
+where, at the first difference in a metric, a rollout, a finding or a weight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path[:0] = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).parents[1])]
+
+from small_runs import TINY, recipe, timeless  # noqa: E402
+
+from posttrain.cli import main  # noqa: E402
+from posttrain.config import recipe_from_dict, to_toml  # noqa: E402
+from posttrain.models.load import load_policy  # noqa: E402
+from posttrain.runs import RunFolder, folder, read_rollouts  # noqa: E402
+from posttrain.runs.checkpoints import checkpoint_steps  # noqa: E402
+
+RL: dict[str, Any] = {
+    "steps": 12,
+    "save_every": 1,
+    "evaluate_every": 4,
+    "evaluate_problems": 5,
+    "learning_rate": 1e-2,
+}
+KL = {"rule": "proportional", "target": 0.05, "horizon": 20, "refresh_every": 5}
+CASES: dict[str, dict[str, Any]] = {
+    "grpo": RL,
+    "ppo": {**RL, "algorithm": "ppo", "epochs": 2, "critic": {"warmup_steps": 2}, "kl": KL},
+    "ahead": {**RL, "max_lag": 2, "save_every": 2},
+    "seldom": {**RL, "save_every": 5},
+}
+LONGEST = 0.6  # of the whole run's time: what an attempt may live, at most
+
+
+def forked(work: Callable[[], Any], *, log: Path) -> int:
+    """Do something in a process of its own; its number."""
+    child = os.fork()
+    if child:
+        return child
+    code = 70
+    try:
+        with log.open("ab", buffering=0) as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        work()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1 if stop.code else 0
+        print(stop.code, flush=True)
+    except BaseException:  # noqa: BLE001 - nothing may leave the child and go on as the parent
+        traceback.print_exc()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def command(*arguments: str, clock: float = 0.0) -> None:
+    """The command line, in this process; with a clock that is wrong by some seconds."""
+    true, now = time.time, folder.datetime.now
+    time.time = lambda: true() + clock
+
+    class Wrong(folder.datetime):  # type: ignore[name-defined, misc]
+        @classmethod
+        def now(cls, zone: Any = None) -> Any:
+            return now(zone).replace(year=2000 + int(abs(clock)) % 90)
+
+    folder.datetime = Wrong
+    sys.argv = ["posttrain", *arguments]
+    main()
+
+
+def ended(child: int) -> int:
+    """Wait for a process; its exit code, or minus the signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def tear(run: Path, generator: random.Random) -> bool:
+    """Damage a file of the newest checkpoint: cut it, flip a bit, or take it away."""
+    for stage in ("rl", "sft"):
+        place = RunFolder(run).stage(stage) if (run / "run.json").exists() else None
+        steps = checkpoint_steps(place) if place is not None else []
+        if place is None or not steps:
+            continue
+        files = [path for path in place.checkpoint(steps[-1]).rglob("*") if path.is_file()]
+        chosen = generator.choice(sorted(files))
+        content = bytearray(chosen.read_bytes())
+        how = generator.choice(["cut", "flip", "gone"])
+        if how == "gone" or not content:
+            chosen.unlink()
+        elif how == "cut":
+            chosen.write_bytes(content[: generator.randrange(len(content))])
+        else:
+            content[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
+            chosen.write_bytes(content)
+        return True
+    return False
+
+
+def age(run: Path, generator: random.Random) -> None:
+    """Give every file a random date."""
+    for path in run.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            when = generator.uniform(0, 4e9)
+            os.utime(path, (when, when))
+
+
+def difference(first: Path, second: Path) -> None:
+    """Exit with what differs between two finished runs, if anything does."""
+    one, other = RunFolder(first), RunFolder(second)
+    for stage in ("sft", "rl"):
+        ours, theirs = one.stage(stage), other.stage(stage)
+        if timeless(ours.records()) != timeless(theirs.records()):
+            sys.exit(f"{stage}: metrics differ")
+        if ours.findings() != theirs.findings():
+            sys.exit(f"{stage}: findings differ")
+        names = [path.name for path in sorted(ours.model.glob("*.safetensors"))]
+        for name in names:
+            if (ours.model / name).read_bytes() != (theirs.model / name).read_bytes():
+                sys.exit(f"{stage}: weights differ")
+    if read_rollouts(one.stage("rl").rollouts) != read_rollouts(other.stage("rl").rollouts):
+        sys.exit("rollouts differ")
+    for name in ("before.jsonl", "../eval/problems.jsonl"):
+        if (first / "rl" / name).read_bytes() != (second / "rl" / name).read_bytes():
+            sys.exit(f"{name} differs")
+    hidden = [path for path in (second / "rl").rglob(".*") if path.name != ".lock"]
+    if hidden or list(second.glob("*.old-*")):
+        sys.exit(f"left behind: {hidden or list(second.glob('*.old-*'))}")
+
+
+class Harness:
+    """One case: the whole run, and runs that are killed until they are done."""
+
+    def __init__(self, root: Path, case: str, *, seed: int, mishaps: bool) -> None:
+        self.root = root
+        self.counts: Counter[str] = Counter()
+        self.log = root / "log.txt"
+        self._random = random.Random(f"{case} {seed}")
+        self._mishaps = mishaps
+        self._longest = 0.0
+        values = recipe(root / "unused", rl=CASES[case], sft={"save_every": 2})
+        values["grading"] = {"workers": 0}
+        self._recipe = root / "recipe.toml"
+        self._recipe.write_text(to_toml(recipe_from_dict(values)))
+
+    def whole(self) -> None:
+        """The run that nothing happens to."""
+        arguments = ("run", str(self._recipe), "--run.folder", str(self.root / "whole"))
+        started = time.monotonic()
+        code = ended(forked(lambda: command(*arguments), log=self.log))
+        self._longest = LONGEST * (time.monotonic() - started)
+        self._expect(code == 0, "the whole run failed")
+
+    def killed(self, num_kills: int) -> None:
+        """Runs that are killed, until there were as many kills."""
+        number = 0
+        while self.counts["kills"] < num_kills:
+            number += 1
+            run = self.root / f"run-{number}"
+            while not self._attempt(run, may_kill=self.counts["kills"] < num_kills):
+                if self._mishaps:
+                    self._mishap(run)
+            compare = functools.partial(difference, self.root / "whole", run)
+            code = ended(forked(compare, log=self.log))
+            self._expect(code == 0, f"{run.name} is not the whole run")
+            self.counts["runs"] += 1
+            shutil.rmtree(run)
+
+    def _attempt(self, run: Path, *, may_kill: bool) -> bool:
+        """Start or continue a run; whether it is done."""
+        clock = self._random.uniform(-1e6, 1e6) if self._mishaps else 0.0
+        arguments = ["run", str(self._recipe), "--run.folder", str(run), "--resume"]
+        if (run / "config.json").exists() and self._random.random() < 0.5:
+            arguments = ["resume", str(run)]
+        child = forked(lambda: command(*arguments, clock=clock), log=self.log)
+        politely = self._mishaps and self._random.random() < 0.2
+        if may_kill:
+            time.sleep(self._random.uniform(0, self._longest))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGTERM if politely else signal.SIGKILL)
+        code = ended(child)
+        kinds = {-signal.SIGKILL: "kills", 128 + signal.SIGTERM: "terms", -signal.SIGTERM: "terms"}
+        self._expect(code == 0 or code in kinds, f"an attempt ended with {code}")
+        if code:
+            self.counts[kinds[code]] += 1
+        return code == 0
+
+    def _mishap(self, run: Path) -> None:
+        if self._random.random() < 0.3 and tear(run, self._random):
+            self.counts["torn"] += 1
+        age(run, self._random)
+
+    def _expect(self, holds: bool, what: str) -> None:
+        if not holds:
+            text = self.log.read_text(errors="replace")[-3000:]
+            sys.exit(f"{what}\n{dict(self.counts)}\n{text}")
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--case", choices=sorted(CASES), required=True)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mishaps", action="store_true", help="torn files, SIGTERM, wrong clocks")
+    parser.add_argument("--folder", type=Path, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    given = parsed()
+    given.folder.mkdir(parents=True)
+    load_policy("tiny", options=TINY)  # so that the attempts need not import it
+    harness = Harness(given.folder, given.case, seed=given.seed, mishaps=given.mishaps)
+    harness.whole()
+    harness.killed(given.kills)
+    print(json.dumps({"case": given.case, **harness.counts}))

@@ -1,0 +1,145 @@
+"""A run as a page: well formed, self-contained, and harmless whatever a model wrote."""
+
+import csv
+import io
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from posttrain.runs import RunFolder, export, rollout_file, write_json, write_rollouts
+from posttrain.runs.report import metrics_csv, render_report
+from posttrain.track import Stage
+from posttrain.track.jsonl import JsonlTracker
+from posttrain.types import Completion, Prompt, Rollout, Score
+
+EVIL = "</td><script>alert(1)</script>\x1b[31m\u202e<img src=x onerror=a()>"
+VOID = {"meta", "line", "polyline", "circle", "br"}
+
+
+class Page(HTMLParser):
+    """Checks that elements are closed in order, and collects what a page loads or runs."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.links: list[str] = []
+        self.text: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.links += [name for name, _ in attrs if name in ("src", "href") or name[:2] == "on"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """A run in which every text that can be hostile is."""
+    config = {"rl": {"algorithm": EVIL, "steps": 50, EVIL: EVIL}}
+    run = RunFolder.create(tmp_path / "<b>run", config=config, recipe=f"# {EVIL}")
+    stage = run.begin("rl")
+    tracker = JsonlTracker(Stage(name="rl", folder=stage.path, total_steps=50))
+    for step in range(1, 51):
+        numbers = {"reward/mean": step / 50, "eval/accuracy": 0.5, "rollout/length": 3.0}
+        tracker.log(step, {**numbers, "loss/total": float("nan"), EVIL: 1.0})
+    tracker.close()
+    finding = {"step": 3, "finding": EVIL, "text": EVIL, "remedy": EVIL, "until": None}
+    write_json(stage.path / "one.json", finding)
+    line = " ".join((stage.path / "one.json").read_text().split("\n"))
+    (stage.path / "diagnosis.jsonl").write_text(line + "\n")
+    for step in (1, 2, 3):
+        rollouts = [
+            Rollout(
+                prompt=Prompt(id=EVIL, text=f"prompt of {step} {EVIL}"),
+                completion=Completion(
+                    tokens=(1,), logprobs=(0.0,), text=EVIL * 500, stop_reason="stop", version=0
+                ),
+                group=0,
+                score=Score(value=0.0, state=state, reason=EVIL),
+            )
+            for state in ("ok", "crashed")
+        ]
+        write_rollouts(rollout_file(stage.rollouts, step), rollouts, step=step)
+    run.write_samples(
+        [{"prompt": EVIL, "before": EVIL, "after": EVIL, "answer": EVIL, "right_after": True}]
+    )
+    run.finish("rl", digest="a")
+    run.write_summary({"seconds": 61.0, "accuracy_before": 0.25, "accuracy_after": 0.75})
+    return run
+
+
+def test_the_page_is_well_formed_and_runs_and_loads_nothing(run: RunFolder) -> None:
+    text = render_report(run)
+    page = Page(text)
+    assert not page.tags & {"script", "img", "b>run", "link", "iframe", "object"}
+    assert page.links == []
+    assert "default-src 'none'" in text
+    assert not set("\x1b\u202e") & set(text)
+    assert "http" not in text.replace("http-equiv", "")
+    assert len(text) < 200_000  # half a million characters of completions are cut
+
+
+def test_the_page_shows_what_there_is(run: RunFolder) -> None:
+    said = "\n".join(Page(render_report(run)).text)
+    for words in (
+        "<b>run",
+        "25.0% → 75.0%",
+        "0.02 → 1",
+        "Reinforcement learning",
+        "Held-out accuracy",
+        "step 3 to the end",
+        "6 rollouts of 3 steps",
+        "Step 1",
+        "Step 3",
+        "Broken scores",
+        "prompt of 3",
+        "rl.steps",
+        "<script>alert(1)</script>\\x1b[31m\\u202e",
+    ):
+        assert words in said, words
+    assert "Step 2" not in said
+
+
+def test_what_cannot_be_read_is_said_in_its_place(run: RunFolder) -> None:
+    (run.path / "samples.json").write_text("[[")
+    (run.stage("rl").path / "diagnosis.jsonl").write_text("{}\n")
+    rollout_file(run.stage("rl").rollouts, 2).write_bytes(b"no")
+    said = "\n".join(Page(render_report(run)).text)
+    assert said.count("cannot be read: ") == 2
+    assert "; 1 files cannot be read" in said
+    (run.stage("rl").metrics).write_text("no\n")
+    (run.path / "config.json").write_text("3")
+    assert "Step 1" in "\n".join(Page(render_report(run)).text)
+    assert [path.name for path in export(run)] == ["report.html"]
+
+
+def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "a", config={"rl": {}})
+    assert "no stage is done yet" in "".join(Page(render_report(run)).text)
+
+
+def test_the_files_lie_beside_the_page(run: RunFolder, tmp_path: Path) -> None:
+    written = export(run, tmp_path / "out" / "my.html")
+    assert [path.name for path in written] == ["my.html", "my-rl-metrics.csv"]
+    first, *rows = csv.reader(io.StringIO(written[1].read_text()))
+    assert first[:3] == ["step", "reward/mean", "eval/accuracy"]
+    assert rows[9][:3] == ["10", "0.2", "0.5"]
+    assert len(rows) == 50
+    with pytest.raises(ValueError, match="is a folder; name the file"):
+        export(run, tmp_path)
+
+
+def test_a_spreadsheet_finds_no_formula() -> None:
+    records = [{"step": 1, "=1+1": 2.0, "a": -1.0}, {"step": 2, "a": float("inf")}]
+    assert metrics_csv(records) == "step,'=1+1,a\n1,2.0,-1.0\n2,,inf\n"
