@@ -12,9 +12,10 @@ import torch
 from small_runs import recipe, same_weights, small_run, timeless
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from posttrain.build.parts import choose_threads
 from posttrain.build.results import Run
 from posttrain.build.run import Supplied, run
-from posttrain.config import read_recipe, resolve
+from posttrain.config import read_recipe, recipe_from_dict, resolve
 from posttrain.rewards.scorer import RewardScorer
 
 
@@ -222,3 +223,19 @@ def test_an_edited_reward_is_another_run(tmp_path: Path, monkeypatch: pytest.Mon
     linecache.clearcache()
     with pytest.raises(ValueError, match="holds the finished run of another recipe"):
         small_run(given)
+
+
+def test_beside_a_gpu_few_cpu_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A GPU's host has small tensors only, and a container often fewer cores than it shows."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+
+    def threads(*, gpu: bool, **options: Any) -> int:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+        given = recipe(tmp_path)
+        given["run"] |= options
+        return choose_threads(recipe_from_dict(given))
+
+    assert threads(gpu=True) == 4
+    assert threads(gpu=True, device="cpu") == 64
+    assert threads(gpu=False) == 64
+    assert threads(gpu=True, threads=16) == 16
