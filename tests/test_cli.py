@@ -118,11 +118,12 @@ def test_resume(posttrain: Command, recipe: Path, monkeypatch: pytest.MonkeyPatc
     changed = posttrain("run", recipe, *options, "--rl.steps", "2", "--resume")
     refused(changed, "rl.steps: 3 → 2", "--allow-changes rl.steps")
     refused(posttrain("run", recipe, "--allow-changes", "rl"), "without --resume")
-    refused(posttrain("resume", "nowhere"), "nowhere: is not a run folder")
+    refused(posttrain("resume", "nowhere"), "nowhere: no such folder")
+    refused(posttrain("resume", "out/rl"), "is not a run folder", "out is one")
     done = posttrain("resume", "out")
     assert done.code == 0, done.err
     assert "sft: finished already" in done.out
-    assert "rl: goes on from its beginning" in done.out
+    assert "rl: starts over" in done.out
     assert "finished already; nothing to do" in posttrain("resume", "out").out
 
 

@@ -117,7 +117,7 @@ def test_without_a_checkpoint_the_stage_starts_over_in_place(tmp_path: Path) -> 
         go(values, supplied=supplied)
     assert len(RunFolder(tmp_path / "cut").stage("rl").records()) > 0
     done, text = go(values, supplied=supplied, resume=True)
-    assert "rl: goes on from its beginning" in text
+    assert "rl: starts over" in text
     values["run"]["folder"] = str(tmp_path / "whole")
     whole, _ = go(values, supplied=supplied)
     same(done.folder, whole.folder)

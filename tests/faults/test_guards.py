@@ -171,3 +171,33 @@ def test_deterministic_holds_inside_and_is_undone_after(
     with pytest.raises(KeyError):
         small_run(recipe(tmp_path / "off", run={"deterministic": False}))
     assert set(seen) == {before}
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_models_that_say_nan_of_a_batch(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first step on it: the batch is passed over, counted and kept, and all goes on."""
+    infer, calls = LocalLearner.infer, []
+
+    def ill(self: LocalLearner, batch: Batch) -> Batch:
+        calls.append(1)
+        found = infer(self, batch)
+        if len(calls) == 2:
+            found.old_logprobs[3] = math.nan
+        return found
+
+    monkeypatch.setattr(LocalLearner, "infer", ill)
+    kl = {"placement": "reward" if algorithm == "ppo" else "loss", "rule": "proportional"}
+    rl = {"algorithm": algorithm, "epochs": 2, "minibatches": 2, "kl": {**kl, "target": 0.1}}
+    done, _ = small_run(recipe(tmp_path / "run", sft=None, eval=None, rl=rl))
+    records = done.folder.stage("rl").records()
+    assert [record["train/skipped"] for record in records] == [0, 1, 0]
+    assert [record["train/optimiser_steps"] for record in records] == [4, 0, 4]
+    assert records[1]["kl/coefficient"] == records[2]["kl/coefficient"]
+    assert records[1]["reward/invalid"] == 0
+    rewards = [row["reward"] for row in done.samples(step=2, limit=16)]
+    assert records[1]["reward/mean"] == pytest.approx(sum(rewards) / 16)
+    note = json.loads((done.folder.path / "rl/skipped/step-000002/minibatch-1.json").read_text())
+    assert list(note["not_finite"]) == ["old_logprobs"]
+    assert [row for row, told in enumerate(note["sequences"]) if told["not_finite"]] == [3]

@@ -6,7 +6,7 @@ was cut short goes on exactly where it was when it is called again with ``resume
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ def rl(
     folder: str | Path = "runs/rl",
     seed: int = 0,
     resume: bool = False,
+    allow_changes: Sequence[str] = (),
     evaluate: bool = True,
     model_options: Mapping[str, Any] | None = None,
     grading: Mapping[str, Any] | None = None,
@@ -79,7 +80,7 @@ def rl(
         "grading": dict(grading or {}),
         "rl": options,
     }
-    return run(*_recipe(given, chosen, reward=reward), resume=resume)
+    return run(*_recipe(given, chosen, reward=reward), resume=resume, allow_changes=allow_changes)
 
 
 def sft(
@@ -90,6 +91,7 @@ def sft(
     folder: str | Path = "runs/sft",
     seed: int = 0,
     resume: bool = False,
+    allow_changes: Sequence[str] = (),
     model_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
@@ -103,7 +105,7 @@ def sft(
         "model": {"name": str(model), **(model_options or {})},
         "sft": {"data": str(data), **options},
     }
-    return run(*_recipe(given, chosen), resume=resume)
+    return run(*_recipe(given, chosen), resume=resume, allow_changes=allow_changes)
 
 
 def prefer(
@@ -116,6 +118,7 @@ def prefer(
     folder: str | Path = "runs/prefer",
     seed: int = 0,
     resume: bool = False,
+    allow_changes: Sequence[str] = (),
     model_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
@@ -135,7 +138,7 @@ def prefer(
         "model": {"name": str(model), **(model_options or {})},
         "prefer": {"rewards": dict(table), **options},
     }
-    return run(*_recipe(given, chosen), resume=resume)
+    return run(*_recipe(given, chosen), resume=resume, allow_changes=allow_changes)
 
 
 def reward(
@@ -145,6 +148,7 @@ def reward(
     folder: str | Path = "runs/reward",
     seed: int = 0,
     resume: bool = False,
+    allow_changes: Sequence[str] = (),
     model_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
@@ -157,7 +161,7 @@ def reward(
         "model": {"name": str(model), **(model_options or {})},
         "reward": {"data": str(data), **options},
     }
-    return run(recipe_from_dict(given), resume=resume)
+    return run(recipe_from_dict(given), resume=resume, allow_changes=allow_changes)
 
 
 def evaluate(

@@ -19,6 +19,7 @@ from posttrain.runs import config_digest
 
 _FILES = ("data", "test_data", "backbone")
 _WORDS = ("tiny", "task", "prefer", "policy", "reward")  # these name no file
+_OF_MODELS = (".json", ".safetensors", ".jinja", ".txt", ".model")  # weights, tokenizer, template
 _WHOLE = 256 * 2**20  # bytes up to which a file is read in full
 
 
@@ -37,28 +38,32 @@ def function_text(function: Any) -> str:
 
 def fingerprints(recipe: Recipe) -> dict[str, Any]:
     """Digests of the functions, files and model folders that a recipe names; empty without any."""
-    known: dict[str, str] = {}
     tables = {"rewards": recipe.rewards}
     if recipe.prefer is not None and "prefer" in recipe.stages:
         tables["prefer.rewards"] = recipe.prefer.rewards
     named = {f"task.{key}": value for key, value in (recipe.task or {}).items()}
     named["model.name"] = recipe.model.name
+    functions = {"task": str((recipe.task or {}).get("name"))}
     for key, table in tables.items():
-        for name, given in table.items():
-            if ":" in name:
-                text = function_text(look_up(name, {}, kind="rewards"))
-                known[f"{key}.{name}"] = config_digest(text)
-            named[f"{key}.{name}.path"] = given.get("path")
+        functions |= {f"{key}.{name}": name for name in table}
+        named |= {f"{key}.{name}.path": given.get("path") for name, given in table.items()}
     for stage, section in (("sft", recipe.sft), ("reward", recipe.reward)):
         if section is not None and stage in recipe.stages:
             named |= {f"{stage}.{key}": getattr(section, key, None) for key in _FILES}
     if recipe.rl is not None and recipe.rl.critic is not None:
         named["rl.critic.source"] = recipe.rl.critic.source
-    for key, value in named.items():
-        found = _contents(value)
-        if found is not None:
-            known[key] = found
+    found = {key: _own_function(name) for key, name in functions.items()}
+    found |= {key: _contents(value) for key, value in named.items()}
+    known = {key: digest for key, digest in found.items() if digest is not None}
     return {"contents": known} if known else {}
+
+
+def _own_function(name: str) -> str | None:
+    """The digest of a function that is named ``module:function``; None for one of ours."""
+    if ":" not in name or name.startswith("reasoning_gym:"):
+        return None
+    kind = "task or reward"
+    return config_digest(function_text(look_up(name, {}, kind=kind)))
 
 
 def code_version() -> dict[str, str]:
@@ -74,13 +79,13 @@ def _contents(value: Any) -> str | None:
     """The digest of a file, or of a model folder; None for what is neither, or means a stage."""
     if not isinstance(value, str) or value in _WORDS:
         return None
-    path = Path(value)
+    path = Path(value).expanduser()
     if path.is_file():
         return _digest(path)
     if not (path / "config.json").is_file():
         return None
-    files = [path / "config.json", *sorted(path.glob("*.safetensors"))]
-    return config_digest(*(_digest(file) for file in files))
+    files = (file for file in path.iterdir() if file.suffix in _OF_MODELS and file.is_file())
+    return config_digest(*(f"{file.name} {_digest(file)}" for file in sorted(files)))
 
 
 def _digest(file: Path) -> str:

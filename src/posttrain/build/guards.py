@@ -46,12 +46,10 @@ class _Keeper:
 
     folder: Path
     decode: Decode
-    num_kept: int = 0
 
     def __call__(self, skipped: Skipped) -> None:
-        if self.num_kept == MOST_KEPT:
+        if len(list(self.folder.glob("*/*.json"))) >= MOST_KEPT:
             return
-        self.num_kept += 1
         place = self.folder / f"step-{skipped.step:06d}"
         with replacing(place / f"minibatch-{skipped.number}.safetensors") as beside:
             write_batch(beside, skipped.batch)

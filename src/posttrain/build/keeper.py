@@ -39,12 +39,14 @@ class Keeper:
         begins_at: Checkpoint | None = None,
         keep_last: int = 0,
         keep_best: int = 0,
+        seconds: Callable[[], float] = float,
     ) -> None:
         self._folder = folder
         self._interrupts = interrupts or Interrupts()
         self._begins_at = begins_at
         self._keep_last, self._keep_best = keep_last, keep_best
         self._guard = Guard()
+        self._seconds = seconds
 
     @property
     def step(self) -> int:
@@ -86,7 +88,8 @@ class Keeper:
             def fill(folder: Path) -> dict[str, Any]:
                 kept = dict(more(folder)) if more is not None else {}
                 counted = {"total": self._guard.total, "in_a_row": self._guard.in_a_row}
-                return {**kept, "learner": save_learner(learner, folder), "guard": counted}
+                kept |= {"guard": counted, "seconds": self._seconds()}
+                return {**kept, "learner": save_learner(learner, folder)}
 
             write_checkpoint(self._folder, step, fill=fill)
             prune(self._folder, keep_last=self._keep_last, keep_best=self._keep_best)
@@ -98,6 +101,7 @@ def rl_state(
     waiting: Sequence[Collected],
     *,
     prompts: Sequence[Prompt],
+    max_lag: int,
     accuracy: float | None,
 ) -> More:
     """What the RL loop carries beside its learner: for ``more`` of :meth:`Keeper.stepped`.
@@ -107,11 +111,14 @@ def rl_state(
     """
     last = waiting[-1] if waiting else report.collected
 
+    def place(batch: Collected) -> dict[str, int]:
+        return {"position": batch.position, "num_calls": batch.num_calls}
+
     def more(folder: Path) -> dict[str, Any]:
         write_json(folder / WAITING, to_plain(waiting, prompts))
         return {
             "loop": asdict(report.state),
-            "source": {"position": last.position, "num_calls": last.num_calls},
+            "source": {"max_lag": max_lag, "last": place(last), "learned": place(report.collected)},
             "accuracy": accuracy,
         }
 
@@ -125,17 +132,24 @@ def go_on(
     source: RolloutSource,
     prompts: Sequence[Prompt],
     sync: Sync,
+    max_lag: int,
 ) -> tuple[State | None, list[Collected]]:
-    """Take learner, source and engine to the checkpoint; the loop's state, and what waits there."""
+    """Take learner, source and engine to the checkpoint; the loop's state, and what waits there.
+
+    Where ``max_lag`` or the prompts were allowed to change, what waits is sampled again.
+    """
     begins_at = keeper.begins_at
     if begins_at is None:
         return None, []
     keeper.restore(learner)
-    source.prompts.position = begins_at.state["source"]["position"]
-    source.num_calls = begins_at.state["source"]["num_calls"]
     sync(learner.version)
-    waiting = from_plain(read_json(begins_at.path / WAITING), prompts)
-    return _read_state(begins_at.state["loop"]), waiting
+    known = begins_at.state["source"]
+    waiting = None
+    if known["max_lag"] == max_lag:
+        waiting = from_plain(read_json(begins_at.path / WAITING), prompts)
+    place = known["learned" if waiting is None else "last"]
+    source.prompts.position, source.num_calls = place["position"], place["num_calls"]
+    return _read_state(begins_at.state["loop"]), waiting or []
 
 
 def _read_state(given: Mapping[str, Any]) -> State:

@@ -93,14 +93,16 @@ def choose_compile(recipe: Recipe, device: str) -> bool:
 
 
 def make_policy(recipe: Recipe, source: str, *, device: str) -> Policy:
-    """The policy in ``source``, ready to train."""
-    model = recipe.model
+    """The policy in ``source``, ready to train; a stage's own computes as it did in that stage."""
+    model, options = recipe.model, recipe.model.options
+    if source != model.name:
+        options = {name: value for name, value in options.items() if name == "attention"}
     return load_policy(
         source,
         dtype=model.dtype,
         device=device,
         seed=recipe.run.seed,
-        options=model.options if source == model.name else {},
+        options=options,
     )
 
 

@@ -101,7 +101,7 @@ def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Co
     if stage is not None:
         places |= {"picture": run.plot(stage=stage)}
         places |= {} if folder.model is None else {"model": folder.model}
-    before = _estimates(folder.stage_record("rl"), "before")
+    before = _estimates({"before": _before(folder)}, "before")
     after = _estimates(folder.stage_record("eval"), "after")
     samples = _pairs(folder)
     folder.write_samples([vars(sample) for sample in samples])
@@ -149,7 +149,7 @@ def _measures(folder: RunFolder) -> dict[str, tuple[float | None, float | None]]
     """Means of the rewards on held-out problems, before and after; one alone says no more than
     the accuracy does.
     """
-    before = (folder.stage_record("rl") or {}).get("before", {}).get("parts", {})
+    before = _before(folder).get("parts", {})
     after = (folder.stage_record("eval") or {}).get("after", {}).get("parts", {})
     names = dict.fromkeys([*before, *after])
     if len(names) < 2:
@@ -213,9 +213,16 @@ def _interval(estimates: Mapping[str, Any]) -> Interval | None:
     return Interval(**estimates["accuracy"]) if estimates else None
 
 
+def _before(folder: RunFolder) -> dict[str, Any]:
+    """The evaluation before RL, where it asked what the one at the end did."""
+    found = dict((folder.stage_record("rl") or {}).get("before", {}))
+    after = (folder.stage_record("eval") or {}).get("after", {})
+    return found if found.get("of") == after.get("of", found.get("of")) else {}
+
+
 def _pairs(folder: RunFolder) -> list[Sample]:
     """Held-out problems before and after; those whose verdict changed come first."""
-    before = _problems(folder.stage("rl").path / "before.jsonl")
+    before = _problems(folder.stage("rl").path / "before.jsonl") if _before(folder) else {}
     after = _problems(folder.stage("eval").path / "problems.jsonl")
     shared = [name for name in after if name in before]
     shared.sort(key=lambda name: before[name]["correct"] == after[name]["correct"])

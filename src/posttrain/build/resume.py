@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from rich.console import Console
 from posttrain.build.interrupts import Stopped
 from posttrain.config import Recipe, recipe_from_dict
 from posttrain.disk import NotWrittenError
+from posttrain.registry import did_you_mean
 from posttrain.runs import RunFolder, StageFolder, config_digest, differences, read_json, write_json
 from posttrain.runs.checkpoints import Checkpoint, cut_back, newest
-from posttrain.runs.drift import is_within
+from posttrain.runs.drift import is_within, settings
 
 BESIDE_RECIPE = ("supplied", "contents", "code")
 """What config.json holds beside the recipe: objects handed over, files and functions, the code."""
+STAGES = ("sft", "prefer", "reward", "rl", "eval")
 FREE = ("run.folder",)  # a run folder may be moved
 
 
@@ -26,7 +29,8 @@ def recorded_recipe(path: str | Path) -> Recipe:
     folder = RunFolder(path)
     if not (folder.path / "config.json").exists():
         raise ValueError(
-            f"{folder.path}: was ended before it began; start it again: posttrain run RECIPE"
+            f"{folder.path}: has no config.json, because it was ended before it began, or someone "
+            "has removed it; start it again: posttrain run RECIPE"
         )
     config = folder.config
     if "supplied" in config:
@@ -40,29 +44,55 @@ def recorded_recipe(path: str | Path) -> Recipe:
     return recipe_from_dict(given)
 
 
-def check_same(path: str | Path, config: Mapping[str, Any], *, allow: Sequence[str]) -> None:
+def check_same(path: str | Path, config: Mapping[str, Any], *, allow: Sequence[str]) -> list[str]:
     """Refuse to go on with a run under another config, but for the keys in ``allow``.
 
-    Where those are allowed to change, what was done under the old ones still counts.
+    Where those are allowed to change, what was done under the old ones still counts; the changes
+    are returned, and kept in changes.json.
     """
-    if not (Path(path) / "config.json").exists():
-        return
+    if not (Path(path) / "config.json").exists() or RunFolder(path).finished:
+        return []
     folder = RunFolder(path)
-    if folder.finished:
-        return
     old = folder.config
+    for key in allow:
+        known = [*settings(old), *settings(config)]
+        if not any(is_within(name, [key]) for name in known):
+            raise ValueError(f"--allow-changes {key}: no such key; {did_you_mean(key, known)}")
     changes = differences(old, config, ignore=FREE)
     refused = [change for change in changes if not is_within(_key(change), allow)]
     if refused:
-        keys = " ".join(dict.fromkeys(_table(change) for change in refused))
+        keys = list(dict.fromkeys(_table(change) for change in refused))
+        options = " ".join(f"--allow-changes {key}" for key in keys)
+        how = f"allow_changes={keys}" if "supplied" in old else options
         raise ValueError(
             f"{folder.path}: cannot go on as the same run, because this has changed:\n  "
             + "\n  ".join(refused)
-            + f"\nPut it back as it was; or, to go on all the same, --allow-changes {keys}; "
-            "or leave out --resume, and stages that are not finished start anew"
+            + f"\nPut it back as it was; or go on all the same, with {how}; or run the recipe "
+            "without resume: what is not finished, or depends on the change, starts anew"
         )
     if changes:
         _adopt(folder, old=old, new=config)
+        _note(folder, changes)
+    return changes
+
+
+def set_unfinished_aside(path: str | Path, console: Console) -> None:
+    """Of a run that starts anew: what is half done belongs to the config that is about to go."""
+    if not (Path(path) / "run.json").exists() or RunFolder(path).finished:
+        return
+    folder = RunFolder(path)
+    for stage in STAGES:
+        moved = folder.set_aside(stage) if folder.stage_record(stage) is None else None
+        _say_where(stage, moved, console=console)
+
+
+def _note(folder: RunFolder, changes: Sequence[str]) -> None:
+    """Write down what was allowed to change, and when: config.json knows the newest only."""
+    path = folder.path / "changes.json"
+    known = read_json(path) if path.exists() else []
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    steps = {name: len(folder.stage(name).records()) for name in STAGES if folder.begun(name)}
+    write_json(path, [*known, {"when": when, "steps": steps, "changes": list(changes)}])
 
 
 def stage_digests(config: Mapping[str, Any], stages: Sequence[str]) -> dict[str, str]:
@@ -84,17 +114,31 @@ def take_up(
     A stage that was not begun, or under another config, gets a new folder.
     """
     if folder.begun(stage) != digest:
-        made = folder.begin(stage, replace=True)
-        folder.mark(stage, digest=digest)
-        return made, None
+        return start(folder, stage, digest=digest, console=console), None
     found = folder.stage(stage)
     begins_at, problems = newest(found)
     for problem in problems:
         console.print(f"checkpoint left out: {problem}", markup=False, soft_wrap=True)
     cut_back(found, begins_at)
-    place = "its beginning" if begins_at is None else f"step {begins_at.step}"
-    console.print(f"{stage}: goes on from {place}")
+    if begins_at is None:
+        console.print(f"{stage}: starts over, for it has no whole checkpoint")
+    else:
+        console.print(f"{stage}: goes on from step {begins_at.step}")
     return found, begins_at
+
+
+def start(folder: RunFolder, stage: str, *, digest: str, console: Console) -> StageFolder:
+    """A new folder for a stage; what an earlier attempt has left is kept, and it is said where."""
+    made = folder.begin(stage, replace=True)
+    folder.mark(stage, digest=digest)
+    _say_where(stage, made.previous, console=console)
+    return made
+
+
+def _say_where(stage: str, moved: Path | None, *, console: Console) -> None:
+    if moved is not None:
+        told = f"{stage}: starts anew; what it had left is in {moved}"
+        console.print(told, markup=False, soft_wrap=True)
 
 
 def how_to_continue(folder: RunFolder) -> str:
@@ -112,8 +156,11 @@ def told(folder: RunFolder, console: Console) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         step = stop.saved if isinstance(stop, Stopped) else None
-        what = "stopped" if step is None else f"stopped after step {step}, which is saved"
-        console.print(f"{what}; to go on: {further}", markup=False, soft_wrap=True)
+        what = "stopped at once; what is saved is the last checkpoint"
+        if step is not None:
+            what = f"stopped after step {step}, which is saved"
+        stop.args = (f"{what}; to go on: {further}",)
+        console.print(stop.args[0], markup=False, soft_wrap=True)
         raise
     except NotWrittenError as error:
         error.then = further

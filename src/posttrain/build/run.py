@@ -12,6 +12,7 @@ from rich.console import Console
 
 from posttrain.build.check import before_rl
 from posttrain.build.diagnosis import diagnosed
+from posttrain.build.evaluations import after, before
 from posttrain.build.fingerprint import code_version, fingerprints
 from posttrain.build.guards import guarded
 from posttrain.build.interrupts import Interrupts
@@ -31,15 +32,22 @@ from posttrain.build.preference_stages import (
     run_prefer,
     run_reward,
 )
-from posttrain.build.results import Run, finish_run, write_evaluation
-from posttrain.build.resume import check_same, stage_digests, take_up, told
+from posttrain.build.results import Run, finish_run
+from posttrain.build.resume import (
+    check_same,
+    set_unfinished_aside,
+    stage_digests,
+    start,
+    take_up,
+    told,
+)
 from posttrain.build.sft_stage import run_sft, sft_rows, sft_steps
-from posttrain.build.stages import Context, run_eval, run_rl
+from posttrain.build.stages import Context, run_rl
 from posttrain.build.supplied import Supplied
-from posttrain.config import EvalSection, Recipe, cautions, resolve, to_dict
+from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.models.load import Policy
 from posttrain.protocols import Tracker
-from posttrain.runs import RunFolder, read_json, write_json
+from posttrain.runs import RunFolder
 from posttrain.track import TRACKERS, Several
 from posttrain.track import Stage as TrackedStage
 
@@ -92,13 +100,15 @@ def _run(
     resume: bool,
     allow_changes: Sequence[str],
 ) -> Run:
-    started = time.monotonic()
     for caution in cautions(recipe):
         console.print(f"[yellow]caution:[/yellow] {caution}")
     config = {**to_dict(recipe), **supplied.config(), **fingerprints(recipe)}
     config["code"] = code_version()
     if resume:
-        check_same(recipe.run.folder, config, allow=allow_changes)
+        for change in check_same(recipe.run.folder, config, allow=allow_changes):
+            console.print(f"allowed to change: {change}", markup=False, soft_wrap=True)
+    else:
+        set_unfinished_aside(recipe.run.folder, console)
     folder = RunFolder.create(recipe.run.folder, config=config, recipe=text)
     if folder.finished:
         console.print(f"{folder.path}: finished already; nothing to do")
@@ -121,8 +131,7 @@ def _run(
                 job.do(stage)
         finally:
             job.close()
-        seconds = time.monotonic() - started
-        return finish_run(folder, recipe=recipe, seconds=seconds, console=console)
+        return finish_run(folder, recipe=recipe, seconds=job.seconds(), console=console)
 
 
 class _Job:
@@ -139,6 +148,7 @@ class _Job:
         resume: bool = False,
     ) -> None:
         self._recipe = recipe
+        self._started, self._seconds_before = time.monotonic(), 0.0
         self._interrupts = interrupts
         self._resume = resume
         self._config = folder.config
@@ -151,10 +161,15 @@ class _Job:
         self._load(recipe.model.name)
         check_early(recipe, self._policy)
 
+    def seconds(self) -> float:
+        """How long the run has worked, in this process and in those before it."""
+        return self._seconds_before + time.monotonic() - self._started
+
     def do(self, stage: str) -> None:
         """Run one stage, unless it is finished under this very config."""
         self._interrupts.check()
         if self._folder.stage_done(stage, self._digests[stage]):
+            self._seconds_before = (self._folder.stage_record(stage) or {}).get("seconds", 0.0)
             self._console.print(f"{stage}: finished already; taken from the run folder")
             if stage != "reward" and self._folder.stage(stage).model.is_dir():
                 self._load(str(self._folder.stage(stage).model))
@@ -166,7 +181,8 @@ class _Job:
             "rl": self._rl,
             "eval": self._eval,
         }[stage]
-        self._folder.finish(stage, digest=self._digests[stage], record=work())
+        record = {**work(), "seconds": self.seconds()}
+        self._folder.finish(stage, digest=self._digests[stage], record=record)
 
     def close(self) -> None:
         """End what runs beside this process."""
@@ -220,38 +236,31 @@ class _Job:
             if section.check and not context.keeper.step:
                 before_rl(context, engine=self._supplied.engine).announce(self._console)
             if "eval" in self._recipe.stages and self._recipe.eval is not None:
-                record["before"] = self._before(context, self._recipe.eval)
+                record["before"] = before(context, self._recipe.eval, engine=self._supplied.engine)
             run_rl(context, engine=self._supplied.engine)
         return record
-
-    def _before(self, context: Context, section: EvalSection) -> Any:
-        """The evaluation that a stage begins with; one that goes on has it already."""
-        path = context.folder.path / "before.json"
-        if not path.exists():
-            found = run_eval(context, section, engine=self._supplied.engine)
-            write_json(path, write_evaluation(path.with_suffix(".jsonl"), found))
-        return read_json(path)
 
     def _eval(self) -> Mapping[str, Any]:
         section = filled(self._recipe.eval)
         with self._stage("eval", total_steps=0) as context:
-            found = run_eval(context, section, engine=self._supplied.engine)
-            return {"after": write_evaluation(context.folder.path / "problems.jsonl", found)}
+            return {"after": after(context, section, engine=self._supplied.engine)}
 
     @contextlib.contextmanager
     def _stage(self, stage: str, *, total_steps: int) -> Iterator[Context]:
         digest, begins_at = self._digests[stage], None
         if self._resume:
             folder, begins_at = take_up(self._folder, stage, digest=digest, console=self._console)
+            if begins_at is not None:
+                self._seconds_before = begins_at.state["seconds"]
         else:
-            folder = self._folder.begin(stage, replace=True)
-            self._folder.mark(stage, digest=digest)
+            folder = start(self._folder, stage, digest=digest, console=self._console)
         keeper = Keeper(
             folder,
             interrupts=self._interrupts,
             begins_at=begins_at,
             keep_last=self._recipe.run.keep_last,
             keep_best=self._recipe.run.keep_best,
+            seconds=self.seconds,
         )
         tracked = TrackedStage(
             name=stage,

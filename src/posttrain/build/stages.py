@@ -82,7 +82,13 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
         max_resamples=section.max_resamples or 0,
     )
     keeper, device, decode = context.keeper, policy.model.device, parts.template.decode
-    state, waiting = go_on(keeper, learner, source=source, prompts=prompts, sync=sync)
+    if keeper.step > section.steps:
+        raise ValueError(
+            f"rl.steps: {section.steps} are asked for, and {keeper.step} are done; raise it"
+        )
+    state, waiting = go_on(
+        keeper, learner, source=source, prompts=prompts, sync=sync, max_lag=section.max_lag
+    )
     remaining = source.steps(section.steps - keeper.step - len(waiting))
     batches = _checked(remaining, section.max_invalid)
     flow_of = flowing(batches, sync, max_lag=section.max_lag, device=device, waiting=waiting)
@@ -139,7 +145,13 @@ class _Watch:
             metrics |= self.evaluate()
         self._context.tracker.log(step, metrics)
         accuracy = metrics.get("eval/accuracy")
-        more = rl_state(report, self._flow.waiting(), prompts=self._prompts, accuracy=accuracy)
+        more = rl_state(
+            report,
+            self._flow.waiting(),
+            prompts=self._prompts,
+            max_lag=self._section.max_lag,
+            accuracy=accuracy,
+        )
         self._context.keeper.stepped(
             step,
             learner=self._learner,

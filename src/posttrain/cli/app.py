@@ -25,7 +25,11 @@ AUDIT = "Check the algorithm's checklist at every RL step, and stop where it doe
 Audit = Annotated[bool, typer.Option("--audit", help=AUDIT)]
 Allow = Annotated[
     list[str] | None,
-    typer.Option("--allow-changes", metavar="KEY", help="Go on though this key has changed."),
+    typer.Option(
+        "--allow-changes",
+        metavar="KEY",
+        help="When resuming, go on though this key has changed; may be given several times.",
+    ),
 ]
 
 

@@ -16,6 +16,7 @@ from posttrain.runs import Overview, compare, find_runs, overview, printable
 
 STYLES = {"finished": "green", "running": "cyan", "unfinished": "yellow", "broken": "bold red"}
 CELL = 60  # characters of a setting
+WORDS = {"state": 0, "stages": 110, "algorithm": 90}  # columns, and how wide a screen they want
 
 
 def show_runs(folders: Sequence[Path], *, as_json: bool) -> None:
@@ -33,9 +34,10 @@ def show_runs(folders: Sequence[Path], *, as_json: bool) -> None:
     if not rows:
         console.print(Text(f"{asked[0]}: holds no runs; posttrain run RECIPE.toml makes one"))
         return
-    console.print(
-        _compared(rows, differing) if named else _listed(rows, names=_names(paths, asked))
-    )
+    if named:
+        console.print(_compared(rows, differing))
+    else:
+        console.print(_listed(rows, names=_names(paths, asked), width=console.width))
 
 
 def _names(paths: Sequence[Path], folders: Sequence[Path]) -> list[str]:
@@ -45,26 +47,26 @@ def _names(paths: Sequence[Path], folders: Sequence[Path]) -> list[str]:
     return [str(path.relative_to(folders[0])) for path in paths]
 
 
-def _listed(rows: Sequence[Overview], *, names: Sequence[str]) -> RenderableType:
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("run", overflow="fold")
-    for heading in ("state", "stages", "algorithm"):
-        table.add_column(heading)
-    for heading in ("steps", "accuracy", "reward", "time"):
-        table.add_column(heading, justify="right", no_wrap=True)
+def _listed(rows: Sequence[Overview], *, names: Sequence[str], width: int) -> RenderableType:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    words = [word for word, needed in WORDS.items() if width >= needed]
+    numbers = ("steps", "accuracy", "reward", "time")
+    table.add_column("run", overflow="fold", min_width=10)
+    for word in words:
+        table.add_column(word, no_wrap=True)
+    for number in numbers:
+        table.add_column(number, justify="right", no_wrap=True)
     broken = []
     for row, name in zip(rows, names, strict=True):
-        state = Text(row.state, style=STYLES[row.state])
         if row.problem:
             broken.append(Text(f"{printable(name)}: {printable(row.problem, limit=300)}"))
-        shown = _numbers(row)
-        table.add_row(
-            Text(printable(name)),
-            state,
-            Text(printable(" ".join(row.stages)) or "-"),
-            Text(printable(row.algorithm or "-", limit=30)),
-            *(Text(shown[key]) for key in ("steps", "accuracy", "reward", "time")),
-        )
+        cells = {
+            "state": Text(row.state, style=STYLES[row.state]),
+            "stages": Text(printable(" ".join(row.stages)) or "-"),
+            "algorithm": Text(printable(row.algorithm or "-", limit=30)),
+        }
+        cells |= {key: Text(number) for key, number in _numbers(row).items()}
+        table.add_row(Text(printable(name)), *(cells[key] for key in (*words, *numbers)))
     return Group(table, *broken)
 
 

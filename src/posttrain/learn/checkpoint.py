@@ -40,6 +40,7 @@ def save_learner(learner: LocalLearner, folder: Path) -> dict[str, Any]:
     numbers: dict[str, Any] = {
         "version": learner.version,
         "micro_batch_tokens": learner.micro_batch_tokens,
+        "asked_tokens": learner.asked_tokens,
         "policy": _save_optimizer(learner.trained, folder / "optimizer.safetensors"),
     }
     if learner.critic is not None:
@@ -74,7 +75,7 @@ def load_learner(learner: LocalLearner, folder: Path, *, numbers: Mapping[str, A
         _load(learner.reference.weights(), [folder / "reference.safetensors"], kind="reference")
         learner.refreshed = True
     learner.version = int(numbers["version"])
-    learner.cut_at(int(numbers["micro_batch_tokens"]))
+    learner.cut_at(int(numbers["micro_batch_tokens"]), asked=numbers["asked_tokens"])
 
 
 def _same(stored: Tensor, weight: Tensor | None) -> bool:

@@ -77,7 +77,7 @@ class LocalLearner:
         """Whether the reference is no longer what the learner started from."""
         self._save = save
         self._ask = forward
-        self._micro_batch_tokens = micro_batch_tokens
+        self._micro_batch_tokens = self.asked_tokens = micro_batch_tokens
         self._beside_sampling = beside_sampling
         self._keep_groups = keep_groups
         self._compute = compute
@@ -103,9 +103,9 @@ class LocalLearner:
         """The critic with its optimiser, where there is one."""
         return self._critic
 
-    def cut_at(self, tokens: int) -> None:
-        """Where "auto" is still to be found out: take what an earlier process has found."""
-        if not isinstance(self._micro_batch_tokens, int):
+    def cut_at(self, tokens: int, *, asked: int | str) -> None:
+        """Take what an earlier process has found, where it was ``asked`` for the same."""
+        if asked == self.asked_tokens:
             self._micro_batch_tokens = tokens
 
     def infer(self, batch: Batch) -> Batch:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from posttrain.protocols import StepResult
 from posttrain.types import Batch
 
@@ -17,6 +19,18 @@ class Skipped:
     number: int
     batch: Batch
     result: StepResult
+
+
+def has_no_numbers(batch: Batch) -> bool:
+    """Whether what the models said of a batch before the first step is NaN or infinite somewhere.
+
+    >>> batch = Batch.from_rewards([1.0])
+    >>> has_no_numbers(batch.replace(old_logprobs=torch.tensor([[float("nan")]])))
+    True
+    """
+    said = (batch.old_logprobs, batch.ref_logprobs, batch.values)
+    known = [numbers[batch.mask] for numbers in said if numbers is not None]
+    return not all(bool(torch.isfinite(numbers).all()) for numbers in known)
 
 
 @dataclass(kw_only=True)

@@ -6,6 +6,7 @@ rollouts ─► collate ─► infer ─► shaping ─► advantage ─► [wei
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from posttrain.algorithms.shaping import kl_in_reward, whiten_rewards
 from posttrain.data.collate import collate
 from posttrain.data.minibatch import minibatches
 from posttrain.pipelines.audit import Audit
-from posttrain.pipelines.guard import Guard
+from posttrain.pipelines.guard import Guard, has_no_numbers
 from posttrain.pipelines.metrics import batch_metrics, step_metrics
 from posttrain.pipelines.plan import Plan
 from posttrain.protocols import Learner, Objective, Outputs, StepResult, Sync
@@ -77,13 +78,16 @@ def train(
         waited = time.perf_counter() - asked
         if plan.refresh_every and state.step and state.step % plan.refresh_every == 0:
             learner.refresh_reference()
-        batch = collate(collected.rollouts, pad_token=pad_token)
-        batch = prepare(batch, learner, plan=plan, state=state)
+        collated = collate(collected.rollouts, pad_token=pad_token)
+        batch = prepare(collated, learner, plan=plan, state=state)
         staleness = learner.version - float(batch.need("versions").double().mean())
-        if audit is not None:
+        lost = has_no_numbers(batch)
+        if audit is not None and not lost:
             audit.prepared(batch, learner=learner, coefficient=state.kl.value)
         seed_of_step = seed * 1_000_003 + state.step
         results = optimise(batch, learner, plan=plan, state=state, seed=seed_of_step, guard=guard)
+        if lost:  # what was sampled can still be told
+            batch = collated.replace(advantages=batch.advantages)
         learner.version += 1
         learned = time.perf_counter()
         sync(learner.version)
@@ -107,6 +111,9 @@ def prepare(batch: Batch, learner: Learner, *, plan: Plan, state: State) -> Batc
     """Everything between sampling and the first optimiser step: who thought what, and A."""
     if plan.looks_back:
         batch = learner.infer(batch)
+    if has_no_numbers(batch):  # nothing can be made of it: no token of it counts
+        nothing = torch.zeros_like(batch.tokens, dtype=torch.float32)
+        return batch.replace(valid=torch.zeros_like(batch.need("valid")), advantages=nothing)
     for stage in plan.shaping:
         batch = stage(batch)
     if plan.kl_placement == "reward":
@@ -138,6 +145,12 @@ def optimise(
     only_critic = state.step < plan.critic_warmup
     generator = torch.Generator().manual_seed(seed)
     results: list[StepResult] = []
+    if has_no_numbers(batch):
+        result = learner.step(plan.weights(batch), objective, only_critic=only_critic)
+        results.append(replace(result, loss=math.nan, gradient_norm=math.nan, skipped=True))
+        if guard is not None:
+            guard.saw(results[0], batch, step=state.step + 1)
+        return results
     for part in minibatches(batch, plan.minibatches, epochs=plan.epochs, generator=generator):
         weighted = quiet(plan.weights(part)) if plan.advantage_only else plan.weights(part)
         result = learner.step(weighted, objective, only_critic=only_critic)

@@ -9,10 +9,11 @@ from typing import Any
 from posttrain.types import Collected, Completion, Prompt, Rollout, Score
 
 
-def to_plain(waiting: Sequence[Collected], prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
-    """Dicts, lists, numbers and text; a prompt is its place among ``prompts``."""
+def to_plain(waiting: Sequence[Collected], prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """Dicts, lists, numbers and text; a prompt is its place among ``prompts``, and its tokens."""
     places = {id(prompt): place for place, prompt in enumerate(prompts)}
-    return [
+    asked = {places[id(r.prompt)]: r.prompt.tokens for batch in waiting for r in batch.rollouts}
+    batches = [
         {
             **{field: getattr(batch, field) for field in ("resampled", "position", "num_calls")},
             "seconds": dict(batch.seconds),
@@ -20,10 +21,14 @@ def to_plain(waiting: Sequence[Collected], prompts: Sequence[Prompt]) -> list[di
         }
         for batch in waiting
     ]
+    return {"prompts": [[place, list(asked[place])] for place in asked], "batches": batches}
 
 
-def from_plain(given: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt]) -> list[Collected]:
-    """The batches that :func:`to_plain` wrote, with the same prompts."""
+def from_plain(given: Mapping[str, Any], prompts: Sequence[Prompt]) -> list[Collected] | None:
+    """The batches that :func:`to_plain` wrote; None where a prompt is no longer what it was."""
+    for place, tokens in given["prompts"]:
+        if place >= len(prompts) or prompts[place].tokens != tuple(tokens):
+            return None
     return [
         Collected(
             rollouts=[
@@ -40,7 +45,7 @@ def from_plain(given: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt]) ->
             position=batch["position"],
             num_calls=batch["num_calls"],
         )
-        for batch in given
+        for batch in given["batches"]
     ]
 
 

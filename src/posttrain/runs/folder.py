@@ -92,8 +92,12 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         mark = self.path / "run.json"
+        if not self.path.is_dir():
+            raise ValueError(f"{self.path}: no such folder")
         if not mark.is_file():
-            raise ValueError(f"{self.path}: is not a run folder (it has no run.json)")
+            above = self.path.resolve().parent
+            hint = f"; {above} is one" if (above / "run.json").is_file() else ""
+            raise ValueError(f"{self.path}: is not a run folder (it has no run.json){hint}")
         content = read_json(mark)
         layout = content.get("layout") if isinstance(content, dict) else None
         if layout != LAYOUT:

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import socket
+import time
 import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -55,13 +56,16 @@ def held(folder: str | Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _take(descriptor: int, folder: Path) -> None:
+def _take(descriptor: int, folder: Path, *, patience: float = 1.0) -> None:
     try:
         if fcntl is None:
             raise OSError(errno.ENOTSUP, "this system has no flock")
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _TAKEN:
+            if patience > 0 and not _read(descriptor):  # someone only looks whether it is locked
+                time.sleep(0.05)
+                return _take(descriptor, folder, patience=patience - 0.05)
             raise FolderInUseError(_taken(descriptor, folder)) from None
         warnings.warn(
             f"{folder}: cannot be locked ({error.strerror}); see to it yourself that no other "

@@ -32,7 +32,7 @@ def draw_panels(records: Sequence[Record]) -> list[str]:
 def _figure(panel: Panel, records: Sequence[Record]) -> str:
     steps, values = curve_points(records, panel.metric)
     smooth = smoothed(values)
-    last = f"{smooth[-1]:.1%}" if panel.percent else f"{smooth[-1]:.3g}"
+    last = f"{values[-1]:.1%}" if panel.percent else f"{values[-1]:.3g}"
     ticks = [0.0, 0.5, 1.0] if panel.percent else nice_ticks(min(values), max(values))
     low, high = ticks[0], ticks[-1]
     across = (records[0]["step"], max(records[-1]["step"], records[0]["step"] + 1))

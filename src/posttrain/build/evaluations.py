@@ -1,0 +1,36 @@
+"""The evaluations at both ends of a run: the same problems, before the stage rl and after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from posttrain.build.results import write_evaluation
+from posttrain.build.stages import Context, run_eval
+from posttrain.config import EvalSection
+from posttrain.protocols import Engine
+from posttrain.runs import config_digest, read_json, write_json
+
+
+def before(context: Context, section: EvalSection, *, engine: Engine | None) -> dict[str, Any]:
+    """The evaluation that a stage begins with; one that goes on has it already."""
+    path = context.folder.path / "before.json"
+    if path.exists():
+        known = dict(read_json(path))
+        if known["of"] == _of(section):
+            return known
+    found = run_eval(context, section, engine=engine)
+    told = {**write_evaluation(path.with_suffix(".jsonl"), found), "of": _of(section)}
+    write_json(path, told)
+    return told
+
+
+def after(context: Context, section: EvalSection, *, engine: Engine | None) -> dict[str, Any]:
+    """The evaluation of what came out."""
+    found = run_eval(context, section, engine=engine)
+    told = write_evaluation(context.folder.path / "problems.jsonl", found)
+    return {**told, "of": _of(section)}
+
+
+def _of(section: EvalSection) -> str:
+    """What was asked, in one word: two evaluations are compared only where it is the same."""
+    return config_digest(section.model_dump(mode="json"))
