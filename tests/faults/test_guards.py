@@ -10,8 +10,10 @@ import pytest
 import torch
 from small_runs import TASK, recipe, same_weights, small_run, timeless
 
+from posttrain.build.guards import _Keeper
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.record import read_batch
+from posttrain.pipelines.guard import Skipped
 from posttrain.protocols import Objective, Outputs, StepResult
 from posttrain.runs import RunFolder
 from posttrain.runs.lock import FolderInUseError, held
@@ -201,3 +203,21 @@ def test_models_that_say_nan_of_a_batch(
     note = json.loads((done.folder.path / "rl/skipped/step-000002/minibatch-1.json").read_text())
     assert list(note["not_finite"]) == ["old_logprobs"]
     assert [row for row, told in enumerate(note["sequences"]) if told["not_finite"]] == [3]
+
+
+def test_only_the_first_skipped_batches_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a run that goes on: those of the first half count."""
+    monkeypatch.setattr("posttrain.build.guards.MOST_KEPT", 2)
+    place = tmp_path / "skipped"
+    keep = _Keeper(place, str)
+    batch = Batch.from_rewards([1.0])
+    result = StepResult(loss=math.nan, gradient_norm=math.nan, learning_rate=0.0, metrics={})
+    for number in (1, 2, 3):
+        keep = _Keeper(place, str) if number == 2 else keep
+        keep(Skipped(step=number, number=1, batch=batch, result=result))
+    assert sorted(path.parent.name for path in place.glob("*/*.json")) == [
+        "step-000001",
+        "step-000002",
+    ]

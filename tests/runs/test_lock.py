@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,14 @@ def test_a_system_without_flock_is_a_warning(
     monkeypatch.setattr(lock, "fcntl", None)
     with pytest.warns(UserWarning, match="this system has no flock"), held(tmp_path):
         pass
+
+
+def test_whoever_only_looks_is_waited_for(tmp_path: Path) -> None:
+    """``posttrain runs`` tries the lock for an instant: a run that starts then is not refused."""
+    with (tmp_path / FILE_NAME).open("wb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        timer = threading.Timer(0.2, fcntl.flock, (looking, fcntl.LOCK_UN))
+        timer.start()
+        with held(tmp_path):
+            assert json.loads((tmp_path / FILE_NAME).read_text())["pid"] == os.getpid()
+        timer.join()
