@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from algorithms import TASKS
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -43,14 +44,7 @@ CASES: dict[str, dict[str, Any]] = {
     "16 × 8 rollouts, minibatches 4": {**DEMO, "prompts_per_step": 16},
     "64 × 8 rollouts, 48 tokens": {**DEMO, "max_new_tokens": 48},
 }
-TASK = {
-    "name": "arithmetic",
-    "operators": "+",
-    "digits": 1,
-    "num_operands": 3,
-    "num_train": 800,
-    "num_test": 150,
-}
+TASK = TASKS["arithmetic"]["task"]
 RL = {"algorithm": "grpo", "learning_rate": 5e-4, "max_new_tokens": 6, "check": False}
 
 

@@ -23,16 +23,16 @@ from posttrain.types import Batch, Terms
 RATE, CRITIC_RATE = 1e-3, 5e-3
 LIMIT, CRITIC_LIMIT = 0.05, 0.02
 COEFFICIENT = 0.7
+ROWS = [
+    ((5, 6, 7, 8, 9, 10), (False, True, True, False, True, True)),
+    ((11, 12, 0), (False, True, True)),
+    ((13, 14, 15, 16), (False, False, False, True)),
+]
 
 
 def batch() -> Batch:
     """Three ragged sequences with advantages and the critic's targets; one mask has a hole."""
-    rows = [
-        ((5, 6, 7, 8, 9, 10), (False, True, True, False, True, True)),
-        ((11, 12, 0), (False, True, True)),
-        ((13, 14, 15, 16), (False, False, False, True)),
-    ]
-    made = collate_demonstrations(rows, pad_token=0)
+    made = collate_demonstrations(ROWS, pad_token=0)
     generator = torch.Generator().manual_seed(3)
     numbers = torch.randn(2, 3, 6, generator=generator, dtype=torch.float64) * made.mask
     return made.replace(advantages=numbers[0], returns=numbers[1], rewards=numbers[0, :, 0])

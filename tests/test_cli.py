@@ -1,16 +1,13 @@
 """The command line: each command does its job, and a mistake gets a message, not a traceback."""
 
 import json
-import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from command_line import Command, Result, command_in
 from small_runs import RECIPE, TINY
 
-from posttrain.cli import main
 from posttrain.config import recipe_from_dict, to_toml
 from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
@@ -19,38 +16,12 @@ from posttrain.runs import RunFolder
 TASK = ["--task.operators=+", "--task.digits=1", "--task.num_train=20", "--task.num_test=10"]
 
 
-class Result(NamedTuple):
-    """What a command left on the screen, and its exit code."""
-
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Result]
-
-
 @pytest.fixture
 def posttrain(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Command:
     """Run a command as a terminal would, in an empty working directory."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(sys, "path", [*sys.path])  # the command line adds the working directory
-
-    def command(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["posttrain", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return Result(code, captured.out, captured.err)
-
-    return command
+    return command_in(tmp_path, columns=200, monkeypatch=monkeypatch, capsys=capsys)
 
 
 @pytest.fixture

@@ -1,16 +1,11 @@
 """``posttrain runs`` and ``posttrain export`` on small runs, as a terminal shows them."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import Command, command_in
 from small_runs import recipe, small_run
-
-from posttrain.cli import main
-
-Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -27,21 +22,7 @@ def posttrain(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs: Path
 ) -> Command:
     """Run a command in the folder that holds ``runs/``."""
-    monkeypatch.chdir(runs.parent)
-    monkeypatch.setenv("COLUMNS", "160")
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["posttrain", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return code, *capsys.readouterr()
-
-    return command
+    return command_in(runs.parent, columns=160, monkeypatch=monkeypatch, capsys=capsys)
 
 
 def test_runs_are_listed(posttrain: Command) -> None:

@@ -36,20 +36,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """The run of GRPO, whole."""
-    return go(given(tmp_path_factory.mktemp("grpo") / "whole", GRPO))[0].folder
-
-
-@pytest.fixture
-def stopped(tmp_path: Path) -> dict[str, Any]:
-    """The values of a run that died at its third checkpoint, after step 6."""
-    values = given(tmp_path / "cut", GRPO)
-    cut(values, save=3)
-    return values
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_a_cut_run_goes_on_bit_for_bit(case: str, tmp_path: Path) -> None:
     """Died while the third checkpoint was written: the second is taken, and the end is the same.

@@ -26,20 +26,6 @@ from posttrain.runs.folder import RunFolder
 from posttrain.types import Batch
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """The run of GRPO, whole."""
-    return go(given(tmp_path_factory.mktemp("grpo") / "whole", GRPO))[0].folder
-
-
-@pytest.fixture
-def stopped(tmp_path: Path) -> dict[str, Any]:
-    """The values of a run that died at its third checkpoint, after step 6."""
-    values = given(tmp_path / "cut", GRPO)
-    cut(values, save=3)
-    return values
-
-
 @pytest.mark.parametrize("tear", ["cut", "flip", "gone", "manifest", "metrics"])
 def test_a_torn_checkpoint_is_left_out(
     tmp_path: Path, stopped: dict[str, Any], tear: str, uninterrupted: RunFolder

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from critic_parts import ROWS
 from small_model import parameters, small_model
 from torch import nn
 
@@ -26,12 +27,7 @@ from posttrain.types import Batch, Terms
 
 def batch() -> Batch:
     """Three sequences of 6, 3 and 4 tokens with advantages."""
-    rows = [
-        ((5, 6, 7, 8, 9, 10), (False, True, True, False, True, True)),
-        ((11, 12, 0), (False, True, True)),
-        ((13, 14, 15, 16), (False, False, False, True)),
-    ]
-    made = collate_demonstrations(rows, pad_token=0)
+    made = collate_demonstrations(ROWS, pad_token=0)
     advantages = torch.tensor([[1.0], [-2.0], [0.5]], dtype=torch.float64) * made.mask
     return made.replace(advantages=advantages, rewards=advantages[:, 0])
 

@@ -1,18 +1,42 @@
 """Packed rows in frames of fixed sizes: padding changes nothing, like batches have one frame."""
 
+from typing import Any
+
 import pytest
 import torch
 from exact_norms import with_exact_norms
 from models.families import build
 from models.test_states import CASES, batch
+from torch import Tensor
 
-from posttrain.models.block_attention import Plain
-from posttrain.models.frames import MOST, SELDOM, Frame, Frames, fit, frame_of, holds
+from posttrain.models.block_attention import Block, Plain
+from posttrain.models.frames import MOST, SELDOM, Frame, Framed, Frames, fit, frame_of, holds
 from posttrain.models.packing import Packing, pack
-from posttrain.models.recorded_pass import framed_states
+from posttrain.models.recorded_pass import FramedAttention, _Pass
+from posttrain.models.shared_prompt import Blocks
 from posttrain.models.states import packed_states
 from posttrain.types import Batch
 from posttrain.types.prompts import spans
+
+
+def blocks_of(framed: Framed) -> list[Block]:
+    """The blocks of attention: within the first part, within the second, between them."""
+    found = [Block(queries=framed.heads, keys=framed.heads, causal=True)]
+    if framed.frame.rest:
+        found.append(Block(queries=framed.rest, keys=framed.rest, causal=True))
+        found.append(Block(queries=framed.groups, keys=framed.prompts, causal=False))
+    return found
+
+
+def framed_states(trunk: Any, tokens: Tensor, *, framed: Framed) -> Tensor:
+    """The states of ``framed.before``, computed as a recording would."""
+    heads, *others = (Plain(block, like=tokens) for block in blocks_of(framed))
+    rest, given = others or (None, None)
+    begin = framed.frame.heads
+    blocks = Blocks(heads, rest, given, completions_begin=begin, prompts_end=begin)
+    attention = FramedAttention(blocks, grouped=False)
+    states = _Pass(trunk, attention, weights={})(tokens.flatten()[framed.source], framed.positions)
+    return states[framed.before]
 
 
 def packed(given: Batch) -> Packing:
@@ -29,7 +53,7 @@ def test_states_and_gradients_are_those_without_padding(name: str, case: str) ->
     results = []
     for states in (
         packed_states(trunk, given.tokens, packing=packing),
-        framed_states(trunk, given.tokens, framed=framed, make=Plain),
+        framed_states(trunk, given.tokens, framed=framed),
     ):
         model.zero_grad()
         (states * torch.arange(states.numel()).view(states.shape).double().sin()).sum().backward()
@@ -94,7 +118,7 @@ def test_nothing_shared_needs_no_second_part() -> None:
     packing = packed(rows(prompts=6, siblings=1, asked=7, answered=30))
     framed = fit(packing, frame_of(packing))
     assert framed.frame.rest == 0
-    assert len(framed.blocks()) == 1
+    assert len(blocks_of(framed)) == 1
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -112,7 +136,7 @@ def test_a_larger_frame_gives_the_same_states(case: str) -> None:
     framed = fit(packing, larger)
     assert sum(framed.heads) == 1024
     assert max(framed.heads) <= larger.longest_head
-    found = framed_states(trunk, given.tokens, framed=framed, make=Plain)
+    found = framed_states(trunk, given.tokens, framed=framed)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 

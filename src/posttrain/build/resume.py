@@ -12,6 +12,7 @@ from rich.console import Console
 
 from posttrain.build.interrupts import Stopped
 from posttrain.config import Recipe, recipe_from_dict
+from posttrain.config.fields import STAGES
 from posttrain.disk import NotWrittenError
 from posttrain.registry import did_you_mean
 from posttrain.runs import RunFolder, StageFolder, config_digest, differences, read_json, write_json
@@ -20,7 +21,6 @@ from posttrain.runs.drift import is_within, settings
 
 BESIDE_RECIPE = ("supplied", "contents", "code")
 """What config.json holds beside the recipe: objects handed over, files and functions, the code."""
-STAGES = ("sft", "prefer", "reward", "rl", "eval")
 FREE = ("run.folder",)  # a run folder may be moved
 
 

@@ -48,18 +48,11 @@ from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.models.load import Policy
 from posttrain.protocols import Tracker
 from posttrain.runs import RunFolder
+from posttrain.runs.report import TITLES
 from posttrain.track import TRACKERS, Several
 from posttrain.track import Stage as TrackedStage
 
 __all__ = ["Supplied", "run"]
-
-TITLES = {
-    "sft": "Supervised fine-tuning",
-    "prefer": "Preferences",
-    "reward": "Reward model",
-    "rl": "Reinforcement learning",
-    "eval": "Evaluation",
-}
 
 
 def run(

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posttrain.models.block_attention import Block
 from posttrain.models.packing import Packing
 
 TOKENS = 1024  # the parts are multiples of this long, or powers of two where they are shorter
@@ -63,14 +62,6 @@ class Framed:
     rest: list[int]
     groups: list[int]
     prompts: list[int]
-
-    def blocks(self) -> list[Block]:
-        """The blocks of attention: within the first part, within the second, between them."""
-        found = [Block(queries=self.heads, keys=self.heads, causal=True)]
-        if self.frame.rest:
-            found.append(Block(queries=self.rest, keys=self.rest, causal=True))
-            found.append(Block(queries=self.groups, keys=self.prompts, causal=False))
-        return found
 
 
 def frame_of(packing: Packing) -> Frame:

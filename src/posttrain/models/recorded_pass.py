@@ -19,7 +19,7 @@ from torch.func import functional_call
 from posttrain.models.attention import attending
 from posttrain.models.block_attention import Flash, offsets_of
 from posttrain.models.frames import Frame, Framed, Frames
-from posttrain.models.shared_prompt import Blocks, Make, SharedAttention
+from posttrain.models.shared_prompt import Blocks, SharedAttention
 from posttrain.types.devices import send
 
 _active = threading.local()
@@ -48,32 +48,15 @@ class FramedAttention:
         )
 
 
-def framed_states(trunk: nn.Module, tokens: Tensor, *, framed: Framed, make: Make) -> Tensor:
-    """The states of ``framed.before``, computed as a recording would. Shapes: [B, T] → [M, D]."""
-    heads, *others = (make(block, like=tokens) for block in framed.blocks())
-    rest, given = others or (None, None)
-    begin = framed.frame.heads
-    blocks = Blocks(heads, rest, given, completions_begin=begin, prompts_end=begin)
-    row = tokens.flatten()[framed.source.to(tokens.device)]
-    positions = framed.positions.to(tokens.device)
-    attention = FramedAttention(blocks, grouped=make is Flash)
-    states = _Pass(trunk, attention)(row, positions)
-    return states[framed.before.to(tokens.device)]
-
-
 class _Pass:
     """One row through a trunk, with attention of ours, and with ``weights`` in place of its own."""
 
     def __init__(
-        self,
-        trunk: nn.Module,
-        attention: FramedAttention,
-        *,
-        weights: dict[str, Tensor] | None = None,
+        self, trunk: nn.Module, attention: FramedAttention, *, weights: dict[str, Tensor]
     ) -> None:
         self._trunk = trunk
         self._attention = attention
-        self._weights = weights or {}
+        self._weights = weights
 
     def __call__(self, row: Tensor, positions: Tensor) -> Tensor:
         """The last hidden state of each token. Shapes: [N], [N] → [N, D]."""

@@ -85,9 +85,13 @@ def train(
         if audit is not None and not lost:
             audit.prepared(batch, learner=learner, coefficient=state.kl.value)
         seed_of_step = seed * 1_000_003 + state.step
-        results = optimise(batch, learner, plan=plan, state=state, seed=seed_of_step, guard=guard)
-        if lost:  # what was sampled can still be told
-            batch = collated.replace(advantages=batch.advantages)
+        if lost:
+            results = pass_over(batch, learner, plan=plan, state=state, guard=guard)
+            batch = collated.replace(advantages=batch.advantages)  # what was sampled can be told
+        else:
+            results = optimise(
+                batch, learner, plan=plan, state=state, seed=seed_of_step, guard=guard
+            )
         learner.version += 1
         learned = time.perf_counter()
         sync(learner.version)
@@ -145,12 +149,6 @@ def optimise(
     only_critic = state.step < plan.critic_warmup
     generator = torch.Generator().manual_seed(seed)
     results: list[StepResult] = []
-    if has_no_numbers(batch):
-        result = learner.step(plan.weights(batch), objective, only_critic=only_critic)
-        results.append(replace(result, loss=math.nan, gradient_norm=math.nan, skipped=True))
-        if guard is not None:
-            guard.saw(results[0], batch, step=state.step + 1)
-        return results
     for part in minibatches(batch, plan.minibatches, epochs=plan.epochs, generator=generator):
         weighted = quiet(plan.weights(part)) if plan.advantage_only else plan.weights(part)
         result = learner.step(weighted, objective, only_critic=only_critic)
@@ -160,6 +158,18 @@ def optimise(
         if not result.skipped and result.metrics.get("approx_kl", 0.0) > plan.kl_stop:
             break
     return results
+
+
+def pass_over(
+    batch: Batch, learner: Learner, *, plan: Plan, state: State, guard: Guard
+) -> list[StepResult]:
+    """The skipped step on a batch that :func:`prepare` has left no token of: nothing changes."""
+    only_critic = state.step < plan.critic_warmup
+    objective = make_objective(plan, state)
+    result = learner.step(plan.weights(batch), objective, only_critic=only_critic)
+    result = replace(result, loss=math.nan, gradient_norm=math.nan, skipped=True)
+    guard.saw(result, batch, step=state.step + 1)
+    return [result]
 
 
 def quiet(batch: Batch) -> Batch:

@@ -56,6 +56,24 @@ def held(folder: str | Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process holds the lock of a run folder, as far as this machine can tell."""
+    if fcntl is None:
+        return False
+    try:
+        # A pipe of that name must not wait.
+        descriptor = os.open(folder / FILE_NAME, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _take(descriptor: int, folder: Path, *, patience: float = 1.0) -> None:
     try:
         if fcntl is None:

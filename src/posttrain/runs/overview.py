@@ -6,22 +6,16 @@ one is said of that one, and the others are shown.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from posttrain.runs.drift import settings
 from posttrain.runs.folder import RunFolder
+from posttrain.runs.lock import is_held
 from posttrain.runs.metrics import merge_steps
-
-try:
-    import fcntl
-except ModuleNotFoundError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 State = Literal["finished", "running", "unfinished", "broken"]
 DEPTH = 3  # folders below the one that is searched
@@ -116,7 +110,7 @@ def _overview(path: Path) -> Overview:
     rewards = [record["reward/mean"] for record in records if "reward/mean" in record]
     return Overview(
         path=path,
-        state="finished" if run.finished else "running" if is_running(path) else "unfinished",
+        state="finished" if run.finished else "running" if is_held(path) else "unfinished",
         stages=tuple(run.stages),
         algorithm=_text(_mapping(config.get("rl")).get("algorithm")),
         steps_done=int(records[-1]["step"]) if records else None,
@@ -128,27 +122,6 @@ def _overview(path: Path) -> Overview:
         seconds=_number(summary.get("seconds")),
         findings=len(run.stage("rl").findings()),
     )
-
-
-def is_running(path: Path) -> bool:
-    """Whether a process holds the lock of a run folder, as far as this machine can tell."""
-    if fcntl is None:
-        return False
-    with contextlib.suppress(OSError), _opened(path / ".lock") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe of that name must not wait
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _accuracy(run: RunFolder, stage: str, *, key: str) -> Any:

@@ -33,6 +33,7 @@ TITLES = {
     "prefer": "Preferences",
     "reward": "Reward model",
     "rl": "Reinforcement learning",
+    "eval": "Evaluation",
 }
 _MARKS: dict[Any, tuple[str, str]] = {True: ("good", " ✓"), False: ("bad", " ✗")}
 _NUMBERS = ("reward", "advantage")
