@@ -105,6 +105,8 @@ class Recordings:
             name: nn.Parameter(weight.detach()) for name, weight in learning.items()
         }
         self.slopes = [torch.zeros_like(weight) for weight in self.weights]
+        for alias, slope in zip(self.aliases.values(), self.slopes, strict=True):
+            alias.grad = slope
         self.pool = torch.cuda.graph_pool_handle()
         self.frames = Frames()
         self._known: dict[Frame, _Recording] = {}
@@ -155,8 +157,7 @@ class _Recording:
             states = one_pass(self._row, self._positions)
         self._slope = torch.zeros_like(states)
         with torch.cuda.graph(self._backward, **options):
-            slopes = torch.autograd.grad(states, aliases, self._slope)
-            torch._foreach_add_(owner.slopes, slopes)
+            states.backward(self._slope, inputs=aliases)  # each is added as it comes, in place
         self._states = states.detach()
         self._anchor = torch.zeros((), device=device, requires_grad=True)
 
