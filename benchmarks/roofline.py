@@ -35,6 +35,7 @@ class Shape:
     key_heads: int
     head_size: int
     vocabulary: int
+    width: int
 
     @classmethod
     def of(cls, model: Any) -> Shape:
@@ -50,6 +51,7 @@ class Shape:
             head_size=getattr(config, "head_dim", None)
             or config.hidden_size // config.num_attention_heads,
             vocabulary=config.vocab_size,
+            width=config.hidden_size,
         )
 
 
@@ -91,7 +93,8 @@ def decode_step(shape: Shape, *, rows: float, length: float, item_bytes: int) ->
     Not counted: activations, the new key and value (1 / length of those read), sampling itself.
     Every row reads its own prompt; an engine that reads a group's prompt once moves less.
 
-    >>> shape = Shape(weights=1000, layers=2, heads=4, key_heads=2, head_size=8, vocabulary=50)
+    >>> sizes = {"layers": 2, "heads": 4, "key_heads": 2, "head_size": 8, "width": 32}
+    >>> shape = Shape(weights=1000, vocabulary=50, **sizes)
     >>> step = decode_step(shape, rows=3, length=10, item_bytes=2)
     >>> step.bytes, step.flops  # 2000 + 3840 + 600, and 6000 + 7680
     (6440, 13680)
@@ -150,6 +153,12 @@ def find_peak(device: str, dtype: torch.dtype) -> Peak:
     for known, (moved, done) in DATA_SHEETS.items():
         if known in name and dtype == torch.bfloat16:
             return Peak(bytes_per_second=moved, flops_per_second=done, source=f"{name}, data sheet")
+    return measured_peak(device, dtype)
+
+
+def measured_peak(device: str, dtype: torch.dtype) -> Peak:
+    """What a large copy and a large matrix product reach."""
+    name = torch.cuda.get_device_name() if device == "cuda" else "this CPU"
     big = device == "cuda"
     source = torch.zeros((1 << 30 if big else 1 << 26) // dtype.itemsize, dtype=dtype).to(device)
     target = torch.empty_like(source)

@@ -23,7 +23,15 @@ def roofline(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-SHAPE = {"weights": 1000, "layers": 2, "heads": 4, "key_heads": 2, "head_size": 8, "vocabulary": 50}
+SHAPE = {
+    "weights": 1000,
+    "vocabulary": 50,
+    "width": 32,
+    "layers": 2,
+    "heads": 4,
+    "key_heads": 2,
+    "head_size": 8,
+}
 
 
 def test_every_term_of_a_step(roofline: ModuleType) -> None:

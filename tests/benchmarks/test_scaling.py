@@ -27,7 +27,7 @@ def test_the_exponent_of_a_power_is_found_whatever_its_factor(scaling: dict[str,
 
 def test_the_operations_of_a_step(scaling: dict[str, Any]) -> None:
     shape = scaling["Shape"](
-        weights=1000, layers=2, heads=4, key_heads=2, head_size=8, vocabulary=50
+        weights=1000, layers=2, heads=4, key_heads=2, head_size=8, vocabulary=50, width=32
     )
     point = scaling["Point"](prompts=2, group=3, length=10, hidden=32, layers=2)
     # A prompt of 48: 2·1000·48 + 256·48²/2 = 390912; a completion: 2·1000·10 + 256·(48·10 + 50).

@@ -21,10 +21,12 @@ ENGINES = [NativeEngine, TransformersEngine]
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "mistral", "gemma3"])
 def test_the_tokens_of_the_cpu(family: str, kind: type[NativeEngine]) -> None:
     model = build(family)
-    engine = kind(model, end_tokens=(END,), decode=spell)
-    expected = engine.generate(PROMPTS, SAMPLING, num_samples=4, seed=0)
-    model.cuda()
-    answers = engine.generate(PROMPTS, SAMPLING, num_samples=4, seed=0)
+    expected, answers = (
+        kind(model.to(device), end_tokens=(END,), decode=spell).generate(
+            PROMPTS, SAMPLING, num_samples=4, seed=0
+        )
+        for device in ("cpu", "cuda")
+    )
     assert drawn(answers) == drawn(expected)
     bound = 1e-9 if kind is NativeEngine else 5e-6
     assert largest_error(model, PROMPTS, answers=answers, sampling=SAMPLING) < bound

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from posttrain.models.compiled import compile_layers
 from posttrain.models.logprobs import score_tokens
-from posttrain.models.recorded_pass import Recordings, playing
+from posttrain.models.recorded_pass import Recordings, pausing, playing
 from posttrain.types import Batch
 
 pytestmark = pytest.mark.gpu
@@ -41,20 +41,23 @@ def outcome(policy: LlamaForCausalLM, batches: list[Batch]) -> tuple[list[Tensor
     return found, torch.cat(slopes).cpu()
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_recorded_passes(compiled: bool) -> None:
+@pytest.mark.parametrize(
+    ("compiled", "paused"), [(False, False), (True, False), (False, True)], ids=str
+)
+def test_recorded_passes(compiled: bool, paused: bool) -> None:
     """Three batches of one frame and one of another, twice, with other weights in between."""
     policy = model()
     batches = [
         rows(prompts=4, siblings=8, asked=asked, answered=answered)
-        for asked, answered in ((40, 101), (36, 120), (50, 99), (20, 300))
+        for asked, answered in ((40, 104), (36, 103), (50, 102), (20, 300))
     ]
-    recordings = Recordings(policy.get_decoder())
+    recordings = Recordings(policy.get_decoder(), torch.bfloat16)
     if compiled:
         compile_layers(policy)
     for _ in range(2):
         expected, slope = outcome(policy, batches)
-        with playing(recordings):
+        recordings.refresh()
+        with playing(recordings), pausing(*[recordings][:paused]):
             found, other = outcome(policy, batches)
         for mine, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=0.02)
@@ -62,4 +65,4 @@ def test_recorded_passes(compiled: bool) -> None:
         with torch.no_grad():
             for weight in policy.parameters():
                 weight.mul_(1.01)
-    assert len(recordings._known) == 2
+    assert len(recordings._known) == (0 if paused else 2)

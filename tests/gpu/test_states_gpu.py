@@ -19,6 +19,7 @@ BLOCKS = [
     Block(queries=[200, 130], keys=[200, 130], causal=True),
     Block(queries=[1, 1, 1], keys=[1, 1, 1], causal=True),
     Block(queries=[700, 2, 33], keys=[20, 150, 1], causal=False),
+    Block(queries=[70, 5, 300], keys=[90, 133, 340], causal=True),
 ]
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from posttrain.models.gpu_memory import free_bytes
 from posttrain.types import Batch
 
-LEAST, MOST = 1024, 8192
+# Of a SmolLM2-135M, on an H200, 16k tokens are a fifth quicker than 6k, and take 5 GiB more.
+LEAST, MOST = 1024, 6144
 # A CPU is fastest with hidden states that its caches hold: of 1k … 64k tokens with 8k for the tiny
 # model (128 wide), and no slower with 1k than with 4k for a SmolLM2-135M (576 wide).
 STATES_ON_CPU, MOST_ON_CPU = 2**20, 8192
@@ -38,17 +39,17 @@ class Memory:
         return cls(fixed=max(0.0, less[1] - each * less[0]), each=each)
 
     def fitting(self, free: float, *, most: int = MOST) -> int:
-        """The largest power of two of tokens that takes at most ``free`` bytes, within limits.
+        """The largest power of two of tokens that takes at most ``free`` bytes, or ``most``.
 
-        A power of two: a little more or less free memory must not cut batches another way, because
+        Few sizes: a little more or less free memory must not cut batches another way, because
         that would round sums another way.
 
         >>> Memory(fixed=10.0, each=2.0).fitting(10_000)
         4096
         """
         tokens = LEAST
-        while tokens < most and self.fixed + self.each * 2 * tokens <= free:
-            tokens *= 2
+        while tokens < most and self.fixed + self.each * min(2 * tokens, most) <= free:
+            tokens = min(2 * tokens, most)
         return tokens
 
 

@@ -20,7 +20,7 @@ from posttrain.learn.trained import Applied, Schedule, Trained
 from posttrain.models.cache import context_length
 from posttrain.models.frozen import Reference
 from posttrain.models.logprobs import score_tokens
-from posttrain.models.recorded_pass import Recordings, playing, recordings_for
+from posttrain.models.recorded_pass import Recordings, pausing, playing, recordings_for
 from posttrain.models.reward import score_sequences
 from posttrain.models.states import shares_prompts
 from posttrain.protocols import Objective, Outputs, StepResult
@@ -84,7 +84,7 @@ class LocalLearner:
         self._recordings: tuple[Recordings, ...] = ()
         if recorded and self.device.type == "cuda":
             modules = (model, *(part.module for part in (critic,) if part is not None))
-            self._recordings = recordings_for(*modules)
+            self._recordings = recordings_for(*modules, compute=compute)
 
     @property
     def device(self) -> torch.device:
@@ -164,6 +164,8 @@ class LocalLearner:
                 self.micro_batch_tokens, lambda tokens: len(self._cut(batch, tokens)), reason=reason
             )
 
+        for one in self._recordings:
+            one.refresh()
         return until_it_fits(work, shrink)
 
     def _inferred(self, batch: Batch) -> Batch:
@@ -268,15 +270,11 @@ class LocalLearner:
 
     def _try(self, batch: Batch) -> None:
         """Forward and backward of a batch, of which nothing remains but the gradients."""
-        kept, self._recordings = self._recordings, ()  # a trial is not worth a recording
-        try:
-            with torch.enable_grad():
-                outputs = self._outputs(batch.to(self.device), only_critic=False)
-                answers = (outputs.logprobs, outputs.scores, outputs.values)
-                given = [answer.sum() for answer in answers if answer is not None]
-                torch.stack(given).sum().backward()
-        finally:
-            self._recordings = kept
+        with torch.enable_grad(), pausing(*self._recordings):
+            outputs = self._outputs(batch.to(self.device), only_critic=False)
+            answers = (outputs.logprobs, outputs.scores, outputs.values)
+            given = [answer.sum() for answer in answers if answer is not None]
+            torch.stack(given).sum().backward()
 
     def _shares_prompts(self, batch: Batch) -> bool:
         """Whether the forward passes compute a prompt once for all who have it."""

@@ -20,7 +20,7 @@ _flash: Any = torch.ops.aten
 class Block:
     """Lengths of S sequences of queries, and of the S sequences of keys that they see.
 
-    ``causal``: keys are the queries' own, and each sees itself and those before it.
+    ``causal``: the last keys are the queries' own, and each sees itself and those before it.
     """
 
     queries: list[int]
@@ -55,7 +55,10 @@ class Kernel(Protocol):
 
 
 class Plain:
-    """The equations themselves, sequence by sequence: for tests, and for any device."""
+    """The equations themselves, sequence by sequence: for tests, and for any device.
+
+    There may be fewer heads of keys than of queries.
+    """
 
     def __init__(self, block: Block, *, like: Tensor) -> None:
         self._block = block
@@ -103,11 +106,13 @@ class Plain:
                     torch.einsum("hnl,nhd->lhd", weights, given),
                 )
             )
-        first, second, third = (torch.cat(parts) for parts in zip(*results, strict=True))
+        first, *others = (torch.cat(parts) for parts in zip(*results, strict=True))
+        second, third = (part.unflatten(1, (key.shape[1], -1)).sum(2) for part in others)
         return first.to(query.dtype), second.to(key.dtype), third.to(value.dtype)
 
     def _parts(self, query: Tensor, key: Tensor, *, value: Tensor) -> Any:
-        lengths = self._block.keys
+        lengths, repeats = self._block.keys, query.shape[1] // key.shape[1]
+        key, value = (part.repeat_interleave(repeats, dim=1) for part in (key, value))
         return zip(
             query.split(self._block.queries), key.split(lengths), value.split(lengths), strict=True
         )
@@ -117,7 +122,9 @@ class Plain:
         scores = scale * torch.einsum("nhd,lhd->hnl", query.to(wide), key.to(wide))
         if not self._block.causal:
             return scores
-        ahead = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device).triu(1)
+        queries, keys = scores.shape[1:]
+        every = torch.ones(queries, keys, dtype=torch.bool, device=scores.device)
+        ahead = every.triu(1 + keys - queries)
         return scores.masked_fill(ahead, -torch.inf)
 
 
@@ -208,17 +215,15 @@ class Flash:
     def __init__(self, block: Block, *, like: Tensor) -> None:
         self._causal = block.causal
         self._queries = offsets_of(block.queries).to(like.device)
-        self._keys = self._queries if block.causal else offsets_of(block.keys).to(like.device)
+        self._keys = offsets_of(block.keys).to(like.device)
         # Never 1: for single queries the kernel has another layout of its own.
         self._longest = max(2, *block.queries), max(2, *block.keys)
 
     @classmethod
-    def at(
-        cls, queries: Tensor, keys: Tensor, *, longest: tuple[int, int], causal: bool = True
-    ) -> Flash:
-        """The kernel of sequences whose offsets stand in these tensors whenever it runs."""
+    def at(cls, queries: Tensor, keys: Tensor, *, longest: int) -> Flash:
+        """The causal kernel of sequences whose offsets stand in these tensors whenever it runs."""
         kernel = cls.__new__(cls)
-        kernel._causal, kernel._longest = causal, longest
+        kernel._causal, kernel._longest = True, (longest, longest)
         kernel._queries, kernel._keys = queries, keys
         return kernel
 

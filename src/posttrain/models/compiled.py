@@ -23,14 +23,17 @@ def compile_layers(model: Any) -> None:
     layers = getattr(trunk, "layers", None)
     if isinstance(layers, nn.ModuleList):
         keep_out_of_compilation()
-        _ask_once(model, trunk)
+        ask_once(model)
         for layer in layers:
             layer.compile(dynamic=True)
 
 
-def _ask_once(model: Any, trunk: Any) -> None:
-    """Ask now what is asked once of every model: each answer would be compiled for itself."""
+def ask_once(model: Any) -> None:
+    """Ask now what is asked once of every model: each answer would be compiled for itself.
+
+    The answers go with copies of the model.
+    """
     if model.get_output_embeddings() is not None:
         logits_are_head_of_states(model, torch.arange(8, device=model.device)[None])
     if replaceable(model):
-        can_be_packed(trunk)
+        can_be_packed(model.get_decoder())

@@ -9,6 +9,22 @@ import torch
 from torch import nn
 
 
+def matrices(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights that autocast rounds where they are used, by name: not embeddings, nor vectors.
+
+    >>> list(matrices(nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 2))))
+    ['1.weight']
+    """
+    embeddings = {
+        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
+    }
+    return {
+        name: weight
+        for name, weight in model.named_parameters()
+        if weight.ndim >= 2 and id(weight) not in embeddings
+    }
+
+
 class HalfCopy:
     """A copy of a model for sampling under autocast, with every cast of a weight done beforehand.
 
@@ -18,18 +34,13 @@ class HalfCopy:
     """
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
-        embeddings = {
-            id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
-        }
         self._sources: list[torch.Tensor] = []
         self._targets: list[torch.Tensor] = []
-        known: dict[int, Any] = {}
-        for parameter in model.parameters():
-            matrix = parameter.ndim >= 2 and id(parameter) not in embeddings
-            known[id(parameter)] = self._half(parameter, dtype) if matrix else parameter
+        known: dict[int, Any] = {id(weight): weight for weight in model.parameters()}
+        known |= {id(weight): self._half(weight, dtype) for weight in matrices(model).values()}
         self.model: Any = copy.deepcopy(model, known)
         head = self.model.get_output_embeddings()
-        if id(head.weight) in embeddings:  # tied: the embedding stays whole, the head is rounded
+        if head.weight.dtype != dtype:  # tied: the embedding stays whole, the head is rounded
             head.weight = self._half(model.get_output_embeddings().weight, dtype)
 
     def refresh(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,41 +19,21 @@ from torch.func import functional_call
 
 from posttrain.models.attention import attending
 from posttrain.models.block_attention import Flash, offsets_of
-from posttrain.models.frames import Frame, Framed, Frames
-from posttrain.models.shared_prompt import Blocks, SharedAttention
+from posttrain.models.frames import Frame, Framed, Frames, fit
+from posttrain.models.gathered_attention import Gathered, GatheredPrompts
+from posttrain.models.half import matrices
+from posttrain.models.head import HALF
+from posttrain.models.packing import Packing
 from posttrain.types.devices import send
 
 _active = threading.local()
-
-
-class FramedAttention:
-    """The attention of a framed row, for :func:`posttrain.models.attention.attending`."""
-
-    def __init__(self, blocks: Blocks, *, grouped: bool) -> None:
-        self._blocks = blocks
-        self._grouped = grouped
-
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        layer: int,
-        scale: float,
-        window: int | None,
-    ) -> Tensor:
-        """Mix values over one row: [1, H, N, D], [1, K, N, D] twice → [1, N, H, D]."""
-        return SharedAttention.mix(
-            (query, key, value), self._blocks, scale=scale, grouped=self._grouped
-        )
 
 
 class _Pass:
     """One row through a trunk, with attention of ours, and with ``weights`` in place of its own."""
 
     def __init__(
-        self, trunk: nn.Module, attention: FramedAttention, *, weights: dict[str, Tensor]
+        self, trunk: nn.Module, attention: GatheredPrompts, *, weights: dict[str, Tensor]
     ) -> None:
         self._trunk = trunk
         self._attention = attention
@@ -83,6 +64,18 @@ def playing(*recordings: Recordings) -> Iterator[None]:
         _active.recordings = before
 
 
+@contextmanager
+def pausing(*recordings: Recordings) -> Iterator[None]:
+    """Inside, passes are computed as recordings would be, without any: for what comes but once."""
+    for one in recordings:
+        one.paused = True
+    try:
+        yield
+    finally:
+        for one in recordings:
+            one.paused = False
+
+
 def recordings_of(trunk: nn.Module) -> Recordings | None:
     """What this trunk may be played from at the moment."""
     found: Recordings | None = getattr(_active, "recordings", {}).get(id(trunk))
@@ -92,42 +85,76 @@ def recordings_of(trunk: nn.Module) -> Recordings | None:
 class Recordings:
     """The recordings of a trunk, one for each frame that has come up.
 
-    The backward pass adds to ``.grad`` where that stands: each weight has one place for it. What is
-    differentiated are ``aliases`` of the weights, the same memory under another name: a weight that
-    some graph of another stream still holds could not be recorded.
+    What is differentiated are ``aliases`` of the weights: a weight that some graph of another
+    stream still holds could not be recorded. Matrices that autocast would round to ``compute`` in
+    every pass are kept rounded (:meth:`refresh`); the others are the same memory under another
+    name. The backward pass adds to ``.grad`` where that stands: each weight has one place for it.
     """
 
-    def __init__(self, trunk: nn.Module) -> None:
+    def __init__(self, trunk: nn.Module, compute: torch.dtype = torch.float32) -> None:
         self.trunk = trunk
         learning = {name: w for name, w in trunk.named_parameters() if w.requires_grad}
         self.weights = list(learning.values())
+        rounded = matrices(trunk) if compute in HALF else {}
         self.aliases: dict[str, Tensor] = {
-            name: nn.Parameter(weight.detach()) for name, weight in learning.items()
+            name: nn.Parameter(weight.detach().to(compute if name in rounded else weight.dtype))
+            for name, weight in learning.items()
         }
         self.slopes = [torch.zeros_like(weight) for weight in self.weights]
         for alias, slope in zip(self.aliases.values(), self.slopes, strict=True):
-            alias.grad = slope
+            alias.register_post_accumulate_grad_hook(partial(_add_to, slope))
         self.pool = torch.cuda.graph_pool_handle()
         self.frames = Frames()
+        self.paused = False
         self._known: dict[Frame, _Recording] = {}
 
-    def states(self, tokens: Tensor, framed: Framed) -> Tensor:
-        """The states of ``framed.before``; with gradient where enabled. Shapes: [B, T] → [M, D]."""
-        if framed.frame not in self._known:
-            self._known[framed.frame] = _Recording(self, framed, tokens=tokens)
-        if torch.is_grad_enabled():
+    def states(self, tokens: Tensor, packing: Packing) -> Tensor:
+        """The states of ``packing.before``; with gradient where enabled. [B, T] → [M, D]."""
+        learns = torch.is_grad_enabled()  # what is only looked at is not worth a recording
+        if learns:
             self._bring_slopes()
-        states = self._known[framed.frame].play(tokens, framed)
-        return states[send(framed.before, tokens.device)]
+        frame = None if self.paused else self.frames.choose(packing, new=learns)
+        if frame is None:
+            states = self._compute(tokens, packing)
+        else:
+            framed = fit(packing, frame)
+            if frame not in self._known:
+                self._known[frame] = _Recording(self, framed, tokens=tokens)
+            states = self._known[frame].play(tokens, framed)
+        return states[send(packing.before, tokens.device)]
+
+    def _compute(self, tokens: Tensor, packing: Packing) -> Tensor:
+        """The states of all of a packing, without a recording. Shapes: [B, T] → [N, D]."""
+        attention = GatheredPrompts(Gathered.of(packing, like=tokens))
+        row = tokens.flatten()[send(packing.source, tokens.device)]
+        one_pass = _Pass(self.trunk, attention, weights=self.aliases)
+        return one_pass(row, send(packing.positions, tokens.device))
+
+    def refresh(self) -> None:
+        """Round the weights again: they may have changed."""
+        pairs = zip(self.aliases.values(), self.weights, strict=True)
+        rounded = [(alias, weight) for alias, weight in pairs if alias.dtype != weight.dtype]
+        if rounded:
+            with torch.no_grad():
+                torch._foreach_copy_([alias for alias, _ in rounded], [w for _, w in rounded])
 
     def _bring_slopes(self) -> None:
         """Have every gradient where the recordings add to it."""
-        for weight, slope in zip(self.weights, self.slopes, strict=True):
-            if weight.grad is None:
-                slope.zero_()
-            elif weight.grad is not slope:
+        pairs = list(zip(self.weights, self.slopes, strict=True))
+        missing = [slope for weight, slope in pairs if weight.grad is None]
+        if missing:
+            torch._foreach_zero_(missing)
+        for weight, slope in pairs:
+            if weight.grad is not None and weight.grad is not slope:
                 slope.copy_(weight.grad)
             weight.grad = slope
+
+
+def _add_to(slope: Tensor, alias: Tensor) -> None:
+    """Move a gradient to its place as soon as it is there."""
+    assert alias.grad is not None
+    slope.add_(alias.grad)
+    alias.grad = None
 
 
 class _Recording:
@@ -136,11 +163,16 @@ class _Recording:
     @torch.enable_grad()
     def __init__(self, owner: Recordings, framed: Framed, *, tokens: Tensor) -> None:
         device = tokens.device
-        self._offsets = [offsets_of(lengths).to(device) for lengths in _lengths(framed)]
+        self._offsets = [offsets_of(n).to(device) for n in (framed.queries, framed.keys)]
         self._row = tokens.flatten()[framed.source.to(device)]
         self._positions = framed.positions.to(device)
-        attention = FramedAttention(self._blocks(framed.frame), grouped=True)
-        one_pass = _Pass(owner.trunk, attention, weights=owner.aliases)
+        self._keys_at, self._slopes_at = (part.to(device) for part in _places(framed))
+        gathered = Gathered(
+            kernel=Flash.at(*self._offsets, longest=framed.frame.longest),
+            keys_at=self._keys_at,
+            slopes_at=self._slopes_at,
+        )
+        one_pass = _Pass(owner.trunk, GatheredPrompts(gathered), weights=owner.aliases)
         aliases = list(owner.aliases.values())
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -157,31 +189,17 @@ class _Recording:
             states = one_pass(self._row, self._positions)
         self._slope = torch.zeros_like(states)
         with torch.cuda.graph(self._backward, **options):
-            states.backward(self._slope, inputs=aliases)  # each is added as it comes, in place
+            states.backward(self._slope, inputs=aliases)
         self._states = states.detach()
         self._anchor = torch.zeros((), device=device, requires_grad=True)
-
-    def _blocks(self, frame: Frame) -> Blocks:
-        heads, *others = self._offsets
-        kernels: list[Flash | None] = [
-            Flash.at(heads, heads, longest=(frame.longest_head,) * 2),
-            None,
-            None,
-        ]
-        if others:
-            rest, groups, prompts = others
-            kernels[1] = Flash.at(rest, rest, longest=(frame.longest_rest,) * 2)
-            longest = (frame.longest_group, frame.longest_prompt)
-            kernels[2] = Flash.at(groups, prompts, longest=longest, causal=False)
-        head, own, given = kernels
-        assert head is not None
-        return Blocks(head, own, given, completions_begin=frame.heads, prompts_end=frame.heads)
 
     def play(self, tokens: Tensor, framed: Framed) -> Tensor:
         """Bring the inputs to their places, and play. Shapes: [B, T] → [N, D]."""
         device = tokens.device
-        for offsets, lengths in zip(self._offsets, _lengths(framed), strict=True):
+        for offsets, lengths in zip(self._offsets, (framed.queries, framed.keys), strict=True):
             offsets.copy_(send(offsets_of(lengths), device))
+        for kept, places in zip((self._keys_at, self._slopes_at), _places(framed), strict=True):
+            kept.copy_(send(places, device))
         torch.take(tokens, send(framed.source, device), out=self._row)
         self._positions.copy_(send(framed.positions, device))
         states: Tensor = _Played.apply(self._anchor, self)
@@ -221,16 +239,15 @@ def _casts_inside() -> Iterator[None]:
         yield
 
 
-def recordings_for(*modules: Any) -> tuple[Recordings, ...]:
+def recordings_for(*modules: Any, compute: torch.dtype) -> tuple[Recordings, ...]:
     """Recordings for the trunk of each module that has one of its own."""
     trunks = [
         module.get_decoder() if hasattr(module, "get_decoder") else getattr(module, "trunk", None)
         for module in modules
     ]
-    return tuple(Recordings(trunk) for trunk in trunks if trunk is not None)
+    return tuple(Recordings(trunk, compute) for trunk in trunks if trunk is not None)
 
 
-def _lengths(framed: Framed) -> list[list[int]]:
-    if not framed.frame.rest:
-        return [framed.heads]
-    return [framed.heads, framed.rest, framed.groups, framed.prompts]
+def _places(framed: Framed) -> tuple[Tensor, Tensor]:
+    """Where keys come from, and where their gradients go: those that nobody sees, anywhere."""
+    return framed.keys_at % framed.frame.tokens, framed.keys_at

@@ -22,15 +22,11 @@ Make = Callable[..., Kernel]
 
 
 class SharedPrompt:
-    """The attention of one packed row, for :func:`posttrain.models.attention.attending`.
+    """The attention of one packed row, for :func:`posttrain.models.attention.attending`."""
 
-    ``make`` is the kernel; ``grouped`` says that it takes fewer heads of keys than of queries.
-    """
-
-    def __init__(self, packing: Packing, *, make: Make = Plain, grouped: bool = False) -> None:
+    def __init__(self, packing: Packing, *, make: Make = Plain) -> None:
         self._packing = packing
         self._make = make
-        self._grouped = grouped
         self._blocks: Blocks | None = None
 
     def attend(
@@ -48,9 +44,7 @@ class SharedPrompt:
             raise NotImplementedError("packed sequences longer than a layer's window")
         if self._blocks is None:
             self._blocks = _blocks_of(self._packing, make=self._make, like=query)
-        return SharedAttention.mix(
-            (query, key, value), self._blocks, scale=scale, grouped=self._grouped
-        )
+        return SharedAttention.mix((query, key, value), self._blocks, scale=scale)
 
 
 @dataclass(frozen=True)
@@ -90,9 +84,7 @@ class SharedAttention(torch.autograd.Function):
     """Query [N, H, D], key and value [N, K, D] → mixed values [N, H, D]."""
 
     @classmethod
-    def mix(
-        cls, states: tuple[Tensor, Tensor, Tensor], blocks: Blocks, *, scale: float, grouped: bool
-    ) -> Tensor:
+    def mix(cls, states: tuple[Tensor, Tensor, Tensor], blocks: Blocks, *, scale: float) -> Tensor:
         """The same for one row as a model has it: [1, H, N, D], [1, K, N, D] × 2 → [1, N, H, D]."""
         kind = states[0].device.type
         if torch.is_autocast_enabled(kind):  # as it does to torch's own attention
@@ -100,9 +92,8 @@ class SharedAttention(torch.autograd.Function):
         else:
             query, key, value = states
         rows = [part[0].transpose(0, 1) for part in (query, key, value)]
-        if not grouped:
-            repeats = query.shape[1] // key.shape[1]
-            rows[1:] = (part.repeat_interleave(repeats, dim=1) for part in rows[1:])
+        repeats = query.shape[1] // key.shape[1]
+        rows[1:] = (part.repeat_interleave(repeats, dim=1) for part in rows[1:])
         mixed: Tensor = cls.apply(*rows, blocks, scale)
         return mixed[None]
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posttrain.algorithms import ops
-from posttrain.models.attention import attending, replaceable
+from posttrain.models.attention import Attention, attending, replaceable
 from posttrain.models.block_attention import Flash, Padded, Plain
-from posttrain.models.frames import fit
+from posttrain.models.gathered_attention import Gathered, GatheredPrompts
 from posttrain.models.head import logits_are_head_of_states, trunk_states
 from posttrain.models.packing import Packing, pack
 from posttrain.models.recorded_pass import recordings_of
@@ -48,9 +48,7 @@ def states_before(trunk: nn.Module, batch: Batch) -> Tensor:
         packing = None if strange else pack(batch.host, found)
         recordings = recordings_of(trunk) if make is Flash else None
         if packing is not None and recordings is not None:
-            frame = recordings.frames.choose(packing)
-            if frame is not None:
-                return recordings.states(batch.tokens, fit(packing, frame))
+            return recordings.states(batch.tokens, packing)
         if packing is not None and (make is Flash or _saves(packing, batch)):
             return packed_states(trunk, batch.tokens, packing=packing, make=make)
     return ops.shift(trunk_states(trunk, batch.tokens))[batch.mask]
@@ -64,7 +62,11 @@ def packed_states(
     trunk: nn.Module, tokens: Tensor, *, packing: Packing, make: Make = Plain
 ) -> Tensor:
     """The states of ``packing.before``, from one packed row. Shapes: [B, T] → [M, D]."""
-    attention = SharedPrompt(packing, make=make, grouped=make is Flash)
+    attention: Attention = (
+        GatheredPrompts(Gathered.of(packing, like=tokens))
+        if make is Flash
+        else SharedPrompt(packing, make=make)
+    )
     model: Any = trunk
     source, positions, before = (
         send(places, tokens.device)

@@ -24,7 +24,7 @@ Entropy = Literal["none", "value", "gradient"]
 
 # Logits held at once. On a CPU 2**23 … 2**25 are equally fast, and what fits into one chunk is not
 # computed twice; a GPU wants products large enough to fill it.
-CHUNK_ELEMENTS = {"cpu": 2**25, "cuda": 2**27}
+CHUNK_ELEMENTS = {"cpu": 2**25, "cuda": 2**26}
 
 
 @dataclass(frozen=True, kw_only=True)

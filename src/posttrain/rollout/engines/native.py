@@ -18,7 +18,7 @@ from torch import Tensor
 from posttrain.models import head
 from posttrain.models.attention import replaceable
 from posttrain.models.cache import new_cache, next_logits, select_rows
-from posttrain.models.compiled import compile_layers
+from posttrain.models.compiled import ask_once, compile_layers
 from posttrain.models.half import HalfCopy
 from posttrain.models.slots import Room, bytes_per_slot
 from posttrain.rollout.engines.desk import Request
@@ -94,6 +94,7 @@ class NativeEngine(LocalEngine):
         if self._half is not None:
             self._half.refresh()
         elif self.compute in HALF and self.model.dtype not in HALF:
+            ask_once(self.model)  # a copy with weights of two kinds could not answer
             self._half = HalfCopy(self.model, self.compute)
         model = self.model if self._half is None else self._half.model
         if self._compiled:

@@ -1,0 +1,247 @@
+"""Seconds of a learning step, its share of the device's peak (MFU), and where a GPU's time goes.
+
+    python benchmarks/learning.py --device cuda --json learning.json
+    python benchmarks/learning.py --device cuda --ways compiled --micro-batches 4096 16384
+
+A step is forward, loss, backward and optimiser of LocalLearner on 64 prompts × 8 completions × 256
+tokens (a CPU: 8 × 4 × 16), once for every way to run it: eager, layers compiled, passes recorded
+(CUDA graphs), both. The first steps, which compile and record, are not counted. The work is counted
+by :func:`operations`: only what any learner must compute, so no prompt twice, and no recomputation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from bench_models import build_model
+from rich.console import Console
+from rich.table import Table
+from roofline import Peak, Shape, find_peak, measured_peak
+from samplers import free, timed
+from torch.profiler import ProfilerActivity, profile
+
+from posttrain.algorithms.losses.policy import clipped
+from posttrain.algorithms.weights import token_mean
+from posttrain.build.parts import THREADS_BESIDE_GPU
+from posttrain.learn.learner import LocalLearner
+from posttrain.learn.optim import adamw
+from posttrain.models.compiled import compile_layers
+from posttrain.models.gpu_memory import recorded_bytes
+from posttrain.protocols import Outputs
+from posttrain.types import Batch, Terms
+
+WAYS = {  # compiled, recorded
+    "eager": (False, False),
+    "compiled": (True, False),
+    "recorded": (False, True),
+    "compiled, recorded": (True, True),
+}
+KINDS = {  # words in the names of kernels; the first that is found counts
+    "attention": ("flash", "fmha", "attention"),
+    "matrix products": ("gemm", "nvjet", "cutlass", "xmma", "cublas", "splitk"),
+    "fused by the compiler": ("triton",),
+    "copies and casts": ("copy", "memcpy", "memset", "fill"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is learned from: ``group`` completions of ``length`` tokens for each prompt."""
+
+    prompts: int
+    group: int
+    asked: int
+    length: int
+
+    @property
+    def tokens(self) -> int:
+        """Learned from in a step."""
+        return self.prompts * self.group * self.length
+
+
+def operations(shape: Shape, work: Work) -> dict[str, float]:
+    """Operations of a step: forward, and backward at twice as many.
+
+    With N weights in layers, H·V in the head, P prompts of p tokens, G completions of n each, of
+    which the last token is read by no layer: layers ``6·N·P·(p + G·(n−1))``, head
+    ``6·H·V·P·G·n``, attention ``12·L·heads·D`` a pair of tokens of which one sees the other.
+    """
+    read = work.prompts * (work.asked + work.group * (work.length - 1))
+    p, n = work.asked, work.length - 1
+    pairs = work.prompts * (p * (p + 1) / 2 + work.group * (p * n + n * (n + 1) / 2))
+    head = shape.width * shape.vocabulary
+    return {
+        "layers": 6 * (shape.weights - head) * read,
+        "head": 6 * head * work.tokens,
+        "attention": 12 * shape.layers * shape.heads * shape.head_size * pairs,
+    }
+
+
+def make_batch(work: Work, *, vocabulary: int) -> Batch:
+    """Random tokens, rewards and advantages."""
+    torch.manual_seed(0)
+    rows = work.prompts * work.group
+    asked = torch.randint(3, vocabulary, (work.prompts, work.asked))
+    answered = torch.randint(3, vocabulary, (rows, work.length))
+    tokens = torch.cat([asked.repeat_interleave(work.group, 0), answered], 1)
+    mask = (torch.arange(tokens.shape[1]) >= work.asked).expand(tokens.shape).clone()
+    batch = Batch(
+        tokens=tokens,
+        mask=mask,
+        attention=torch.ones_like(mask),
+        groups=torch.arange(work.prompts).repeat_interleave(work.group),
+        advantages=torch.randn(rows, 1).expand(tokens.shape) * mask,
+        sampler_logprobs=torch.zeros(tokens.shape),
+    )
+    return token_mean(batch)
+
+
+def objective(outputs: Outputs, batch: Batch) -> Terms:
+    """The clipped loss of PPO and GRPO."""
+    return clipped(outputs.need("logprobs"), batch)
+
+
+class Bench:
+    """A model, run in one way."""
+
+    def __init__(self, given: Any, way: str) -> None:
+        compiled, self._recorded = WAYS[way]
+        self._device = given.device
+        self._cuda = given.device == "cuda"
+        self._model = build_model(given.model)[0].to(given.device)
+        self.shape = Shape.of(self._model)
+        if compiled:
+            compile_layers(self._model)
+
+    def measure(self, batch: Batch, tokens: int, *, steps: int) -> dict[str, Any]:
+        """Median seconds and memory of steps in micro-batches of ``tokens``, and the kernels."""
+        learner = LocalLearner(
+            self._model,
+            adamw(self._model, learning_rate=1e-6),
+            save=lambda folder: None,
+            micro_batch_tokens=tokens or "auto",
+            compute=torch.bfloat16 if self._cuda else torch.float32,
+            recorded=self._recorded,
+        )
+        taken = []
+        for number in range(2 + steps):
+            if number == 2 and self._cuda:
+                torch.cuda.reset_peak_memory_stats()
+            with timed(self._device) as seconds:
+                result = learner.step(batch, objective)
+            taken.append(seconds[0])
+        found = {
+            "micro_batch_tokens": learner.micro_batch_tokens,
+            "seconds": statistics.median(taken[2:]),
+            "all_seconds": taken,
+            "gradient_norm": result.gradient_norm,
+        }
+        if self._cuda:
+            found["peak"] = torch.cuda.max_memory_allocated() + recorded_bytes("cuda")
+            found["reserved"] = torch.cuda.max_memory_reserved()
+            found |= self._profile(learner, batch)
+        del learner
+        free(self._device)
+        return found
+
+    def _profile(self, learner: LocalLearner, batch: Batch) -> dict[str, Any]:
+        """Milliseconds of each kind of kernel in one step, and the longest of them by name."""
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            learner.step(batch, objective)
+            torch.cuda.synchronize()
+        kernels = [(one.key, one.self_device_time_total / 1e3) for one in seen.key_averages()]
+        kinds: dict[str, float] = dict.fromkeys([*KINDS, "everything else"], 0.0)
+        for name, spent in kernels:
+            kinds[kind_of(name)] += spent
+        longest = sorted(kernels, key=lambda one: -one[1])[:15]
+        return {"kernel_ms": kinds, "longest_kernels": longest}
+
+
+def kind_of(name: str) -> str:
+    """What a kernel does, by its name.
+
+    >>> kind_of("nvjet_tst_128x152_64x6"), kind_of("void flash_bwd_kernel"), kind_of("reduce")
+    ('matrix products', 'attention', 'everything else')
+    """
+    lower = name.lower()
+    fitting = (kind for kind, words in KINDS.items() if any(word in lower for word in words))
+    return next(fitting, "everything else")
+
+
+def show(rows: list[dict[str, Any]], *, work: Work, count: dict[str, float], peak: Peak) -> None:
+    titles = ("way", "micro-batch", "s", "tokens/s", "of peak", "GPU busy", "peak GiB")
+    table = Table(*titles, title="A step of learning (medians)")
+    total = sum(count.values())
+    for row in rows:
+        busy = sum(row.get("kernel_ms", {}).values()) / 1e3 / row["seconds"]
+        table.add_row(
+            row["way"],
+            f"{row['micro_batch_tokens']:,}",
+            f"{row['seconds']:.3f}",
+            f"{work.tokens / row['seconds']:,.0f}",
+            f"{total / row['seconds'] / peak.flops_per_second:.1%}",
+            f"{busy:.0%}" if busy else "–",
+            f"{row['peak'] / 2**30:.2f}" if "peak" in row else "–",
+        )
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    terms = " + ".join(f"{name} {number:.3g}" for name, number in count.items())
+    best = min(rows, key=lambda row: row["seconds"])
+    print(f"{work}: operations {terms} = {total:.3g}.")
+    print(
+        f"Fastest: {total:.3g} / {best['seconds']:.3f} s = {total / best['seconds']:.3g} a second"
+    )
+    print(f"Peak: {peak.flops_per_second:.3g} operations/s ({peak.source}).")
+    if "kernel_ms" in best:
+        kinds = ", ".join(f"{kind} {ms:.0f}" for kind, ms in best["kernel_ms"].items())
+        print(f"Its kernels, ms a step: {kinds}. The longest:")
+        for name, ms in best["longest_kernels"][:8]:
+            print(f"  {ms:7.1f}  {name[:100]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--model", help="a shape of bench_models.py")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), help="how to run it")
+    parser.add_argument("--micro-batches", type=int, nargs="+", default=[0], help="tokens; 0: auto")
+    parser.add_argument("--steps", type=int, default=5, help="that are counted")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    given = parser.parse_args()
+    cuda = given.device == "cuda"
+    if cuda:  # as every run does
+        torch.set_num_threads(min(torch.get_num_threads(), THREADS_BESIDE_GPU))
+    given.model = given.model or ("smollm2-135m" if cuda else "tiny")
+    sizes = {"prompts": 64, "group": 8, "asked": 48, "length": 256}
+    work = Work(**sizes if cuda else {**sizes, "prompts": 8, "group": 4, "length": 16})
+    compute = torch.bfloat16 if cuda else torch.float32
+    peak = find_peak(given.device, compute)
+    rows: list[dict[str, Any]] = []
+    report: dict[str, Any] = {"work": vars(work), "peak": vars(peak), "rows": rows}
+    for way in given.ways or (list(WAYS) if cuda else ["eager"]):
+        bench = Bench(given, way)
+        report["operations"] = count = operations(bench.shape, work)
+        batch = make_batch(work, vocabulary=100)
+        for tokens in given.micro_batches:
+            rows.append({"way": way, **bench.measure(batch, tokens, steps=given.steps)})
+            print(f"{way}, {tokens}: {rows[-1]['seconds']:.3f} s", flush=True)
+            if given.json:  # after every row: a run that is cut short leaves what it has
+                given.json.write_text(json.dumps(report, indent=1))
+        del bench
+        free(given.device)
+    show(rows, work=work, count=count, peak=peak)
+    if cuda:
+        own = measured_peak(given.device, compute)
+        print(f"Beside it: {own.flops_per_second:.3g} operations/s ({own.source}).")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Attention over packed sequences in one call, for a kernel that takes sequences of any lengths.
+
+A token of a completion sees its prompt and its own completion. So the keys and values of every
+sequence are laid out anew, those of a prompt once for each of its completions; their gradients are
+added up again. Copying them is little beside all else, and a single kernel over many sequences
+fills a GPU, where one between a few prompts and all that follows them would not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posttrain.models.block_attention import Block, Flash, Kernel
+from posttrain.models.packing import Packing
+from posttrain.types.devices import send
+
+BEHIND = 128  # places behind the row, for gradients that are dropped: too few would be waited for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequences:
+    """Lengths of S sequences of queries, one behind the other in a row, and what each sees.
+
+    ``keys`` are the lengths of what they see, ``keys_at`` [L] where in the row that stands.
+    """
+
+    queries: list[int]
+    keys: list[int]
+    keys_at: Tensor
+
+
+def sequences_of(packing: Packing) -> Sequences:
+    """Prompts and whole sequences see themselves, completions their prompt before that."""
+    heads = [*packing.prompts, *packing.wholes]
+    rest = [length for lengths in packing.completions for length in lengths]
+    begins = torch.tensor([0, *heads, *rest]).cumsum(0).tolist()
+    pieces = list(zip(begins, heads, strict=False))
+    places = iter(range(len(heads), len(heads) + len(rest)))
+    keys = heads.copy()
+    for number, (prompt, lengths) in enumerate(
+        zip(packing.prompts, packing.completions, strict=True)
+    ):
+        for length in lengths:
+            pieces += [(begins[number], prompt), (begins[next(places)], length)]
+            keys.append(prompt + length)
+    return Sequences(queries=[*heads, *rest], keys=keys, keys_at=_ranges(pieces))
+
+
+def _ranges(pieces: list[tuple[int, int]]) -> Tensor:
+    """All numbers of ranges (begin, length), one range behind the other.
+
+    >>> _ranges([(7, 2), (0, 3)])
+    tensor([7, 8, 0, 1, 2])
+    """
+    begins, lengths = torch.tensor(pieces).unbind(1)
+    ends = lengths.cumsum(0)
+    return torch.arange(int(ends[-1])) + (begins - ends + lengths).repeat_interleave(lengths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """A kernel, and the places [L] in the row that its keys come from and their gradients go to.
+
+    A gradient that goes to a place behind the row (``BEHIND``) is of a key that nobody sees.
+    """
+
+    kernel: Kernel
+    keys_at: Tensor
+    slopes_at: Tensor
+
+    @classmethod
+    def of(cls, packing: Packing, *, like: Tensor, make: Callable[..., Kernel] = Flash) -> Gathered:
+        """All that a row packed so needs, on the device of ``like``."""
+        found = sequences_of(packing)
+        block = Block(queries=found.queries, keys=found.keys, causal=True)
+        places = send(found.keys_at, like.device)
+        return cls(kernel=make(block, like=like), keys_at=places, slopes_at=places)
+
+
+class GatheredPrompts:
+    """The attention of one packed row, for :func:`posttrain.models.attention.attending`."""
+
+    def __init__(self, gathered: Gathered) -> None:
+        self._gathered = gathered
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        layer: int,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """Mix values over one packed row: [1, H, N, D], [1, K, N, D] twice → [1, N, H, D]."""
+        rows, kind = [part[0].transpose(0, 1) for part in (query, key, value)], query.device.type
+        if torch.is_autocast_enabled(kind):  # as it does to torch's own attention
+            rows = [row.to(torch.get_autocast_dtype(kind)) for row in rows]
+        mixed: Tensor = _Attention.apply(*rows, self._gathered, scale)
+        return mixed[None]
+
+
+class _Attention(torch.autograd.Function):
+    """Query [N, H, D], key and value [N, K, D] → mixed values [N, H, D]."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        query, key, value, gathered, scale = given
+        keys, values = _gather(key, value, at=gathered.keys_at)
+        mixed, sums = gathered.kernel.forward(query, keys, value=values, scale=scale)
+        ctx.save_for_backward(query, key, value, mixed, sums)  # what is gathered is so again
+        ctx.gathered, ctx.scale = gathered, scale
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, mixed, sums = ctx.saved_tensors
+        given = ctx.gathered
+        of_query, *others = given.kernel.backward(
+            gradients[0],
+            (query, *_gather(key, value, at=given.keys_at)),
+            mixed=mixed,
+            logsumexp=sums,
+            scale=ctx.scale,
+        )
+        together = torch.cat(others, dim=1)
+        wide = torch.promote_types(together.dtype, torch.float32)
+        sums = together.new_zeros(len(key) + BEHIND, *together.shape[1:], dtype=wide)
+        sums.index_add_(0, given.slopes_at, together.to(wide))
+        of_key, of_value = sums[: len(key)].to(key.dtype).chunk(2, dim=1)
+        return of_query, of_key, of_value, None, None
+
+
+def _gather(key: Tensor, value: Tensor, *, at: Tensor) -> tuple[Tensor, Tensor]:
+    """The keys and values at these places: [N, K, D] twice, [L] → [L, K, D] twice."""
+    keys, values = torch.cat([key, value], dim=1).index_select(0, at).chunk(2, dim=1)
+    return keys, values
