@@ -159,8 +159,9 @@ def run_trl(case: Case, folder: Path) -> dict[str, Any]:
 def peak(device: str) -> dict[str, int]:
     """The most memory in use during the measured steps on a GPU, recordings (CUDA graphs) included.
 
-    ``reserved`` is the most that PyTorch took from the GPU at any time, with all that was only in
-    reserve. On a CPU both are the most that the whole process ever had.
+    ``reserved`` is the most that PyTorch took from the GPU, with all that was only in reserve; no
+    more than that can have been in use, though the sum says so where a recording was made. On a
+    CPU both are the most that the whole process ever had.
     """
     if device == "cpu":
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -168,7 +169,8 @@ def peak(device: str) -> dict[str, int]:
     from posttrain.models.gpu_memory import recorded_bytes
 
     used = torch.cuda.max_memory_allocated() + recorded_bytes("cuda")
-    return {"peak": used, "reserved": torch.cuda.max_memory_reserved()}
+    reserved = torch.cuda.max_memory_reserved()
+    return {"peak": min(used, reserved), "reserved": reserved}
 
 
 RUNNERS: dict[str, Callable[[Case, Path], dict[str, Any]]] = {"ours": run_ours, "peer": run_trl}

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.data.minibatch import micro_batches, minibatches
+from posttrain.data.minibatch import WORTH_IT, micro_batches, minibatches
 from posttrain.types import Batch
 
 Lengths = list[tuple[int, int]]  # tokens of the prompt, tokens of the completion
@@ -60,7 +60,7 @@ def test_micro_batches_hold_every_active_row_once(
 def test_shared_prompts_are_counted_once(
     lengths: Lengths, max_tokens: int, names: list[int]
 ) -> None:
-    """Every active row once and whole; within the budget; nobody is parted who fits together."""
+    """Every active row once and whole; within the budget; nobody is parted for a long prompt."""
     whole = batch(lengths)
     prompts = whole.attention & ~whole.mask
     place = torch.arange(whole.tokens.shape[1])
@@ -86,8 +86,27 @@ def test_shared_prompts_are_counted_once(
     for row in seen:
         same = (names[row], lengths[row][0])
         siblings = [other for other in seen if (names[other], lengths[other][0]) == same]
-        if cost(siblings) <= max_tokens:
-            assert len({home[sibling] for sibling in siblings}) == 1
+        homes = sorted({home[sibling] for sibling in siblings})
+        if cost(siblings) <= max_tokens and len(homes) > 1:
+            assert len(homes) == 2
+            filling = [lengths[other][1] for other in siblings if home[other] == homes[0]]
+            assert sum(filling) >= WORTH_IT * lengths[row][0]
+
+
+def test_a_group_is_parted_to_fill_a_part() -> None:
+    """Three groups of four, 1 + 4·20 tokens each: 162 hold two, 142 one and three rows more."""
+    tokens = torch.arange(12 * 21).reshape(12, 21)
+    tokens[:, 0] = torch.arange(3).repeat_interleave(4)
+    mask = (torch.arange(21) >= 1).expand(12, 21)
+
+    def rows(budget: int) -> list[list[int]]:
+        parts = micro_batches(Batch(tokens=tokens, mask=mask), budget, share_prompts=True)
+        return [part.tolist() for part, _ in parts]
+
+    first, second, third = [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]
+    assert rows(162) == [first + second, third]
+    assert rows(142) == [[*first, 4, 5, 6], [7, *third]]
+    assert rows(81) == [first, second, third]
 
 
 def test_groups_are_kept_whole_also_where_prompts_are_shared() -> None:

@@ -16,10 +16,10 @@ GIGABYTE = 2**30
 def test_the_largest_power_of_two_that_fits() -> None:
     memory = Memory.through((2048, 3 * GIGABYTE), (4096, 5 * GIGABYTE))
     assert memory == Memory(fixed=GIGABYTE, each=GIGABYTE / 1024)
-    assert memory.fitting(7 * GIGABYTE) == 6144
-    assert memory.fitting(7 * GIGABYTE - 1) == 4096
+    assert memory.fitting(6 * GIGABYTE) == 5120
+    assert memory.fitting(6 * GIGABYTE - 1) == 4096
     assert memory.fitting(9 * GIGABYTE, most=8192) == 8192
-    assert memory.fitting(16.9 * GIGABYTE) == 6144
+    assert memory.fitting(16.9 * GIGABYTE) == 5120
     assert memory.fitting(0) == LEAST
     assert memory.fitting(1e15) == MOST
 
@@ -33,7 +33,7 @@ def test_what_is_tried_has_the_size_and_only_known_tokens() -> None:
 
 
 class Device:
-    """A GPU of 8 GB as far as :mod:`fit` sees one: work takes 1 GB and 1 MB a token."""
+    """A GPU of 7 GB as far as :mod:`fit` sees one: work takes 1 GB and 1 MB a token."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, full_at: int = 10**9) -> None:
         self.sizes: list[int] = []
@@ -45,7 +45,7 @@ class Device:
             "memory_allocated": lambda device: GIGABYTE,
             "memory_reserved": lambda device: 3 * GIGABYTE,
             "max_memory_allocated": lambda device: 2 * GIGABYTE + self.sizes[-1] * 2**20,
-            "mem_get_info": lambda device: (6 * GIGABYTE, 8 * GIGABYTE),
+            "mem_get_info": lambda device: (5 * GIGABYTE, 7 * GIGABYTE),
             "memory_snapshot": list,
             "current_device": lambda: 0,
         }
@@ -59,11 +59,11 @@ class Device:
 
 
 def test_a_gpu_is_tried_twice_after_a_first_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """80 % of 8 GB are 6.4 GB: 1 GB, and 4 GB for 4,096 tokens; 6,144 would be 7 GB."""
+    """80 % of 7 GB are 5.6 GB: 1 GB, and 4 GB for 4,096 tokens; 5,120 would be 6 GB."""
     device, cuda = Device(monkeypatch), torch.device("cuda")
     assert tokens_on_gpu(cuda, device.work, vocabulary=9) == 4096
     assert device.sizes == [1024, 2048, 4096]
-    assert tokens_on_gpu(cuda, device.work, vocabulary=9, needed=4 * GIGABYTE) == 2048
+    assert tokens_on_gpu(cuda, device.work, vocabulary=9, needed=3 * GIGABYTE) == 2048
     assert tokens_on_gpu(cuda, device.work, vocabulary=9, longest=128) == 4096
     assert device.sizes[-3] == 128
     assert tokens_on_gpu(cuda, Device(monkeypatch, full_at=4096).work, vocabulary=9) == LEAST

@@ -69,8 +69,8 @@ def rows(*, prompts: int, siblings: int, asked: int, answered: int) -> Batch:
 def test_the_sizes_of_a_frame() -> None:
     packing = packed(rows(prompts=4, siblings=8, asked=40, answered=101))
     assert frame_of(packing) == Frame(
-        tokens=3456,  # 4 × 40 and 32 × 100, for the last token is read by nobody; 27 × 128
-        keys=8192,  # 160, 32 × 140, and 96 of padding
+        tokens=3584,  # 4 × 40 and 32 × 100, for the last token is read by nobody; 7 × 512
+        keys=8192,  # 160, 32 × 140, and 224 of padding
         sequences=64,  # 36, and one of padding
         longest=256,
     )
@@ -139,7 +139,7 @@ def test_a_frame_is_taken_again_until_the_waste_would_have_paid_for_another() ->
     first = frames.choose(large)
     assert frames.choose(like) == first
     own = frame_of(small)
-    assert (first.tokens, own.tokens) == (3456, 2048)
+    assert (first.tokens, own.tokens) == (3584, 2048)
     times = PRICE * own.tokens // (first.tokens - own.tokens)
     assert [frames.choose(small) for _ in range(times + 2)] == [first] * times + [own] * 2
     assert frames.known == [first, own]
@@ -148,8 +148,8 @@ def test_a_frame_is_taken_again_until_the_waste_would_have_paid_for_another() ->
 def test_there_are_not_more_frames_than_allowed() -> None:
     frames = Frames()
     packings = [
-        packed(rows(prompts=1, siblings=2, asked=10, answered=600 * count))
-        for count in range(1, 20)
+        packed(rows(prompts=1, siblings=2, asked=10, answered=int(100 * 1.3**count)))
+        for count in range(19)
     ]
     chosen = [frames.choose(packing) for packing in packings]
     assert len(frames.known) == MOST

@@ -10,6 +10,8 @@ from torch import Tensor
 from posttrain.types import Batch
 from posttrain.types.prompts import Spans, spans
 
+WORTH_IT = 8  # times the tokens of a prompt: what must stand behind it where it is computed again
+
 
 def minibatches(
     batch: Batch, count: int, *, epochs: int = 1, generator: torch.Generator | None = None
@@ -42,9 +44,10 @@ def micro_batches(
     spent on padding; a sequence longer than the budget is a part of its own. Sequences without an
     active token are left out: they have no loss. ``keep_groups`` never parts a group and keeps its
     order, for a loss that compares its members. ``share_prompts`` is for a forward pass that
-    computes no padding, and equal prompts of a part once: it counts tokens so, and keeps sequences
-    with the same prompt together where the budget allows. Averaging is in ``weights``, made before
-    this cut, so no choice of ``max_tokens`` can change the update.
+    computes no padding, and equal prompts of a part once: it counts tokens so, and parts sequences
+    with the same prompt only where that fills a part, and the prompt is short beside what fills it.
+    Averaging is in ``weights``, made before this cut, so no choice of ``max_tokens`` can change the
+    update.
     """
     if max_tokens < 1:
         raise ValueError(f"micro_batch_tokens: must be at least 1, got {max_tokens}")
@@ -61,22 +64,23 @@ def micro_batches(
         pieces = [
             piece for rows in pieces for piece in _fitting(rows, found, max_tokens=max_tokens)
         ]
-    parts: list[tuple[Tensor, Batch]] = []
-    chosen: list[int] = []
-    width = used = 0
+    parts: list[list[int]] = []
+    used = width = 0
     for piece in sorted(pieces, key=lambda rows: -max(lengths[row] for row in rows)):
         cost = len(piece) * width if found is None else _computed(piece, found)
-        if chosen and used + cost > max_tokens:
-            parts.append(_part(batch, chosen, width=width))
-            chosen = []
-        if not chosen:
-            width, used = max(lengths[row] for row in piece), 0
-            cost = len(piece) * width if found is None else cost
-        chosen += piece
-        used += cost
-    if chosen:
-        parts.append(_part(batch, chosen, width=width))
-    return parts
+        rest = piece
+        if parts and used + cost <= max_tokens:
+            rest = []
+        elif parts and found is not None and not keep_groups:
+            rest = _rest(piece, found, room=max_tokens - used)
+        if len(rest) < len(piece):
+            parts[-1] += [row for row in piece if row not in rest]
+            used += cost
+        if rest:
+            width = max(lengths[row] for row in rest)
+            used = len(rest) * width if found is None else _computed(rest, found)
+            parts.append(rest)
+    return [_part(batch, rows, width=max(lengths[row] for row in rows)) for rows in parts]
 
 
 def _computed(rows: list[int], found: Spans) -> int:
@@ -94,6 +98,24 @@ def _fitting(rows: list[int], found: Spans, *, max_tokens: int) -> list[list[int
         else:
             pieces.append([row])
     return pieces
+
+
+def _rest(rows: list[int], found: Spans, *, room: int) -> list[int]:
+    """What is left of rows of one prompt once those are gone that fill the room, if it is worth it.
+
+    >>> found = Spans(first=[2, 2, 2], end=[20, 20, 20], owner=[0, 0, 0])
+    >>> _rest([0, 1, 2], found, room=40), _rest([0, 1, 2], found, room=19)
+    ([2], [0, 1, 2])
+    """
+    prompt = found.first[rows[0]]
+    rest, used = [], prompt
+    for row in rows:
+        size = found.end[row] - found.first[row]
+        if used + size <= room:
+            used += size
+        else:
+            rest.append(row)
+    return rest if used - prompt >= WORTH_IT * prompt else rows
 
 
 def _part(batch: Batch, rows: list[int], *, width: int) -> tuple[Tensor, Batch]:
