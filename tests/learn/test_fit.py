@@ -5,7 +5,15 @@ import torch
 
 from posttrain.build.learners import make_learner
 from posttrain.config import recipe_from_dict, resolve
-from posttrain.learn.fit import LEAST, MOST, Memory, made_up, tokens_on_gpu, unallocated
+from posttrain.learn.fit import (
+    LEAST,
+    MOST,
+    MOST_PLAYED,
+    Memory,
+    made_up,
+    tokens_on_gpu,
+    unallocated,
+)
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.models.load import load_policy
@@ -16,10 +24,11 @@ GIGABYTE = 2**30
 def test_the_largest_power_of_two_that_fits() -> None:
     memory = Memory.through((2048, 3 * GIGABYTE), (4096, 5 * GIGABYTE))
     assert memory == Memory(fixed=GIGABYTE, each=GIGABYTE / 1024)
-    assert memory.fitting(6 * GIGABYTE) == 5120
-    assert memory.fitting(6 * GIGABYTE - 1) == 4096
-    assert memory.fitting(9 * GIGABYTE, most=8192) == 8192
-    assert memory.fitting(16.9 * GIGABYTE) == 5120
+    assert memory.fitting(9 * GIGABYTE) == 8192
+    assert memory.fitting(9 * GIGABYTE - 1) == 4096
+    assert memory.fitting(16.9 * GIGABYTE) == 8192
+    assert memory.fitting(6 * GIGABYTE, most=5120) == 5120
+    assert memory.fitting(6 * GIGABYTE - 1, most=5120) == 4096
     assert memory.fitting(0) == LEAST
     assert memory.fitting(1e15) == MOST
 
@@ -59,7 +68,7 @@ class Device:
 
 
 def test_a_gpu_is_tried_twice_after_a_first_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """80 % of 7 GB are 5.6 GB: 1 GB, and 4 GB for 4,096 tokens; 5,120 would be 6 GB."""
+    """80 % of 7 GB are 5.6 GB: 1 GB, and 4 GB for 4,096 tokens; 8,192 would be 9 GB."""
     device, cuda = Device(monkeypatch), torch.device("cuda")
     assert tokens_on_gpu(cuda, device.work, vocabulary=9) == 4096
     assert device.sizes == [1024, 2048, 4096]
@@ -111,3 +120,10 @@ def test_checkpointing_is_switched_by_the_section() -> None:
         )
         make_learner(recipe, policy, section=recipe.sft, device="cpu", total_steps=1)
         assert (type(policy.model.model.layers[0]) is kind) != asked
+
+
+def test_what_is_played_needs_fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, cuda = Device(monkeypatch), torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**12, 10**12))
+    assert tokens_on_gpu(cuda, device.work, vocabulary=9) == MOST
+    assert tokens_on_gpu(cuda, device.work, vocabulary=9, played=True) == MOST_PLAYED < MOST

@@ -11,8 +11,10 @@ from torch import Tensor
 from posttrain.models.gpu_memory import free_bytes
 from posttrain.types import Batch
 
-# Of a SmolLM2-135M, on an H200, 16k tokens are a tenth quicker than 5k, and take 6 GiB more.
-LEAST, MOST = 1024, 5120
+# A host takes as long to launch the kernels of few tokens as those of many (0.13 s for the thirty
+# layers of a SmolLM2-135M), so there should be many; a pass that is played needs fewer: there 16k
+# are a tenth quicker than 5k on an H200, and take 6 GiB more.
+LEAST, MOST, MOST_PLAYED = 1024, 16_384, 5120
 # A CPU is fastest with hidden states that its caches hold: of 1k … 64k tokens with 8k for the tiny
 # model (128 wide), and no slower with 1k than with 4k for a SmolLM2-135M (576 wide).
 STATES_ON_CPU, MOST_ON_CPU = 2**20, 8192
@@ -78,11 +80,13 @@ def tokens_on_gpu(
     vocabulary: int,
     longest: int | None = None,
     needed: int = 0,
+    played: bool = False,
 ) -> int:
     """Tokens of a micro-batch that fit on a GPU, by trying ``work`` (forward and backward) there.
 
     ``longest`` is the model's context; ``needed`` are bytes that will be taken before long and are
-    free as yet. Gradients stay while it is tried: they will be there as well.
+    free as yet; ``played``: passes will be, from recordings. Gradients stay while it is tried: they
+    will be there as well.
     """
     length = min(LENGTH, longest or LENGTH)
     try:
@@ -94,7 +98,8 @@ def tokens_on_gpu(
     except torch.cuda.OutOfMemoryError:
         torch.cuda.empty_cache()
         return LEAST
-    return Memory.through(*points).fitting(SHARE * (free_bytes(device) - needed))
+    memory, free = Memory.through(*points), SHARE * (free_bytes(device) - needed)
+    return memory.fitting(free, most=MOST_PLAYED if played else MOST)
 
 
 def _peak(

@@ -263,6 +263,7 @@ class LocalLearner:
             vocabulary=model.config.get_text_config().vocab_size,
             longest=context_length(model),
             needed=needed,
+            played=bool(self._recordings),
         )
         for part in learning:
             part.clear()
