@@ -4,7 +4,7 @@
     python benchmarks/learning.py --device cuda --ways compiled --micro-batches 4096 16384
 
 A step is forward, loss, backward and optimiser of LocalLearner on 64 prompts × 8 completions × 256
-tokens (a CPU: 8 × 4 × 16), once for every way to run it: eager, layers compiled, passes recorded
+tokens (a CPU: 16 × 8 × 32), once for every way to run it: eager, layers compiled, passes recorded
 (CUDA graphs), both. The first steps, which compile and record, are not counted. The work is counted
 by :func:`operations`: only what any learner must compute, so no prompt twice, and no recomputation.
 """
@@ -221,7 +221,7 @@ def main() -> None:
         torch.set_num_threads(min(torch.get_num_threads(), THREADS_BESIDE_GPU))
     given.model = given.model or ("smollm2-135m" if cuda else "tiny")
     sizes = {"prompts": 64, "group": 8, "asked": 48, "length": 256}
-    work = Work(**sizes if cuda else {**sizes, "prompts": 8, "group": 4, "length": 16})
+    work = Work(**sizes if cuda else {**sizes, "prompts": 16, "length": 32})
     compute = torch.bfloat16 if cuda else torch.float32
     peak = find_peak(given.device, compute)
     rows: list[dict[str, Any]] = []

@@ -82,6 +82,20 @@ def test_attention_in_half_precision(dtype: torch.dtype) -> None:
 
 
 @kernel
+def test_what_is_new_is_rounded_to_what_is_kept() -> None:
+    from posttrain.models.kernels.decode_attention import decode_attention
+
+    states = [torch.randn(5, count, 64, device=DEVICE) for count in (9, 3, 3)]
+    halves = [tensor.half() for tensor in states]
+    given = memory(3, 64, dtype=torch.float16)
+    again = {name: tensor.clone() for name, tensor in given.items()}
+    found = decode_attention(*states, **given, scale=0.125, window=0)
+    assert torch.equal(found, decode_attention(*halves, **again, scale=0.125, window=0))
+    assert found.dtype == torch.float16
+    assert torch.equal(given["keys"], again["keys"])
+
+
+@kernel
 @pytest.mark.parametrize("size", [105, 5000, 49152])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_draw(size: int, temperature: float) -> None:

@@ -152,17 +152,17 @@ class Decoding:
     ) -> Tensor:
         """Shapes: [n, H, 1, D], [n, K, 1, D] × 2 → [n, 1, H, D]."""
         slots = self._slots
-        dtype = slots.keys[layer].dtype
-        newest = [states.squeeze(2).to(dtype) for states in (query, key, value)]
+        newest = [states.squeeze(2) for states in (query, key, value)]
         prompt = slots.prompt_keys[layer], slots.prompt_values[layer]
         completion = slots.keys[layer], slots.values[layer]
         if self._step is not None:
+            newest = [states.to(completion[0].dtype) for states in newest]
             with torch.autocast(query.device.type, enabled=False):
                 mixed = self._step.attend(
                     *newest, prompt=prompt, completion=completion, scale=scale, window=window or 0
                 )
             return mixed[:, None]
-        mixed = _form_for(newest[0])(
+        mixed = _form_for(completion[0])(
             *newest,
             prompt_keys=prompt[0],
             prompt_values=prompt[1],
@@ -178,9 +178,9 @@ class Decoding:
         return mixed[:, None]
 
 
-def _form_for(query: Tensor) -> Callable[..., Tensor]:
+def _form_for(keys: Tensor) -> Callable[..., Tensor]:
     """A kernel of our own on a GPU, else plain PyTorch."""
-    if query.is_cuda and query.dtype != torch.float64 and has_triton():
+    if keys.is_cuda and keys.dtype != torch.float64 and has_triton():
         from posttrain.models.kernels.decode_attention import decode_attention
 
         return decode_attention
@@ -205,9 +205,11 @@ def plain_decode_attention(
 ) -> Tensor:
     """Write key and value of the newest tokens, and let them look at what stands before them.
 
-    ``window`` is how many tokens they see, themselves included; 0: all.
-    Shapes: query [n, H, D], key and value [n, K, D], rows [n] → [n, H, D].
+    ``window`` is how many tokens they see, themselves included; 0: all. It is computed in the type
+    of the keys that are kept. Shapes: query [n, H, D], key and value [n, K, D], rows [n] →
+    [n, H, D].
     """
+    query, key, value = (states.to(keys.dtype) for states in (query, key, value))
     own, start = written[rows].long(), prompt_length[rows].long()
     keys[rows, :, own] = key
     values[rows, :, own] = value

@@ -81,11 +81,12 @@ def _attend(
     heads = head * groups + group
     place = (row * num_keys * groups + heads[:, None]) * size + lane[None, :]
     real = (group[:, None] < groups) & kept[None, :]
-    query = tl.load(query_pointer + place, mask=real, other=0.0)
+    dtype = keys.dtype.element_ty
+    query = tl.load(query_pointer + place, mask=real, other=0.0).to(dtype)
 
     new = (row * num_keys + head) * size + lane
-    new_key = tl.load(key_pointer + new, mask=kept, other=0.0)
-    new_value = tl.load(value_pointer + new, mask=kept, other=0.0)
+    new_key = tl.load(key_pointer + new, mask=kept, other=0.0).to(dtype)
+    new_value = tl.load(value_pointer + new, mask=kept, other=0.0).to(dtype)
     base = (slot * num_keys + head) * own_room * size
     tl.store(keys + base + own * size + lane, new_key, mask=kept)
     tl.store(values + base + own * size + lane, new_value, mask=kept)
@@ -128,7 +129,7 @@ def decode_attention(
     num_keys, size = key.shape[1], key.shape[2]
     groups = query.shape[1] // num_keys
     query, key, value = (states.contiguous() for states in (query, key, value))
-    out = torch.empty_like(query)
+    out = torch.empty_like(query, dtype=keys.dtype)
     _attend[(len(rows), num_keys)](
         query,
         key,
@@ -152,7 +153,7 @@ def decode_attention(
         padded_groups=max(16, triton.next_power_of_2(groups)),
         padded_size=max(16, triton.next_power_of_2(size)),
         block=BLOCK,
-        precise=query.dtype == torch.float32,
+        precise=keys.dtype == torch.float32,
         num_warps=4,
     )
     return out
