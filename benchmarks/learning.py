@@ -5,8 +5,9 @@
 
 A step is forward, loss, backward and optimiser of LocalLearner on 64 prompts × 8 completions × 256
 tokens (a CPU: 16 × 8 × 32), once for every way to run it: eager, layers compiled, passes recorded
-(CUDA graphs), both. The first steps, which compile and record, are not counted. The work is counted
-by :func:`operations`: only what any learner must compute, so no prompt twice, and no recomputation.
+(CUDA graphs), both. The first two steps, which compile and record, are not counted. The work is
+counted by :func:`operations`: only what any learner must compute, so no prompt twice, and no
+recomputation.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from bench_models import build_model
+from grpo_steps import peak
 from rich.console import Console
 from rich.table import Table
 from roofline import Peak, Shape, find_peak, measured_peak
@@ -35,7 +37,6 @@ from posttrain.build.parts import THREADS_BESIDE_GPU
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.models.compiled import compile_layers
-from posttrain.models.gpu_memory import recorded_bytes
 from posttrain.protocols import Outputs
 from posttrain.types import Batch, Terms
 
@@ -146,9 +147,7 @@ class Bench:
             "gradient_norm": result.gradient_norm,
         }
         if self._cuda:
-            found["peak"] = torch.cuda.max_memory_allocated() + recorded_bytes("cuda")
-            found["reserved"] = torch.cuda.max_memory_reserved()
-            found |= self._profile(learner, batch)
+            found |= {**peak(self._device), **self._profile(learner, batch)}
         del learner
         free(self._device)
         return found
@@ -177,7 +176,7 @@ def kind_of(name: str) -> str:
     return next(fitting, "everything else")
 
 
-def show(rows: list[dict[str, Any]], *, work: Work, count: dict[str, float], peak: Peak) -> None:
+def show(rows: list[dict[str, Any]], *, work: Work, count: dict[str, float], most: Peak) -> None:
     titles = ("way", "micro-batch", "s", "tokens/s", "of peak", "GPU busy", "peak GiB")
     table = Table(*titles, title="A step of learning (medians)")
     total = sum(count.values())
@@ -188,7 +187,7 @@ def show(rows: list[dict[str, Any]], *, work: Work, count: dict[str, float], pea
             f"{row['micro_batch_tokens']:,}",
             f"{row['seconds']:.3f}",
             f"{work.tokens / row['seconds']:,.0f}",
-            f"{total / row['seconds'] / peak.flops_per_second:.1%}",
+            f"{total / row['seconds'] / most.flops_per_second:.1%}",
             f"{busy:.0%}" if busy else "–",
             f"{row['peak'] / 2**30:.2f}" if "peak" in row else "–",
         )
@@ -199,7 +198,7 @@ def show(rows: list[dict[str, Any]], *, work: Work, count: dict[str, float], pea
     print(
         f"Fastest: {total:.3g} / {best['seconds']:.3f} s = {total / best['seconds']:.3g} a second"
     )
-    print(f"Peak: {peak.flops_per_second:.3g} operations/s ({peak.source}).")
+    print(f"Peak: {most.flops_per_second:.3g} operations/s ({most.source}).")
     if "kernel_ms" in best:
         kinds = ", ".join(f"{kind} {ms:.0f}" for kind, ms in best["kernel_ms"].items())
         print(f"Its kernels, ms a step: {kinds}. The longest:")
@@ -223,9 +222,9 @@ def main() -> None:
     sizes = {"prompts": 64, "group": 8, "asked": 48, "length": 256}
     work = Work(**sizes if cuda else {**sizes, "prompts": 16, "length": 32})
     compute = torch.bfloat16 if cuda else torch.float32
-    peak = find_peak(given.device, compute)
+    most = find_peak(given.device, compute)
     rows: list[dict[str, Any]] = []
-    report: dict[str, Any] = {"work": vars(work), "peak": vars(peak), "rows": rows}
+    report: dict[str, Any] = {"work": vars(work), "peak": vars(most), "rows": rows}
     for way in given.ways or (list(WAYS) if cuda else ["eager"]):
         bench = Bench(given, way)
         report["operations"] = count = operations(bench.shape, work)
@@ -237,7 +236,7 @@ def main() -> None:
                 given.json.write_text(json.dumps(report, indent=1))
         del bench
         free(given.device)
-    show(rows, work=work, count=count, peak=peak)
+    show(rows, work=work, count=count, most=most)
     if cuda:
         own = measured_peak(given.device, compute)
         print(f"Beside it: {own.flops_per_second:.3g} operations/s ({own.source}).")

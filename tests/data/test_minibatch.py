@@ -99,14 +99,18 @@ def test_a_group_is_parted_to_fill_a_part() -> None:
     tokens[:, 0] = torch.arange(3).repeat_interleave(4)
     mask = (torch.arange(21) >= 1).expand(12, 21)
 
-    def rows(budget: int) -> list[list[int]]:
-        parts = micro_batches(Batch(tokens=tokens, mask=mask), budget, share_prompts=True)
+    groups = torch.arange(3).repeat_interleave(4)
+    given = Batch(tokens=tokens, mask=mask, groups=groups)
+
+    def rows(budget: int, **options: bool) -> list[list[int]]:
+        parts = micro_batches(given, budget, share_prompts=True, **options)
         return [part.tolist() for part, _ in parts]
 
     first, second, third = [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]
     assert rows(162) == [first + second, third]
     assert rows(142) == [[*first, 4, 5, 6], [7, *third]]
     assert rows(81) == [first, second, third]
+    assert rows(142, keep_groups=True) == [first, second, third]
 
 
 def test_groups_are_kept_whole_also_where_prompts_are_shared() -> None:

@@ -1,20 +1,24 @@
 """Passes played from a recording: the numbers of the ordinary ones, for one batch after another."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from models.test_frames import rows
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from posttrain.algorithms.weights import token_mean
+from posttrain.learn.learner import LocalLearner
 from posttrain.models.compiled import compile_layers
 from posttrain.models.logprobs import score_tokens
 from posttrain.models.recorded_pass import Recordings, pausing, playing
-from posttrain.types import Batch
+from posttrain.types import Batch, Terms
 
 pytestmark = pytest.mark.gpu
 
 
-def model() -> LlamaForCausalLM:
+def model(*, tied: bool = False) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=1000,
@@ -24,6 +28,7 @@ def model() -> LlamaForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=512,
+        tie_word_embeddings=tied,
     )
     return LlamaForCausalLM(config).cuda().eval()
 
@@ -57,12 +62,62 @@ def test_recorded_passes(compiled: bool, paused: bool) -> None:
     for _ in range(2):
         expected, slope = outcome(policy, batches)
         recordings.refresh()
-        with playing(recordings), pausing(*[recordings][:paused]):
+        with playing(recordings), pausing(recordings) if paused else nullcontext():
             found, other = outcome(policy, batches)
         for mine, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=0.02)
         assert float((other - slope).norm() / slope.norm()) < 0.02
         with torch.no_grad():
             for weight in policy.parameters():
-                weight.mul_(1.01)
+                weight.mul_(1.3)
     assert len(recordings._known) == (0 if paused else 2)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_learner_takes_the_same_steps(tied: bool) -> None:
+    """Three steps on two batches in parts; each sees the weights that the last one left."""
+
+    def learned(*, recorded: bool) -> Tensor:
+        policy = model(tied=tied)
+        before = torch.cat([weight.detach().flatten() for weight in policy.parameters()])
+        learner = LocalLearner(
+            policy,
+            torch.optim.SGD(policy.parameters(), lr=3.0),
+            save=lambda folder: None,
+            max_gradient_norm=1.0,
+            micro_batch_tokens=2048,
+            compute=torch.bfloat16,
+            recorded=recorded,
+        )
+        for answered in (104, 90, 104):
+            given = rows(prompts=4, siblings=8, asked=40, answered=answered)
+            learner.step(token_mean(given), lambda out, part: Terms(loss=-out.need("logprobs")))
+        after = torch.cat([weight.detach().flatten() for weight in policy.parameters()])
+        return after - before
+
+    expected, found = (learned(recorded=recorded) for recorded in (False, True))
+    assert float(expected.norm()) > 1
+    assert float((found - expected).norm() / expected.norm()) < 0.02
+
+
+class Waits(nn.Module):
+    """A part of a model that cannot be recorded: it looks at what is computed."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states * (1.0 if float(states.detach().sum()) < 1e9 else 2.0)
+
+
+def test_a_model_that_waits_for_the_gpu_is_computed() -> None:
+    policy = model()
+    norm = policy.model.layers[1].post_attention_layernorm
+    policy.model.layers[1].post_attention_layernorm = nn.Sequential(norm, Waits())
+    batches = [rows(prompts=4, siblings=8, asked=40, answered=104)] * 2
+    expected, slope = outcome(policy, batches)
+    with (
+        playing(Recordings(policy.get_decoder(), torch.bfloat16)),
+        pytest.warns(UserWarning, match="cannot be recorded"),
+    ):
+        found, other = outcome(policy, batches)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0.02)
+    assert float((other - slope).norm() / slope.norm()) < 0.02

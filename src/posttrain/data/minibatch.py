@@ -10,7 +10,9 @@ from torch import Tensor
 from posttrain.types import Batch
 from posttrain.types.prompts import Spans, spans
 
-WORTH_IT = 8  # times the tokens of a prompt: what must stand behind it where it is computed again
+# A group is parted only if at least so many times its prompt's tokens of completions fill the room:
+# the prompt is computed again.
+WORTH_IT = 8
 
 
 def minibatches(

@@ -12,8 +12,8 @@ from posttrain.models.gpu_memory import free_bytes
 from posttrain.types import Batch
 
 # A host takes as long to launch the kernels of few tokens as those of many (0.13 s for the thirty
-# layers of a SmolLM2-135M), so there should be many; a pass that is played needs fewer: there 16k
-# are a tenth quicker than 5k on an H200, and take 6 GiB more.
+# layers of a SmolLM2-135M), so there should be many. A pass that is played has no such cost: on an
+# H200, 16k tokens would be a fifth quicker than 5k, and take 6 GiB more, which is not worth it.
 LEAST, MOST, MOST_PLAYED = 1024, 16_384, 5120
 # A CPU is fastest with hidden states that its caches hold: of 1k … 64k tokens with 8k for the tiny
 # model (128 wide), and no slower with 1k than with 4k for a SmolLM2-135M (576 wide).

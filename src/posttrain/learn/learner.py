@@ -159,6 +159,8 @@ class LocalLearner:
             for part in (self.trained, self._critic):
                 if part is not None:
                     part.clear()
+            for one in self._recordings:  # smaller parts begin with none
+                one.forget()
             free(self.device)
             self._micro_batch_tokens = smaller(
                 self.micro_batch_tokens, lambda tokens: len(self._cut(batch, tokens)), reason=reason
@@ -292,6 +294,6 @@ class LocalLearner:
         if self._compute == torch.float32:
             yield
             return
-        # A pass casts each weight once. Recordings want no cache, and compiled layers one setting.
+        # A pass rounds no weight twice. Recordings want no cache, and compiled layers one setting.
         with torch.autocast(self.device.type, dtype=self._compute, cache_enabled=False):
             yield

@@ -129,9 +129,14 @@ class Plain:
 
 
 class Padded:
-    """The CPU's own kernel, on sequences padded to the longest of the block."""
+    """The CPU's own kernel, on sequences padded to the longest of the block.
+
+    Where it is causal, there may be no keys before the queries' own.
+    """
 
     def __init__(self, block: Block, *, like: Tensor) -> None:
+        if block.causal and block.keys != block.queries:
+            raise ValueError("block: this kernel wants keys that are the queries' own")
         self._causal = block.causal
         self._queries = _Rows(block.queries)
         self._keys = self._queries if block.causal else _Rows(block.keys)

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posttrain.models.gathered_attention import BEHIND, Sequences, sequences_of
+from posttrain.models.gathered_attention import BEHIND, Sequences
 from posttrain.models.packing import Packing
 
-LEAST = 128  # tokens, or keys; and what the longest sequence may be
+LEAST = 128  # tokens, keys, and room for the longest sequence
 SEQUENCES = 32  # the least number of sequences there is room for
 MOST = 16  # frames; what fits none of them is computed without one
 PRICE = 30  # passes: what a recording costs, about a second
@@ -37,38 +37,35 @@ class Frame(NamedTuple):
 class Framed:
     """A packing in its frame.
 
-    ``source`` and ``positions`` [tokens] as in :class:`Packing`, 0 in the padding; ``before`` [M]
-    the places of the states wanted. ``queries``, ``keys`` and ``keys_at`` [keys] as in
-    :class:`Sequences`; a place behind the row is that of a key which nobody sees.
+    ``source`` and ``positions`` [tokens] as in :class:`Packing`, 0 in the padding. ``queries``,
+    ``keys`` and ``keys_at`` [keys] as in :class:`Sequences`; a place behind the row is that of a
+    key which nobody sees.
     """
 
     frame: Frame
     source: Tensor
     positions: Tensor
-    before: Tensor
     queries: list[int]
     keys: list[int]
     keys_at: Tensor
 
 
-def frame_of(packing: Packing) -> Frame:
+def frame_of(found: Sequences) -> Frame:
     """A frame that holds a packing, and is hardly larger; like packings have the same one."""
-    found = sequences_of(packing)
-    used = len(packing.source)
-    tokens = _tokens(used)
+    tokens = _tokens(found.tokens)
+    spare = tokens - found.tokens
     longest = _power(max(found.keys), least=LEAST)
-    padding = _pieces(tokens - used, longest)
     return Frame(
         tokens=tokens,
-        keys=_power(len(found.keys_at) + tokens - used, least=LEAST),  # padding sees itself
-        sequences=_power(len(found.queries) + len(padding), least=SEQUENCES),
+        keys=_power(len(found.keys_at) + spare, least=LEAST),  # padding sees itself
+        sequences=_power(len(found.queries) + len(_pieces(spare, longest)), least=SEQUENCES),
         longest=longest,
     )
 
 
 def holds(frame: Frame, found: Sequences) -> bool:
     """Whether sequences, and the padding that they need then, fit into a frame."""
-    spare = frame.tokens - sum(found.queries)
+    spare = frame.tokens - found.tokens
     return (
         spare >= 0
         and len(found.keys_at) + spare <= frame.keys
@@ -87,27 +84,29 @@ class Frames:
         self.known: list[Frame] = []
         self._wasted: Counter[Frame] = Counter()
 
-    def choose(self, packing: Packing, *, new: bool = True) -> Frame | None:
-        """The frame for a packing; None: none of those in use holds it, and it gets no ``new`` one.
+    def choose(self, found: Sequences, *, new: bool = True) -> Frame | None:
+        """The frame for a packing: one that is known, or a ``new`` one, to be added when it is.
 
-        That is also so when there are too many already.
+        None: none of those known holds it, and it gets no new one; or there are too many already.
         """
-        own, found = frame_of(packing), sequences_of(packing)
+        own = frame_of(found)
         fitting = [frame for frame in self.known if holds(frame, found)]
-        best = min(fitting, default=None)
-        wasted = 0 if best is None else best.tokens - own.tokens
+        best = min(fitting, key=_work, default=None)
+        wasted = 0 if best is None else _work(best) - _work(own)
         self._wasted[own] += wasted
-        if best is not None and (not wasted or self._wasted[own] <= PRICE * own.tokens):
+        if best is not None and (wasted <= 0 or self._wasted[own] <= PRICE * _work(own)):
             return best
-        if new and len(self.known) < MOST:
-            self.known.append(own)
-            return own
-        return best
+        return own if new and len(self.known) < MOST else best
 
 
-def fit(packing: Packing, frame: Frame) -> Framed:
-    """Put a packing into a frame that holds it."""
-    found, used = sequences_of(packing), len(packing.source)
+def _work(frame: Frame) -> int:
+    """What a pass takes, in tokens: to lay out a key is little beside what a token costs."""
+    return frame.tokens + frame.keys // 64
+
+
+def fit(packing: Packing, frame: Frame, *, found: Sequences) -> Framed:
+    """Put a packing, of these sequences, into a frame that holds it."""
+    used = found.tokens
     source, positions = torch.zeros(2, frame.tokens, dtype=torch.long)
     source[:used], positions[:used] = packing.source, packing.positions
     padding = _pieces(frame.tokens - used, frame.longest)
@@ -117,7 +116,6 @@ def fit(packing: Packing, frame: Frame) -> Framed:
         frame=frame,
         source=source,
         positions=positions,
-        before=packing.before,
         queries=_filled([*found.queries, *padding], frame.sequences),
         keys=_filled([*found.keys, *padding], frame.sequences),
         keys_at=keys_at[: frame.keys],

@@ -2,8 +2,10 @@
 
 A token of a completion sees its prompt and its own completion. So the keys and values of every
 sequence are laid out anew, those of a prompt once for each of its completions; their gradients are
-added up again. Copying them is little beside all else, and a single kernel over many sequences
-fills a GPU, where one between a few prompts and all that follows them would not.
+added up again. A single kernel over many sequences fills a GPU, where one between a few prompts and
+all that follows them would not; and copying keys is little beside all else, unless long prompts
+have many short completions (:attr:`Sequences.few_keys`): then prompts stay where they are
+(:mod:`posttrain.models.shared_prompt`).
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posttrain.models.attention import Attention
 from posttrain.models.block_attention import Block, Flash, Kernel
 from posttrain.models.packing import Packing
+from posttrain.models.shared_prompt import Make, SharedPrompt
 from posttrain.types.devices import send
 
 BEHIND = 128  # places behind the row, for gradients that are dropped: too few would be waited for
+MOST_KEYS = 8  # times the tokens, or so many keys are not worth the copy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +37,16 @@ class Sequences:
     queries: list[int]
     keys: list[int]
     keys_at: Tensor
+
+    @property
+    def tokens(self) -> int:
+        """All queries."""
+        return sum(self.queries)
+
+    @property
+    def few_keys(self) -> bool:
+        """Whether the keys are few enough to be laid out."""
+        return len(self.keys_at) <= MOST_KEYS * self.tokens
 
 
 def sequences_of(packing: Packing) -> Sequences:
@@ -67,19 +82,21 @@ class Gathered:
     """A kernel, and the places [L] in the row that its keys come from and their gradients go to.
 
     A gradient that goes to a place behind the row (``BEHIND``) is of a key that nobody sees.
+    ``longest`` is how many keys a token sees at most, where that is known.
     """
 
     kernel: Kernel
     keys_at: Tensor
     slopes_at: Tensor
+    longest: int = 0
 
     @classmethod
-    def of(cls, packing: Packing, *, like: Tensor, make: Callable[..., Kernel] = Flash) -> Gathered:
-        """All that a row packed so needs, on the device of ``like``."""
-        found = sequences_of(packing)
+    def of(cls, found: Sequences, *, like: Tensor, make: Callable[..., Kernel] = Flash) -> Gathered:
+        """All that such a row needs, on the device of ``like``."""
         block = Block(queries=found.queries, keys=found.keys, causal=True)
         places = send(found.keys_at, like.device)
-        return cls(kernel=make(block, like=like), keys_at=places, slopes_at=places)
+        kernel = make(block, like=like)
+        return cls(kernel=kernel, keys_at=places, slopes_at=places, longest=max(found.keys))
 
 
 class GatheredPrompts:
@@ -99,6 +116,8 @@ class GatheredPrompts:
         window: int | None,
     ) -> Tensor:
         """Mix values over one packed row: [1, H, N, D], [1, K, N, D] twice → [1, N, H, D]."""
+        if window is not None and window < self._gathered.longest:
+            raise NotImplementedError("packed sequences longer than a layer's window")
         rows, kind = [part[0].transpose(0, 1) for part in (query, key, value)], query.device.type
         if torch.is_autocast_enabled(kind):  # as it does to torch's own attention
             rows = [row.to(torch.get_autocast_dtype(kind)) for row in rows]
@@ -141,3 +160,11 @@ def _gather(key: Tensor, value: Tensor, *, at: Tensor) -> tuple[Tensor, Tensor]:
     """The keys and values at these places: [N, K, D] twice, [L] → [L, K, D] twice."""
     keys, values = torch.cat([key, value], dim=1).index_select(0, at).chunk(2, dim=1)
     return keys, values
+
+
+def packed_attention(packing: Packing, *, like: Tensor, make: Make = Flash) -> Attention:
+    """The attention of a row packed so, by the kernel ``make``."""
+    found = sequences_of(packing)
+    if make is Flash and found.few_keys:
+        return GatheredPrompts(Gathered.of(found, like=like))
+    return SharedPrompt(packing, make=make)

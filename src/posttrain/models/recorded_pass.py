@@ -8,21 +8,25 @@ for a few sizes (:mod:`posttrain.models.frames`) and played for every micro-batc
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from posttrain.models.attention import attending
+from posttrain.models.aliases import Aliases
+from posttrain.models.attention import Attention, attending
 from posttrain.models.block_attention import Flash, offsets_of
 from posttrain.models.frames import Frame, Framed, Frames, fit
-from posttrain.models.gathered_attention import Gathered, GatheredPrompts
-from posttrain.models.half import matrices
-from posttrain.models.head import HALF
+from posttrain.models.gathered_attention import (
+    Gathered,
+    GatheredPrompts,
+    packed_attention,
+    sequences_of,
+)
 from posttrain.models.packing import Packing
 from posttrain.types.devices import send
 
@@ -33,7 +37,7 @@ class _Pass:
     """One row through a trunk, with attention of ours, and with ``weights`` in place of its own."""
 
     def __init__(
-        self, trunk: nn.Module, attention: GatheredPrompts, *, weights: dict[str, Tensor]
+        self, trunk: nn.Module, attention: Attention, *, weights: dict[str, Tensor]
     ) -> None:
         self._trunk = trunk
         self._attention = attention
@@ -67,13 +71,14 @@ def playing(*recordings: Recordings) -> Iterator[None]:
 @contextmanager
 def pausing(*recordings: Recordings) -> Iterator[None]:
     """Inside, passes are computed as recordings would be, without any: for what comes but once."""
+    before = [one.paused for one in recordings]
     for one in recordings:
         one.paused = True
     try:
         yield
     finally:
-        for one in recordings:
-            one.paused = False
+        for one, paused in zip(recordings, before, strict=True):
+            one.paused = paused
 
 
 def recordings_of(trunk: nn.Module) -> Recordings | None:
@@ -83,78 +88,75 @@ def recordings_of(trunk: nn.Module) -> Recordings | None:
 
 
 class Recordings:
-    """The recordings of a trunk, one for each frame that has come up.
-
-    What is differentiated are ``aliases`` of the weights: a weight that some graph of another
-    stream still holds could not be recorded. Matrices that autocast would round to ``compute`` in
-    every pass are kept rounded (:meth:`refresh`); the others are the same memory under another
-    name. The backward pass adds to ``.grad`` where that stands: each weight has one place for it.
-    """
+    """The recordings of a trunk, one for each frame that has come up."""
 
     def __init__(self, trunk: nn.Module, compute: torch.dtype = torch.float32) -> None:
         self.trunk = trunk
-        learning = {name: w for name, w in trunk.named_parameters() if w.requires_grad}
-        self.weights = list(learning.values())
-        rounded = matrices(trunk) if compute in HALF else {}
-        self.aliases: dict[str, Tensor] = {
-            name: nn.Parameter(weight.detach().to(compute if name in rounded else weight.dtype))
-            for name, weight in learning.items()
-        }
-        self.slopes = [torch.zeros_like(weight) for weight in self.weights]
-        for alias, slope in zip(self.aliases.values(), self.slopes, strict=True):
-            alias.register_post_accumulate_grad_hook(partial(_add_to, slope))
-        self.pool = torch.cuda.graph_pool_handle()
-        self.frames = Frames()
         self.paused = False
+        self._compute_in = compute
+        self._aliases: Aliases | None = None  # memory that is taken when it is needed
+        self.forget()
+
+    @property
+    def aliases(self) -> Aliases:
+        """What passes are computed with."""
+        if self._aliases is None:
+            self._aliases = Aliases(self.trunk, self._compute_in)
+        return self._aliases
+
+    def forget(self) -> None:
+        """Let all recordings go, and their memory with them."""
         self._known: dict[Frame, _Recording] = {}
+        self._frames = Frames()
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def refresh(self) -> None:
+        """Take the weights as they are now."""
+        if self._aliases is not None:
+            self._aliases.refresh()
 
     def states(self, tokens: Tensor, packing: Packing) -> Tensor:
         """The states of ``packing.before``; with gradient where enabled. [B, T] → [M, D]."""
+        found = sequences_of(packing)
         learns = torch.is_grad_enabled()  # what is only looked at is not worth a recording
         if learns:
-            self._bring_slopes()
-        frame = None if self.paused else self.frames.choose(packing, new=learns)
-        if frame is None:
-            states = self._compute(tokens, packing)
-        else:
-            framed = fit(packing, frame)
-            if frame not in self._known:
-                self._known[frame] = _Recording(self, framed, tokens=tokens)
-            states = self._known[frame].play(tokens, framed)
-        return states[send(packing.before, tokens.device)]
+            self.aliases.bring_slopes()
+        frame = None
+        if found.few_keys and not self.paused:
+            frame = self._frames.choose(found, new=learns)
+        if frame is not None:
+            framed = fit(packing, frame, found=found)
+            if frame in self._known or self._record(framed, tokens):
+                states = self._known[frame].play(tokens, framed)
+                return states[send(packing.before, tokens.device)]
+        return self._compute(tokens, packing)
+
+    def _record(self, framed: Framed, tokens: Tensor) -> bool:
+        """Record a frame; False: this trunk cannot be recorded, and passes will be computed."""
+        try:
+            self._known[framed.frame] = _Recording(self, framed, tokens=tokens)
+        except torch.OutOfMemoryError:
+            raise  # with fewer tokens it may fit
+        except RuntimeError as error:
+            self.paused = True
+            warnings.warn(
+                "the passes of this model cannot be recorded, so every kernel is launched anew: "
+                f"{str(error).splitlines()[0]}",
+                stacklevel=2,
+            )
+            return False
+        self._frames.known.append(framed.frame)
+        return True
 
     def _compute(self, tokens: Tensor, packing: Packing) -> Tensor:
-        """The states of all of a packing, without a recording. Shapes: [B, T] → [N, D]."""
-        attention = GatheredPrompts(Gathered.of(packing, like=tokens))
-        row = tokens.flatten()[send(packing.source, tokens.device)]
-        one_pass = _Pass(self.trunk, attention, weights=self.aliases)
-        return one_pass(row, send(packing.positions, tokens.device))
-
-    def refresh(self) -> None:
-        """Round the weights again: they may have changed."""
-        pairs = zip(self.aliases.values(), self.weights, strict=True)
-        rounded = [(alias, weight) for alias, weight in pairs if alias.dtype != weight.dtype]
-        if rounded:
-            with torch.no_grad():
-                torch._foreach_copy_([alias for alias, _ in rounded], [w for _, w in rounded])
-
-    def _bring_slopes(self) -> None:
-        """Have every gradient where the recordings add to it."""
-        pairs = list(zip(self.weights, self.slopes, strict=True))
-        missing = [slope for weight, slope in pairs if weight.grad is None]
-        if missing:
-            torch._foreach_zero_(missing)
-        for weight, slope in pairs:
-            if weight.grad is not None and weight.grad is not slope:
-                slope.copy_(weight.grad)
-            weight.grad = slope
-
-
-def _add_to(slope: Tensor, alias: Tensor) -> None:
-    """Move a gradient to its place as soon as it is there."""
-    assert alias.grad is not None
-    slope.add_(alias.grad)
-    alias.grad = None
+        """The same without a recording. Shapes: [B, T] → [M, D]."""
+        source, positions, before = (
+            send(places, tokens.device)
+            for places in (packing.source, packing.positions, packing.before)
+        )
+        attention = packed_attention(packing, like=tokens)
+        one_pass = _Pass(self.trunk, attention, weights=self.aliases.named)
+        return one_pass(tokens.flatten()[source], positions)[before]
 
 
 class _Recording:
@@ -172,14 +174,14 @@ class _Recording:
             keys_at=self._keys_at,
             slopes_at=self._slopes_at,
         )
-        one_pass = _Pass(owner.trunk, GatheredPrompts(gathered), weights=owner.aliases)
-        aliases = list(owner.aliases.values())
+        one_pass = _Pass(owner.trunk, GatheredPrompts(gathered), weights=owner.aliases.named)
+        aliases = list(owner.aliases.named.values())
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream), _casts_inside():
             # An ordinary pass first: it compiles kernels and sizes workspaces.
             states = one_pass(self._row, self._positions)
-            torch.autograd.grad(states, aliases, torch.zeros_like(states))
+            states.backward(torch.zeros_like(states), inputs=aliases)
             del states
         torch.cuda.current_stream(device).wait_stream(stream)
         torch.cuda.empty_cache()  # recordings cannot have the memory of that pass
@@ -233,7 +235,7 @@ class _Played(torch.autograd.Function):
 
 @contextmanager
 def _casts_inside() -> Iterator[None]:
-    """Autocast as it is, without its memory: weights must be cast anew in every pass."""
+    """Autocast as it is, without its memory: what it rounds must be rounded anew in every pass."""
     enabled, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
     with torch.autocast("cuda", dtype=dtype, enabled=enabled, cache_enabled=False):
         yield
@@ -249,5 +251,8 @@ def recordings_for(*modules: Any, compute: torch.dtype) -> tuple[Recordings, ...
 
 
 def _places(framed: Framed) -> tuple[Tensor, Tensor]:
-    """Where keys come from, and where their gradients go: those that nobody sees, anywhere."""
+    """Where keys come from, and where their gradients go.
+
+    Keys that nobody sees come from any place; their gradients go behind the row, and are dropped.
+    """
     return framed.keys_at % framed.frame.tokens, framed.keys_at

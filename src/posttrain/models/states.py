@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posttrain.algorithms import ops
-from posttrain.models.attention import Attention, attending, replaceable
+from posttrain.models.attention import attending, replaceable
 from posttrain.models.block_attention import Flash, Padded, Plain
-from posttrain.models.gathered_attention import Gathered, GatheredPrompts
+from posttrain.models.gathered_attention import packed_attention
 from posttrain.models.head import logits_are_head_of_states, trunk_states
 from posttrain.models.packing import Packing, pack
 from posttrain.models.recorded_pass import recordings_of
-from posttrain.models.shared_prompt import SharedPrompt
 from posttrain.types import Batch
 from posttrain.types.devices import send
 from posttrain.types.prompts import spans
@@ -62,11 +61,7 @@ def packed_states(
     trunk: nn.Module, tokens: Tensor, *, packing: Packing, make: Make = Plain
 ) -> Tensor:
     """The states of ``packing.before``, from one packed row. Shapes: [B, T] → [M, D]."""
-    attention: Attention = (
-        GatheredPrompts(Gathered.of(packing, like=tokens))
-        if make is Flash
-        else SharedPrompt(packing, make=make)
-    )
+    attention = packed_attention(packing, like=tokens, make=make)
     model: Any = trunk
     source, positions, before = (
         send(places, tokens.device)
