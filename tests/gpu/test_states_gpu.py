@@ -7,7 +7,7 @@ from models.test_states import CASES, batch, padded
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from posttrain.models import states
+from posttrain.models import gathered_attention, states
 from posttrain.models.block_attention import Block, Flash, Plain
 from posttrain.models.logprobs import score_tokens
 from posttrain.types import Batch
@@ -61,13 +61,15 @@ def test_flash_is_the_plain_kernel(block: Block, dtype: torch.dtype, size: int, 
         assert error(mine, theirs) < 0.05
 
 
+@pytest.mark.parametrize("most_keys", [8, 0], ids=["gathered", "in place"])
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma", "gpt2"])
 def test_packed_is_as_near_to_float64_as_padded_rows(
-    name: str, case: str, autocast: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, case: str, autocast: bool, most_keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Log-probs and gradients in bfloat16: rounding differs, by no more than always."""
+    monkeypatch.setattr(gathered_attention, "MOST_KEYS", most_keys)
     given = batch(CASES[case], gap=True)
 
     def outcome(model: torch.nn.Module, rows: Batch) -> list[Tensor]:
