@@ -164,7 +164,8 @@ def _gather(key: Tensor, value: Tensor, *, at: Tensor) -> tuple[Tensor, Tensor]:
 
 def packed_attention(packing: Packing, *, like: Tensor, make: Make = Flash) -> Attention:
     """The attention of a row packed so, by the kernel ``make``."""
-    found = sequences_of(packing)
-    if make is Flash and found.few_keys:
-        return GatheredPrompts(Gathered.of(found, like=like))
+    if make is Flash:
+        found = sequences_of(packing)
+        if found.few_keys:
+            return GatheredPrompts(Gathered.of(found, like=like))
     return SharedPrompt(packing, make=make)
