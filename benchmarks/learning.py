@@ -17,6 +17,7 @@ import json
 import statistics
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from bench_models import build_model
+from gpu_time import kernels_of, tell
 from grpo_steps import peak
 from rich.console import Console
 from rich.table import Table
 from roofline import Peak, Shape, find_peak, measured_peak
-from samplers import free, timed
-from torch.profiler import ProfilerActivity, profile
+from samplers import free, set_threads, timed
 
 from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.weights import token_mean
-from posttrain.build.parts import THREADS_BESIDE_GPU
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.models.compiled import compile_layers
@@ -45,12 +45,6 @@ WAYS = {  # compiled, recorded
     "compiled": (True, False),
     "recorded": (False, True),
     "compiled, recorded": (True, True),
-}
-KINDS = {  # words in the names of kernels; the first that is found counts
-    "attention": ("flash", "fmha", "attention"),
-    "matrix products": ("gemm", "nvjet", "cutlass", "xmma", "cublas", "splitk"),
-    "fused by the compiler": ("triton",),
-    "copies and casts": ("copy", "memcpy", "memset", "fill"),
 }
 
 
@@ -147,33 +141,10 @@ class Bench:
             "gradient_norm": result.gradient_norm,
         }
         if self._cuda:
-            found |= {**peak(self._device), **self._profile(learner, batch)}
+            found |= peak(self._device) | kernels_of(partial(learner.step, batch, objective))
         del learner
         free(self._device)
         return found
-
-    def _profile(self, learner: LocalLearner, batch: Batch) -> dict[str, Any]:
-        """Milliseconds of each kind of kernel in one step, and the longest of them by name."""
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            learner.step(batch, objective)
-            torch.cuda.synchronize()
-        kernels = [(one.key, one.self_device_time_total / 1e3) for one in seen.key_averages()]
-        kinds: dict[str, float] = dict.fromkeys([*KINDS, "everything else"], 0.0)
-        for name, spent in kernels:
-            kinds[kind_of(name)] += spent
-        longest = sorted(kernels, key=lambda one: -one[1])[:15]
-        return {"kernel_ms": kinds, "longest_kernels": longest}
-
-
-def kind_of(name: str) -> str:
-    """What a kernel does, by its name.
-
-    >>> kind_of("nvjet_tst_128x152_64x6"), kind_of("void flash_bwd_kernel"), kind_of("reduce")
-    ('matrix products', 'attention', 'everything else')
-    """
-    lower = name.lower()
-    fitting = (kind for kind, words in KINDS.items() if any(word in lower for word in words))
-    return next(fitting, "everything else")
 
 
 def show(rows: list[dict[str, Any]], *, work: Work, count: dict[str, float], most: Peak) -> None:
@@ -200,10 +171,7 @@ def show(rows: list[dict[str, Any]], *, work: Work, count: dict[str, float], mos
     )
     print(f"Peak: {most.flops_per_second:.3g} operations/s ({most.source}).")
     if "kernel_ms" in best:
-        kinds = ", ".join(f"{kind} {ms:.0f}" for kind, ms in best["kernel_ms"].items())
-        print(f"Its kernels, ms a step: {kinds}. The longest:")
-        for name, ms in best["longest_kernels"][:8]:
-            print(f"  {ms:7.1f}  {name[:100]}")
+        print(tell(best))
 
 
 def main() -> None:
@@ -216,8 +184,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     given = parser.parse_args()
     cuda = given.device == "cuda"
-    if cuda:  # as every run does
-        torch.set_num_threads(min(torch.get_num_threads(), THREADS_BESIDE_GPU))
+    set_threads(given.device)
     given.model = given.model or ("smollm2-135m" if cuda else "tiny")
     sizes = {"prompts": 64, "group": 8, "asked": 48, "length": 256}
     work = Work(**sizes if cuda else {**sizes, "prompts": 16, "length": 32})

@@ -43,10 +43,8 @@ from bench_models import NEVER, build_model, prompts
 from rich.console import Console
 from rich.table import Table
 from roofline import Peak, Shape, average, decode_step, explain, find_peak
-from samplers import Job, Native, Sampler, Setup, free
+from samplers import Job, Native, Sampler, Setup, free, set_threads
 from sampling_peers import ContinuousBatching, Generate, Vllm
-
-from posttrain.build.parts import THREADS_BESIDE_GPU
 
 SAMPLERS: dict[str, Callable[[Setup], Sampler]] = {
     "posttrain": lambda setup: Native(setup, compiled=False),
@@ -252,8 +250,7 @@ def main() -> None:
     given = parser.parse_args()
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
     began, cuda = time.perf_counter(), given.device == "cuda"
-    if cuda:  # as every run does
-        torch.set_num_threads(min(torch.get_num_threads(), THREADS_BESIDE_GPU))
+    set_threads(given.device)
     wanted = [word.strip() for word in given.engines.split(",")]
     names = [name for name in SAMPLERS if any(word in name for word in wanted)]
     if given.quick and not given.engines:

@@ -69,7 +69,7 @@ def test_aliases_give_the_states_and_gradients_of_the_weights(name: str, frozen:
         with pausing(recordings):
             found = outcome(model, given, recordings=recordings)
         assert torch.equal(found[0], expected[0])
-        torch.testing.assert_close(found[1], expected[1], rtol=1e-2, atol=1e-4)
+        torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
         with torch.no_grad():
             for weight in model.parameters():
                 weight.mul_(1.5)

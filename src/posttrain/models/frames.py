@@ -92,9 +92,9 @@ class Frames:
         own = frame_of(found)
         fitting = [frame for frame in self.known if holds(frame, found)]
         best = min(fitting, key=_work, default=None)
-        wasted = 0 if best is None else _work(best) - _work(own)
+        wasted = 0 if best is None else max(0, _work(best) - _work(own))
         self._wasted[own] += wasted
-        if best is not None and (wasted <= 0 or self._wasted[own] <= PRICE * _work(own)):
+        if best is not None and (not wasted or self._wasted[own] <= PRICE * _work(own)):
             return best
         return own if new and len(self.known) < MOST else best
 

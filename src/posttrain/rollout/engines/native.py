@@ -94,7 +94,8 @@ class NativeEngine(LocalEngine):
         if self._half is not None:
             self._half.refresh()
         elif self.compute in HALF and self.model.dtype not in HALF:
-            ask_once(self.model)  # a copy with weights of two kinds could not answer
+            if self._compiled:
+                ask_once(self.model)  # a copy with weights of two kinds could not answer
             self._half = HalfCopy(self.model, self.compute)
         model = self.model if self._half is None else self._half.model
         if self._compiled:
