@@ -1,8 +1,9 @@
 """Where a GPU's time goes: the kernels of some work, by what they do.
 
-    python benchmarks/gpu_time.py [--json gpu_time.json]      # sampling; learning.py shows learning's
+    python benchmarks/gpu_time.py --json gpu_time.json
 
-512 completions of 256 tokens to 64 prompts, SmolLM2-135M shape, layers compiled.
+Sampling: 512 completions of 256 tokens to 64 prompts, SmolLM2-135M shape, layers compiled; that of
+learning is shown by learning.py.
 """
 
 from __future__ import annotations
