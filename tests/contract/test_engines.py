@@ -18,7 +18,8 @@ from posttrain.rollout.engines import ENGINES, NativeEngine, TransformersEngine
 from posttrain.types import Batch, Prompt, Sampling
 
 REAL = {"native": NativeEngine, "transformers": TransformersEngine}
-FAMILIES = ["llama", "qwen2", "gpt2", "mistral", "gemma3"]  # the last two attend in windows of 4
+# mistral and gemma3 attend in windows of 4
+FAMILIES = ["llama", "qwen2", "qwen3_moe", "gpt2", "mistral", "gemma3"]
 SAMPLINGS = {
     "plain": Sampling(max_new_tokens=12),
     "hot": Sampling(max_new_tokens=12, temperature=1.7),

@@ -4,7 +4,13 @@ import pytest
 import torch
 from models.families import build
 from rollout.cases import END, drawn, largest_error, ragged, spell
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from posttrain.models.logprobs import score_tokens
 from posttrain.rollout.engines import NativeEngine, TransformersEngine
@@ -65,6 +71,42 @@ def test_half_precision_is_the_learners(autocast: bool) -> None:
     print(f"autocast={autocast}: mean {error.mean():.1e}, max {error.max():.1e}")
     assert error.mean() < 0.01
     assert error.max() < 0.1
+
+
+def test_a_model_that_waits_for_the_gpu_is_sampled_step_by_step() -> None:
+    """Experts that are asked one by one: the host must know who was chosen."""
+    model = build("qwen3_moe")
+    expected = native(model).generate(PROMPTS, SAMPLING, num_samples=4, seed=0)
+    engine = native(model.cuda())
+    with pytest.warns(UserWarning, match="cannot be recorded"):
+        answers = engine.generate(PROMPTS, SAMPLING, num_samples=4, seed=0)
+    assert drawn(answers) == drawn(expected)
+    assert drawn(engine.generate(PROMPTS, SAMPLING, num_samples=4, seed=0)) == drawn(expected)
+
+
+def test_experts_that_wait_for_nothing_are_recorded() -> None:
+    """A warning, and thus a failure, says if they are not."""
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=500,
+        hidden_size=256,
+        moe_intermediate_size=128,
+        num_experts=8,
+        num_experts_per_tok=2,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=256,
+    )
+    model = Qwen3MoeForCausalLM(config).to("cuda", torch.bfloat16).eval()
+    answers = native(model).generate(ragged(5, 40, 17), SAMPLING, num_samples=8, seed=0)
+    assert all(completion.tokens for group in answers for completion in group)
+
+
+def native(model: PreTrainedModel) -> NativeEngine:
+    """Our engine."""
+    return NativeEngine(model, end_tokens=(END,), decode=spell)
 
 
 def test_many_sequences_fit_by_parts() -> None:

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from posttrain.algorithms.weights import token_mean
 from posttrain.learn.learner import LocalLearner
 from posttrain.models.compiled import compile_layers
+from posttrain.models.graphs import Pool, RecordingError, recording
 from posttrain.models.logprobs import score_tokens
 from posttrain.models.recorded_pass import Recordings, pausing, playing
 from posttrain.types import Batch, Terms
@@ -121,3 +122,38 @@ def test_a_model_that_waits_for_the_gpu_is_computed() -> None:
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0.02)
     assert float((other - slope).norm() / slope.norm()) < 0.02
+
+
+def test_a_recording_that_fails_leaves_no_trace() -> None:
+    """Neither in random numbers, nor in memory, nor in recordings from before and after."""
+    place = torch.zeros(4, device="cuda")
+    before, after, broken = (torch.cuda.CUDAGraph() for _ in range(3))
+    pool, stream = Pool(), torch.cuda.current_stream()
+    with recording(before, pool):
+        place.add_(torch.ones(4, device="cuda"))
+    reserved = torch.cuda.memory_reserved()
+    with pytest.raises(RecordingError, match="cannot be recorded"), recording(broken, pool):
+        float(torch.zeros(1 << 26, device="cuda").sum())  # 256 MB, and a look at the result
+    assert torch.cuda.current_stream() == stream
+    assert torch.randn(4, device="cuda").shape == (4,)
+    with recording(after, Pool()):
+        place.mul_(2)
+    before.replay()
+    after.replay()
+    assert place.tolist() == [2.0] * 4
+    del broken, after, before
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= reserved
+
+
+def test_a_recording_for_which_there_is_no_memory() -> None:
+    place = torch.zeros(4, device="cuda")
+
+    def record() -> None:
+        with recording(torch.cuda.CUDAGraph(), Pool()):
+            place.add_(1)
+            torch.zeros(1 << 40, device="cuda")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        record()
+    assert torch.randn(4, device="cuda").shape == (4,)

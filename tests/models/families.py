@@ -44,6 +44,17 @@ FAMILIES = {
     "mistral": ("MistralConfig", {**_SIZES, **_HEADS, "sliding_window": 4}),
     "granite": ("GraniteConfig", {**_SIZES, "num_key_value_heads": 1, "logits_scaling": 3.0}),
     "cohere": ("CohereConfig", {**_SIZES, "num_key_value_heads": 1, "logit_scale": 0.3}),
+    "mixtral": ("MixtralConfig", {**_SIZES, **_HEADS, "num_local_experts": 4}),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {
+            **_SIZES,
+            **_HEADS,
+            "moe_intermediate_size": 12,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+        },
+    ),
     "gpt2": ("GPT2Config", _GPT2),
     "gpt_neox": ("GPTNeoXConfig", {**_SIZES, "initializer_range": 0.3}),
 }
@@ -57,6 +68,8 @@ def build(name: str, *, dtype: torch.dtype = torch.float64) -> transformers.PreT
     with torch.random.fork_rng():
         torch.manual_seed(7)
         model = transformers.AutoModelForCausalLM.from_config(config)
+    if hasattr(config, "num_experts_per_tok"):
+        model.set_experts_implementation("eager")  # others do not know float64
     return model.to(dtype).eval()
 
 

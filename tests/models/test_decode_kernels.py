@@ -44,13 +44,19 @@ def memory(heads: int, size: int, *, dtype: torch.dtype) -> dict[str, Any]:
 
 
 @kernel
+@pytest.mark.parametrize("many", [1, 10_000])
 @pytest.mark.parametrize("window", [0, 20, 1])
 @pytest.mark.parametrize(
     ("queries", "heads", "size"), [(9, 3, 64), (4, 4, 32), (4, 2, 80), (32, 1, 16)]
 )
-def test_attention_of_the_newest_token(queries: int, heads: int, size: int, window: int) -> None:
-    from posttrain.models.kernels.decode_attention import decode_attention
+def test_attention_of_the_newest_token(
+    queries: int, heads: int, size: int, window: int, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As small programs and as large ones."""
+    from posttrain.models.kernels import decode_attention as module
 
+    monkeypatch.setattr(module, "MANY", many)
+    decode_attention = module.decode_attention
     given = memory(heads, size, dtype=torch.float32)
     again = {name: tensor.clone() for name, tensor in given.items()}
     generator = torch.Generator().manual_seed(1)
@@ -64,6 +70,20 @@ def test_attention_of_the_newest_token(queries: int, heads: int, size: int, wind
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     for name in ("keys", "values"):
         assert torch.equal(given[name], again[name])  # the newest is written, nothing else
+
+
+@kernel
+def test_parts_of_one_product_are_read_where_they_stand() -> None:
+    from posttrain.models.kernels.decode_attention import decode_attention
+
+    given = memory(3, 64, dtype=torch.float32)
+    again = {name: tensor.clone() for name, tensor in given.items()}
+    joined = torch.randn(5, 15 * 64, device=DEVICE).split([9 * 64, 3 * 64, 3 * 64], 1)
+    parts = [part.view(5, -1, 64) for part in joined]
+    assert not any(part.is_contiguous() for part in parts)
+    expected = decode_attention(*(p.contiguous() for p in parts), **given, scale=1.0, window=0)
+    assert torch.equal(decode_attention(*parts, **again, scale=1.0, window=0), expected)
+    assert torch.equal(given["values"], again["values"])
 
 
 @kernel

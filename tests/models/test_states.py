@@ -115,6 +115,14 @@ def test_packed_equals_padded(name: str, case: str, gap: bool) -> None:
 
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_experts_are_asked_for_packed_tokens_too(name: str, case: str) -> None:
+    """Whom to ask is decided in float32, whatever the model computes in."""
+    check(with_exact_norms(build(name)), batch(CASES[case]), allowed=1e-4)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("case", CASES)
 def test_a_window_longer_than_the_sequences_is_none(case: str) -> None:
     options = {**FAMILIES["mistral"][1], "sliding_window": 30}
     torch.manual_seed(0)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from posttrain.models.joined import join
+
 
 def matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     """The weights that autocast rounds where they are used, by name: not embeddings, nor vectors.
@@ -42,6 +44,7 @@ class HalfCopy:
         head = self.model.get_output_embeddings()
         if head.weight.dtype != dtype:  # tied: the embedding stays whole, the head is rounded
             head.weight = self._half(model.get_output_embeddings().weight, dtype)
+        join(self.model)
 
     def refresh(self) -> None:
         """Round the model's current weights again."""

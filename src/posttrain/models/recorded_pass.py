@@ -27,6 +27,7 @@ from posttrain.models.gathered_attention import (
     packed_attention,
     sequences_of,
 )
+from posttrain.models.graphs import Pool, RecordingError, recording
 from posttrain.models.packing import Packing
 from posttrain.types.devices import send
 
@@ -108,7 +109,7 @@ class Recordings:
         """Let all recordings go, and their memory with them."""
         self._known: dict[Frame, _Recording] = {}
         self._frames = Frames()
-        self.pool = torch.cuda.graph_pool_handle()
+        self.pool = Pool()
 
     def refresh(self) -> None:
         """Take the weights as they are now."""
@@ -135,15 +136,9 @@ class Recordings:
         """Record a frame; False: this trunk cannot be recorded, and passes will be computed."""
         try:
             self._known[framed.frame] = _Recording(self, framed, tokens=tokens)
-        except torch.OutOfMemoryError:
-            raise  # with fewer tokens it may fit
-        except RuntimeError as error:
+        except RecordingError as error:
             self.paused = True
-            warnings.warn(
-                "the passes of this model cannot be recorded, so every kernel is launched anew: "
-                f"{str(error).splitlines()[0]}",
-                stacklevel=2,
-            )
+            warnings.warn(str(error), stacklevel=2)
             return False
         self._frames.known.append(framed.frame)
         return True
@@ -185,12 +180,11 @@ class _Recording:
             del states
         torch.cuda.current_stream(device).wait_stream(stream)
         torch.cuda.empty_cache()  # recordings cannot have the memory of that pass
-        options: dict[str, Any] = {"pool": owner.pool, "capture_error_mode": "thread_local"}
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._forward, **options), _casts_inside():
+        with recording(self._forward, owner.pool), _casts_inside():
             states = one_pass(self._row, self._positions)
         self._slope = torch.zeros_like(states)
-        with torch.cuda.graph(self._backward, **options):
+        with recording(self._backward, owner.pool):
             states.backward(self._slope, inputs=aliases)
         self._states = states.detach()
         self._anchor = torch.zeros((), device=device, requires_grad=True)

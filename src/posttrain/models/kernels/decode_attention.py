@@ -11,7 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 64
+# Many programs are small ones, which wait for memory together; a few must hurry one by one.
+MANY = 1024
+SMALL = {"block": 16, "num_warps": 1, "num_stages": 3}
+LARGE = {"block": 64, "num_warps": 4, "num_stages": 3}
 
 
 @triton.jit
@@ -61,7 +64,7 @@ def _look(
 @triton.jit
 def _attend(
     query_pointer, key_pointer, value_pointer, prompt_keys, prompt_values, keys, values,
-    rows, prompt, prompt_length, written, out, scale, window,
+    rows, prompt, prompt_length, written, out, scale, window, query_row, key_row, value_row,
     num_keys: tl.constexpr, groups: tl.constexpr, size: tl.constexpr,
     prompt_room: tl.constexpr, own_room: tl.constexpr,
     padded_groups: tl.constexpr, padded_size: tl.constexpr,
@@ -79,14 +82,14 @@ def _attend(
     kept = lane < size
     group = tl.arange(0, padded_groups)
     heads = head * groups + group
-    place = (row * num_keys * groups + heads[:, None]) * size + lane[None, :]
+    place = heads[:, None] * size + lane[None, :]
     real = (group[:, None] < groups) & kept[None, :]
     dtype = keys.dtype.element_ty
-    query = tl.load(query_pointer + place, mask=real, other=0.0).to(dtype)
+    query = tl.load(query_pointer + row * query_row + place, mask=real, other=0.0).to(dtype)
 
-    new = (row * num_keys + head) * size + lane
-    new_key = tl.load(key_pointer + new, mask=kept, other=0.0).to(dtype)
-    new_value = tl.load(value_pointer + new, mask=kept, other=0.0).to(dtype)
+    new = head * size + lane
+    new_key = tl.load(key_pointer + row * key_row + new, mask=kept, other=0.0).to(dtype)
+    new_value = tl.load(value_pointer + row * value_row + new, mask=kept, other=0.0).to(dtype)
     base = (slot * num_keys + head) * own_room * size
     tl.store(keys + base + own * size + lane, new_key, mask=kept)
     tl.store(values + base + own * size + lane, new_value, mask=kept)
@@ -106,6 +109,7 @@ def _attend(
         size, padded_size, block, precise,
     )  # fmt: skip
     result = mixed / total[:, None]
+    out += row * num_keys * groups * size
     tl.store(out + place, result.to(out.dtype.element_ty), mask=real)
 
 
@@ -128,8 +132,8 @@ def decode_attention(
     """As :func:`posttrain.models.slots.plain_decode_attention`."""
     num_keys, size = key.shape[1], key.shape[2]
     groups = query.shape[1] // num_keys
-    query, key, value = (states.contiguous() for states in (query, key, value))
-    out = torch.empty_like(query, dtype=keys.dtype)
+    query, key, value = (_with_whole_rows(states) for states in (query, key, value))
+    out = torch.empty(query.shape, dtype=keys.dtype, device=query.device)
     _attend[(len(rows), num_keys)](
         query,
         key,
@@ -145,6 +149,9 @@ def decode_attention(
         out,
         scale,
         window,
+        query.stride(0),
+        key.stride(0),
+        value.stride(0),
         num_keys=num_keys,
         groups=groups,
         size=size,
@@ -152,8 +159,13 @@ def decode_attention(
         own_room=keys.shape[2],
         padded_groups=max(16, triton.next_power_of_2(groups)),
         padded_size=max(16, triton.next_power_of_2(size)),
-        block=BLOCK,
         precise=keys.dtype == torch.float32,
-        num_warps=4,
+        **(SMALL if len(rows) * num_keys >= MANY else LARGE),
     )
     return out
+
+
+def _with_whole_rows(states: Tensor) -> Tensor:
+    """The same with the heads of a row in one piece, as they are unless strides say otherwise."""
+    size = states.shape[2]
+    return states if states.stride()[1:] == (size, 1) else states.contiguous()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
+
+from posttrain.models.graphs import Pool, RecordingError, recording
 
 Step = Callable[[], None]
 
@@ -14,25 +16,29 @@ class Recorded:
     """A step, recorded in a CUDA graph at its second call.
 
     A step must find its inputs where they were, and leave its results there, too. The first call
-    is an ordinary one: it compiles kernels and sizes workspaces, which a recording may not. Graphs
-    of one ``pool`` share their memory, so no two of them may run at the same time.
+    is an ordinary one: it compiles kernels and sizes workspaces, which a recording may not. A step
+    that cannot be recorded stays an ordinary one.
     """
 
-    def __init__(self, step: Step, pool: Any) -> None:
+    def __init__(self, step: Step, pool: Pool) -> None:
+        self._play = self._first
         self._step = step
         self._pool = pool
-        self._called = False
-        self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
-        if not self._called:
-            self._called = True
-            self._step()
-            return
-        if self._graph is None:
-            graph = torch.cuda.CUDAGraph()
-            # Other threads may go on using the device, as the learner does while it trains.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        self._play()
+
+    def _first(self) -> None:
+        self._play = self._second
+        self._step()
+
+    def _second(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with recording(graph, self._pool):
                 self._step()
-            self._graph = graph
-        self._graph.replay()
+            self._play = graph.replay
+        except RecordingError as error:
+            self._play = self._step
+            warnings.warn(str(error), stacklevel=2)
+        self._play()

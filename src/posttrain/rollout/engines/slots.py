@@ -17,6 +17,7 @@ from torch import Tensor
 
 from posttrain.models import head
 from posttrain.models.attention import attending
+from posttrain.models.graphs import Pool
 from posttrain.models.grouped_attention import Grouping
 from posttrain.models.sampling import sample
 from posttrain.models.slots import Decoding, Reading, Room, Slots
@@ -68,7 +69,7 @@ class SlotDecoder:
         self._states: Tensor | None = None  # [P, D]: the last state of each prompt
         self._steps: dict[tuple[int, Sampling], Step] = {}
         self._grouping: Grouping | None = None
-        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._pool = Pool() if device.type == "cuda" else None
 
     def run(
         self, requests: Sequence[Request], sampling: Sampling, *, randomness: Randomness
@@ -170,6 +171,7 @@ class SlotDecoder:
         padded = slots + desk.free[:1] * (count - len(slots))
         self._rows[:count] = torch.tensor(padded, device=self._rows.device)
         key = (count, dataclasses.replace(sampling, max_new_tokens=1))  # the limit is in the slots
+        assert self._pool is not None
         if key not in self._steps:
             rows = self._rows[:count]
             self._steps[key] = Recorded(functools.partial(self._step, rows, sampling), self._pool)
