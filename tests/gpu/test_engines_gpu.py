@@ -73,6 +73,24 @@ def test_half_precision_is_the_learners(autocast: bool) -> None:
     assert error.max() < 0.1
 
 
+@pytest.mark.parametrize("family", ["qwen2", "gpt2"])
+def test_biases_are_read_anew(family: str) -> None:
+    """What a recorded step reads must not be a cast of the batch before."""
+    model = build(family, dtype=torch.float32).cuda()
+    engine = NativeEngine(model, end_tokens=(END,), decode=spell, compute=torch.bfloat16)
+    fresh = NativeEngine(model, end_tokens=(END,), decode=spell, compute=torch.bfloat16)
+    engine.generate(PROMPTS, SAMPLING, num_samples=4, seed=0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    garbage = [torch.full((1 << 20,), torch.nan, device="cuda") for _ in range(64)]
+    answers, expected = (
+        one.generate(PROMPTS, SAMPLING, num_samples=4, seed=1) for one in (engine, fresh)
+    )
+    assert len(garbage) == 64
+    assert drawn(answers) == drawn(expected)
+
+
 def test_a_model_that_waits_for_the_gpu_is_sampled_step_by_step() -> None:
     """Experts that are asked one by one: the host must know who was chosen."""
     model = build("qwen3_moe")

@@ -1,5 +1,6 @@
 """Passes played from a recording: the numbers of the ordinary ones, for one batch after another."""
 
+import threading
 from contextlib import nullcontext
 
 import pytest
@@ -11,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from posttrain.algorithms.weights import token_mean
 from posttrain.learn.learner import LocalLearner
 from posttrain.models.compiled import compile_layers
-from posttrain.models.graphs import Pool, RecordingError, recording
+from posttrain.models.graphs import Pool, RecordingError, empty_cache, recording
 from posttrain.models.logprobs import score_tokens
 from posttrain.models.recorded_pass import Recordings, pausing, playing
 from posttrain.types import Batch, Terms
@@ -132,8 +133,13 @@ def test_a_recording_that_fails_leaves_no_trace() -> None:
     with recording(before, pool):
         place.add_(torch.ones(4, device="cuda"))
     reserved = torch.cuda.memory_reserved()
+
+    def look() -> float:
+        many = torch.zeros(1 << 26, device="cuda")  # 256 MB
+        return float(many.sum())
+
     with pytest.raises(RecordingError, match="cannot be recorded"), recording(broken, pool):
-        float(torch.zeros(1 << 26, device="cuda").sum())  # 256 MB, and a look at the result
+        look()
     assert torch.cuda.current_stream() == stream
     assert torch.randn(4, device="cuda").shape == (4,)
     with recording(after, Pool()):
@@ -157,3 +163,27 @@ def test_a_recording_for_which_there_is_no_memory() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         record()
     assert torch.randn(4, device="cuda").shape == (4,)
+
+
+def test_two_threads_record_in_turns() -> None:
+    """As a sampler that runs ahead and a learner do; each may empty the cache meanwhile."""
+    found: list[float] = []
+
+    def work() -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            place = torch.zeros(1, device="cuda")
+            for _ in range(20):
+                graph = torch.cuda.CUDAGraph()
+                with recording(graph, Pool()):
+                    place.add_(torch.ones(1, device="cuda"))
+                graph.replay()
+                empty_cache()
+            torch.cuda.current_stream().synchronize()
+            found.append(float(place))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [20.0, 20.0]

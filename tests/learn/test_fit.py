@@ -48,7 +48,6 @@ class Device:
         self.sizes: list[int] = []
         self.full_at = full_at
         names = {
-            "synchronize": lambda device: None,
             "empty_cache": lambda: None,
             "reset_peak_memory_stats": lambda device: None,
             "memory_allocated": lambda device: GIGABYTE,

@@ -15,10 +15,10 @@ from torch import nn
 from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.weights import sequence_mean
 from posttrain.data.collate import collate_demonstrations
-from posttrain.learn import memory
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.learn.trained import Trained
+from posttrain.models import gpu_memory
 from posttrain.models.frozen import Reference
 from posttrain.models.logprobs import score_tokens
 from posttrain.protocols import Objective, Outputs
@@ -235,7 +235,7 @@ def test_other_errors_pass_and_other_classes_can_be_named(monkeypatch: pytest.Mo
     for error in (RuntimeError("shapes cannot be multiplied"), ValueError("x"), OwnError("y")):
         with pytest.raises(type(error), match=str(error)):
             student(error)()
-    monkeypatch.setattr(memory, "OUT_OF_MEMORY", (OwnError,))
+    monkeypatch.setattr(gpu_memory, "OUT_OF_MEMORY", (OwnError,))
     with pytest.warns(UserWarning, match="out of memory"):
         student(OwnError("y"))()
 

@@ -61,7 +61,40 @@ def test_other_states_are_not_taken_for_the_first() -> None:
         torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("block", [Block(bias=True), Block(last=Special)], ids=["bias", "special"])
-def test_what_is_more_than_a_product_stays_apart(block: Block) -> None:
+def hooked() -> Block:
+    block = Block()
+    block.k_proj.register_forward_hook(lambda module, given, found: 2 * found)
+    return block
+
+
+def wrapped() -> Block:
+    block = Block()
+    own = block.v_proj.forward
+    block.v_proj.forward = lambda states: 2 * own(states)  # as accelerate does
+    return block
+
+
+def tied() -> Block:
+    block = Block()
+    block.other = nn.Linear(6, 8, bias=False)
+    block.other.weight = block.q_proj.weight
+    return block
+
+
+APART = {
+    "bias": lambda: Block(bias=True),
+    "special": lambda: Block(last=Special),
+    "hooked": hooked,
+    "wrapped": wrapped,
+    "tied": tied,
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_is_more_than_a_product_stays_apart(name: str) -> None:
+    block, states = APART[name](), torch.randn(3, 6)
+    expected = block(states, states)
     join(block)
     assert not products(block)
+    for found, wanted in zip(block(states, states), expected, strict=True):
+        assert torch.equal(found, wanted)

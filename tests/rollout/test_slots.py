@@ -1,5 +1,8 @@
 """Continuous batching in slots: what a sequence says is what it says alone, whoever sits beside."""
 
+import functools
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from posttrain.models.half import HalfCopy
 from posttrain.models.slots import Room, bytes_per_slot
 from posttrain.rollout.engines import NativeEngine, desk, local, slots
 from posttrain.rollout.engines.desk import Desk, Request
+from posttrain.rollout.engines.slots import SlotDecoder
 from posttrain.types import Sampling
 
 FAMILIES = [
@@ -172,6 +176,38 @@ def test_a_half_copy_computes_what_autocast_does(family: str) -> None:
     shared = [name for name, own in model.named_parameters() if copied.get(name) is own]
     assert any("norm" in name or "ln_" in name for name in shared)
     assert any("embed" in name or "wte" in name for name in shared)
+
+
+def test_steps_that_may_be_recorded_keep_no_casts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording outlives the scope in which autocast would have kept them."""
+    seen = []
+    step = SlotDecoder._step
+
+    def watched(self: SlotDecoder, *args: Any, **options: Any) -> None:
+        seen.append(torch.is_autocast_cache_enabled())
+        step(self, *args, **options)
+
+    monkeypatch.setattr(SlotDecoder, "_step", watched)
+    model = build("qwen2", dtype=torch.float32)
+    engine(model, compute=torch.bfloat16).generate(PROMPTS, HOT, num_samples=2, seed=0)
+    assert seen
+    assert not any(seen)
+
+
+def test_a_larger_batch_does_not_wait_for_the_memory_of_a_smaller_one() -> None:
+    one = engine(build("llama"))
+    one.generate(PROMPTS, HOT, num_samples=1, seed=0)
+    small = one._decoder
+    assert small is not None
+    small._steps[1, HOT] = functools.partial(small._step, torch.arange(1), HOT)  # as on a GPU
+    there = weakref.ref(small)
+    gc.disable()
+    try:
+        del small
+        one.generate(PROMPTS, HOT, num_samples=9, seed=0)
+        assert there() is None
+    finally:
+        gc.enable()
 
 
 def test_slots_under_autocast_say_what_the_parts_say() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from posttrain.models.gpu_memory import free_bytes
+from posttrain.models.graphs import alone, empty_cache
 from posttrain.types import Batch
 
 # A host takes as long to launch the kernels of few tokens as those of many (0.13 s for the thirty
@@ -90,13 +91,14 @@ def tokens_on_gpu(
     """
     length = min(LENGTH, longest or LENGTH)
     try:
-        work(made_up(length, vocabulary=vocabulary, length=length))  # what is allocated only once
+        with alone:  # compilers measure, and what is allocated only once is
+            work(made_up(length, vocabulary=vocabulary, length=length))
         points = [
             _peak(device, work, batch=made_up(tokens, vocabulary=vocabulary, length=length))
             for tokens in TRIED
         ]
     except torch.cuda.OutOfMemoryError:
-        torch.cuda.empty_cache()
+        empty_cache()
         return LEAST
     memory, free = Memory.through(*points), SHARE * (free_bytes(device) - needed)
     return memory.fitting(free, most=MOST_PLAYED if played else MOST)
@@ -106,11 +108,9 @@ def _peak(
     device: torch.device, work: Callable[[Batch], object], *, batch: Batch
 ) -> tuple[int, int]:
     """Its tokens, and the bytes that the work takes at its peak beyond what is there before."""
-    torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     work(batch)
-    torch.cuda.synchronize(device)
     return batch.tokens.numel(), torch.cuda.max_memory_allocated(device) - before
 
 

@@ -15,26 +15,10 @@ from typing import TypeVar
 
 import torch
 
+from posttrain.models.gpu_memory import ran_out
+from posttrain.models.graphs import empty_cache
+
 Result = TypeVar("Result")
-OUT_OF_MEMORY: tuple[type[BaseException], ...] = (torch.OutOfMemoryError, MemoryError)
-# What is raised as a plain RuntimeError: by a CPU, by libraries on a GPU, by its driver.
-_MESSAGES = (
-    "DefaultCPUAllocator",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUDA error: out of memory",
-)
-
-
-def ran_out(error: BaseException) -> bool:
-    """Whether an error says that memory is used up.
-
-    >>> ran_out(torch.OutOfMemoryError("CUDA out of memory.")), ran_out(RuntimeError("shape"))
-    (True, False)
-    """
-    if isinstance(error, OUT_OF_MEMORY):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
 
 
 def until_it_fits(work: Callable[[], Result], shrink: Callable[[str], None]) -> Result:
@@ -53,7 +37,7 @@ def free(device: torch.device) -> None:
     """Give back what a failed attempt has left."""
     gc.collect()  # a graph that refers to itself
     if device.type == "cuda":
-        torch.cuda.empty_cache()
+        empty_cache()
 
 
 def smaller(tokens: int, num_parts: Callable[[int], int], *, reason: str) -> int:

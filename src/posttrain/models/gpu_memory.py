@@ -1,8 +1,28 @@
-"""What a GPU has left."""
+"""What a GPU has left, and what it looks like when memory is used up."""
 
 from __future__ import annotations
 
 import torch
+
+OUT_OF_MEMORY: tuple[type[BaseException], ...] = (torch.OutOfMemoryError, MemoryError)
+# What is raised as a plain RuntimeError: by a CPU, by libraries on a GPU, by its driver.
+_MESSAGES = (
+    "DefaultCPUAllocator",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+)
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that memory is used up.
+
+    >>> ran_out(torch.OutOfMemoryError("CUDA out of memory.")), ran_out(RuntimeError("shape"))
+    (True, False)
+    """
+    if isinstance(error, OUT_OF_MEMORY):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
 
 
 def free_bytes(device: torch.device | str) -> int:

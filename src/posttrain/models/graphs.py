@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+from posttrain.models.gpu_memory import ran_out
+
+# Held by a thread that records, or that does what a recording of another thread does not survive:
+# waiting for the whole device, as compilers do that measure, or emptying its cache.
+alone = threading.RLock()
 
 
 class RecordingError(RuntimeError):
@@ -27,32 +35,41 @@ class Pool:
 def recording(graph: torch.cuda.CUDAGraph, pool: Pool) -> Iterator[None]:
     """Inside, kernels are recorded in ``graph`` and not run; other threads may use the device.
 
-    Where that fails, by :class:`RecordingError` or for want of memory, all is as it was before.
+    Where that fails, by :class:`RecordingError` or for want of memory, all else goes on as before.
     """
     if pool.broken:
         raise RecordingError(pool.broken)
-    lack = ""  # of memory
-    with torch.cuda.stream(torch.cuda.current_stream()):  # a failure leaves another one current
+    failure: str | None = None
+    no_memory = False
+    with alone, torch.cuda.stream(torch.cuda.current_stream()):  # a failure leaves another current
         try:
             with torch.cuda.graph(graph, pool=pool.handle, capture_error_mode="thread_local"):
                 try:
                     yield
                 except RuntimeError as error:
-                    if isinstance(error, torch.OutOfMemoryError):
-                        lack = str(error)
-                    pool.broken = _explain(error)
+                    failure, no_memory = str(error), ran_out(error)
                     error.__traceback__ = None  # PyTorch never lets go of it, nor of its frames
         except RuntimeError as error:
-            pool.broken = pool.broken or _explain(error)
+            if failure is None:
+                failure, no_memory = str(error), ran_out(error)
+            pool.broken = _explain(failure)
             _recover(pool)
-    if lack:
-        raise torch.OutOfMemoryError(lack)
-    if pool.broken:
-        raise RecordingError(pool.broken)
+    if failure is None:
+        return
+    if no_memory:
+        raise torch.OutOfMemoryError(failure)
+    pool.broken = _explain(failure)
+    raise RecordingError(pool.broken)
 
 
-def _explain(error: RuntimeError) -> str:
-    reason = str(error).splitlines()[0]
+def empty_cache() -> None:
+    """Give memory that PyTorch only keeps in reserve back to the GPU."""
+    with alone:
+        torch.cuda.empty_cache()
+
+
+def _explain(failure: str) -> str:
+    reason = failure.splitlines()[0] if failure else "no reason was given"
     return f"this model cannot be recorded, so all its kernels are launched anew: {reason}"
 
 
@@ -63,7 +80,8 @@ def _recover(pool: Pool) -> None:
     recorded, are to be had again once another recording has ended well.
     """
     device = torch.cuda.current_device()
-    torch._C._cuda_endAllocateToPool(device, pool.handle)
-    torch._C._cuda_releasePool(device, pool.handle)
+    with contextlib.suppress(RuntimeError):  # it was not begun, or has been ended
+        torch._C._cuda_endAllocateToPool(device, pool.handle)
+        torch._C._cuda_releasePool(device, pool.handle)
     with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
         torch.zeros(1, device="cuda")

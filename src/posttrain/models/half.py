@@ -31,8 +31,9 @@ class HalfCopy:
     """A copy of a model for sampling under autocast, with every cast of a weight done beforehand.
 
     Autocast rounds the float32 matrices at every use; here they are kept rounded, so a step reads
-    half the bytes and computes the very same. Embeddings, norms and biases are the model's own
-    tensors. :meth:`refresh` brings the matrices up to date, on the device and in place.
+    half the bytes and computes the same (layers that are joined may sum in another order).
+    Embeddings, norms and biases are the model's own tensors. :meth:`refresh` brings the matrices up
+    to date, on the device and in place.
     """
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -15,27 +16,34 @@ def join(model: nn.Module) -> None:
     """Compute siblings without a bias together, in place; for inference.
 
     Their parameters stay what they were, as slices of one tensor: what is written into them counts.
+    So a weight that has a second use is left alone.
     """
+    used = Counter(id(w) for _, w in model.named_parameters(remove_duplicate=False))
     for module in list(model.modules()):
         for names in SIBLINGS:
             layers: list[Any] = [getattr(module, name, None) for name in names]
-            if _can_be_joined(layers):
+            plain = all(_is_plain(layer) and used[id(layer.weight)] == 1 for layer in layers)
+            if plain and len({(layer.in_features, layer.weight.dtype) for layer in layers}) == 1:
                 product = Product(layers)
                 for place, name in enumerate(names):
                     setattr(module, name, _Sibling(product, place))
 
 
-def _can_be_joined(layers: list[Any]) -> bool:
-    """Whether these are linear layers and nothing more, without a bias and of one width."""
-    if not all(type(layer) is nn.Linear and layer.bias is None for layer in layers):
-        return False
-    return len({(layer.in_features, layer.weight.dtype) for layer in layers}) == 1
+def _is_plain(layer: Any) -> bool:
+    """Whether this is a linear layer without a bias, and nothing more: no adapter, no hook."""
+    return (
+        type(layer) is nn.Linear
+        and layer.bias is None
+        and type(layer.weight) is nn.Parameter
+        and not (layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer))
+    )
 
 
 class Product(nn.Module):
     """One product for several layers: computed when the first is asked, handed out to the others.
 
-    A sibling that is asked for other states than the first computes its own.
+    A sibling that is asked for other states than the first computes its own. Where a pass breaks
+    off between siblings, what they would have got is held until the next one.
     """
 
     def __init__(self, layers: list[nn.Linear]) -> None:
@@ -51,8 +59,8 @@ class Product(nn.Module):
     def forward(self, states: Tensor, place: int) -> Tensor:
         """What the layer at this place makes of the states: [..., in] → [..., out]."""
         if place == 0:
-            self._states = states
             self._parts = linear(states, self.weight).split(self._sizes, -1)
+            self._states = states
         if states is not self._states:
             return linear(states, self.weight.split(self._sizes)[place])
         found = self._parts[place]

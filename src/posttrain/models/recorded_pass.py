@@ -27,7 +27,7 @@ from posttrain.models.gathered_attention import (
     packed_attention,
     sequences_of,
 )
-from posttrain.models.graphs import Pool, RecordingError, recording
+from posttrain.models.graphs import Pool, RecordingError, alone, recording
 from posttrain.models.packing import Packing
 from posttrain.types.devices import send
 
@@ -173,13 +173,12 @@ class _Recording:
         aliases = list(owner.aliases.named.values())
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream), _casts_inside():
+        with alone, torch.cuda.stream(stream), _casts_inside():
             # An ordinary pass first: it compiles kernels and sizes workspaces.
             states = one_pass(self._row, self._positions)
             states.backward(torch.zeros_like(states), inputs=aliases)
             del states
         torch.cuda.current_stream(device).wait_stream(stream)
-        torch.cuda.empty_cache()  # recordings cannot have the memory of that pass
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with recording(self._forward, owner.pool), _casts_inside():
             states = one_pass(self._row, self._positions)

@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Many programs are small ones, which wait for memory together; a few must hurry one by one.
+# Where programs are many, small ones wait for memory together; where they are few, each must hurry.
+# Measured on an H200 for heads of 64 and 128 in bfloat16.
 MANY = 1024
 SMALL = {"block": 16, "num_warps": 1, "num_stages": 3}
 LARGE = {"block": 64, "num_warps": 4, "num_stages": 3}
+SMALL_TILE = 16 * 128  # what one warp can hold of what is mixed
 
 
 @triton.jit
@@ -134,6 +136,9 @@ def decode_attention(
     groups = query.shape[1] // num_keys
     query, key, value = (_with_whole_rows(states) for states in (query, key, value))
     out = torch.empty(query.shape, dtype=keys.dtype, device=query.device)
+    padded = max(16, triton.next_power_of_2(groups)), max(16, triton.next_power_of_2(size))
+    precise = keys.dtype == torch.float32
+    small = len(rows) * num_keys >= MANY and padded[0] * padded[1] <= SMALL_TILE and not precise
     _attend[(len(rows), num_keys)](
         query,
         key,
@@ -157,10 +162,10 @@ def decode_attention(
         size=size,
         prompt_room=prompt_keys.shape[2],
         own_room=keys.shape[2],
-        padded_groups=max(16, triton.next_power_of_2(groups)),
-        padded_size=max(16, triton.next_power_of_2(size)),
-        precise=keys.dtype == torch.float32,
-        **(SMALL if len(rows) * num_keys >= MANY else LARGE),
+        padded_groups=padded[0],
+        padded_size=padded[1],
+        precise=precise,
+        **(SMALL if small else LARGE),
     )
     return out
 

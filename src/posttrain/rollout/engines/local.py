@@ -82,10 +82,17 @@ class LocalEngine:
             found.update(zip(numbers, completions, strict=True))
         return found
 
-    def precision(self) -> torch.autocast:
-        """One scope for all steps: autocast keeps the weights it has cast until the scope ends."""
-        kind = self.model.device.type
-        return torch.autocast(kind, dtype=self.compute, enabled=self.compute is not None)
+    def precision(self, *, keep_casts: bool = True) -> torch.autocast:
+        """One scope for all steps: autocast keeps the weights it has cast until the scope ends.
+
+        What is recorded outlives the scope, and must not read what was kept in it.
+        """
+        return torch.autocast(
+            self.model.device.type,
+            dtype=self.compute,
+            enabled=self.compute is not None,
+            cache_enabled=keep_casts,
+        )
 
     def _fitting(self, lengths: Sequence[int], new_tokens: int) -> int:
         each = bytes_per_sequence(

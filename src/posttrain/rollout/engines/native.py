@@ -72,7 +72,7 @@ class NativeEngine(LocalEngine):
         def randomness(numbers: Sequence[int]) -> Tensor:
             return uniforms(seed, sequences=numbers, num_steps=sampling.max_new_tokens)
 
-        with self.precision():
+        with self.precision(keep_casts=False):
             for drawn in decoder.run(requests, sampling, randomness=randomness):
                 texts = completions(
                     drawn.tokens,
@@ -106,7 +106,8 @@ class NativeEngine(LocalEngine):
             need = _room(requests, sampling, most=self._most)
             if self._decoder.room.holds(need):
                 return self._decoder
-            self._decoder = None  # its memory goes before that of the new one comes
+            self._decoder.close()  # its memory goes before that of the new one comes
+            self._decoder = None
         longest = max(len(request.prompt) for request in requests)
         tokens = longest + sampling.max_new_tokens
         budget = memory_budget(model.device)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from posttrain.models.graphs import Pool, RecordingError, recording
+from posttrain.models.graphs import Pool, RecordingError, alone, recording
 
 Step = Callable[[], None]
 
@@ -30,7 +30,8 @@ class Recorded:
 
     def _first(self) -> None:
         self._play = self._second
-        self._step()
+        with alone:
+            self._step()
 
     def _second(self) -> None:
         graph = torch.cuda.CUDAGraph()

@@ -89,6 +89,10 @@ class SlotDecoder:
         if drawn is not None:
             yield drawn
 
+    def close(self) -> None:
+        """Let the recorded steps go, which hold all that they read and write."""
+        self._steps.clear()
+
     def _collect(self, ended: Sequence[Seat]) -> Drawn:
         slots = torch.tensor([seat.slot for seat in ended], device=self._token.device)
         lengths = self._slots.written[slots] + 1
