@@ -23,7 +23,8 @@ class LocalEngine:
     An optimiser step reaches it at once, so whoever syncs only sets ``version``. ``decode`` turns
     tokens into text. ``compute`` is the type the learner autocasts to (None: it does not).
     At most ``max_sequences`` are decoded at once; by default as many as fit into half of the free
-    memory. Neither that number nor the company of other sequences changes what a sequence draws.
+    memory. Neither that number nor the company of other sequences changes what a sequence draws,
+    but for sums that a GPU rounds in another order.
     """
 
     def __init__(
