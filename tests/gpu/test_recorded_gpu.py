@@ -19,6 +19,8 @@ from posttrain.types import Batch, Terms
 
 pytestmark = pytest.mark.gpu
 
+SHAPES = (32, 32768), (32768, 64)  # few results of long sums
+
 
 def model(*, tied: bool = False) -> LlamaForCausalLM:
     torch.manual_seed(0)
@@ -187,3 +189,23 @@ def test_two_threads_record_in_turns() -> None:
     for thread in threads:
         thread.join()
     assert found == [20.0, 20.0]
+
+
+def test_a_recording_outlives_those_before_it() -> None:
+    """Products in parts need a workspace, which must not belong to a recording that has gone."""
+    left, right = (torch.randn(*shape, device="cuda").bfloat16() for shape in SHAPES)
+    out = torch.empty(SHAPES[0][0], SHAPES[1][1], device="cuda", dtype=torch.bfloat16)
+    first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    torch.mm(left, right, out=out)
+    expected = out.clone()
+    for graph in (first, second):
+        with recording(graph, Pool()):
+            torch.mm(left, right, out=out)
+    del first, graph
+    empty_cache()
+    others = [torch.full((1 << 24,), 7.0, device="cuda") for _ in range(8)]
+    out.zero_()
+    for _ in range(3):
+        second.replay()
+    assert torch.equal(out, expected)
+    assert all(bool((other == 7).all()) for other in others)

@@ -4,6 +4,7 @@ import copy
 import functools
 import math
 import warnings
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -255,3 +256,19 @@ def test_sets_of_a_reward_model_stay_whole() -> None:
     with pytest.warns(UserWarning, match="out of memory"):
         student.step(given, policy_loss)
     assert sizes == [3, 2, 1]
+
+
+def test_no_micro_batch_meets_the_graph_of_the_one_before() -> None:
+    """A recording must not: nodes of the weights that another graph holds belong to its stream."""
+    alive: list[bool] = []
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    def forward(model: nn.Module, part: Batch) -> Outputs:
+        alive.extend(one() is not None for one in seen)
+        found = score_tokens(model, part)
+        seen.append(weakref.ref(found.logprobs))
+        return found
+
+    learner(small_model(), forward=forward, micro_batch_tokens=8).step(GIVEN, policy_loss)
+    assert len(seen) > 1
+    assert not any(alive)

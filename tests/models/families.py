@@ -60,9 +60,46 @@ FAMILIES = {
 }
 
 
+# Models whose keys are not of one shape, or whose decoder is not the trunk alone.
+UNUSUAL = {
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        {
+            **_SIZES,
+            "num_key_value_heads": 2,
+            "moe_intermediate_size": 8,
+            "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "kv_lora_rank": 8,
+            "q_lora_rank": 8,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 4,
+            "v_head_dim": 8,
+        },
+    ),
+    "gemma4": (
+        "Gemma4TextConfig",
+        {
+            **_SIZES,
+            **_HEADS,
+            "global_head_dim": 16,
+            "vocab_size_per_layer_input": VOCABULARY,
+            "hidden_size_per_layer_input": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "llama4": (
+        "Llama4TextConfig",
+        {**_SIZES, **_HEADS, "intermediate_size_mlp": 24, "num_local_experts": 2},
+    ),
+}
+
+
 def build(name: str, *, dtype: torch.dtype = torch.float64) -> transformers.PreTrainedModel:
     """A model of the family with random weights, always the same ones."""
-    kind, sizes = FAMILIES[name]
+    kind, sizes = (FAMILIES | UNUSUAL)[name]
     # Token ids that a model might take for padding occur in the batches below as ordinary tokens.
     config = getattr(transformers, kind)(**sizes, pad_token_id=3, eos_token_id=3, bos_token_id=None)
     with torch.random.fork_rng():

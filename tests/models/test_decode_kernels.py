@@ -44,19 +44,13 @@ def memory(heads: int, size: int, *, dtype: torch.dtype) -> dict[str, Any]:
 
 
 @kernel
-@pytest.mark.parametrize("many", [1, 10_000])
 @pytest.mark.parametrize("window", [0, 20, 1])
 @pytest.mark.parametrize(
     ("queries", "heads", "size"), [(9, 3, 64), (4, 4, 32), (4, 2, 80), (32, 1, 16)]
 )
-def test_attention_of_the_newest_token(
-    queries: int, heads: int, size: int, window: int, many: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As small programs and as large ones."""
-    from posttrain.models.kernels import decode_attention as module
+def test_attention_of_the_newest_token(queries: int, heads: int, size: int, window: int) -> None:
+    from posttrain.models.kernels.decode_attention import decode_attention
 
-    monkeypatch.setattr(module, "MANY", many)
-    decode_attention = module.decode_attention
     given = memory(heads, size, dtype=torch.float32)
     again = {name: tensor.clone() for name, tensor in given.items()}
     generator = torch.Generator().manual_seed(1)
@@ -70,6 +64,23 @@ def test_attention_of_the_newest_token(
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     for name in ("keys", "values"):
         assert torch.equal(given[name], again[name])  # the newest is written, nothing else
+
+
+@kernel
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize(("queries", "heads", "size"), [(9, 3, 64), (4, 4, 80), (32, 1, 16)])
+def test_small_programs_say_what_large_ones_do(
+    queries: int, heads: int, size: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from posttrain.models.kernels import decode_attention as module
+
+    states = [torch.randn(5, n, size, device=DEVICE).half() for n in (queries, heads, heads)]
+    found = []
+    for many in (1, 10_000):
+        monkeypatch.setattr(module, "MANY", many)
+        given = memory(heads, size, dtype=torch.float16)
+        found.append(module.decode_attention(*states, **given, scale=0.3, window=window))
+    torch.testing.assert_close(*found, rtol=5e-3, atol=5e-3)
 
 
 @kernel
@@ -132,6 +143,20 @@ def test_the_draw(size: int, temperature: float) -> None:
     assert int((found != exact[0]).sum()) <= 1
     expected = (logits.double() / temperature).log_softmax(-1).gather(-1, found[:, None])[:, 0]
     torch.testing.assert_close(likely.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@kernel
+def test_rounding_never_draws_a_token_that_is_all_but_impossible() -> None:
+    """At the end of the vocabulary, where what is left of the sum is rounding."""
+    from posttrain.models.kernels.draw import draw
+
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(64, 12288, generator=generator)
+    logits[32:] = logits[32:].sort(-1).values
+    logits[:, -1] = -75
+    uniforms = torch.full((64,), 1 - 1e-8, dtype=torch.float64)
+    _, likely = draw(logits.to(DEVICE), uniforms.to(DEVICE), temperature=1.0)
+    assert float(likely.min()) > -30
 
 
 @kernel

@@ -25,6 +25,7 @@ class Cuda:
         self.underway: list[int] = []
         self.released: list[int] = []
         self.random = True
+        self.workspaces: list[str] = []  # of what is done on which stream
         self.fails_at_end = ""  # the error of capture_end, before anything has been ended
         self.fails_after_end = ""  # that of instantiating the graph, when all has been
 
@@ -87,6 +88,12 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
         lambda device, pool: found.released.append(pool),
         raising=False,
     )
+    monkeypatch.setattr(
+        torch._C,
+        "_cuda_clearCublasWorkspaces",
+        lambda: found.workspaces.clear(),
+        raising=False,
+    )
     monkeypatch.setattr(graphs.torch, "zeros", lambda *_, **__: None)
     return found
 
@@ -115,6 +122,18 @@ def test_what_is_recorded_is_recorded_alone(cuda: Cuda) -> None:
     assert free == [False]
     assert tidy(cuda)
     assert not pool.broken
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError(WAITS)])
+def test_recordings_share_no_workspace(cuda: Cuda, error: Exception | None) -> None:
+    """Neither with those before, nor with those after."""
+    cuda.workspaces.append("of an ordinary product")
+    with contextlib.suppress(RecordingError), recording(Any, Pool()):
+        assert not cuda.workspaces
+        cuda.workspaces.append("of one that is recorded")
+        if error is not None:
+            raise error
+    assert not cuda.workspaces
 
 
 def test_a_model_that_waits(cuda: Cuda) -> None:

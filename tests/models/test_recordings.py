@@ -8,11 +8,12 @@ import torch
 from models.families import build
 from models.test_frames import packed, rows
 from models.test_states import CASES, batch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posttrain.data.minibatch import micro_batches
 from posttrain.learn.memory import smaller, until_it_fits
 from posttrain.models import gathered_attention, recorded_pass
+from posttrain.models.aliases import Aliases
 from posttrain.models.block_attention import Plain
 from posttrain.models.gathered_attention import Gathered, GatheredPrompts, sequences_of
 from posttrain.models.graphs import RecordingError
@@ -152,3 +153,25 @@ def test_a_window_that_is_too_short_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="window"):
         attention.attend(states, states, states, layer=0, scale=1.0, window=5)
     assert attention.attend(states, states, states, layer=0, scale=1.0, window=6).shape[1] == 9
+
+
+def test_a_gradient_that_could_not_be_moved_is_not_added_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = nn.Linear(2, 2, bias=False)
+    aliases = Aliases(module, torch.float32)
+    weight = aliases.named["weight"]
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    aliases.bring_slopes()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "add_", fail)
+        loss = (1000 * weight).sum()
+        with pytest.raises(RuntimeError, match="during capture"):
+            loss.backward()
+    module.zero_grad()
+    aliases.bring_slopes()
+    weight.sum().backward()
+    assert torch.equal(module.weight.grad, torch.ones(2, 2))

@@ -1,8 +1,8 @@
 """Continuous batching in slots: what a sequence says is what it says alone, whoever sits beside."""
 
-import functools
 import gc
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from posttrain.models.slots import Room, bytes_per_slot
 from posttrain.rollout.engines import NativeEngine, desk, local, slots
 from posttrain.rollout.engines.desk import Desk, Request
 from posttrain.rollout.engines.slots import SlotDecoder
-from posttrain.types import Sampling
+from posttrain.types import Prompt, Sampling
 
 FAMILIES = [
     "llama",
@@ -150,8 +150,11 @@ def test_nan_weights_are_reported() -> None:
         engine(model).generate(PROMPTS, HOT, num_samples=2, seed=0)
 
 
-def test_a_model_with_other_attention_goes_the_plain_way() -> None:
-    model = build("gemma2", dtype=torch.float32)  # soft-capped scores
+@pytest.mark.filterwarnings("ignore:Llama4ForCausalLM. its logits are not its output head")
+@pytest.mark.parametrize("family", ["gemma2", "deepseek_v3", "gemma4", "llama4"])
+def test_a_model_with_other_attention_goes_the_plain_way(family: str) -> None:
+    """Soft-capped scores, compressed keys, heads of two sizes, a decoder that is the whole."""
+    model = build(family, dtype=torch.float32)
     one = engine(model)
     answers = one.generate(PROMPTS, HOT, num_samples=2, seed=0)
     assert one._decoder is None
@@ -199,15 +202,43 @@ def test_a_larger_batch_does_not_wait_for_the_memory_of_a_smaller_one() -> None:
     one.generate(PROMPTS, HOT, num_samples=1, seed=0)
     small = one._decoder
     assert small is not None
-    small._steps[1, HOT] = functools.partial(small._step, torch.arange(1), HOT)  # as on a GPU
+    small._pool = SimpleNamespace()
+    small._steps[1, HOT] = small._to_record(torch.arange(1), HOT)  # as on a GPU
     there = weakref.ref(small)
     gc.disable()
     try:
         del small
         one.generate(PROMPTS, HOT, num_samples=9, seed=0)
         assert there() is None
+        large = weakref.ref(one._decoder)
+        del one
+        assert large() is None
     finally:
         gc.enable()
+
+
+def test_equal_prompts_need_not_follow_each_other() -> None:
+    model = build("llama")
+    prompts = [Prompt(id=str(n), text="", tokens=(n % 4 + 1, 5, 6)) for n in range(8)]
+    expected, found = (
+        engine(model, max_sequences=most).generate(prompts, HOT, num_samples=2, seed=0)
+        for most in (None, 2)
+    )
+    assert drawn(found) == drawn(expected)
+
+
+def test_an_engine_recovers_from_weights_that_were_no_numbers() -> None:
+    model = build("llama")
+    one = engine(model)
+    expected = one.generate(PROMPTS, HOT, num_samples=2, seed=0)
+    weight = model.get_decoder().layers[0].self_attn.v_proj.weight
+    kept = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(torch.nan)
+        with pytest.raises(ValueError, match="the model gave NaN or infinity"):
+            one.generate(PROMPTS, HOT, num_samples=2, seed=0)
+        weight.copy_(kept)
+    assert drawn(one.generate(PROMPTS, HOT, num_samples=2, seed=0)) == drawn(expected)
 
 
 def test_slots_under_autocast_say_what_the_parts_say() -> None:

@@ -89,6 +89,8 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
     state, waiting = go_on(
         keeper, learner, source=source, prompts=prompts, sync=sync, max_lag=section.max_lag
     )
+    if section.max_lag:
+        _ = learner.micro_batch_tokens  # found out before another thread takes memory meanwhile
     remaining = source.steps(section.steps - keeper.step - len(waiting))
     batches = _checked(remaining, section.max_invalid)
     flow_of = flowing(batches, sync, max_lag=section.max_lag, device=device, waiting=waiting)

@@ -209,6 +209,7 @@ class LocalLearner:
                 # The first and only step on this batch: π is π_old.
                 part = part.replace(old_logprobs=outputs.logprobs.detach())
             sums.add(objective(outputs, part), part)
+            del outputs  # what is recorded next must not meet nodes that its graph holds
 
     def _outputs(self, part: Batch, *, only_critic: bool) -> Outputs:
         """What the models say, with gradient; a shared value head needs no pass of its own."""

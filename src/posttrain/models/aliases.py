@@ -58,6 +58,6 @@ class Aliases:
 
 def _add_to(slope: Tensor, alias: Tensor) -> None:
     """Move a gradient to its place."""
-    assert alias.grad is not None
-    slope.add_(alias.grad)
-    alias.grad = None
+    found, alias.grad = alias.grad, None  # first: what fails below must leave nothing behind
+    assert found is not None
+    slope.add_(found)

@@ -152,10 +152,17 @@ def bytes_per_sequence(
     """
     config = model.config.get_text_config()
     width = getattr(config, "hidden_size", None) or 4096
-    heads = getattr(config, "num_attention_heads", None) or 1
-    size = getattr(config, "head_dim", None) or width // heads
-    states = 2 * size * (getattr(config, "num_key_value_heads", None) or heads)
-    inner = getattr(config, "intermediate_size", None) or 4 * width
-    kept = _roomy(prompt_tokens + new_tokens) * config.num_hidden_layers * states
+    # Layers of more than one kind have a configuration each.
+    layers = list(getattr(config, "per_layer_config", None) or [config] * config.num_hidden_layers)
+    inner = max(getattr(layer, "intermediate_size", None) or 4 * width for layer in layers)
+    states = sum(_key_and_value(layer, width) for layer in layers)
+    kept = _roomy(prompt_tokens + new_tokens) * states
     passing = prompt_tokens * (6 * width + 3 * inner)
     return (kept + passing) * dtype.itemsize + 32 * config.vocab_size
+
+
+def _key_and_value(config: Any, width: int) -> int:
+    """Numbers that a layer keeps of a token."""
+    heads = getattr(config, "num_attention_heads", None) or 1
+    size = getattr(config, "head_dim", None) or width // heads
+    return 2 * int(size * (getattr(config, "num_key_value_heads", None) or heads))

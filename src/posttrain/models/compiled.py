@@ -9,6 +9,7 @@ from torch import nn
 
 from posttrain.models.attention import keep_out_of_compilation, replaceable
 from posttrain.models.head import logits_are_head_of_states
+from posttrain.models.slots import fits_slots
 from posttrain.models.states import can_be_packed
 
 
@@ -37,3 +38,4 @@ def ask_once(model: Any) -> None:
         logits_are_head_of_states(model, torch.arange(8, device=model.device)[None])
     if replaceable(model):
         can_be_packed(model.get_decoder())
+        fits_slots(model)

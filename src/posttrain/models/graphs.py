@@ -41,7 +41,8 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Pool) -> Iterator[None]:
         raise RecordingError(pool.broken)
     failure: str | None = None
     no_memory = False
-    with alone, torch.cuda.stream(torch.cuda.current_stream()):  # a failure leaves another current
+    # The stream is named because a failure leaves another one current.
+    with alone, _own_workspaces(), torch.cuda.stream(torch.cuda.current_stream()):
         try:
             with torch.cuda.graph(graph, pool=pool.handle, capture_error_mode="thread_local"):
                 try:
@@ -60,6 +61,20 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Pool) -> Iterator[None]:
         raise torch.OutOfMemoryError(failure)
     pool.broken = _explain(failure)
     raise RecordingError(pool.broken)
+
+
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Inside, products get workspaces that belong to what is recorded.
+
+    PyTorch keeps one for each thread and stream, and all is recorded on one stream: the recordings
+    of all pools would write into that of the first, whose memory goes when that one does.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def empty_cache() -> None:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from posttrain.models import head
+
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # as transformers calls them
 
 
@@ -31,12 +33,9 @@ def join(model: nn.Module) -> None:
 
 def _is_plain(layer: Any) -> bool:
     """Whether this is a linear layer without a bias, and nothing more: no adapter, no hook."""
-    return (
-        type(layer) is nn.Linear
-        and layer.bias is None
-        and type(layer.weight) is nn.Parameter
-        and not (layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer))
-    )
+    if not isinstance(layer, nn.Linear) or "forward" in vars(layer):
+        return False
+    return head.is_plain(layer) and layer.bias is None
 
 
 class Product(nn.Module):

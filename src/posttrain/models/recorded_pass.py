@@ -151,7 +151,8 @@ class Recordings:
         )
         attention = packed_attention(packing, like=tokens)
         one_pass = _Pass(self.trunk, attention, weights=self.aliases.named)
-        return one_pass(tokens.flatten()[source], positions)[before]
+        with alone:  # it may be compiled now
+            return one_pass(tokens.flatten()[source], positions)[before]
 
 
 class _Recording:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from posttrain.models.attention import Causal
+from posttrain.models.attention import Causal, attending
 from posttrain.models.grouped_attention import GroupedStep, Grouping
 from posttrain.models.kernels import has_triton
 from posttrain.models.sampling import at_least_float32
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+_VERDICT = "_posttrain_keys_fit_slots"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,42 @@ class KeyShape:
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Keys and values of one token in all layers."""
         return 2 * self.layers * self.heads * self.size * dtype.itemsize
+
+
+def fits_slots(model: PreTrainedModel) -> bool:
+    """Whether the keys and values of all layers have the one shape that slots have.
+
+    Looked at once in a pass, and remembered on the module: some models compress their keys, or have
+    heads of another size in some layers.
+    """
+    if not hasattr(model, _VERDICT):
+        setattr(model, _VERDICT, _look(model))
+    return bool(getattr(model, _VERDICT))
+
+
+@torch.no_grad()
+def _look(model: Any) -> bool:
+    try:
+        expected = KeyShape.of(model)
+    except (AttributeError, RuntimeError):  # there is no one shape
+        return False
+    seen = _Shapes()
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    with attending(model, seen):
+        model.get_decoder()(input_ids=token, position_ids=token, use_cache=False)
+    return seen.found == {(expected.heads, expected.size)}
+
+
+class _Shapes(Causal):
+    """Attention that notes how many key heads there are, and of which size."""
+
+    def __init__(self) -> None:
+        self.found: set[tuple[int, int]] = set()
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        """As every token sees those before it."""
+        self.found |= {(states.shape[1], states.shape[3]) for states in (key, value)}
+        return super().attend(query, key, value, **options)
 
 
 def bytes_per_slot(model: PreTrainedModel, tokens: int, *, dtype: torch.dtype) -> int:

@@ -28,7 +28,7 @@ def _draw(logits, uniforms, tokens, logprobs, factor, size, stride, block: tl.co
     target = tl.load(uniforms + row).to(tl.float64) * total
     reached = tl.full([], 0.0, tl.float64)
     found = size
-    last = 0
+    likeliest = 0
     begin = 0
     while (begin < size) & (found == size):
         place = begin + column
@@ -36,11 +36,12 @@ def _draw(logits, uniforms, tokens, logprobs, factor, size, stride, block: tl.co
         mass = tl.exp(x - largest).to(tl.float64)
         sums = reached + tl.cumsum(mass, 0)
         found = tl.min(tl.where((sums > target) & (mass > 0), place, size), 0)
-        last = tl.maximum(last, tl.max(tl.where(mass > 0, place, 0), 0))
+        top = tl.where((x == largest) & (place < size), place, 0)
+        likeliest = tl.maximum(likeliest, tl.max(top, 0))
         reached += tl.sum(mass, 0)
         begin += block
-    # Rounding may leave the target just above the sum of all: then it is the last one.
-    token = tl.where(found < size, found, last)
+    # Rounding may leave the target just above the sum of all; the last token may be a rare one.
+    token = tl.where(found < size, found, likeliest)
     chosen = tl.load(logits + row * stride + token) * factor
     tl.store(tokens + row, token.to(tl.int64))
     tl.store(logprobs + row, chosen - largest - tl.log(total).to(tl.float32))

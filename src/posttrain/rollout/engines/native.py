@@ -20,7 +20,7 @@ from posttrain.models.attention import replaceable
 from posttrain.models.cache import new_cache, next_logits, select_rows
 from posttrain.models.compiled import ask_once, compile_layers
 from posttrain.models.half import HalfCopy
-from posttrain.models.slots import Room, bytes_per_slot
+from posttrain.models.slots import Room, bytes_per_slot, fits_slots
 from posttrain.rollout.engines.desk import Request
 from posttrain.rollout.engines.draws import Draws, completions, uniforms
 from posttrain.rollout.engines.local import LocalEngine, memory_budget
@@ -58,14 +58,26 @@ class NativeEngine(LocalEngine):
         self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
     ) -> dict[int, Completion]:
         """Through slots where they are wanted and the model allows it, else in parts."""
-        if not (self._slots and prompts and replaceable(self.model) and self._head_is_plain()):
+        if not (self._slots and prompts and self._can_use_slots()):
             return super().decode_all(prompts, sampling, num_samples=num_samples, seed=seed)
-        order = sorted(range(len(prompts)), key=lambda place: len(prompts[place].tokens))
+        # Short ones first, and equal ones together, so that each is read once.
+        lengths = [(len(prompt.tokens), prompt.tokens) for prompt in prompts]
+        order = sorted(range(len(prompts)), key=lengths.__getitem__)
         requests = [
             Request(number=place * num_samples + sample, prompt=prompts[place].tokens)
             for place in order
             for sample in range(num_samples)
         ]
+        try:
+            return self._decode_requests(requests, sampling, seed=seed)
+        except BaseException:
+            self._decoder = None  # what it remembers may be no number
+            raise
+
+    def _decode_requests(
+        self, requests: Sequence[Request], sampling: Sampling, *, seed: int
+    ) -> dict[int, Completion]:
+        """The completion of each request, by its number."""
         decoder = self._decoder_for(requests, sampling)
         found: dict[int, Completion] = {}
 
@@ -85,9 +97,14 @@ class NativeEngine(LocalEngine):
                 found.update(zip(drawn.numbers, texts, strict=True))
         return found
 
-    def _head_is_plain(self) -> bool:
+    def _can_use_slots(self) -> bool:
+        """Whether attention, keys and head of the model are such that slots can do without it."""
         probe = torch.zeros(1, 1, dtype=torch.long, device=self.model.device)
-        return head.logits_are_head_of_states(self.model, probe)
+        return (
+            replaceable(self.model)
+            and fits_slots(self.model)
+            and head.logits_are_head_of_states(self.model, probe)
+        )
 
     def _decoder_for(self, requests: Sequence[Request], sampling: Sampling) -> SlotDecoder:
         """The decoder of the last call if this one fits into it, else a new one."""
@@ -106,8 +123,7 @@ class NativeEngine(LocalEngine):
             need = _room(requests, sampling, most=self._most)
             if self._decoder.room.holds(need):
                 return self._decoder
-            self._decoder.close()  # its memory goes before that of the new one comes
-            self._decoder = None
+            self._decoder = None  # its memory goes before that of the new one comes
         longest = max(len(request.prompt) for request in requests)
         tokens = longest + sampling.max_new_tokens
         budget = memory_budget(model.device)

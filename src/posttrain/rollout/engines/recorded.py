@@ -21,25 +21,27 @@ class Recorded:
     """
 
     def __init__(self, step: Step, pool: Pool) -> None:
-        self._play = self._first
         self._step = step
         self._pool = pool
+        self._called = False
+        self._play: Step | None = None
 
     def __call__(self) -> None:
+        if not self._called:
+            self._called = True
+            with alone:
+                self._step()
+            return
+        if self._play is None:
+            self._play = self._record()
         self._play()
 
-    def _first(self) -> None:
-        self._play = self._second
-        with alone:
-            self._step()
-
-    def _second(self) -> None:
+    def _record(self) -> Step:
         graph = torch.cuda.CUDAGraph()
         try:
             with recording(graph, self._pool):
                 self._step()
-            self._play = graph.replay
         except RecordingError as error:
-            self._play = self._step
-            warnings.warn(str(error), stacklevel=2)
-        self._play()
+            warnings.warn(str(error), stacklevel=3)
+            return self._step
+        return graph.replay

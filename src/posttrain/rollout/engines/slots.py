@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from posttrain.models import head
 from posttrain.models.attention import attending
-from posttrain.models.graphs import Pool
+from posttrain.models.graphs import Pool, alone
 from posttrain.models.grouped_attention import Grouping
 from posttrain.models.sampling import sample
 from posttrain.models.slots import Decoding, Reading, Room, Slots
@@ -89,10 +90,6 @@ class SlotDecoder:
         if drawn is not None:
             yield drawn
 
-    def close(self) -> None:
-        """Let the recorded steps go, which hold all that they read and write."""
-        self._steps.clear()
-
     def _collect(self, ended: Sequence[Seat]) -> Drawn:
         slots = torch.tensor([seat.slot for seat in ended], device=self._token.device)
         lengths = self._slots.written[slots] + 1
@@ -137,7 +134,7 @@ class SlotDecoder:
         padded = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for _, tokens in prompts])
         places = torch.tensor([place for place, _ in prompts], device=device)
         last = torch.tensor([len(tokens) - 1 for _, tokens in prompts], device=device)
-        with attending(self.model, Reading(self._slots, places)):
+        with alone, attending(self.model, Reading(self._slots, places)):
             states = self._trunk(padded.to(device), torch.arange(width, device=device)[None])
         found = states[torch.arange(len(prompts), device=device), last]
         if self._states is None:
@@ -175,11 +172,15 @@ class SlotDecoder:
         padded = slots + desk.free[:1] * (count - len(slots))
         self._rows[:count] = torch.tensor(padded, device=self._rows.device)
         key = (count, dataclasses.replace(sampling, max_new_tokens=1))  # the limit is in the slots
-        assert self._pool is not None
         if key not in self._steps:
-            rows = self._rows[:count]
-            self._steps[key] = Recorded(functools.partial(self._step, rows, sampling), self._pool)
+            self._steps[key] = self._to_record(self._rows[:count], sampling)
         return self._steps[key]
+
+    def _to_record(self, rows: Tensor, sampling: Sampling) -> Recorded:
+        """A step of these rows that does not keep the decoder alive, which keeps it."""
+        assert self._pool is not None
+        decoder = weakref.proxy(self)
+        return Recorded(lambda: decoder._step(rows, sampling), self._pool)
 
     def _direct(self, desk: Desk, sampling: Sampling) -> Step:
         """A step of the first slots; where too many of them are free, the last ones move up."""
