@@ -32,8 +32,10 @@ class Cuda:
     @contextlib.contextmanager
     def on(self, stream: str) -> Iterator[None]:
         before, self.stream = self.stream, stream
-        yield
-        self.stream = before
+        try:
+            yield
+        finally:
+            self.stream = before
 
     def graph(self, graph: object, *, pool: int = 0, capture_error_mode: str) -> "Capture":
         assert capture_error_mode == "thread_local"
@@ -191,7 +193,9 @@ def test_no_memory_for_the_graph_itself(cuda: Cuda) -> None:
     assert not cuda.released  # that is done when the graph goes
 
 
-def test_other_errors_pass(cuda: Cuda) -> None:
+@pytest.mark.parametrize("at_end", ["", "CUDA error: operation failed"])
+def test_other_errors_pass(cuda: Cuda, at_end: str) -> None:
+    cuda.fails_at_end = at_end
     with pytest.raises(KeyboardInterrupt), recording(Any, Pool()):
         raise KeyboardInterrupt
     assert tidy(cuda)

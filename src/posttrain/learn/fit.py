@@ -115,8 +115,8 @@ def _peak(
 
 
 def sampling_bytes(device: torch.device) -> int:
-    """What came and went on a GPU so far: the caches of a sampler, when it has sampled already."""
-    return torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    """What a sampler that runs at the same time may take: it takes half of what it finds free."""
+    return free_bytes(device) // 2
 
 
 def unallocated(optimizer: torch.optim.Optimizer) -> int:

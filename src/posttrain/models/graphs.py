@@ -39,26 +39,27 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Pool) -> Iterator[None]:
     """
     if pool.broken:
         raise RecordingError(pool.broken)
-    failure: str | None = None
-    no_memory = False
+    failure: BaseException | None = None
     # The stream is named because a failure leaves another one current.
     with alone, _own_workspaces(), torch.cuda.stream(torch.cuda.current_stream()):
         try:
             with torch.cuda.graph(graph, pool=pool.handle, capture_error_mode="thread_local"):
                 try:
                     yield
-                except RuntimeError as error:
-                    failure, no_memory = str(error), ran_out(error)
-                    error.__traceback__ = None  # PyTorch never lets go of it, nor of its frames
+                except BaseException as error:  # noqa: BLE001 (raised again below)
+                    failure = error
+                    if isinstance(error, RuntimeError):
+                        error.__traceback__ = None  # PyTorch holds it for ever, and it its frames
         except RuntimeError as error:
-            if failure is None:
-                failure, no_memory = str(error), ran_out(error)
+            failure = failure or error
             pool.broken = _explain(failure)
             _recover(pool)
     if failure is None:
         return
-    if no_memory:
-        raise torch.OutOfMemoryError(failure)
+    if ran_out(failure):
+        raise torch.OutOfMemoryError(str(failure))
+    if not isinstance(failure, RuntimeError):
+        raise failure
     pool.broken = _explain(failure)
     raise RecordingError(pool.broken)
 
@@ -83,8 +84,8 @@ def empty_cache() -> None:
         torch.cuda.empty_cache()
 
 
-def _explain(failure: str) -> str:
-    reason = failure.splitlines()[0] if failure else "no reason was given"
+def _explain(failure: BaseException) -> str:
+    reason = next(iter(str(failure).splitlines()), type(failure).__name__)
     return f"this model cannot be recorded, so all its kernels are launched anew: {reason}"
 
 

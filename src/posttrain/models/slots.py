@@ -113,7 +113,7 @@ def fits_slots(model: PreTrainedModel) -> bool:
 def _look(model: Any) -> bool:
     try:
         expected = KeyShape.of(model)
-    except (AttributeError, RuntimeError):  # there is no one shape
+    except (AttributeError, RuntimeError, TypeError):  # there is no one shape
         return False
     seen = _Shapes()
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)

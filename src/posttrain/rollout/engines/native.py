@@ -60,9 +60,12 @@ class NativeEngine(LocalEngine):
         """Through slots where they are wanted and the model allows it, else in parts."""
         if not (self._slots and prompts and self._can_use_slots()):
             return super().decode_all(prompts, sampling, num_samples=num_samples, seed=seed)
+        first: dict[tuple[int, ...], int] = {}
+        for place, prompt in enumerate(prompts):
+            first.setdefault(prompt.tokens, place)
         # Short ones first, and equal ones together, so that each is read once.
-        lengths = [(len(prompt.tokens), prompt.tokens) for prompt in prompts]
-        order = sorted(range(len(prompts)), key=lengths.__getitem__)
+        keys = [(len(prompt.tokens), first[prompt.tokens]) for prompt in prompts]
+        order = sorted(range(len(prompts)), key=keys.__getitem__)
         requests = [
             Request(number=place * num_samples + sample, prompt=prompts[place].tokens)
             for place in order
