@@ -37,6 +37,9 @@ def always_one(completion):
 def broken(completion):
     return 1 / 0
 
+def broken_now_and_then(completion):
+    return 1 / (sum(map(ord, completion)) % 3)
+
 def hinted(completion, hint):
     return float(hint in completion)
 

@@ -100,6 +100,13 @@ def test_a_mistake_is_caught(row: Broken, folder: Path) -> None:
     assert report.ok == (row.state == "warn") or row.area == "data", told(report)
 
 
+def test_a_grader_that_breaks_is_not_taken_for_an_engine_that_does(folder: Path) -> None:
+    changes = {"rewards": {"my_rewards:broken_now_and_then": 1.0}, "rl.max_invalid": 1.0}
+    report = check_recipe(recipe_of(changes), fast=True)
+    assert find(report, "broken scores").state != "pass", told(report)
+    assert find(report, "engine and learner").state == "pass", told(report)
+
+
 def test_the_page_is_in_step(healthy: Report) -> None:
     """docs/check.md says what each line means, and holds the gallery as it is here."""
     page = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")

@@ -239,3 +239,15 @@ def test_beside_a_gpu_few_cpu_threads(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert threads(gpu=True, device="cpu") == 64
     assert threads(gpu=False) == 64
     assert threads(gpu=True, threads=16) == 16
+
+
+def test_demonstrations_that_do_not_fit_are_left_out(tmp_path: Path) -> None:
+    rows = [{"prompt": "1+1=", "completion": text} for text in ("2", "2" * 100)]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {"sft": {"data": str(data), "wrong_share": 0.0}, "rl": None, "rewards": None}
+    with pytest.warns(UserWarning, match="1 of 2 demonstrations are longer than the model's"):
+        small_run(recipe(tmp_path / "run", eval=None, **options))
+    data.write_text(json.dumps(rows[1]) + "\n")
+    with pytest.raises(ValueError, match=r"none of the 1 demonstrations fits .* of 64 tokens"):
+        small_run(recipe(tmp_path / "none", eval=None, **options))

@@ -68,6 +68,7 @@ FAULTS = [
     (without(PAIR, "chosen"), "no column 'chosen'"),
     (without(PAIR, "rejected"), "no column 'rejected'"),
     (PAIR | {"prompt": " "}, "'prompt' is empty"),
+    (PAIR | {"prompt": "a\ud800b"}, "'prompt' has half of a character"),
     (PAIR | {"prompt": [USER]}, "'prompt' is a list; if it is a chat, call it 'messages'"),
     (PAIR | {"messages": [USER]}, "the row has both 'prompt' and 'messages'; remove one"),
     (PAIR | {"chosen": ""}, "'chosen' is empty"),
@@ -240,7 +241,7 @@ def test_no_file_and_too_much(tmp_path, monkeypatch):
 
 
 def test_what_is_written_is_read_back_as_it_was(tmp_path):
-    chat = ({"role": "system", "content": "\ud800 alone"}, USER)
+    chat = ({"role": "system", "content": "\U0001f600 alone"}, USER)
     sets = [
         ranked("五\u2028\n", ' "6" ', "\\n", prompt="\t¿2+3?\n"),
         Ranked(prompt="", messages=chat, completions=("b", "a"), margin=0.1 + 0.2),

@@ -105,6 +105,25 @@ def test_pickled_weights_are_refused(folder: Path) -> None:
         load_policy(str(folder))
 
 
+def test_damaged_weights_are_named(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"model.safetensors' is damaged \(.*copy it again"):
+        load_policy(str(folder))
+
+
+def test_the_folder_of_a_run_names_its_models(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("run.json", "config.json"):
+        (run / name).write_text("{}")
+    with pytest.raises(ValueError, match="is the folder of a run, without a model"):
+        load_policy(str(run))
+    shutil.copytree(folder, run / "rl" / "model")
+    with pytest.raises(ValueError, match=r"give the model in it: .*run/rl/model"):
+        load_policy(str(run))
+
+
 def test_code_of_a_models_own_is_never_run(folder: Path) -> None:
     (folder / "code.py").write_text("raise SystemExit('executed')")
     edit(folder / "config.json", model_type="unheard", auto_map={"AutoConfig": "code.Config"})

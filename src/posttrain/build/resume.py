@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -145,7 +146,7 @@ def how_to_continue(folder: RunFolder) -> str:
     """What to call to go on with a run."""
     if "supplied" in folder.config:
         return "call the same function again with resume=True"
-    return f"posttrain resume {folder.path}"
+    return f"posttrain resume {shlex.quote(str(folder.path))}"
 
 
 @contextlib.contextmanager

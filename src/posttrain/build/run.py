@@ -41,7 +41,7 @@ from posttrain.build.resume import (
     take_up,
     told,
 )
-from posttrain.build.sft_stage import run_sft, sft_rows, sft_steps
+from posttrain.build.sft_stage import fitting, run_sft, sft_rows, sft_steps
 from posttrain.build.stages import Context, run_rl
 from posttrain.build.supplied import Supplied
 from posttrain.config import Recipe, cautions, resolve, to_dict
@@ -200,7 +200,7 @@ class _Job:
         )
 
     def _sft(self) -> Mapping[str, Any]:
-        rows = sft_rows(self._recipe, self._policy, parts=self._ready)
+        rows = fitting(sft_rows(self._recipe, self._policy, parts=self._ready), self._policy)
         with self._stage("sft", total_steps=sft_steps(self._recipe, len(rows))) as context:
             run_sft(context, rows)
         return {"demonstrations": len(rows)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from posttrain.build.parts import Parts, filled
 from posttrain.build.stages import Context, logged
 from posttrain.config import Recipe, SftSection
 from posttrain.data.sources import read_demonstrations
+from posttrain.models.cache import context_length
 from posttrain.models.load import Policy
 from posttrain.pipelines import supervised
 from posttrain.protocols import Task
@@ -34,6 +36,24 @@ def sft_rows(recipe: Recipe, policy: Policy, *, parts: Parts) -> list[supervised
         chosen = (False,) * len(prompt) + (True,) * len(completion)
         tokens.append(((*prompt, *completion), chosen))
     return tokens
+
+
+def fitting(rows: Sequence[supervised.Row], policy: Policy) -> list[supervised.Row]:
+    """The rows that fit into the model's context; the others are left out, loudly."""
+    limit = context_length(policy.model)
+    kept = [row for row in rows if limit is None or len(row[0]) <= limit]
+    if rows and not kept:
+        raise ValueError(
+            f"sft.data: none of the {len(rows)} demonstrations fits the model's context of {limit} "
+            "tokens; shorten them, or take a model with a longer one"
+        )
+    if len(kept) < len(rows):
+        warnings.warn(
+            f"{len(rows) - len(kept)} of {len(rows)} demonstrations are longer than the model's "
+            f"context of {limit} tokens and are left out",
+            stacklevel=2,
+        )
+    return kept
 
 
 def _demonstrations(section: SftSection, task: Task | None, *, seed: int) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -226,7 +227,7 @@ def import_model(
     from posttrain.build.api import import_gguf
 
     import_gguf(file, folder)
-    typer.echo(f'{folder}: written; posttrain generate {folder} "…" tries it')
+    typer.echo(f'{folder}: written; posttrain generate {shlex.quote(str(folder))} "…" tries it')
 
 
 @app.command()

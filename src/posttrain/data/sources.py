@@ -78,6 +78,11 @@ def check_text(row: Mapping[str, Any], column: str, *, where: str) -> str:
         raise ValueError(f"{where}: {column!r} must be text, got {_short(value)}; put it in quotes")
     if not value.strip():
         raise ValueError(f"{where}: {column!r} is empty; fill it in or remove the line")
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError(
+            f"{where}: {column!r} has half of a character (a lone surrogate, like \\ud800), which "
+            "no tokenizer can read; mend or remove the line"
+        )
     return value
 
 

@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from posttrain.disk import sync, writing
 
 
@@ -19,11 +21,16 @@ def check_folder(folder: Path, *, kind: str = "model") -> None:
             f"{kind}: {str(folder)!r} holds an adapter, not a whole model; merge it into its base "
             "model first (peft: merge_and_unload, then save_pretrained)"
         )
+    if "run.json" in names:
+        found = sorted(str(path.parent) for path in folder.glob("*/model/config.json"))
+        which = f"; give the model in it: {' or '.join(found)}" if found else ", without a model"
+        raise ValueError(f"{kind}: {str(folder)!r} is the folder of a run{which}")
     if "config.json" not in names:
         inside = [path.name for path in folder.iterdir() if (path / "config.json").is_file()]
         models = f"; the models in it: {', '.join(sorted(inside))}" if inside else ""
         raise ValueError(f"{kind}: {str(folder)!r} is no model folder: no config.json{models}")
-    if not any(name.endswith(".safetensors") for name in names):
+    weights = [path for path in folder.iterdir() if path.suffix == ".safetensors"]
+    if not weights:
         raise ValueError(
             f"{kind}: {str(folder)!r} holds no .safetensors weights. Pickled weights (.bin, .pt) "
             "are refused: reading them can run any code. If you trust them, convert them once with "
@@ -34,6 +41,14 @@ def check_folder(folder: Path, *, kind: str = "model") -> None:
             f"{kind}: {str(folder)!r} holds no tokenizer; copy tokenizer.json and "
             "tokenizer_config.json of the model it was made from into it"
         )
+    for path in weights:
+        try:
+            with safe_open(path, framework="pt"):  # reads what it holds, not the weights
+                pass
+        except SafetensorError as error:
+            raise ValueError(
+                f"{kind}: {str(path)!r} is damaged ({error}); copy it again"
+            ) from error
 
 
 @contextlib.contextmanager

@@ -89,7 +89,7 @@ def take_step(
         after, infer_seconds = _timed(lambda: learner.infer(batch))
         if seconds < REMEASURED:  # the first step also makes the optimiser's state
             seconds = _timed(lambda: learner.step(ready, objective))[1]
-    chosen = batch.mask
+    chosen = batch.active  # of sequences whose grader broke, nothing is asked
     apart = _between(batch.need("old_logprobs"), batch.need("sampler_logprobs"), chosen=chosen)
     moved = _between(after.need("old_logprobs"), batch.need("old_logprobs"), chosen=chosen)
     return Trial(
