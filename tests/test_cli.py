@@ -150,6 +150,17 @@ def test_eval_prints_and_writes(posttrain: Command, model: Path, tmp_path: Path)
     assert all(row["prompt"].endswith("=") and row["answer"].isdigit() for row in rows)
 
 
+def test_eval_says_what_broke(posttrain: Command, model: Path, tmp_path: Path) -> None:
+    """The share of broken scores, and the first reason as it is."""
+    (tmp_path / "strict.py").write_text('def grade(completion):\n    return {}["[red]"]\n')
+    options = ["--eval.max_new_tokens", "3", "--rewards", '{"strict:grade" = 1.0}']
+    result = posttrain("eval", model, "--task", "arithmetic", *TASK, *options)
+    assert result.code == 0, result.err
+    assert "broken scores" in result.out
+    assert "100.0%" in result.out
+    assert "the first broken one: reward 'strict:grade' raised KeyError: '[red]'" in result.out
+
+
 def test_generate(posttrain: Command, model: Path) -> None:
     """One greedy answer, or several that the seed decides."""
     greedy = posttrain("generate", model, "1+1=", "--max-new-tokens", "4")

@@ -193,3 +193,15 @@ def test_misspelled_and_missing_options_say_so(tmp_path: Path) -> None:
         posttrain.rl(prompts=["a"], reward=first_digit, folder=tmp_path / "s", **RL)
     with warnings.catch_warnings(), pytest.raises(ValueError, match="training split is empty"):
         posttrain.rl(prompts=[], reward=shortness, folder=tmp_path / "t", **RL)
+
+
+def test_what_generate_cannot_do_is_said(folder: Path) -> None:
+    with pytest.raises(ValueError, match="max_new_tokens: must be at least 1, got 0"):
+        posttrain.generate(folder, "3+4=", max_new_tokens=0)
+    with pytest.raises(ValueError, match="prompt: expected one prompt as text"):
+        posttrain.generate(folder, ["3+4=", "1+1="])
+
+
+def test_several_rewards_need_weights(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="several rewards need weights; write"):
+        posttrain.rl(prompts=["1+1="], reward=[len], folder=tmp_path / "run", **RL)

@@ -14,6 +14,7 @@ from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines.scripted import ScriptedEngine
+from posttrain.runs import overview
 from posttrain.types import Completion
 
 SUMS = [f"{n}+1=" for n in range(4)]
@@ -90,6 +91,9 @@ def test_where_every_score_is_broken_nothing_is_learned(tmp_path: Path) -> None:
         **options,
     )
     assert metric(run, "reward/invalid") == [1.0] * 3
+    assert not any("reward/mean" in record for record in run.folder.stage("rl").records())
+    assert "reward_last" not in run.summary
+    assert overview(run.folder.path).reward_last is None
     assert same_weights(run.model, tmp_path / "start")
 
 
@@ -199,9 +203,9 @@ def test_a_file_with_a_duplicate_or_an_empty_row(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "empty.jsonl", [{"prompt": "a"}, {"prompt": " "}])
     with pytest.raises(ValueError, match=r"empty\.jsonl:2: 'prompt' is empty; fill it in"):
         posttrain.rl(prompts=path, reward=shortness, folder=tmp_path / "s", **RL)
-    with pytest.raises(ValueError, match="prompt 'train-1' is empty; remove it"):
+    with pytest.raises(ValueError, match=r"prompts\[1\]: 'prompt' is empty; fill it in"):
         posttrain.rl(prompts=["a", ""], reward=shortness, folder=tmp_path / "s", **RL)
-    with pytest.raises(ValueError, match="row 'train-0' has no 'prompt' and no 'messages'"):
+    with pytest.raises(ValueError, match=r"prompts\[0\]: no column 'prompt'"):
         posttrain.rl(prompts=[{"question": "a"}], reward=shortness, folder=tmp_path / "s", **RL)
 
 

@@ -62,6 +62,9 @@ def test_messages_are_chat_unless_told_otherwise(tokenizer: PreTrainedTokenizerF
     assert Template(tokenizer).render(prompt).text == expected
     with pytest.raises(ValueError, match="it has messages only; set chat = true"):
         Template(tokenizer, chat=False).render(prompt)
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="no chat template; set chat = false and write plain"):
+        Template(tokenizer, chat=False).render(prompt)
 
 
 def test_a_system_message_of_the_prompts_own_wins(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -47,7 +47,24 @@ def test_interval_of_a_mean_by_hand() -> None:
     found = mean([0.25, 0.5, 0.75])
     half = 1.959964 * 0.25 / 3**0.5
     assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5 - half, 0.5 + half))
-    assert (mean([1.0]).low, mean([1.0]).high) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high"),
+    [
+        ([0.0] * 20, 0.0, 0.1611),  # Newcombe's, as above
+        ([1.0] * 20, 0.8389, 1.0),
+        ([0.1] * 3, 0.0068, 0.6424),
+        ([0.0], 0.0, 0.7935),
+    ],
+)
+def test_problems_that_agree_have_a_wilson_interval(
+    values: list[float], low: float, high: float
+) -> None:
+    """The normal one would have no width, even from one problem."""
+    found = mean(values)
+    assert found.value == pytest.approx(values[0], rel=1e-12)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=5e-5)
 
 
 QUESTIONS = [Prompt(id=str(n), text=f"{n}+1=", columns={"answer": str(n + 1)}) for n in range(4)]

@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from loop_parts import rollout
 
+from posttrain.algorithms.shaping import kl_in_reward, missing_end
 from posttrain.data.collate import collate
 from posttrain.pipelines.metrics import batch_metrics, step_metrics
 from posttrain.protocols import StepResult
@@ -61,14 +63,34 @@ def test_batch_metrics_by_hand() -> None:
     }
 
 
-def test_without_a_valid_score_every_metric_is_a_number() -> None:
-    """Not NaN, which would poison a curve."""
+def test_without_a_valid_score_no_reward_is_told() -> None:
+    """Not 0, which is a bad reward, nor NaN, which would poison a curve."""
     given = Collected(rollouts=[rollout(None), rollout(None)])
     batch = collate(given.rollouts, pad_token=0)
-    batch = batch.replace(advantages=torch.zeros(2, 4))
+    nothing = torch.zeros(2, 4)
+    batch = batch.replace(advantages=nothing, old_logprobs=nothing, ref_logprobs=nothing)
     found = batch_metrics(batch, given)
     assert found["reward/invalid"] == 1.0
-    assert found["reward/mean"] == found["reward/std"] == found["advantage/mean_abs"] == 0.0
+    told = {name for name in found if name.startswith(("reward/", "objective/", "advantage/"))}
+    assert told == {"reward/invalid", "reward/state/crashed"}
+    assert all(math.isfinite(value) for value in found.values())
+
+
+def test_the_reward_is_after_length_shaping_and_before_kl() -> None:
+    """One answer of two was cut, for 0.5; 2 nats a sequence cost 0.1 each. The page says so."""
+    given = Collected(rollouts=rollouts()[:2])
+    batch = missing_end(collate(given.rollouts, pad_token=0), penalty=0.5)
+    ratio = torch.where(batch.active, 2.0 / batch.active.sum(dim=1, keepdim=True), 0.0)
+    batch = batch.replace(old_logprobs=ratio, ref_logprobs=torch.zeros_like(ratio))
+    batch = kl_in_reward(batch, coefficient=0.1).replace(advantages=torch.zeros_like(ratio))
+    found = batch_metrics(batch, given)
+    assert (found["objective/scores"], found["reward/mean"]) == (0.5, 0.25)
+    assert found["objective/non_score_reward"] == pytest.approx(-0.25 - 0.2, rel=1e-6)
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    for metric in ("reward/mean", "objective/scores"):
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| `{metric}` |"))
+        assert "length and a missing end, " in row
+        assert "before KL" in row
 
 
 def test_step_metrics_average_but_maxima_stay() -> None:

@@ -63,8 +63,17 @@ def test_samples_places_and_what_to_try_next() -> None:
         "What to try next",
         "posttrain eval runs/demo/rl/model --task arithmetic",
     ]
-    bare = rows(show(samples=[Sample(prompt="3+4=", before="8", after="7")]))
-    assert {"prompt | before | after", "3+4= | 8 | 7"} <= set(bare)
+
+
+def test_an_answer_that_could_not_be_graded_has_its_own_mark() -> None:
+    sample = Sample(prompt="3+4=", before="8", after="7", right_before=False)
+    assert {"prompt | before | after", "3+4= | 8 ✗ | 7 ?"} <= set(rows(show(samples=[sample])))
+
+
+def test_broken_scores_have_a_line_where_there_are_any() -> None:
+    text = show(broken=f"50% (first: {NASTY})", width=600)
+    assert f"  broken held-out scores  50% (first: {WRITTEN})" in text
+    assert "broken" not in show()
 
 
 @pytest.mark.parametrize("terminal", [True, False])

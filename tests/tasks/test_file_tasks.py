@@ -40,7 +40,9 @@ def test_messages_and_other_names(tmp_path):
     file = write(tmp_path, [{"question": "2+3?", "prompt_id": 9}])
     task = jsonl_task(path=file, prompt_column="question")
     assert (task.prompts("train")[0].columns, task.rewards) == ({"prompt_id": 9}, {})
-    with pytest.raises(ValueError, match=r"'train-1': the file has no answers.*answer_column"):
+    with pytest.raises(
+        ValueError, match=r"'train-1': without answers there is no gold.*answer_column"
+    ):
         task.gold(task.prompts("train")[0])
 
 
@@ -82,7 +84,7 @@ def test_a_test_file_of_its_own(tmp_path):
         ([ROWS[0], {"answer": "5"}], r"rows\.jsonl:2: no column 'prompt' \(the row has 'answer'\)"),
         ([ROWS[0], {"prompt": " ", "answer": "5"}], r":2: 'prompt' is empty; fill it in or remove"),
         ([ROWS[0], {"prompt": 5, "answer": "5"}], r":2: 'prompt' must be text, got 5"),
-        ([ROWS[0], {**ROWS[0], "answer": "2"}], r":2: the prompt of line 1 again, with other col"),
+        ([ROWS[0], {**ROWS[0], "answer": "2"}], r":2: the prompt of .*:1 again, with other col"),
         ([ROWS[0], {"prompt": "x"}], r":2: no answer, while other rows have one \(1 of 2 lack it"),
         ([{"prompt": "x", "answer": ""}], ":1: 'answer' is empty"),
         ([{"prompt": "x", "answer": None}], ":1: 'answer' must be text, got null"),

@@ -128,7 +128,7 @@ def prefer(
     The other options are those of ``[prefer]``: ``error_rate=0.1``, ``samples=4`` …
     """
     chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts)
-    table = reward if isinstance(reward, Mapping) else {} if reward is None else {reward: 1.0}
+    table = _weights(reward)
     if not all(isinstance(name, str) for name in table):
         raise ValueError(
             'reward: give the annotator\'s rewards by name, "my_module:my_function" say'
@@ -224,6 +224,8 @@ def generate(
 
     Without ``max_new_tokens``, 256 or what the model's context leaves.
     """
+    if not isinstance(prompt, str):
+        raise ValueError(f"prompt: expected one prompt as text, got {prompt!r}")
     recipe = recipe_from_dict({"model": {"name": str(model), "chat": chat}})
     device = choose_device(recipe)
     policy = make_policy(recipe, str(model), device=device)
@@ -233,7 +235,7 @@ def generate(
     limit = context_length(policy.model)
     room = DEFAULT_TOKENS if limit is None else max(1, limit - len(question.tokens))
     sampling = Sampling(
-        max_new_tokens=max_new_tokens or min(DEFAULT_TOKENS, room),
+        max_new_tokens=min(DEFAULT_TOKENS, room) if max_new_tokens is None else max_new_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -250,7 +252,7 @@ def _recipe(
     """A recipe, and beside it the parts that are objects; what has a name goes into the recipe."""
     if isinstance(task, Mapping):
         given, task = {**given, "task": dict(task)}, None
-    table = reward if isinstance(reward, Mapping) else {} if reward is None else {reward: 1.0}
+    table = _weights(reward)
     if all(isinstance(name, str) for name in table):
         return recipe_from_dict({**given, "rewards": dict(table)}), Supplied(task=task)
     if MODEL_REWARD in table:
@@ -259,3 +261,12 @@ def _recipe(
             '"my_module:my_function", importable from the current folder'
         )
     return recipe_from_dict(given), Supplied(task=task, rewards=RewardScorer(table))
+
+
+def _weights(reward: Rewards | None) -> Mapping[Any, Any]:
+    """The rewards with their weights; one alone has 1."""
+    if isinstance(reward, Mapping):
+        return reward
+    if isinstance(reward, list | tuple | set):
+        raise ValueError("reward: several rewards need weights; write {first: 1.0, second: 0.5}")
+    return {} if reward is None else {reward: 1.0}

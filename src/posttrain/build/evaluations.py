@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from posttrain.build.results import write_evaluation
-from posttrain.build.stages import Context, run_eval
+from posttrain.build.stages import Context, check_held_out, run_eval
 from posttrain.config import EvalSection
 from posttrain.protocols import Engine
 from posttrain.runs import config_digest, read_json, write_json
@@ -20,6 +20,7 @@ def before(context: Context, section: EvalSection, *, engine: Engine | None) -> 
             return known
     found = run_eval(context, section, engine=engine)
     told = {**write_evaluation(path.with_suffix(".jsonl"), found), "of": _of(section)}
+    check_held_out(found, context.recipe)
     write_json(path, told)
     return told
 
@@ -28,6 +29,7 @@ def after(context: Context, section: EvalSection, *, engine: Engine | None) -> d
     """The evaluation of what came out."""
     found = run_eval(context, section, engine=engine)
     told = write_evaluation(context.folder.path / "problems.jsonl", found)
+    check_held_out(found, context.recipe)
     return {**told, "of": _of(section)}
 
 

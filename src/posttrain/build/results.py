@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,7 @@ def write_evaluation(path: Path, found: Evaluation) -> dict[str, Any]:
         "reward": found.mean_reward,
         "parts": dict(found.parts),
         "invalid": found.invalid,
+        "reason": found.reason,
     }
 
 
@@ -101,18 +103,20 @@ def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Co
     if stage is not None:
         places |= {"picture": run.plot(stage=stage)}
         places |= {} if folder.model is None else {"model": folder.model}
-    before = _estimates({"before": _before(folder)}, "before")
-    after = _estimates(folder.stage_record("eval"), "after")
+    held_out = {"before": _before(folder), "after": _after(folder)}
     samples = _pairs(folder)
     folder.write_samples([vars(sample) for sample in samples])
     records = folder.stage("rl").records()
     rewards = [record["reward/mean"] for record in records if "reward/mean" in record]
     summary: dict[str, Any] = {"seconds": seconds, "seed": recipe.run.seed}
     summary |= {"stages": list(folder.stages), "model": str(folder.model or "")}
-    if before:
-        summary |= {"accuracy_before": before["accuracy"]["value"], "before": before}
-    if after:
-        summary |= {"accuracy_after": after["accuracy"]["value"], "after": after}
+    for when, found in held_out.items():
+        if found:
+            estimates = found["estimates"]
+            summary |= {f"accuracy_{when}": estimates["accuracy"]["value"], when: estimates}
+            summary |= {f"invalid_{when}": found["invalid"]}
+            if found["invalid"]:
+                summary.setdefault("invalid_reason", found.get("reason", ""))
     if "prefer" in folder.stages:
         places |= {"preferences": folder.stage("prefer").path / "pairs.jsonl"}
     verdict = (folder.stage_record("reward") or {}).get("verdict")
@@ -131,8 +135,9 @@ def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Co
         render_summary(
             title=folder.path.name,
             seconds=seconds,
-            accuracy_before=_interval(before),
-            accuracy_after=_interval(after),
+            accuracy_before=_interval(held_out["before"]),
+            accuracy_after=_interval(held_out["after"]),
+            broken=_broken(held_out),
             reward=(rewards[0], rewards[-1]) if rewards else None,
             measures=_measures(folder),
             facts=_made(folder) | _facts(verdict),
@@ -149,8 +154,7 @@ def _measures(folder: RunFolder) -> dict[str, tuple[float | None, float | None]]
     """Means of the rewards on held-out problems, before and after; one alone says no more than
     the accuracy does.
     """
-    before = _before(folder).get("parts", {})
-    after = (folder.stage_record("eval") or {}).get("after", {}).get("parts", {})
+    before, after = (found.get("parts", {}) for found in (_before(folder), _after(folder)))
     names = dict.fromkeys([*before, *after])
     if len(names) < 2:
         return {}
@@ -205,19 +209,36 @@ def _sampled(correct: list[bool]) -> dict[str, Any]:
     return {"samples": len(correct), "samples_correct": sum(correct)} if correct else {}
 
 
-def _estimates(record: Mapping[str, Any] | None, key: str) -> dict[str, Any]:
-    return dict((record or {}).get(key, {}).get("estimates", {}))
+def _interval(found: Mapping[str, Any]) -> Interval | None:
+    return Interval(**found["estimates"]["accuracy"]) if found else None
 
 
-def _interval(estimates: Mapping[str, Any]) -> Interval | None:
-    return Interval(**estimates["accuracy"]) if estimates else None
+def _broken(held_out: Mapping[str, Mapping[str, Any]]) -> str:
+    """The shares of broken held-out scores and the first reason, or nothing where none broke.
+
+    >>> _broken({"before": {"invalid": 0.0}, "after": {"invalid": 0.25, "reason": "no answer"}})
+    'before 0%, after 25% (first: no answer)'
+    """
+    known = {when: found for when, found in held_out.items() if found}
+    broken = [found.get("reason", "") for found in known.values() if found["invalid"]]
+    if not broken:
+        return ""
+    shares = {when: f"{100 * found['invalid']:.3g}%" for when, found in known.items()}
+    told = [f"{when} {share}" for when, share in shares.items()]
+    alike = len(set(shares.values())) == 1
+    return f"{shares.popitem()[1] if alike else ', '.join(told)} (first: {broken[0]})"
 
 
 def _before(folder: RunFolder) -> dict[str, Any]:
     """The evaluation before RL, where it asked what the one at the end did."""
     found = dict((folder.stage_record("rl") or {}).get("before", {}))
-    after = (folder.stage_record("eval") or {}).get("after", {})
+    after = _after(folder)
     return found if found.get("of") == after.get("of", found.get("of")) else {}
+
+
+def _after(folder: RunFolder) -> dict[str, Any]:
+    """The evaluation at the end of the run."""
+    return dict((folder.stage_record("eval") or {}).get("after", {}))
 
 
 def _pairs(folder: RunFolder) -> list[Sample]:
@@ -225,18 +246,23 @@ def _pairs(folder: RunFolder) -> list[Sample]:
     before = _problems(folder.stage("rl").path / "before.jsonl") if _before(folder) else {}
     after = _problems(folder.stage("eval").path / "problems.jsonl")
     shared = [name for name in after if name in before]
-    shared.sort(key=lambda name: before[name]["correct"] == after[name]["correct"])
+    shared.sort(key=lambda name: _right(before[name]) == _right(after[name]))
     return [
         Sample(
             prompt=after[name]["prompt"],
             before=before[name]["completion"],
             after=after[name]["completion"],
             answer=after[name]["answer"],
-            right_before=before[name]["correct"],
-            right_after=after[name]["correct"],
+            right_before=_right(before[name]),
+            right_after=_right(after[name]),
         )
         for name in shared[:NUM_SAMPLES]
     ]
+
+
+def _right(problem: Mapping[str, Any]) -> bool | None:
+    """Whether the answer was right; None where it could not be graded."""
+    return problem["correct"] if problem["state"] == "ok" else None
 
 
 def _problems(path: Path) -> dict[str, dict[str, Any]]:
@@ -252,12 +278,12 @@ def _next_steps(folder: RunFolder, recipe: Recipe) -> list[str]:
     if policy and recipe.task is not None:
         prompt = next(iter(_problems(folder.stage("eval").path / "problems.jsonl").values()), None)
         question = prompt["prompt"] if prompt else "…"
-        lines.append(f'posttrain generate {folder.model} "{question}"')
+        model = shlex.quote(str(folder.model))
+        lines.append(f"posttrain generate {model} {shlex.quote(question)}")
     if "rl" in folder.stages and recipe.rl is not None:
         lines.append(f"posttrain explain {recipe.rl.algorithm}")
         other = "rloo" if recipe.rl.algorithm != "rloo" else "grpo"
         if recipe.source:
-            lines.append(
-                f"posttrain run {recipe.source} --rl.algorithm {other} --run.folder runs/{other}"
-            )
+            source = shlex.quote(str(recipe.source))
+            lines.append(f"posttrain run {source} --rl.algorithm {other} --run.folder runs/{other}")
     return lines

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import json
+import operator
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posttrain.protocols import Task
+from posttrain.protocols import Split, Task
 from posttrain.tasks import PromptTask, make_task
-from posttrain.tasks.jsonl import jsonl_task
+from posttrain.tasks.jsonl import Columns, check_rows, gold_answer, name_prompts, read_prompts
 from posttrain.types import Prompt
 
 Rows = Sequence[str | Mapping[str, Any]]
@@ -22,44 +24,66 @@ def rows_task(
     test_prompts: str | Path | Rows,
 ) -> Task | Mapping[str, Any] | None:
     """The task that was given, or one made of prompts; a task by name comes back as a table."""
+    # Those of ``posttrain.evaluate`` are a test, and it calls them prompts.
+    test_name = "prompts" if prompts is None else "test_prompts"
+    train_rows = None if prompts is None else _listed(prompts, name="prompts")
+    test_rows = _listed(test_prompts, name=test_name)
     if task is not None:
-        if prompts is not None or test_prompts:
+        if train_rows is not None or test_rows:
             raise ValueError("task: it brings its own prompts; give a task or prompts, not both")
         return {"name": task} if isinstance(task, str) else task
-    if prompts is None and not test_prompts:
+    if train_rows is None and not test_rows:
         return None
-    train = _prompts("train", prompts if prompts is not None else ())
-    test = _prompts("test", test_prompts)
+    train = () if train_rows is None else _prompts("train", train_rows, name="prompts")
+    test = _prompts("test", test_rows, name=test_name)
     answered = all("answer" in prompt.columns for prompt in (*train, *test))
     return PromptTask(
         name="prompts",
         rewards={"exact": 1.0} if answered else {},
         train=train,
         test=test,
-        solve=_answer_of,
+        solve=gold_answer,
     )
 
 
-def _prompts(split: str, rows: str | Path | Rows) -> tuple[Prompt, ...]:
-    if isinstance(rows, str | Path):  # the same checks as for a file named in a recipe
-        named = jsonl_task(path=rows).prompts("train")
-        return tuple(replace(p, id=p.id.replace("train", split, 1)) for p in named)
-    return tuple(_prompt(f"{split}-{number}", row) for number, row in enumerate(rows))
+def _listed(rows: Any, *, name: str) -> str | Path | list[Any]:
+    """A path as it is, rows as a list; no table by column, which would yield its column names."""
+    if isinstance(rows, str | Path):
+        return rows
+    if isinstance(rows, Mapping) or hasattr(rows, "columns") or not isinstance(rows, Iterable):
+        raise ValueError(
+            f"{name}: expected a list of rows, got {type(rows).__name__}; of a DataFrame: "
+            'df.to_dict("records")'
+        )
+    return list(rows)
 
 
-def _prompt(name: str, row: str | Mapping[str, Any]) -> Prompt:
+def _prompts(split: Split, rows: str | Path | list[Any], *, name: str) -> tuple[Prompt, ...]:
+    if isinstance(rows, str | Path):
+        return name_prompts(split, read_prompts(rows, Columns()))
+    as_read = [(number, _row(row, where=f"{name}[{number}]")) for number, row in enumerate(rows)]
+    return name_prompts(split, check_rows(as_read, Columns(), name=name, at="[{}]".format))
+
+
+def _row(row: Any, *, where: str) -> dict[str, Any]:
+    """A row as if read from a file: what the checks of files look at is JSON, the rest as given."""
     if isinstance(row, str):
-        return Prompt(id=name, text=row)
-    columns = dict(row)
-    messages = columns.pop("messages", ())
-    text = columns.pop("prompt", "")
-    if not text and not messages:
-        raise ValueError(f"prompts: row {name!r} has no 'prompt' and no 'messages': {row!r}")
-    return Prompt(id=name, text=text, messages=tuple(messages), columns=columns)
-
-
-def _answer_of(prompt: Prompt) -> str:
-    return str(prompt.columns.get("answer", ""))
+        return {"prompt": row}
+    if not isinstance(row, Mapping):
+        raise ValueError(
+            f'{where}: expected text or a dict like {{"prompt": …}}, got {type(row).__name__}'
+        )
+    read = dict(row)
+    for column in [name for name in ("prompt", "messages", "answer") if name in read]:
+        try:  # operator.index: the whole numbers of numpy
+            text = json.dumps(read[column], allow_nan=False, default=operator.index)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{where}: {column!r} is nothing that JSON can hold: {reprlib.repr(read[column])}; "
+                "turn it into text"
+            ) from error
+        read[column] = json.loads(text)
+    return read
 
 
 def has_test(task: Task | Mapping[str, Any] | None) -> bool:

@@ -174,7 +174,12 @@ class _Watch:
         )
         with self._flow.idle():
             found = run_eval(context, asked, engine=self._engine)
-        return {"eval/accuracy": found.accuracy.value, "eval/reward": found.mean_reward}
+        check_held_out(found, context.recipe)
+        return {
+            "eval/accuracy": found.accuracy.value,
+            "eval/reward": found.mean_reward,
+            "eval/invalid": found.invalid,
+        }
 
 
 def run_eval(context: Context, section: EvalSection, *, engine: Engine | None = None) -> Evaluation:
@@ -225,7 +230,17 @@ def _checked(source: Iterator[Collected], max_invalid: float) -> Iterator[Collec
         yield collected
 
 
-def check_invalid(rollouts: Sequence[Rollout], max_invalid: float) -> None:
+def check_held_out(found: Evaluation, recipe: Recipe) -> None:
+    """Stop a run whose graders break on held-out problems, as :func:`check_invalid` on others.
+
+    In the accuracy a broken score is not a right one: too many would pass for a bad model. A run
+    without ``[rl]`` has no limit, and shows the share.
+    """
+    if recipe.rl is not None:
+        check_invalid(found.rollouts, recipe.rl.max_invalid, of=" of held-out problems")
+
+
+def check_invalid(rollouts: Sequence[Rollout], max_invalid: float, *, of: str = "") -> None:
     """Stop the run when too many graders broke, with what the first one said."""
     broken = [r for r in rollouts if r.score is not None and not r.score.ok]
     if len(broken) <= max_invalid * len(rollouts):
@@ -236,8 +251,8 @@ def check_invalid(rollouts: Sequence[Rollout], max_invalid: float) -> None:
     shown.append(f"completion: {printable(first.completion.text, limit=400)}")
     shown += [printable(line, limit=200) for line in score.details.splitlines()]
     raise RuntimeError(
-        f"rewards: {len(broken)} of {len(rollouts)} scores are broken, more than max_invalid = "
-        f"{max_invalid:g}. The first, on prompt {first.prompt.id!r}: {score.reason}. "
+        f"rewards: {len(broken)} of {len(rollouts)} scores{of} are broken, more than max_invalid "
+        f"= {max_invalid:g}. The first, on prompt {first.prompt.id!r}: {score.reason}. "
         "Fix the reward; `posttrain` never counts a broken grader as a wrong answer\n  "
         + "\n  ".join(shown)
     )

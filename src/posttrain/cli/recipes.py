@@ -10,6 +10,7 @@ from typing import Any, Literal
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from posttrain.build.api import evaluate_recipe
 from posttrain.build.interrupts import Stopped
@@ -24,6 +25,7 @@ from posttrain.config import (
     render_dry_run,
     resolve,
 )
+from posttrain.runs import printable
 
 Command = Literal["run", "sft", "prefer", "reward", "rl"]
 
@@ -84,7 +86,11 @@ def evaluate_model(model: str, task: str, *, overrides: Sequence[str], out: Path
         table.add_row(label, str(estimate))
     if found.invalid:
         table.add_row("broken scores", f"{found.invalid:.1%}")
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if found.invalid:
+        text = f"  the first broken one: {printable(found.reason)}"
+        console.print(Text(text, style="yellow"), soft_wrap=True)
     if out is not None:
         write_evaluation(out, found)
 

@@ -257,7 +257,9 @@ class RlSection(Section):
     check: bool = key(True, "Try a few rollouts and one step before the first, and say what fails.")
     audit: bool = key(False, "Check the algorithm's checklist at every step, and stop where not.")
     save_every: int = key(0, "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0)
-    max_invalid: float = key(0.1, "Share of broken scores that stops the run.", ge=0, le=1)
+    max_invalid: float = key(
+        0.1, "Share of broken scores that stops the run, of held-out ones too.", ge=0, le=1
+    )
 
 
 class EvalSection(Section):

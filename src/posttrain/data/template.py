@@ -152,6 +152,7 @@ class Template:
                 "or system to nothing"
             )
         if prompt.messages and not prompt.text:
+            self._need_chat_template()
             raise ValueError(f"prompt {prompt.id!r}: it has messages only; set chat = true")
         tokens = self._encode(prompt.text)
         if tokens[: len(self._start)] == self._start:
@@ -168,7 +169,7 @@ class Template:
         if not self.tokenizer.chat_template:
             raise ValueError(
                 "chat: this tokenizer has no chat template; set chat = false and write plain "
-                "prompts, or start from the instruct version of the model"
+                "prompts (text, not messages), or start from the instruct version of the model"
             )
 
     def _chat_text(self, messages: Sequence[Message], *, reply: bool) -> str:

@@ -29,7 +29,8 @@ class Estimate:
 class Evaluation:
     """What :func:`evaluate` found; ``greedy`` and ``sampled`` hold every scored rollout.
 
-    ``parts`` are the means of the rewards by name, over the greedy answers they could score.
+    ``parts`` are the means of the rewards by name, over the greedy answers they could score;
+    ``invalid`` is the share of all answers whose grader broke.
     """
 
     correct_by: str
@@ -44,6 +45,16 @@ class Evaluation:
     def accuracy(self) -> Estimate:
         """Greedy accuracy."""
         return self.estimates["accuracy"]
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """Every scored answer, the greedy ones first."""
+        return [*self.greedy, *self.sampled]
+
+    @property
+    def reason(self) -> str:
+        """What the first broken score said; empty where none broke."""
+        return next((r.score.reason for r in self.rollouts if r.score and not r.score.ok), "")
 
 
 def evaluate(
@@ -79,12 +90,13 @@ def evaluate(
         for k in _powers_of_two(samples):
             estimates[f"pass@{k}"] = mean([pass_at_k(samples, count, k=k) for count in counts])
     scores = [rollout.score for rollout in greedy if rollout.score is not None]
+    every = [rollout.score for rollout in (*greedy, *sampled) if rollout.score is not None]
     return Evaluation(
         correct_by=correct_by,
         estimates=estimates,
         mean_reward=sum(score.value for score in scores if score.ok) / len(scores),
         parts=_parts(scores),
-        invalid=sum(not score.ok for score in scores) / len(scores),
+        invalid=sum(not score.ok for score in every) / len(every),
         greedy=greedy,
         sampled=sampled,
     )
@@ -117,7 +129,7 @@ def pass_at_k(samples: int, correct: int, *, k: int) -> float:
     return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
-def share(hits: int, total: int) -> Estimate:
+def share(hits: float, total: int) -> Estimate:
     """A share with its Wilson interval, which stays inside [0, 1] and holds for few problems.
 
     >>> print(share(9, 10))
@@ -133,10 +145,17 @@ def share(hits: int, total: int) -> Estimate:
 def mean(values: Sequence[float]) -> Estimate:
     """A mean over problems with its normal interval, cut to [0, 1].
 
+    Where all problems agree, that interval has no width, however few they are; the Wilson interval
+    of :func:`share` stands in.
+
     >>> print(mean([1.0, 0.0, 1.0, 0.0]))
     50.0% [0.0%, 100.0%]
+    >>> print(mean([0.0]))
+    0.0% [0.0%, 79.3%]
     """
     size = len(values)
+    if min(values) == max(values):
+        return share(values[0] * size, size)
     average = sum(values) / size
     variance = sum((value - average) ** 2 for value in values) / max(1, size - 1)
     half = _Z * math.sqrt(variance / size)

@@ -36,27 +36,31 @@ _NAMES = {
 
 
 def batch_metrics(batch: Batch, collected: Collected) -> dict[str, float]:
-    """What the rollouts of a step say, before any learning."""
+    """What the rollouts of a step say, before any learning.
+
+    A mean over valid sequences is left out where there are none: a 0 would pass for a bad reward.
+    """
     rewards, valid = batch.need("rewards"), batch.need("valid")
     lengths = batch.mask.sum(dim=1).double()
     kept = rewards[valid]
-    advantages = batch.need("advantages")
     metrics = {
-        "reward/mean": float(kept.mean()) if len(kept) else 0.0,
-        "reward/std": float(kept.std(correction=0)) if len(kept) else 0.0,
         "reward/invalid": 1 - float(valid.double().mean()),
         "rollout/length": float(lengths.mean()),
         "rollout/truncated": float(batch.need("truncated").double().mean()),
         "rollout/tokens": float(lengths.sum()),
         "rollout/resampled": float(collected.resampled),
-        "advantage/mean_abs": float(advantages.abs().sum() / batch.active.sum().clamp_min(1)),
     }
+    if len(kept):
+        size = batch.need("advantages").abs().sum() / batch.active.sum().clamp_min(1)
+        metrics["reward/mean"] = float(kept.mean())
+        metrics["reward/std"] = float(kept.std(correction=0))
+        metrics["advantage/mean_abs"] = float(size)
     groups = batch.need("groups")
     if len(groups.unique()) < len(groups):  # a group of one has nothing to compare
         metrics["rollout/groups_without_signal"] = share_without_signal(batch)
-    if batch.ref_logprobs is not None:
+    if batch.ref_logprobs is not None and len(kept):
         log_ratio = keep(batch.need("old_logprobs") - batch.ref_logprobs, batch.active)
-        metrics["objective/kl"] = float(log_ratio.sum(dim=1)[valid].mean()) if len(kept) else 0.0
+        metrics["objective/kl"] = float(log_ratio.sum(dim=1)[valid].mean())
     metrics |= _objective(batch, collected)
     return (
         metrics | _states(collected) | _parts(collected) | _times(collected, float(lengths.sum()))
@@ -91,8 +95,10 @@ def step_metrics(results: Sequence[StepResult]) -> dict[str, float]:
 def _objective(batch: Batch, collected: Collected) -> dict[str, float]:
     """What the rollouts were scored, and what was added to or taken off the scores."""
     scores = [r.score.value for r in collected.rollouts if r.score is not None and r.score.ok]
-    metrics = {"objective/scores": _mean(scores) if scores else 0.0}
-    if batch.token_rewards is not None and scores:
+    if not scores:
+        return {}
+    metrics = {"objective/scores": _mean(scores)}
+    if batch.token_rewards is not None:
         given = keep(batch.token_rewards, batch.active).sum(dim=1)[batch.need("valid")]
         metrics["objective/non_score_reward"] = float(given.mean()) - metrics["objective/scores"]
     return metrics

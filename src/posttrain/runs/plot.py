@@ -105,7 +105,8 @@ def plot_curves(
 def panels_of(records: Sequence[Record]) -> list[Panel]:
     """The panels that these records, one a step, have something to say in."""
     logged = {name for record in records for name in record}
-    places = RL if "reward/mean" in logged else REWARD if "preference/margin" in logged else SFT
+    rewarded = logged & {"reward/mean", "reward/invalid"}  # the first is not there if all broke
+    places = RL if rewarded else REWARD if "preference/margin" in logged else SFT
     chosen = (next((p for p in place if _says_something(records, p)), None) for place in places)
     return [panel for panel in chosen if panel is not None]
 

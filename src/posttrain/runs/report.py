@@ -35,7 +35,11 @@ TITLES = {
     "rl": "Reinforcement learning",
     "eval": "Evaluation",
 }
-_MARKS: dict[Any, tuple[str, str]] = {True: ("good", " ✓"), False: ("bad", " ✗")}
+_MARKS: dict[Any, tuple[str, str]] = {
+    True: ("good", " ✓"),
+    False: ("bad", " ✗"),
+    None: ("", " ?"),  # its grader broke
+}
 _NUMBERS = ("reward", "advantage")
 _NUMBER = ' class="number"'
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -163,7 +167,7 @@ def _answers(run: RunFolder) -> str:
         if sample.get("answer") is not None:
             cells[0] = _cell(f"{sample['prompt']}\n→ {sample['answer']}")
         for text, right in (("before", "right_before"), ("after", "right_after")):
-            mark, sign = _MARKS.get(sample.get(right), ("", ""))
+            mark, sign = _MARKS.get(sample.get(right, ""), ("", ""))
             cells.append(_cell(f"{sample[text]}{sign}", mark=mark))
         rows.append(cells)
     return _table(["prompt → expected", "before", "after"], rows)

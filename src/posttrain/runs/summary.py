@@ -31,7 +31,10 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One prompt, and what the model wrote before and after; ``right`` where that is known."""
+    """One prompt, and what the model wrote before and after.
+
+    ``right`` is None where an answer could not be graded.
+    """
 
     prompt: str
     before: str
@@ -47,6 +50,7 @@ def render_summary(
     seconds: float,
     accuracy_before: Interval | None = None,
     accuracy_after: Interval | None = None,
+    broken: str = "",
     reward: tuple[float, float] | None = None,
     measures: Mapping[str, tuple[float | None, float | None]] | None = None,
     facts: Mapping[str, str] | None = None,
@@ -57,9 +61,10 @@ def render_summary(
 ) -> RenderableType:
     """A summary for ``rich.console.Console.print``; ``reward`` is that of the first and last step.
 
-    ``measures`` are further numbers before and after, ``facts`` further results, by name;
-    ``findings`` are what went wrong on the way, as in ``diagnosis.jsonl``; ``places`` says where
-    things are; ``next_steps`` are lines to print as they are.
+    ``broken`` says how many held-out scores broke and why, where any did; ``measures`` are further
+    numbers before and after, ``facts`` further results, by name; ``findings`` are what went wrong
+    on the way, as in ``diagnosis.jsonl``; ``places`` says where things are; ``next_steps`` are
+    lines to print as they are.
     """
     results = _results(accuracy_before, accuracy_after)
     pairs = {**(measures or {}), **({} if reward is None else {"training reward": reward})}
@@ -69,6 +74,9 @@ def render_summary(
         results.add_row(name, "", text, "")
     results.add_row("time", "", duration(seconds), "")
     parts: list[RenderableType] = [_headed(title, results)]
+    if broken:
+        text = f"  broken held-out scores  {printable(broken)}"
+        parts.append(Text(text, style="yellow", overflow="fold"))
     if findings:
         parts.append(_headed("Diagnosis", _findings(findings)))
     if samples:
@@ -149,8 +157,8 @@ def _places(places: Mapping[str, str | Path]) -> Table:
 
 
 def _answer(text: str, right: bool | None) -> Text:
-    style = "" if right is None else "green" if right else "red"
-    mark = "" if right is None else " ✓" if right else " ✗"
+    style = "yellow" if right is None else "green" if right else "red"
+    mark = " ?" if right is None else " ✓" if right else " ✗"
     return Text.assemble((printable(text, limit=240), style), (mark, style))
 
 

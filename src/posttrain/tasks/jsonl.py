@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from posttrain.types import Prompt
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a file hold what."""
+    """Which columns of a row hold what."""
 
-    prompt: str
-    messages: str
-    answer: str
+    prompt: str = "prompt"
+    messages: str = "messages"
+    answer: str = "answer"
 
 
 def jsonl_task(
@@ -50,9 +50,9 @@ def jsonl_task(
     if not 0 <= test_share < 1:
         raise ValueError(f"task 'jsonl': test_share must be from 0 to below 1, got {test_share}")
     columns = Columns(prompt_column, messages_column, answer_column)
-    rows = _read(Path(path), columns)
+    rows = read_prompts(path, columns)
     if test_path is not None:
-        train, test = rows, _read(Path(test_path), columns)
+        train, test = rows, read_prompts(test_path, columns)
     else:
         train = {line: p for line, p in rows.items() if not _is_test(p, test_share)}
         test = {line: p for line, p in rows.items() if _is_test(p, test_share)}
@@ -65,9 +65,9 @@ def jsonl_task(
     return PromptTask(
         name="jsonl",
         rewards={"exact": 1.0} if answered else {},
-        train=_named("train", train),
-        test=_named("test", test),
-        solve=_gold,
+        train=name_prompts("train", train),
+        test=name_prompts("test", test),
+        solve=gold_answer,
     )
 
 
@@ -77,46 +77,58 @@ def _is_test(prompt: Prompt, share: float) -> bool:
     return held_out(" ".join(" ".join(words).split()), share=share)
 
 
-def _named(split: Split, prompts: Mapping[int, Prompt]) -> tuple[Prompt, ...]:
-    """The prompts with the split and their line as id."""
-    return tuple(
-        Prompt(id=f"{split}-{line}", text=p.text, messages=p.messages, columns=p.columns)
-        for line, p in prompts.items()
-    )
+def name_prompts(split: Split, prompts: Mapping[int, Prompt]) -> tuple[Prompt, ...]:
+    """The prompts with the split and their line, or place in a list, as id."""
+    return tuple(replace(p, id=f"{split}-{number}") for number, p in prompts.items())
 
 
-def _read(file: Path, columns: Columns) -> dict[int, Prompt]:
+def read_prompts(path: str | Path, columns: Columns) -> dict[int, Prompt]:
     """The prompts of a file by line, each once."""
+    return check_rows(read_numbered(path), columns, name=str(Path(path)), at=":{}".format)
+
+
+def check_rows(
+    rows: Iterable[tuple[int, dict[str, Any]]],
+    columns: Columns,
+    *,
+    name: str,
+    at: Callable[[int], str],
+) -> dict[int, Prompt]:
+    """The prompts of numbered rows, each once: the one check of rows, wherever they come from.
+
+    An error says where: ``name`` is the source of the rows, ``at(number)`` follows it for one row.
+
+    >>> rows = [(0, {"prompt": "1+1=", "answer": 2})]
+    >>> check_rows(rows, Columns(), name="rows", at="[{}]".format)[0].columns
+    {'answer': '2'}
+    """
     prompts: dict[int, Prompt] = {}
     first: dict[str, int] = {}
     num_repeated = 0
-    for line, row in read_numbered(file):
-        prompt = _prompt(row, columns, where=f"{file}:{line}")
-        earlier = first.setdefault(identity(prompt), line)
-        if earlier == line:
-            prompts[line] = prompt
+    for number, row in rows:
+        prompt = _prompt(row, columns, where=name + at(number))
+        earlier = first.setdefault(identity(prompt), number)
+        if earlier == number:
+            prompts[number] = prompt
         elif prompts[earlier].columns == prompt.columns:
             num_repeated += 1
         else:
             raise ValueError(
-                f"{file}:{line}: the prompt of line {earlier} again, with other columns; keep one"
+                f"{name}{at(number)}: the prompt of {name}{at(earlier)} again, with other columns; "
+                "keep one"
             )
     if num_repeated:
         warnings.warn(
-            f"{file}: {num_repeated} rows repeat an earlier one and are dropped", stacklevel=4
+            f"{name}: {num_repeated} rows repeat an earlier one and are dropped", stacklevel=5
         )
-    _check_answers(prompts, file)
-    return prompts
-
-
-def _check_answers(prompts: Mapping[int, Prompt], file: Path) -> None:
-    """Answers for all rows or for none: half of them would be a surprise in the middle of a run."""
-    missing = [line for line, prompt in prompts.items() if "answer" not in prompt.columns]
+    # Answers for all rows or for none: half of them would be a surprise in the middle of a run.
+    missing = [number for number, prompt in prompts.items() if "answer" not in prompt.columns]
     if missing and len(missing) < len(prompts):
         raise ValueError(
-            f"{file}:{missing[0]}: no answer, while other rows have one ({len(missing)} of "
-            f"{len(prompts)} lack it); fill it in or remove the line"
+            f"{name}{at(missing[0])}: no answer, while other rows have one ({len(missing)} of "
+            f"{len(prompts)} lack it); fill it in or remove the row"
         )
+    return prompts
 
 
 def _prompt(row: dict[str, Any], columns: Columns, *, where: str) -> Prompt:
@@ -159,10 +171,11 @@ def _answer(rest: dict[str, Any], column: str, *, where: str) -> dict[str, str]:
     return {"answer": answer}
 
 
-def _gold(prompt: Prompt) -> str:
+def gold_answer(prompt: Prompt) -> str:
+    """The answer of a prompt; a ``ValueError`` where there are none."""
     if "answer" not in prompt.columns:
         raise ValueError(
-            f"prompt {prompt.id!r}: the file has no answers, so there is no gold; add the column, "
-            "or name it with answer_column"
+            f"prompt {prompt.id!r}: without answers there is no gold; add the column 'answer', "
+            "or name that of a file with answer_column"
         )
     return str(prompt.columns["answer"])

@@ -96,6 +96,7 @@ RL = (
     Shown(label="tokens/s", metrics=("rollout/tokens_per_second",), form=count),
     Shown(label="cut short", metrics=("rollout/truncated",), form=share, alarm=True),
     Shown(label="invalid", metrics=("reward/invalid",), form=share, alarm=True),
+    Shown(label="held-out invalid", metrics=("eval/invalid",), form=share, alarm=True),
     Shown(
         label="time", metrics=("time/rollout", "time/reward", "time/train"), form=split, wide=True
     ),

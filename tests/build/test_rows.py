@@ -1,0 +1,170 @@
+"""Prompts given in Python: a list of texts and rows, under the checks that a file's rows get."""
+
+import json
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from small_runs import RL, recipe
+
+import posttrain
+from posttrain.build.check import check_recipe
+from posttrain.build.rows import rows_task
+from posttrain.build.run import Supplied
+from posttrain.rewards.scorer import RewardScorer
+from posttrain.types import Prompt
+
+SUM = {"prompt": "1+1=", "answer": "2"}
+USER = {"role": "user", "content": "2+3?"}
+ASSISTANT = {"role": "assistant", "content": "5"}
+COLUMNS = {"prompt": ["1+1=", "1+2="], "answer": ["2", "3"]}
+
+
+class Frame:
+    """As a DataFrame of pandas: it yields the names of its columns, and is not true or false."""
+
+    columns = tuple(COLUMNS)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __bool__(self) -> bool:
+        raise ValueError("The truth value of a DataFrame is ambiguous")
+
+
+def shortness(completion: str) -> float:
+    return 1 - len(completion) / 10
+
+
+def fault(prompts: Any) -> str:
+    with pytest.raises(ValueError) as raised:  # noqa: PT011 - the callers compare the message
+        rows_task(None, prompts=prompts, test_prompts=())
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "kind"),
+    [
+        (COLUMNS, "dict"),
+        (Frame(), "Frame"),
+        (pyarrow.table(COLUMNS), "Table"),
+        (5, "int"),
+        (Prompt(id="a", text="1+1="), "Prompt"),
+    ],
+)
+def test_a_table_by_column_is_no_list_of_rows(tmp_path: Path, table: Any, kind: str) -> None:
+    """It would yield the names of its columns, and the run would train on those words."""
+    expected = rf'prompts: expected a list of rows, got {kind}; of a DataFrame: df\.to_dict\("rec'
+    with pytest.raises(ValueError, match=f"^{expected}"):
+        posttrain.rl(prompts=table, reward=shortness, folder=tmp_path / "r", **RL)
+    with pytest.raises(ValueError, match=f"^test_{expected}"):
+        rows_task(None, prompts=["1+1="], test_prompts=table)
+    with pytest.raises(ValueError, match=f"^{expected}"):
+        posttrain.evaluate("tiny", prompts=table, reward=shortness)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {**SUM, "answer": "3"},  # the prompt of the first row with another answer
+        {"prompt": "x"},
+        {"prompt": "", "answer": "5"},
+        {"prompt": 1, "answer": "5"},
+        {"question": "x", "answer": "5"},
+        {"prompt": "x", "answer": ""},
+        {"prompt": "x", "answer": None},
+        {"prompt": "x", "answer": True},
+        {"prompt": "x", "messages": [USER]},
+        {"messages": "hi"},
+        {"messages": []},
+        {"messages": [USER, ASSISTANT]},
+        {"messages": [{"role": "user", "content": ""}]},
+        {"messages": [{"role": "me", "content": "x"}]},
+        {**SUM, "prompt": "x", "completion": "5"},
+        {**SUM, "prompt": "x", "num_tokens": 5},
+    ],
+)
+def test_faults_of_a_row_are_those_of_a_file(tmp_path: Path, row: dict[str, Any]) -> None:
+    """The same words, with the place in the list for the line of the file."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f"{json.dumps(SUM)}\n{json.dumps(row)}\n")
+    in_file = fault(file)
+    assert in_file.startswith(f"{file}:2: ")
+    expected = in_file.replace(f"{file}:2", "prompts[1]").replace(f"{file}:1", "prompts[0]")
+    assert fault([SUM, row]) == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        (1, "int"),
+        (None, "NoneType"),
+        (("1=", "2"), "tuple"),
+        (["1=", "2"], "list"),
+        (Prompt(id="a", text="1="), "Prompt"),
+    ],
+)
+def test_rows_are_texts_and_dicts_alone(row: Any, kind: str) -> None:
+    """Anything else is refused by its place."""
+    expected = f'prompts[1]: expected text or a dict like {{"prompt": …}}, got {kind}'
+    assert fault(["0=", row]) == expected
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("answer", float("nan")), ("answer", Fraction(1, 2)), ("prompt", b"1="), ("messages", {1})],
+)
+def test_values_that_no_file_could_hold(column: str, value: Any) -> None:
+    """The gap of a DataFrame is NaN: it is no answer."""
+    message = fault([{**SUM, column: value}])
+    assert message.startswith(f"prompts[0]: {column!r} is nothing that JSON can hold: {value!r}; ")
+
+
+def test_rows_become_prompts() -> None:
+    """An answer that is a number becomes text; other columns stay the objects that they are."""
+    marks = {1, 2}
+    rows = (
+        {"prompt": "1+1=", "answer": 2, "marks": marks},
+        MappingProxyType({"prompt": "1+2=", "answer": np.int64(3)}),
+        {"messages": (USER,), "answer": 0.5},
+    )
+    task = rows_task(None, prompts=iter(rows), test_prompts=[{**SUM, "prompt": "x"}])
+    train = task.prompts("train")
+    assert [prompt.id for prompt in train] == ["train-0", "train-1", "train-2"]
+    assert [prompt.columns["answer"] for prompt in train] == ["2", "3", "0.5"]
+    assert train[0].columns["marks"] is marks
+    assert (train[2].text, train[2].messages) == ("", (USER,))
+    assert task.rewards == {"exact": 1.0}
+    assert [task.gold(prompt) for prompt in task.prompts("test")] == ["2"]
+
+
+def test_a_row_that_comes_twice_is_dropped_with_a_warning() -> None:
+    """As from a file; the others keep their places as ids."""
+    with pytest.warns(UserWarning, match="^prompts: 1 rows repeat an earlier one and are dropped"):
+        task = rows_task(None, prompts=["a", "a", "b"], test_prompts=())
+    assert [prompt.id for prompt in task.prompts("train")] == ["train-0", "train-2"]
+
+
+def test_the_place_of_a_test_prompt() -> None:
+    """By the name that the caller knows: those of ``evaluate`` are its prompts."""
+    with pytest.raises(ValueError, match=r"^test_prompts\[1\]: expected text"):
+        rows_task(None, prompts=["a"], test_prompts=["b", 1])
+    with pytest.raises(ValueError, match=r"^prompts\[1\]: expected text"):
+        posttrain.evaluate("tiny", prompts=["b", 1], reward=shortness)
+
+
+def test_without_answers_there_is_no_gold(tmp_path: Path) -> None:
+    """The check says so, as for a file: it does not try "" and ask to mend the answers."""
+    given = recipe(tmp_path / "r", task=None, rewards=None, sft=None, eval=None)
+    supplied = Supplied(
+        task=rows_task(None, prompts=[f"{n}+1=" for n in range(8)], test_prompts=()),
+        rewards=RewardScorer({shortness: 1.0}),
+    )
+    report = check_recipe(given, fast=True, supplied=supplied)
+    (line,) = [line for line in report.lines if line.name == "gold answers"]
+    assert (line.state, "without answers there is no gold" in line.text) == ("warn", True)
