@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -224,3 +225,12 @@ def test_a_third_party_loaded_by_the_root_is_caught(third_party: str, tmp_path: 
     result = load_with_torch_alone(tmp_path)
     assert result.returncode != 0
     assert third_party in result.stderr
+
+
+def test_no_folder_is_left_out(request: pytest.FixtureRequest) -> None:
+    """pytest skips folders by name, "build" among them unless told otherwise."""
+    files = [*SOURCE.rglob("*.py"), *Path(__file__).parent.rglob("test_*.py")]
+    names = {folder.name for file in files for folder in file.relative_to(SOURCE.parent).parents}
+    assert {"build", "posttrain", "models"} <= names
+    skipped = request.config.getini("norecursedirs")
+    assert not [name for name in names for pattern in skipped if name and fnmatch(name, pattern)]
