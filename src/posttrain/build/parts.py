@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -190,6 +191,21 @@ def render_prompts(
             f"less max_new_tokens = {max_new_tokens}; lower max_new_tokens or shorten the prompts"
         )
     return rendered, len(prompts) - len(rendered)
+
+
+def tell_left_out(kept: int, total: int, *, option: str, rows: str, limit: int | None) -> None:
+    """Raise where no row of an option fits the model's context; warn of those too long."""
+    if total and not kept:
+        raise ValueError(
+            f"{option}: none of the {total} {rows} fits the model's context of {limit} tokens; "
+            "shorten them, or take a model with a longer one"
+        )
+    if kept < total:
+        warnings.warn(
+            f"{total - kept} of {total} {rows} are longer than the model's context of {limit} "
+            "tokens and are left out",
+            stacklevel=3,
+        )
 
 
 def make_engine(

@@ -12,7 +12,13 @@ from typing import Any
 
 from posttrain.build.guards import make_guard
 from posttrain.build.learners import make_reward_learner
-from posttrain.build.parts import filled, make_engine, make_policy, make_template
+from posttrain.build.parts import (
+    filled,
+    make_engine,
+    make_policy,
+    make_template,
+    tell_left_out,
+)
 from posttrain.build.scoring import close, in_workers, make_scorer
 from posttrain.build.stages import Context, check_invalid, logged, rendered_prompts
 from posttrain.config import Recipe, RewardSection
@@ -257,16 +263,7 @@ def _tokens(
             lengths = [len(completion) for completion in completions]
             margin = ranked.margin if section.margins else 0.0
             kept.append(RankedTokens(rows=rows, lengths=lengths, margin=margin))
-    if not kept:
-        raise ValueError(
-            f"reward.data: none of the {len(sets)} sets fits the model's context of {limit} tokens"
-        )
-    if len(kept) < len(sets):
-        warnings.warn(
-            f"{len(sets) - len(kept)} of {len(sets)} sets are longer than the model's context of "
-            f"{limit} tokens and are left out",
-            stacklevel=3,
-        )
+    tell_left_out(len(kept), len(sets), option="reward.data", rows="sets", limit=limit)
     return kept
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from posttrain.build.guards import make_guard
 from posttrain.build.learners import make_learner
-from posttrain.build.parts import Parts, filled
+from posttrain.build.parts import Parts, filled, tell_left_out
 from posttrain.build.stages import Context, logged
 from posttrain.config import Recipe, SftSection
 from posttrain.data.sources import read_demonstrations
@@ -42,17 +41,7 @@ def fitting(rows: Sequence[supervised.Row], policy: Policy) -> list[supervised.R
     """The rows that fit into the model's context; the others are left out, loudly."""
     limit = context_length(policy.model)
     kept = [row for row in rows if limit is None or len(row[0]) <= limit]
-    if rows and not kept:
-        raise ValueError(
-            f"sft.data: none of the {len(rows)} demonstrations fits the model's context of {limit} "
-            "tokens; shorten them, or take a model with a longer one"
-        )
-    if len(kept) < len(rows):
-        warnings.warn(
-            f"{len(rows) - len(kept)} of {len(rows)} demonstrations are longer than the model's "
-            f"context of {limit} tokens and are left out",
-            stacklevel=2,
-        )
+    tell_left_out(len(kept), len(rows), option="sft.data", rows="demonstrations", limit=limit)
     return kept
 
 

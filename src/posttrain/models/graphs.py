@@ -46,7 +46,7 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Pool) -> Iterator[None]:
             with torch.cuda.graph(graph, pool=pool.handle, capture_error_mode="thread_local"):
                 try:
                     yield
-                except BaseException as error:  # noqa: BLE001 (raised again below)
+                except BaseException as error:  # noqa: BLE001 - raised again below
                     failure = error
                     if isinstance(error, RuntimeError):
                         error.__traceback__ = None  # PyTorch holds it for ever, and it its frames
