@@ -178,6 +178,15 @@ def test_a_torn_index_is_made_again(size: int, folder: Path) -> None:
     assert len((folder / "index.arrow").read_bytes()) == len(whole)
 
 
+def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / ".index.arrow.1497.tmp"
+    left.write_bytes(b"half of an index")
+    write(tmp_path, 1, rewards=[1.0])
+    Rollouts(tmp_path)
+    assert (tmp_path / "index.arrow").exists()
+    assert not left.exists()
+
+
 def test_no_byte_of_an_index_can_do_harm(folder: Path) -> None:
     """Whatever a byte is changed to: an answer or an error, and never rows that are not there."""
     Rollouts(folder)

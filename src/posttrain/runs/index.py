@@ -89,6 +89,8 @@ def save_index(folder: Path, index: Index) -> None:
     content = {"layout": _LAYOUT, "files": [asdict(file) for file in index.files]}
     table = index.table.replace_schema_metadata({_KEY: json.dumps(content)})
     try:
+        for left in folder.glob(f".{FILE_NAME}.*.tmp"):  # what a killed process was writing
+            left.unlink()
         with (
             replacing(folder / FILE_NAME) as beside,
             pa.ipc.new_file(str(beside), table.schema) as writer,
