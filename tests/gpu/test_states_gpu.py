@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from posttrain.models import gathered_attention, states
 from posttrain.models.block_attention import Block, Flash, Plain
+from posttrain.models.layout import Layout, lay_out, take_back
 from posttrain.models.logprobs import score_tokens
 from posttrain.types import Batch
 
@@ -59,6 +60,34 @@ def test_flash_is_the_plain_kernel(block: Block, dtype: torch.dtype, size: int, 
     # dS = P·(dP − D): where a token sees itself alone the two nearly cancel, and D is rounded.
     for mine, theirs in zip(found, wanted, strict=True):
         assert error(mine, theirs) < 0.05
+
+
+@pytest.mark.parametrize("heads", [1, 3, 40])
+@pytest.mark.parametrize("repeats", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_layout_kernels(dtype: torch.dtype, repeats: int, heads: int) -> None:
+    """Keys are laid out as without them; gradients are the exact sums, the same every time."""
+    torch.manual_seed(0)
+    tokens, size = 300, 64
+    at = torch.randint(0, tokens + 1, (1001,))
+    at[:400] = 7  # a prompt with many siblings
+    plain = Layout.of(at, tokens=tokens)
+    layout = plain.to(torch.device("cuda"))
+    key = torch.randn(heads, tokens, size, device="cuda", dtype=dtype).transpose(0, 1)
+    value = torch.randn(tokens, heads, size, device="cuda", dtype=dtype)
+    expected = lay_out((key.cpu(), value.cpu()), plain, repeats=repeats)
+    found = lay_out((key, value), layout, repeats=repeats)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine.cpu(), theirs)
+    slopes = torch.randn(2, len(at), heads * repeats, size, device="cuda", dtype=dtype)
+    exact = take_back(tuple(slopes.double().cpu()), plain, repeats=repeats)
+    slopes[:, (at == tokens).cuda()] = torch.nan
+    sums, again = (take_back(tuple(slopes), layout, repeats=repeats) for _ in range(2))
+    for mine, other, theirs in zip(sums, again, exact, strict=True):
+        assert torch.equal(mine, other)
+        assert mine.dtype == dtype
+        unit = 2**-8 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(mine.double().cpu(), theirs, rtol=unit, atol=1e-4)
 
 
 @pytest.mark.parametrize("most_keys", [8, 0], ids=["gathered", "in place"])

@@ -12,14 +12,13 @@ from torch import Tensor
 from posttrain.models.block_attention import Block, Plain
 from posttrain.models.frames import MOST, PRICE, Frame, Framed, Frames, fit, frame_of, holds
 from posttrain.models.gathered_attention import (
-    BEHIND,
     Gathered,
     GatheredPrompts,
     Sequences,
     sequences_of,
 )
 from posttrain.models.packing import Packing, pack
-from posttrain.models.recorded_pass import _Pass, _places
+from posttrain.models.recorded_pass import _Pass
 from posttrain.models.states import packed_states
 from posttrain.types import Batch
 from posttrain.types.prompts import spans
@@ -48,9 +47,7 @@ class Careless(Plain):
 def framed_states(trunk: Any, tokens: Tensor, *, framed: Framed) -> Tensor:
     """All states of a row, computed as a recording would."""
     block = Block(queries=framed.queries, keys=framed.keys, causal=True)
-    keys_at, slopes_at = _places(framed)
-    kernel = Careless(block, like=tokens)
-    gathered = Gathered(kernel=kernel, keys_at=keys_at, slopes_at=slopes_at)
+    gathered = Gathered(kernel=Careless(block, like=tokens), layout=framed.layout)
     run = _Pass(trunk, GatheredPrompts(gathered), weights={})
     return run(tokens.flatten()[framed.source], framed.positions)
 
@@ -119,10 +116,10 @@ def test_all_of_a_row_is_some_sequence() -> None:
     assert sum(framed.queries) == frame.tokens > 3 * 7 + 15 * 29
     assert len(framed.queries) == len(framed.keys) == frame.sequences
     assert max(framed.keys) <= frame.longest
-    assert len(framed.keys_at) == frame.keys
-    seen, behind = framed.keys_at.split([sum(framed.keys), frame.keys - sum(framed.keys)])
+    assert len(framed.layout.at) == frame.keys
+    seen, behind = framed.layout.at.split([sum(framed.keys), frame.keys - sum(framed.keys)])
     assert set(seen.tolist()) == set(range(frame.tokens))
-    assert set(behind.tolist()) <= set(range(frame.tokens, frame.tokens + BEHIND))
+    assert set(behind.tolist()) == {frame.tokens}
 
 
 @pytest.mark.parametrize("case", CASES)

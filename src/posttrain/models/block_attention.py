@@ -223,6 +223,7 @@ class Flash:
         self._keys = offsets_of(block.keys).to(like.device)
         # Never 1: for single queries the kernel has another layout of its own.
         self._longest = max(2, *block.queries), max(2, *block.keys)
+        self._randomness = _no_randomness(like.device)
 
     @classmethod
     def at(cls, queries: Tensor, keys: Tensor, *, longest: int) -> Flash:
@@ -230,6 +231,7 @@ class Flash:
         kernel = cls.__new__(cls)
         kernel._causal, kernel._longest = True, (longest, longest)
         kernel._queries, kernel._keys = queries, keys
+        kernel._randomness = _no_randomness(queries.device)
         return kernel
 
     def forward(
@@ -260,8 +262,6 @@ class Flash:
         scale: float,
     ) -> Gradients:
         """See :class:`Kernel`."""
-        # No dropout, so no random numbers: the state of their generator is never read.
-        state = torch.zeros(2, dtype=torch.uint64, device=gradient.device)
         found: Gradients = _flash._flash_attention_backward(
             gradient.contiguous(),
             *inputs,
@@ -272,11 +272,15 @@ class Flash:
             *self._longest,
             0.0,
             self._causal,
-            state,
-            torch.empty(0, device=gradient.device),
+            *self._randomness,
             scale=scale,
         )
         return found
+
+
+def _no_randomness(device: torch.device) -> tuple[Tensor, Tensor]:
+    """What the kernel wants for dropout: there is none, so it is never read."""
+    return torch.zeros(2, dtype=torch.uint64, device=device), torch.empty(0, device=device)
 
 
 def offsets_of(lengths: list[int]) -> Tensor:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posttrain.models.gathered_attention import BEHIND, Sequences
+from posttrain.models.gathered_attention import Sequences
+from posttrain.models.layout import Layout
 from posttrain.models.packing import Packing
 
 LEAST = 128  # tokens, keys, and room for the longest sequence
@@ -37,9 +38,8 @@ class Frame(NamedTuple):
 class Framed:
     """A packing in its frame.
 
-    ``source`` and ``positions`` [tokens] as in :class:`Packing`, 0 in the padding. ``queries``,
-    ``keys`` and ``keys_at`` [keys] as in :class:`Sequences`; a place behind the row is that of a
-    key which nobody sees.
+    ``source`` and ``positions`` [tokens] as in :class:`Packing`, 0 in the padding. ``queries`` and
+    ``keys`` as in :class:`Sequences`.
     """
 
     frame: Frame
@@ -47,7 +47,7 @@ class Framed:
     positions: Tensor
     queries: list[int]
     keys: list[int]
-    keys_at: Tensor
+    layout: Layout
 
 
 def frame_of(found: Sequences) -> Frame:
@@ -110,15 +110,16 @@ def fit(packing: Packing, frame: Frame, *, found: Sequences) -> Framed:
     source, positions = torch.zeros(2, frame.tokens, dtype=torch.long)
     source[:used], positions[:used] = packing.source, packing.positions
     padding = _pieces(frame.tokens - used, frame.longest)
-    behind = frame.tokens + torch.arange(frame.keys) % BEHIND
-    keys_at = torch.cat([found.keys_at, torch.arange(used, frame.tokens), behind])
+    seen = torch.cat([found.keys_at, torch.arange(used, frame.tokens)])
+    keys_at = torch.full((frame.keys,), frame.tokens)
+    keys_at[: len(seen)] = seen
     return Framed(
         frame=frame,
         source=source,
         positions=positions,
         queries=_filled([*found.queries, *padding], frame.sequences),
         keys=_filled([*found.keys, *padding], frame.sequences),
-        keys_at=keys_at[: frame.keys],
+        layout=Layout.of(keys_at, tokens=frame.tokens),
     )
 
 

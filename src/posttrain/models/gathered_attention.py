@@ -19,11 +19,10 @@ from torch import Tensor
 
 from posttrain.models.attention import Attention
 from posttrain.models.block_attention import Block, Flash, Kernel
+from posttrain.models.layout import Layout, lay_out, take_back
 from posttrain.models.packing import Packing
 from posttrain.models.shared_prompt import Make, SharedPrompt
-from posttrain.types.devices import send
 
-BEHIND = 128  # places behind the row, for gradients that are dropped: too few would be waited for
 MOST_KEYS = 8  # times the tokens, or so many keys are not worth the copy
 
 
@@ -79,24 +78,21 @@ def _ranges(pieces: list[tuple[int, int]]) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """A kernel, and the places [L] in the row that its keys come from and their gradients go to.
+    """A kernel, and the layout of its keys.
 
-    A gradient that goes to a place behind the row (``BEHIND``) is of a key that nobody sees.
     ``longest`` is how many keys a token sees at most, where that is known.
     """
 
     kernel: Kernel
-    keys_at: Tensor
-    slopes_at: Tensor
+    layout: Layout
     longest: int = 0
 
     @classmethod
     def of(cls, found: Sequences, *, like: Tensor, make: Callable[..., Kernel] = Flash) -> Gathered:
         """All that such a row needs, on the device of ``like``."""
         block = Block(queries=found.queries, keys=found.keys, causal=True)
-        places = send(found.keys_at, like.device)
-        kernel = make(block, like=like)
-        return cls(kernel=kernel, keys_at=places, slopes_at=places, longest=max(found.keys))
+        layout = Layout.of(found.keys_at, tokens=found.tokens).to(like.device)
+        return cls(kernel=make(block, like=like), layout=layout, longest=max(found.keys))
 
 
 class GatheredPrompts:
@@ -118,7 +114,8 @@ class GatheredPrompts:
         """Mix values over one packed row: [1, H, N, D], [1, K, N, D] twice → [1, N, H, D]."""
         if window is not None and window < self._gathered.longest:
             raise NotImplementedError("packed sequences longer than a layer's window")
-        rows, kind = [part[0].transpose(0, 1) for part in (query, key, value)], query.device.type
+        kind = query.device.type
+        rows = [part.squeeze(0).transpose(0, 1) for part in (query, key, value)]
         if torch.is_autocast_enabled(kind):  # as it does to torch's own attention
             rows = [row.to(torch.get_autocast_dtype(kind)) for row in rows]
         mixed: Tensor = _Attention.apply(*rows, self._gathered, scale)
@@ -131,35 +128,27 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
         query, key, value, gathered, scale = given
-        keys, values = _gather(key, value, at=gathered.keys_at)
+        keys, values = lay_out((key, value), gathered.layout)
         mixed, sums = gathered.kernel.forward(query, keys, value=values, scale=scale)
-        ctx.save_for_backward(query, key, value, mixed, sums)  # what is gathered is so again
+        ctx.save_for_backward(query, key, value, mixed, sums)  # what is laid out is so again
         ctx.gathered, ctx.scale = gathered, scale
         return mixed
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mixed, sums = ctx.saved_tensors
-        given = ctx.gathered
-        of_query, *others = given.kernel.backward(
+        layout, repeats = ctx.gathered.layout, query.shape[1] // key.shape[1]
+        # A key for each head: kernels would sum the gradients of heads that share one in half
+        # precision; here they are summed with those of its places.
+        of_query, of_keys, of_values = ctx.gathered.kernel.backward(
             gradients[0],
-            (query, *_gather(key, value, at=given.keys_at)),
+            (query, *lay_out((key, value), layout, repeats=repeats)),
             mixed=mixed,
             logsumexp=sums,
             scale=ctx.scale,
         )
-        together = torch.cat(others, dim=1)
-        wide = torch.promote_types(together.dtype, torch.float32)
-        sums = together.new_zeros(len(key) + BEHIND, *together.shape[1:], dtype=wide)
-        sums.index_add_(0, given.slopes_at, together.to(wide))
-        of_key, of_value = sums[: len(key)].to(key.dtype).chunk(2, dim=1)
-        return of_query, of_key, of_value, None, None
-
-
-def _gather(key: Tensor, value: Tensor, *, at: Tensor) -> tuple[Tensor, Tensor]:
-    """The keys and values at these places: [N, K, D] twice, [L] → [L, K, D] twice."""
-    keys, values = torch.cat([key, value], dim=1).index_select(0, at).chunk(2, dim=1)
-    return keys, values
+        own = take_back((of_keys, of_values), layout, repeats=repeats)
+        return of_query, *own, None, None
 
 
 def packed_attention(packing: Packing, *, like: Tensor, make: Make = Flash) -> Attention:

@@ -55,7 +55,7 @@ class _Pass:
         }
         with attending(model, self._attention):
             states: Tensor = functional_call(model, self._weights, (), inputs).last_hidden_state
-        return states[0]
+        return states.squeeze(0)
 
 
 @contextmanager
@@ -164,12 +164,9 @@ class _Recording:
         self._offsets = [offsets_of(n).to(device) for n in (framed.queries, framed.keys)]
         self._row = tokens.flatten()[framed.source.to(device)]
         self._positions = framed.positions.to(device)
-        self._keys_at, self._slopes_at = (part.to(device) for part in _places(framed))
-        gathered = Gathered(
-            kernel=Flash.at(*self._offsets, longest=framed.frame.longest),
-            keys_at=self._keys_at,
-            slopes_at=self._slopes_at,
-        )
+        self._layout = framed.layout.to(device)
+        kernel = Flash.at(*self._offsets, longest=framed.frame.longest)
+        gathered = Gathered(kernel=kernel, layout=self._layout)
         one_pass = _Pass(owner.trunk, GatheredPrompts(gathered), weights=owner.aliases.named)
         aliases = list(owner.aliases.named.values())
         stream = torch.cuda.Stream(device)
@@ -194,8 +191,7 @@ class _Recording:
         device = tokens.device
         for offsets, lengths in zip(self._offsets, (framed.queries, framed.keys), strict=True):
             offsets.copy_(send(offsets_of(lengths), device))
-        for kept, places in zip((self._keys_at, self._slopes_at), _places(framed), strict=True):
-            kept.copy_(send(places, device))
+        self._layout.copy_(framed.layout)
         torch.take(tokens, send(framed.source, device), out=self._row)
         self._positions.copy_(send(framed.positions, device))
         states: Tensor = _Played.apply(self._anchor, self)
@@ -242,11 +238,3 @@ def recordings_for(*modules: Any, compute: torch.dtype) -> tuple[Recordings, ...
         for module in modules
     ]
     return tuple(Recordings(trunk, compute) for trunk in trunks if trunk is not None)
-
-
-def _places(framed: Framed) -> tuple[Tensor, Tensor]:
-    """Where keys come from, and where their gradients go.
-
-    Keys that nobody sees come from any place; their gradients go behind the row, and are dropped.
-    """
-    return framed.keys_at % framed.frame.tokens, framed.keys_at

@@ -91,7 +91,7 @@ class SharedAttention(torch.autograd.Function):
             query, key, value = (part.to(torch.get_autocast_dtype(kind)) for part in states)
         else:
             query, key, value = states
-        rows = [part[0].transpose(0, 1) for part in (query, key, value)]
+        rows = [part.squeeze(0).transpose(0, 1) for part in (query, key, value)]
         repeats = query.shape[1] // key.shape[1]
         rows[1:] = (part.repeat_interleave(repeats, dim=1) for part in rows[1:])
         mixed: Tensor = cls.apply(*rows, blocks, scale)

@@ -75,7 +75,7 @@ def packed_states(
             attention_mask=torch.ones_like(row),  # all real: keeps models from guessing by ids
             use_cache=False,
         ).last_hidden_state
-    return states[0][before]
+    return states.squeeze(0)[before]
 
 
 def shares_prompts(model: nn.Module, batch: Batch) -> bool:
