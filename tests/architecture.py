@@ -217,7 +217,7 @@ def keyword_only(module: Module) -> Iterator[Finding]:
             or node.name in SIGNATURE_FIXED_BY_PYTHON | SIGNATURE_IS_DATA | ATTENTION
         ):
             continue
-        decorators = set(map(ast.unparse, node.decorator_list))
+        decorators = {ast.unparse(one).partition("(")[0] for one in node.decorator_list}
         if KERNEL in decorators:
             continue
         is_static = "staticmethod" in decorators

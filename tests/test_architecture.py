@@ -44,6 +44,7 @@ CLEAN = {
         "    def __exit__(self, kind, value, trace): return None\n"
     ),
     "models/kernels/rows.py": "import triton\n@triton.jit\ndef rows(a, b, c): ...\n",
+    "models/kernels/keys.py": "import triton\n@triton.jit(debug=True)\ndef keys(a, b, c): ...\n",
     "track/tensorboard.py": "from torch.utils.tensorboard import SummaryWriter\n",
     "rollout/engines/vllm.py": "def start():\n    import vllm\n",
     "sync/vllm.py": "import vllm.distributed\n",

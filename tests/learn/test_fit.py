@@ -44,9 +44,16 @@ def test_what_is_tried_has_the_size_and_only_known_tokens() -> None:
 class Device:
     """A GPU of 7 GB as far as :mod:`fit` sees one: work takes 1 GB and 1 MB a token."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, full_at: int = 10**9) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        full_at: int = 10**9,
+        error: Exception | None = None,
+    ) -> None:
         self.sizes: list[int] = []
         self.full_at = full_at
+        self.error = error or torch.cuda.OutOfMemoryError()
         names = {
             "empty_cache": lambda: None,
             "reset_peak_memory_stats": lambda device: None,
@@ -63,7 +70,7 @@ class Device:
     def work(self, batch: object) -> None:
         self.sizes.append(batch.tokens.numel())
         if self.sizes[-1] >= self.full_at:
-            raise torch.cuda.OutOfMemoryError
+            raise self.error
 
 
 def test_a_gpu_is_tried_twice_after_a_first_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +80,19 @@ def test_a_gpu_is_tried_twice_after_a_first_time(monkeypatch: pytest.MonkeyPatch
     assert device.sizes == [4096, 2048, 4096]
     assert tokens_on_gpu(cuda, device.work, vocabulary=9, needed=3 * GIGABYTE) == 2048
     assert tokens_on_gpu(cuda, device.work, vocabulary=9, longest=128) == 4096
-    assert tokens_on_gpu(cuda, Device(monkeypatch, full_at=4096).work, vocabulary=9) == LEAST
+
+
+def test_a_gpu_that_is_too_small_gets_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled once is so then, with few tokens beside it; even that may be too much."""
+    cuda = torch.device("cuda")
+    for error in (torch.cuda.OutOfMemoryError(), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")):
+        for full_at, sizes in ((4096, [4096, 1024]), (1, [4096, 1024])):
+            device = Device(monkeypatch, full_at=full_at, error=error)
+            assert tokens_on_gpu(cuda, device.work, vocabulary=9) == LEAST
+            assert device.sizes == sizes
+    device = Device(monkeypatch, full_at=1, error=RuntimeError("shapes"))
+    with pytest.raises(RuntimeError, match="shapes"):
+        tokens_on_gpu(cuda, device.work, vocabulary=9)
 
 
 def test_moments_count_until_they_are_there() -> None:

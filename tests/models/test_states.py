@@ -256,3 +256,14 @@ def test_kernels_are_attention_and_its_gradient(make: type, block: Block) -> Non
     torch.testing.assert_close(logsumexp, torch.cat(sums, dim=1).detach(), rtol=1e-12, atol=1e-12)
     for mine, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(("name", "suits"), [("llama", True), ("deepseek_v3", False)])
+def test_values_unlike_keys_do_not_suit_flash(
+    name: str, suits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel wants one size of head; the layout of keys and values goes by it, too."""
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    trunk = build(name, dtype=torch.bfloat16).get_decoder()
+    assert states._suits_flash(trunk, trunk.config) is suits

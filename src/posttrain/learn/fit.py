@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from posttrain.models.gpu_memory import free_bytes
+from posttrain.models.gpu_memory import free_bytes, ran_out
 from posttrain.models.graphs import alone, empty_cache
 from posttrain.types import Batch
 
@@ -90,18 +91,30 @@ def tokens_on_gpu(
     will be there as well.
     """
     length = min(LENGTH, longest or LENGTH)
-    try:
-        with alone:  # compilers measure, and go by the size they see; what is made once is made
-            work(made_up(TRIED[-1], vocabulary=vocabulary, length=length))
-        points = [
-            _peak(device, work, batch=made_up(tokens, vocabulary=vocabulary, length=length))
-            for tokens in TRIED
-        ]
-    except torch.cuda.OutOfMemoryError:
-        empty_cache()
+    batches = {tokens: made_up(tokens, vocabulary=vocabulary, length=length) for tokens in TRIED}
+    points = None
+    # At first nothing is measured: compilers try kernels, and choose by the size that they see.
+    if _fits(work, batches[TRIED[-1]]):
+        with contextlib.suppress(torch.cuda.OutOfMemoryError):
+            points = [_peak(device, work, batch=batch) for batch in batches.values()]
+    if points is None:
+        empty_cache()  # only now is free what the traceback held
+        _fits(work, made_up(LEAST, vocabulary=vocabulary, length=length))
         return LEAST
     memory, free = Memory.through(*points), SHARE * (free_bytes(device) - needed)
     return memory.fitting(free, most=MOST_PLAYED if played else MOST)
+
+
+def _fits(work: Callable[[Batch], object], batch: Batch) -> bool:
+    """Do the work, with all that is compiled and allocated but once; False: memory ran out."""
+    try:
+        with alone:
+            work(batch)
+    except Exception as error:
+        if not ran_out(error):
+            raise
+        return False
+    return True
 
 
 def _peak(

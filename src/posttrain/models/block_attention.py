@@ -279,7 +279,7 @@ class Flash:
 
 
 def _no_randomness(device: torch.device) -> tuple[Tensor, Tensor]:
-    """What the kernel wants for dropout: there is none, so it is never read."""
+    """What the kernel wants for dropout: there is none, but what is recorded keeps the address."""
     return torch.zeros(2, dtype=torch.uint64, device=device), torch.empty(0, device=device)
 
 

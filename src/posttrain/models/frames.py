@@ -39,7 +39,7 @@ class Framed:
     """A packing in its frame.
 
     ``source`` and ``positions`` [tokens] as in :class:`Packing`, 0 in the padding. ``queries`` and
-    ``keys`` as in :class:`Sequences`.
+    ``keys`` as in :class:`Sequences`, and the ``layout`` of all keys there is room for.
     """
 
     frame: Frame

@@ -3,8 +3,9 @@
 A token of a completion sees its prompt and its own completion. So the keys and values of every
 sequence are laid out anew, those of a prompt once for each of its completions; their gradients are
 added up again. A single kernel over many sequences fills a GPU, where one between a few prompts and
-all that follows them would not; and copying keys is little beside all else, unless long prompts
-have many short completions (:attr:`Sequences.few_keys`): then prompts stay where they are
+all that follows them would not; and copying keys (for the gradient: one for each head of queries)
+is little beside all else, unless long prompts have many short completions
+(:attr:`Sequences.few_keys`): then prompts stay where they are
 (:mod:`posttrain.models.shared_prompt`).
 """
 
@@ -138,8 +139,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mixed, sums = ctx.saved_tensors
         layout, repeats = ctx.gathered.layout, query.shape[1] // key.shape[1]
-        # A key for each head: kernels would sum the gradients of heads that share one in half
-        # precision; here they are summed with those of its places.
+        # A key for each head: the kernel would round the gradients of heads that share one to half
+        # precision; so they are summed with those of its places.
         of_query, of_keys, of_values = ctx.gathered.kernel.backward(
             gradients[0],
             (query, *lay_out((key, value), layout, repeats=repeats)),

@@ -1,7 +1,7 @@
 """Keys and values laid out anew, each as often as it is seen, and their gradients taken back.
 
-Both are written by one kernel on a GPU. A gradient is summed from a list of places, in one order
-and in float32: the same every time.
+Each is one kernel on a GPU that has Triton. There a gradient is summed from a list of places, in
+one order and in float32: the same every time.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ class Layout:
 
 
 def lay_out(states: Pair, layout: Layout, *, repeats: int = 1) -> Pair:
-    """Keys and values where they are seen, each head so often: [N, K, D] → [L, K · repeats, D]."""
+    """Keys and values where they are seen, each head so often: [N, K, D] → [L, K · repeats, D].
+
+    Not for autograd: :func:`take_back` is its gradient.
+    """
     if _has_kernel(states[0]):
         from posttrain.models.kernels import layout as fused
 

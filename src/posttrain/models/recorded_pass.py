@@ -165,8 +165,8 @@ class _Recording:
         self._row = tokens.flatten()[framed.source.to(device)]
         self._positions = framed.positions.to(device)
         self._layout = framed.layout.to(device)
-        kernel = Flash.at(*self._offsets, longest=framed.frame.longest)
-        gathered = Gathered(kernel=kernel, layout=self._layout)
+        self._kernel = Flash.at(*self._offsets, longest=framed.frame.longest)
+        gathered = Gathered(kernel=self._kernel, layout=self._layout)
         one_pass = _Pass(owner.trunk, GatheredPrompts(gathered), weights=owner.aliases.named)
         aliases = list(owner.aliases.named.values())
         stream = torch.cuda.Stream(device)

@@ -119,6 +119,8 @@ def _suits_flash(trunk: PreTrainedModel, config: Any) -> bool:
         return False
     autocast = torch.is_autocast_enabled("cuda")
     compute = torch.get_autocast_dtype("cuda") if autocast else trunk.dtype
+    if getattr(config, "v_head_dim", None):  # compressed keys: values of another size
+        return False
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return compute in _HALF and size % 8 == 0 and size <= 256
 

@@ -10,10 +10,10 @@ from torch import Tensor
 Pair = tuple[Tensor, Tensor]
 
 ELEMENTS = 4096  # of a program that lays out: a few keys
-PLACES = 4  # that are loaded at once
+LOADS = 16  # that are on their way at once, of keys; all of them are written out in the program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "last"])
 def _lay_out(
     key,
     value,
@@ -36,7 +36,7 @@ def _lay_out(
     column = tl.arange(0, block)
     real = (row < count)[:, None] & (column < width)[None, :]
     place = tl.minimum(tl.load(at + row, mask=row < count, other=0), last).to(tl.int64)[:, None]
-    head, within = (column // size // repeats)[None, :], (column % size)[None, :]
+    head, within = (column // size // repeats)[None, :].to(tl.int64), (column % size)[None, :]
     target = row[:, None] * width + column[None, :]
     found = tl.load(key + place * key_row + head * key_head + within, mask=real)
     tl.store(keys + target, found, mask=real)
@@ -66,7 +66,7 @@ def _take_back(
     keys = tl.zeros([block], tl.float32)
     values = tl.zeros([block], tl.float32)
     for first in range(begin, end, places):
-        for number in tl.static_range(places):  # all that is loaded here is on its way at once
+        for number in tl.static_range(places):
             seen = first + number < end
             place = tl.load(order + first + number, mask=seen, other=0).to(tl.int64)
             real = seen & (column < width)
@@ -82,6 +82,8 @@ def _take_back(
 def lay_out(states: Pair, at: Tensor, *, repeats: int) -> Pair:
     """Keys and values [N, K, D], places [L] → [L, K · repeats, D] twice."""
     key, value = (part if part.stride(2) == 1 else part.contiguous() for part in states)
+    if key.shape != value.shape or key.dtype != value.dtype:
+        raise NotImplementedError("packed sequences with values unlike the keys")
     tokens, heads, size = key.shape
     keys, values = key.new_empty(2, len(at), heads * repeats, size)
     width = heads * repeats * size
@@ -126,7 +128,7 @@ def take_back(slopes: Pair, order: Tensor, *, begins: Tensor, repeats: int) -> P
             size=size,
             width=heads * size,
             repeats=repeats,
-            places=PLACES,
+            places=max(1, min(4, LOADS // repeats)),
             block=block,
             num_warps=max(1, min(8, block // 256)),
         )
