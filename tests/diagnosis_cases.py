@@ -60,6 +60,7 @@ ILL: dict[str, list[dict[str, float]]] = {
         **part("watched", [*ramp(0.3, 0.6, 15), *ramp(0.6, 0.1, 25, spread=0.05)]),
     ),
     "grader_failing": course(reward__invalid=level(0.03, spread=0.02)),
+    "steps_skipped": course(train__skipped=[0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0]),
     "critic_worse_than_mean": course(
         value__explained_variance=level(-0.4, 30, spread=0.3), reward__std=level(0.4, 30)
     ),
@@ -67,6 +68,7 @@ ILL: dict[str, list[dict[str, float]]] = {
 }
 
 HEALTHY: dict[str, list[dict[str, float]]] = {
+    "a step that was skipped": course(train__skipped=[*level(0.0, 8), 1.0, *level(0.0, 8)]),
     "groups that mostly agree": course(
         rollout__groups_without_signal=level(0.9, 60, spread=0.09), reward__mean=level(0.9, 60)
     ),
@@ -128,6 +130,7 @@ def healthy(name: str) -> dict[str, float]:
         "reward/part/format": 0.1,
         "reward/part/watched": 0.6,
         "reward/invalid": 0.0,
+        "train/skipped": 0.0,
         "value/explained_variance": 0.5,
         "mismatch/mean": 1e-4,
     }

@@ -205,3 +205,8 @@ def test_what_generate_cannot_do_is_said(folder: Path) -> None:
 def test_several_rewards_need_weights(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="several rewards need weights; write"):
         posttrain.rl(prompts=["1+1="], reward=[len], folder=tmp_path / "run", **RL)
+
+
+def test_some_reward_needs_a_weight(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="reward: every weight is 0, so nothing can be learned"):
+        posttrain.rl(prompts=["1+1="], reward={len: 0.0}, folder=tmp_path / "run", **RL)

@@ -47,6 +47,11 @@ def whim(completion: str) -> float:
     return zlib.crc32(completion.encode()) % 100 / 200
 
 
+def enormous(completion: str) -> float:
+    """The same taste, in numbers whose squares are beyond float32."""
+    return 1e29 * whim(completion)
+
+
 def late(completion: str) -> float:
     """Half marks at best, for characters late in the alphabet."""
     return sum(min(ord(character), 127) for character in completion) / 254 / max(1, len(completion))
@@ -123,6 +128,7 @@ CASES = {
         warm_up=20,
     ),
     "grader_failing": Case(rewards={fragile: 1.0}, rl={"max_invalid": 1.0}),
+    "steps_skipped": Case(rewards={enormous: 1.0}, rl={"algorithm": "dr_grpo", "max_skipped": 99}),
     "critic_worse_than_mean": Case(
         rewards={whim: 1.0},
         rl={"algorithm": "ppo", "group_size": 4, "steps": 24, "critic": {"learning_rate": 1.0}},

@@ -24,6 +24,7 @@ from posttrain.build.run import Supplied, run
 from posttrain.build.stages import evaluate_policy
 from posttrain.config import EvalSection, Recipe, recipe_from_dict, resolve
 from posttrain.config.pieces import MODEL_REWARD
+from posttrain.config.rules import NO_WEIGHT
 from posttrain.models.cache import context_length
 from posttrain.models.save import import_gguf
 from posttrain.pipelines.evaluate import Evaluation
@@ -260,6 +261,8 @@ def _recipe(
             "reward: a reward model and functions together need names; give the functions as "
             '"my_module:my_function", importable from the current folder'
         )
+    if "rl" in given and not any(table.values()):
+        raise ValueError(f"reward: {NO_WEIGHT}")
     return recipe_from_dict(given), Supplied(task=task, rewards=RewardScorer(table))
 
 

@@ -72,9 +72,18 @@ def check_same(path: str | Path, config: Mapping[str, Any], *, allow: Sequence[s
             "without resume: what is not finished, or depends on the change, starts anew"
         )
     if changes:
+        begins_at = newest(folder.stage("rl"))[0] if folder.begun("rl") else None
+        if begins_at is not None and "rl" in config["run"]["stages"]:
+            check_steps(config["rl"]["steps"], done=begins_at.step)
         _adopt(folder, old=old, new=config)
         _note(folder, changes)
     return changes
+
+
+def check_steps(asked: int, *, done: int) -> None:
+    """Refuse fewer steps of rl than are done."""
+    if done > asked:
+        raise ValueError(f"rl.steps: {asked} are asked for, and {done} are done; raise it")
 
 
 def set_unfinished_aside(path: str | Path, console: Console) -> None:
@@ -92,7 +101,8 @@ def _note(folder: RunFolder, changes: Sequence[str]) -> None:
     path = folder.path / "changes.json"
     known = read_json(path) if path.exists() else []
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    steps = {name: len(folder.stage(name).records()) for name in STAGES if folder.begun(name)}
+    begun = {name: folder.stage(name).records() for name in STAGES if folder.begun(name)}
+    steps = {name: int(rows[-1]["step"]) if rows else 0 for name, rows in begun.items()}
     write_json(path, [*known, {"when": when, "steps": steps, "changes": list(changes)}])
 
 
@@ -157,7 +167,7 @@ def told(folder: RunFolder, console: Console) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         step = stop.saved if isinstance(stop, Stopped) else None
-        what = "stopped at once; what is saved is the last checkpoint"
+        what = "stopped at once; what is saved is the last checkpoint, where there is one"
         if step is not None:
             what = f"stopped after step {step}, which is saved"
         stop.args = (f"{what}; to go on: {further}",)

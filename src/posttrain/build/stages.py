@@ -13,6 +13,7 @@ from posttrain.build.keeper import Keeper, go_on, rl_state
 from posttrain.build.learners import make_audit, make_learner, make_plan
 from posttrain.build.overlap import Flow, flowing, make_sampler
 from posttrain.build.parts import Parts, filled, make_engine, make_sampling, render_prompts
+from posttrain.build.resume import check_steps
 from posttrain.config import EvalSection, Recipe
 from posttrain.learn.learner import LocalLearner
 from posttrain.models.load import Policy
@@ -82,10 +83,7 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
         max_resamples=section.max_resamples or 0,
     )
     keeper, device, decode = context.keeper, policy.model.device, parts.template.decode
-    if keeper.step > section.steps:
-        raise ValueError(
-            f"rl.steps: {section.steps} are asked for, and {keeper.step} are done; raise it"
-        )
+    check_steps(section.steps, done=keeper.step)
     state, waiting = go_on(
         keeper, learner, source=source, prompts=prompts, sync=sync, max_lag=section.max_lag
     )

@@ -20,8 +20,7 @@ def explain(names: Sequence[str]) -> None:
     if not names:
         console.print(_all())
         console.print(
-            "\n[dim]ppo and ppo_penalty need a critic: they can be explained, not run yet\n"
-            "posttrain explain grpo       its equation, pieces and neighbours\n"
+            "\n[dim]posttrain explain grpo       its equation, pieces and neighbours\n"
             "posttrain explain grpo ppo   what sets two apart[/dim]"
         )
     elif len(names) == 1:

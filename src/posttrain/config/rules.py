@@ -15,6 +15,8 @@ from posttrain.config.rl_rules import ENGINE_RULES, RL_CAUTIONS, RL_RULES
 from posttrain.config.sections import EvalSection, Recipe, SftSection
 from posttrain.registry import did_you_mean
 
+NO_WEIGHT = "every weight is 0, so nothing can be learned; give one another weight"
+
 # ------------------------------------------------------------------------------- every recipe
 
 
@@ -57,7 +59,7 @@ def rewards_without_weight(recipe: Recipe) -> str | None:
     """At least one reward has a weight that is not 0."""
     weights = [reward["weight"] for reward in recipe.rewards.values()]
     if "rl" in recipe.stages and weights and not any(weights):
-        return "rewards: every weight is 0, so nothing can be learned; give one another weight"
+        return f"rewards: {NO_WEIGHT}"
     return None
 
 

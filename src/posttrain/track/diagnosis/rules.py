@@ -116,6 +116,15 @@ def grader_failing(history: History, setup: Setup) -> str | None:
     return f"the grader broke on {share:.1%} of the completions{rising}"
 
 
+def steps_skipped(history: History, setup: Setup) -> str | None:
+    """train/skipped is above 0 in 2 of 5 steps."""
+    lately = series(history, "train/skipped")[-WINDOW:]
+    ill = sum(count > 0 for count in lately)
+    if len(lately) < WINDOW or ill < 2:
+        return None
+    return f"in {ill} of {WINDOW} steps loss or gradient was not finite: nothing was changed"
+
+
 def critic_worse_than_mean(history: History, setup: Setup) -> str | None:
     """value/explained_variance is at most 0 in 8 of 10 steps, 10 steps after the warm-up."""
     name, steps = "value/explained_variance", 2 * WINDOW
@@ -191,6 +200,12 @@ RULES: dict[str, Rule] = {
         check=grader_failing,
         means="Scores are missing. What the grader cannot read is left out, and so never learned.",
         remedy="Read `reason` in the rollouts and mend the reward; rl.max_invalid stops the run.",
+    ),
+    "steps_skipped": Rule(
+        check=steps_skipped,
+        means="A step whose loss or gradient is not finite is skipped: its batch taught nothing.",
+        remedy="Scale the rewards to about 1, or lower rl.learning_rate; the batches are kept in "
+        "rl/skipped.",
     ),
     "critic_worse_than_mean": Rule(
         check=critic_worse_than_mean,
