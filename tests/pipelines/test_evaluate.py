@@ -130,24 +130,33 @@ def test_greedy_is_greedy_whatever_the_sampling() -> None:
     assert asked == [Sampling(max_new_tokens=9, temperature=0.0), sampling]
 
 
-def test_a_broken_grader_is_counted_and_is_not_right() -> None:
-    """One in four: the answer counts as wrong, its share is reported, its value is not averaged."""
+@pytest.mark.parametrize("rewards", [{"grade": 1.0}, {"grade": 0.0, "length": 1.0}])
+def test_a_broken_grader_is_counted_and_is_not_right(rewards: dict[str, float]) -> None:
+    """One in four: the answer counts as wrong, its share is reported, its value is not averaged.
+
+    So it is where the reward that decides only watches, and another is learned from.
+    """
 
     def grade(completion: str, answer: str) -> float:
         if answer == "4":
             raise RuntimeError("no grader")
         return float(completion == answer)
 
+    def length(completion: str) -> float:
+        return float(len(completion))
+
+    functions = {"grade": grade, "length": length}
     found = evaluate(
         ScriptedEngine(answer),
         QUESTIONS,
-        scorer=RewardScorer({grade: 1.0}),
+        scorer=RewardScorer({functions[name]: weight for name, weight in rewards.items()}),
         correct_by="grade",
         sampling=Sampling(),
     )
     assert found.accuracy.value == 0.5
     assert found.invalid == 0.25
     assert "no grader" in found.greedy[3].score.reason
+    assert "no grader" in found.reason
 
 
 def test_only_the_named_reward_decides() -> None:

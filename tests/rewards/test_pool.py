@@ -4,54 +4,19 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rewards.mishaps import MISHAPS, SECONDS, Pooled, rollouts
 
-from posttrain.rewards.pool import GradingPool
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rewards.worker import Beat
-from posttrain.types import Completion, Prompt, Rollout, Score
-
-SECONDS = 0.5
-
-
-def rollouts(count: int) -> list[Rollout]:
-    return [
-        Rollout(
-            prompt=Prompt(id=f"p{n}", text="?", columns={"n": n}),
-            completion=Completion(
-                tokens=(1,), logprobs=(0.0,), text=f"c{n}", stop_reason="stop", version=0
-            ),
-            group=n,
-        )
-        for n in range(count)
-    ]
-
-
-Pooled = Callable[..., RewardScorer]
-
-
-@pytest.fixture
-def pooled() -> Iterator[Pooled]:
-    """Makes scorers whose functions run in two workers; ends the workers afterwards."""
-    pools: list[GradingPool] = []
-
-    def make(*functions: object, **options: object) -> RewardScorer:
-        scorer = RewardScorer(dict.fromkeys(functions, 1.0))
-        given = {"workers": 2, "seconds": SECONDS, "memory_mb": 512, **options}
-        pools.append(GradingPool(scorer.functions, **given))
-        return scorer.with_grader(pools[-1])
-
-    yield make
-    for pool in pools:
-        pool.close()
+from posttrain.types import Score
 
 
 def test_scores_come_back_in_order_and_as_in_this_process(pooled: Pooled) -> None:
@@ -71,29 +36,6 @@ def test_rewards_run_elsewhere(pooled: Pooled) -> None:
     scores = pooled(lambda n: os.getpid()).score(rollouts(64))
     assert os.getpid() not in {score.value for score in scores}
     assert len({score.value for score in scores}) == 2
-
-
-# what a sample may do: its state, and what the reason must say
-MISHAPS: dict[str, tuple[Callable[[], object], str, str]] = {
-    "raises": (lambda: {}["x"], "invalid", "raised KeyError: 'x'"),
-    "exits": (lambda: sys.exit(0), "invalid", "raised SystemExit: 0"),
-    "not a number": (lambda: float("nan"), "invalid", "returned nan"),
-    "nothing": (lambda: None, "invalid", "returned None"),
-    "sleeps": (lambda: time.sleep(60), "timeout", "gave no answer within 0.5 s"),
-    "loops": (lambda: [None for _ in iter(int, 1)], "timeout", "gave no answer within 0.5 s"),
-    "is killed": (
-        lambda: os.kill(os.getpid(), signal.SIGKILL),
-        "crashed",
-        "ended its worker process (SIGKILL)",
-    ),
-    "leaves": (lambda: os._exit(0), "crashed", "ended its worker process (exit code 0)"),
-    "too much memory": (lambda: bytearray(2**33), "invalid", "raised MemoryError"),
-    "ignores signals": (
-        lambda: [signal.signal(signal.SIGTERM, signal.SIG_IGN), time.sleep(60)],
-        "timeout",
-        "gave no answer within 0.5 s",
-    ),
-}
 
 
 @pytest.mark.parametrize("mishap", MISHAPS)
@@ -214,9 +156,9 @@ def test_a_batched_reward_with_too_few_scores_is_broken(pooled: Pooled) -> None:
         return []
 
     reward.batched = True  # type: ignore[attr-defined]
-    scores = pooled(reward).score(rollouts(3))
+    scores = pooled(reward).score(rollouts(16))
     assert {score.state for score in scores} == {"invalid"}
-    assert "returned 0 scores for 1 completions" in scores[0].reason
+    assert "returned 0 scores for 2 completions" in scores[0].reason
 
 
 def test_progress_is_counted(pooled: Pooled) -> None:

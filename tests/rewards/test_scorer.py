@@ -103,6 +103,8 @@ def test_kinds_of_numbers(returned, value):
         (math.nan, "returned nan, not a finite number"),
         (math.inf, "returned inf"),
         (-math.inf, "returned -inf"),
+        (1e160, "returned 1e+160: larger than 1e+30; scale the reward"),
+        (-2e30, "returned -2e+30: larger than 1e+30"),
         (10**400, "returned int too large"),
         (torch.zeros(2), "returned a Tensor with 2 elements"),
         (Score(value=math.nan), "returned nan"),
@@ -187,9 +189,36 @@ def test_one_broken_reward_breaks_the_sum_and_later_ones_do_not_run():
     assert (result.state, result.parts) == ("invalid", {"exact": 1.0})
 
 
-def test_a_sum_that_overflows_is_invalid():
-    scorer = RewardScorer({(lambda completion: 1e308): 100.0})
-    assert scorer.score([rollout("5")])[0].state == "invalid"
+@pytest.mark.parametrize(
+    ("weight", "reason"),
+    [(1e10, "is 1e+35: larger than 1e+30; scale the reward"), (1e300, "is inf, not a finite")],
+)
+def test_a_sum_that_is_too_large_is_invalid(weight, reason):
+    result = RewardScorer({(lambda completion: 1e25): weight}).score([rollout("5")])[0]
+    assert (result.value, result.state) == (0.0, "invalid")
+    assert reason in result.reason
+
+
+def test_the_largest_score_is_none_too_large():
+    assert score(lambda completion: -1e30) == Score(value=-1e30, parts={"<lambda>": -1e30})
+
+
+@pytest.mark.parametrize("returned", [[0.5], [0.5] * 17, [], 0.5])
+def test_a_batched_reward_with_a_wrong_number_of_scores_is_broken_and_not_asked_again(returned):
+    calls = []
+
+    def batched(completion):
+        calls.append(len(completion))
+        return returned
+
+    batched.batched = True
+    scores = RewardScorer({batched: 1.0}).score([rollout("5")] * 16)
+    size = len(returned) if isinstance(returned, list) else "float"
+    assert {each.state for each in scores} == {"invalid"}
+    assert {each.reason for each in scores} == {
+        f"reward 'batched' returned {size} scores for 16 completions"
+    }
+    assert calls == [16]
 
 
 def test_a_reward_may_return_a_score():

@@ -83,6 +83,18 @@ def test_a_log_has_a_line_of_plain_text(clock: Clock) -> None:
     assert line.split("  ") == ["rl 12/100", *EXPECTED]
 
 
+def test_a_huge_number_is_short(clock: Clock) -> None:
+    tracker, file = make(terminal=False)
+    tracker.log(1, {"reward/mean": -1.5e160, "rollout/length": 999_999.0, "objective/kl": 1e6})
+    tracker.close()
+    (line,) = file.getvalue().splitlines()
+    assert line.split("  ")[1:] == [
+        "reward -1.5e+160",
+        "length 999999.0",
+        "KL to reference 1e+06",
+    ]
+
+
 def test_a_log_has_no_control_characters_and_no_markup(clock: Clock) -> None:
     tracker, file = make(terminal=False, title="[red]my\x1b[31m run[/red]", show=["a\x07b"])
     tracker.log(1, {"a\x07b": 1.0})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from collections.abc import Sequence
 
 from rich.console import Console, Group
@@ -22,7 +24,8 @@ def check(arguments: Sequence[str], *, fast: bool, as_json: bool) -> int:
             "check: name the recipe first: posttrain check RECIPE.toml [--rl.steps 6 …]"
         )
     path, *overrides = arguments
-    report = check_file(path, overrides, fast=fast)
+    with contextlib.redirect_stdout(sys.stderr):  # a reward may print; stdout is the report's
+        report = check_file(path, overrides, fast=fast)
     if as_json:
         print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2))
     else:

@@ -54,7 +54,8 @@ class Evaluation:
     @property
     def reason(self) -> str:
         """What the first broken score said; empty where none broke."""
-        return next((r.score.reason for r in self.rollouts if r.score and not r.score.ok), "")
+        scores = (rollout.score for rollout in self.rollouts if rollout.score is not None)
+        return next((s.reason for s in scores if _broke(s, self.correct_by)), "")
 
 
 def evaluate(
@@ -96,10 +97,15 @@ def evaluate(
         estimates=estimates,
         mean_reward=sum(score.value for score in scores if score.ok) / len(scores),
         parts=_parts(scores),
-        invalid=sum(not score.ok for score in every) / len(every),
+        invalid=sum(_broke(score, correct_by) for score in every) / len(every),
         greedy=greedy,
         sampled=sampled,
     )
+
+
+def _broke(score: Score, correct_by: str) -> bool:
+    """Whether a grader broke on an answer, be it one that only watches and decides all the same."""
+    return not score.ok or bool(score.parts.get(f"{correct_by}/broken"))
 
 
 def _parts(scores: Sequence[Score]) -> dict[str, float]:

@@ -21,6 +21,7 @@ Weight = float | Mapping[str, Any]
 Kind = Literal["single", "batched", "async", "scorer"]
 MAX_REASON_LENGTH = 500
 MAX_DETAILS_LENGTH = 4000
+LARGEST = 1e30  # beyond it the squares of scores are soon infinite, and nothing is learned
 _CALLER = Path(__file__).with_name("grading.py")
 
 
@@ -38,6 +39,11 @@ class BoundReward:
     kind: Kind = "single"
     wanted: tuple[str, ...] = ()
     optional: frozenset[str] = frozenset()
+
+    @property
+    def watched(self) -> bool:
+        """Whether it counts for nothing, and must not break what counts."""
+        return self.weight == 0
 
 
 def bind(key: str | Reward | Scorer, given: Weight) -> BoundReward:
@@ -70,30 +76,36 @@ def bind(key: str | Reward | Scorer, given: Weight) -> BoundReward:
 
 
 def checked(reward: BoundReward, result: Any) -> Score:
-    """What a reward returned as a score: anything but a finite number or a ``Score`` is broken."""
+    """What a reward returned as a score: anything but a usable number or a ``Score`` is broken."""
     score = result if isinstance(result, Score) else None
     value = score.value if score is not None else result
     if score is not None and not score.ok:
         reason = f"reward {reward.name!r}: {score.reason}"
         return Score(value=0.0, state=score.state, reason=reason, details=score.details)
     try:
-        number = _number(value)
-        parts = {} if score is None else {str(n): _number(p) for n, p in score.parts.items()}
+        number = usable(value)
+        parts = {} if score is None else {str(n): usable(p) for n, p in score.parts.items()}
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         return broken(reward, f"returned {error}")
     return Score(value=number, parts=parts, reason="" if score is None else score.reason)
 
 
-def _number(value: Any) -> float:
-    """A finite number as a float, also one in numpy's or torch's clothes; anything else raises."""
+def usable(value: Any) -> float:
+    """A number to compute with as a float, also one in numpy's or torch's clothes; else raises.
+
+    It is finite, and no larger than ``LARGEST``.
+    """
     if not isinstance(value, numbers.Real) and hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, numbers.Real):
         kind = "None" if value is None else f"a {type(value).__name__}"
         raise TypeError(f"{kind}, not a number; return a float")
-    if not math.isfinite(value):
+    number = float(value)
+    if not math.isfinite(number):
         raise ValueError(f"{value}, not a finite number")
-    return float(value)
+    if abs(number) > LARGEST:
+        raise ValueError(f"{number:g}: larger than {LARGEST:g}; scale the reward")
+    return number
 
 
 def raised(reward: BoundReward, error: BaseException) -> Score:

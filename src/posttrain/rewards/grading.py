@@ -1,14 +1,15 @@
 """Running the rewards of a recipe on samples, one after another, in this process.
 
 A sample is the data that the rewards want of a rollout, by name. What comes back is each reward's
-own score, in order, up to the first that is broken.
+own score, in order, up to the first that is broken and counts: one that is only watched stops none.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ Done = Callable[[int, Results], None]
 
 WHOLE_CHUNK = -1  # in place of a sample's number, while a call is about all of them
 CONCURRENT = 32  # calls of an async reward under way at a time
+_FAULTS = (Exception, SystemExit, KeyboardInterrupt)
 
 
 def grade(
@@ -32,10 +34,15 @@ def grade(
     started: Started = lambda sample, reward: None,
     done: Done | None = None,
     seconds: float | None = None,
+    without: Collection[int] = (),
 ) -> list[Results]:
-    """The scores of every sample; ``seconds`` is the limit of one call of an async reward."""
+    """The scores of every sample; ``seconds`` is the limit of one call of an async reward.
+
+    The rewards of which ``without`` has the numbers are left out.
+    """
     ahead: dict[str, list[Score]] = {}
-    for number, reward in enumerate(rewards):
+    asked = [(number, reward) for number, reward in enumerate(rewards) if number not in without]
+    for number, reward in asked:
         if reward.kind == "batched":
             started(WHOLE_CHUNK, number)
             ahead[reward.name] = _batched(reward, samples)
@@ -45,13 +52,13 @@ def grade(
     everything: list[Results] = []
     for index, sample in enumerate(samples):
         results: Results = []
-        for number, reward in enumerate(rewards):
+        for number, reward in asked:
             known = ahead.get(reward.name)
             if known is None:
                 started(index, number)
             score = _single(reward, sample) if known is None else known[index]
             results.append((reward.name, score))
-            if not score.ok:
+            if not score.ok and not reward.watched:
                 break
         everything.append(results)
         if done is not None:
@@ -63,9 +70,20 @@ def _single(reward: BoundReward, sample: Sample) -> Score:
     begun = time.perf_counter()
     try:
         score = checked(reward, _call(reward, sample))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the reason is kept: broken, not wrong
-        score = raised(reward, error)
+    except _FAULTS as error:
+        score = _fault(reward, error)
     return replace(score, seconds=time.perf_counter() - begun)
+
+
+def _fault(reward: BoundReward, error: BaseException) -> Score:
+    """Broken, not wrong, with the reason; but an interrupt goes on.
+
+    Unless Ctrl-C is ignored here, as it is in a worker: then the reward raised it itself.
+    """
+    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    if isinstance(error, KeyboardInterrupt) and not ignored:
+        raise error
+    return raised(reward, error)
 
 
 def _call(reward: BoundReward, sample: Sample) -> Any:
@@ -81,7 +99,7 @@ def _data(reward: BoundReward, sample: Sample) -> dict[str, Any]:
 
 
 def _batched(reward: BoundReward, samples: Sequence[Sample]) -> list[Score]:
-    """One call for all; where it fails, one for each, to find out whose fault it is."""
+    """One call for all; where it raises, one for each, to find out whose fault it is."""
     begun = time.perf_counter()
     try:
         rows = [_data(reward, sample) for sample in samples]
@@ -90,14 +108,16 @@ def _batched(reward: BoundReward, samples: Sequence[Sample]) -> list[Score]:
         returned = reward.function(**{name: [row[name] for row in rows] for name in names})
         if hasattr(returned, "tolist"):  # numpy's or torch's list
             returned = returned.tolist()
-        if not isinstance(returned, Sequence) or len(returned) != len(samples):
-            size = len(returned) if isinstance(returned, Sequence) else type(returned).__name__
-            raise ValueError(f"returned {size} scores for {len(samples)} completions")
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
+    except _FAULTS as error:
+        fault = _fault(reward, error)
         if len(samples) > 1:
             return [score for sample in samples for score in _batched(reward, [sample])]
-        return [raised(reward, error)]
+        return [fault]
     share = (time.perf_counter() - begun) / len(samples)
+    if not isinstance(returned, Sequence) or len(returned) != len(samples):
+        size = len(returned) if isinstance(returned, Sequence) else type(returned).__name__
+        wrong = broken(reward, f"returned {size} scores for {len(samples)} completions")
+        return [replace(wrong, seconds=share)] * len(samples)
     return [replace(checked(reward, value), seconds=share) for value in returned]
 
 
@@ -127,8 +147,8 @@ async def _awaited(
                 score = checked(reward, value)
             except TimeoutError:
                 score = replace(broken(reward, f"gave no answer in {seconds} s"), state="timeout")
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
-                score = raised(reward, error)
+            except _FAULTS as error:
+                score = _fault(reward, error)
             return replace(score, seconds=time.perf_counter() - begun)
 
     ticking = asyncio.create_task(tick.run())

@@ -8,6 +8,7 @@ one time limit.
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import math
 import multiprocessing
@@ -102,7 +103,7 @@ class GradingPool:
     def _hand_out(self, job: _Job) -> None:
         for worker in self._workers:
             if worker.idle and job.waiting:
-                worker.start(job.take())
+                worker.start(*job.take())
 
     def _listen(self, job: _Job) -> None:
         busy = {worker.connection: worker for worker in self._workers if not worker.idle}
@@ -136,8 +137,11 @@ class GradingPool:
             culprit = None  # it answered at the last moment and was at another sample already
         if culprit is not None:
             score = Score(value=0.0, state=state, reason=f"reward {name!r} {reason}")
-            job.finish(culprit, [(name, score)])
-        job.again([number for number in left if number != culprit])
+            job.excuse(culprit, reward, result=(name, score))
+            others = len(job.without(culprit)) < len(self._rewards)
+            if not self._rewards[reward].watched or not others:  # else those have their say
+                job.finish(culprit, [])
+        job.again([number for number in left if not job.known(number)])
         self._workers[self._workers.index(worker)] = self._hire()
 
 
@@ -149,6 +153,7 @@ class _Job:
     ) -> None:
         self._samples = samples
         self._results: dict[int, Results] = {}
+        self._excused: dict[int, dict[int, tuple[str, Score]]] = {}
         self._progress = progress
         size = max(1, min(CHUNK, math.ceil(len(samples) / (4 * max(1, num_workers)))))
         numbers = list(range(len(samples)))
@@ -158,8 +163,14 @@ class _Job:
     def finished(self) -> bool:
         return len(self._results) == len(self._samples)
 
-    def take(self) -> list[tuple[int, Sample]]:
-        return [(number, self._samples[number]) for number in self.waiting.popleft()]
+    def take(self) -> tuple[list[tuple[int, Sample]], set[int]]:
+        """The next chunk, and the rewards that are not to be asked about it."""
+        numbers = self.waiting.popleft()
+        return [(number, self._samples[number]) for number in numbers], self.without(numbers[0])
+
+    def without(self, number: int) -> set[int]:
+        """The rewards that are asked no more about a sample."""
+        return set(self._excused.get(number, {}))
 
     def known(self, number: int) -> bool:
         return number in self._results
@@ -167,9 +178,13 @@ class _Job:
     def finish(self, number: int, results: Results) -> None:
         if not 0 <= number < len(self._samples):
             raise ValueError(f"a grading worker answered about sample {number}, which is none")
-        self._results.setdefault(number, results)
+        self._results.setdefault(number, [*results, *self._excused.get(number, {}).values()])
         if self._progress is not None:
             self._progress(len(self._results), len(self._samples))
+
+    def excuse(self, number: int, reward: int, *, result: tuple[str, Score]) -> None:
+        """Ask a reward no more about a sample, which took the worker down: this is its result."""
+        self._excused.setdefault(number, {})[reward] = result
 
     def again(self, numbers: Sequence[int]) -> None:
         """Each by itself: whoever takes the next worker down is found out, and no one else is."""
@@ -208,10 +223,11 @@ class _Worker:
         """When what it is at began."""
         return self.beat.read()[2]
 
-    def start(self, chunk: list[tuple[int, Sample]]) -> None:
+    def start(self, chunk: list[tuple[int, Sample]], without: set[int]) -> None:
         self.chunk = [number for number, _ in chunk]
-        self.beat.write(0, 0)  # until it says otherwise
-        self.connection.send(chunk)
+        first = next(reward for reward in itertools.count() if reward not in without)
+        self.beat.write(0, first)  # until it says otherwise
+        self.connection.send((chunk, without))
 
     def receive(self) -> list[tuple[int, Results]]:
         message = json.loads(self.connection.recv_bytes())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from posttrain.registry import did_you_mean
 from posttrain.rewards import REWARDS
-from posttrain.rewards.bound import BoundReward, Weight, bind, checked, raised
+from posttrain.rewards.bound import BoundReward, Weight, bind, checked, raised, usable
 from posttrain.rewards.grading import Results, Sample, grade
 from posttrain.types import Completion, Prompt, Rollout, Score
 
@@ -28,7 +28,7 @@ class Grader(Protocol):
     """Runs functions on samples: in this process, or in a pool of others."""
 
     def __call__(self, rewards: Sequence[BoundReward], samples: Sequence[Sample]) -> list[Results]:
-        """Each reward's score of every sample, up to the first that is broken."""
+        """Each reward's score of every sample, up to the first that is broken and counts."""
         ...
 
 
@@ -37,12 +37,14 @@ class RewardScorer:
 
     ``specs`` maps a name of ``REWARDS``, a ``"module:function"``, a function itself or a scorer of
     whole batches (a reward model) to its weight, or to a table of its weight and options.
-    ``Score.parts`` holds each reward's own value, unweighted, under its name; a weight of 0 only
-    watches. Names and options are checked here, in the first second. Functions run in this process
-    unless a ``grader`` takes them elsewhere (:class:`posttrain.rewards.pool.GradingPool`).
+    ``Score.parts`` holds each reward's own value, unweighted, under its name. Names and options are
+    checked here, in the first second. Functions run in this process unless a ``grader`` takes them
+    elsewhere (:class:`posttrain.rewards.pool.GradingPool`).
 
-    A reward that raises, or returns anything but a finite number or a ``Score``, makes the score
-    ``invalid``, with the reason: that is never a wrong answer's 0.
+    A reward that raises, or returns anything but a number of at most 1e30 or a ``Score``, makes the
+    score ``invalid``, with the reason: that is never a wrong answer's 0. A weight of 0 only
+    watches: what breaks there is a missing part and a ``reason``, and the part ``NAME/broken`` is 1
+    (0 for the others that were scored with it); the score stands.
 
     >>> scorer = RewardScorer({"numeric": {"weight": 0.9, "extract": "tag"}, "format": 0.1})
     >>> prompt = Prompt(id="train-0", text="2+3=", columns={"answer": "5"})
@@ -96,10 +98,13 @@ class RewardScorer:
         if functions:
             graded = self.grader(functions, [self._sample(rollout) for rollout in rollouts])
         whole = {r.name: _whole(r, rollouts) for r in self.rewards if r.kind == "scorer"}
-        return [
-            self._sum({**dict(results), **{name: scores[row] for name, scores in whole.items()}})
+        everything = [
+            {**dict(results), **{name: scores[row] for name, scores in whole.items()}}
             for row, results in enumerate(graded)
         ]
+        watched = [reward.name for reward in self.rewards if reward.watched]
+        broke = {n for n in watched if any(n in row and not row[n].ok for row in everything)}
+        return [self._sum(results, broke) for results in everything]
 
     def score_text(self, prompt: Prompt, text: str) -> Score:
         """The score of a text as an answer to a prompt: to try a reward without a model."""
@@ -113,33 +118,39 @@ class RewardScorer:
         known = {name: FROM_ROLLOUT[name](rollout) for name in wanted if name in FROM_ROLLOUT}
         return known | {n: columns[n] for n in wanted if n not in known and n in columns}
 
-    def _sum(self, results: Mapping[str, Score]) -> Score:
-        """The weighted sum; the first broken score, in the order of the rewards, is the verdict."""
+    def _sum(self, results: Mapping[str, Score], broke: Collection[str]) -> Score:
+        """The weighted sum; the first broken score, in the order of the rewards, is the verdict.
+
+        ``broke`` are the watched rewards that broke on some of the rollouts, of which this is one.
+        """
         parts: dict[str, float] = {}
         terms: list[float] = []
-        seconds = sum(score.seconds for score in results.values())
-        broken = next((score for score in results.values() if not score.ok), None)
-        for reward in self.rewards:
-            result = results.get(reward.name)
-            if result is None or not result.ok:
-                continue
-            parts[reward.name] = result.value
-            parts.update({f"{reward.name}/{name}": part for name, part in result.parts.items()})
-            terms.append(reward.weight * result.value)
-        state, details = "ok", ""
-        reason = next((score.reason for score in results.values() if score.reason), "")
-        value = math.fsum(terms) if all(map(math.isfinite, terms)) else math.nan
+        known = [(r, results[r.name]) for r in self.rewards if r.name in results]
+        for reward, result in known:
+            if reward.name in broke:
+                parts[f"{reward.name}/broken"] = float(not result.ok)
+            if result.ok:
+                parts[reward.name] = result.value
+                parts.update({f"{reward.name}/{name}": part for name, part in result.parts.items()})
+                terms.append(reward.weight * result.value)
+        told = sorted((score for _, score in known if score.reason), key=lambda score: score.ok)
+        reason = told[0].reason if told else ""  # of a broken one, where there is one
+        value, state, details = 0.0, "ok", ""
+        broken = next((score for r, score in known if not score.ok and not r.watched), None)
         if broken is not None:
             state, reason, details = broken.state, broken.reason, broken.details
-        elif not math.isfinite(value):
-            state, reason = "invalid", f"the weighted sum of {parts} is not a finite number"
+        else:
+            try:
+                value = usable(math.fsum(terms))
+            except (ValueError, OverflowError) as error:
+                state, reason = "invalid", f"the weighted sum of {parts} is {error}"
         return Score(
-            value=value if state == "ok" else 0.0,
+            value=value,
             state=state,  # type: ignore[arg-type]
             parts=parts,
             reason=reason,
             details=details,
-            seconds=seconds,
+            seconds=sum(score.seconds for score in results.values()),
         )
 
 

@@ -14,6 +14,7 @@ import mmap
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -61,12 +62,19 @@ def work(
     _settle(memory_mb)
     while True:
         try:
-            chunk = connection.recv()
+            chunk, without = connection.recv()
         except EOFError:
             return
         outbox = _Outbox(connection, [number for number, _ in chunk])
         samples = [sample for _, sample in chunk]
-        grade(rewards, samples, started=beat.write, done=outbox.add, seconds=seconds)
+        grade(
+            rewards,
+            samples,
+            started=beat.write,
+            done=outbox.add,
+            seconds=seconds,
+            without=without,
+        )
         outbox.send(last=True)
 
 
@@ -94,7 +102,10 @@ class _Outbox:
 
 
 def _settle(memory_mb: int) -> None:
-    """A session of its own, dead when its parent is, with no input and little memory to take."""
+    """A session of its own, dead when its parent is, with no input and little memory to take.
+
+    What it prints goes to stderr: stdout is the run's.
+    """
     gc.freeze()  # what the copy began with is never freed: it may wait for threads left behind
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -103,6 +114,11 @@ def _settle(memory_mb: int) -> None:
         ctypes.CDLL(None).prctl(_DEATH_OF_PARENT, signal.SIGKILL)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
+    with contextlib.suppress(OSError):
+        os.dup2(2, 1)
+        # Not the streams of before: a live display may stand behind them, and hold a lock for ever.
+        errors = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        sys.stdout = sys.stderr = errors
     held = _address_space()
     if held:
         limit = held + memory_mb * 2**20

@@ -15,13 +15,15 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 def number(values: Mapping[str, float]) -> str:
     """The sum, with three digits that mean something.
 
-    >>> [number({"x": x}) for x in (0.0, 0.41249, 12.345, 1234.5, 0.00021)]
-    ['0.000', '0.412', '12.35', '1234.5', '2.1e-04']
+    >>> [number({"x": x}) for x in (0.0, 0.41249, 12.345, 1234.5, 0.00021, 1.5e160)]
+    ['0.000', '0.412', '12.35', '1234.5', '2.1e-04', '1.5e+160']
     """
     total = sum(values.values())
     size = abs(total)
     if size != 0 and size < 0.001:
         return f"{total:.1e}"
+    if size >= 1e6:
+        return f"{total:.3g}"
     digits = 3 if size < 10 else 2 if size < 100 else 1
     return f"{total:.{digits}f}"
 
