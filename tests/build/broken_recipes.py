@@ -126,6 +126,23 @@ BROKEN = [
         "rows repeat an earlier one",
     ),
     Broken(
+        "A reward model is to be tested on what it learns from",
+        {
+            "run.stages": ["reward"],
+            "reward": {"data": "pairs.jsonl", "test_data": "pairs.jsonl"},
+        },
+        "data",
+        "fail",
+        "90 of 90 test prompts are also train prompts",
+    ),
+    Broken(
+        "The file of preferences is torn",
+        {"run.stages": ["reward"], "reward": {"data": "torn_pairs.jsonl"}},
+        "data",
+        "fail",
+        "torn_pairs.jsonl:90: not valid JSON",
+    ),
+    Broken(
         "A chat template is asked for, and the model has none",
         {"model.chat": True},
         "data",
@@ -267,6 +284,10 @@ def write_files(folder: Path) -> None:
     for name, rows in files.items():
         lines = [json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in rows]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    pairs = [{"prompt": p, "chosen": answer, "rejected": "?"} for p, answer in train]
+    text = "".join(json.dumps(row) + "\n" for row in pairs)
+    (folder / "pairs.jsonl").write_text(text, encoding="utf-8")
+    (folder / "torn_pairs.jsonl").write_text(text[:-9], encoding="utf-8")
     (folder / "my_rewards.py").write_text(REWARDS, encoding="utf-8")
 
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from posttrain.data import sources
-from posttrain.data.preferences import Ranked, read_preferences, split_by_prompt, write_preferences
+from posttrain.data.preferences import Ranked, read_preferences, write_preferences
 
 USER = {"role": "user", "content": "2+3?"}
 FIVE = {"role": "assistant", "content": "5"}
@@ -264,37 +264,3 @@ def test_what_is_written_is_read_back_as_it_was(tmp_path):
 def test_sets_made_in_python_keep_the_same_rules(fields, message):
     with pytest.raises(ValueError, match=message):
         Ranked(**{"prompt": "p", "completions": ("a", "b"), **fields})
-
-
-def many():
-    """Prompts "0" to "19", of which number n has 1 + n mod 3 sets, and a chat that reads "0"."""
-    texts = [ranked("a", f"b{i}", prompt=str(n)) for i in range(3) for n in range(20) if i <= n % 3]
-    chat = ({"role": "user", "content": "0"},)
-    return [*texts, *(Ranked(prompt="", messages=chat, completions=("a", c)) for c in "bc")]
-
-
-@pytest.mark.parametrize(("share", "num_test"), [(0.22, 5), (1 / 3, 7), (0.001, 1), (0.999, 20)])
-def test_no_prompt_stands_in_both_parts(share, num_test):
-    """21 prompts: the share of them, rounded, and at least one on each side."""
-    sets, splits = many(), set()
-    for seed in range(5):
-        train, test = split_by_prompt(sets, test_share=share, seed=seed)
-        prompts = [{(s.prompt, str(s.messages)) for s in part} for part in (train, test)]
-        assert not prompts[0] & prompts[1]
-        assert (len(prompts[0]), len(prompts[1])) == (21 - num_test, num_test)
-        # Every set is in one part, and each part keeps the order.
-        order = [sets.index(one) for one in train], [sets.index(one) for one in test]
-        assert sorted(order[0] + order[1]) == list(range(len(sets)))
-        assert (sorted(order[0]), sorted(order[1])) == order
-        assert split_by_prompt(sets, test_share=share, seed=seed) == (train, test)
-        splits.add(tuple(order[1]))
-    assert len(splits) > 1
-
-
-def test_faults_of_a_split():
-    for share in (0.0, 1.0, -0.1, 2, math.nan):
-        with pytest.raises(ValueError, match="test_share: must be above 0 and below 1"):
-            split_by_prompt(many(), test_share=share, seed=0)
-    for sets in ([], [ranked("a", "b"), ranked("a", "c")]):
-        with pytest.raises(ValueError, match=r"different prompts, and to split takes 2.*; add"):
-            split_by_prompt(sets, test_share=0.5, seed=0)

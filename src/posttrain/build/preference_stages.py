@@ -12,26 +12,19 @@ from typing import Any
 
 from posttrain.build.guards import make_guard
 from posttrain.build.learners import make_reward_learner
-from posttrain.build.parts import (
-    filled,
-    make_engine,
-    make_policy,
-    make_template,
-    tell_left_out,
+from posttrain.build.parts import filled, make_engine, make_template
+from posttrain.build.preference_rows import (
+    PAIRS,
+    TEST_PAIRS,
+    backbone_of,
+    read_split,
+    reward_rows,
 )
 from posttrain.build.scoring import close, in_workers, make_scorer
 from posttrain.build.stages import Context, check_invalid, logged, rendered_prompts
 from posttrain.config import Recipe, RewardSection
-from posttrain.config.defaults import TEST_SHARE
 from posttrain.config.preference_rules import OWN_STAGE
-from posttrain.data.preferences import (
-    Ranked,
-    read_preferences,
-    split_by_prompt,
-    write_preferences,
-)
-from posttrain.data.template import Template
-from posttrain.models.cache import context_length
+from posttrain.data.preferences import write_preferences
 from posttrain.models.load import Policy
 from posttrain.models.reward import (
     RewardModel,
@@ -49,9 +42,8 @@ from posttrain.pipelines.preferences import RankedTokens, Verdict
 from posttrain.protocols import Scorer, Split
 from posttrain.runs.calibration_plot import plot_calibration
 from posttrain.runs.files import replacing, write_json
-from posttrain.types import Prompt, Rollout, Sampling
+from posttrain.types import Rollout, Sampling
 
-PAIRS, TEST_PAIRS = "pairs.jsonl", "test_pairs.jsonl"
 CHUNK = 128  # prompts between two signs of life
 
 
@@ -167,16 +159,12 @@ def prepare_reward(recipe: Recipe, policy: Policy, *, device: str, prefer: Path)
 
     Everything that can be wrong with data or model is found here, before a step is taken.
     """
-    section, seed = filled(recipe.reward), recipe.run.seed
-    if section.backbone != "policy":
-        policy = make_policy(recipe, section.backbone, device=device)
-    template = make_template(recipe, policy)
-    train, test = _preferences(section, prefer, seed=seed)
-    return RewardJob(
-        reward=replace(reward_from_policy(policy, seed=seed), chat=bool(template.chat)),
-        train=_tokens(train, policy, template=template, section=section),
-        test=_tokens(test, policy, template=template, section=section),
-    )
+    backbone = backbone_of(recipe, policy, device=device)
+    template = make_template(recipe, backbone)
+    train, test = reward_rows(recipe, backbone, template=template, prefer=prefer)
+    made = reward_from_policy(backbone, seed=recipe.run.seed)
+    reward = replace(made, chat=bool(template.chat))
+    return RewardJob(reward=reward, train=train, test=test)
 
 
 def check_early(recipe: Recipe, policy: Policy) -> None:
@@ -186,13 +174,12 @@ def check_early(recipe: Recipe, policy: Policy) -> None:
     """
     critic = recipe.rl.critic if recipe.rl is not None and "rl" in recipe.stages else None
     if recipe.reward is not None and "reward" in recipe.stages:
-        for path in (recipe.reward.data, recipe.reward.test_data):
-            if path is not None and path != "prefer":
-                with warnings.catch_warnings():  # they are given when the stage reads it
-                    warnings.simplefilter("ignore")
-                    read_preferences(path)
+        if recipe.reward.data != "prefer":
+            with warnings.catch_warnings():  # they are given when the stage reads them
+                warnings.simplefilter("ignore")
+                read_split(recipe)
         if recipe.reward.backbone != "policy":
-            backbone = make_policy(recipe, recipe.reward.backbone, device="cpu")
+            backbone = backbone_of(recipe, policy, device="cpu")
             if critic is not None and critic.source == OWN_STAGE:
                 made = reward_from_policy(backbone, seed=0)
                 check_same_tokens(made, policy, kind="rl.critic.source")
@@ -233,38 +220,6 @@ def run_reward(context: Context, job: RewardJob) -> dict[str, Any]:
     title = f"{verdict.num_pairs:,} held-out pairs, {verdict.accuracy:.1%} right"
     plot_calibration(verdict.bins, context.folder.path / "calibration.png", title=title)
     return {"train_sets": len(job.train), "test_sets": len(job.test), "verdict": found}
-
-
-def _preferences(section: RewardSection, prefer: Path, *, seed: int) -> tuple[list[Ranked], ...]:
-    """The preferences to learn from, and those held out."""
-    held_out = section.test_data
-    if section.data == "prefer" and not section.test_share and (prefer / TEST_PAIRS).exists():
-        held_out = str(prefer / TEST_PAIRS)
-    sets = read_preferences(prefer / PAIRS if section.data == "prefer" else section.data)
-    if held_out is not None:
-        return sets, read_preferences(held_out)
-    return split_by_prompt(sets, test_share=section.test_share or TEST_SHARE, seed=seed)
-
-
-def _tokens(
-    sets: Sequence[Ranked], policy: Policy, *, template: Template, section: RewardSection
-) -> list[RankedTokens]:
-    """Ranked sets as token rows; those that do not fit the model's context are left out, loudly."""
-    limit = context_length(policy.model)
-    end = policy.end_tokens[0]
-    kept: list[RankedTokens] = []
-    for number, ranked in enumerate(sets):
-        question = Prompt(id=f"set-{number}", text=ranked.prompt, messages=ranked.messages)
-        prompt = template.render(question).tokens
-        completions = [template.encode_completion(text, end) for text in ranked.completions]
-        rows = [(*prompt, *completion) for completion in completions]
-        rows = [row[:-1] if len(row) - 1 == limit else row for row in rows]  # all but the end fits
-        if limit is None or max(map(len, rows)) <= limit:
-            lengths = [len(completion) for completion in completions]
-            margin = ranked.margin if section.margins else 0.0
-            kept.append(RankedTokens(rows=rows, lengths=lengths, margin=margin))
-    tell_left_out(len(kept), len(sets), option="reward.data", rows="sets", limit=limit)
-    return kept
 
 
 def _judge(job: RewardJob, micro_batch_tokens: int) -> Verdict:

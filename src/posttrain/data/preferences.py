@@ -117,35 +117,6 @@ def write_preferences(path: str | Path, sets: Sequence[Ranked]) -> None:
     Path(path).write_bytes("".join(lines).encode())
 
 
-def split_by_prompt(
-    sets: Sequence[Ranked], *, test_share: float, seed: int
-) -> tuple[list[Ranked], list[Ranked]]:
-    """Preferences to train on and to test on, in their order; no prompt stands in both parts.
-
-    ``test_share`` is of the prompts; each part has at least one.
-
-    >>> sets = [Ranked(prompt=f"{n}?", completions=("yes", "no")) for n in range(10)]
-    >>> train, test = split_by_prompt(sets, test_share=0.2, seed=0)
-    >>> len(train), len(test)
-    (8, 2)
-    """
-    if not 0.0 < test_share < 1.0:
-        raise ValueError(f"test_share: must be above 0 and below 1, got {test_share}")
-    keys = [_key(ranked.prompt, ranked.messages) for ranked in sets]
-    prompts = list(dict.fromkeys(keys))
-    if len(prompts) < 2:
-        raise ValueError(
-            f"preferences: there are {len(prompts)} different prompts, and to split takes 2, as "
-            "none may stand in both parts; add other prompts, or test on another file"
-        )
-    num_test = min(max(round(test_share * len(prompts)), 1), len(prompts) - 1)
-    test = set(random.Random(seed).sample(prompts, num_test))
-    parts: tuple[list[Ranked], list[Ranked]] = ([], [])
-    for key, ranked in zip(keys, sets, strict=True):
-        parts[key in test].append(ranked)
-    return parts
-
-
 def _common_kind(rows: Sequence[tuple[str, Row]]) -> str:
     """The kind that all rows are of."""
     first = common = ""

@@ -21,6 +21,7 @@ from posttrain.build.check.data import (
     check_answer_length,
     check_answers,
     check_demonstrations,
+    check_preferences,
     check_prompts,
     check_splits,
 )
@@ -126,6 +127,7 @@ def _look(bench: Bench, book: Book) -> None:
     if bench.parts is not None:
         check_prompts(bench, data)
         check_demonstrations(bench, data)
+        check_preferences(bench, data)
     answers = _rewards(bench, book) if bench.ready else None
     if "rl" not in bench.recipe.stages:
         return
@@ -143,7 +145,8 @@ def _rewards(bench: Bench, book: Book) -> Answers | None:
     with rewards.guard("rewards"):
         check_kinds(bench, rewards)
         answers = grade_answers(bench)
-        check_answers(bench, answers, findings=book["data"])
+        with book["data"].excused(bench.excuse):
+            check_answers(bench, answers, findings=book["data"])
         check_answer_length(bench, answers, findings=book["data"])
         check_grading(bench, answers, findings=rewards)
     return answers

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from posttrain.build.run import Supplied
 
 TRAINED_BEFORE = ("sft",)
+STANDS_IN = "the reward model is still to come and may judge otherwise"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,11 @@ class Bench:
     stand_in: bool = False
     supplied_engine: bool = False
     reward_model: Path | None = None
+
+    @property
+    def excuse(self) -> str:
+        """Why what rests on the rewards cannot be held against the recipe; empty: it can."""
+        return STANDS_IN if self.stand_in else ""
 
     @property
     def learns(self) -> bool:

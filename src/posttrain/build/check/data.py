@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from posttrain.build.check.answers import Answers, better_extract
-from posttrain.build.check.bench import Bench
+from posttrain.build.check.bench import Bench, heard
 from posttrain.build.check.report import Findings, State
-from posttrain.build.parts import filled, render_prompts
+from posttrain.build.parts import filled, make_template, render_prompts
+from posttrain.build.preference_rows import backbone_of, reward_rows
 from posttrain.build.sft_stage import sft_rows
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.models.cache import context_length
@@ -232,4 +233,24 @@ def check_demonstrations(bench: Bench, findings: Findings) -> None:
             + (f"; {long} are over the model's context of {limit}" if long else ""),
             state="fail" if long or not rows else "pass",
             fix="shorten or drop the long ones" if long else "give some",
+        )
+
+
+def check_preferences(bench: Bench, findings: Findings) -> None:
+    """Preferences in files can be read, fit the context, and are held out from the others.
+
+    Not in the midst of a run, where the stage has read them.
+    """
+    section = bench.recipe.reward if "reward" in bench.recipe.stages else None
+    if section is None or section.data == "prefer" or bench.reward_model is not None:
+        return
+    with findings.guard("preferences"), heard(findings, "preferences"):
+        backbone = backbone_of(bench.recipe, bench.of_policy(), device="cpu")
+        template = make_template(bench.recipe, backbone)
+        train, test = reward_rows(bench.recipe, backbone, template=template)
+        longest = max(len(row) for ranked in (*train, *test) for row in ranked.rows)
+        findings.passed(
+            "preferences",
+            f"{len(train):,} to learn from, {len(test):,} held out, the longest has {longest} "
+            "tokens",
         )

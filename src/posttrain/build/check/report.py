@@ -121,6 +121,15 @@ class Findings:
         except Exception as error:  # noqa: BLE001 - it is shown, as a line that fails
             self.problems(name, error)
 
+    @contextlib.contextmanager
+    def excused(self, why: str) -> Iterator[None]:
+        """Soft inside, unless ``why`` is empty; a reason that was there before comes first."""
+        before, self.soft = self.soft, self.soft or why
+        try:
+            yield
+        finally:
+            self.soft = before
+
     def _softened(self, fix: str) -> str:
         return f"{self.soft}; if not, {fix}" if self.soft else fix
 

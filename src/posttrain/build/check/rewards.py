@@ -31,7 +31,8 @@ def check_grading(bench: Bench, answers: Answers, *, findings: Findings) -> None
         fix="mend the reward: a score that breaks is left out, and too many stop the run",
     )
     if share < 1:
-        _check_worth(answers, findings)
+        with findings.excused(bench.excuse):
+            _check_worth(answers, findings)
 
 
 def _check_time(bench: Bench, answers: Answers, *, findings: Findings) -> None:

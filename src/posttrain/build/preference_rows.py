@@ -1,0 +1,77 @@
+"""What the stage ``reward`` learns from and is judged by: preferences as rows of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from posttrain.build.parts import filled, make_policy, tell_left_out
+from posttrain.config import Recipe
+from posttrain.config.defaults import TEST_SHARE
+from posttrain.data.preference_splits import check_apart, split_by_prompt
+from posttrain.data.preferences import Ranked, read_preferences
+from posttrain.data.template import Template
+from posttrain.models.cache import context_length
+from posttrain.models.load import Policy
+from posttrain.pipelines.preferences import RankedTokens
+from posttrain.types import Prompt
+
+PAIRS, TEST_PAIRS = "pairs.jsonl", "test_pairs.jsonl"
+
+
+def backbone_of(recipe: Recipe, policy: Policy, *, device: str) -> Policy:
+    """The model that gets the head: the policy, or another that the section names."""
+    named = filled(recipe.reward).backbone
+    return policy if named == "policy" else make_policy(recipe, named, device=device)
+
+
+def read_split(recipe: Recipe, prefer: Path = Path()) -> tuple[list[Ranked], list[Ranked]]:
+    """The preferences to learn from, and those held out; ``prefer`` is that stage's folder."""
+    section = filled(recipe.reward)
+    own = section.data == "prefer"
+    train = read_preferences(prefer / PAIRS if own else section.data)
+    if section.test_data is not None:
+        test = read_preferences(section.test_data)
+        check_apart(train, test, where="reward.test_data")
+        return train, test
+    if own and not section.test_share and (prefer / TEST_PAIRS).exists():
+        return train, read_preferences(prefer / TEST_PAIRS)
+    share = section.test_share or TEST_SHARE
+    return split_by_prompt(train, test_share=share, seed=recipe.run.seed)
+
+
+def reward_rows(
+    recipe: Recipe, policy: Policy, *, template: Template, prefer: Path = Path()
+) -> tuple[list[RankedTokens], list[RankedTokens]]:
+    """Both parts of the preferences as tokens; what does not fit the context is left out, loudly.
+
+    ``policy`` is the backbone of the reward model.
+    """
+    section, limit = filled(recipe.reward), context_length(policy.model)
+    held_out = "reward.data" if section.test_data is None else "reward.test_data"
+    names = (("reward.data", "sets"), (held_out, "held-out sets"))
+    parts: list[list[RankedTokens]] = []
+    for sets, (option, rows) in zip(read_split(recipe, prefer), names, strict=True):
+        tokens = _tokens(sets, policy, template=template, margins=section.margins)
+        kept = [row for row in tokens if limit is None or max(map(len, row.rows)) <= limit]
+        tell_left_out(len(kept), len(sets), option=option, rows=rows, limit=limit)
+        parts.append(kept)
+    train, test = parts
+    return train, test
+
+
+def _tokens(
+    sets: Sequence[Ranked], policy: Policy, *, template: Template, margins: bool
+) -> list[RankedTokens]:
+    limit, end = context_length(policy.model), policy.end_tokens[0]
+    found: list[RankedTokens] = []
+    for number, ranked in enumerate(sets):
+        question = Prompt(id=f"set-{number}", text=ranked.prompt, messages=ranked.messages)
+        prompt = template.render(question).tokens
+        completions = [template.encode_completion(text, end) for text in ranked.completions]
+        rows = [(*prompt, *completion) for completion in completions]
+        rows = [row[:-1] if len(row) - 1 == limit else row for row in rows]  # all but the end fits
+        lengths = [len(completion) for completion in completions]
+        margin = ranked.margin if margins else 0.0
+        found.append(RankedTokens(rows=rows, lengths=lengths, margin=margin))
+    return found
