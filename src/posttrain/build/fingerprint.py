@@ -1,18 +1,17 @@
-"""What a run depends on beyond its recipe's words: the text of reward functions, the rows of files.
+"""What a run depends on beyond its recipe's words: reward functions and what they use, files.
 
 The run folder remembers a digest of each, so that an edited reward or data file is another run.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import inspect
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from posttrain import __version__
+from posttrain.build.function_digest import function_digest
 from posttrain.config import Recipe
 from posttrain.registry import look_up
 from posttrain.runs import config_digest
@@ -21,19 +20,6 @@ _FILES = ("data", "test_data", "backbone")
 _WORDS = ("tiny", "task", "prefer", "policy", "reward")  # these name no file
 _OF_MODELS = (".json", ".safetensors", ".jinja", ".txt", ".model")  # weights, tokenizer, template
 _WHOLE = 256 * 2**20  # bytes up to which a file is read in full
-
-
-def function_text(function: Any) -> str:
-    """The text of a function with its bound options, or its name where Python has no text."""
-    options: dict[str, Any] = {}
-    while isinstance(function, functools.partial):
-        options |= function.keywords
-        function = function.func
-    try:
-        text = inspect.getsource(function)
-    except (OSError, TypeError):
-        text = str(getattr(function, "__qualname__", type(function)))
-    return f"{text}{options}"
 
 
 def fingerprints(recipe: Recipe) -> dict[str, Any]:
@@ -63,7 +49,7 @@ def _own_function(name: str) -> str | None:
     if ":" not in name or name.startswith("reasoning_gym:"):
         return None
     kind = "task or reward"
-    return config_digest(function_text(look_up(name, {}, kind=kind)))
+    return function_digest(look_up(name, {}, kind=kind))
 
 
 def code_version() -> dict[str, str]:

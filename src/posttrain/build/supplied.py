@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.build.fingerprint import function_text
+from posttrain.build.function_digest import function_digest
 from posttrain.protocols import Engine, Task
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs import config_digest
@@ -26,16 +26,18 @@ class Supplied:
 
     def config(self) -> dict[str, Any]:
         """What the run folder remembers of them, so that another reward is another run."""
-        known: dict[str, str] = {}
+        known: dict[str, Any] = {}
         if self.task is not None:
             prompts = [*self.task.prompts("train"), *self.task.prompts("test")]
             known["task"] = config_digest(repr(prompts))
         if self.rewards is not None:
-            sources = [
-                (reward.name, reward.weight, function_text(reward.function))
+            known["rewards"] = {
+                reward.name: {
+                    "weight": reward.weight,
+                    "function_and_what_it_uses": function_digest(reward.function),
+                }
                 for reward in self.rewards.rewards
-            ]
-            known["rewards"] = config_digest(repr(sources))
+            }
         if self.engine is not None:
             known["engine"] = type(self.engine).__name__
         return {"supplied": known} if known else {}
