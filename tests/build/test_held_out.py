@@ -109,6 +109,22 @@ def test_shares_before_and_after_are_told_apart(
     assert "broken held-out scores  before 0%, after 50% (first: " in capsys.readouterr().out
 
 
+def test_a_reward_that_decides_and_only_watches_is_told_as_well(tmp_path: Path) -> None:
+    """What is learned from works; accuracy goes by the other, which breaks."""
+
+    def short(completion: str) -> float:
+        return -0.1 * len(completion)
+
+    common: dict[str, Any] = {"prompts": TRAIN, "test_prompts": TEST, **RL}
+    common["grading"] = {"workers": 0}
+    table = {lookup: 0.0, short: 1.0}
+    with pytest.raises(RuntimeError, match="2 of 2 scores of held-out problems are broken"):
+        posttrain.rl(reward=table, folder=tmp_path / "a", **common)
+    run = posttrain.rl(reward=table, folder=tmp_path / "b", max_invalid=1.0, **common)
+    assert run.summary["invalid_after"] == 1.0
+    assert [sample["right_after"] for sample in run.folder.samples] == [None, None]
+
+
 def test_a_run_whose_graders_work_says_nothing_of_it(tmp_path: Path) -> None:
     run, shown = small_run(recipe(tmp_path / "r"))
     assert (run.summary["invalid_before"], run.summary["invalid_after"]) == (0.0, 0.0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posttrain.models.kernels import has_triton
+from posttrain.models import kernels
 from posttrain.models.sampling import at_least_float32
 from posttrain.types.devices import send
 
@@ -64,7 +64,7 @@ def lay_out(states: Pair, layout: Layout, *, repeats: int = 1) -> Pair:
 
     Not for autograd: :func:`take_back` is its gradient.
     """
-    if _has_kernel(states[0]):
+    if kernels.takes(states[0]):
         from posttrain.models.kernels import layout as fused
 
         return fused.lay_out(states, layout.at, repeats=repeats)
@@ -75,7 +75,7 @@ def lay_out(states: Pair, layout: Layout, *, repeats: int = 1) -> Pair:
 
 def take_back(slopes: Pair, layout: Layout, *, repeats: int = 1) -> Pair:
     """The gradients of what was laid out, from those of its copies: → [N, K, D]."""
-    if _has_kernel(slopes[0]):
+    if kernels.takes(slopes[0]):
         from posttrain.models.kernels import layout as fused
 
         return fused.take_back(slopes, layout.order, begins=layout.begins, repeats=repeats)
@@ -87,7 +87,3 @@ def _sums(slopes: Tensor, layout: Layout, *, repeats: int) -> Tensor:
     wide = at_least_float32(slopes).unflatten(1, (-1, repeats)).sum(2)
     sums = wide.new_zeros(layout.tokens + 1, *wide.shape[1:])
     return sums.index_add_(0, layout.at, wide)[:-1].to(slopes.dtype)
-
-
-def _has_kernel(states: Tensor) -> bool:
-    return states.is_cuda and states.dtype != torch.float64 and has_triton()

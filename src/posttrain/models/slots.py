@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from posttrain.models import kernels
 from posttrain.models.attention import Causal, attending
 from posttrain.models.grouped_attention import GroupedStep, Grouping
-from posttrain.models.kernels import has_triton
 from posttrain.models.sampling import at_least_float32
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class Decoding:
 
 def _form_for(keys: Tensor) -> Callable[..., Tensor]:
     """A kernel of our own on a GPU, else plain PyTorch."""
-    if keys.is_cuda and keys.dtype != torch.float64 and has_triton():
+    if kernels.takes(keys):
         from posttrain.models.kernels.decode_attention import decode_attention
 
         return decode_attention

@@ -54,8 +54,7 @@ class Evaluation:
     @property
     def reason(self) -> str:
         """What the first broken score said; empty where none broke."""
-        scores = (rollout.score for rollout in self.rollouts if rollout.score is not None)
-        return next((s.reason for s in scores if _broke(s, self.correct_by)), "")
+        return next((r.score.reason for r in self.rollouts if r.score and not r.score.ok), "")
 
 
 def evaluate(
@@ -77,6 +76,7 @@ def evaluate(
         raise ValueError("prompts: nothing to evaluate; the test split is empty")
     greedy_sampling = dataclasses.replace(sampling, temperature=0.0, top_k=0, top_p=1.0)
     greedy = answer(engine, prompts, scorer=scorer, sampling=greedy_sampling, samples=1, seed=seed)
+    greedy = _decided(greedy, correct_by)
     right = [is_correct(rollout, correct_by) for rollout in greedy]
     estimates = {"accuracy": share(sum(right), len(right))}
     sampled: list[Rollout] = []
@@ -84,6 +84,7 @@ def evaluate(
         sampled = answer(
             engine, prompts, scorer=scorer, sampling=sampling, samples=samples, seed=seed
         )
+        sampled = _decided(sampled, correct_by)
         counts = [0] * len(prompts)
         for rollout in sampled:
             counts[rollout.group] += is_correct(rollout, correct_by)
@@ -97,15 +98,20 @@ def evaluate(
         estimates=estimates,
         mean_reward=sum(score.value for score in scores if score.ok) / len(scores),
         parts=_parts(scores),
-        invalid=sum(_broke(score, correct_by) for score in every) / len(every),
+        invalid=sum(not score.ok for score in every) / len(every),
         greedy=greedy,
         sampled=sampled,
     )
 
 
-def _broke(score: Score, correct_by: str) -> bool:
-    """Whether a grader broke on an answer, be it one that only watches and decides all the same."""
-    return not score.ok or bool(score.parts.get(f"{correct_by}/broken"))
+def _decided(rollouts: Sequence[Rollout], correct_by: str) -> list[Rollout]:
+    """Here the reward that decides counts, even if it only watches: where it broke, all did."""
+    return [
+        dataclasses.replace(rollout, score=dataclasses.replace(rollout.score, state="invalid"))
+        if rollout.score and rollout.score.ok and rollout.score.parts.get(f"{correct_by}/broken")
+        else rollout
+        for rollout in rollouts
+    ]
 
 
 def _parts(scores: Sequence[Score]) -> dict[str, float]:

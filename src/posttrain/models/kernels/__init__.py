@@ -1,8 +1,8 @@
-"""Two operations on rows of logits, each in PyTorch (``plain``) and in Triton (``fused``).
+"""Kernels of our own, and what runs without them.
 
+Two operations on rows of logits are there in PyTorch (``plain``) and in Triton (``fused``):
 ``statistics`` is what the forward pass wants of a row, ``gradient`` what the backward pass writes
-back. Both forms have the same parameters and the same results; this is the only place that knows
-which of them runs.
+back. Both forms have the same parameters and the same results; which of them runs is decided here.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ def form_for(logits: Tensor) -> ModuleType:
     if logits.is_cuda and logits.dtype == torch.float32 and has_triton():
         return importlib.import_module("posttrain.models.kernels.fused")
     return plain
+
+
+def takes(states: Tensor) -> bool:
+    """Whether kernels for keys and values take such states: on a GPU, at most float32."""
+    return states.is_cuda and states.dtype != torch.float64 and has_triton()
 
 
 @functools.cache
