@@ -1,6 +1,6 @@
 """What the architecture of posttrain allows: to change the architecture, change a table here."""
 
-MAX_FILE_LINES = 300
+MAX_FILE_LINES = 400  # most are under 300: one idea that needs more is better whole
 MAX_FUNCTION_LINES = 60  # without the docstring: equations and examples are welcome
 MAX_POSITIONAL = 2  # beyond self
 
