@@ -1,12 +1,14 @@
-"""A policy loss of a user's own file, from the recipe through the learner to the weights."""
+"""Policy losses from the recipe through the learner to the weights: a user's own, and new ones."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from small_runs import recipe, small_run
 from torch import Tensor, nn
 
 from posttrain.build.learners import make_plan
@@ -69,10 +71,10 @@ def answer(model: nn.Module, batch: Batch) -> Outputs:
 def plan_of(loss: object, **rl: object) -> Plan:
     """A plan as a recipe makes it: GRPO without a reference, every token alike."""
     given = {"kl": {"placement": "none"}, "weights": "token_mean", "loss": loss, **rl}
-    recipe = recipe_from_dict(
+    read = recipe_from_dict(
         {"rl": {"group_size": 2, "prompts_per_step": 2, **given}, "task": "sort"}
     )
-    return make_plan(resolve(recipe).rl)
+    return make_plan(resolve(read).rl)
 
 
 def gradient_of(plan: Plan, *, micro_batch_tokens: int = 1) -> Tensor:
@@ -134,12 +136,39 @@ def test_the_word_is_about_the_loss_alone(added: dict[str, object]) -> None:
     assert not plan_of("clipped", **added).advantage_only
 
 
+@pytest.mark.parametrize("minibatches", [1, 2])
 @pytest.mark.parametrize("micro_batch_tokens", [1, 2, 100])
-def test_a_loss_that_must_see_the_whole_batch_does(micro_batch_tokens: int) -> None:
-    plan = plan_of({"name": "my_own_losses:centred", "scale": 2.0})
+def test_a_loss_that_must_see_the_whole_batch_does(
+    micro_batch_tokens: int, minibatches: int
+) -> None:
+    plan = plan_of({"name": "my_own_losses:centred", "scale": 2.0}, minibatches=minibatches)
     assert plan.looks_back  # π_old is asked for before the first step, even where it is the only
     assert not plan_of("my_own_losses:clip_and_square").looks_back
     found = gradient_of(plan, micro_batch_tokens=micro_batch_tokens)
     # The log-probs are −1, −2, −0.5, −3; the old ones −1.5, −1.5, −0.8, −2.8, with mean −1.65.
-    # ¼ · 2 scale (log π + 1.65) is log π + 1.65.
-    assert found.tolist() == pytest.approx([0.65, -0.35, 1.15, -1.35], rel=1e-12)
+    # ¼ · 2 scale (log π + 1.65) is log π + 1.65; of a mini-batch of two it is ½ · 2 scale (…).
+    wanted = [minibatches * value for value in (0.65, -0.35, 1.15, -1.35)]
+    assert found.tolist() == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "rl",
+    [
+        {"algorithm": "gmpo", "epochs": 2},
+        {"algorithm": "clip_cov", "loss": {"covariance_low": 0.01, "share": 0.1}},
+        {"algorithm": "kl_cov", "loss": {"share": 0.1}},
+        {"kl": {"weighted": True}, "minibatches": 2},
+        {"top_k": 5, "correction": {"name": "truncated", "low": 0.5}},
+    ],
+    ids=str,
+)
+def test_a_recipe_reaches_it(rl: dict[str, Any], tmp_path: Path) -> None:
+    done, _ = small_run(recipe(tmp_path / "run", rl={"audit": True, **rl}, eval=None))
+    records = done.folder.stage("rl").records()
+    assert len(records) == 3
+    assert all(math.isfinite(record["loss/total"]) for record in records)
+    assert any(record["train/gradient_norm"] > 0 for record in records)
+    if "loss" in rl:
+        assert any(record["policy/chosen"] > 0 for record in records)
+    if "correction" in rl:
+        assert all(record["mismatch/correction"] >= 0.5 for record in records)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
@@ -13,7 +14,7 @@ from posttrain.algorithms.kl import GRADIENTS
 from posttrain.algorithms.table import ALGORITHMS, algorithm, difference, pieces
 
 ABOUT_KL = (
-    "What a penalty in the loss pulls along on average, where π is still π_old, with "
+    "The gradient that a KL in the loss has on average, where π is still π_old, with "
     "d = log π_ref − log π of the sampled token. `rl.kl.weighted` multiplies an estimate k by "
     "ρ = π / π_old; its gradient stays the one below when π leaves π_old, the plain one's does not."
 )
@@ -60,9 +61,8 @@ def _one(console: Console, name: str) -> None:
     console.print(table)
     if row.kl.placement == "loss":
         gradient = GRADIENTS[row.kl.estimator, "reverse"][0]  # as every row has it
-        console.print(
-            f"\n[dim]On average the KL pulls along[/dim] {gradient} [dim](explain kl)[/dim]"
-        )
+        text = f"\nThe gradient of its KL is on average {gradient}: posttrain explain kl"
+        console.print(text, markup=False, style="dim")
     for neighbour in row.neighbours:
         console.print(_compared(name, neighbour))
 
@@ -72,7 +72,7 @@ def _divergences(console: Console) -> None:
     for heading in ("estimator", "direction", "k, plain", "ρ·k, weighted"):
         table.add_column(heading)
     for (estimator, direction), gradients in GRADIENTS.items():
-        table.add_row(estimator, direction, *gradients)
+        table.add_row(estimator, direction, *map(escape, gradients))
     console.print(ABOUT_KL.replace("`", ""), markup=False)
     console.print(table)
 
