@@ -234,7 +234,9 @@ def import_model(
 def explain(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="None lists all, one explains it, two compare; kl: of KL in the loss."),
+        typer.Argument(
+            help="None lists all, one explains it, two compare; kl: gradients of a KL in the loss."
+        ),
     ] = None,
 ) -> None:
     """Print the table of algorithms, one of them with its equation, or what sets two apart."""
