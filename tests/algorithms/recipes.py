@@ -9,6 +9,7 @@ from torch import Tensor
 from posttrain.algorithms import corrections, diagnostics, objective, weights
 from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
+from posttrain.algorithms.pieces import for_batch
 from posttrain.types import Batch, Terms
 
 Advantage = Callable[[Batch], Batch]
@@ -31,9 +32,11 @@ WEIGHT_VARIANTS: dict[str, Advantage] = {
 }
 
 
-def policy_terms(name: str, logprobs: Tensor, *, entropy: Tensor, batch: Batch) -> Terms:
+def policy_terms(
+    name: str, logprobs: Tensor, *, entropy: Tensor, batch: Batch, whole: Batch | None = None
+) -> Terms:
     """A policy loss with everything on: correction, mismatch, divergence and entropy."""
-    terms = POLICY_LOSSES[name](logprobs, batch)
+    terms = for_batch(POLICY_LOSSES[name], batch if whole is None else whole)(logprobs, batch)
     terms = objective.with_correction(terms, batch)
     terms = objective.with_mismatch(terms, batch)
     terms = objective.with_kl(terms, logprobs, batch=batch, coefficient=0.3)

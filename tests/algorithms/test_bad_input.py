@@ -133,7 +133,7 @@ def test_a_value_loss_without_its_fields_is_refused() -> None:
         VALUE_LOSSES["clipped"](torch.zeros(12, 10), batch.replace(values=None))
 
 
-@pytest.mark.parametrize("name", ["clipped", "dual_clip", "sequence_clipped", "cispo"])
+@pytest.mark.parametrize("name", ["clipped", "dual_clip", "sequence_clipped", "cispo", "clip_cov"])
 def test_impossible_clip_ranges_are_refused(name: str) -> None:
     batch, loss = ready(), POLICY_LOSSES[name]
     for value in (-0.1, 1.1, math.nan):
@@ -150,6 +150,14 @@ def test_impossible_clip_ranges_are_refused(name: str) -> None:
         ("dual_clip", "floor", 1.0, "> 1"),
         ("dual_clip", "floor", 0.5, "> 1"),
         ("penalised", "coefficient", -0.1, ">= 0"),
+        ("geometric_mean", "clip_low", -0.1, ">= 0"),
+        ("geometric_mean", "clip_high", -0.1, ">= 0"),
+        ("kl_cov", "coefficient", -0.1, ">= 0"),
+        ("kl_cov", "share", 0.0, "> 0 and <= 1"),
+        ("kl_cov", "share", 1.1, "> 0 and <= 1"),
+        ("clip_cov", "share", 0.0, "> 0 and <= 1"),
+        ("clip_cov", "covariance_low", math.nan, "finite"),
+        ("clip_cov", "covariance_high", 0.9, ">= 1"),
         ("sapo", "temperature_positive", 0.0, "> 0"),
         ("sapo", "temperature_negative", -1.0, "> 0"),
     ],

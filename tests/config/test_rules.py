@@ -186,8 +186,20 @@ def test_several_broken_rules_are_reported_together() -> None:
         ({"rl": {"epochs": 2}}, []),
         (
             {"rl": {"kl": {"estimator": "k1"}}},
-            ["rl.kl.estimator: k1 in the loss has gradient 0 on average; use k2 or k3"],
+            [
+                "rl.kl.estimator: k1 in the loss has gradient 0 on average; use k2 or k3, or set "
+                "rl.kl.weighted to true"
+            ],
         ),
+        ({"rl": {"kl": {"estimator": "k1", "weighted": True}}}, []),
+        (
+            {"rl": {"algorithm": "kl_cov", "epochs": 1}},
+            [
+                "rl.loss: 'kl_cov' holds tokens back once π has left the old policy, and with one "
+                "optimiser step per batch it never has; set rl.epochs or rl.minibatches above 1"
+            ],
+        ),
+        ({"rl": {"algorithm": "kl_cov"}}, []),
         ({"rl": {"algorithm": "rloo"}}, []),
         (
             {"rl": {"max_lag": 1, "correction": "none"}},

@@ -135,7 +135,7 @@ def test_first_ratio_is_one(name: str, micro_batch_tokens: int, temperature: flo
     state = State(kl=plan.kl, penalty=plan.penalty)
     batch = collate(rollouts(temperature), pad_token=policy().pad_token)
     batch = prepare(batch, student, plan=plan, state=state)
-    result = student.step(plan.weights(batch), make_objective(plan, state))
+    result = student.step(plan.weights(batch), make_objective(plan, state, batch=batch))
     assert abs(result.metrics["ratio"] - 1) < 1e-4
     assert abs(result.metrics["ratio_max"] - 1) < 1e-4
     assert result.metrics["approx_kl"] < 1e-8
@@ -159,7 +159,7 @@ def test_micro_batches_do_not_change_the_step(name: str) -> None:
         student = learner(plan, micro_batch_tokens=tokens, dtype="float64", critic=critic)
         batch = collate(rollouts(1.0), pad_token=policy().pad_token)
         batch = prepare(batch, student, plan=plan, state=state)
-        result = student.step(plan.weights(batch), make_objective(plan, state))
+        result = student.step(plan.weights(batch), make_objective(plan, state, batch=batch))
         weights = [*student.model.parameters(), *(critic.module.parameters() if critic else ())]
         gradient = torch.cat([weight.grad.flatten() for weight in weights])
         outcomes.append((result, gradient.clone()))

@@ -173,7 +173,17 @@ ALGORITHMS: dict[str, Algorithm] = {
         advantage={"name": "group_normalised"},
         loss={"name": "sequence_clipped"},
         weights={"name": "sequence_mean"},
-        neighbours=("grpo", "sapo"),
+        neighbours=("grpo", "sapo", "gmpo"),
+    ),
+    "gmpo": Algorithm(
+        title="GRPO with the geometric mean of the sequence's clipped ratios",
+        equation="J = 1/N Σ_i A_i · exp(1/|o_i| Σ_t l_t)\n"
+        "l_t = min(log ρ_t, ε_high) if A_i > 0, max(log ρ_t, −ε_low) if A_i < 0",
+        reference="Zhao et al., 2025, arXiv:2507.20673",
+        advantage={"name": "group_normalised"},
+        loss={"name": "geometric_mean"},
+        weights={"name": "sequence_mean"},
+        neighbours=("gspo", "grpo"),
     ),
     "cispo": Algorithm(
         title="Clip the importance weight, so that no token loses its gradient",
@@ -192,6 +202,27 @@ ALGORITHMS: dict[str, Algorithm] = {
         loss={"name": "sapo"},
         weights={"name": "sequence_mean"},
         neighbours=("grpo", "gspo"),
+    ),
+    "clip_cov": Algorithm(
+        title="GRPO by tokens that drops a few tokens whose covariance eats the entropy",
+        equation="J = 1/Σ|o_i| Σ_i Σ_t min(ρ_t A_i, clip(ρ_t) A_i), 0 for tokens drawn by cov_t\n"
+        "cov_t = (A_t − mean A) · (log π_old,t − mean log π_old)",
+        reference="Cui et al., 2025, arXiv:2505.22617",
+        advantage={"name": "group_normalised"},
+        loss={"name": "clip_cov"},
+        weights={"name": "token_mean"},
+        neighbours=("kl_cov", "dapo"),
+    ),
+    "kl_cov": Algorithm(
+        title="Importance sampling that holds back the tokens whose covariance eats the entropy",
+        equation="J = 1/Σ|o_i| Σ_i Σ_t (ρ_t A_i − β |log ρ_t| for the tokens of highest cov_t)\n"
+        "cov_t = (A_t − mean A) · (log π_old,t − mean log π_old)",
+        reference="Cui et al., 2025, arXiv:2505.22617",
+        advantage={"name": "group_normalised"},
+        loss={"name": "kl_cov"},
+        weights={"name": "token_mean"},
+        epochs=2,  # in the first optimiser step of a batch ρ is 1, and nothing is held back
+        neighbours=("clip_cov", "grpo"),
     ),
 }
 

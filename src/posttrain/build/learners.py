@@ -13,7 +13,8 @@ from torch import nn
 from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.corrections import CORRECTIONS
 from posttrain.algorithms.kl import Coefficient
-from posttrain.algorithms.losses import ADVANTAGE_LOSSES, POLICY_LOSSES, VALUE_LOSSES
+from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
+from posttrain.algorithms.pieces import Loss, facts
 from posttrain.algorithms.shaping import missing_end, overlong, score_at_last_token
 from posttrain.algorithms.weights import WEIGHTS
 from posttrain.build.parts import choose_compile, choose_compute
@@ -161,9 +162,10 @@ def make_plan(rl: RlSection) -> Plan:
     value_loss = None
     if critic is not None:
         value_loss = resolve(critic.loss, VALUE_LOSSES, kind="rl.critic.loss")
+    loss = resolve(rl.loss, POLICY_LOSSES, kind="rl.loss")
     return Plan(
         advantage=resolve(rl.advantage, ADVANTAGES, kind="rl.advantage"),
-        loss=resolve(rl.loss, POLICY_LOSSES, kind="rl.loss"),
+        loss=loss,
         weights=resolve(rl.weights, WEIGHTS, kind="rl.weights"),
         shaping=_shaping(rl),
         whiten_rewards=rl.whiten_rewards,
@@ -175,21 +177,21 @@ def make_plan(rl: RlSection) -> Plan:
         kl_placement=kl.placement,
         kl_estimator=kl.estimator or "k3",
         kl_direction=kl.direction or "reverse",
+        kl_weighted=bool(kl.weighted),
         kl=_coefficient(kl),
         refresh_every=kl.refresh_every or 0,
         entropy_coefficient=rl.entropy_coefficient,
         kl_stop=rl.kl_stop if rl.kl_stop is not None else float("inf"),
         epochs=rl.epochs,
         minibatches=rl.minibatches,
-        advantage_only=_advantage_only(rl),
+        advantage_only=_advantage_only(rl, loss),
     )
 
 
-def _advantage_only(rl: RlSection) -> bool:
-    """Whether the loss is a multiple of the advantage and nothing is added to it."""
-    penalised = rl.loss["name"] not in ADVANTAGE_LOSSES
+def _advantage_only(rl: RlSection, loss: Loss) -> bool:
+    """Whether the loss says that it is 0 where the advantage is, and nothing is added to it."""
     bonus = rl.entropy_coefficient > 0 or rl.kl.placement == "loss" or rl.critic is not None
-    return not (penalised or bonus)
+    return facts(loss).zero_with_advantage and not bonus
 
 
 def _shaping(rl: RlSection) -> tuple[Stage, ...]:

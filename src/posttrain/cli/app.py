@@ -233,7 +233,10 @@ def import_model(
 @app.command()
 def explain(
     names: Annotated[
-        list[str] | None, typer.Argument(help="None lists all, one explains it, two compare.")
+        list[str] | None,
+        typer.Argument(
+            help="None lists all, one explains it, two compare; kl: gradients of a KL in the loss."
+        ),
     ] = None,
 ) -> None:
     """Print the table of algorithms, one of them with its equation, or what sets two apart."""

@@ -44,6 +44,7 @@ _ONLY_WITH_KL = (
     "coefficient",
     "estimator",
     "direction",
+    "weighted",
     "rule",
     "target",
     "horizon",
@@ -243,6 +244,11 @@ def _kl(given: KlSection, row: KL, *, name: str) -> KlSection:
             f"rl.kl.coefficient: placement {placement!r} needs a coefficient above 0 (0.04, say); "
             'to do without a reference model, set rl.kl.placement to "none"'
         )
+    if given.weighted and placement == "reward":
+        raise ValueError(
+            "rl.kl.weighted: no effect in the reward, which is found before π moves: ρ is 1; "
+            'drop it, or set rl.kl.placement to "loss"'
+        )
     rule = given.rule or (row.rule if same else "fixed")
     target = _first(given.target, row.target if same and rule == row.rule else None)
     if rule == "fixed" and target is not None:
@@ -264,6 +270,7 @@ def _kl(given: KlSection, row: KL, *, name: str) -> KlSection:
             "coefficient": coefficient,
             "estimator": given.estimator or usual,
             "direction": given.direction or "reverse",
+            "weighted": bool(given.weighted),
             "rule": rule,
             "target": target,
             "horizon": given.horizon or (HORIZON if rule == "proportional" else None),

@@ -151,6 +151,16 @@ def naive_off_policy(rl: RlSection) -> str | None:
     return None
 
 
+def held_back_by_nothing(rl: RlSection) -> str | None:
+    """kl_cov compares with the old policy, which one optimiser step per batch never leaves."""
+    if rl.loss["name"] == "kl_cov" and optimiser_steps(rl) == 1:
+        return (
+            "rl.loss: 'kl_cov' holds tokens back once π has left the old policy, and with one "
+            "optimiser step per batch it never has; set rl.epochs or rl.minibatches above 1"
+        )
+    return None
+
+
 def warmup_of_the_whole_run(rl: RlSection) -> str | None:
     """A critic learns alone for some steps of the stage, never for all of them."""
     if rl.critic is not None and rl.critic.warmup_steps >= rl.steps:
@@ -192,10 +202,13 @@ def whitening_nothing(rl: RlSection) -> str | None:
 
 
 def loss_without_gradient(rl: RlSection) -> str | None:
-    """k1 in the loss has no gradient on average, only noise."""
+    """k1 in the loss has no gradient on average, only noise, unless it is weighted."""
     kl = rl.kl
-    if (kl.placement, kl.estimator, kl.direction) == ("loss", "k1", "reverse"):
-        return "rl.kl.estimator: k1 in the loss has gradient 0 on average; use k2 or k3"
+    if (kl.placement, kl.estimator, kl.direction) == ("loss", "k1", "reverse") and not kl.weighted:
+        return (
+            "rl.kl.estimator: k1 in the loss has gradient 0 on average; use k2 or k3, or set "
+            "rl.kl.weighted to true"
+        )
     return None
 
 
@@ -220,6 +233,7 @@ ENGINE_RULES: list[Callable[[RlSection], str | None]] = [engine_cannot_truncate]
 RL_CAUTIONS: list[Callable[[RlSection], str | None]] = [
     rl_warmup_too_long,
     naive_off_policy,
+    held_back_by_nothing,
     loss_without_gradient,
     stale_without_correction,
 ]

@@ -161,6 +161,10 @@ class KlSection(Section):
         "How a token's share is found.",
     )
     direction: Direction = later("reverse", "reverse: KL(π ‖ π_ref); forward: KL(π_ref ‖ π).")
+    weighted: bool = later(
+        "false",
+        "Times ρ, in the loss: the gradient is the divergence's; posttrain explain kl.",
+    )
     rule: Rule = later("the algorithm's", "How β follows the target.")
     target: float | None = later(
         "the algorithm's", "Divergence of a sequence to steer to, in nats.", gt=0

@@ -14,6 +14,7 @@ _NAMES = {
     "approx_kl": "policy/approx_kl",
     "clip_low": "policy/clip_low",
     "clip_high": "policy/clip_high",
+    "chosen": "policy/chosen",
     "ratio": "policy/ratio",
     "ratio_max": "policy/ratio_max",
     "ratio_variance": "policy/ratio_variance",

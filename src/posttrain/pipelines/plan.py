@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from posttrain.algorithms.kl import Coefficient, Direction, Estimator
+from posttrain.algorithms.pieces import facts
 from posttrain.algorithms.table import Placement
 from posttrain.types import Batch, Terms
 
@@ -37,6 +38,7 @@ class Plan:
     kl_placement: Placement = "none"
     kl_estimator: Estimator = "k3"
     kl_direction: Direction = "reverse"
+    kl_weighted: bool = False
     kl: Coefficient = field(default_factory=lambda: Coefficient(value=0.0))
     refresh_every: int = 0
     entropy_coefficient: float = 0.0
@@ -50,4 +52,5 @@ class Plan:
         """Whether π_old or a reference must be asked before the first optimiser step."""
         several_steps = self.epochs * self.minibatches > 1
         compares = self.kl_placement != "none" or self.correction is not None
-        return several_steps or compares or self.value_loss is not None
+        ranks = facts(self.loss).whole_batch is not None
+        return several_steps or compares or ranks or self.value_loss is not None
