@@ -12,6 +12,7 @@ from torch import nn
 
 from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.corrections import CORRECTIONS
+from posttrain.algorithms.declared import needs, smallest_group
 from posttrain.algorithms.kl import Coefficient
 from posttrain.algorithms.losses import ADVANTAGE_LOSSES, POLICY_LOSSES, VALUE_LOSSES
 from posttrain.algorithms.shaping import missing_end, overlong, score_at_last_token
@@ -35,7 +36,7 @@ from posttrain.pipelines.plan import Plan, Stage
 from posttrain.registry import resolve
 
 Section = RlSection | SftSection | RewardSection
-_CENTRED_IN_GROUPS = ("group_normalised", "group_centred", "leave_one_out")
+_CENTRED_IN_GROUPS = ("group_normalised", "group_centred", "leave_one_out", "pass_at_k")
 
 
 def make_learner(
@@ -102,7 +103,12 @@ def make_reward_learner(
 
 
 def _optimizer(model: nn.Module, section: Section) -> torch.optim.Optimizer:
-    return adamw(model, learning_rate=section.learning_rate, weight_decay=section.weight_decay)
+    return adamw(
+        model,
+        learning_rate=section.learning_rate,
+        weight_decay=section.weight_decay,
+        betas=section.adam_betas,
+    )
 
 
 def _schedule(section: Section, total_steps: int) -> Callable[[int], float]:
@@ -140,7 +146,12 @@ def _critic(
             checkpoint_activations(critic.trunk, enabled=rl.checkpoint_activations)
     return Trained(
         critic,
-        adamw(critic, learning_rate=chosen.learning_rate, weight_decay=rl.weight_decay),
+        adamw(
+            critic,
+            learning_rate=chosen.learning_rate,
+            weight_decay=rl.weight_decay,
+            betas=rl.adam_betas,
+        ),
         schedule=_schedule(rl, total_steps),
         max_gradient_norm=rl.max_gradient_norm,
     )
@@ -150,6 +161,16 @@ def needs_token_rewards(advantage: Mapping[str, Any]) -> bool:
     """Whether an advantage gives each token its own credit, so that the score needs a place."""
     discounted = advantage["name"] == "batch_whitened" and advantage.get("gamma", 1.0) != 1.0
     return discounted or advantage["name"] in ("return_to_go", "gae")
+
+
+def wants_greedy(rl: RlSection) -> bool:
+    """Whether the advantage takes the greedy completion of every prompt for a baseline."""
+    return "greedy_rewards" in needs(resolve(rl.advantage, ADVANTAGES, kind="rl.advantage"))
+
+
+def compared(rl: RlSection) -> int:
+    """How many completions of a prompt the advantage compares at least."""
+    return smallest_group(resolve(rl.advantage, ADVANTAGES, kind="rl.advantage"))
 
 
 def make_plan(rl: RlSection) -> Plan:
@@ -166,7 +187,7 @@ def make_plan(rl: RlSection) -> Plan:
         loss=resolve(rl.loss, POLICY_LOSSES, kind="rl.loss"),
         weights=resolve(rl.weights, WEIGHTS, kind="rl.weights"),
         shaping=_shaping(rl),
-        whiten_rewards=rl.whiten_rewards,
+        whiten_rewards="population" if rl.whiten_rewards is True else rl.whiten_rewards or None,
         correction=correction,
         value_loss=value_loss,
         value_coefficient=critic.coefficient if critic is not None else 1.0,
@@ -231,4 +252,10 @@ def make_audit(recipe: Recipe, rl: RlSection, *, plan: Plan, device: str) -> Aud
         normalised = "group"
     exact = choose_compute(recipe.model, device) == torch.float32
     tolerance = 1e-4 if exact else 2e-2
-    return Audit(plan, normalised=normalised, tolerance=tolerance, max_lag=rl.max_lag)
+    return Audit(
+        plan,
+        normalised=normalised,
+        deviation=rl.advantage.get("deviation", "population"),
+        tolerance=tolerance,
+        max_lag=rl.max_lag,
+    )

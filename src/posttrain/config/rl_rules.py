@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from posttrain.algorithms.advantages import ADVANTAGES, without_siblings
+from posttrain.algorithms.declared import smallest_group
 from posttrain.config.pieces import engine_table
 from posttrain.config.sections import RlSection
-from posttrain.registry import look_up
-
-COMPARES_GROUP = ("group_normalised", "group_centred", "leave_one_out", "max_only")
-NEEDS_NO_GROUP = "return, moving_baseline or batch_whitened"
+from posttrain.registry import look_up, resolve
 
 
 def optimiser_steps(rl: RlSection) -> int:
@@ -28,13 +27,14 @@ def baseline_of_gradients(rl: RlSection) -> str | None:
 
 
 def group_of_one(rl: RlSection) -> str | None:
-    """An advantage that compares the completions of a prompt needs at least two of them."""
-    name = rl.advantage["name"]
-    compares = name in COMPARES_GROUP or rl.advantage.get("centre_groups", False)
-    if compares and rl.group_size < 2:
+    """An advantage that compares the completions of a prompt needs as many as it compares."""
+    least = smallest_group(resolve(rl.advantage, ADVANTAGES, kind="rl.advantage"))
+    if rl.group_size < least:
+        *others, last = without_siblings()
         return (
-            f"rl.group_size: 1, but advantage {name!r} compares the completions of a prompt; "
-            f"set rl.group_size to 2 or more, or rl.advantage to {NEEDS_NO_GROUP}"
+            f"rl.group_size: {rl.group_size}, but advantage {rl.advantage['name']!r} compares at "
+            f"least {least} completions of a prompt; set rl.group_size to {least} or more, or "
+            f"rl.advantage to one that compares none: {', '.join(others)} or {last}"
         )
     return None
 
