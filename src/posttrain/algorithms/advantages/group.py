@@ -99,19 +99,21 @@ def leave_one_out_normalised(
     :func:`group_normalised` with a scale that, like the baseline, does not depend on the completion
     it judges: a rare success among failures is not made small by the spread it makes itself. So it
     has no upper limit: what differs from others that hardly differ is far away. Where the others
-    are equal (or there is one only) there is no scale, and the difference stands as it is.
+    are equal (or there is one only) they give no scale, and the deviation of the whole group does.
     ``deviation`` is that of :func:`group_normalised`. Shapes: rewards, groups [B] → [B, T].
 
     >>> leave_one_out_normalised(Batch.from_rewards([4.0, 1.0, 3.0]), epsilon=0.0).advantages.T
     tensor([[ 1.4142, -3.5355,  0.2357]], dtype=torch.float64)
     """
     checks.number("epsilon", epsilon, low=0.0)
+    groups, returns = batch.need("groups"), sequence_returns(batch)
     apart = leave_one_out(batch).need("advantages")
-    spread = others_deviation(
-        sequence_returns(batch), batch.need("groups"), valid=batch.valid, deviation=deviation
-    )
-    scale = torch.where(spread > 0, spread + epsilon, 1.0)
-    return batch.replace(advantages=apart / scale.to(apart.dtype)[:, None])
+    others = others_deviation(returns, groups, valid=batch.valid, deviation=deviation)
+    whole = group_deviation(returns, groups, valid=batch.valid, deviation=deviation)
+    spread = torch.where(others > 0, others, whole)[:, None].to(apart.dtype)
+    signal = spread > 0
+    advantages = keep(apart, signal) / torch.where(signal, spread + epsilon, 1.0)
+    return batch.replace(advantages=advantages)
 
 
 # Not as decorators: mutation testing leaves decorated functions out.
