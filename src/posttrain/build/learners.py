@@ -12,7 +12,6 @@ from torch import nn
 
 from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.corrections import CORRECTIONS
-from posttrain.algorithms.declared import needs, smallest_group
 from posttrain.algorithms.kl import Coefficient
 from posttrain.algorithms.losses import ADVANTAGE_LOSSES, POLICY_LOSSES, VALUE_LOSSES
 from posttrain.algorithms.shaping import missing_end, overlong, score_at_last_token
@@ -161,16 +160,6 @@ def needs_token_rewards(advantage: Mapping[str, Any]) -> bool:
     """Whether an advantage gives each token its own credit, so that the score needs a place."""
     discounted = advantage["name"] == "batch_whitened" and advantage.get("gamma", 1.0) != 1.0
     return discounted or advantage["name"] in ("return_to_go", "gae")
-
-
-def wants_greedy(rl: RlSection) -> bool:
-    """Whether the advantage takes the greedy completion of every prompt for a baseline."""
-    return "greedy_rewards" in needs(resolve(rl.advantage, ADVANTAGES, kind="rl.advantage"))
-
-
-def compared(rl: RlSection) -> int:
-    """How many completions of a prompt the advantage compares at least."""
-    return smallest_group(resolve(rl.advantage, ADVANTAGES, kind="rl.advantage"))
 
 
 def make_plan(rl: RlSection) -> Plan:

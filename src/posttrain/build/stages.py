@@ -10,11 +10,12 @@ from typing import Any
 
 from posttrain.build.guards import make_guard
 from posttrain.build.keeper import Keeper, go_on, rl_state
-from posttrain.build.learners import make_audit, make_learner, make_plan, wants_greedy
+from posttrain.build.learners import make_audit, make_learner, make_plan
 from posttrain.build.overlap import Flow, flowing, make_sampler
 from posttrain.build.parts import Parts, filled, make_engine, make_sampling, render_prompts
 from posttrain.build.resume import check_steps
 from posttrain.config import EvalSection, Recipe
+from posttrain.config.pieces import wants_greedy
 from posttrain.learn.learner import LocalLearner
 from posttrain.models.load import Policy
 from posttrain.pipelines import rl as rl_pipeline

@@ -10,7 +10,7 @@ import torch
 
 from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.corrections import CORRECTIONS
-from posttrain.algorithms.declared import smallest_group
+from posttrain.algorithms.declared import needs, smallest_group
 from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
 from posttrain.algorithms.weights import WEIGHTS
 from posttrain.config.describe import elsewhere
@@ -121,6 +121,16 @@ def _written_out(function: Function, chosen: Mapping[str, Any]) -> Spec:
     return {**defaults, **chosen}
 
 
+def wants_greedy(rl: RlSection) -> bool:
+    """Whether the advantage takes the greedy completion of every prompt for a baseline."""
+    return "greedy_rewards" in needs(resolve(rl.advantage, ADVANTAGES, kind="rl.advantage"))
+
+
+def compared(rl: RlSection) -> int:
+    """How many completions of a prompt the advantage compares at least."""
+    return smallest_group(resolve(rl.advantage, ADVANTAGES, kind="rl.advantage"))
+
+
 def probe(rl: RlSection) -> list[Callable[[], object]]:
     """Each piece of the library, to be called on a few tokens: a bad option raises here and now.
 
@@ -137,7 +147,7 @@ def probe(rl: RlSection) -> list[Callable[[], object]]:
 
         return check
 
-    batch = _tiny_batch(smallest_group(resolve(rl.advantage, ADVANTAGES, kind="rl.advantage")))
+    batch = _tiny_batch(compared(rl))
     pieces: list[tuple[str, Spec, Mapping[str, Function]]] = [
         ("advantage", rl.advantage, ADVANTAGES),
         ("loss", rl.loss, POLICY_LOSSES),

@@ -9,6 +9,7 @@ import torch
 
 from posttrain.config.defaults import Part, resolve
 from posttrain.config.fields import Section
+from posttrain.config.pieces import wants_greedy
 from posttrain.config.read import plain
 from posttrain.config.rl_rules import optimiser_steps
 from posttrain.config.rules import cautions
@@ -154,6 +155,9 @@ def _rl(rl: RlSection) -> list[Quantity]:
     group = f"{_count(rl.prompts_per_step, 'prompt')} × {_count(rl.group_size, 'completion')}"
     tokens = f"{rollouts} × {_count(rl.max_new_tokens, 'token')}"
     rows = [Quantity("rl", "rollouts per step", sampled, group)]
+    if wants_greedy(rl):
+        how = f"one for each of {_count(rl.prompts_per_step, 'prompt')}: its baseline"
+        rows.append(Quantity("rl", "greedy completions per step", rl.prompts_per_step, how))
     if rl.dynamic_sampling and rl.max_resamples:
         how = f"{rollouts} × (1 + {_count(rl.max_resamples, 'resample')})"
         most = sampled * (1 + rl.max_resamples)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from posttrain.algorithms.advantages import ADVANTAGES, without_siblings
-from posttrain.algorithms.declared import smallest_group
-from posttrain.config.pieces import engine_table
+from posttrain.algorithms.advantages import without_siblings
+from posttrain.config.pieces import compared, engine_table
 from posttrain.config.sections import RlSection
-from posttrain.registry import look_up, resolve
+from posttrain.registry import look_up
 
 
 def optimiser_steps(rl: RlSection) -> int:
@@ -28,7 +27,7 @@ def baseline_of_gradients(rl: RlSection) -> str | None:
 
 def group_of_one(rl: RlSection) -> str | None:
     """An advantage that compares the completions of a prompt needs as many as it compares."""
-    least = smallest_group(resolve(rl.advantage, ADVANTAGES, kind="rl.advantage"))
+    least = compared(rl)
     if rl.group_size < least:
         *others, last = without_siblings()
         return (
