@@ -11,10 +11,11 @@ import pytest
 
 from posttrain import algorithms
 from posttrain.algorithms.advantages import ADVANTAGES, without_siblings
-from posttrain.algorithms.declared import needs, piece, smallest_group
+from posttrain.algorithms.pieces import Facts, facts, piece, smallest_group
 from posttrain.types import Batch, Terms
 
 INNER = ("posttrain.algorithms.checks",)  # errors for bad input: nobody else's to call
+BY_TOPIC = {"pieces"}  # a module has the name, so this function is table.pieces
 MODULES = [
     importlib.import_module(found.name)
     for found in pkgutil.walk_packages(algorithms.__path__, "posttrain.algorithms.")
@@ -26,7 +27,7 @@ def public(module: types.ModuleType) -> dict[str, object]:
     """The functions, classes and tables that a module itself defines, under names for others."""
     own = {}
     for name, value in vars(module).items():
-        if name.startswith("_"):
+        if name.startswith("_") or name in BY_TOPIC:
             continue
         code = inspect.isfunction(value) or inspect.isclass(value)
         if isinstance(value, dict | frozenset) or (code and value.__module__ == module.__name__):
@@ -75,7 +76,7 @@ def test_a_piece_that_declares_nothing_needs_nothing() -> None:
     def mine(batch: Batch, *, k: int = 3) -> Batch:
         return batch
 
-    assert needs(mine) == frozenset()
+    assert facts(mine) == Facts() == Facts(needs=frozenset(), smallest_group=1)
     assert smallest_group(mine) == 1
     assert smallest_group(functools.partial(mine, k=5)) == 1
 
@@ -87,13 +88,26 @@ def test_a_piece_declares_what_it_needs_and_stays_the_same_function() -> None:
     declared = piece(needs=["greedy_rewards", "values"], smallest_group=lambda k, **_: 2 * k)(mine)
     assert declared is mine
     bound = functools.partial(mine, k=5)
-    assert needs(mine) == needs(bound) == {"greedy_rewards", "values"}
+    assert facts(mine).needs == facts(bound).needs == {"greedy_rewards", "values"}
+    assert facts(functools.partial(bound, scale=3.0)) is facts(mine)
     assert (smallest_group(mine), smallest_group(bound)) == (6, 10)
     assert smallest_group(functools.partial(mine, scale=2.0)) == 6
     fixed = piece(smallest_group=4)(lambda batch: batch)
-    assert (smallest_group(fixed), needs(fixed)) == (4, frozenset())
+    assert (smallest_group(fixed), facts(fixed).needs) == (4, frozenset())
     greedy = piece(needs={"greedy_rewards"})(lambda batch: batch)
-    assert (smallest_group(greedy), needs(greedy)) == (1, {"greedy_rewards"})
+    assert (smallest_group(greedy), facts(greedy).needs) == (1, {"greedy_rewards"})
+
+
+def test_a_wrapper_has_declared_nothing() -> None:
+    """functools.wraps copies attributes; what the wrapper does is its own."""
+
+    @functools.wraps(ADVANTAGES["greedy_baseline"])
+    def wrapped(batch: Batch) -> Batch:
+        return batch
+
+    assert facts(wrapped) == Facts()
+    wrapped.posttrain_piece = (wrapped, "greedy_rewards")
+    assert facts(wrapped) == Facts()
 
 
 def test_what_the_advantages_declare() -> None:
@@ -103,7 +117,7 @@ def test_what_the_advantages_declare() -> None:
         least = 5 if name == "pass_at_k" else 2 if name in of_two else 1
         assert smallest_group(advantage) == least, name
         fields = {"greedy_baseline": {"greedy_rewards"}, "optimal_baseline": {"score_norms"}}
-        assert needs(advantage) == fields.get(name, set()), name
+        assert facts(advantage).needs == fields.get(name, set()), name
     assert smallest_group(functools.partial(ADVANTAGES["pass_at_k"], k=7)) == 8
     centred = functools.partial(ADVANTAGES["batch_whitened"], centre_groups=True, gamma=0.5)
     assert smallest_group(centred) == 2

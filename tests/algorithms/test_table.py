@@ -9,8 +9,8 @@ from algorithms.batches import moved, ragged, refuses
 
 from posttrain.algorithms import kl, losses, weights
 from posttrain.algorithms.advantages import ADVANTAGES
-from posttrain.algorithms.declared import smallest_group
 from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
+from posttrain.algorithms.pieces import smallest_group
 from posttrain.algorithms.table import ALGORITHMS, KL, algorithm, difference, pieces
 from posttrain.registry import options, resolve
 

@@ -12,7 +12,7 @@ import posttrain
 from posttrain.build.check import check_recipe
 from posttrain.build.run import Supplied
 from posttrain.config import recipe_from_dict, resolve
-from posttrain.config.pieces import compared, wants_greedy
+from posttrain.config.asked import compared, wants_greedy
 from posttrain.config.plan import arithmetic
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines.scripted import ScriptedEngine

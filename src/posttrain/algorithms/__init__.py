@@ -13,7 +13,7 @@ Every function is here by its own name, and by topic in the module that holds it
 ``preferences``  how good a reward model is
 ``diagnostics``  numbers that tell how an update went
 ``ops``          masked and group statistics, log-probs, the one shift
-``declared``     how a piece says what it needs
+``pieces``       how a piece says what it is and needs
 ``table``        the algorithms: rows of pieces and defaults
 ===============  ==================================================================================
 
@@ -31,74 +31,256 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from posttrain.algorithms.advantages import *  # noqa: F403
-    from posttrain.algorithms.advantages.baselines import per_token as per_token
-    from posttrain.algorithms.corrections import *  # noqa: F403
-    from posttrain.algorithms.declared import *  # noqa: F403
-    from posttrain.algorithms.diagnostics import *  # noqa: F403
-    from posttrain.algorithms.kl import *  # noqa: F403
-    from posttrain.algorithms.losses import *  # noqa: F403
-    from posttrain.algorithms.objective import *  # noqa: F403
-    from posttrain.algorithms.ops import *  # noqa: F403
-    from posttrain.algorithms.preferences import *  # noqa: F403
-    from posttrain.algorithms.shaping import *  # noqa: F403
-    from posttrain.algorithms.table import *  # noqa: F403
-    from posttrain.algorithms.weights import *  # noqa: F403
-    from posttrain.types import Batch as Batch
-    from posttrain.types import Terms as Terms
+    from posttrain.algorithms.advantages import (
+        ADVANTAGES,
+        batch_whitened,
+        constant_baseline,
+        gae,
+        greedy_baseline,
+        group_centred,
+        group_normalised,
+        leave_one_out,
+        leave_one_out_normalised,
+        max_only,
+        moving_baseline,
+        optimal_baseline,
+        pass_at_k,
+        plain_return,
+        return_to_go,
+        sequence_returns,
+        update_baseline,
+        without_siblings,
+    )
+    from posttrain.algorithms.advantages.baselines import (
+        per_token,
+    )
+    from posttrain.algorithms.corrections import (
+        CORRECTIONS,
+        masked,
+        truncated,
+    )
+    from posttrain.algorithms.diagnostics import (
+        Tally,
+        ratio_terms,
+        share_without_signal,
+        tally,
+        value_terms,
+    )
+    from posttrain.algorithms.kl import (
+        Coefficient,
+        estimate,
+        exact,
+    )
+    from posttrain.algorithms.losses import (
+        ADVANTAGE_LOSSES,
+        POLICY_LOSSES,
+        PREFERENCE_LOSSES,
+        VALUE_LOSSES,
+        bradley_terry,
+        cispo,
+        clipped,
+        clipped_value,
+        dpo,
+        dual_clip,
+        huber,
+        naive,
+        nll,
+        penalised,
+        plackett_luce,
+        sapo,
+        sequence_clipped,
+        squared,
+        unclipped,
+    )
+    from posttrain.algorithms.objective import (
+        with_correction,
+        with_entropy,
+        with_kl,
+        with_mismatch,
+        with_values,
+    )
+    from posttrain.algorithms.ops import (
+        compact,
+        entropy,
+        gather_logprobs,
+        group_centre,
+        group_count,
+        group_deviation,
+        group_index,
+        group_max,
+        group_sum,
+        keep,
+        log_softmax,
+        masked_centre,
+        masked_mean,
+        masked_variance,
+        noise_floor,
+        others_deviation,
+        shift,
+        token_logprobs,
+        whiten,
+        window_sum,
+    )
+    from posttrain.algorithms.pieces import (
+        Facts,
+        facts,
+        piece,
+        smallest_group,
+    )
+    from posttrain.algorithms.preferences import (
+        Bin,
+        accuracy,
+        calibration,
+        calibration_error,
+        length_correlation,
+        pair_calibration,
+    )
+    from posttrain.algorithms.shaping import (
+        kl_in_reward,
+        last,
+        missing_end,
+        overlong,
+        score_at_last_token,
+        whiten_rewards,
+    )
+    from posttrain.algorithms.table import (
+        ALGORITHMS,
+        KL,
+        Algorithm,
+        algorithm,
+        difference,
+    )
+    from posttrain.algorithms.weights import (
+        WEIGHTS,
+        sequence_mean,
+        sequence_sum,
+        token_mean,
+        total,
+    )
+    from posttrain.types import Batch, Terms
 
-_TOPICS: dict[str, tuple[str, ...]] = {
-    "advantages": (
-        *("ADVANTAGES", "batch_whitened", "constant_baseline", "gae", "greedy_baseline"),
-        *("group_centred", "group_normalised", "leave_one_out", "leave_one_out_normalised"),
-        *("max_only", "moving_baseline", "optimal_baseline", "pass_at_k", "plain_return"),
-        *("return_to_go", "sequence_returns", "update_baseline", "without_siblings"),
-    ),
-    "advantages.baselines": ("per_token",),
-    "losses": (
-        *("ADVANTAGE_LOSSES", "POLICY_LOSSES", "PREFERENCE_LOSSES", "VALUE_LOSSES"),
-        *("bradley_terry", "cispo", "clipped", "clipped_value", "dpo", "dual_clip", "huber"),
-        *("naive", "nll", "penalised", "plackett_luce", "sapo", "sequence_clipped", "squared"),
-        "unclipped",
-    ),
-    "weights": ("WEIGHTS", "sequence_mean", "sequence_sum", "token_mean", "total"),
-    "objective": ("with_correction", "with_entropy", "with_kl", "with_mismatch", "with_values"),
-    "shaping": (
-        *("kl_in_reward", "last", "missing_end", "overlong", "score_at_last_token"),
-        "whiten_rewards",
-    ),
-    "corrections": ("CORRECTIONS", "masked", "truncated"),
-    "kl": ("Coefficient", "estimate", "exact"),
-    "preferences": (
-        *("Bin", "accuracy", "calibration", "calibration_error", "length_correlation"),
-        "pair_calibration",
-    ),
-    "diagnostics": ("Tally", "ratio_terms", "share_without_signal", "tally", "value_terms"),
-    "ops": (
-        *("compact", "entropy", "gather_logprobs", "group_centre", "group_count"),
-        *("group_deviation", "group_index", "group_max", "group_sum", "keep", "log_softmax"),
-        *("masked_centre", "masked_mean", "masked_variance", "noise_floor", "others_deviation"),
-        *("shift", "token_logprobs", "whiten", "window_sum"),
-    ),
-    "declared": ("needs", "piece", "smallest_group"),
-    "table": ("ALGORITHMS", "KL", "Algorithm", "algorithm", "difference", "pieces"),
-}
-_HOMES = {name: topic for topic, names in _TOPICS.items() for name in names}
-_TYPES = ("Batch", "Terms")
+__all__ = [
+    "ADVANTAGES",
+    "ADVANTAGE_LOSSES",
+    "ALGORITHMS",
+    "Algorithm",
+    "Batch",
+    "Bin",
+    "CORRECTIONS",
+    "Coefficient",
+    "Facts",
+    "KL",
+    "POLICY_LOSSES",
+    "PREFERENCE_LOSSES",
+    "Tally",
+    "Terms",
+    "VALUE_LOSSES",
+    "WEIGHTS",
+    "accuracy",
+    "algorithm",
+    "batch_whitened",
+    "bradley_terry",
+    "calibration",
+    "calibration_error",
+    "cispo",
+    "clipped",
+    "clipped_value",
+    "compact",
+    "constant_baseline",
+    "difference",
+    "dpo",
+    "dual_clip",
+    "entropy",
+    "estimate",
+    "exact",
+    "facts",
+    "gae",
+    "gather_logprobs",
+    "greedy_baseline",
+    "group_centre",
+    "group_centred",
+    "group_count",
+    "group_deviation",
+    "group_index",
+    "group_max",
+    "group_normalised",
+    "group_sum",
+    "huber",
+    "keep",
+    "kl_in_reward",
+    "last",
+    "leave_one_out",
+    "leave_one_out_normalised",
+    "length_correlation",
+    "log_softmax",
+    "masked",
+    "masked_centre",
+    "masked_mean",
+    "masked_variance",
+    "max_only",
+    "missing_end",
+    "moving_baseline",
+    "naive",
+    "nll",
+    "noise_floor",
+    "optimal_baseline",
+    "others_deviation",
+    "overlong",
+    "pair_calibration",
+    "pass_at_k",
+    "penalised",
+    "per_token",
+    "piece",
+    "plackett_luce",
+    "plain_return",
+    "ratio_terms",
+    "return_to_go",
+    "sapo",
+    "score_at_last_token",
+    "sequence_clipped",
+    "sequence_mean",
+    "sequence_returns",
+    "sequence_sum",
+    "share_without_signal",
+    "shift",
+    "smallest_group",
+    "squared",
+    "tally",
+    "token_logprobs",
+    "token_mean",
+    "total",
+    "truncated",
+    "unclipped",
+    "update_baseline",
+    "value_terms",
+    "whiten",
+    "whiten_rewards",
+    "window_sum",
+    "with_correction",
+    "with_entropy",
+    "with_kl",
+    "with_mismatch",
+    "with_values",
+    "without_siblings",
+]
 
-__all__ = [*_TYPES, *_HOMES]  # noqa: PLE0604 - all are text
+_TOPICS = (
+    *("advantages", "losses", "weights", "objective", "shaping", "corrections", "kl"),
+    *("preferences", "diagnostics", "ops", "pieces", "table"),
+)
 
 
 def __getattr__(name: str) -> Any:
-    """A function loads its module when it is first asked for, and so does a topic."""
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    if name in _TYPES:
-        return getattr(importlib.import_module("posttrain.types"), name)
+    """A topic is loaded when it, or something in it, is first asked for."""
     if name in _TOPICS:
         return importlib.import_module(f"{__name__}.{name}")
+    if name in __all__:
+        for home in (*_TOPICS, "advantages.baselines"):
+            found = vars(importlib.import_module(f"{__name__}.{home}"))
+            if name in found:
+                return found[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *(topic for topic in _TOPICS if "." not in topic)})
+    return sorted([*__all__, *_TOPICS])

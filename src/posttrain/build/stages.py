@@ -15,7 +15,7 @@ from posttrain.build.overlap import Flow, flowing, make_sampler
 from posttrain.build.parts import Parts, filled, make_engine, make_sampling, render_prompts
 from posttrain.build.resume import check_steps
 from posttrain.config import EvalSection, Recipe
-from posttrain.config.pieces import wants_greedy
+from posttrain.config.asked import wants_greedy
 from posttrain.learn.learner import LocalLearner
 from posttrain.models.load import Policy
 from posttrain.pipelines import rl as rl_pipeline

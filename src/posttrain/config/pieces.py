@@ -10,9 +10,9 @@ import torch
 
 from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.corrections import CORRECTIONS
-from posttrain.algorithms.declared import needs, smallest_group
 from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
 from posttrain.algorithms.weights import WEIGHTS
+from posttrain.config.asked import compared
 from posttrain.config.describe import elsewhere
 from posttrain.config.fields import Spec
 from posttrain.config.sections import ModelSection, RlSection
@@ -119,16 +119,6 @@ def _written_out(function: Function, chosen: Mapping[str, Any]) -> Spec:
         and option.default is not inspect.Parameter.empty
     }
     return {**defaults, **chosen}
-
-
-def wants_greedy(rl: RlSection) -> bool:
-    """Whether the advantage takes the greedy completion of every prompt for a baseline."""
-    return "greedy_rewards" in needs(resolve(rl.advantage, ADVANTAGES, kind="rl.advantage"))
-
-
-def compared(rl: RlSection) -> int:
-    """How many completions of a prompt the advantage compares at least."""
-    return smallest_group(resolve(rl.advantage, ADVANTAGES, kind="rl.advantage"))
 
 
 def probe(rl: RlSection) -> list[Callable[[], object]]:

@@ -9,7 +9,6 @@ import torch
 
 from posttrain.config.defaults import Part, resolve
 from posttrain.config.fields import Section
-from posttrain.config.pieces import wants_greedy
 from posttrain.config.read import plain
 from posttrain.config.rl_rules import optimiser_steps
 from posttrain.config.rules import cautions
@@ -149,6 +148,8 @@ def _reward(reward: RewardSection) -> list[Quantity]:
 
 
 def _rl(rl: RlSection) -> list[Quantity]:
+    from posttrain.config.asked import wants_greedy
+
     sampled, updates = rl.prompts_per_step * rl.group_size, optimiser_steps(rl)
     rollouts, steps = _count(sampled, "rollout"), _count(rl.steps, "step")
     minibatches = _count(rl.minibatches, "minibatch", plural="es")

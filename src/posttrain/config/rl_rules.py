@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from posttrain.algorithms.advantages import without_siblings
-from posttrain.config.pieces import compared, engine_table
+from posttrain.config.pieces import engine_table
 from posttrain.config.sections import RlSection
 from posttrain.registry import look_up
 
@@ -27,6 +26,9 @@ def baseline_of_gradients(rl: RlSection) -> str | None:
 
 def group_of_one(rl: RlSection) -> str | None:
     """An advantage that compares the completions of a prompt needs as many as it compares."""
+    from posttrain.algorithms.advantages import without_siblings
+    from posttrain.config.asked import compared
+
     least = compared(rl)
     if rl.group_size < least:
         *others, last = without_siblings()

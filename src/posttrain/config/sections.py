@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 from pydantic import PrivateAttr
 
 from posttrain.algorithms.kl import Direction, Estimator, Rule
-from posttrain.algorithms.ops import Deviation
 from posttrain.algorithms.table import Placement
 from posttrain.config.fields import (
     STAGES,
@@ -232,7 +231,7 @@ class RlSection(Section):
     kl: KlSection = later("the algorithm's", "The divergence from the reference model.")
     critic: CriticSection | None = later("the algorithm's", "The value model.")
     whiten_rewards: Annotated[
-        bool | Deviation, Expected('true, false, "population" or "sample"')
+        bool | Literal["population", "sample"], Expected('true, false, "population" or "sample"')
     ] = key(
         False,
         "Divide token rewards by their deviation in the batch (true: the population's); for "

@@ -19,11 +19,11 @@ class Plan:
     """An algorithm with its options bound: what the loop calls at each place.
 
     ``shaping`` changes rewards before the advantage sees them, and ``whiten_rewards`` divides them
-    by that deviation; ``correction`` undoes the mismatch
-    of sampler and trainer; ``kl_stop`` ends the epochs of a batch once π has moved that far.
-    ``value_loss`` trains a critic, alone for the first ``critic_warmup`` steps. ``penalty`` is the
-    coefficient of a loss that penalises the step away from π_old, where it follows a target.
-    ``advantage_only`` says that a sequence without advantages has neither loss nor gradient.
+    by that deviation; ``correction`` undoes the mismatch of sampler and trainer; ``kl_stop`` ends
+    the epochs of a batch once π has moved that far. ``value_loss`` trains a critic, alone for the
+    first ``critic_warmup`` steps. ``penalty`` is the coefficient of a loss that penalises the step
+    away from π_old, where it follows a target. ``advantage_only`` says that a sequence without
+    advantages has neither loss nor gradient.
     """
 
     advantage: Stage

@@ -23,7 +23,7 @@ from posttrain.algorithms.advantages.group import (
     max_only,
 )
 from posttrain.algorithms.advantages.temporal import batch_whitened, gae, return_to_go
-from posttrain.algorithms.declared import smallest_group
+from posttrain.algorithms.pieces import smallest_group
 from posttrain.types import Batch
 
 ADVANTAGES: dict[str, Callable[..., Batch]] = {

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from posttrain.algorithms import checks
-from posttrain.algorithms.declared import piece
 from posttrain.algorithms.ops import group_centre, group_max, group_sum, keep
+from posttrain.algorithms.pieces import piece
 from posttrain.types import Batch
 
 

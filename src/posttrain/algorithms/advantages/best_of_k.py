@@ -9,8 +9,8 @@ from torch import Tensor
 
 from posttrain.algorithms import checks
 from posttrain.algorithms.advantages.baselines import per_token, sequence_returns
-from posttrain.algorithms.declared import piece
 from posttrain.algorithms.ops import group_count, group_max
+from posttrain.algorithms.pieces import piece
 from posttrain.types import Batch
 
 

@@ -8,7 +8,6 @@ import torch
 
 from posttrain.algorithms import checks
 from posttrain.algorithms.advantages.baselines import per_token, sequence_returns
-from posttrain.algorithms.declared import piece
 from posttrain.algorithms.ops import (
     Deviation,
     group_centre,
@@ -18,6 +17,7 @@ from posttrain.algorithms.ops import (
     keep,
     others_deviation,
 )
+from posttrain.algorithms.pieces import piece
 from posttrain.types import Batch
 
 

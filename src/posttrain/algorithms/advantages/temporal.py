@@ -7,7 +7,6 @@ from torch import Tensor
 
 from posttrain.algorithms import checks
 from posttrain.algorithms.advantages.baselines import per_token, sequence_returns
-from posttrain.algorithms.declared import piece
 from posttrain.algorithms.ops import (
     Deviation,
     compact,
@@ -17,6 +16,7 @@ from posttrain.algorithms.ops import (
     whiten,
     window_sum,
 )
+from posttrain.algorithms.pieces import piece
 from posttrain.types import Batch
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from posttrain.build.check.bench import Bench
 from posttrain.build.check.report import Findings, State
 from posttrain.build.parts import filled, make_sampling, render_prompts
-from posttrain.config.pieces import compared, wants_greedy
+from posttrain.config.asked import compared, wants_greedy
 from posttrain.pipelines.evaluate import is_correct, pass_at_k, share
 from posttrain.protocols import Engine
 from posttrain.rollout.collect import collect, collect_greedy, scored_groups
