@@ -116,7 +116,13 @@ def test_what_the_advantages_declare() -> None:
     for name, advantage in ADVANTAGES.items():
         least = 5 if name == "pass_at_k" else 2 if name in of_two else 1
         assert smallest_group(advantage) == least, name
-        fields = {"greedy_baseline": {"greedy_rewards"}, "optimal_baseline": {"score_norms"}}
+        fields = {
+            "moving_baseline": {"baseline"},
+            "greedy_baseline": {"greedy_rewards"},
+            "optimal_baseline": {"score_norms"},
+            "return_to_go": {"token_rewards"},
+            "gae": {"token_rewards", "values"},
+        }
         assert facts(advantage).needs == fields.get(name, set()), name
     assert smallest_group(functools.partial(ADVANTAGES["pass_at_k"], k=7)) == 8
     centred = functools.partial(ADVANTAGES["batch_whitened"], centre_groups=True, gamma=0.5)

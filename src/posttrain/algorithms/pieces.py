@@ -29,9 +29,10 @@ def piece(
 ) -> Callable[[Function], Function]:
     """Declare facts about the function below.
 
-    ``needs``, of an advantage: fields of the batch that are made only where they are asked for;
-    ``greedy_rewards`` has every prompt answered greedily. ``smallest_group``, of an advantage: how
-    many completions of a prompt it compares at least, a number or a function of its options.
+    ``needs``, of an advantage: what it takes from the batch beside rewards and groups. With
+    ``greedy_rewards`` every prompt is also answered greedily, with ``token_rewards`` the score is
+    put at the last token. ``smallest_group``, of an advantage: how many completions of a prompt it
+    compares at least, a number or a function of its options.
 
     >>> @piece(smallest_group=2)
     ... def mine(batch): ...

@@ -14,6 +14,7 @@ from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.corrections import CORRECTIONS
 from posttrain.algorithms.kl import Coefficient
 from posttrain.algorithms.losses import ADVANTAGE_LOSSES, POLICY_LOSSES, VALUE_LOSSES
+from posttrain.algorithms.pieces import facts
 from posttrain.algorithms.shaping import missing_end, overlong, score_at_last_token
 from posttrain.algorithms.weights import WEIGHTS
 from posttrain.build.parts import choose_compile, choose_compute
@@ -159,7 +160,8 @@ def _critic(
 def needs_token_rewards(advantage: Mapping[str, Any]) -> bool:
     """Whether an advantage gives each token its own credit, so that the score needs a place."""
     discounted = advantage["name"] == "batch_whitened" and advantage.get("gamma", 1.0) != 1.0
-    return discounted or advantage["name"] in ("return_to_go", "gae")
+    function = resolve(advantage, ADVANTAGES, kind="rl.advantage")
+    return discounted or "token_rewards" in facts(function).needs
 
 
 def make_plan(rl: RlSection) -> Plan:

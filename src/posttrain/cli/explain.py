@@ -9,11 +9,13 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
+from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.table import ALGORITHMS, algorithm, difference, pieces
+from posttrain.cli.explain_advantages import advantages_page, explain_advantage
 
 
 def explain(names: Sequence[str]) -> None:
-    """Print all algorithms, one, or the difference of two."""
+    """Print all algorithms, one, the difference of two, or an advantage."""
     console = Console()
     if len(names) > 2:
         raise ValueError("explain: give no name, one name, or two names to compare")
@@ -21,8 +23,11 @@ def explain(names: Sequence[str]) -> None:
         console.print(_all())
         console.print(
             "\n[dim]posttrain explain grpo       its equation, pieces and neighbours\n"
-            "posttrain explain grpo ppo   what sets two apart[/dim]"
+            "posttrain explain grpo ppo   what sets two apart\n"
+            "posttrain explain gae        an advantage, with its options[/dim]"
         )
+    elif len(names) == 1 and names[0] in ADVANTAGES:
+        explain_advantage(console, names[0])
     elif len(names) == 1:
         _one(console, names[0])
     else:
@@ -83,6 +88,7 @@ def page() -> str:
         row = pieces(name)
         cells = (row["advantage"], row["policy loss"], row["averaging"], row["KL to reference"])
         lines.append(f"| [{name}](#{name}) | " + " | ".join(f"`{cell}`" for cell in cells) + " |")
+    lines += advantages_page()
     for name, algorithm_row in ALGORITHMS.items():
         lines += ["", f"## {name}", "", f"{algorithm_row.title} ({algorithm_row.reference})."]
         lines += ["", *(f"    {line}" for line in algorithm_row.equation.splitlines()), ""]

@@ -140,5 +140,6 @@ def optimal_baseline(batch: Batch) -> Batch:
 
 
 # Not as decorators: mutation testing leaves decorated functions out.
+piece(needs={"baseline"})(moving_baseline)
 piece(needs={"greedy_rewards"})(greedy_baseline)
 piece(needs={"score_norms"}, smallest_group=2)(optimal_baseline)

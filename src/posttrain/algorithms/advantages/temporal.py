@@ -126,4 +126,6 @@ def _returns_to_go(batch: Batch, gamma: float) -> Tensor:
 
 
 # Not as decorators: mutation testing leaves decorated functions out.
+piece(needs={"token_rewards"})(return_to_go)
+piece(needs={"token_rewards", "values"})(gae)
 piece(smallest_group=lambda *, centre_groups, **_: 2 if centre_groups else 1)(batch_whitened)
