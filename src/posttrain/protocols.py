@@ -1,6 +1,6 @@
 """What a part must do to take its place in the loop: one to four methods each.
 
-Anything with these methods fits: no base class, no registration. ``tests/contract`` holds what every
+Anything with these methods fits: no base class, no registration. ``tests/contract`` has what every
 engine and every task keeps.
 """
 

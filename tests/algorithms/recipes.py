@@ -14,8 +14,21 @@ from posttrain.types import Batch, Terms
 
 Advantage = Callable[[Batch], Batch]
 
+
+def pass_at_two(batch: Batch) -> Batch:
+    """pass@2 in larger groups: some of those of the tests have two members only."""
+    larger = None if batch.groups is None else (batch.groups > 6).long()
+    return ADVANTAGES["pass_at_k"](batch.replace(groups=larger), k=2)
+
+
 ADVANTAGE_VARIANTS: dict[str, Advantage] = {
     **ADVANTAGES,
+    "pass_at_k": pass_at_two,
+    "others, population": partial(
+        ADVANTAGES["leave_one_out_normalised"], deviation="population", epsilon=0.1
+    ),
+    "whitened, sample": partial(ADVANTAGES["batch_whitened"], deviation="sample"),
+    "gae, sample": partial(ADVANTAGES["gae"], deviation="sample"),
     "constant_baseline": partial(ADVANTAGES["constant_baseline"], baseline=0.4),
     "population": partial(ADVANTAGES["group_normalised"], deviation="population"),
     "max centred": partial(ADVANTAGES["max_only"], keeps="centred"),

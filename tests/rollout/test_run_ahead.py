@@ -179,6 +179,33 @@ def test_a_queue_goes_on_from_what_was_waiting(max_lag: int, rested: bool, done:
         assert next(ahead, None) is None
 
 
+def test_what_waits_keeps_its_greedy_answers() -> None:
+    """To JSON and back, to the last bit, also one whose grader broke; a group shares one."""
+
+    class Broken(Equal):
+        def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+            broken = Score(value=0.0, state="crashed", reason="no grader", parts={"a": 1 / 3})
+            return [Score(value=0.1, parts={"a": 0.1}), broken] * (len(rollouts) // 2) + [
+                broken
+            ] * (len(rollouts) % 2)
+
+    made = RolloutSource(
+        SlowEngine(),
+        Broken(),
+        prompts=PromptCycle(prompts := [Prompt(id=str(n), text=f"{n} ") for n in range(7)], seed=3),
+        sampling=Sampling(),
+        prompts_per_step=3,
+        group_size=2,
+        seed=3,
+        greedy=True,
+    )
+    batches = list(made.steps(2))
+    kept = json.loads(encode_json(to_plain(batches, prompts)))
+    assert [len(batch["greedy"]) for batch in kept["batches"]] == [3, 3]
+    assert from_plain(kept, prompts) == batches
+    assert {r.greedy.score.ok for b in batches for r in b.rollouts if r.greedy} == {True, False}
+
+
 def test_nothing_starts_before_it_is_asked_for() -> None:
     engine = SlowEngine()
     with RunAhead(source(engine, Equal()).steps(2), SharedWeights(engine), max_lag=1) as ahead:

@@ -94,6 +94,27 @@ ALGORITHMS: dict[str, Algorithm] = {
         group_size=4,
         neighbours=("reinforce_baseline", "dr_grpo", "grpo"),
     ),
+    "remax": Algorithm(
+        title="REINFORCE against the greedy completion of the same prompt",
+        equation="∇J = 1/N Σ_i Σ_t ∇log π(a_t|s_t) · (R_i − R(greedy_i))",
+        reference="Li et al., 2023, arXiv:2310.10505",
+        advantage={"name": "greedy_baseline"},
+        loss={"name": "naive"},
+        weights={"name": "sequence_sum"},
+        kl=KL(placement="reward", coefficient=0.05, estimator="k1"),
+        group_size=1,
+        neighbours=("reinforce_baseline", "rloo"),
+    ),
+    "pkpo": Algorithm(
+        title="REINFORCE for the best of k completions instead of the average one",
+        equation="∇J = 1/N Σ_i Σ_t ∇log π(a_t|s_t) · A_i\n"
+        "A_i = k (mean of max R over sets of k with i − over sets of k without i)",
+        reference="Walder and Karkhanis, 2025, arXiv:2505.15201",
+        advantage={"name": "pass_at_k", "k": 4},
+        loss={"name": "naive"},
+        weights={"name": "sequence_sum"},
+        neighbours=("rloo", "dr_grpo"),
+    ),
     "reinforce_pp": Algorithm(
         title="PPO's clip without a critic: returns whitened over the whole batch",
         equation="J = mean_t min(ρ_t A_t, clip(ρ_t) A_t)\nA = (R_t − mean_batch) / std_batch",

@@ -36,7 +36,7 @@ from posttrain.pipelines.plan import Plan, Stage
 from posttrain.registry import resolve
 
 Section = RlSection | SftSection | RewardSection
-_CENTRED_IN_GROUPS = ("group_normalised", "group_centred", "leave_one_out")
+_CENTRED_IN_GROUPS = ("group_normalised", "group_centred", "leave_one_out", "pass_at_k")
 
 
 def make_learner(
@@ -103,7 +103,12 @@ def make_reward_learner(
 
 
 def _optimizer(model: nn.Module, section: Section) -> torch.optim.Optimizer:
-    return adamw(model, learning_rate=section.learning_rate, weight_decay=section.weight_decay)
+    return adamw(
+        model,
+        learning_rate=section.learning_rate,
+        weight_decay=section.weight_decay,
+        betas=section.adam_betas,
+    )
 
 
 def _schedule(section: Section, total_steps: int) -> Callable[[int], float]:
@@ -141,7 +146,12 @@ def _critic(
             checkpoint_activations(critic.trunk, enabled=rl.checkpoint_activations)
     return Trained(
         critic,
-        adamw(critic, learning_rate=chosen.learning_rate, weight_decay=rl.weight_decay),
+        adamw(
+            critic,
+            learning_rate=chosen.learning_rate,
+            weight_decay=rl.weight_decay,
+            betas=rl.adam_betas,
+        ),
         schedule=_schedule(rl, total_steps),
         max_gradient_norm=rl.max_gradient_norm,
     )
@@ -150,7 +160,8 @@ def _critic(
 def needs_token_rewards(advantage: Mapping[str, Any]) -> bool:
     """Whether an advantage gives each token its own credit, so that the score needs a place."""
     discounted = advantage["name"] == "batch_whitened" and advantage.get("gamma", 1.0) != 1.0
-    return discounted or advantage["name"] in ("return_to_go", "gae")
+    function = resolve(advantage, ADVANTAGES, kind="rl.advantage")
+    return discounted or "token_rewards" in facts(function).needs
 
 
 def make_plan(rl: RlSection) -> Plan:
@@ -168,7 +179,7 @@ def make_plan(rl: RlSection) -> Plan:
         loss=loss,
         weights=resolve(rl.weights, WEIGHTS, kind="rl.weights"),
         shaping=_shaping(rl),
-        whiten_rewards=rl.whiten_rewards,
+        whiten_rewards="population" if rl.whiten_rewards is True else rl.whiten_rewards or None,
         correction=correction,
         value_loss=value_loss,
         value_coefficient=critic.coefficient if critic is not None else 1.0,
@@ -233,4 +244,10 @@ def make_audit(recipe: Recipe, rl: RlSection, *, plan: Plan, device: str) -> Aud
         normalised = "group"
     exact = choose_compute(recipe.model, device) == torch.float32
     tolerance = 1e-4 if exact else 2e-2
-    return Audit(plan, normalised=normalised, tolerance=tolerance, max_lag=rl.max_lag)
+    return Audit(
+        plan,
+        normalised=normalised,
+        deviation=rl.advantage.get("deviation", "population"),
+        tolerance=tolerance,
+        max_lag=rl.max_lag,
+    )

@@ -15,6 +15,7 @@ from posttrain.build.overlap import Flow, flowing, make_sampler
 from posttrain.build.parts import Parts, filled, make_engine, make_sampling, render_prompts
 from posttrain.build.resume import check_steps
 from posttrain.config import EvalSection, Recipe
+from posttrain.config.asked import wants_greedy
 from posttrain.learn.learner import LocalLearner
 from posttrain.models.load import Policy
 from posttrain.pipelines import rl as rl_pipeline
@@ -81,6 +82,7 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
         group_size=section.group_size,
         seed=recipe.run.seed,
         max_resamples=section.max_resamples or 0,
+        greedy=wants_greedy(section),
     )
     keeper, device, decode = context.keeper, policy.model.device, parts.template.decode
     check_steps(section.steps, done=keeper.step)
@@ -225,6 +227,8 @@ def _checked(source: Iterator[Collected], max_invalid: float) -> Iterator[Collec
     """The same rollouts; a batch with too many broken scores stops the run before it is learned."""
     for collected in source:
         check_invalid(collected.rollouts, max_invalid)
+        greedy = {r.group: r.greedy for r in collected.rollouts if r.greedy is not None}
+        check_invalid(list(greedy.values()), max_invalid, of=" of greedy completions")
         yield collected
 
 

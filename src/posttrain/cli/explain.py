@@ -10,8 +10,10 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.kl import GRADIENTS
 from posttrain.algorithms.table import ALGORITHMS, algorithm, difference, pieces
+from posttrain.cli.explain_advantages import advantages_page, explain_advantage
 
 ABOUT_KL = (
     "The gradient that a KL in the loss has on average, where π is still π_old, with "
@@ -21,7 +23,7 @@ ABOUT_KL = (
 
 
 def explain(names: Sequence[str]) -> None:
-    """Print all algorithms, one, the difference of two, or what a KL in the loss pulls along."""
+    """Print all algorithms, one, the difference of two, an advantage, or what a KL pulls along."""
     console = Console()
     if len(names) > 2:
         raise ValueError("explain: give no name, one name, or two names to compare")
@@ -30,10 +32,13 @@ def explain(names: Sequence[str]) -> None:
         console.print(
             "\n[dim]posttrain explain grpo       its equation, pieces and neighbours\n"
             "posttrain explain grpo ppo   what sets two apart\n"
+            "posttrain explain gae        an advantage, with its options\n"
             "posttrain explain kl         the gradient of each KL estimator in the loss[/dim]"
         )
     elif names == ["kl"]:
         _divergences(console)
+    elif len(names) == 1 and names[0] in ADVANTAGES:
+        explain_advantage(console, names[0])
     elif len(names) == 1:
         _one(console, names[0])
     else:
@@ -108,6 +113,7 @@ def page() -> str:
         row = pieces(name)
         cells = (row["advantage"], row["policy loss"], row["averaging"], row["KL to reference"])
         lines.append(f"| [{name}](#{name}) | " + " | ".join(f"`{cell}`" for cell in cells) + " |")
+    lines += advantages_page()
     for name, algorithm_row in ALGORITHMS.items():
         lines += ["", f"## {name}", "", f"{algorithm_row.title} ({algorithm_row.reference})."]
         lines += ["", *(f"    {line}" for line in algorithm_row.equation.splitlines()), ""]

@@ -12,6 +12,7 @@ from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.corrections import CORRECTIONS
 from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
 from posttrain.algorithms.weights import WEIGHTS
+from posttrain.config.asked import compared
 from posttrain.config.describe import elsewhere
 from posttrain.config.fields import Spec
 from posttrain.config.sections import ModelSection, RlSection
@@ -121,19 +122,22 @@ def _written_out(function: Function, chosen: Mapping[str, Any]) -> Spec:
 
 
 def probe(rl: RlSection) -> list[Callable[[], object]]:
-    """Each piece of the library, to be called on four tokens: a bad option raises here and now."""
+    """Each piece of the library, to be called on a few tokens: a bad option raises here and now.
+
+    Groups are as large as the advantage wants them: whether those of the recipe are is a rule.
+    """
 
     def call(name: str, spec: Spec, *, table: Mapping[str, Function]) -> Callable[[], object]:
         def check() -> None:
             function = resolve(spec, table, kind=f"rl.{name}")
             try:
-                function(torch.zeros(4, 1), batch) if "loss" in name else function(batch)
+                function(batch.need("values"), batch) if "loss" in name else function(batch)
             except ValueError as error:
                 raise ValueError(f"rl.{name}.{error}") from None
 
         return check
 
-    batch = _tiny_batch()
+    batch = _tiny_batch(compared(rl))
     pieces: list[tuple[str, Spec, Mapping[str, Function]]] = [
         ("advantage", rl.advantage, ADVANTAGES),
         ("loss", rl.loss, POLICY_LOSSES),
@@ -145,9 +149,11 @@ def probe(rl: RlSection) -> list[Callable[[], object]]:
     return [call(name, spec, table=table) for name, spec, table in pieces if spec["name"] in table]
 
 
-def _tiny_batch() -> Batch:
-    token = torch.zeros(4, 1)
-    return Batch.from_rewards([1.0, 0.0, 1.0, 0.0], groups=[0, 0, 1, 1]).replace(
+def _tiny_batch(group_size: int) -> Batch:
+    size = 2 * max(2, group_size)
+    token = torch.zeros(size, 1)
+    rewards, groups = torch.arange(size) % 2, torch.arange(size) * 2 // size
+    return Batch.from_rewards(rewards, groups=groups.tolist()).replace(
         old_logprobs=token,
         sampler_logprobs=token,
         values=token,
@@ -155,5 +161,6 @@ def _tiny_batch() -> Batch:
         token_rewards=token,
         advantages=token,
         baseline=torch.tensor(0.0),
-        score_norms=torch.ones(4),
+        score_norms=torch.ones(size),
+        greedy_rewards=torch.zeros(size),
     )

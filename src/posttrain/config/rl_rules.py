@@ -8,9 +8,6 @@ from posttrain.config.pieces import engine_table
 from posttrain.config.sections import RlSection
 from posttrain.registry import look_up
 
-COMPARES_GROUP = ("group_normalised", "group_centred", "leave_one_out", "max_only")
-NEEDS_NO_GROUP = "return, moving_baseline or batch_whitened"
-
 
 def optimiser_steps(rl: RlSection) -> int:
     """Optimiser steps for each batch of rollouts."""
@@ -28,13 +25,17 @@ def baseline_of_gradients(rl: RlSection) -> str | None:
 
 
 def group_of_one(rl: RlSection) -> str | None:
-    """An advantage that compares the completions of a prompt needs at least two of them."""
-    name = rl.advantage["name"]
-    compares = name in COMPARES_GROUP or rl.advantage.get("centre_groups", False)
-    if compares and rl.group_size < 2:
+    """An advantage that compares the completions of a prompt needs as many as it compares."""
+    from posttrain.algorithms.advantages import without_siblings
+    from posttrain.config.asked import compared
+
+    least = compared(rl)
+    if rl.group_size < least:
+        *others, last = without_siblings()
         return (
-            f"rl.group_size: 1, but advantage {name!r} compares the completions of a prompt; "
-            f"set rl.group_size to 2 or more, or rl.advantage to {NEEDS_NO_GROUP}"
+            f"rl.group_size: {rl.group_size}, but advantage {rl.advantage['name']!r} compares at "
+            f"least {least} completions of a prompt; set rl.group_size to {least} or more, or "
+            f"rl.advantage to one that compares none: {', '.join(others)} or {last}"
         )
     return None
 

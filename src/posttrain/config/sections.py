@@ -15,6 +15,7 @@ from posttrain.algorithms.kl import Direction, Estimator, Rule
 from posttrain.algorithms.table import Placement
 from posttrain.config.fields import (
     STAGES,
+    Betas,
     Expected,
     OptionalPiece,
     Piece,
@@ -94,6 +95,7 @@ class SftSection(Section):
     warmup_steps: int = key(0, "Optimiser steps to reach the peak.", ge=0)
     schedule: Schedule = key("cosine", "How the step size goes on from the peak.")
     weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
+    adam_betas: Betas = key((0.9, 0.95), "AdamW's β₁ and β₂: how much its running means keep.")
     max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
     micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
     checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
@@ -142,6 +144,7 @@ class RewardSection(Section):
     warmup_steps: int = key(0, "Optimiser steps to reach the peak.", ge=0)
     schedule: Schedule = key("cosine", "How the step size goes on from the peak.")
     weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
+    adam_betas: Betas = key((0.9, 0.95), "AdamW's β₁ and β₂: how much its running means keep.")
     max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
     micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
     checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
@@ -215,6 +218,7 @@ class RlSection(Section):
     warmup_steps: int = key(0, "Optimiser steps to reach the peak.", ge=0)
     schedule: Schedule = key("constant", "How the step size goes on from the peak.")
     weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
+    adam_betas: Betas = key((0.9, 0.95), "AdamW's β₁ and β₂: how much its running means keep.")
     max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
     micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
     checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
@@ -230,8 +234,12 @@ class RlSection(Section):
     weights: Piece = later("the algorithm's", "How the losses of tokens are averaged.")
     kl: KlSection = later("the algorithm's", "The divergence from the reference model.")
     critic: CriticSection | None = later("the algorithm's", "The value model.")
-    whiten_rewards: bool = key(
-        False, "Divide token rewards by their deviation in the batch; for advantages per token."
+    whiten_rewards: Annotated[
+        bool | Literal["population", "sample"], Expected('true, false, "population" or "sample"')
+    ] = key(
+        False,
+        "Divide token rewards by their deviation in the batch (true: the population's); for "
+        "advantages per token.",
     )
     penalty_target: float | None = later(
         "the algorithm's", "approx_kl to which the coefficient of loss penalised is steered.", gt=0

@@ -131,7 +131,9 @@ def prepare(batch: Batch, learner: Learner, *, plan: Plan, state: State) -> Batc
     if state.baseline is None:  # the first batch has no past: its own mean stands in
         state = replace(state, baseline=update_baseline(None, batch))
     batch = batch.replace(baseline=torch.tensor(state.baseline, dtype=torch.float64))
-    seen = whiten_rewards(batch) if plan.whiten_rewards else batch
+    seen = batch
+    if plan.whiten_rewards is not None:
+        seen = whiten_rewards(batch, deviation=plan.whiten_rewards)
     batch = plan.advantage(seen).replace(token_rewards=batch.token_rewards)
     return plan.correction(batch) if plan.correction else batch
 

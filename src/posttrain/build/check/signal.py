@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from posttrain.build.check.bench import Bench
 from posttrain.build.check.report import Findings, State
 from posttrain.build.parts import filled, make_sampling, render_prompts
+from posttrain.config.asked import compared, wants_greedy
 from posttrain.pipelines.evaluate import is_correct, pass_at_k, share
 from posttrain.protocols import Engine
-from posttrain.rollout.collect import collect
+from posttrain.rollout.collect import collect, collect_greedy, scored_groups
 from posttrain.rollout.source import PromptCycle, has_signal
 from posttrain.types import Prompt, Rollout
 
@@ -70,7 +71,7 @@ def engine_of(bench: Bench) -> Engine:
 def sample(bench: Bench, *, seconds_per_grade: float) -> Sampled:
     """The first prompts of a run, answered in groups; more of them where none has signal."""
     section = filled(bench.recipe.rl)
-    size = min(section.group_size, MAX_GROUP)
+    size = min(section.group_size, max(MAX_GROUP, compared(section)))
     affordable = int(MAX_GRADING / max(seconds_per_grade, 1e-6) / size)
     wanted = FAST_PROMPTS if bench.fast else PROMPTS
     count = min(max(wanted, 4 * wanted // size), max(1, MAX_ROLLOUTS // size))
@@ -93,18 +94,15 @@ def _answered(bench: Bench, prompts: Sequence[Prompt], *, size: int) -> Sampled:
     section, scorer = filled(bench.recipe.rl), bench.of_parts().scorer
     assert scorer is not None
     begun = time.perf_counter()
-    rollouts = collect(
-        engine_of(bench),
-        prompts,
-        sampling=make_sampling(section),
-        num_samples=size,
-        seed=bench.recipe.run.seed,
-    )
+    engine, sampling, seed = engine_of(bench), make_sampling(section), bench.recipe.run.seed
+    rollouts = collect(engine, prompts, sampling=sampling, num_samples=size, seed=seed)
+    greedy: list[Rollout] = []
+    if wants_greedy(section):
+        greedy = collect_greedy(engine, prompts, sampling=sampling, seed=seed)
     sampled = time.perf_counter()
-    scores = scorer.score(rollouts)
-    scored = [replace(r, score=s) for r, s in zip(rollouts, scores, strict=True)]
+    groups = scored_groups(scorer, rollouts, greedy=greedy)
     return Sampled(
-        groups=[scored[start : start + size] for start in range(0, len(scored), size)],
+        groups=groups,
         rollout_seconds=sampled - begun,
         grade_seconds=time.perf_counter() - sampled,
     )
