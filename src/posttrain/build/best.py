@@ -1,4 +1,4 @@
-"""The weights of a stage at its lowest held-out loss: kept while it trains on, also in checkpoints."""
+"""The weights of a stage at its lowest held-out loss, kept while it trains on."""
 
 from __future__ import annotations
 
@@ -72,3 +72,5 @@ class Best:
         )
         if (begins_at.path / FILE).exists():
             self._weights = load_weights(self._learner, begins_at.path / FILE)
+        elif self._best is not None and begins_at.step != self._last_step:
+            self._weights = weights_of(self._learner)  # it was to be the end, and is no longer

@@ -116,9 +116,7 @@ def _questions(context: Context, split: Split) -> list[Questions]:
     )
     seed = context.recipe.run.seed * 1_000_003 + (500_000 if split == "test" else 0)
     return [
-        Questions(
-            prompts=prompts[start : start + CHUNK], seed=seed + repeat * len(prompts) + start
-        )
+        Questions(prompts=prompts[start : start + CHUNK], seed=seed + repeat * len(prompts) + start)
         for repeat in range(section.repeats)
         for start in range(0, len(prompts), CHUNK)
     ]

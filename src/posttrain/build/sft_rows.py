@@ -151,5 +151,5 @@ def _of_file(rows: Sequence[Demonstration], *, section: SftSection, seed: int) -
 
 def _some(rows: Sequence[Demonstration], most: int, *, seed: int) -> Sequence[Demonstration]:
     """At most so many of the rows, in their order: the same ones every time."""
-    places = range(len(rows))
-    return [rows[place] for place in sorted(random.Random(seed).sample(places, min(most, len(rows))))]
+    chosen = random.Random(seed).sample(range(len(rows)), min(most, len(rows)))
+    return [rows[place] for place in sorted(chosen)]

@@ -30,8 +30,8 @@ def sft_steps(recipe: Recipe, num_rows: int) -> int:
 def evaluation_steps(total_steps: int, *, epochs: int) -> int:
     """Steps between evaluations: about ten in the stage, and at least one an epoch.
 
-    >>> evaluation_steps(500, epochs=1), evaluation_steps(500, epochs=50), evaluation_steps(3, epochs=1)
-    (50, 10, 1)
+    >>> [evaluation_steps(total, epochs=epochs) for total, epochs in ((500, 1), (500, 50), (3, 1))]
+    [50, 10, 1]
     """
     return max(1, min(total_steps // EVALUATIONS, total_steps // epochs))
 
@@ -77,14 +77,14 @@ def run_sft(context: Context, rows: SftRows) -> dict[str, Any]:
             start=keeper.step,
             guard=keeper.keep(guard),
         )
-    _save(context, learner, best)
+    _save(context, learner, best=best)
     picture = context.folder.path / "curves.png"
     plot_curves(context.folder.records(), picture, title="Supervised fine-tuning")
     record: dict[str, Any] = {"demonstrations": len(rows.train)}
     return {**record, "held_out": len(rows.test), **best.record()} if rows.test else record
 
 
-def _save(context: Context, learner: LocalLearner, best: Best) -> None:
+def _save(context: Context, learner: LocalLearner, *, best: Best) -> None:
     """Write the model that the section asks for; and the best one, where that is another."""
     folder, result = context.folder, filled(context.recipe.sft).result
     shutil.rmtree(folder.best, ignore_errors=True)  # of an attempt that was cut short

@@ -29,7 +29,8 @@ def demonstrations(
 
     A wrong answer is the gold answer of another prompt that the task's own rewards give less than
     full marks here. Exactly ``round(num · wrong_share)`` are wrong; the seed decides which, in
-    either split by other draws. A policy warmed up on these knows how to answer and is often wrong: room for RL to improve.
+    either split by other draws. A policy warmed up on these knows how to answer and is often wrong:
+    room for RL to improve.
 
     >>> from posttrain.tasks.sort import sort_task
     >>> task = sort_task(length=3, num_train=100, num_test=0)
