@@ -194,7 +194,13 @@ RECIPE_REFUSED: dict[str, Cases] = {
             "run.keep_best: the accuracy of a checkpoint is that of its own step, and rl saves "
             "every 3 and evaluates every 2 (0 is off); set rl.save_every to a multiple of "
             "rl.evaluate_every, or run.keep_best to 0",
-        )
+        ),
+        (
+            {"run": {"keep_best": 1}, "rl": {"evaluate_every": 2}},
+            "run.keep_best: the accuracy of a checkpoint is that of its own step, and rl saves "
+            "by time and evaluates every 2 (0 is off); set rl.save_every to a multiple of "
+            "rl.evaluate_every, or run.keep_best to 0",
+        ),
     ],
 }
 

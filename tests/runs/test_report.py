@@ -143,3 +143,24 @@ def test_the_files_lie_beside_the_page(run: RunFolder, tmp_path: Path) -> None:
 def test_a_spreadsheet_finds_no_formula() -> None:
     records = [{"step": 1, "=1+1": 2.0, "a": -1.0}, {"step": 2, "a": float("inf")}]
     assert metrics_csv(records) == "step,'=1+1,a\n1,2.0,-1.0\n2,,inf\n"
+
+
+def test_the_held_out_loss_stands_beside_the_loss(tmp_path: Path) -> None:
+    """A second curve in the panel, within its axis, and its last value in the caption."""
+    run = RunFolder.create(tmp_path / "run", config={"sft": {}})
+    stage = run.begin("sft")
+    tracker = JsonlTracker(Stage(name="sft", folder=stage.path, total_steps=3))
+    tracker.log(0, {"test/loss": 4.0})
+    for step in (1, 2, 3):
+        tracker.log(step, {"loss/total": 1.0 / step, "test/loss": 4.0 - step / 2})
+    tracker.close()
+    text = render_report(run)
+    Page(text)
+    assert "0.333, held-out 2.5" in text
+    (line,) = (part for part in text.split("<polyline ") if 'class="held-out"' in part)
+    points = [
+        tuple(map(float, p.split(","))) for p in line.split('points="')[1].split('"')[0].split()
+    ]
+    assert len(points) == 4
+    assert all(0 <= x <= 320 and 0 <= y <= 150 for x, y in points)
+    assert points[0][1] < points[-1][1]  # it falls, and y grows downwards

@@ -17,6 +17,7 @@ from posttrain.build.fingerprint import code_version, fingerprints
 from posttrain.build.guards import guarded
 from posttrain.build.interrupts import Interrupts
 from posttrain.build.keeper import Keeper
+from posttrain.build.pace import Clock
 from posttrain.build.parts import (
     Parts,
     choose_device,
@@ -41,15 +42,17 @@ from posttrain.build.resume import (
     take_up,
     told,
 )
-from posttrain.build.sft_stage import fitting, run_sft, sft_rows, sft_steps
+from posttrain.build.sft_rows import fitting, sft_rows
+from posttrain.build.sft_stage import run_sft, sft_steps
 from posttrain.build.stages import Context, run_rl
 from posttrain.build.supplied import Supplied
 from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.models.load import Policy
 from posttrain.protocols import Tracker
 from posttrain.runs import RunFolder
+from posttrain.runs.checkpoints import clear
 from posttrain.runs.report import TITLES
-from posttrain.track import TRACKERS, Several
+from posttrain.track import TRACKERS, ConsoleTracker, Several
 from posttrain.track import Stage as TrackedStage
 
 __all__ = ["Supplied", "run"]
@@ -63,13 +66,15 @@ def run(
     console: Console | None = None,
     resume: bool = False,
     allow_changes: Sequence[str] = (),
+    clock: Clock = time.monotonic,
 ) -> Run:
     """Run every stage of a recipe that is not finished yet, and return what came out.
 
     ``text`` is the recipe as the user wrote it, kept in the folder. A quiet ``console`` silences
     the live display too. With ``resume`` a stage that was cut short goes on from its last
     checkpoint, exactly as if it had not been; another recipe, data or code are then refused, but
-    for the keys in ``allow_changes``. Without, it starts anew.
+    for the keys in ``allow_changes``. Without, it starts anew. ``clock`` tells the seconds by
+    which checkpoints come.
     """
     supplied, console = supplied or Supplied(), console or Console()
     recipe = resolve(recipe, supplied=supplied.names())
@@ -81,6 +86,7 @@ def run(
             console=console,
             resume=resume,
             allow_changes=allow_changes,
+            clock=clock,
         )
 
 
@@ -92,6 +98,7 @@ def _run(
     console: Console,
     resume: bool,
     allow_changes: Sequence[str],
+    clock: Clock,
 ) -> Run:
     for caution in cautions(recipe):
         console.print(f"[yellow]caution:[/yellow] {caution}")
@@ -118,6 +125,7 @@ def _run(
             console=console,
             interrupts=interrupts,
             resume=resume,
+            clock=clock,
         )
         try:
             for stage in recipe.stages:
@@ -139,8 +147,10 @@ class _Job:
         console: Console,
         interrupts: Interrupts,
         resume: bool = False,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._recipe = recipe
+        self._clock = clock
         self._started, self._seconds_before = time.monotonic(), 0.0
         self._interrupts = interrupts
         self._resume = resume
@@ -164,6 +174,7 @@ class _Job:
         if self._folder.stage_done(stage, self._digests[stage]):
             self._seconds_before = (self._folder.stage_record(stage) or {}).get("seconds", 0.0)
             self._console.print(f"{stage}: finished already; taken from the run folder")
+            self._tidy(stage)  # the run may have been cut short before
             if stage != "reward" and self._folder.stage(stage).model.is_dir():
                 self._load(str(self._folder.stage(stage).model))
             return
@@ -176,6 +187,13 @@ class _Job:
         }[stage]
         record = {**work(), "seconds": self.seconds()}
         self._folder.finish(stage, digest=self._digests[stage], record=record)
+        self._tidy(stage)
+
+    def _tidy(self, stage: str) -> None:
+        """Of a finished stage, remove checkpoints that no one asked for: its model is there."""
+        asked = getattr(getattr(self._recipe, stage), "save_every", None) is not None
+        if not asked and self._recipe.run.keep_last:
+            clear(self._folder.stage(stage))
 
     def close(self) -> None:
         """End what runs beside this process."""
@@ -200,10 +218,12 @@ class _Job:
         )
 
     def _sft(self) -> Mapping[str, Any]:
-        rows = fitting(sft_rows(self._recipe, self._policy, parts=self._ready), self._policy)
-        with self._stage("sft", total_steps=sft_steps(self._recipe, len(rows))) as context:
-            run_sft(context, rows)
-        return {"demonstrations": len(rows)}
+        read = sft_rows(self._recipe, self._policy, parts=self._ready)
+        rows = fitting(read, self._policy, section=filled(self._recipe.sft))
+        if rows.note:
+            self._console.print(rows.note, markup=False, soft_wrap=True)
+        with self._stage("sft", total_steps=sft_steps(self._recipe, len(rows.train))) as context:
+            return run_sft(context, rows)
 
     def _prefer(self) -> Mapping[str, Any]:
         task = self._ready.task
@@ -251,9 +271,11 @@ class _Job:
             folder,
             interrupts=self._interrupts,
             begins_at=begins_at,
+            save_minutes=self._recipe.run.save_minutes,
             keep_last=self._recipe.run.keep_last,
             keep_best=self._recipe.run.keep_best,
             seconds=self.seconds,
+            clock=self._clock,
         )
         tracked = TrackedStage(
             name=stage,
@@ -267,6 +289,9 @@ class _Job:
         shown = () if self._console.quiet else ("console",)
         names = ("jsonl", *self._recipe.run.trackers, *shown) if total_steps else ()
         trackers = [TRACKERS[name](tracked) for name in names]
+        for seen in trackers:
+            if isinstance(seen, ConsoleTracker):
+                keeper.tell = seen.note
         tracker: Tracker = Several(trackers)
         if stage == "rl":
             supplied = self._supplied.engine is not None

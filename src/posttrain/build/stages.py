@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.build.guards import make_guard
-from posttrain.build.keeper import Keeper, go_on, rl_state
+from posttrain.build.keeper import Keeper, More, go_on, rl_state
 from posttrain.build.learners import make_audit, make_learner, make_plan
 from posttrain.build.overlap import Flow, flowing, make_sampler
 from posttrain.build.parts import Parts, filled, make_engine, make_sampling, render_prompts
@@ -44,13 +44,19 @@ class Context:
 
 
 def logged(
-    context: Context, learner: LocalLearner, *, every: int
+    context: Context,
+    learner: LocalLearner,
+    *,
+    every: int | None,
+    total_steps: int,
+    more: More | None = None,
 ) -> Callable[[int, Mapping[str, float]], None]:
     """What follows a step of supervised training: its record, and a checkpoint where one is due."""
 
     def on_step(step: int, metrics: Mapping[str, float]) -> None:
         context.tracker.log(step, metrics)
-        context.keeper.stepped(step, learner=learner, every=every)
+        last = step == total_steps
+        context.keeper.stepped(step, learner=learner, every=every, last=last, more=more)
 
     return on_step
 
@@ -158,6 +164,7 @@ class _Watch:
             step,
             learner=self._learner,
             every=self._section.save_every,
+            last=step == self._section.steps,
             more=lambda place: self._on_disk(more(place)),
         )
 

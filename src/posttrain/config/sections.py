@@ -50,6 +50,9 @@ class RunSection(Section):
         ge=1,
     )
     trackers: Trackers = key((), "Trackers besides the run folder itself.")
+    save_minutes: float = key(
+        10.0, "Minutes between checkpoints of a stage without save_every; 0: none by time.", ge=0
+    )
     keep_last: int = key(2, "Newest checkpoints of a stage to keep; 0 keeps all.", ge=0)
     keep_best: int = key(0, "Checkpoints of [rl] with the best held-out accuracy to keep.", ge=0)
     deterministic: bool = key(False, "Only kernels that give the same bits every time (slower).")
@@ -87,6 +90,17 @@ class SftSection(Section):
     """Supervised fine-tuning on demonstrations; the loss is on the completion only."""
 
     data: str = key("task", "task (its own answers), or a JSONL file of them.", min_length=1)
+    test_data: str | None = later(
+        "the test prompts of the task, else test_share of data",
+        "JSONL file of held-out demonstrations.",
+        min_length=1,
+    )
+    test_share: float | None = later(
+        "0.05 of a file of 40 rows or more, at most evaluate_demonstrations",
+        "Share of a file to hold out, whole prompts.",
+        gt=0,
+        lt=1,
+    )
     num_demonstrations: int | None = later("all there are", "Demonstrations to use, at most.", ge=1)
     wrong_share: float = key(0.0, "Share of the task's answers made wrong.", ge=0, le=1)
     epochs: int = key(1, "Passes over the demonstrations.", ge=1)
@@ -100,7 +114,18 @@ class SftSection(Section):
     micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
     checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
     max_skipped: int = key(3, "Steps in a row that may be NaN; then the stage stops.", ge=1)
-    save_every: int = key(0, "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0)
+    evaluate_every: int | None = later(
+        "about ten times, and once an epoch",
+        "Steps between looks at the held-out loss; 0 is off, and holds nothing out.",
+        ge=0,
+    )
+    evaluate_demonstrations: int = key(200, "Held-out demonstrations in each of these.", ge=1)
+    result: Literal["last", "best"] = key(
+        "last", "Weights that the stage ends with: the last, or those of the best held-out loss."
+    )
+    save_every: int | None = later(
+        "by time: run.save_minutes", "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0
+    )
 
 
 class PreferSection(Section):
@@ -149,7 +174,9 @@ class RewardSection(Section):
     micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
     checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
     max_skipped: int = key(3, "Steps in a row that may be NaN; then the stage stops.", ge=1)
-    save_every: int = key(0, "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0)
+    save_every: int | None = later(
+        "by time: run.save_minutes", "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0
+    )
 
 
 class KlSection(Section):
@@ -268,7 +295,9 @@ class RlSection(Section):
     )
     check: bool = key(True, "Try a few rollouts and one step before the first, and say what fails.")
     audit: bool = key(False, "Check the algorithm's checklist at every step, and stop where not.")
-    save_every: int = key(0, "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0)
+    save_every: int | None = later(
+        "by time: run.save_minutes", "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0
+    )
     max_invalid: float = key(
         0.1, "Share of broken scores that stops the run, of held-out ones too.", ge=0, le=1
     )

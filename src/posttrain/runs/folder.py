@@ -13,6 +13,7 @@
         rollouts/         step-000012.parquet, …
         checkpoints/      step-000012/, …: posttrain.runs.checkpoints
         model/            the trained model, an ordinary Hugging Face folder
+        best/model/       the one of the lowest held-out loss (sft), where that is another
         begun.json        under which config it was begun
         done.json         written last: a stage that has one is not run again
 """
@@ -68,6 +69,11 @@ class StageFolder:
     def model(self) -> Path:
         """The trained model; fill it through ``posttrain.runs.new_folder``."""
         return self.path / "model"
+
+    @property
+    def best(self) -> Path:
+        """Where the best model of the stage is, if that is not the one it ended with."""
+        return self.path / "best"
 
     def checkpoint(self, step: int) -> Path:
         """The checkpoint after a step; fill it through ``posttrain.runs.new_folder``."""

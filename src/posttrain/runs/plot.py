@@ -12,17 +12,21 @@ from posttrain.runs.files import replacing
 from posttrain.runs.metrics import Record, merge_steps
 from posttrain.track.text import printable
 
-_INK, _GREY, _FAINT, _BLUE = "#222222", "#767676", "#e6e6e6", "#2563b0"
+_INK, _GREY, _FAINT, _BLUE, _ORANGE = "#222222", "#767676", "#e6e6e6", "#2563b0", "#b45309"
 _SMOOTH_FROM = 40  # points; fewer are shown as they are
 _MARKERS_UP_TO = 25
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One small picture of one metric; where it ``must_move``, all zeros are not worth drawing."""
+    """One small picture of one metric; where it ``must_move``, all zeros are not worth drawing.
+
+    ``held_out`` is the same measured on what is not learned from: a second curve beside the first.
+    """
 
     title: str
     metric: str
+    held_out: str = ""
     percent: bool = False
     must_move: bool = False
 
@@ -51,7 +55,7 @@ RL: tuple[tuple[Panel, ...], ...] = (
 )
 
 SFT: tuple[tuple[Panel, ...], ...] = (
-    (Panel(title="Loss (nats per token)", metric="loss/total"),),
+    (Panel(title="Loss (nats per token)", metric="loss/total", held_out="test/loss"),),
     (_ACCURACY,),
     (_GRADIENT,),
 )
@@ -119,22 +123,10 @@ def _says_something(records: Sequence[Record], panel: Panel) -> bool:
 def _draw(axis: Any, panel: Panel, *, records: Sequence[Record]) -> None:
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    steps, values = curve_points(records, panel.metric)
-    smooth = smoothed(values)
-    if smooth != values:
-        axis.plot(steps, values, color=_BLUE, linewidth=0.8, alpha=0.3)
-    marker = "o" if len(steps) <= _MARKERS_UP_TO else None
-    axis.plot(steps, smooth, color=_BLUE, linewidth=1.8, marker=marker, markersize=3.5)
-    axis.annotate(
-        f"{smooth[-1]:.0%}" if panel.percent else f"{smooth[-1]:.3g}",
-        (steps[-1], smooth[-1]),
-        xytext=(5, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=8,
-        color=_BLUE,
-        annotation_clip=False,
-    )
+    _draw_curve(axis, curve_points(records, panel.metric), percent=panel.percent)
+    if panel.held_out and (points := curve_points(records, panel.held_out))[0]:
+        options = {"color": _ORANGE, "label": "held-out "}
+        _draw_curve(axis, points, percent=panel.percent, **options)
     axis.set_title(panel.title, loc="left", fontsize=9.5, color=_INK)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     if panel.percent:
@@ -149,6 +141,32 @@ def _draw(axis: Any, panel: Panel, *, records: Sequence[Record]) -> None:
     axis.set_axisbelow(True)
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.spines["bottom"].set_color(_FAINT)
+
+
+def _draw_curve(
+    axis: Any,
+    points: tuple[list[float], list[float]],
+    *,
+    percent: bool,
+    color: str = _BLUE,
+    label: str = "",
+) -> None:
+    steps, values = points
+    smooth = smoothed(values)
+    if smooth != values:
+        axis.plot(steps, values, color=color, linewidth=0.8, alpha=0.3)
+    marker = "o" if len(steps) <= _MARKERS_UP_TO else None
+    axis.plot(steps, smooth, color=color, linewidth=1.8, marker=marker, markersize=3.5)
+    axis.annotate(
+        label + (f"{smooth[-1]:.0%}" if percent else f"{smooth[-1]:.3g}"),
+        (steps[-1], smooth[-1]),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8,
+        color=color,
+        annotation_clip=False,
+    )
 
 
 def curve_points(records: Sequence[Record], name: str) -> tuple[list[float], list[float]]:

@@ -21,6 +21,7 @@ _GRID = 'class="grid" stroke="#e6e6e6"'
 _CURVES = {
     "curve": 'class="curve" fill="none" stroke="#2563b0" stroke-width="1.8"',
     "raw": 'class="raw" fill="none" stroke="#2563b0" stroke-width="0.8" opacity="0.35"',
+    "held-out": 'class="held-out" fill="none" stroke="#b45309" stroke-width="1.8"',
 }
 
 
@@ -33,7 +34,9 @@ def _figure(panel: Panel, records: Sequence[Record]) -> str:
     steps, values = curve_points(records, panel.metric)
     smooth = smoothed(values)
     last = f"{values[-1]:.1%}" if panel.percent else f"{values[-1]:.3g}"
-    ticks = [0.0, 0.5, 1.0] if panel.percent else nice_ticks(min(values), max(values))
+    besides = curve_points(records, panel.held_out) if panel.held_out else ([], [])
+    drawn = [*values, *besides[1]]
+    ticks = [0.0, 0.5, 1.0] if panel.percent else nice_ticks(min(drawn), max(drawn))
     low, high = ticks[0], ticks[-1]
     across = (records[0]["step"], max(records[-1]["step"], records[0]["step"] + 1))
 
@@ -62,6 +65,9 @@ def _figure(panel: Panel, records: Sequence[Record]) -> str:
         parts += [
             f'<circle class="point" fill="#2563b0" cx="{x}" cy="{y}" r="2.2"/>' for x, y in points
         ]
+    if besides[0]:
+        parts.append(_line("held-out", [place(*p) for p in _thinned(*besides)]))
+        last += f", held-out {besides[1][-1]:.3g}"
     title = html.escape(panel.title)
     return (
         f"<figure><figcaption><span>{title}</span><b>{last}</b></figcaption>"

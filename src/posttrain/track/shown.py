@@ -106,6 +106,7 @@ RL = (
 
 SFT = (
     Shown(label="loss", metrics=("loss/total",)),
+    Shown(label="held-out loss", metrics=("test/loss",)),
     _ACCURACY,
     Shown(label="gradient norm", metrics=("train/gradient_norm",)),
     Shown(label="learning rate", metrics=("train/learning_rate",)),

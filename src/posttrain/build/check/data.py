@@ -10,7 +10,7 @@ from posttrain.build.check.bench import Bench, heard
 from posttrain.build.check.report import Findings, State
 from posttrain.build.parts import filled, make_template, render_prompts
 from posttrain.build.preference_rows import backbone_of, reward_rows
-from posttrain.build.sft_stage import sft_rows
+from posttrain.build.sft_rows import sft_rows
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.models.cache import context_length
 from posttrain.pipelines.evaluate import is_correct
@@ -223,7 +223,7 @@ def check_demonstrations(bench: Bench, findings: Findings) -> None:
     if "sft" not in bench.recipe.stages:
         return
     with findings.guard("demonstrations"):
-        rows = sft_rows(bench.recipe, bench.of_policy(), parts=bench.of_parts())
+        rows = sft_rows(bench.recipe, bench.of_policy(), parts=bench.of_parts()).train
         limit = context_length(bench.of_policy().model)
         lengths = [len(tokens) for tokens, _ in rows]
         long = sum(limit is not None and length > limit for length in lengths)
