@@ -111,10 +111,18 @@ def stage_digests(config: Mapping[str, Any], stages: Sequence[str]) -> dict[str,
     digest = config_digest(config["model"], str(config["run"]["seed"]))
     digests = {}
     for stage in stages:
-        keys = (stage, "task", "rewards", "supplied", "contents")
-        digest = config_digest({key: config.get(key, {}) for key in keys}, digest)
+        keys = (stage, "task", "rewards", "supplied")
+        contents = config.get("contents", {}).items()
+        used = {key: value for key, value in contents if stage == "rl" or not _of_rl(key)}
+        depends = {**{key: config.get(key, {}) for key in keys}, "contents": used}
+        digest = config_digest(depends, digest)
         digests[stage] = digest
     return digests
+
+
+def _of_rl(key: str) -> bool:
+    """Whether a file or function is the stage rl's alone: those before it do without."""
+    return key.startswith("rl.")
 
 
 def take_up(

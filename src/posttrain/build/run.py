@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
 from posttrain.build.check import before_rl
 from posttrain.build.diagnosis import diagnosed
@@ -25,6 +26,7 @@ from posttrain.build.parts import (
     make_parts,
     make_policy,
 )
+from posttrain.build.places import note_places
 from posttrain.build.preference_stages import (
     check_early,
     prefer_steps,
@@ -94,7 +96,7 @@ def _run(
     allow_changes: Sequence[str],
 ) -> Run:
     for caution in cautions(recipe):
-        console.print(f"[yellow]caution:[/yellow] {caution}")
+        console.print(Text.assemble(("caution: ", "yellow"), caution), soft_wrap=True)
     config = {**to_dict(recipe), **supplied.config(), **fingerprints(recipe)}
     config["code"] = code_version()
     if resume:
@@ -106,6 +108,7 @@ def _run(
     if folder.finished:
         console.print(f"{folder.path}: finished already; nothing to do")
         return Run(folder)
+    note_places(folder, recipe)
     torch.set_num_threads(choose_threads(recipe))
     for stage in folder.stages:
         if stage not in recipe.stages:  # of an earlier recipe: its results are not this run's
