@@ -43,7 +43,8 @@ def check_unseen(task: Task, model: str, *, chosen: bool = False) -> None:
         return
     again = command_line("posttrain", "eval", run)
     raise ValueError(
-        f"task: {told} would measure memory; evaluate as the run did ({again}), or on other problems"
+        f"task: {told} would measure memory; evaluate as the run did ({again}), or on other "
+        "problems"
     )
 
 
