@@ -196,9 +196,9 @@ def test_a_recipe_is_enough(finished: tuple[Run, str], command: Command, tmp_pat
     shown = command("eval", file)
     assert "arithmetic, 10 problems" in shown.out, shown.err
     assert f"tiny, with the settings of {file}" in shown.out
-    shown = command("eval", file, "--model.name", done.model, "--model.options", "{}")
+    shown = command("eval", file, "--model.name", done.model)
     assert f"{done.model}, with the settings of {file}" in shown.out, shown.err
-    said = command("generate", file, "1+1=\n", "--model.name", done.model, "--model.options", "{}")
+    said = command("generate", file, "1+1=\n", "--model.name", done.model)
     assert said.out == command("generate", done.folder.path, "1+1=\n").out
     untrained = posttrain.generate(file, "1+1=\n")[0]
     assert len(untrained.tokens) <= RECIPE["rl"]["max_new_tokens"]

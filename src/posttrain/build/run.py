@@ -46,6 +46,7 @@ from posttrain.build.resume import (
 from posttrain.build.sft_stage import fitting, run_sft, sft_rows, sft_steps
 from posttrain.build.stages import Context, run_rl
 from posttrain.build.supplied import Supplied
+from posttrain.build.trained_rows import check_has_test
 from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.models.load import Policy
 from posttrain.protocols import Tracker
@@ -156,6 +157,8 @@ class _Job:
         self._parts: Parts | None = None
         self._load(recipe.model.name)
         check_early(recipe, self._policy)
+        if "eval" in recipe.stages and self._parts is not None and self._parts.task is not None:
+            check_has_test(self._parts.task, recipe.task)
 
     def seconds(self) -> float:
         """How long the run has worked, in this process and in those before it."""

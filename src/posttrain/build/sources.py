@@ -13,7 +13,7 @@ from posttrain.build.resume import BESIDE_RECIPE
 from posttrain.config import Recipe, recipe_from_dict
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.preference_rules import OWN_STAGE
-from posttrain.config.read import read_values
+from posttrain.config.read import parse_overrides, read_values
 from posttrain.runs import RunFolder
 
 _OF_AN_EVALUATION = ("run", "model", "task", "rewards", "grading", "rl", "eval")
@@ -60,7 +60,11 @@ class Source:
         return over(values, run={"stages": ["eval"]}, eval={})
 
     def recipe(self, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
-        """Settings as a checked recipe."""
+        """Settings as a checked recipe; of a model in place of its own, it has no sizes."""
+        model = values.get("model")
+        known = model.get("options") if isinstance(model, Mapping) else None
+        if ("model", "name") in parse_overrides(overrides) and isinstance(known, Mapping):
+            values = over(values, model={"options": _of_any_model(known)})
         name = Path(self.file).stem or "recipe"
         return recipe_from_dict(values, overrides=overrides, name=name, source=self.file)
 
@@ -159,8 +163,8 @@ def _of_run(folder: RunFolder, model: str) -> Source:
     config = {k: v for k, v in folder.config.items() if k not in BESIDE_RECIPE}
     values = {name: config[name] for name in _OF_AN_EVALUATION if name in config}
     as_recorded(values, folder)
-    attention = {k: v for k, v in values["model"]["options"].items() if k == "attention"}
-    values["model"] = {**values["model"], "name": model, "options": attention}
+    options = _of_any_model(values["model"]["options"])
+    values["model"] = {**values["model"], "name": model, "options": options}
     values["run"] = {"seed": values["run"]["seed"]}
     if "rl" in values:
         values["rl"] = {key: values["rl"][key] for key in _OF_RL if key in values["rl"]}
@@ -171,3 +175,8 @@ def _of_run(folder: RunFolder, model: str) -> Source:
         scored["path"] = str(folder.stage("reward").model)
     supplied = tuple(folder.config.get("supplied", {}))
     return Source(values=values, run=folder.path, supplied=supplied)
+
+
+def _of_any_model(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those options of loading that do not belong to one model: the others are sizes of tiny."""
+    return {name: value for name, value in options.items() if name == "attention"}

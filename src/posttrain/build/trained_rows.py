@@ -61,7 +61,7 @@ def check_has_test(task: Task, spec: Mapping[str, Any] | None) -> None:
     fix = ", or ".join(text for name, text in fixes.items() if name in known)
     raise ValueError(
         f"task: there is nothing to evaluate on, because the test split is empty; "
-        f"{fix or 'give the task test problems, or pass prompts=… from Python'}"
+        f"{fix or 'give the task test problems (from Python: test_prompts=…)'}"
     )
 
 

@@ -44,7 +44,7 @@ def beside_recipe(values: dict[str, Any], folder: Path) -> list[str]:
         if mine is not None and theirs is not None and not _same(mine, theirs):
             told.append(_twice(f"module {module!r}", theirs))
     if modules:
-        import_from(folder)
+        import_from(here, folder)
     return told
 
 
