@@ -217,6 +217,7 @@ def test_mistakes_in_generate(posttrain: Command, model: Path) -> None:
     refused(posttrain("generate", model, "what", "is"), "one prompt, in quotes", "'is'")
     refused(posttrain("generate", model, "1+1=", "--temprature", "1"), "did you mean --temperature")
     refused(posttrain("generate", model, "1+1=", "--model.nam", "x"), "model.nam", "name")
+    refused(posttrain("generate", model, "1+1=", "--rl.steps", "6"), "--rl.steps has no effect")
     assert posttrain("generate", "--", model, "-1+1=").code == 0
 
 

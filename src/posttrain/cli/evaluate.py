@@ -68,3 +68,8 @@ def check_arguments(arguments: Sequence[str], options: Collection[str]) -> None:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ValueError(f"generate: no option {name}; {hint}Known: {', '.join(known)}")
+        if word.startswith("--") and not word.startswith(("--model.", "--run.")):
+            raise ValueError(
+                f"generate: {name} has no effect on an answer; beside its own options it takes "
+                "--model.KEY, and --run.device"
+            )
