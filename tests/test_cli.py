@@ -8,6 +8,7 @@ import pytest
 from command_line import Command, Result, command_in
 from small_runs import RECIPE, TINY
 
+from posttrain import __version__
 from posttrain.config import recipe_from_dict, to_toml
 from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
@@ -198,3 +199,32 @@ def test_model_import(posttrain: Command, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("hello")
     refused(posttrain("model", "import", tmp_path / "text.txt", tmp_path / "b"), "not a .gguf file")
     refused(posttrain("model", "import", tmp_path / "none.gguf", tmp_path / "c"), "none.gguf")
+
+
+def test_version_and_help(posttrain: Command) -> None:
+    """The two first things one types; ``-h`` is help everywhere."""
+    assert posttrain("--version").out == f"posttrain {__version__}\n"
+    whole = posttrain("--help")
+    assert (whole.code, posttrain("-h").out) == (0, whole.out)
+    assert "--version" in whole.out
+    for words in (["eval"], ["model", "import"], ["run"]):
+        assert posttrain(*words, "-h").out == posttrain(*words, "--help").out
+        assert posttrain(*words, "-h").code == 0
+
+
+def test_mistakes_in_generate(posttrain: Command, model: Path) -> None:
+    """A prompt without quotes, and an option that is none."""
+    refused(posttrain("generate", model, "what", "is"), "one prompt, in quotes", "'is'")
+    refused(posttrain("generate", model, "1+1=", "--temprature", "1"), "did you mean --temperature")
+    refused(posttrain("generate", model, "1+1=", "--model.nam", "x"), "model.nam", "name")
+    refused(posttrain("generate", model, "1+1=", "--rl.steps", "6"), "--rl.steps has no effect")
+    assert posttrain("generate", "--", model, "-1+1=").code == 0
+
+
+def test_an_evaluation_that_cannot_be_is_told_before_anything_is_trained(
+    posttrain: Command, recipe: Path
+) -> None:
+    """[eval] on a task without test problems, with what would give it some."""
+    said = posttrain("run", recipe, "--task.num_test", "0", "--run.folder", "out")
+    refused(said, "the test split is empty", "raise task.num_test")
+    assert not Path("out/sft").exists()

@@ -167,5 +167,5 @@ def test_what_is_printed_for_copying_is_quoted(tmp_path: Path) -> None:
     done = run(read_recipe(path), console=console)
     shown = [line.strip() for line in console.file.getvalue().splitlines()]
     commands = [shlex.split(line) for line in shown if line.startswith("posttrain ")]
-    assert ["posttrain", "generate", str(done.model), question] in commands
+    assert ["posttrain", "generate", str(done.folder.path), question] in commands
     assert commands[-1][:3] == ["posttrain", "run", str(path)]

@@ -25,7 +25,7 @@ from posttrain.data.template import PromptTooLong, Template
 from posttrain.models.cache import context_length
 from posttrain.models.load import Policy, load_policy
 from posttrain.protocols import Engine, Scorer, Task
-from posttrain.registry import Spec, resolve, split
+from posttrain.registry import Spec, look_up, options, resolve, split
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines import ENGINES
 from posttrain.tasks import make_task
@@ -95,15 +95,15 @@ def choose_compile(recipe: Recipe, device: str) -> bool:
 
 def make_policy(recipe: Recipe, source: str, *, device: str) -> Policy:
     """The policy in ``source``, ready to train; a stage's own computes as it did in that stage."""
-    model, options = recipe.model, recipe.model.options
+    model, chosen = recipe.model, recipe.model.options
     if source != model.name:
-        options = {name: value for name, value in options.items() if name == "attention"}
+        chosen = {name: value for name, value in chosen.items() if name == "attention"}
     return load_policy(
         source,
         dtype=model.dtype,
         device=device,
         seed=recipe.run.seed,
-        options=options,
+        options=chosen,
     )
 
 
@@ -216,13 +216,17 @@ def make_engine(
     compute: str = "auto",
     compiled: bool = False,
 ) -> Engine:
-    """The engine a recipe names, sampling from this policy's own weights in its own precision."""
-    name, options = split(spec, kind="engine")
-    if options.get("compute", "auto") == "auto":
-        options["compute"] = compute
-    if compiled and name == "native":
-        options["compiled"] = True
-    spec = {"name": name, **options}
+    """The engine a recipe names, sampling from this policy's own weights in its own precision.
+
+    ``compute`` and ``compiled`` are for the engines whose signature asks for them.
+    """
+    name, given = split(spec, kind="engine")
+    asked = options(look_up(name, ENGINES, kind="engine"))
+    if "compute" in asked and given.get("compute", "auto") == "auto":
+        given["compute"] = compute
+    if "compiled" in asked and compiled:
+        given["compiled"] = True
+    spec = {"name": name, **given}
     engine: Engine = resolve(spec, ENGINES, kind="engine")(policy, template.decode)
     return engine
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from posttrain.build.commands import generate_command
 from posttrain.config import Recipe
 from posttrain.pipelines.evaluate import Evaluation, is_correct
 from posttrain.runs import (
@@ -23,6 +23,7 @@ from posttrain.runs import (
     replacing,
 )
 from posttrain.track.encoding import encode_json
+from posttrain.track.text import command_line
 from posttrain.types import Rollout
 
 NUM_SAMPLES = 5
@@ -145,7 +146,8 @@ def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Co
             findings=findings,
             samples=samples,
             next_steps=_next_steps(folder, recipe),
-        )
+        ),
+        crop=False,
     )
     return run
 
@@ -276,14 +278,13 @@ def _next_steps(folder: RunFolder, recipe: Recipe) -> list[str]:
     lines = []
     policy = folder.model is not None and folder.model != folder.stage("reward").model
     if policy and recipe.task is not None:
-        prompt = next(iter(_problems(folder.stage("eval").path / "problems.jsonl").values()), None)
-        question = prompt["prompt"] if prompt else "…"
-        model = shlex.quote(str(folder.model))
-        lines.append(f"posttrain generate {model} {shlex.quote(question)}")
+        problems = _problems(folder.stage("eval").path / "problems.jsonl").values()
+        asked = generate_command(folder.path, (problem["prompt"] for problem in problems))
+        lines += [] if asked is None else [asked]
     if "rl" in folder.stages and recipe.rl is not None:
-        lines.append(f"posttrain explain {recipe.rl.algorithm}")
+        lines.append(command_line("posttrain", "explain", recipe.rl.algorithm))
         other = "rloo" if recipe.rl.algorithm != "rloo" else "grpo"
         if recipe.source:
-            source = shlex.quote(str(recipe.source))
-            lines.append(f"posttrain run {source} --rl.algorithm {other} --run.folder runs/{other}")
+            changes = ("--rl.algorithm", other, "--run.folder", f"runs/{other}")
+            lines.append(command_line("posttrain", "run", recipe.source, *changes))
     return lines

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
 from posttrain.build.check import before_rl
 from posttrain.build.diagnosis import diagnosed
@@ -26,6 +27,7 @@ from posttrain.build.parts import (
     make_parts,
     make_policy,
 )
+from posttrain.build.places import note_places
 from posttrain.build.preference_stages import (
     check_early,
     prefer_steps,
@@ -46,6 +48,7 @@ from posttrain.build.sft_rows import fitting, sft_rows
 from posttrain.build.sft_stage import run_sft, sft_steps
 from posttrain.build.stages import Context, run_rl
 from posttrain.build.supplied import Supplied
+from posttrain.build.trained_rows import check_has_test
 from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.models.load import Policy
 from posttrain.protocols import Tracker
@@ -101,7 +104,7 @@ def _run(
     clock: Clock,
 ) -> Run:
     for caution in cautions(recipe):
-        console.print(f"[yellow]caution:[/yellow] {caution}")
+        console.print(Text.assemble(("caution: ", "yellow"), caution), soft_wrap=True)
     config = {**to_dict(recipe), **supplied.config(), **fingerprints(recipe)}
     config["code"] = code_version()
     if resume:
@@ -113,6 +116,7 @@ def _run(
     if folder.finished:
         console.print(f"{folder.path}: finished already; nothing to do")
         return Run(folder)
+    note_places(folder, recipe)
     torch.set_num_threads(choose_threads(recipe))
     for stage in folder.stages:
         if stage not in recipe.stages:  # of an earlier recipe: its results are not this run's
@@ -163,6 +167,8 @@ class _Job:
         self._parts: Parts | None = None
         self._load(recipe.model.name)
         check_early(recipe, self._policy)
+        if "eval" in recipe.stages and self._parts is not None and self._parts.task is not None:
+            check_has_test(self._parts.task, recipe.task)
 
     def seconds(self) -> float:
         """How long the run has worked, in this process and in those before it."""

@@ -202,7 +202,7 @@ def broken_engine_rules(recipe: Recipe) -> list[str]:
 
 def cautions(recipe: Recipe) -> list[str]:
     """What may not be meant in a resolved recipe, though it can be run."""
-    found = [rule(recipe) for rule in RECIPE_CAUTIONS]
+    found = [*recipe.told, *(rule(recipe) for rule in RECIPE_CAUTIONS)]
     if recipe.rl is not None and "rl" in recipe.stages:
         found += [rule(recipe.rl) for rule in RL_CAUTIONS]
     return [caution for caution in found if caution]

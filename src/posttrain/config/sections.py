@@ -329,11 +329,17 @@ class Recipe(Section):
     eval: EvalSection | None = key(None, "Evaluation.")
 
     _source: str = PrivateAttr("")
+    _told: tuple[str, ...] = PrivateAttr(())
 
     @property
     def source(self) -> str:
         """The file it was read from, for messages; empty where there is none."""
         return self._source
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What its reader should know of it: files that are in two places, say."""
+        return self._told
 
     @property
     def stages(self) -> tuple[Stage, ...]:

@@ -20,7 +20,7 @@ from posttrain.runs.rollouts import (
 )
 from posttrain.runs.store import Page, Rollouts
 from posttrain.runs.summary import Interval, Sample, render_summary
-from posttrain.track.text import printable
+from posttrain.track.text import command_line, printable
 
 __all__ = [
     "RunFolder",
@@ -51,6 +51,7 @@ __all__ = [
     "Interval",
     "Sample",
     "render_summary",
+    "command_line",
     "printable",
     "Overview",
     "compare",

@@ -64,7 +64,7 @@ def render_summary(
     ``broken`` says how many held-out scores broke and why, where any did; ``measures`` are further
     numbers before and after, ``facts`` further results, by name; ``findings`` are what went wrong
     on the way, as in ``diagnosis.jsonl``; ``places`` says where things are; ``next_steps`` are
-    lines to print as they are.
+    lines to print as they are: with ``crop=False``, they stay one line each on any terminal.
     """
     results = _results(accuracy_before, accuracy_after)
     pairs = {**(measures or {}), **({} if reward is None else {"training reward": reward})}
@@ -84,10 +84,15 @@ def render_summary(
     if places:
         parts.append(_headed("Where things are", _places(places)))
     if next_steps:
-        lines = [Text(printable(line), overflow="fold") for line in next_steps]
-        parts.append(_headed("What to try next", Padding(Group(*lines), (0, 0, 0, 2))))
+        lines = [_whole_line(f"  {printable(line)}") for line in next_steps]
+        parts.append(_headed("What to try next", Group(*lines)))
     spaced = [item for part in parts for item in (Text(), part)]
     return Group(*spaced, Text())
+
+
+def _whole_line(text: str) -> Text:
+    """A line that is not broken: copied from a terminal, a command must still be one."""
+    return Text(text, no_wrap=True, overflow="ignore")
 
 
 def _headed(heading: str, body: RenderableType) -> Group:
