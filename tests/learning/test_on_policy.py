@@ -33,6 +33,7 @@ CHOICES: dict[str, dict[str, Any]] = {name: {"algorithm": name} for name in ALGO
     for name, row in ALGORITHMS.items()
     if row.critic
 }
+CHOICES["pkpo"]["advantage"] = {"k": 3}  # of groups of four
 CHAT = (
     "{% for m in messages %}<|user|>{{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -66,7 +67,11 @@ def rollouts(temperature: float) -> tuple[Rollout, ...]:
         for completion in group
     ]
     return tuple(
-        dataclasses.replace(rollout, score=Score(value=float(index % 3)))
+        dataclasses.replace(
+            rollout,
+            score=Score(value=float(index % 3)),
+            greedy=dataclasses.replace(rollout, score=Score(value=0.5)),
+        )
         for index, rollout in enumerate(flat)
     )
 
