@@ -142,7 +142,7 @@ def test_eval_prints_and_writes(posttrain: Command, model: Path, tmp_path: Path)
     options = ["--eval.samples", "2", "--eval.max_new_tokens", "3", "--out", "problems.jsonl"]
     result = posttrain("eval", model, "--task", "arithmetic", *TASK, *options)
     assert result.code == 0, result.err
-    for name in ("arithmetic, 10 problems", "accuracy (greedy)", "mean@2", "pass@2", "0.0%"):
+    for name in ("arithmetic, 10 problems", "accuracy (numeric)", "mean@2", "pass@2", "0.0%"):
         assert name in result.out
     rows = [json.loads(line) for line in (tmp_path / "problems.jsonl").read_text().splitlines()]
     assert len(rows) == 10

@@ -4,10 +4,11 @@ import itertools
 
 import pytest
 
-from posttrain.pipelines.evaluate import evaluate, is_correct, mean, pass_at_k, share
+from posttrain.pipelines.evaluate import evaluate, mean, pass_at_k, share
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.types import Completion, Prompt, Rollout, Sampling, Score
+from posttrain.types.marks import Marks, is_right
 
 
 @pytest.mark.parametrize("samples", [1, 4, 7])
@@ -67,6 +68,7 @@ def test_problems_that_agree_have_a_wilson_interval(
     assert (found.low, found.high) == pytest.approx((low, high), abs=5e-5)
 
 
+EXACT = Marks(check="exact", full={"exact": 1.0, "format": 1.0})
 QUESTIONS = [Prompt(id=str(n), text=f"{n}+1=", columns={"answer": str(n + 1)}) for n in range(4)]
 
 
@@ -81,7 +83,7 @@ def test_evaluate_with_known_answers() -> None:
         ScriptedEngine(answer),
         QUESTIONS,
         scorer=RewardScorer({"exact": 2.0}),
-        correct_by="exact",
+        marks=EXACT,
         sampling=Sampling(max_new_tokens=9, temperature=0.8),
         samples=4,
     )
@@ -93,7 +95,7 @@ def test_evaluate_with_known_answers() -> None:
     assert values["pass@4"] == 0.75
     assert found.mean_reward == 1.5
     assert found.invalid == 0
-    assert [is_correct(rollout, "exact") for rollout in found.greedy] == [False, True, True, True]
+    assert [is_right(rollout, EXACT) for rollout in found.greedy] == [False, True, True, True]
     assert [rollout.group for rollout in found.sampled] == [n for n in range(4) for _ in range(4)]
 
 
@@ -102,7 +104,7 @@ def test_three_samples_give_pass_at_1_2_and_3() -> None:
         ScriptedEngine(answer),
         QUESTIONS,
         scorer=RewardScorer({"exact": 1.0}),
-        correct_by="exact",
+        marks=EXACT,
         sampling=Sampling(),
         samples=3,
     )
@@ -123,7 +125,7 @@ def test_greedy_is_greedy_whatever_the_sampling() -> None:
         Watched(answer),
         QUESTIONS,
         scorer=RewardScorer({"exact": 1.0}),
-        correct_by="exact",
+        marks=EXACT,
         sampling=sampling,
         samples=2,
     )
@@ -150,7 +152,7 @@ def test_a_broken_grader_is_counted_and_is_not_right(rewards: dict[str, float]) 
         ScriptedEngine(answer),
         QUESTIONS,
         scorer=RewardScorer({functions[name]: weight for name, weight in rewards.items()}),
-        correct_by="grade",
+        marks=Marks(check="grade", full={"grade": 1.0, "length": 1.0}),
         sampling=Sampling(),
     )
     assert found.accuracy.value == 0.5
@@ -168,8 +170,8 @@ def test_only_the_named_reward_decides() -> None:
     ):
         score = Score(value=5.0, parts=parts)
         assert (
-            is_correct(
-                Rollout(prompt=QUESTIONS[0], completion=completion, group=0, score=score), "exact"
+            is_right(
+                Rollout(prompt=QUESTIONS[0], completion=completion, group=0, score=score), EXACT
             )
             is right
         )
@@ -181,6 +183,6 @@ def test_no_problems_is_an_error() -> None:
             ScriptedEngine(answer),
             [],
             scorer=RewardScorer({"exact": 1.0}),
-            correct_by="exact",
+            marks=EXACT,
             sampling=Sampling(),
         )

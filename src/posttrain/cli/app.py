@@ -127,11 +127,12 @@ def evaluate(
     *,
     task: Annotated[str, typer.Option(help="The task: arithmetic, gsm8k, jsonl …")],
     out: Annotated[Path | None, typer.Option(help="Write one JSON line a problem.")] = None,
+    show: Annotated[int, typer.Option(min=0, help="Print so many of the answers.")] = 0,
 ) -> None:
     """Accuracy on held-out problems: posttrain eval MODEL --task NAME [--task.digits 2 …]."""
     from posttrain.cli.recipes import evaluate_model
 
-    evaluate_model(model, task, overrides=context.args, out=out)
+    evaluate_model(model, task, overrides=context.args, out=out, show=show)
 
 
 @app.command(context_settings=OVERRIDES)

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from posttrain.build.api import evaluate_recipe
+from posttrain.build.evaluation_table import render_evaluation
 from posttrain.build.interrupts import Stopped
 from posttrain.build.results import write_evaluation
 from posttrain.build.resume import recorded_recipe
@@ -25,7 +25,6 @@ from posttrain.config import (
     render_dry_run,
     resolve,
 )
-from posttrain.runs import printable
 
 Command = Literal["run", "sft", "prefer", "reward", "rl"]
 
@@ -73,24 +72,14 @@ def _keys(given: Sequence[str]) -> list[str]:
     return [key for text in given for key in text.replace(",", " ").split()]
 
 
-def evaluate_model(model: str, task: str, *, overrides: Sequence[str], out: Path | None) -> None:
-    """Evaluate a model and print the estimates."""
+def evaluate_model(
+    model: str, task: str, *, overrides: Sequence[str], out: Path | None, show: int = 0
+) -> None:
+    """Evaluate a model, and print the estimates and ``show`` of the answers."""
     given = {"model": {"name": model}, "task": {"name": task}, "eval": {}}
     recipe = recipe_from_dict(given, overrides=list(overrides))
     found = evaluate_recipe(recipe)
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column(f"{task}, {len(found.greedy)} problems")
-    table.add_column("95 % interval", justify="right")
-    for name, estimate in found.estimates.items():
-        label = "accuracy (greedy)" if name == "accuracy" else name
-        table.add_row(label, str(estimate))
-    if found.invalid:
-        table.add_row("broken scores", f"{found.invalid:.1%}")
-    console = Console()
-    console.print(table)
-    if found.invalid:
-        text = f"  the first broken one: {printable(found.reason)}"
-        console.print(Text(text, style="yellow"), soft_wrap=True)
+    Console().print(render_evaluation(found, title=task, show=show, seed=recipe.run.seed))
     if out is not None:
         write_evaluation(out, found)
 

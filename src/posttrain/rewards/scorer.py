@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from posttrain.registry import did_you_mean
@@ -71,6 +72,15 @@ class RewardScorer:
         other = copy.copy(self)
         other.grader = grader
         return other
+
+    def monitoring(self, name: str, options: Mapping[str, Any]) -> tuple[RewardScorer, str]:
+        """The same rewards and one with weight 0, and what it is called: a name may be taken."""
+        taken = [reward.name for reward in self.rewards]
+        called = f"task:{name}" if name in taken else name
+        other = copy.copy(self)
+        added = replace(bind(name, {**options, "weight": 0.0}), name=called)
+        other.rewards = (*self.rewards, added)
+        return other, called
 
     @property
     def functions(self) -> tuple[BoundReward, ...]:
