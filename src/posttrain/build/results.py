@@ -289,6 +289,7 @@ def _pairs(folder: RunFolder, found: HeldOut, *, seed: int) -> tuple[list[Sample
     how = f"{len(chosen)} of {len(shared)} held-out problems, drawn at random (seed {seed})"
     if len(chosen) == len(shared):
         how = f"all {len(shared)} held-out problems"
+    how += "" if found.accuracy_by else "; the reward in brackets"
     samples = [
         Sample(
             prompt=after[name]["prompt"],

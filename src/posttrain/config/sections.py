@@ -50,7 +50,7 @@ class RunSection(Section):
     )
     trackers: Trackers = key((), "Trackers besides the run folder itself.")
     keep_last: int = key(2, "Newest checkpoints of a stage to keep; 0 keeps all.", ge=0)
-    keep_best: int = key(0, "Checkpoints of [rl] with the best held-out accuracy to keep.", ge=0)
+    keep_best: int = key(0, "Checkpoints of [rl] to keep by held-out accuracy, else reward.", ge=0)
     deterministic: bool = key(False, "Only kernels that give the same bits every time (slower).")
 
 

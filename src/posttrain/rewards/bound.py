@@ -51,7 +51,7 @@ class BoundReward:
         return self.maximum
 
     @property
-    def watched(self) -> bool:
+    def monitored(self) -> bool:
         """Whether it counts for nothing, and must not break what counts."""
         return self.weight == 0
 

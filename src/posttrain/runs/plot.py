@@ -177,7 +177,7 @@ def _draw(axis: Any, panel: Panel, *, records: Sequence[Record]) -> None:
     last, _ = last_value(records, panel.metric)
     axis.annotate(
         f"{last:.0%}" if panel.percent else f"{last:.3g}",
-        (steps[-1], smooth[-1]),
+        (steps[-1], last),
         xytext=(5, 0),
         textcoords="offset points",
         va="center",

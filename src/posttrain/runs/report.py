@@ -42,7 +42,7 @@ _MARKS: dict[Any, tuple[str, str]] = {
     False: ("bad", " ✗"),
     None: ("", " ?"),  # its grader broke
 }
-_NUMBERS = ("reward", "advantage", "before", "after", "change")
+_NUMBERS = ("reward", "advantage")
 _NUMBER = ' class="number"'
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -151,7 +151,8 @@ def _rewards(run: RunFolder) -> str:
         cells = [_number(before, "{:.3f}"), _number(after, "{:.3f}")]
         change = _number(moved, "{:+.3f}")
         rows.append([_cell(name.removeprefix("held-out ")), *cells, change])
-    return _table(["mean over held-out problems", "before", "after", "change"], rows)
+    numbers = ("before", "after", "change")
+    return _table(["mean over held-out problems", *numbers], rows, numbers=numbers)
 
 
 def _change(before: Interval | None, after: Interval | None) -> str | None:
@@ -261,11 +262,13 @@ def _records(run: RunFolder, stage: str) -> list[Record]:
         return []
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = _NUMBERS
+) -> str:
     if not rows:
         return ""
     head = "".join(
-        f"<th{_NUMBER if heading in _NUMBERS else ''}>{_text(heading)}</th>" for heading in headings
+        f"<th{_NUMBER if heading in numbers else ''}>{_text(heading)}</th>" for heading in headings
     )
     body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     table = f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"

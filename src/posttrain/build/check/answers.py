@@ -12,7 +12,7 @@ from posttrain.rewards import REWARDS
 from posttrain.rewards.extraction import Extract
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.types import Completion, Prompt, Rollout
-from posttrain.types.marks import Marks, is_right
+from posttrain.types.marks import Marks, above_one, is_right
 
 ROWS, FAST_ROWS = 16, 8
 MAX_SECONDS = 15.0  # what grading known answers may take in all
@@ -50,6 +50,15 @@ class Answers:
         """Share of a kind with full marks; None where none could be scored."""
         valid = self.valid(kind)
         return sum(is_right(r, self.marks) for r in valid) / len(valid) if valid else None
+
+    def earned(self, kind: str) -> float | None:
+        """Share of a kind that is right, or gets full marks from all that is learned from."""
+        learned = replace(self.marks, check="")
+        valid = self.valid(kind)
+        if not valid or above_one(self.everything, learned):
+            return self.right(kind)
+        full = [is_right(r, self.marks) or is_right(r, learned) for r in valid]
+        return sum(full) / len(valid)
 
 
 def grade_answers(bench: Bench) -> Answers:

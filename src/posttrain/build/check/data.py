@@ -88,7 +88,7 @@ def check_answers(bench: Bench, answers: Answers, *, findings: Findings) -> None
         findings.warned("gold answers", text, fix="add an answer column, if there are answers")
     else:
         _check_gold(bench, answers, findings=findings)
-    empty = answers.right("empty")
+    empty = answers.earned("empty")
     if empty is not None:
         findings.judged(
             "empty answers",

@@ -184,6 +184,8 @@ def _nothing(bench: Bench, sampled: Sampled) -> tuple[str, str]:
     elif right == len(rollouts):
         why = "all right"
         fix = "take a harder task, or mend a reward that gives full marks to everything"
+    elif all(is_right(rollout, replace(marks, check="")) for rollout in rollouts):
+        why, fix = "full marks for all", "mend a reward that gives full marks to everything"
     elif alike and many:
         why, fix = "all completions of a prompt are the same", "raise rl.temperature"
     elif right == 0:
