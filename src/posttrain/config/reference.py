@@ -69,8 +69,8 @@ or `"none"`. Without it, see [accuracy](tasks.md#accuracy).
 
 REWARDS = """\
 Rewards by name: a weight, or a table with a weight (1 unless given) and options. Their weighted sum
-is what is learned; one of weight 0 is only monitored. The order means nothing. Without this section,
-the task's own rewards count. `maximum` says what a reward gives at most, where that is not 1.
+is what is learned; one of weight 0 is only monitored. The order means nothing. Without this
+section, the task's own rewards count. `maximum` says what a reward gives at most, if not 1.
 
 ```toml
 [rewards]
