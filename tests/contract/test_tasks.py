@@ -7,7 +7,8 @@ import os
 import pytest
 
 from posttrain.protocols import Task
-from posttrain.registry import options, split
+from posttrain.registry import options
+from posttrain.registry import split as split_spec
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.tasks import TASKS, make_task
 from posttrain.tasks.task import identity
@@ -180,7 +181,7 @@ def test_what_checks_the_answers_finds_gold_right_and_others_wrong(task: Task) -
     if task.name == "melody":
         assert task.accuracy is None
         return
-    name, given = split(task.accuracy, kind="task accuracy")
+    name, given = split_spec(task.accuracy, kind="task accuracy")
     scorer = RewardScorer({name: given})
     assert scorer.rewards[0].checks_answer
     prompts = task.prompts("test")[:10]
