@@ -15,6 +15,7 @@ from posttrain.models.save import save_policy
 from posttrain.runs import RunFolder
 
 TASK = ["--task.operators=+", "--task.digits=1", "--task.num_train=20", "--task.num_test=10"]
+NO_CHECK = ["--task.accuracy", "none"]
 
 
 @pytest.fixture
@@ -143,12 +144,31 @@ def test_eval_prints_and_writes(posttrain: Command, model: Path, tmp_path: Path)
     options = ["--eval.samples", "2", "--eval.max_new_tokens", "3", "--out", "problems.jsonl"]
     result = posttrain("eval", model, "--task", "arithmetic", *TASK, *options)
     assert result.code == 0, result.err
-    for name in ("arithmetic, 10 problems", "accuracy (greedy)", "mean@2", "pass@2", "0.0%"):
+    for name in ("arithmetic, 10 problems", "accuracy (numeric)", "mean@2", "pass@2", "0.0%"):
         assert name in result.out
     rows = [json.loads(line) for line in (tmp_path / "problems.jsonl").read_text().splitlines()]
     assert len(rows) == 10
     assert {row["samples"] for row in rows} == {2}
     assert all(row["prompt"].endswith("=") and row["answer"].isdigit() for row in rows)
+
+
+def test_eval_prints_every_reward_and_some_answers(
+    posttrain: Command, model: Path, tmp_path: Path
+) -> None:
+    """Means of monitored rewards too; the answers are drawn, and say how."""
+    options = ["--eval.max_new_tokens", "3", "--show", "3"]
+    rewards = ["--rewards", '{numeric = { weight = 0.5, extract = "whole" }, format = 0.0}']
+    result = posttrain("eval", model, "--task", "arithmetic", *TASK, *options, *rewards)
+    assert result.code == 0, result.err
+    told = ("mean reward, weighted sum", "mean of numeric", "mean of format (monitored)")
+    assert all(words in result.out for words in told), result.out
+    assert "3 of 10 answers, drawn at random (seed 0)" in result.out
+    assert result.out.count("✗") == 3
+    result = posttrain("eval", model, "--task", "arithmetic", *TASK, *options, *rewards, *NO_CHECK)
+    assert "full marks of numeric" in result.out
+    assert "accuracy (" not in result.out
+    assert "no accuracy: nothing here checks answers" in result.out
+    assert not set("✓✗") & set(result.out)
 
 
 def test_eval_says_what_broke(posttrain: Command, model: Path, tmp_path: Path) -> None:

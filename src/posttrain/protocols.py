@@ -24,7 +24,11 @@ Reward = Callable[..., float | Score]
 
 
 class Task(Protocol):
-    """Questions, what their right answers look like, and how answers are scored by default."""
+    """Questions, what their right answers look like, and how answers are scored by default.
+
+    A task whose answers can be checked also has an attribute ``accuracy``: the reward that does it,
+    by name or as a table of a name and options.
+    """
 
     name: str
     rewards: Mapping[str, float | Mapping[str, Any]]

@@ -213,7 +213,7 @@ BROKEN = [
         {"rewards": {"my_rewards:always_one": 1.0}},
         "signal",
         "fail",
-        "groups agree (all right)",
+        "groups agree (full marks for all)",
     ),
     Broken(
         "RL from a model that was never trained",

@@ -170,8 +170,9 @@ def test_evaluate_on_own_prompts(folder: Path) -> None:
         found = posttrain.evaluate(
             folder, prompts=["1+1=", "2+3="], reward=ends, max_new_tokens=4, problems=1
         )
-    assert found.correct_by == "ends"
-    assert found.accuracy.value == 1.0
+    assert found.accuracy is None
+    assert list(found.estimates) == ["full_marks/ends"]
+    assert found.estimates["full_marks/ends"].value == 1.0
     assert len(found.greedy) == 1
 
 

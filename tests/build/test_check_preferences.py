@@ -143,7 +143,7 @@ def test_a_run_that_would_test_its_memory_is_refused(tmp_path: Path, fault: str)
         ({"model": 1.0}, {"groups with signal"}),
         (
             {"model": 1.0, "length": {"weight": 0.1, "target": 1, "per_token": 0.1}},
-            {"gold answers", "tells answers apart", "accuracy"},
+            {"empty answers", "tells answers apart", "accuracy"},
         ),
     ],
     ids=["watched", "alone", "beside another"],

@@ -191,7 +191,7 @@ RECIPE_REFUSED: dict[str, Cases] = {
     "best_without_measure": [
         (
             {"run": {"keep_best": 1}, "rl": {"save_every": 3, "evaluate_every": 2}},
-            "run.keep_best: the accuracy of a checkpoint is that of its own step, and rl saves "
+            "run.keep_best: what a checkpoint is worth is measured at its own step, and rl saves "
             "every 3 and evaluates every 2 (0 is off); set rl.save_every to a multiple of "
             "rl.evaluate_every, or run.keep_best to 0",
         ),

@@ -33,6 +33,11 @@ from posttrain.rewards.extraction import EXTRACTORS, extract_answer
         ("boxed", r"\boxed{4", None),
         ("boxed", r"\boxed{}", None),
         ("boxed", "boxed{4}", None),
+        ("auto", r"#### 3 and \boxed{4}", "4"),  # the mark that comes last
+        ("auto", "<answer>3</answer>\n#### 4", "4"),
+        ("auto", "it is <answer>", "it is <answer>"),  # no complete mark: the whole text
+        ("auto", " 42 ", "42"),
+        ("auto", "", None),
         ("last_number", "first 3, then 4.", "4"),
         ("last_number", "it is $1,234.50!", "$1,234.50"),
         ("last_number", "10-4", "4"),  # a difference, not the number -4

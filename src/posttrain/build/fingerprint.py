@@ -30,6 +30,8 @@ def fingerprints(recipe: Recipe) -> dict[str, Any]:
     named = {f"task.{key}": value for key, value in (recipe.task or {}).items()}
     named["model.name"] = recipe.model.name
     functions = {"task": str((recipe.task or {}).get("name"))}
+    if recipe.task is not None and "accuracy" in recipe.task:
+        functions["task.accuracy"] = recipe.task["accuracy"]["name"]
     for key, table in tables.items():
         functions |= {f"{key}.{name}": name for name in table}
         named |= {f"{key}.{name}.path": given.get("path") for name, given in table.items()}

@@ -273,6 +273,8 @@ class _Job:
                 self._seconds_before = begins_at.state["seconds"]
         else:
             folder = start(self._folder, stage, digest=digest, console=self._console)
+        if stage in ("rl", "eval"):
+            folder.write_marks(self._ready.marks)
         keeper = Keeper(
             folder,
             interrupts=self._interrupts,
@@ -290,6 +292,7 @@ class _Job:
             title=TITLES[stage],
             steps_before=keeper.step,
             config=self._config.get(stage, {}),
+            marks=self._ready.marks if stage == "rl" else None,
         )
         # The console comes last: its live display starts only once the others could be made.
         shown = () if self._console.quiet else ("console",)

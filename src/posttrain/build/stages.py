@@ -152,7 +152,8 @@ class _Watch:
         if every and (step % every == 0 or step == self._section.steps):
             metrics |= self.evaluate()
         self._context.tracker.log(step, metrics)
-        accuracy = metrics.get("eval/accuracy")
+        # What run.keep_best goes by: the accuracy, where something checks answers.
+        accuracy = metrics.get("eval/accuracy" if self._context.parts.correct_by else "eval/reward")
         more = rl_state(
             report,
             self._flow.waiting(),
@@ -182,11 +183,7 @@ class _Watch:
         with self._flow.idle():
             found = run_eval(context, asked, engine=self._engine)
         check_held_out(found, context.recipe)
-        return {
-            "eval/accuracy": found.accuracy.value,
-            "eval/reward": found.mean_reward,
-            "eval/invalid": found.invalid,
-        }
+        return found.metrics
 
 
 def run_eval(context: Context, section: EvalSection, *, engine: Engine | None = None) -> Evaluation:
@@ -221,7 +218,7 @@ def evaluate_policy(
         engine,
         prompts,
         scorer=scorer,
-        correct_by=parts.correct_by,
+        marks=parts.marks,
         sampling=Sampling(
             max_new_tokens=section.max_new_tokens, temperature=section.temperature or 1.0
         ),

@@ -141,6 +141,7 @@ def evaluate(
         str | None, typer.Option(help="The task (arithmetic, jsonl …), if not a run's or recipe's.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write one JSON line a problem.")] = None,
+    show: Annotated[int, typer.Option(min=0, help="Print so many of the answers.")] = 0,
 ) -> None:
     """Accuracy on held-out problems: posttrain eval RUN, or eval MODEL --task NAME.
 
@@ -148,7 +149,7 @@ def evaluate(
     """
     from posttrain.cli.recipes import evaluate_model
 
-    evaluate_model(model, task, overrides=context.args, out=out)
+    evaluate_model(model, task, overrides=context.args, out=out, show=show)
 
 
 @app.command(context_settings=OVERRIDES)

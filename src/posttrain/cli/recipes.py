@@ -10,9 +10,9 @@ from typing import Any, Literal
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from posttrain.build.api import evaluate_recipe
+from posttrain.build.evaluation_table import render_evaluation
 from posttrain.build.interrupts import Stopped
 from posttrain.build.places import go_back
 from posttrain.build.results import write_evaluation
@@ -27,7 +27,7 @@ from posttrain.config import (
     render_dry_run,
     resolve,
 )
-from posttrain.runs import RunFolder, printable
+from posttrain.runs import RunFolder
 
 Command = Literal["run", "sft", "prefer", "reward", "rl"]
 
@@ -80,24 +80,14 @@ def _keys(given: Sequence[str]) -> list[str]:
 
 
 def evaluate_model(
-    model: str, task: str | None, *, overrides: Sequence[str], out: Path | None
+    model: str, task: str | None, *, overrides: Sequence[str], out: Path | None, show: int = 0
 ) -> None:
-    """Evaluate a model, a run or a recipe, and print the estimates."""
+    """Evaluate a model, a run or a recipe; print the estimates and ``show`` of the answers."""
     console = Console()
     recipe = evaluation_recipe(model, task=task, overrides=overrides, console=console)
     found = evaluate_recipe(recipe)
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column(f"{(recipe.task or {})['name']}, {len(found.greedy)} problems")
-    table.add_column("95 % interval", justify="right")
-    for name, estimate in found.estimates.items():
-        label = "accuracy (greedy)" if name == "accuracy" else name
-        table.add_row(label, str(estimate))
-    if found.invalid:
-        table.add_row("broken scores", f"{found.invalid:.1%}")
-    console.print(table)
-    if found.invalid:
-        text = f"  the first broken one: {printable(found.reason)}"
-        console.print(Text(text, style="yellow"), soft_wrap=True)
+    title = (recipe.task or {})["name"]
+    console.print(render_evaluation(found, title=title, show=show, seed=recipe.run.seed))
     if out is not None:
         write_evaluation(out, found)
 

@@ -71,7 +71,8 @@ def resolve(recipe: Recipe, *, supplied: Collection[Part] = ()) -> Recipe:
         lambda: _given_once(recipe, supplied),
     ]
     if recipe.task is not None and "task" not in supplied:
-        steps.append(fill("task", lambda: complete_task(recipe.task or {})))
+        named = None if "rewards" in supplied else recipe.rewards
+        steps.append(fill("task", lambda: complete_task(recipe.task or {}, rewards=named)))
     if "rewards" not in supplied:
         steps.append(fill("rewards", lambda: _rewards(recipe.rewards)))
     if "prefer" in recipe.stages:

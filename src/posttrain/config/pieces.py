@@ -29,6 +29,8 @@ from posttrain.types import Batch
 
 NO_CORRECTION = "none"
 MODEL_REWARD = "model"
+NO_CHECK = "none"
+_ACCURACY = "that word names the reward that checks the answers"
 
 
 def reward_table() -> Mapping[str, Function]:
@@ -83,21 +85,54 @@ def check_model(model: ModelSection) -> None:
         _check(tiny_model(), model.options, key="model.options")
 
 
-def complete_task(given: Spec) -> Spec:
-    """``[task]``: the task found, its options checked and written out."""
+def complete_task(given: Spec, *, rewards: Mapping[str, Spec] | None) -> Spec:
+    """``[task]``: the task found, its options checked and written out, its ``accuracy`` checked.
+
+    ``rewards`` are those of the recipe, None where they are handed over as objects.
+    """
     from posttrain.tasks import TASKS, full_spec
 
     if "name" not in given:
         raise ValueError(f"task.name: missing; {did_you_mean('', TASKS)}")
-    return complete(full_spec(given), {}, table=TASKS, key="task")
+    own = full_spec({key: value for key, value in given.items() if key != "accuracy"})
+    task = complete(own, {}, table=TASKS, key="task")
+    if "accuracy" in options(look_up(task["name"], TASKS, kind="task")):
+        raise ValueError(f"task {task['name']!r}: rename its option 'accuracy'; {_ACCURACY}")
+    if "accuracy" in given:
+        task["accuracy"] = _complete_accuracy(given["accuracy"], rewards)
+    return task
+
+
+def _complete_accuracy(given: Any, rewards: Mapping[str, Spec] | None) -> Spec:
+    """``task.accuracy``: a row of ``[rewards]`` by name, another reward, or ``none``."""
+    if not isinstance(given, str) and not (isinstance(given, Mapping) and "name" in given):
+        raise ValueError(f"task.accuracy: {_ACCURACY}; write a name, or a table with one")
+    name, chosen = split(given, kind="task.accuracy")
+    if name == MODEL_REWARD:
+        raise ValueError(f"task.accuracy: {_ACCURACY}, and a reward model says nothing of right")
+    if rewards is not None and (name in rewards or name == NO_CHECK):
+        if chosen:
+            place = f"stand in [rewards] for {name!r}" if name in rewards else "have no effect"
+            raise ValueError(f"task.accuracy: options {place}; give the name alone")
+    elif rewards is not None:
+        complete_reward(name, {**chosen, "weight": 0.0}, key="task.accuracy")
+    return {"name": name, **chosen}
 
 
 def complete_reward(name: str, given: Spec, *, key: str = "rewards") -> Spec:
-    """One row of ``[rewards]``: the function found, its options checked and written out."""
+    """One row of ``[rewards]``: the function found, its options checked and written out.
+
+    ``maximum`` says what the reward gives at most, where the function has no such option itself.
+    """
+    from posttrain.rewards.bound import take_maximum
+
     chosen = {option: value for option, value in given.items() if option != "weight"}
     function = look_up(name, reward_table(), kind=key)
+    declared = {}
+    if "maximum" in chosen and "maximum" not in options(function) and name != MODEL_REWARD:
+        declared["maximum"] = take_maximum(function, chosen, kind=f"{key} {name!r}")
     _check(function, chosen, key=f"{key} {name!r}")
-    return {"weight": given["weight"], **_written_out(function, chosen)}
+    return {"weight": given["weight"], **declared, **_written_out(function, chosen)}
 
 
 def _check(function: Function, chosen: Mapping[str, Any], *, key: str) -> None:

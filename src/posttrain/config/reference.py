@@ -64,12 +64,15 @@ name = "arithmetic"     # or "my_module:my_task"
 digits = 2
 ```
 
-An option that the task does not have is an error that lists those it has.
+An option that the task does not have is an error that lists those it has. `accuracy` is for every
+task: the reward by which held-out answers are right, by name or as a table of a name and options,
+or `"none"`. Without it, see [accuracy](tasks.md#accuracy).
 """
 
 REWARDS = """\
 Rewards by name: a weight, or a table with a weight (1 unless given) and options. Their weighted sum
-is what is learned. Without this section, the task's own rewards count.
+is what is learned; one of weight 0 is only monitored. The order means nothing. Without this
+section, the task's own rewards count. `maximum` says what a reward gives at most, if not 1.
 
 ```toml
 [rewards]

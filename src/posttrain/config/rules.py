@@ -71,7 +71,7 @@ def best_without_measure(recipe: Recipe) -> str | None:
     if not rl.evaluate_every or not rl.save_every or rl.save_every % rl.evaluate_every:
         saves = "by time" if rl.save_every is None else f"every {rl.save_every}"
         return (
-            f"run.keep_best: the accuracy of a checkpoint is that of its own step, and rl saves "
+            f"run.keep_best: what a checkpoint is worth is measured at its own step, and rl saves "
             f"{saves} and evaluates every {rl.evaluate_every} (0 is off); set "
             "rl.save_every to a multiple of rl.evaluate_every, or run.keep_best to 0"
         )

@@ -54,7 +54,7 @@ class RunSection(Section):
         10.0, "Minutes between checkpoints of a stage without save_every; 0: none by time.", ge=0
     )
     keep_last: int = key(2, "Newest checkpoints of a stage to keep; 0 keeps all.", ge=0)
-    keep_best: int = key(0, "Checkpoints of [rl] with the best held-out accuracy to keep.", ge=0)
+    keep_best: int = key(0, "Checkpoints of [rl] to keep by held-out accuracy, else reward.", ge=0)
     deterministic: bool = key(False, "Only kernels that give the same bits every time (slower).")
 
 

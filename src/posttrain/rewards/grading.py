@@ -1,7 +1,7 @@
 """Running the rewards of a recipe on samples, one after another, in this process.
 
 A sample is the data that the rewards want of a rollout, by name. What comes back is each reward's
-own score, in order, up to the first that is broken and counts: one that is only watched stops none.
+own score, in order, up to the first that is broken and counts: a monitored one stops none.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def grade(
                 started(index, number)
             score = _single(reward, sample, faults=faults) if known is None else known[index]
             results.append((reward.name, score))
-            if not score.ok and not reward.watched:
+            if not score.ok and not reward.monitored:
                 break
         everything.append(results)
         if done is not None:

@@ -140,7 +140,7 @@ class GradingPool:
             score = Score(value=0.0, state=state, reason=f"reward {name!r} {reason}")
             job.excuse(culprit, reward, result=(name, score))
             others = len(job.without(culprit)) < len(self._rewards)
-            if not self._rewards[reward].watched or not others:  # else those have their say
+            if not self._rewards[reward].monitored or not others:  # else those have their say
                 job.finish(culprit, [])
         job.again([number for number in left if not job.known(number)])
         self._workers[self._workers.index(worker)] = self._hire()

@@ -4,7 +4,8 @@ from posttrain.runs.drift import config_digest, differences
 from posttrain.runs.files import new_folder, read_json, replacing, write_json, write_text
 from posttrain.runs.filters import Filter
 from posttrain.runs.folder import RunFolder, StageFolder
-from posttrain.runs.metrics import frame, merge_steps, read_metrics, to_columns
+from posttrain.runs.held_out import HeldOut, Interval, Share, held_out
+from posttrain.runs.metrics import Ends, ends, frame, merge_steps, read_metrics, series, to_columns
 from posttrain.runs.overview import Overview, compare, find_runs, overview
 from posttrain.runs.plot import plot_curves
 from posttrain.runs.report import export
@@ -19,7 +20,7 @@ from posttrain.runs.rollouts import (
     write_rollouts,
 )
 from posttrain.runs.store import Page, Rollouts
-from posttrain.runs.summary import Interval, Sample, render_summary
+from posttrain.runs.summary import Sample, render_summary
 from posttrain.track.text import command_line, printable
 
 __all__ = [
@@ -48,7 +49,13 @@ __all__ = [
     "Filter",
     "Page",
     "Rollouts",
+    "Ends",
+    "HeldOut",
     "Interval",
+    "Share",
+    "ends",
+    "held_out",
+    "series",
     "Sample",
     "render_summary",
     "command_line",

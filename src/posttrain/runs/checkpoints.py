@@ -104,7 +104,10 @@ def find_fault(path: Path) -> str | None:
 
 
 def prune(stage: StageFolder, *, keep_last: int, keep_best: int = 0) -> None:
-    """Remove checkpoints but the newest, and those of the best held-out accuracy; 0 keeps all."""
+    """Remove checkpoints but the newest, and the best by held-out accuracy or else reward.
+
+    ``keep_last = 0`` keeps all.
+    """
     steps = checkpoint_steps(stage)
     if keep_last == 0:
         return

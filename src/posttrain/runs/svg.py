@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 
 from posttrain.runs.metrics import Record
-from posttrain.runs.plot import Panel, curve_points, panels_of, smoothed
+from posttrain.runs.plot import Panel, curve_points, last_value, panels_of, smoothed
+from posttrain.track.text import printable
 
 WIDTH, HEIGHT = 320, 150
 LEFT, RIGHT, TOP, BOTTOM = 50, 8, 8, 20
@@ -25,15 +26,17 @@ _CURVES = {
 }
 
 
-def draw_panels(records: Sequence[Record]) -> list[str]:
+def draw_panels(records: Sequence[Record], *, accuracy_by: str = "") -> list[str]:
     """A ``<figure>`` for each panel that the stage has numbers for; ``records`` one a step."""
-    return [_figure(panel, records) for panel in panels_of(records)]
+    return [_figure(panel, records) for panel in panels_of(records, accuracy_by=accuracy_by)]
 
 
 def _figure(panel: Panel, records: Sequence[Record]) -> str:
     steps, values = curve_points(records, panel.metric)
     smooth = smoothed(values)
-    last = f"{values[-1]:.1%}" if panel.percent else f"{values[-1]:.3g}"
+    value, num = last_value(records, panel.metric)
+    last = f"{value:.1%}" if panel.percent else f"{value:.3g}"
+    over = "at the end" if num == 1 else f"mean of the last {num} steps"
     besides = curve_points(records, panel.held_out) if panel.held_out else ([], [])
     drawn = [*values, *besides[1]]
     ticks = [0.0, 0.5, 1.0] if panel.percent else nice_ticks(min(drawn), max(drawn))
@@ -68,10 +71,10 @@ def _figure(panel: Panel, records: Sequence[Record]) -> str:
     if besides[0]:
         parts.append(_line("held-out", [place(*p) for p in _thinned(*besides)]))
         last += f", held-out {besides[1][-1]:.3g}"
-    title = html.escape(panel.title)
+    title = html.escape(printable(panel.title, limit=80))
     return (
         f"<figure><figcaption><span>{title}</span><b>{last}</b></figcaption>"
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}: {last} at the end">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}: {last}, {over}">'
         f"{''.join(parts)}</svg></figure>"
     )
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from posttrain.build.check.bench import Bench
-from posttrain.pipelines.evaluate import is_correct
 from posttrain.rewards import REWARDS
 from posttrain.rewards.extraction import Extract
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.types import Completion, Prompt, Rollout
+from posttrain.types.marks import Marks, above_one, is_right
 
 ROWS, FAST_ROWS = 16, 8
 MAX_SECONDS = 15.0  # what grading known answers may take in all
@@ -22,10 +22,15 @@ MAX_SECONDS = 15.0  # what grading known answers may take in all
 class Answers:
     """Scored rollouts by kind: ``gold``, ``wrong`` (the gold of another row) and ``empty``."""
 
-    correct_by: str
+    marks: Marks
     scored: dict[str, list[Rollout]] = field(default_factory=dict)
     no_gold: str = ""
     """Why there are no gold answers, where there are none."""
+
+    @property
+    def judges(self) -> str:
+        """The rewards that full marks are of, in words."""
+        return " and ".join(map(repr, self.marks.judged))
 
     @property
     def everything(self) -> list[Rollout]:
@@ -44,7 +49,16 @@ class Answers:
     def right(self, kind: str) -> float | None:
         """Share of a kind with full marks; None where none could be scored."""
         valid = self.valid(kind)
-        return sum(is_correct(r, self.correct_by) for r in valid) / len(valid) if valid else None
+        return sum(is_right(r, self.marks) for r in valid) / len(valid) if valid else None
+
+    def earned(self, kind: str) -> float | None:
+        """Share of a kind that is right, or gets full marks from all that is learned from."""
+        learned = replace(self.marks, check="")
+        valid = self.valid(kind)
+        if not valid or above_one(self.everything, learned):
+            return self.right(kind)
+        full = [is_right(r, self.marks) or is_right(r, learned) for r in valid]
+        return sum(full) / len(valid)
 
 
 def grade_answers(bench: Bench) -> Answers:
@@ -59,12 +73,12 @@ def grade_answers(bench: Bench) -> Answers:
         rows = max(2, int(MAX_SECONDS / (each * len(scored))))
     for kind, pairs in texts.items():
         scored[kind] += _graded(bench, pairs[1:rows])
-    return Answers(correct_by=bench.of_parts().correct_by, scored=scored, no_gold=no_gold)
+    return Answers(marks=bench.of_parts().marks, scored=scored, no_gold=no_gold)
 
 
 def better_extract(bench: Bench, answers: Answers) -> str:
     """The option ``extract`` under which most gold answers get full marks; "" where none helps."""
-    name, task = answers.correct_by, bench.task
+    name, task = answers.marks.check, bench.task
     function = REWARDS.get(name)
     if function is None or task is None:
         return ""

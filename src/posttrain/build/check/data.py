@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from posttrain.build.check.answers import Answers, better_extract
 from posttrain.build.check.bench import Bench, heard
@@ -11,12 +10,11 @@ from posttrain.build.check.report import Findings, State
 from posttrain.build.parts import filled, make_template, render_prompts
 from posttrain.build.preference_rows import backbone_of, reward_rows
 from posttrain.build.sft_rows import sft_rows
-from posttrain.config.pieces import MODEL_REWARD
 from posttrain.models.cache import context_length
-from posttrain.pipelines.evaluate import is_correct
 from posttrain.protocols import Task
 from posttrain.track.text import printable
-from posttrain.types import Prompt, Rollout
+from posttrain.types import Prompt
+from posttrain.types.marks import above_one, how_to_declare, is_right
 
 MAX_RENDERED = 2000
 MAX_LEAK = 0.1
@@ -78,15 +76,19 @@ def _words(prompt: Prompt) -> str:
 
 def check_answers(bench: Bench, answers: Answers, *, findings: Findings) -> None:
     """Gold answers get full marks; someone else's and none at all do not."""
-    if answers.correct_by == MODEL_REWARD:
-        findings.passed("gold answers", "a reward model alone decides: no answer has full marks")
+    if not answers.marks.judged:
+        findings.passed("gold answers", "nothing checks answers, and no reward has full marks")
+        return
+    for name, largest in above_one(answers.everything, answers.marks).items():
+        text, _, fix = how_to_declare(name, largest).partition(": ")
+        findings.warned("full marks", text, fix=fix)
         return
     if answers.no_gold:
         text = f"none to try the rewards with: {answers.no_gold.partition(';')[0]}"
         findings.warned("gold answers", text, fix="add an answer column, if there are answers")
     else:
         _check_gold(bench, answers, findings=findings)
-    empty = answers.right("empty")
+    empty = answers.earned("empty")
     if empty is not None:
         findings.judged(
             "empty answers",
@@ -112,21 +114,19 @@ def _check_gold(bench: Bench, answers: Answers, *, findings: Findings) -> None:
         findings.failed("gold answers", text, fix="mend the reward")
         return
     count = len(answers.valid("gold"))
-    text = f"{share:.0%} of {count} get full marks from {answers.correct_by!r}"
+    text = f"{share:.0%} of {count} get full marks from {answers.judges}"
     if share == 1:
         findings.passed("gold answers", text)
         return
     gold, others = answers.mean("gold") or 0.0, _best_other(answers)
     better = others is not None and gold > others
-    shown = _first(answers.valid("gold"), answers.correct_by)
+    shown = _first(answers)
     extract = better_extract(bench, answers)
     if extract:
-        fix = (
-            f'set extract = "{extract}" for the reward {answers.correct_by!r}, or mend the answers'
-        )
+        fix = f'set extract = "{extract}" for the reward {answers.judges}, or mend the answers'
     elif better and share == 0:
         text += f", though they score {gold:.2f} on average and others {others:.2f}"
-        fix = "let the reward give 1 for full marks: accuracy counts those alone"
+        fix = "let the reward give 1 for full marks, or declare its maximum: accuracy counts those"
     state: State = "warn" if share >= 0.5 or (better and share == 0) else "fail"
     findings.judged("gold answers", f"{text}; {shown}", state=state, fix=fix)
 
@@ -152,11 +152,13 @@ def _best_other(answers: Answers) -> float | None:
     return max((mean for mean in means if mean is not None), default=None)
 
 
-def _first(rollouts: Sequence[Rollout], correct_by: str) -> str:
-    found = next(rollout for rollout in rollouts if not is_correct(rollout, correct_by))
-    value = found.score.parts.get(correct_by, 0.0) if found.score is not None else 0.0
+def _first(answers: Answers) -> str:
+    marks = answers.marks
+    found = next(rollout for rollout in answers.valid("gold") if not is_right(rollout, marks))
+    parts = found.score.parts if found.score is not None else {}
+    values = " and ".join(f"{parts.get(name, 0.0):g}" for name in marks.judged)
     said = printable(found.completion.text, limit=60)
-    return f'{found.prompt.id}: the gold answer is "{said}" and scores {value:g}'
+    return f'{found.prompt.id}: the gold answer is "{said}" and scores {values}'
 
 
 def check_prompts(bench: Bench, findings: Findings) -> None:

@@ -10,11 +10,12 @@ from posttrain.build.check.bench import Bench
 from posttrain.build.check.report import Findings, State
 from posttrain.build.parts import filled, make_sampling, render_prompts
 from posttrain.config.asked import compared, wants_greedy
-from posttrain.pipelines.evaluate import is_correct, pass_at_k, share
+from posttrain.pipelines.evaluate import pass_at_k, share
 from posttrain.protocols import Engine
 from posttrain.rollout.collect import collect, collect_greedy, scored_groups
 from posttrain.rollout.source import PromptCycle, has_signal
 from posttrain.types import Prompt, Rollout
+from posttrain.types.marks import above_one, is_right
 
 PROMPTS, FAST_PROMPTS = 8, 4
 MAX_GROUP, MAX_ROLLOUTS = 16, 128
@@ -132,8 +133,8 @@ def _check_broken(bench: Bench, sampled: Sampled, *, findings: Findings) -> None
 
 
 def _check_accuracy(bench: Bench, sampled: Sampled, *, findings: Findings) -> None:
-    judge = bench.of_parts().correct_by
-    counts = [sum(is_correct(r, judge) for r in group) for group in sampled.groups]
+    marks = bench.of_parts().marks
+    counts = [sum(is_right(r, marks) for r in group) for group in sampled.groups]
     size = len(sampled.groups[0])
     total = len(counts) * size
     best = sum(pass_at_k(size, count, k=size) for count in counts) / len(counts)
@@ -142,9 +143,12 @@ def _check_accuracy(bench: Bench, sampled: Sampled, *, findings: Findings) -> No
     values = [r.score.value for r in sampled.rollouts if r.score is not None and r.score.ok]
     mean = f"{sum(values) / len(values):.2f}" if values else "none"
     text += f", mean reward {mean}"
+    if not marks.judged or above_one(sampled.rollouts, marks):
+        findings.passed("mean reward", f"{mean}; no answer has full marks")
+        return
     findings.judged(
-        "accuracy",
-        text,
+        "accuracy" if marks.check else "full marks",
+        f"{text} (right by {marks.check!r})" if marks.check else text,
         state="warn" if not sum(counts) and sampled.useful else "pass",
         fix="no answer is right, so only the other rewards can be learned: take an easier task, or "
         "add [sft] before",
@@ -169,8 +173,8 @@ def _check_groups(bench: Bench, sampled: Sampled, *, findings: Findings) -> None
 
 def _nothing(bench: Bench, sampled: Sampled) -> tuple[str, str]:
     """Why all groups agree, and what to change."""
-    judge, rollouts = bench.of_parts().correct_by, sampled.rollouts
-    right = sum(is_correct(rollout, judge) for rollout in rollouts)
+    marks, rollouts = bench.of_parts().marks, sampled.rollouts
+    right = sum(is_right(rollout, marks) for rollout in rollouts)
     alike = all(len({r.completion.tokens for r in group}) == 1 for group in sampled.groups)
     many = len(sampled.groups) > 1 and len(sampled.groups[0]) > 1
     if all(r.score is None or not r.score.ok for r in rollouts):
@@ -178,10 +182,12 @@ def _nothing(bench: Bench, sampled: Sampled) -> tuple[str, str]:
     elif right == len(rollouts):
         why = "all right"
         fix = "take a harder task, or mend a reward that gives full marks to everything"
+    elif all(is_right(rollout, replace(marks, check="")) for rollout in rollouts):
+        why, fix = "full marks for all", "mend a reward that gives full marks to everything"
     elif alike and many:
         why, fix = "all completions of a prompt are the same", "raise rl.temperature"
     elif right == 0:
-        why = "all wrong"
+        why = "all wrong" if marks.judged else "all alike"
         fix = (
             "take an easier task, add [sft] before, give partial credit in [rewards], or raise "
             "rl.group_size or rl.temperature"

@@ -26,8 +26,8 @@ an alarm. A finding is reported once. It is over when its rule has not held for 
 in a row; if it holds again after that, it is a new finding. A metric that a run does not have (a KL
 without a reference, a value without a critic) leaves its rules silent.
 
-*What decides* is the reward that says whether an answer is right: the first of `[rewards]` that is
-not a model's opinion. A finding is advice, never a stop: the run goes on.
+*What decides* is the reward that [checks answers](tasks.md#accuracy); without one, rules about it
+are silent. A finding is advice, never a stop: the run goes on.
 """
 
 
