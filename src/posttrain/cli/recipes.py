@@ -84,7 +84,7 @@ def evaluate_model(
 ) -> None:
     """Evaluate a model, a run or a recipe, and print the estimates."""
     console = Console()
-    recipe = evaluation_recipe(model, task=task, overrides=overrides, console=console)
+    recipe = evaluation_recipe(model, task=task, overrides=overrides, out=out, console=console)
     found = evaluate_recipe(recipe)
     table = Table(box=SIMPLE_HEAD)
     table.add_column(f"{(recipe.task or {})['name']}, {len(found.greedy)} problems")
