@@ -6,6 +6,7 @@ was cut short goes on exactly where it was when it is called again with ``resume
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,8 @@ def evaluate(
     )
     replaced = [part for part in given if not (part == "task" and named)]
     values = {name: table for name, table in values.items() if name not in replaced}
+    for change in source.changes(given=given):
+        warnings.warn(change, stacklevel=2)
     recipe, supplied = _recipe(values, None if named else chosen, reward=reward)
     return evaluate_recipe(recipe, supplied, chosen=prompts is not None)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+from posttrain.build.grade import check_out
 from posttrain.build.sources import find_source
 from posttrain.config import ConfigError, Recipe
 from posttrain.config.read import parse_overrides
@@ -18,7 +20,12 @@ STAGES = ("--run.stages", '["eval"]')
 
 
 def evaluation_recipe(
-    given: str, *, task: str | None, overrides: Sequence[str], console: Console
+    given: str,
+    *,
+    task: str | None,
+    overrides: Sequence[str],
+    out: Path | None,
+    console: Console,
 ) -> Recipe:
     """The recipe of an evaluation, and a line about what is evaluated where it was not typed."""
     source = find_source(given)
@@ -33,7 +40,11 @@ def evaluation_recipe(
             "eval: name the task, posttrain eval MODEL --task NAME; or give a run folder or a "
             "recipe, which know theirs"
         )
-    for line in source.told:
+    if out is not None:
+        for path in recipe.task.values():
+            check_out(out, path)
+    anew = parts if task is None else {*parts, "task"}
+    for line in (*source.told, *source.changes(given=anew)):
         console.print(Text(printable(line), style="yellow"), soft_wrap=True)
     if source.run is not None or source.file:
         whose = source.run if source.run is not None else source.file

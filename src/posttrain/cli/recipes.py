@@ -84,7 +84,7 @@ def evaluate_model(
 ) -> None:
     """Evaluate a model, a run or a recipe; print the estimates and ``show`` of the answers."""
     console = Console()
-    recipe = evaluation_recipe(model, task=task, overrides=overrides, console=console)
+    recipe = evaluation_recipe(model, task=task, overrides=overrides, out=out, console=console)
     found = evaluate_recipe(recipe)
     title = (recipe.task or {})["name"]
     console.print(render_evaluation(found, title=title, show=show, seed=recipe.run.seed))
