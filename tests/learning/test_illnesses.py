@@ -15,6 +15,7 @@ from small_runs import TINY, small_run
 from posttrain.build.results import Run
 from posttrain.build.run import Supplied
 from posttrain.models.load import Policy
+from posttrain.rewards import declare
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines import ENGINES, NativeEngine
 from posttrain.rollout.engines.draws import Decode
@@ -62,10 +63,12 @@ def letters(completion: str) -> float:
     return sum("a" <= character <= "z" for character in completion) / max(1, len(completion))
 
 
+@declare(checks_answer=True)
 def impossible(completion: str) -> float:
     return float(completion == "an answer that never comes")
 
 
+@declare(checks_answer=True)
 def right(completion: str, answer: str) -> float:
     return float(completion == answer)
 
