@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from torch import Tensor
+from posttrain.types import Completion, Prompt, Rollout, Sampling, Score
 
-from posttrain.types import Batch, Completion, Prompt, Rollout, Sampling, Score, Terms
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from posttrain.types import Batch, Terms
 
 Split = Literal["train", "test"]
 
@@ -95,7 +98,7 @@ class Outputs:
         return tensor
 
 
-Objective = Callable[[Outputs, Batch], Terms]
+Objective = Callable[["Outputs", "Batch"], "Terms"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,7 +110,7 @@ def _run(
     for stage in folder.stages:
         if stage not in recipe.stages:  # of an earlier recipe: its results are not this run's
             folder.set_aside(stage)
-    with told(folder, console), Interrupts() as interrupts:
+    with told(folder), Interrupts() as interrupts:
         job = _Job(
             recipe,
             folder,

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import io
+import os
+import select
 import shlex
+import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TextIO
 
 import typer
+from typer.core import TyperGroup
+
+
+class _Commands(TyperGroup):
+    """Lets out what typer would swallow: Ctrl-C, and any pipe that broke, not only stdout."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, BrokenPipeError) as error:
+            raise _UntoldError from error
+
 
 app = typer.Typer(
+    cls=_Commands,
     help="Reinforcement-learning post-training of language models.",
     no_args_is_help=True,
     add_completion=False,
@@ -263,6 +279,10 @@ def walkthrough(
         experiment.run(out=out, quick=quick, seeds=seeds)
 
 
+class _UntoldError(Exception):
+    """What typer would end the process with, and say nothing."""
+
+
 def main() -> None:
     """Run the command line; a user's mistake prints as a message, never as a traceback."""
     for stream in (sys.stdout, sys.stderr):  # a model may write what the terminal cannot show
@@ -271,6 +291,31 @@ def main() -> None:
     sys.path.append(str(Path.cwd()))  # a recipe may name "my_module:my_reward" of this folder
     try:
         app()
+    except _UntoldError as untold:
+        sys.exit(_told(untold.__cause__))
     except (ValueError, RuntimeError, OSError) as error:
         typer.secho(f"posttrain: {error}", fg=typer.colors.RED, err=True)
         sys.exit(2)
+
+
+def _told(error: BaseException | None) -> int:
+    """Say what ended the command; the exit code is that of a shell."""
+    if isinstance(error, KeyboardInterrupt):
+        said = str(error) or "stopped"
+        typer.secho(f"posttrain: {said}", err=True)
+        return 128 + int(getattr(error, "number", signal.SIGINT))
+    if _closed(sys.stdout):  # by a reader that has seen enough, head or less: no one is to be told
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    typer.secho(f"posttrain: {error}", fg=typer.colors.RED, err=True)
+    return 2
+
+
+def _closed(stream: TextIO) -> bool:
+    """Whether nobody reads a stream any more."""
+    try:
+        watch = select.poll()
+        watch.register(stream.fileno(), 0)
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in watch.poll(0))
+    except (OSError, ValueError):  # not a file, as in a test
+        return False

@@ -6,13 +6,17 @@ import contextlib
 import json
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from posttrain.build.check import Report, check_file
 from posttrain.config import Quantity
+from posttrain.config.read import parse_overrides
+
+if TYPE_CHECKING:
+    from posttrain.build.check import Report
 
 MARKS = {"pass": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
 
@@ -24,6 +28,9 @@ def check(arguments: Sequence[str], *, fast: bool, as_json: bool) -> int:
             "check: name the recipe first: posttrain check RECIPE.toml [--rl.steps 6 …]"
         )
     path, *overrides = arguments
+    parse_overrides(overrides)
+    from posttrain.build.check import check_file
+
     with contextlib.redirect_stdout(sys.stderr):  # a reward may print; stdout is the report's
         report = check_file(path, overrides, fast=fast)
     if as_json:

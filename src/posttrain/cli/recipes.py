@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,11 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from posttrain.build.api import evaluate_recipe
-from posttrain.build.interrupts import Stopped
-from posttrain.build.results import write_evaluation
-from posttrain.build.resume import recorded_recipe
-from posttrain.build.run import run
 from posttrain.config import (
     Recipe,
     arithmetic,
@@ -25,7 +19,6 @@ from posttrain.config import (
     render_dry_run,
     resolve,
 )
-from posttrain.runs import printable
 
 Command = Literal["run", "sft", "prefer", "reward", "rl"]
 
@@ -56,16 +49,17 @@ def run_recipe(
 
 def resume_run(folder: Path, *, allow_changes: Sequence[str]) -> None:
     """Go on with the run in a folder, by the recipe that it holds."""
+    from posttrain.build.resume import recorded_recipe
+
     recipe = recorded_recipe(folder)
     _run(recipe, console=Console(), resume=True, allow_changes=_keys(allow_changes))
 
 
 def _run(recipe: Recipe, **options: Any) -> None:
-    """Run it; where a signal ends it in good order, say so as a shell would."""
-    try:
-        run(recipe, **options)
-    except Stopped as stop:
-        sys.exit(128 + stop.number)
+    """Run it; what runs takes seconds to load, so only once the recipe is known to be right."""
+    from posttrain.build.run import run
+
+    run(recipe, **options)
 
 
 def _keys(given: Sequence[str]) -> list[str]:
@@ -77,6 +71,11 @@ def evaluate_model(model: str, task: str, *, overrides: Sequence[str], out: Path
     """Evaluate a model and print the estimates."""
     given = {"model": {"name": model}, "task": {"name": task}, "eval": {}}
     recipe = recipe_from_dict(given, overrides=list(overrides))
+    resolve(recipe)  # what is wrong with it shows before anything is loaded
+    from posttrain.build.api import evaluate_recipe
+    from posttrain.build.results import write_evaluation
+    from posttrain.runs import printable
+
     found = evaluate_recipe(recipe)
     table = Table(box=SIMPLE_HEAD)
     table.add_column(f"{task}, {len(found.greedy)} problems")

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from posttrain.algorithms.kl import Coefficient, Direction, Estimator
-from posttrain.algorithms.table import Placement
+from posttrain.algorithms.choices import Direction, Estimator, Placement
+from posttrain.algorithms.kl import Coefficient
 from posttrain.types import Batch, Terms
 
 Stage = Callable[[Batch], Batch]
