@@ -31,6 +31,7 @@ EXTRA_EDGES = {
     ("build", "distributed"),  # ... into local or distributed parts
     ("cli", "walkthrough"),  # `posttrain walkthrough` and `posttrain explain` need no config
     ("cli", "algorithms"),
+    ("cli", "track"),  # who waits for a library to load reads so
 }
 
 STANDARD_AND_TORCH_ONLY = {

@@ -24,8 +24,8 @@ from posttrain.written import _WrittenFunction, _WrittenTable, written_table
 SOURCE = Path(__file__).parent.parent / "src"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE)}
 SLOW = {"torch", "transformers", "sympy", "matplotlib", "pyarrow", "numpy", "tokenizers", "wandb"}
-# Those of Python itself, typer and, for a recipe, pydantic: 600 of them load in a third of a second.
-# torch alone brings 1,500.
+# Python's own, typer's and, for a recipe, pydantic's load in a third of a second; torch brings
+# 1,500 more.
 MOST_MODULES = 700
 
 RECIPE = '[task]\nname = "arithmetic"\n\n[rl]\nsteps = 3\n'

@@ -30,6 +30,7 @@ from posttrain.models.save import import_gguf
 from posttrain.pipelines.evaluate import Evaluation
 from posttrain.protocols import Reward, Task
 from posttrain.rewards.scorer import RewardScorer
+from posttrain.track.progress import showing
 from posttrain.types import Completion, Prompt, Sampling
 
 __all__ = [
@@ -190,6 +191,7 @@ def evaluate(
     return evaluate_recipe(*_recipe(given, chosen, reward=reward))
 
 
+@showing()
 def evaluate_recipe(recipe: Recipe, supplied: Supplied | None = None) -> Evaluation:
     """Run the ``[eval]`` section of a recipe on its model, without a run folder."""
     supplied = supplied or Supplied()
@@ -209,6 +211,7 @@ def evaluate_recipe(recipe: Recipe, supplied: Supplied | None = None) -> Evaluat
         parts.close()
 
 
+@showing()
 def generate(
     model: str | Path,
     prompt: str,

@@ -23,6 +23,7 @@ from posttrain.runs import (
     replacing,
 )
 from posttrain.track.encoding import encode_json
+from posttrain.track.progress import phase
 from posttrain.types import Rollout
 
 NUM_SAMPLES = 5
@@ -95,6 +96,7 @@ def write_evaluation(path: Path, found: Evaluation) -> dict[str, Any]:
     }
 
 
+@phase("drawing the curves and writing the summary")
 def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Console) -> Run:
     """Draw the curves, pick samples, write the summary and print it."""
     run = Run(folder)

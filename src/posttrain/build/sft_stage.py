@@ -16,6 +16,7 @@ from posttrain.models.load import Policy
 from posttrain.pipelines import supervised
 from posttrain.protocols import Task
 from posttrain.tasks import demonstrations
+from posttrain.track.progress import phase
 from posttrain.types import Prompt
 
 
@@ -85,4 +86,5 @@ def run_sft(context: Context, rows: Sequence[supervised.Row]) -> None:
             start=context.keeper.step,
             guard=context.keeper.keep(guard),
         )
-    learner.save(context.folder.model)
+    with phase("saving the model"):
+        learner.save(context.folder.model)

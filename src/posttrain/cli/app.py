@@ -8,20 +8,21 @@ import select
 import shlex
 import signal
 import sys
+import traceback
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 
 class _Commands(TyperGroup):
-    """Lets out what typer would swallow: Ctrl-C, and any pipe that broke, not only stdout."""
+    """Lets out what typer or rich would end with, and say nothing."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (KeyboardInterrupt, BrokenPipeError) as error:
+        except (KeyboardInterrupt, BrokenPipeError, SystemExit) as error:
             raise _UntoldError from error
 
 
@@ -187,8 +188,11 @@ def generate(
     ] = None,
 ) -> None:
     """What a model answers to a prompt."""
-    from posttrain.build.api import generate as answer
-    from posttrain.runs import printable
+    from posttrain.cli.loading import loading
+
+    with loading():
+        from posttrain.build.api import generate as answer
+        from posttrain.runs import printable
 
     completions = answer(
         model,
@@ -304,18 +308,24 @@ def _told(error: BaseException | None) -> int:
         said = str(error) or "stopped"
         typer.secho(f"posttrain: {said}", err=True)
         return 128 + int(getattr(error, "number", signal.SIGINT))
-    if _closed(sys.stdout):  # by a reader that has seen enough, head or less: no one is to be told
+    if _nobody_reads(error):  # head or less has seen enough: no one is left to be told
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    typer.secho(f"posttrain: {error}", fg=typer.colors.RED, err=True)
+    said = error
+    if isinstance(error, SystemExit):
+        said = ValueError(f"ended by sys.exit({error.code!r}) in code that posttrain called")
+    typer.secho(f"posttrain: {said}", fg=typer.colors.RED, err=True)
     return 2
 
 
-def _closed(stream: TextIO) -> bool:
-    """Whether nobody reads a stream any more."""
+def _nobody_reads(error: BaseException | None) -> bool:
+    """Whether a command ended because the reader of its standard output has gone."""
+    if isinstance(error, SystemExit):  # so does rich end a process in which it cannot print
+        calls = traceback.extract_tb(error.__traceback__)
+        return calls[-1].name == "on_broken_pipe"
     try:
         watch = select.poll()
-        watch.register(stream.fileno(), 0)
-        return any(event & (select.POLLERR | select.POLLHUP) for _, event in watch.poll(0))
+        watch.register(sys.stdout.fileno(), 0)
+        return any(event & select.POLLERR for _, event in watch.poll(0))
     except (OSError, ValueError):  # not a file, as in a test
         return False

@@ -12,8 +12,10 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from posttrain.cli.loading import loading
 from posttrain.config import Quantity
 from posttrain.config.read import parse_overrides
+from posttrain.track.progress import phase, showing
 
 if TYPE_CHECKING:
     from posttrain.build.check import Report
@@ -29,9 +31,11 @@ def check(arguments: Sequence[str], *, fast: bool, as_json: bool) -> int:
         )
     path, *overrides = arguments
     parse_overrides(overrides)
-    from posttrain.build.check import check_file
+    with loading():
+        from posttrain.build.check import check_file
 
-    with contextlib.redirect_stdout(sys.stderr):  # a reward may print; stdout is the report's
+    # A reward may print, and stdout is the report's.
+    with contextlib.redirect_stdout(sys.stderr), showing(), phase("checking"):
         report = check_file(path, overrides, fast=fast)
     if as_json:
         print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2))

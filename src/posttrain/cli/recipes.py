@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from posttrain.cli.loading import loading
 from posttrain.config import (
     Recipe,
     arithmetic,
@@ -41,7 +43,9 @@ def run_recipe(
         Console().print(render_dry_run(recipe), markup=False, highlight=False, soft_wrap=True)
         return
     console = Console()
-    resolved = resolve(recipe)
+    with loading(console):  # a mistake in the recipe shows before the libraries are there
+        resolved = resolve(recipe)
+        importlib.import_module("posttrain.build.run")
     console.print(_arithmetic(resolved))
     resume, allow = going_on is not None, going_on or ()
     _run(recipe, text=text, console=console, resume=resume, allow_changes=_keys(allow))
@@ -49,7 +53,8 @@ def run_recipe(
 
 def resume_run(folder: Path, *, allow_changes: Sequence[str]) -> None:
     """Go on with the run in a folder, by the recipe that it holds."""
-    from posttrain.build.resume import recorded_recipe
+    with loading():
+        from posttrain.build.resume import recorded_recipe
 
     recipe = recorded_recipe(folder)
     _run(recipe, console=Console(), resume=True, allow_changes=_keys(allow_changes))
@@ -57,7 +62,8 @@ def resume_run(folder: Path, *, allow_changes: Sequence[str]) -> None:
 
 def _run(recipe: Recipe, **options: Any) -> None:
     """Run it; what runs takes seconds to load, so only once the recipe is known to be right."""
-    from posttrain.build.run import run
+    with loading(options["console"]):
+        from posttrain.build.run import run
 
     run(recipe, **options)
 
@@ -71,10 +77,11 @@ def evaluate_model(model: str, task: str, *, overrides: Sequence[str], out: Path
     """Evaluate a model and print the estimates."""
     given = {"model": {"name": model}, "task": {"name": task}, "eval": {}}
     recipe = recipe_from_dict(given, overrides=list(overrides))
-    resolve(recipe)  # what is wrong with it shows before anything is loaded
-    from posttrain.build.api import evaluate_recipe
-    from posttrain.build.results import write_evaluation
-    from posttrain.runs import printable
+    with loading():  # a mistake in the recipe shows before the libraries are there
+        resolve(recipe)
+        from posttrain.build.api import evaluate_recipe
+        from posttrain.build.results import write_evaluation
+        from posttrain.runs import printable
 
     found = evaluate_recipe(recipe)
     table = Table(box=SIMPLE_HEAD)

@@ -1,4 +1,4 @@
-"""Pieces of a recipe tried on four tokens: only calling one tells whether its options make sense."""
+"""Pieces of a recipe tried on four tokens: only a call tells whether the options make sense."""
 
 from __future__ import annotations
 
