@@ -305,15 +305,14 @@ def main() -> None:
 def _told(error: BaseException | None) -> int:
     """Say what ended the command; the exit code is that of a shell."""
     if isinstance(error, KeyboardInterrupt):
-        said = str(error) or "stopped"
-        typer.secho(f"posttrain: {said}", err=True)
+        typer.secho(f"posttrain: {str(error) or 'stopped'}", err=True)
         return 128 + int(getattr(error, "number", signal.SIGINT))
     if _nobody_reads(error):  # head or less has seen enough: no one is left to be told
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    said = error
+    said = str(error)
     if isinstance(error, SystemExit):
-        said = ValueError(f"ended by sys.exit({error.code!r}) in code that posttrain called")
+        said = f"ended by sys.exit({error.code!r}) in code that posttrain called"
     typer.secho(f"posttrain: {said}", fg=typer.colors.RED, err=True)
     return 2
 
