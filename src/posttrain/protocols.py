@@ -1,7 +1,7 @@
 """What a part must do to take its place in the loop: one to four methods each.
 
-Anything with these methods fits: no base class, no registration. Each protocol has one contract
-suite in ``tests/contract``, and every implementation passes it.
+Anything with these methods fits: no base class, no registration. ``tests/contract`` holds what every
+engine and every task keeps.
 """
 
 from __future__ import annotations
@@ -138,14 +138,6 @@ class Learner(Protocol):
 
     def save(self, folder: Path) -> None:
         """Write the weights as an ordinary Hugging Face model folder."""
-        ...
-
-
-class Env(Protocol):
-    """What stands between two turns of the policy: a tool, a game, a simulated user."""
-
-    def reply(self, rollout: Rollout) -> str | None:
-        """The environment's next message, or None when the episode is over."""
         ...
 
 

@@ -58,6 +58,7 @@ def test_the_first_loss_is_the_mean_over_completion_tokens() -> None:
     assert int(batch.mask.sum()) == 3 + 2 + 4 + 1
 
 
+@pytest.mark.usefixtures("float64_throughout")
 def test_prompt_tokens_are_context_and_never_targets() -> None:
     """The gradient is that of the completion's log-likelihood alone, to the last digits."""
     batch = collate_demonstrations(ROWS[:3], pad_token=0)

@@ -77,7 +77,7 @@ def test_any_text_gives_stripped_text_or_none(how, text):
     ],
 )
 def test_time_is_linear(how, piece):
-    text = piece * (500_000 // len(piece))
-    started = time.perf_counter()
+    text = piece * (1_000_000 // len(piece))
+    started = time.process_time()
     extract_answer(text, how)
-    assert time.perf_counter() - started < 5  # quadratic would take minutes
+    assert time.process_time() - started < 60  # of this process; quadratic would take many minutes

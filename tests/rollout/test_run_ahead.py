@@ -113,8 +113,7 @@ def test_the_next_batch_is_made_while_this_one_is_learned() -> None:
     engine = SlowEngine()
     with RunAhead(source(engine, Equal()).steps(9), SharedWeights(engine), max_lag=1) as ahead:
         next(ahead)
-        until = time.monotonic() + 10
-        while len(engine.began) < 2 and time.monotonic() < until:
+        while len(engine.began) < 2:  # or for ever: the runner's time limit says so
             time.sleep(0.001)
         time.sleep(0.05)
         assert engine.began == [0, 0]
@@ -232,26 +231,26 @@ class Stopped(BaseException):
 
 @pytest.mark.parametrize("where", ["at once", "in the middle"])
 def test_an_early_end_breaks_off_the_batch_under_way(where: str) -> None:
-    """The engine would sample for a minute; leaving the block takes no longer than a moment."""
-    sampling = threading.Event()
+    """The engine would sample for a minute; leaving the block does not wait for it."""
+    sampling, sampled = threading.Event(), threading.Event()
 
     def batches() -> Iterator[Collected]:
         yield Collected(rollouts=[])
         sampling.set()
         for _ in range(60_000):
             time.sleep(0.001)
+        sampled.set()
 
     def learn() -> None:
         with RunAhead(batches(), lambda version: None, max_lag=1) as ahead:
             next(ahead)
             if where == "in the middle":
-                assert sampling.wait(10)
+                sampling.wait()
             raise Stopped
 
-    begun = time.monotonic()
     with pytest.raises(Stopped):
         learn()
-    assert time.monotonic() - begun < 15
+    assert not sampled.is_set()
 
 
 def test_closing_an_idle_or_finished_producer_ends_it() -> None:
