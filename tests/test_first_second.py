@@ -52,6 +52,7 @@ ANSWERS: dict[str, tuple[list[str], int, str]] = {
     "reward model": ([*RUN, "--rewards.model.pth", "a"], 2, "did you mean 'path'?"),
     "size of tiny": ([*RUN, "--model.options.num_layer", "1"], 2, "did you mean 'num_layers'?"),
     "eval": (["eval", "tiny", "--task", "aritmetic"], 2, "did you mean 'arithmetic'?"),
+    "grade": (["grade", "numerc", "rows.jsonl"], 2, "did you mean 'numeric'?"),
     "explain": (["explain", "gprp"], 2, "did you mean 'grpo'?"),
 }
 # A process of its own, which says at its end what it has loaded.

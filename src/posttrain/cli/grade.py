@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -12,10 +12,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
-from posttrain.build.grade import Graded, grade_file
+from posttrain.cli.loading import loading
 from posttrain.config import GradingSection
+from posttrain.config.pieces import complete_reward
 from posttrain.config.read import parse_value
-from posttrain.runs import printable
+from posttrain.track.text import printable
+
+if TYPE_CHECKING:
+    from posttrain.build.grade import Graded
 
 
 def grade(
@@ -27,6 +31,11 @@ def grade(
     grading: GradingSection,
 ) -> None:
     """Grade a file, write the rows with their scores, and print what came of it."""
+    options = _options(arguments)
+    complete_reward(reward, {"weight": 1.0, **options})  # a mistake shows before anything is loaded
+    with loading():
+        from posttrain.build.grade import grade_file
+
     console = Console()
     columns = ("grading", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bars:
@@ -35,7 +44,6 @@ def grade(
         def progress(done: int, total: int) -> None:
             bars.update(bar, completed=done, total=total)
 
-        options = _options(arguments)
         graded = grade_file(reward, path, options=options, grading=grading, progress=progress)
     if out is not None:
         graded.write(out)
