@@ -74,7 +74,7 @@ COMMANDS = {
 }
 
 
-MOMENTS = [("run", share) for share in (0.0, 0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9)]
+MOMENTS = [("run", share) for share in (0.0, 0.3, 0.6, 0.85, 0.92, 0.95, 0.98)]
 MOMENTS += [(name, share) for name in COMMANDS if name != "run" for share in (0.3, 0.85)]
 
 

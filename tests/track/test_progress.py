@@ -2,6 +2,7 @@
 
 import contextvars
 import io
+import os
 import re
 import threading
 from pathlib import Path
@@ -252,6 +253,16 @@ def test_a_log_that_nobody_reads_ends_the_telling(monkeypatch: pytest.MonkeyPatc
         assert display._thread is not None
         display._thread.join(60)
         assert not display._thread.is_alive()
+
+
+def test_a_copy_of_the_process_has_no_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that a thread of the other one held would never be let go here."""
+    with showing(Console(file=io.StringIO(), width=100, _environ={})):
+        assert current() is not None
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        assert current() is None
+        monkeypatch.undo()
+        assert current() is not None
 
 
 def test_a_decorated_function_is_a_phase(clock: Clock) -> None:

@@ -35,7 +35,8 @@ def _take_signals() -> None:
             if os.isatty(1):
                 os.write(1, _SHOW_CURSOR)
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-            os.write(2, f"\nposttrain: stopped by {name}\n".encode())
+            start = "\n" if os.isatty(2) else ""  # after the terminal's own ^C
+            os.write(2, f"{start}posttrain: stopped by {name}\n".encode())
         os._exit(128 + number)
 
     def lost(unraisable: "sys.UnraisableHookArgs") -> None:

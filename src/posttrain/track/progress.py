@@ -8,6 +8,7 @@ thread, as it is in a run, in ``posttrain.evaluate`` and behind every command.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -55,6 +56,7 @@ class Progress:
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
+        self.process = os.getpid()
         self._phases: list[_Phase] = []
         self._began, self._last_line = clock(), -QUIET
         self._held_above: int | None = None
@@ -184,14 +186,15 @@ _CURRENT: ContextVar[Progress | None] = ContextVar("progress", default=None)
 
 
 def current() -> Progress | None:
-    """The display under way in this thread."""
-    return _CURRENT.get()
+    """The display under way in this thread; a copy of the process (a worker) has none."""
+    progress = _CURRENT.get()
+    return progress if progress is not None and progress.process == os.getpid() else None
 
 
 @contextlib.contextmanager
 def showing(console: Console | None = None) -> Iterator[None]:
     """Show phases while the block lasts, by default on stderr; inside another, that one goes on."""
-    outer = _CURRENT.get()
+    outer = current()
     if outer is not None and not (console is not None and console.quiet):
         yield
         return
@@ -216,7 +219,7 @@ def phase(
     >>> with phase("counting", total=3):
     ...     advance(3)
     """
-    progress = _CURRENT.get()
+    progress = current()
     if progress is None:
         yield
         return
@@ -226,6 +229,6 @@ def phase(
 
 def advance(count: int = 1) -> None:
     """So many more of what the innermost phase counts are done."""
-    progress = _CURRENT.get()
+    progress = current()
     if progress is not None:
         progress.advance(count)
