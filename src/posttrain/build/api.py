@@ -34,6 +34,7 @@ from posttrain.pipelines.evaluate import Evaluation
 from posttrain.protocols import Reward, Task
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.tasks import make_task
+from posttrain.track.progress import showing
 from posttrain.types import Completion, Prompt, Sampling
 
 __all__ = [
@@ -224,6 +225,7 @@ def evaluate(
     return evaluate_recipe(recipe, supplied, chosen=prompts is not None)
 
 
+@showing()
 def evaluate_recipe(
     recipe: Recipe, supplied: Supplied | None = None, *, chosen: bool = False
 ) -> Evaluation:
@@ -250,6 +252,7 @@ def evaluate_recipe(
         parts.close()
 
 
+@showing()
 def generate(
     model: str | Path,
     prompt: str,

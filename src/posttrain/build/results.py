@@ -27,6 +27,7 @@ from posttrain.runs import (
     series,
 )
 from posttrain.track.encoding import encode_json
+from posttrain.track.progress import phase
 from posttrain.track.text import command_line
 from posttrain.types import Rollout
 
@@ -104,6 +105,7 @@ def write_evaluation(path: Path, found: Evaluation) -> dict[str, Any]:
     }
 
 
+@phase("drawing the curves and writing the summary")
 def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Console) -> Run:
     """Draw the curves, pick samples, write the summary and print it."""
     run = Run(folder)

@@ -57,6 +57,7 @@ from posttrain.runs.checkpoints import clear
 from posttrain.runs.report import TITLES
 from posttrain.track import TRACKERS, ConsoleTracker, Several
 from posttrain.track import Stage as TrackedStage
+from posttrain.track.progress import phase, showing
 
 __all__ = ["Supplied", "run"]
 
@@ -81,7 +82,7 @@ def run(
     """
     supplied, console = supplied or Supplied(), console or Console()
     recipe = resolve(recipe, supplied=supplied.names())
-    with guarded(recipe):
+    with showing(console), guarded(recipe):
         return _run(
             recipe,
             supplied,
@@ -121,7 +122,7 @@ def _run(
     for stage in folder.stages:
         if stage not in recipe.stages:  # of an earlier recipe: its results are not this run's
             folder.set_aside(stage)
-    with told(folder, console), Interrupts() as interrupts:
+    with told(folder), Interrupts() as interrupts:
         job = _Job(
             recipe,
             folder,
@@ -253,7 +254,9 @@ class _Job:
         record: dict[str, Any] = {}
         with self._stage("rl", total_steps=section.steps) as context:
             if section.check and not context.keeper.step:
-                before_rl(context, engine=self._supplied.engine).announce(self._console)
+                with phase("checking: data, rewards, a few rollouts, one step"):
+                    report = before_rl(context, engine=self._supplied.engine)
+                report.announce(self._console)
             if "eval" in self._recipe.stages and self._recipe.eval is not None:
                 record["before"] = before(context, self._recipe.eval, engine=self._supplied.engine)
             run_rl(context, engine=self._supplied.engine)
@@ -266,6 +269,11 @@ class _Job:
 
     @contextlib.contextmanager
     def _stage(self, stage: str, *, total_steps: int) -> Iterator[Context]:
+        with phase(f"stage {stage}"), self._prepared(stage, total_steps=total_steps) as context:
+            yield context
+
+    @contextlib.contextmanager
+    def _prepared(self, stage: str, *, total_steps: int) -> Iterator[Context]:
         digest, begins_at = self._digests[stage], None
         if self._resume:
             folder, begins_at = take_up(self._folder, stage, digest=digest, console=self._console)
