@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from posttrain.algorithms.advantages import ADVANTAGES
-from posttrain.algorithms.kl import GRADIENTS
+from posttrain.algorithms.choices import GRADIENTS
 from posttrain.algorithms.table import ALGORITHMS
 from posttrain.cli import explain
 from posttrain.registry import options

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from posttrain.algorithms import kl
+from posttrain.algorithms import choices, kl
 from posttrain.algorithms.kl import Coefficient
 from posttrain.algorithms.losses import penalised
 from posttrain.algorithms.objective import with_kl
@@ -132,12 +132,12 @@ def test_the_gradients_that_are_told_apart_differ() -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize(("estimator", "direction"), kl.GRADIENTS)
+@pytest.mark.parametrize(("estimator", "direction"), choices.GRADIENTS)
 def test_every_gradient_is_what_explain_says(
     estimator: kl.Estimator, direction: kl.Direction, weighted: bool
 ) -> None:
     """Plain: on-policy. Weighted by ρ: the same where the tokens come from another policy."""
-    said = kl.GRADIENTS[estimator, direction][weighted]
+    said = choices.GRADIENTS[estimator, direction][weighted]
     logits = LOGITS.clone().requires_grad_()
     wanted = gradient(WHOSE[said](logits), logits)
     options = {"direction": direction, "weighted": weighted}
@@ -151,7 +151,7 @@ def test_every_gradient_is_what_explain_says(
 
 
 def test_every_estimator_and_direction_has_its_gradient() -> None:
-    assert set(kl.GRADIENTS) == set(TABLE)
+    assert set(choices.GRADIENTS) == set(TABLE)
 
 
 def test_as_a_loss_k1_has_no_gradient_at_all() -> None:

@@ -22,30 +22,6 @@ RL_REFUSED: dict[str, Cases] = {
             "only posttrain walkthrough computes; use leave_one_out or moving_baseline",
         )
     ],
-    "group_of_one": [
-        ({"group_size": 1}, GROUP_OF_ONE.format("group_normalised")),
-        ({"algorithm": "dr_grpo", "group_size": 1}, GROUP_OF_ONE.format("group_centred")),
-        ({"algorithm": "rloo", "group_size": 1}, GROUP_OF_ONE.format("leave_one_out")),
-        ({"advantage": "max_only", "group_size": 1}, GROUP_OF_ONE.format("max_only")),
-        (
-            {"advantage": "leave_one_out_normalised", "group_size": 1},
-            GROUP_OF_ONE.format("leave_one_out_normalised"),
-        ),
-        (
-            {"algorithm": "pkpo", "group_size": 4},
-            "rl.group_size: 4, but advantage 'pass_at_k' compares at least 5 completions of a "
-            "prompt; set rl.group_size to 5 or more, or " + COMPARES_NONE,
-        ),
-        (
-            {"algorithm": "pkpo", "advantage": {"k": 8}},
-            "rl.group_size: 8, but advantage 'pass_at_k' compares at least 9 completions of a "
-            "prompt; set rl.group_size to 9 or more, or " + COMPARES_NONE,
-        ),
-        (
-            {"algorithm": "reinforce_pp", "advantage": {"centre_groups": True}},
-            GROUP_OF_ONE.format("batch_whitened"),
-        ),
-    ],
     "uneven_minibatches": [
         (
             {"prompts_per_step": 3, "group_size": 4, "minibatches": 5},
@@ -132,6 +108,30 @@ RL_REFUSED: dict[str, Cases] = {
             "rl.advantage to gae or return_to_go, which give every token its own reward",
         ),
     ],
+    "group_of_one": [
+        ({"group_size": 1}, GROUP_OF_ONE.format("group_normalised")),
+        ({"algorithm": "dr_grpo", "group_size": 1}, GROUP_OF_ONE.format("group_centred")),
+        ({"algorithm": "rloo", "group_size": 1}, GROUP_OF_ONE.format("leave_one_out")),
+        ({"advantage": "max_only", "group_size": 1}, GROUP_OF_ONE.format("max_only")),
+        (
+            {"advantage": "leave_one_out_normalised", "group_size": 1},
+            GROUP_OF_ONE.format("leave_one_out_normalised"),
+        ),
+        (
+            {"algorithm": "pkpo", "group_size": 4},
+            "rl.group_size: 4, but advantage 'pass_at_k' compares at least 5 completions of a "
+            "prompt; set rl.group_size to 5 or more, or " + COMPARES_NONE,
+        ),
+        (
+            {"algorithm": "pkpo", "advantage": {"k": 8}},
+            "rl.group_size: 8, but advantage 'pass_at_k' compares at least 9 completions of a "
+            "prompt; set rl.group_size to 9 or more, or " + COMPARES_NONE,
+        ),
+        (
+            {"algorithm": "reinforce_pp", "advantage": {"centre_groups": True}},
+            GROUP_OF_ONE.format("batch_whitened"),
+        ),
+    ],
     "engine_cannot_truncate": [
         (
             {"engine": "server", key: value},
@@ -197,7 +197,7 @@ RECIPE_REFUSED: dict[str, Cases] = {
         ),
         (
             {"run": {"keep_best": 1}, "rl": {"evaluate_every": 2}},
-            "run.keep_best: the accuracy of a checkpoint is that of its own step, and rl saves "
+            "run.keep_best: what a checkpoint is worth is measured at its own step, and rl saves "
             "by time and evaluates every 2 (0 is off); set rl.save_every to a multiple of "
             "rl.evaluate_every, or run.keep_best to 0",
         ),

@@ -15,7 +15,7 @@ from config.refused import (
 
 from posttrain.config import cautions, recipe_from_dict, resolve
 from posttrain.config.preference_rules import PREFERENCE_RULES
-from posttrain.config.rl_rules import ENGINE_RULES, RL_CAUTIONS, RL_RULES
+from posttrain.config.rl_rules import ENGINE_RULES, PIECE_RULES, RL_CAUTIONS, RL_RULES
 from posttrain.config.rules import EVAL_RULES, RECIPE_CAUTIONS, RECIPE_RULES, SFT_RULES
 
 pytestmark = pytest.mark.usefixtures("fake_tables")
@@ -261,11 +261,11 @@ def test_cautions(values: dict[str, Any], found: list[str]) -> None:
 
 
 def test_every_rule_is_tested_and_says_what_it_wants() -> None:
-    assert [rule.__name__ for rule in (*RL_RULES, *ENGINE_RULES)] == list(RL_REFUSED)
+    assert [rule.__name__ for rule in (*RL_RULES, *PIECE_RULES, *ENGINE_RULES)] == list(RL_REFUSED)
     assert [rule.__name__ for rule in RECIPE_RULES] == list(RECIPE_REFUSED)
     assert [rule.__name__ for rule in PREFERENCE_RULES] == list(PREFERENCE_REFUSED)
     of_recipes = (*RECIPE_RULES, *PREFERENCE_RULES, *RECIPE_CAUTIONS)
-    of_sections = (*SFT_RULES, *RL_RULES, *ENGINE_RULES, *EVAL_RULES, *RL_CAUTIONS)
+    of_sections = (*SFT_RULES, *RL_RULES, *PIECE_RULES, *ENGINE_RULES, *EVAL_RULES, *RL_CAUTIONS)
     for rule in (*of_recipes, *of_sections):
         assert (rule.__doc__ or "").strip().endswith(".")
         assert "\n" not in (rule.__doc__ or "")

@@ -10,6 +10,7 @@ Every function is here by its own name, and by topic in the module that holds it
 ``shaping``      from one score a sequence to the rewards that the advantage sees
 ``corrections``  factors for a sampler that disagrees with the trainer
 ``kl``           divergence from the reference: estimators, the exact one, the rule of β
+``choices``      the words that name them, and the gradient that each estimator has
 ``preferences``  how good a reward model is
 ``diagnostics``  numbers that tell how an update went
 ``ops``          masked and group statistics, log-probs, the one shift
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
         update_baseline,
         without_siblings,
     )
+    from posttrain.algorithms.choices import (
+        GRADIENTS,
+    )
     from posttrain.algorithms.corrections import (
         CORRECTIONS,
         masked,
@@ -64,7 +68,6 @@ if TYPE_CHECKING:
         value_terms,
     )
     from posttrain.algorithms.kl import (
-        GRADIENTS,
         Coefficient,
         estimate,
         exact,
@@ -272,7 +275,7 @@ __all__ = [
 
 _TOPICS = (
     *("advantages", "losses", "weights", "objective", "shaping", "corrections", "kl"),
-    *("preferences", "diagnostics", "ops", "pieces", "table"),
+    *("preferences", "diagnostics", "ops", "pieces", "table", "choices"),
 )
 
 

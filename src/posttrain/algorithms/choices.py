@@ -8,3 +8,14 @@ Estimator = Literal["k1", "k2", "k3"]
 Direction = Literal["reverse", "forward"]
 Rule = Literal["fixed", "proportional", "doubling"]
 Placement = Literal["none", "loss", "reward"]
+
+# What the penalty in the loss pulls along on average, at π = π_old: by estimator and direction,
+# plain and weighted by ρ.
+GRADIENTS: dict[tuple[Estimator, Direction], tuple[str, str]] = {
+    ("k1", "reverse"): ("0: noise alone", "∇ KL(π ‖ π_ref)"),
+    ("k2", "reverse"): ("∇ KL(π ‖ π_ref)", "∇ ½ E_π[d²]"),
+    ("k3", "reverse"): ("∇ KL(π_ref ‖ π)", "∇ KL(π ‖ π_ref)"),
+    ("k1", "forward"): ("∇ {KL(π_ref ‖ π) + ½ E_ref[d²]}", "∇ KL(π_ref ‖ π)"),
+    ("k2", "forward"): ("∇ KL(π ‖ π_ref)", "∇ ½ E_π[d²]"),
+    ("k3", "forward"): ("∇ ½ E_ref[d²]", "∇ KL(π_ref ‖ π)"),
+}

@@ -16,7 +16,7 @@ are drawn from π held still, so the expected gradient of an estimate k is ``E_�
 ``∇k1 = ∇log π``, 0 on average; ``∇k2 = −d ∇log π``, the gradient of KL(π ‖ π_ref);
 ``∇k3 = (1 − e^d) ∇log π``, on average ``−E_ref[∇log π]``, the gradient of KL(π_ref ‖ π). Weighted
 by ``ρ = π / π_old``, through which the gradient flows, all of ``∇E_π[k]`` is there: of k1 and k3
-that is the gradient of the divergence itself. :data:`GRADIENTS` has them all.
+that is the gradient of the divergence itself. :data:`posttrain.algorithms.choices.GRADIENTS` has all.
 """
 
 from __future__ import annotations
@@ -29,17 +29,6 @@ from torch import Tensor
 from posttrain.algorithms import checks
 from posttrain.algorithms.choices import Direction, Estimator, Rule
 from posttrain.algorithms.ops import log_softmax
-
-# What the penalty in the loss pulls along on average, at π = π_old: by estimator and direction,
-# plain and weighted by ρ.
-GRADIENTS: dict[tuple[Estimator, Direction], tuple[str, str]] = {
-    ("k1", "reverse"): ("0: noise alone", "∇ KL(π ‖ π_ref)"),
-    ("k2", "reverse"): ("∇ KL(π ‖ π_ref)", "∇ ½ E_π[d²]"),
-    ("k3", "reverse"): ("∇ KL(π_ref ‖ π)", "∇ KL(π ‖ π_ref)"),
-    ("k1", "forward"): ("∇ {KL(π_ref ‖ π) + ½ E_ref[d²]}", "∇ KL(π_ref ‖ π)"),
-    ("k2", "forward"): ("∇ KL(π ‖ π_ref)", "∇ ½ E_π[d²]"),
-    ("k3", "forward"): ("∇ ½ E_ref[d²]", "∇ KL(π_ref ‖ π)"),
-}
 
 
 def estimate(

@@ -45,7 +45,7 @@ def with_kl(
     ``weighted`` multiplies it by ``ρ = π / π_old`` and lets the gradient through ρ, so that its
     expected gradient is that of the estimator's mean under π, also where the tokens come from an
     older policy: that of the divergence itself, with k1 and k3 (DeepSeek-V3.2, 2025,
-    arXiv:2512.02556). Without, it is what ``kl.GRADIENTS`` says.
+    arXiv:2512.02556). Without, it is what ``choices.GRADIENTS`` says.
     Shapes: logprobs, batch.ref_logprobs [B, T] → [B, T].
 
     >>> import torch

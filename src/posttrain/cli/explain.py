@@ -10,10 +10,14 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from posttrain.algorithms.advantages import ADVANTAGES
-from posttrain.algorithms.kl import GRADIENTS
-from posttrain.algorithms.table import ALGORITHMS, algorithm, difference, pieces
-from posttrain.cli.explain_advantages import advantages_page, explain_advantage
+from posttrain.algorithms.choices import GRADIENTS
+from posttrain.algorithms.table import (
+    ALGORITHMS,
+    advantage_table,
+    algorithm,
+    difference,
+    pieces,
+)
 
 ABOUT_KL = (
     "The gradient that a KL in the loss has on average, where π is still π_old, with "
@@ -37,7 +41,9 @@ def explain(names: Sequence[str]) -> None:
         )
     elif names == ["kl"]:
         _divergences(console)
-    elif len(names) == 1 and names[0] in ADVANTAGES:
+    elif len(names) == 1 and names[0] in advantage_table():
+        from posttrain.cli.explain_advantages import explain_advantage
+
         explain_advantage(console, names[0])
     elif len(names) == 1:
         _one(console, names[0])
@@ -98,6 +104,8 @@ def _compared(first: str, second: str) -> Table:
 
 def page() -> str:
     """All of it as Markdown: ``python -m posttrain.cli.explain > docs/algorithms.md``."""
+    from posttrain.cli.explain_advantages import advantages_page
+
     lines = [
         "# Algorithms",
         "",

@@ -26,7 +26,7 @@ from posttrain.config.pieces import (
     engine_names,
     engine_table,
 )
-from posttrain.config.rules import broken_engine_rules, broken_rules
+from posttrain.config.rules import broken_engine_rules, broken_piece_rules, broken_rules
 from posttrain.config.sections import (
     EvalSection,
     KlSection,
@@ -101,17 +101,13 @@ def _tried(recipe: Recipe, supplied: Collection[Part]) -> Recipe:
     from posttrain.config.probe import probe
 
     rl = recipe.rl or RlSection()
+    _raise(broken_piece_rules(rl), recipe)
     collect(probe(rl), source=recipe.source)
     if "engine" in supplied:
         return recipe
-    filled: dict[str, Any] = {}
-    collect(
-        [lambda: filled.update(rl=_with_engine(rl, engine_table()))],
-        source=recipe.source,
-    )
-    recipe = recipe.model_copy(update=filled)
-    _raise(broken_engine_rules(recipe), recipe)
-    return recipe
+    rl = _with_engine(rl, engine_table())
+    _raise(broken_engine_rules(rl), recipe)
+    return recipe.model_copy(update={"rl": rl})
 
 
 def _raise(problems: Sequence[str], recipe: Recipe) -> None:

@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 
 from posttrain.config.describe import expected, tables
 from posttrain.config.preference_rules import PREFERENCE_RULES
-from posttrain.config.rl_rules import ENGINE_RULES, RL_CAUTIONS, RL_RULES
+from posttrain.config.rl_rules import ENGINE_RULES, PIECE_RULES, RL_CAUTIONS, RL_RULES
 from posttrain.config.rules import EVAL_RULES, RECIPE_CAUTIONS, RECIPE_RULES, SFT_RULES
 from posttrain.config.toml import value_text
 
@@ -173,7 +173,8 @@ def _table(name: str) -> str:
 
 
 def _rules() -> str:
-    refused = [*RECIPE_RULES, *SFT_RULES, *PREFERENCE_RULES, *RL_RULES, *ENGINE_RULES, *EVAL_RULES]
+    of_rl = [*RL_RULES, *PIECE_RULES, *ENGINE_RULES]
+    refused = [*RECIPE_RULES, *SFT_RULES, *PREFERENCE_RULES, *of_rl, *EVAL_RULES]
     cautions = [*RECIPE_CAUTIONS, *RL_CAUTIONS]
     lines = [f"* {(rule.__doc__ or '').strip()}" for rule in refused] + [KL_RULE]
     lines += ["", "Said, but not refused:", ""]

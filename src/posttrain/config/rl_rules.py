@@ -215,7 +215,6 @@ def loss_without_gradient(rl: RlSection) -> str | None:
 
 RL_RULES: list[Callable[[RlSection], str | None]] = [
     baseline_of_gradients,
-    group_of_one,
     uneven_minibatches,
     greedy_sampling,
     buffer_above_limit,
@@ -228,7 +227,8 @@ RL_RULES: list[Callable[[RlSection], str | None]] = [
     whitening_nothing,
 ]
 
-# After the others: these load the engine.
+# After the others: these load torch, to ask what a piece has declared, and the engine.
+PIECE_RULES: list[Callable[[RlSection], str | None]] = [group_of_one]
 ENGINE_RULES: list[Callable[[RlSection], str | None]] = [engine_cannot_truncate]
 
 RL_CAUTIONS: list[Callable[[RlSection], str | None]] = [

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from posttrain.config.preference_rules import PREFERENCE_RULES
-from posttrain.config.rl_rules import ENGINE_RULES, RL_CAUTIONS, RL_RULES
-from posttrain.config.sections import EvalSection, Recipe, SftSection
+from posttrain.config.rl_rules import ENGINE_RULES, PIECE_RULES, RL_CAUTIONS, RL_RULES
+from posttrain.config.sections import EvalSection, Recipe, RlSection, SftSection
 from posttrain.registry import did_you_mean
 
 NO_WEIGHT = "every weight is 0, so nothing can be learned; give one another weight"
@@ -194,10 +194,14 @@ def broken_rules(recipe: Recipe, *, supplied: Collection[str] = ()) -> list[str]
     return [problem for problem in found if problem]
 
 
-def broken_engine_rules(recipe: Recipe) -> list[str]:
+def broken_piece_rules(rl: RlSection) -> list[str]:
+    """What the rules about the pieces of ``[rl]`` find, once they are loaded."""
+    return [problem for rule in PIECE_RULES if (problem := rule(rl))]
+
+
+def broken_engine_rules(rl: RlSection) -> list[str]:
     """What the rules about the engine find, once it is known."""
-    found = [rule(recipe.rl) for rule in ENGINE_RULES if recipe.rl is not None]
-    return [problem for problem in found if problem]
+    return [problem for rule in ENGINE_RULES if (problem := rule(rl))]
 
 
 def cautions(recipe: Recipe) -> list[str]:
