@@ -70,7 +70,9 @@ def test_dir_and_the_docstring_name_every_topic() -> None:
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     for name in ("grpo", "advantages.baselines.per_token", "checks_"):
-        with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):
+        with pytest.raises(
+            AttributeError, match=f"^module 'posttrain.algorithms' has no attribute '{name}'$"
+        ):
             getattr(algorithms, name)
 
 
@@ -79,6 +81,7 @@ def test_a_piece_that_declares_nothing_needs_nothing() -> None:
         return batch
 
     assert facts(mine) == Facts() == Facts(needs=frozenset(), smallest_group=1)
+    assert facts(len) == Facts()  # a function of C has no attributes
     assert smallest_group(mine) == 1
     assert smallest_group(functools.partial(mine, k=5)) == 1
 
@@ -107,8 +110,6 @@ def test_a_wrapper_has_declared_nothing() -> None:
     def wrapped(batch: Batch) -> Batch:
         return batch
 
-    assert facts(wrapped) == Facts()
-    wrapped.posttrain_piece = (wrapped, "greedy_rewards")
     assert facts(wrapped) == Facts()
 
 

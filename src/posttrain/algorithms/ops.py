@@ -251,8 +251,7 @@ def others_deviation(
     tensor(1.4142)
     """
     checks.same_shape("groups", groups, like=values)
-    place = torch.arange(len(groups), device=groups.device)
-    pairs = (groups[:, None] == groups) & (place[:, None] != place)
+    pairs = (groups[:, None] == groups).fill_diagonal_(False)
     own, other = (pairs if valid is None else pairs & valid).nonzero(as_tuple=True)
     spread = torch.zeros_like(values)
     spread[own] = group_deviation(values[other], own, deviation=deviation)

@@ -82,8 +82,10 @@ def facts(function: Callable[..., Any]) -> Facts:
     """
     while isinstance(function, functools.partial):
         function = function.func
-    owner, declared = getattr(function, "posttrain_piece", (None, None))
-    return declared if owner is function and isinstance(declared, Facts) else Facts()
+    if "posttrain_piece" not in getattr(function, "__dict__", {}):
+        return Facts()
+    owner, declared = function.__dict__["posttrain_piece"]
+    return declared if owner is function else Facts()
 
 
 def smallest_group(function: Callable[..., Any]) -> int:

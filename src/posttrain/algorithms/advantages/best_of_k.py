@@ -37,7 +37,7 @@ def pass_at_k(batch: Batch, *, k: int = 4) -> Batch:
     advantages = torch.zeros_like(values)
     for size in count[valid & (count > k)].unique().tolist():
         rows = (valid & (count == size)).nonzero()[:, 0]
-        rows = rows[values[rows].argsort(stable=True)]
+        rows = rows[values[rows].argsort()]
         rows = rows[groups[rows].argsort(stable=True)].view(-1, size)  # ascending in each group
         advantages[rows] = values[rows] @ _of_sorted(size, k).to(values).T
     return per_token(batch, advantages)
@@ -52,9 +52,11 @@ def _of_sorted(size: int, k: int) -> Tensor:
 
     def sets(highest: int, own: int) -> int:
         """Sets of k that hold ``own`` and have ``highest`` at the top."""
+        if own > highest:
+            return 0
         if own == highest:
             return math.comb(highest, k - 1)
-        return math.comb(highest - 1, k - 2) if own < highest and k > 1 else 0
+        return math.comb(highest - 1, k - 2) if k > 1 else 0
 
     def weight(own: int, highest: int) -> float:
         holding = sets(highest, own)

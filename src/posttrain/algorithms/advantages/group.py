@@ -111,9 +111,7 @@ def leave_one_out_normalised(
     others = others_deviation(returns, groups, valid=batch.valid, deviation=deviation)
     whole = group_deviation(returns, groups, valid=batch.valid, deviation=deviation)
     spread = torch.where(others > 0, others, whole)[:, None].to(apart.dtype)
-    signal = spread > 0
-    advantages = keep(apart, signal) / torch.where(signal, spread + epsilon, 1.0)
-    return batch.replace(advantages=advantages)
+    return batch.replace(advantages=keep(apart / (spread + epsilon), spread > 0))
 
 
 # Not as decorators: mutation testing leaves decorated functions out.
