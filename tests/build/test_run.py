@@ -32,7 +32,7 @@ def problems(path: Path) -> list[dict[str, Any]]:
 def test_every_file_is_there_and_true(finished: Run) -> None:
     """Metrics of every step, every rollout, the summary, the samples and the picture."""
     folder = finished.folder.path
-    assert [record["step"] for record in finished.folder.stage("sft").records()] == [*range(1, 9)]
+    assert [record["step"] for record in finished.folder.stage("sft").records()] == [*range(9)]
     rl = finished.folder.stage("rl").records()
     assert [record["step"] for record in rl] == [1, 2, 3]
     summary = json.loads((folder / "summary.json").read_text())
@@ -100,7 +100,7 @@ def test_the_run_object_answers(finished: Run, tmp_path: Path) -> None:
     frame = finished.metrics()
     assert frame["step"].to_pylist() == [1, 2, 3]
     assert frame["train/optimiser_steps"].to_pylist() == [1.0, 1.0, 1.0]
-    assert len(finished.metrics("sft")) == 8
+    assert len(finished.metrics("sft")) == 9  # the held-out loss before the first step, and 8
     assert len(finished.samples(limit=5)) == 5
     assert finished.plot(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert finished.summary["model"] == str(finished.model)

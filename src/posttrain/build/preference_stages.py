@@ -40,6 +40,7 @@ from posttrain.pipelines.annotate import Annotated, annotate
 from posttrain.pipelines.evaluate import answer
 from posttrain.pipelines.preferences import RankedTokens, Verdict
 from posttrain.protocols import Scorer, Split
+from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs.calibration_plot import plot_calibration
 from posttrain.runs.files import replacing, write_json
 from posttrain.types import Prompt, Rollout, Sampling
@@ -59,6 +60,7 @@ def run_prefer(context: Context) -> dict[str, Any]:
     files: dict[Split, str] = {"train": PAIRS, "test": TEST_PAIRS}
     # Without test prompts, the stage reward holds out some of the others.
     splits = [split for split in files if task is not None and task.prompts(split)]
+    judge = _annotator(context, splits)
     work = {split: _questions(context, split) for split in splits}
     ahead = sum(map(len, work.values()))  # parts of the work that are not done
     progress = take_up(context.keeper.begins_at)
@@ -67,7 +69,7 @@ def run_prefer(context: Context) -> dict[str, Any]:
         part = progress.setdefault(split, Part.new(f"{context.recipe.run.seed} {split}"))
         ahead -= part.done
         with context.keeper.stepping():
-            for more in _annotated(context, split, work=work[split][part.done :], part=part):
+            for more in _annotated(context, judge, work=work[split][part.done :], part=part):
                 part.add(more)
                 ahead -= 1
                 if split == "train":
@@ -122,16 +124,21 @@ def _questions(context: Context, split: Split) -> list[Questions]:
     ]
 
 
-def _annotated(
-    context: Context, split: Split, *, work: Sequence[Questions], part: Part
-) -> Iterator[Annotated]:
-    recipe, parts, section = context.recipe, context.parts, filled(context.recipe.prefer)
+def _annotator(context: Context, splits: Sequence[Split]) -> RewardScorer:
+    """What tells completions apart; every prompt has the columns that it wants."""
+    parts, section = context.parts, filled(context.recipe.prefer)
     assert parts.task is not None, "the rules want a task"
-    rewards = section.rewards or parts.task.rewards
-    judge = make_scorer(rewards, parts.template, device=parts.device)
-    for prompt in parts.task.prompts(split):
+    judge = make_scorer(section.rewards or parts.task.rewards, parts.template, device=parts.device)
+    for prompt in (prompt for split in splits for prompt in parts.task.prompts(split)):
         judge.check_columns(prompt)
-    scorer = in_workers(judge, recipe.grading)
+    return judge
+
+
+def _annotated(
+    context: Context, judge: RewardScorer, *, work: Sequence[Questions], part: Part
+) -> Iterator[Annotated]:
+    section = filled(context.recipe.prefer)
+    scorer = in_workers(judge, context.recipe.grading)
     try:
         for rollouts in _compared(context, work, scorer=scorer):
             check_invalid(rollouts, section.max_invalid)
