@@ -15,7 +15,8 @@ from posttrain.algorithms.pieces import Facts, facts, piece, smallest_group
 from posttrain.types import Batch, Terms
 
 INNER = ("posttrain.algorithms.checks",)  # errors for bad input: nobody else's to call
-BY_TOPIC = {"pieces"}  # a module has the name, so this function is table.pieces
+# A module has the name, so the function is table.pieces; and what reads tables without torch.
+BY_TOPIC = {"pieces"} | {name for name in dir(algorithms.table) if name.endswith("_table")}
 MODULES = [
     importlib.import_module(found.name)
     for found in pkgutil.iter_modules(algorithms.__path__, "posttrain.algorithms.")

@@ -16,7 +16,7 @@ are drawn from π held still, so the expected gradient of an estimate k is ``E_�
 ``∇k1 = ∇log π``, 0 on average; ``∇k2 = −d ∇log π``, the gradient of KL(π ‖ π_ref);
 ``∇k3 = (1 − e^d) ∇log π``, on average ``−E_ref[∇log π]``, the gradient of KL(π_ref ‖ π). Weighted
 by ``ρ = π / π_old``, through which the gradient flows, all of ``∇E_π[k]`` is there: of k1 and k3
-that is the gradient of the divergence itself. :data:`posttrain.algorithms.choices.GRADIENTS` has all.
+that is the gradient of the divergence itself. ``choices.GRADIENTS`` has them all.
 """
 
 from __future__ import annotations
