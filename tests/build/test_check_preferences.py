@@ -60,7 +60,7 @@ def test_preferences_of_the_run_itself_have_no_line(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*repeat an earlier one")
 def test_the_check_before_rl_does_not_read_them_again(tmp_path: Path) -> None:
     """The stage has just done so, and has said what there was to say."""
-    recipe = ppo(tmp_path, WATCHED, steps=1, prompts_per_step=2, check=True)
+    recipe = ppo(tmp_path, WATCHED, steps=1, prompts_per_step=2, check="warn")
     recipe["reward"]["data"] = write(tmp_path / "twice.jsonl", sums(1, 1, 2, 3))
     assert [line.state for line in preferences(check_recipe(recipe))] == ["pass", "warn"]
     assert "preferences" not in small_run(recipe)[1].partition("check: ")[2]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from posttrain.build.advice import next_steps
 from posttrain.config import Recipe
 from posttrain.pipelines.evaluate import Evaluation, is_correct
 from posttrain.runs import (
@@ -126,9 +126,9 @@ def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Co
         places |= {"calibration": folder.stage("reward").path / "calibration.png"}
     if rewards:
         summary |= {"reward_first": rewards[0], "reward_last": rewards[-1]}
-    findings = folder.stage("rl").findings()
+    findings = folder.findings()
+    summary |= {"diagnosis": findings}
     if "rl" in folder.stages:
-        summary |= {"diagnosis": findings}
         Rollouts(folder.stage("rl").path)  # leaves its index, for whoever looks at the run first
     folder.write_summary(summary)
     console.print(
@@ -144,7 +144,12 @@ def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Co
             places=places,
             findings=findings,
             samples=samples,
-            next_steps=_next_steps(folder, recipe),
+            next_steps=next_steps(
+                folder,
+                recipe,
+                findings=findings,
+                problems=list(_problems(folder.stage("eval").path / "problems.jsonl").values()),
+            ),
         )
     )
     return run
@@ -270,20 +275,3 @@ def _problems(path: Path) -> dict[str, dict[str, Any]]:
         return {}
     lines = path.read_bytes().split(b"\n")
     return {row["id"]: row for row in map(json.loads, filter(None, lines))}
-
-
-def _next_steps(folder: RunFolder, recipe: Recipe) -> list[str]:
-    lines = []
-    policy = folder.model is not None and folder.model != folder.stage("reward").model
-    if policy and recipe.task is not None:
-        prompt = next(iter(_problems(folder.stage("eval").path / "problems.jsonl").values()), None)
-        question = prompt["prompt"] if prompt else "…"
-        model = shlex.quote(str(folder.model))
-        lines.append(f"posttrain generate {model} {shlex.quote(question)}")
-    if "rl" in folder.stages and recipe.rl is not None:
-        lines.append(f"posttrain explain {recipe.rl.algorithm}")
-        other = "rloo" if recipe.rl.algorithm != "rloo" else "grpo"
-        if recipe.source:
-            source = shlex.quote(str(recipe.source))
-            lines.append(f"posttrain run {source} --rl.algorithm {other} --run.folder runs/{other}")
-    return lines

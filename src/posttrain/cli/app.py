@@ -6,7 +6,7 @@ import io
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -24,6 +24,12 @@ OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
 AUDIT = "Check the algorithm's checklist at every RL step, and stop where it does not hold."
 Audit = Annotated[bool, typer.Option("--audit", help=AUDIT)]
+Check = Annotated[
+    Literal["stop", "warn", "off"] | None,
+    typer.Option(
+        "--check", help="What a failed check before rl does: stop (as rl.check is), warn or off."
+    ),
+]
 Allow = Annotated[
     list[str] | None,
     typer.Option(
@@ -45,6 +51,7 @@ def run(
     *,
     dry_run: DryRun = False,
     audit: Audit = False,
+    check: Check = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint, where there is one.")
     ] = False,
@@ -56,7 +63,8 @@ def run(
     going_on = list(allow_changes or []) if resume else None
     if allow_changes and not resume:
         raise ValueError("--allow-changes: has no effect without --resume")
-    run_recipe(context.args, command="run", dry_run=dry_run, audit=audit, going_on=going_on)
+    given = [*context.args, *(["--rl.check", check] if check else [])]
+    run_recipe(given, command="run", dry_run=dry_run, audit=audit, going_on=going_on)
 
 
 @app.command(name="resume")
@@ -113,11 +121,14 @@ def reward(context: typer.Context, *, dry_run: DryRun = False) -> None:
 
 
 @app.command(context_settings=OVERRIDES)
-def rl(context: typer.Context, *, dry_run: DryRun = False, audit: Audit = False) -> None:
+def rl(
+    context: typer.Context, *, dry_run: DryRun = False, audit: Audit = False, check: Check = None
+) -> None:
     """Run the RL stage alone: posttrain rl [RECIPE.toml] [--rl.steps 6 …]."""
     from posttrain.cli.recipes import run_recipe
 
-    run_recipe(context.args, command="rl", dry_run=dry_run, audit=audit)
+    given = [*context.args, *(["--rl.check", check] if check else [])]
+    run_recipe(given, command="rl", dry_run=dry_run, audit=audit)
 
 
 @app.command(name="eval", context_settings=OVERRIDES)

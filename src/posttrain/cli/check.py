@@ -12,9 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from posttrain.build.check import Report, check_file
+from posttrain.build.check.report import MARKS
 from posttrain.config import Quantity
-
-MARKS = {"pass": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
 
 
 def check(arguments: Sequence[str], *, fast: bool, as_json: bool) -> int:

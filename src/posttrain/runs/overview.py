@@ -120,7 +120,7 @@ def _overview(path: Path) -> Overview:
         reward_first=rewards[0] if rewards else None,
         reward_last=rewards[-1] if rewards else None,
         seconds=_number(summary.get("seconds")),
-        findings=len(run.stage("rl").findings()),
+        findings=len(run.findings()),
     )
 
 

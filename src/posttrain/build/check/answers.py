@@ -11,7 +11,7 @@ from posttrain.build.check.bench import Bench
 from posttrain.pipelines.evaluate import is_correct
 from posttrain.rewards import REWARDS
 from posttrain.rewards.extraction import Extract
-from posttrain.rewards.scorer import RewardScorer
+from posttrain.rewards.scorer import FROM_ROLLOUT, RewardScorer
 from posttrain.types import Completion, Prompt, Rollout
 
 ROWS, FAST_ROWS = 16, 8
@@ -26,6 +26,8 @@ class Answers:
     scored: dict[str, list[Rollout]] = field(default_factory=dict)
     no_gold: str = ""
     """Why there are no gold answers, where there are none."""
+    claims: bool = True
+    """Whether a reward that counts, or decides, reads the data: only then can it know an answer."""
 
     @property
     def everything(self) -> list[Rollout]:
@@ -39,6 +41,12 @@ class Answers:
     def mean(self, kind: str) -> float | None:
         """Mean value of a kind; None where none could be scored."""
         values = [r.score.value for r in self.valid(kind) if r.score is not None]
+        return sum(values) / len(values) if values else None
+
+    def decided(self, kind: str) -> float | None:
+        """Mean of the reward that decides over a kind; None where none could be scored."""
+        scores = [r.score for r in self.valid(kind) if r.score is not None]
+        values = [score.parts.get(self.correct_by, 0.0) for score in scores]
         return sum(values) / len(values) if values else None
 
     def right(self, kind: str) -> float | None:
@@ -59,7 +67,24 @@ def grade_answers(bench: Bench) -> Answers:
         rows = max(2, int(MAX_SECONDS / (each * len(scored))))
     for kind, pairs in texts.items():
         scored[kind] += _graded(bench, pairs[1:rows])
-    return Answers(correct_by=bench.of_parts().correct_by, scored=scored, no_gold=no_gold)
+    return Answers(
+        correct_by=bench.of_parts().correct_by,
+        scored=scored,
+        no_gold=no_gold,
+        claims=_claims(bench),
+    )
+
+
+def _claims(bench: Bench) -> bool:
+    """A function of the completion alone judges its form; a column of the data is an answer to it.
+
+    What a scorer of whole batches reads is not known: it is taken at its word.
+    """
+    parts = bench.of_parts()
+    rewards = parts.scorer.rewards if isinstance(parts.scorer, RewardScorer) else ()
+    counting = [r for r in rewards if r.weight or r.name == parts.correct_by]
+    read = [name for reward in counting for name in reward.wanted]
+    return not counting or any(name not in FROM_ROLLOUT for name in read)
 
 
 def better_extract(bench: Bench, answers: Answers) -> str:
