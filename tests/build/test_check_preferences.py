@@ -142,8 +142,8 @@ def test_a_run_that_would_test_its_memory_is_refused(tmp_path: Path, fault: str)
         (WATCHED, {"groups with signal"}),
         ({"model": 1.0}, {"groups with signal"}),
         (
-            {"model": 1.0, "length": {"weight": 0.1, "target": 1, "per_token": 0.1}},
-            {"gold answers", "tells answers apart", "accuracy"},
+            {"model": 1.0, "numeric": {"weight": 0.1, "extract": "tag"}},
+            {"gold answers", "tells answers apart", "groups with signal"},
         ),
     ],
     ids=["watched", "alone", "beside another"],
@@ -159,11 +159,13 @@ def test_what_a_stand_in_says_is_a_warning(
 
 
 def test_what_does_not_rest_on_a_stand_in_still_fails(tmp_path: Path) -> None:
-    """A limit that cuts every completion, and rewards that have no model among them."""
-    cut = check_recipe(ppo(tmp_path, WATCHED, max_new_tokens=1), fast=True)
-    assert "length" in {line.name for line in cut.of("fail")}
-    plain = check_recipe(ppo(tmp_path, {"exact": 1.0}), fast=True)
-    assert {line.name for line in plain.of("fail")} == {"groups with signal"}
+    """A learning rate that is absurd, and rewards that have no model among them."""
+    cut = check_recipe(ppo(tmp_path, WATCHED, learning_rate=10.0), fast=True)
+    assert "one step" in {line.name for line in cut.of("fail")}
+    lost = {"numeric": {"extract": "tag"}}
+    plain = check_recipe(ppo(tmp_path, lost), fast=True)
+    names = {"gold answers", "tells answers apart", "groups with signal"}
+    assert {line.name for line in plain.of("fail")} == names
 
 
 def ppo(folder: Path, rewards: dict[str, Any], **rl: Any) -> dict[str, Any]:

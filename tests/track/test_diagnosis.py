@@ -242,7 +242,7 @@ def test_sft_that_memorises_is_told_its_best_epoch() -> None:
 
 
 def test_an_engine_that_never_takes_new_weights_is_told_from_one_that_rounds() -> None:
-    """Its first step agrees to the last bit, each later one less: far below what rounding may do."""
+    """Its first step agrees to the last bit, each later one less, far below rounding."""
     loose = replace(SETUP, rounding=0.05)
     stale = course(mismatch__mean=[1e-7, 1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 6e-3, 7e-3, 8e-3])
     (finding,) = run(stale, loose)
