@@ -227,7 +227,10 @@ def test_what_is_known_by_heart_is_no_reason_to_stop(tmp_path: Path) -> None:
     assert found["memorised"]["change"] == "--sft.epochs 36"
     told = found.get("no_signal", found["memorised"])["remedy"]
     assert "stop" not in told
-    assert "# against memorised: sft.epochs = 36" in printed.partition("What to try next")[2]
+    assert (
+        "# against no_signal, memorised: sft.epochs = 36"
+        in printed.partition("What to try next")[2]
+    )
 
 
 class Stale:
@@ -247,7 +250,7 @@ class Stale:
 
 
 def test_a_stale_engine_is_not_trained_with_and_is_found_out_where_it_is(tmp_path: Path) -> None:
-    """The check stops the run, also under "warn"; without it drift is found, at a staleness of 0."""
+    """The check stops the run, under "warn" too; without it drift is found, at a staleness of 0."""
     save_policy(load_policy("tiny", options=TINY), tmp_path / "start")
     given: dict[str, Any] = {
         "run": {"seed": 0},

@@ -39,14 +39,14 @@ def _against(
     findings: Sequence[Mapping[str, Any]], folder: RunFolder, *, recipe: Recipe
 ) -> list[str]:
     """For each finding what to change first, and the command that does it."""
-    lines: list[str] = []
-    changes: list[str] = []
+    against: dict[str, list[str]] = {}
     for finding in findings:
-        change = finding.get("change", "")
-        if not change or change in changes or len(changes) == MOST:
-            continue
-        changes.append(change)
-        lines += _again(folder, recipe, change=change, why=f"against {finding['finding']}")
+        if finding["change"]:
+            against.setdefault(finding["change"], []).append(finding["finding"])
+    lines: list[str] = []
+    for change, names in list(against.items())[:MOST]:
+        why = f"against {', '.join(dict.fromkeys(names))}"
+        lines += _again(folder, recipe, change=change, why=why)
     looked = [finding["finding"] for finding in findings if finding["finding"] in LOOK]
     if looked:
         lines += [f"# {looked[0]}: read the rollouts", _command("export", folder.path)]

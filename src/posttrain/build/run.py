@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -135,6 +136,15 @@ def _run(
         return finish_run(folder, recipe=recipe, seconds=job.seconds(), console=console)
 
 
+@contextlib.contextmanager
+def _said_before(checked: bool) -> Iterator[None]:
+    """Where the check has counted prompts that are too long, they are not warned of again."""
+    with warnings.catch_warnings():
+        if checked:
+            warnings.filterwarnings("ignore", message=r".*prompts leave no room")
+        yield
+
+
 class _Job:
     """A run under way: the policy goes from stage to stage, in memory or through the folder."""
 
@@ -236,7 +246,8 @@ class _Job:
     def _rl(self) -> Mapping[str, Any]:
         section = filled(self._recipe.rl)
         record: dict[str, Any] = {}
-        with self._stage("rl", total_steps=section.steps) as context:
+        stage = self._stage("rl", total_steps=section.steps)
+        with stage as context, _said_before(section.check != "off"):
             if section.check != "off" and not context.keeper.step:
                 report = before_rl(context, engine=self._supplied.engine)
                 report.announce(self._console).enforce(section.check)

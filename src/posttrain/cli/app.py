@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shlex
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -274,11 +275,17 @@ def walkthrough(
         experiment.run(out=out, quick=quick, seeds=seeds)
 
 
+def _show_warning(message: Warning | str, *place: object, **options: object) -> None:
+    """A warning as a line of its own: where in the source it arose helps no user."""
+    typer.secho(f"! {message}", fg=typer.colors.YELLOW, err=True)
+
+
 def main() -> None:
     """Run the command line; a user's mistake prints as a message, never as a traceback."""
     for stream in (sys.stdout, sys.stderr):  # a model may write what the terminal cannot show
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    warnings.showwarning = _show_warning
     sys.path.append(str(Path.cwd()))  # a recipe may name "my_module:my_reward" of this folder
     try:
         app()
