@@ -145,10 +145,12 @@ def _check_accuracy(bench: Bench, sampled: Sampled, *, findings: Findings) -> No
     values = [r.score.value for r in sampled.rollouts if r.score is not None and r.score.ok]
     mean = f"{sum(values) / len(values):.2f}" if values else "none"
     text += f", mean reward {mean}"
+    rewards = getattr(bench.of_parts().scorer, "rewards", ())
+    counts_for_something = any(r.name == judge and r.weight for r in rewards)
     findings.judged(
         "accuracy",
         text,
-        state="warn" if not sum(counts) and sampled.useful else "pass",
+        state="warn" if not sum(counts) and sampled.useful and counts_for_something else "pass",
         fix="no answer is right, so only the other rewards can be learned: take an easier task, or "
         f"{_warmer(bench)}",
     )
