@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from collections.abc import Iterator
 
 # Before torch is imported: test processes with several threads each fight over the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -30,3 +31,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+@pytest.fixture
+def float64_throughout() -> Iterator[None]:
+    """A float64 model computes nothing in float32: for tests to more digits than that has."""
+    from exact_arithmetic import float64_throughout
+
+    with float64_throughout():
+        yield

@@ -11,24 +11,22 @@ LAYERS = [
     ["data", "rewards", "tasks", "models", "track"],
     ["rollout", "learn", "sync", "runs", "walkthrough"],
     ["pipelines"],
-    ["config", "distributed", "build"],
-    ["viewer", "cli"],
+    ["config", "build"],
+    ["cli"],
     ["__main__"],
 ]
 
 # These see less than everything below them.
 MAY_ONLY_IMPORT = {
     "pipelines": {"types", "protocols", "algorithms", "data"},
-    "viewer": {"config", "distributed", "build", "runs"},
-    "cli": {"config", "distributed", "build", "runs"},
+    "cli": {"config", "build", "runs"},
 }
 
 # (importer, imported) that the layers alone would forbid, and why they are right.
 EXTRA_EDGES = {
     ("tasks", "rewards"),  # a task names its default rewards
     ("tasks", "data"),  # a task of a file reads its rows
-    ("build", "config"),  # the composition root turns a config ...
-    ("build", "distributed"),  # ... into local or distributed parts
+    ("build", "config"),  # the composition root turns a config into parts
     ("cli", "walkthrough"),  # `posttrain walkthrough` and `posttrain explain` need no config
     ("cli", "algorithms"),
 }
@@ -48,21 +46,16 @@ STANDARD_AND_TORCH_ONLY = {
 # Where each third party may be imported: a package, or one module. Torch and numpy are not listed.
 CONFINED = {
     "click": ["cli"],
-    "datasets": ["data"],
-    "fastapi": ["viewer"],
     "gguf": ["models"],
     "latex2sympy2_extended": ["rewards.math_expression"],
     "math_verify": ["rewards.math_expression"],
     "matplotlib": ["walkthrough", "track", "runs"],
-    "peft": ["models"],
     "pyarrow": ["data", "runs"],
     "pydantic": ["config", "build"],
-    "ray": ["distributed"],
     "re2": ["rewards.format"],
     "reasoning_gym": ["tasks"],
     "rich": ["walkthrough", "track", "runs", "build", "cli"],
     "safetensors": ["models", "learn", "sync"],
-    "starlette": ["viewer"],
     "sympy": ["rewards.math_expression"],
     "tensorboard": ["track.tensorboard"],
     "tokenizers": ["data", "models"],
@@ -70,8 +63,6 @@ CONFINED = {
     "transformers": ["models", "data.template", "rollout.engines.transformers"],
     "triton": ["models.kernels"],
     "typer": ["cli"],
-    "uvicorn": ["viewer"],
-    "vllm": ["rollout.engines.vllm", "sync"],
     "wandb": ["track.wandb"],
 }
 

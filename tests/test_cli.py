@@ -8,12 +8,14 @@ import pytest
 from command_line import Command, Result, command_in
 from small_runs import RECIPE, TINY
 
+from posttrain import __version__
 from posttrain.config import recipe_from_dict, to_toml
 from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
 from posttrain.runs import RunFolder
 
 TASK = ["--task.operators=+", "--task.digits=1", "--task.num_train=20", "--task.num_test=10"]
+NO_CHECK = ["--task.accuracy", "none"]
 
 
 @pytest.fixture
@@ -145,12 +147,31 @@ def test_eval_prints_and_writes(posttrain: Command, model: Path, tmp_path: Path)
     options = ["--eval.samples", "2", "--eval.max_new_tokens", "3", "--out", "problems.jsonl"]
     result = posttrain("eval", model, "--task", "arithmetic", *TASK, *options)
     assert result.code == 0, result.err
-    for name in ("arithmetic, 10 problems", "accuracy (greedy)", "mean@2", "pass@2", "0.0%"):
+    for name in ("arithmetic, 10 problems", "accuracy (numeric)", "mean@2", "pass@2", "0.0%"):
         assert name in result.out
     rows = [json.loads(line) for line in (tmp_path / "problems.jsonl").read_text().splitlines()]
     assert len(rows) == 10
     assert {row["samples"] for row in rows} == {2}
     assert all(row["prompt"].endswith("=") and row["answer"].isdigit() for row in rows)
+
+
+def test_eval_prints_every_reward_and_some_answers(
+    posttrain: Command, model: Path, tmp_path: Path
+) -> None:
+    """Means of monitored rewards too; the answers are drawn, and say how."""
+    options = ["--eval.max_new_tokens", "3", "--show", "3"]
+    rewards = ["--rewards", '{numeric = { weight = 0.5, extract = "whole" }, format = 0.0}']
+    result = posttrain("eval", model, "--task", "arithmetic", *TASK, *options, *rewards)
+    assert result.code == 0, result.err
+    told = ("mean reward, weighted sum", "mean of numeric", "mean of format (monitored)")
+    assert all(words in result.out for words in told), result.out
+    assert "3 of 10 answers, drawn at random (seed 0)" in result.out
+    assert result.out.count("✗") == 3
+    result = posttrain("eval", model, "--task", "arithmetic", *TASK, *options, *rewards, *NO_CHECK)
+    assert "full marks of numeric" in result.out
+    assert "accuracy (" not in result.out
+    assert "no accuracy: nothing here checks answers" in result.out
+    assert not set("✓✗") & set(result.out)
 
 
 def test_eval_says_what_broke(posttrain: Command, model: Path, tmp_path: Path) -> None:
@@ -201,3 +222,32 @@ def test_model_import(posttrain: Command, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("hello")
     refused(posttrain("model", "import", tmp_path / "text.txt", tmp_path / "b"), "not a .gguf file")
     refused(posttrain("model", "import", tmp_path / "none.gguf", tmp_path / "c"), "none.gguf")
+
+
+def test_version_and_help(posttrain: Command) -> None:
+    """The two first things one types; ``-h`` is help everywhere."""
+    assert posttrain("--version").out == f"posttrain {__version__}\n"
+    whole = posttrain("--help")
+    assert (whole.code, posttrain("-h").out) == (0, whole.out)
+    assert "--version" in whole.out
+    for words in (["eval"], ["model", "import"], ["run"]):
+        assert posttrain(*words, "-h").out == posttrain(*words, "--help").out
+        assert posttrain(*words, "-h").code == 0
+
+
+def test_mistakes_in_generate(posttrain: Command, model: Path) -> None:
+    """A prompt without quotes, and an option that is none."""
+    refused(posttrain("generate", model, "what", "is"), "one prompt, in quotes", "'is'")
+    refused(posttrain("generate", model, "1+1=", "--temprature", "1"), "did you mean --temperature")
+    refused(posttrain("generate", model, "1+1=", "--model.nam", "x"), "model.nam", "name")
+    refused(posttrain("generate", model, "1+1=", "--rl.steps", "6"), "--rl.steps has no effect")
+    assert posttrain("generate", "--", model, "-1+1=").code == 0
+
+
+def test_an_evaluation_that_cannot_be_is_told_before_anything_is_trained(
+    posttrain: Command, recipe: Path
+) -> None:
+    """[eval] on a task without test problems, with what would give it some."""
+    said = posttrain("run", recipe, "--task.num_test", "0", "--run.folder", "out")
+    refused(said, "the test split is empty", "raise task.num_test")
+    assert not Path("out/sft").exists()

@@ -110,7 +110,7 @@ def test_blocks_and_commands_are_found() -> None:
         "posttrain run a.toml --rl.stepz 6",
         "posttrain run a.toml --steps 6",
         "posttrain generate M hi --temprature 1",
-        "posttrain generate M hi --rl.steps 6",
+        "posttrain explain grpo --rl.steps 6",
         "posttrain model export a b",
     ],
 )

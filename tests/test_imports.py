@@ -6,18 +6,11 @@ from pathlib import Path
 import pytest
 
 OPTIONAL = {
-    "datasets",
-    "fastapi",
     "gguf",
     "math_verify",
-    "peft",
-    "ray",
     "reasoning_gym",
-    "starlette",
     "tensorboard",
     "triton",
-    "uvicorn",
-    "vllm",
     "wandb",
 }
 

@@ -1,7 +1,7 @@
 """What a part must do to take its place in the loop: one to four methods each.
 
-Anything with these methods fits: no base class, no registration. Each protocol has one contract
-suite in ``tests/contract``, and every implementation passes it.
+Anything with these methods fits: no base class, no registration. ``tests/contract`` has what every
+engine and every task keeps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ Reward = Callable[..., float | Score]
 
 
 class Task(Protocol):
-    """Questions, what their right answers look like, and how answers are scored by default."""
+    """Questions, what their right answers look like, and how answers are scored by default.
+
+    A task whose answers can be checked also has an attribute ``accuracy``: the reward that does it,
+    by name or as a table of a name and options.
+    """
 
     name: str
     rewards: Mapping[str, float | Mapping[str, Any]]
@@ -135,14 +139,6 @@ class Learner(Protocol):
 
     def save(self, folder: Path) -> None:
         """Write the weights as an ordinary Hugging Face model folder."""
-        ...
-
-
-class Env(Protocol):
-    """What stands between two turns of the policy: a tool, a game, a simulated user."""
-
-    def reply(self, rollout: Rollout) -> str | None:
-        """The environment's next message, or None when the episode is over."""
         ...
 
 

@@ -133,7 +133,7 @@ def _import(path: str, kind: str) -> Function:
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(
             f"{kind}: cannot import {path!r} ({error}); expected 'package.module:function', "
-            "importable from the current folder"
+            "importable from the current folder, or from the recipe's"
         ) from error
     if not callable(function):
         raise ValueError(f"{kind}: {path!r} is a {type(function).__name__}, not a function")

@@ -58,6 +58,7 @@ def ragged(seed: int = 0) -> Batch:
         token_rewards=normal(size, width),
         score_norms=normal(size).square(),
         margins=normal(size).square(),
+        greedy_rewards=normal(size),
         baseline=torch.tensor(0.3, dtype=torch.float64),
     )
 
@@ -92,7 +93,7 @@ def spoiled(batch: Batch, garbage: float) -> Batch:
     assert batch.valid is not None
     fields |= {
         name: getattr(batch, name).masked_fill(~batch.valid, garbage)
-        for name in ("rewards", "score_norms", "margins")
+        for name in ("rewards", "score_norms", "margins", "greedy_rewards")
     }
     return batch.replace(**fields)
 

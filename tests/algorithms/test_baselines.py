@@ -8,6 +8,7 @@ from algorithms.batches import BROKEN, EMPTY, close, members, ragged, refuses
 
 from posttrain.algorithms.advantages import (
     constant_baseline,
+    greedy_baseline,
     moving_baseline,
     optimal_baseline,
     plain_return,
@@ -75,6 +76,41 @@ def test_baselines_see_the_return_of_the_tokens() -> None:
     close(moving, (returns - 0.3).expand(12, 10) * batch.active)
     constant = constant_baseline(batch, baseline=-2.0).need("advantages")
     close(constant, (returns + 2.0).expand(12, 10) * batch.active)
+
+
+def test_the_greedy_completion_of_each_prompt_is_its_baseline() -> None:
+    """1 − 0.75, 0 − 0.75 and −2 − (−2.5): a number for each; the running mean is another thing."""
+    batch = Batch.from_rewards([1.0, 0.0, -2.0]).replace(
+        greedy_rewards=float64([0.75, 0.75, -2.5]), baseline=float64(9.0)
+    )
+    close(greedy_baseline(batch).need("advantages").T, [[0.25, -0.75, 0.5]], rtol=0)
+
+
+def test_the_greedy_baseline_sees_the_return_of_the_tokens() -> None:
+    batch = ragged()
+    apart = sequence_returns(batch) - batch.need("greedy_rewards")
+    made = greedy_baseline(batch).need("advantages")
+    close(made, apart[:, None].expand(12, 10) * batch.active)
+
+
+def test_a_greedy_completion_that_could_not_be_scored_gives_no_advantage() -> None:
+    """NaN is a baseline that is missing: 0 in its place would pay R, as if greedy had failed."""
+    batch = Batch.from_rewards([1.0, 3.0, 2.0]).replace(
+        greedy_rewards=float64([math.nan, 0.5, math.nan])
+    )
+    assert greedy_baseline(batch).need("advantages").tolist() == [[0.0], [2.5], [0.0]]
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_an_infinite_greedy_reward_is_refused_where_it_counts(value: float) -> None:
+    batch = Batch.from_rewards([1.0, 3.0]).replace(greedy_rewards=float64([0.0, value]))
+    with refuses(
+        f"greedy_rewards: {value} at [1] (1 in all); mark what could not be scored in `valid` "
+        "instead of passing NaN or infinity on"
+    ):
+        greedy_baseline(batch)
+    broken = batch.replace(valid=torch.tensor([True, False]))
+    assert greedy_baseline(broken).need("advantages").tolist() == [[1.0], [0.0]]
 
 
 def test_the_running_mean_moves_by_one_minus_decay() -> None:

@@ -13,9 +13,12 @@ PER_TOKEN = (
     *("mask", "attention", "sampler_logprobs", "old_logprobs", "ref_logprobs", "values"),
     *("token_rewards", "advantages", "returns", "correction", "weights"),
 )
-PER_SEQUENCE = ("rewards", "valid", "groups", "truncated", "versions", "score_norms", "margins")
+PER_SEQUENCE = (
+    *("rewards", "valid", "groups", "truncated", "versions", "score_norms", "margins"),
+    "greedy_rewards",
+)
 BOOLEAN = ("mask", "attention", "valid", "truncated")
-FLOATING = (*PER_TOKEN[2:], "rewards", "score_norms")
+FLOATING = (*PER_TOKEN[2:], "rewards", "score_norms", "margins", "greedy_rewards")
 
 
 def tiny() -> Batch:
@@ -153,6 +156,40 @@ def test_from_rewards_makes_sequences_of_one_token() -> None:
         Batch.from_rewards(torch.zeros(1, 2))
     with refuses("groups: expected shape [2] to match tokens [2, 1], got [1]"):
         Batch.from_rewards([1.0, 2.0], groups=[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.float32])
+def test_from_tensors_makes_a_batch_of_a_mask_and_what_else_is_given(dtype: torch.dtype) -> None:
+    """Nothing that is not given is made up, but for tokens that no vocabulary has."""
+    mask = torch.tensor([[0, 1, 1], [0, 1, 0]], dtype=dtype)
+    rewards, groups = torch.tensor([1.0, 0.5]), torch.tensor([3, 3])
+    batch = Batch.from_tensors(mask, rewards=rewards, groups=groups)
+    assert batch.mask.tolist() == [[False, True, True], [False, True, False]]
+    assert batch.tokens.tolist() == [[-1, -1, -1], [-1, -1, -1]]
+    assert batch.tokens.dtype == torch.long
+    assert batch.rewards is rewards
+    assert batch.groups is groups
+    given = {"tokens", "mask", "rewards", "groups"}
+    for field in dataclasses.fields(Batch):
+        assert (getattr(batch, field.name) is not None) == (field.name in given)
+
+
+def test_from_tensors_takes_tokens_where_there_are_some_and_refuses_what_does_not_fit() -> None:
+    mask, tokens = torch.ones(2, 3), torch.arange(6).view(2, 3)
+    assert Batch.from_tensors(mask, tokens=tokens).tokens is tokens
+    assert Batch.from_tensors(mask.to("meta")).tokens.device.type == "meta"
+    with refuses("mask: expected shape [B, T], got [3]"):
+        Batch.from_tensors(torch.ones(3))
+    with refuses("rewards: expected shape [2] to match tokens [2, 3], got [3]"):
+        Batch.from_tensors(mask, rewards=torch.zeros(3))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'reward'"):
+        Batch.from_tensors(mask, reward=torch.zeros(2))
+
+
+def test_no_model_takes_the_place_of_tokens_for_tokens() -> None:
+    batch = Batch.from_tensors(torch.ones(1, 2))
+    with pytest.raises(IndexError):
+        torch.nn.Embedding(5, 2)(batch.tokens)
 
 
 def test_a_batch_is_frozen_and_terms_start_without_reports() -> None:

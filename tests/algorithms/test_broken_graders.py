@@ -30,7 +30,7 @@ def is_as_if_absent(found: Tensor, wanted: Tensor) -> None:
 
 
 PER_TOKEN = ("gae", "gae, raw", "gae, two steps", "return_to_go", "discounted")
-PER_TOKEN += ("discounted, whitened",)
+PER_TOKEN += ("discounted, whitened", "gae, sample")
 
 
 @pytest.mark.parametrize("name", ADVANTAGE_VARIANTS)

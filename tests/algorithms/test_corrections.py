@@ -43,6 +43,28 @@ def test_truncated_caps_the_ratio(level: Level, cap: float) -> None:
 
 
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+@pytest.mark.parametrize("low", [0.8, 0.9])
+def test_truncated_raises_the_ratio_to_its_lower_bound(level: Level, low: float) -> None:
+    batch = ragged()
+    expected = ratios(batch, level)
+    assert ((expected < low) & batch.active).any()
+    assert (expected > 1.2).any()
+    made = truncated(batch, cap=1.2, low=low, level=level).need("correction")
+    close(made, expected.clamp(low, 1.2) * batch.active)
+
+
+def test_both_bounds_by_hand() -> None:
+    """π_old / π_sampler of 0.9 / 0.3 = 3, 0.1 / 0.4 = 1/4 and 0.3 / 0.4 = 3/4, in [1/2, 2]."""
+    batch = Batch.from_rewards([0.0] * 3).replace(
+        old_logprobs=torch.tensor([[0.9], [0.1], [0.3]], dtype=torch.float64).log(),
+        sampler_logprobs=torch.tensor([[0.3], [0.4], [0.4]], dtype=torch.float64).log(),
+    )
+    close(truncated(batch, low=0.5).need("correction"), [[2.0], [0.5], [0.75]])
+    close(truncated(batch).need("correction"), [[2.0], [0.25], [0.75]])  # none from below
+    close(masked(batch).need("correction"), [[0.0], [0.0], [0.75]])
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 @pytest.mark.parametrize(("low", "high"), [(0.5, 2.0), (0.9, 1.2), (0.0, 1.0)])
 def test_masked_drops_what_is_out_of_range(level: Level, low: float, high: float) -> None:
     batch = ragged()
@@ -97,6 +119,12 @@ def test_bad_corrections_are_refused() -> None:
     batch = ragged()
     with refuses("cap: must be > 0, got 0.0"):
         truncated(batch, cap=0.0)
+    with refuses("low: must be >= 0 and <= 1, got -0.1"):
+        truncated(batch, low=-0.1)
+    with refuses("low: must be >= 0 and <= 1, got 1.5"):
+        truncated(batch, low=1.5)
+    with refuses("low: must be >= 0 and <= 0.5, got 0.6"):
+        truncated(batch, cap=0.5, low=0.6)
     with refuses("low: must be >= 0 and <= 1, got -0.1"):
         masked(batch, low=-0.1)
     with refuses("low: must be >= 0 and <= 1, got 1.5"):

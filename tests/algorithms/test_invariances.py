@@ -19,7 +19,11 @@ from algorithms.recipes import ADVANTAGE_VARIANTS, OUTCOMES, WEIGHT_VARIANTS, ou
 from torch import Tensor
 
 from posttrain.algorithms import corrections, shaping
-from posttrain.algorithms.advantages import batch_whitened, group_normalised
+from posttrain.algorithms.advantages import (
+    batch_whitened,
+    group_normalised,
+    leave_one_out_normalised,
+)
 from posttrain.algorithms.diagnostics import share_without_signal
 from posttrain.types import Batch
 
@@ -136,12 +140,15 @@ def scored(batch: Batch, rewards: Tensor) -> Batch:
 REWARDS = torch.tensor([0.25 * (row * 7 % 11) for row in range(12)], dtype=torch.float64)
 NO_OFFSET = (
     *("group_centred", "group_normalised", "population", "leave_one_out", "optimal_baseline"),
-    *("max centred", "batch_whitened", "centred, whitened"),
+    *("max centred", "batch_whitened", "centred, whitened", "pass_at_k", "whitened, sample"),
+    *("leave_one_out_normalised", "others, population"),
 )
 NO_SCALE = {  # ε is in units of the reward, so it is left out
     "sample": partial(group_normalised, epsilon=0.0),
     "population": partial(group_normalised, epsilon=0.0, deviation="population"),
+    "others": partial(leave_one_out_normalised, epsilon=0.0),
     "batch_whitened": batch_whitened,
+    "whitened, sample": partial(batch_whitened, deviation="sample"),
     "centred, whitened": partial(batch_whitened, centre_groups=True),
 }
 
@@ -154,7 +161,10 @@ def test_a_common_offset_of_the_rewards_changes_no_advantage(name: str, offset: 
     close(found, advantage(scored(batch, REWARDS)).need("advantages"), rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["group_centred", "group_normalised", "leave_one_out"])
+EACH_GROUP = ("group_centred", "group_normalised", "leave_one_out", "leave_one_out_normalised")
+
+
+@pytest.mark.parametrize("name", EACH_GROUP)
 def test_an_offset_of_each_group_changes_no_advantage(name: str) -> None:
     advantage, batch = ADVANTAGE_VARIANTS[name], ragged()
     offset = batch.need("groups").double() * 16.0

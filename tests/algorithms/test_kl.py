@@ -1,6 +1,7 @@
 """Divergence: estimators by hand and by enumeration, and the coefficient that steers it."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 from posttrain.algorithms import kl
 from posttrain.algorithms.kl import Coefficient
 from posttrain.algorithms.losses import penalised
-from posttrain.types import Batch
+from posttrain.algorithms.objective import with_kl
+from posttrain.types import Batch, Terms
 
 INF = math.inf
 LOGITS = torch.tensor([0.3, -1.0, 1.4, 0.0], dtype=torch.float64)
@@ -73,12 +75,83 @@ def test_k2_is_biased() -> None:
     assert abs(mean - divergence(LOGITS, OTHER)) > 0.01
 
 
-def expected_gradient(estimator: kl.Estimator) -> Tensor:
-    """``E_π[∇ estimate]``: the gradient that a loss gets, as tokens are drawn from π held still."""
+def expected_gradient(estimator: kl.Estimator, **options: object) -> Tensor:
+    """``E_π[∇ penalty]``: the gradient that a loss gets, as tokens are drawn from π held still."""
+    return drawn_gradient(LOGITS, estimator, **options)
+
+
+def drawn_gradient(old: Tensor, estimator: kl.Estimator, **options: object) -> Tensor:
+    """The same with tokens drawn from ``old``: every token of the vocabulary, by its probability.
+
+    Each token is a sequence of its own in the batch, and the whole objective is asked.
+    """
     logits = LOGITS.clone().requires_grad_()
-    policy, ref = torch.log_softmax(logits, -1), torch.log_softmax(OTHER, -1)
-    each = kl.estimate(policy, ref, estimator=estimator)
-    return gradient((policy.detach().exp() * each).sum(), logits)
+    sampled = torch.log_softmax(old, -1)
+    batch = Batch.from_rewards([0.0] * 4).replace(
+        old_logprobs=sampled[:, None], ref_logprobs=torch.log_softmax(OTHER, -1)[:, None]
+    )
+    nothing = Terms(loss=torch.zeros(4, 1, dtype=torch.float64))
+    policy = torch.log_softmax(logits, -1)[:, None]
+    terms = with_kl(nothing, policy, batch=batch, coefficient=1.0, estimator=estimator, **options)
+    return gradient((sampled.exp() * terms.loss[:, 0]).sum(), logits)
+
+
+def squares(under: str) -> Callable[[Tensor], Tensor]:
+    """``½ E[d²]`` with tokens drawn from π or from the reference, as a function of π's logits."""
+
+    def value(logits: Tensor) -> Tensor:
+        policy, ref = torch.log_softmax(logits, -1), torch.log_softmax(OTHER, -1)
+        return ((policy if under == "π" else ref).exp() * (ref - policy).square()).sum() / 2
+
+    return value
+
+
+def reverse(logits: Tensor) -> Tensor:
+    return divergence(logits, OTHER)
+
+
+def forward(logits: Tensor) -> Tensor:
+    return divergence(OTHER, logits)
+
+
+WHOSE: dict[str, Callable[[Tensor], Tensor]] = {
+    "0: noise alone": lambda logits: 0.0 * logits.sum(),
+    "∇ KL(π ‖ π_ref)": reverse,
+    "∇ KL(π_ref ‖ π)": forward,
+    "∇ ½ E_π[d²]": squares("π"),
+    "∇ ½ E_ref[d²]": squares("ref"),
+    "∇ {KL(π_ref ‖ π) + ½ E_ref[d²]}": lambda logits: forward(logits) + squares("ref")(logits),
+}
+
+
+def test_the_gradients_that_are_told_apart_differ() -> None:
+    logits = LOGITS.clone().requires_grad_()
+    found = [gradient(value(logits), logits) for value in WHOSE.values()]
+    for place, one in enumerate(found):
+        assert all(float((one - other).norm()) > 0.1 for other in found[:place])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("estimator", "direction"), kl.GRADIENTS)
+def test_every_gradient_is_what_explain_says(
+    estimator: kl.Estimator, direction: kl.Direction, weighted: bool
+) -> None:
+    """Plain: on-policy. Weighted by ρ: the same where the tokens come from another policy."""
+    said = kl.GRADIENTS[estimator, direction][weighted]
+    logits = LOGITS.clone().requires_grad_()
+    wanted = gradient(WHOSE[said](logits), logits)
+    options = {"direction": direction, "weighted": weighted}
+    close(expected_gradient(estimator, **options), wanted)
+    stale = LOGITS + float64([0.5, -0.2, 0.0, 0.3])
+    elsewhere = drawn_gradient(stale, estimator, **options)
+    if weighted:
+        close(elsewhere, wanted)
+    else:
+        assert float((elsewhere - wanted).norm()) > 0.01
+
+
+def test_every_estimator_and_direction_has_its_gradient() -> None:
+    assert set(kl.GRADIENTS) == set(TABLE)
 
 
 def test_as_a_loss_k1_has_no_gradient_at_all() -> None:

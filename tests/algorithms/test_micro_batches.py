@@ -52,7 +52,7 @@ def mini_batch(weighting: str) -> Batch:
     return prepared(batch, weighting)
 
 
-def terms_of(name: str, batch: Batch) -> Terms:
+def terms_of(name: str, batch: Batch, *, whole: Batch) -> Terms:
     logits, values = MODEL(batch.tokens)
     if name.startswith("value "):
         return VALUE_LOSSES[name.removeprefix("value ")](ops.shift(values), batch)
@@ -60,7 +60,7 @@ def terms_of(name: str, batch: Batch) -> Terms:
     if name == "nll":
         return nll(logprobs, batch)
     entropy = ops.entropy(ops.shift(logits))
-    return policy_terms(name, logprobs, entropy=entropy, batch=batch)
+    return policy_terms(name, logprobs, entropy=entropy, batch=batch, whole=whole)
 
 
 def step(name: str, batch: Batch, size: int) -> tuple[list[Tensor], float, dict[str, float]]:
@@ -69,7 +69,7 @@ def step(name: str, batch: Batch, size: int) -> tuple[list[Tensor], float, dict[
     loss, metrics = 0.0, Tally()
     for rows in torch.arange(len(batch.tokens)).split(size):
         part = batch.select(rows)
-        terms = terms_of(name, part)
+        terms = terms_of(name, part, whole=batch)
         partial = weights.total(terms.loss, part)
         partial.backward()
         loss, metrics = loss + partial.item(), metrics + tally(terms, part.active)
@@ -121,7 +121,7 @@ def test_weights_of_the_micro_batch_would_change_the_update() -> None:
     MODEL.zero_grad()
     for rows in torch.arange(WHOLE).split(3):
         part = weights.token_mean(batch.select(rows))
-        (weights.total(terms_of("clipped", part).loss, part) / 4).backward()
+        (weights.total(terms_of("clipped", part, whole=batch).loss, part) / 4).backward()
     found = [p.grad for p in MODEL.parameters() if p.grad is not None]
     gap = sum(float((a - b).norm()) for a, b in zip(found, wanted, strict=True))
     assert gap > 0.05 * sum(float(gradient.norm()) for gradient in wanted)
@@ -145,7 +145,7 @@ def test_columns_of_padding_change_no_update(name: str) -> None:
     MODEL.zero_grad()
     for row in range(WHOLE):
         part = trimmed(batch, row)
-        weights.total(terms_of(name, part).loss, part).backward()
+        weights.total(terms_of(name, part, whole=batch).loss, part).backward()
     found = [p.grad for p in MODEL.parameters() if p.grad is not None]
     for gradient, expected in zip(found, wanted, strict=True):
         close(gradient, expected, rtol=1e-12, atol=1e-12)

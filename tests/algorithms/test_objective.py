@@ -80,6 +80,72 @@ def test_divergence_is_added_to_every_active_token(
     keeps_reports(made, terms, "kl")
 
 
+@pytest.mark.parametrize("direction", ["reverse", "forward"])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_a_weighted_divergence_is_multiplied_by_the_ratio_and_its_gradient_goes_through(
+    estimator: kl.Estimator, direction: kl.Direction
+) -> None:
+    batch, logprobs, terms = started()
+    made = with_kl(
+        terms,
+        logprobs,
+        batch=batch,
+        coefficient=0.3,
+        estimator=estimator,
+        direction=direction,
+        weighted=True,
+    )
+    each = kl.estimate(
+        logprobs, batch.need("ref_logprobs"), estimator=estimator, direction=direction
+    )
+    each = each * (logprobs - batch.need("old_logprobs")).exp() * batch.active
+    close(made.loss.detach(), (terms.loss + 0.3 * each).detach())
+    wanted = gradient(terms.loss, logprobs) + 0.3 * gradient(each, logprobs)
+    close(gradient(made.loss, logprobs), wanted)
+    close(made.means["kl"], each.detach())
+    keeps_reports(made, terms, "kl")
+
+
+def test_a_weighted_divergence_by_hand() -> None:
+    """π = 1/2, π_old = 2/5, π_ref = 1/4: ρ = 5/4, d = −log 2, k3 = 1/2 + log 2 − 1 = log 2 − 1/2.
+
+    ℓ = 2 · 5/4 (log 2 − 1/2), and by log π: 2 · 5/4 (k3 + 1 − e^d) = 5/2 log 2.
+    """
+    batch = Batch.from_rewards([0.0]).replace(
+        old_logprobs=torch.tensor([[0.4]], dtype=torch.float64).log(),
+        ref_logprobs=torch.tensor([[0.25]], dtype=torch.float64).log(),
+    )
+    logprobs = torch.tensor([[0.5]], dtype=torch.float64).log().requires_grad_()
+    zero = Terms(loss=torch.zeros(1, 1, dtype=torch.float64))
+    made = with_kl(zero, logprobs, batch=batch, coefficient=2.0, weighted=True)
+    close(made.loss.detach(), [[2.5 * (math.log(2) - 0.5)]])
+    close(gradient(made.loss, logprobs), [[2.5 * math.log(2)]])
+
+
+def test_the_old_policy_and_the_reference_of_a_weighted_divergence_are_constants() -> None:
+    batch, logprobs, terms = started()
+    old = batch.need("old_logprobs").clone().requires_grad_()
+    ref = batch.need("ref_logprobs").clone().requires_grad_()
+    given = batch.replace(old_logprobs=old, ref_logprobs=ref)
+    with_kl(terms, logprobs, batch=given, coefficient=1.0, weighted=True).loss.sum().backward()
+    assert (old.grad, ref.grad) == (None, None)
+
+
+def test_a_weighted_divergence_needs_the_old_policy() -> None:
+    batch, logprobs, terms = started()
+    with refuses(
+        "old_logprobs: this batch has none; it is added by Learner.infer, before the first "
+        "optimiser step"
+    ):
+        with_kl(
+            terms,
+            logprobs,
+            batch=batch.replace(old_logprobs=None),
+            coefficient=0.1,
+            weighted=True,
+        )
+
+
 def test_divergence_in_the_loss_is_the_reverse_k3_unless_told() -> None:
     batch, logprobs, terms = started()
     made = with_kl(terms, logprobs, batch=batch, coefficient=1.0)

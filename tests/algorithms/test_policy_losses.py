@@ -13,12 +13,14 @@ from posttrain.algorithms.losses import (
     cispo,
     clipped,
     dual_clip,
+    geometric_mean,
     naive,
     penalised,
     sapo,
     sequence_clipped,
     unclipped,
 )
+from posttrain.algorithms.pieces import facts
 from posttrain.types import Batch, Terms
 
 RATIOS = (0.05, 0.5, 0.85, 0.97, 1.0, 1.05, 1.25, 2.0, 4.0, 9.0)
@@ -98,6 +100,12 @@ def sequence_token(
     return surrogate(ratio, advantage, 1 - clip_low, 1 + clip_high)
 
 
+def geometric_token(
+    ratio: float, advantage: float, *, clip_low: float = 0.4, clip_high: float = 0.4
+) -> Expected:
+    return surrogate(ratio, advantage, math.exp(-clip_low), math.exp(clip_high))
+
+
 def cispo_token(
     ratio: float, advantage: float, *, clip_low: float = 1.0, clip_high: float = 4.0
 ) -> Expected:
@@ -131,6 +139,7 @@ ORACLES: dict[Callable[..., Terms], Callable[..., Expected]] = {
     dual_clip: dual_clip_token,
     penalised: penalised_token,
     sequence_clipped: sequence_token,
+    geometric_mean: geometric_token,
     cispo: cispo_token,
     sapo: sapo_token,
 }
@@ -143,6 +152,8 @@ VARIANTS: list[tuple[Callable[..., Terms], dict[str, float]]] = [
     (penalised, {"coefficient": 0.25}),
     (penalised, {"coefficient": 0.0}),
     (sequence_clipped, {"clip_low": 0.1, "clip_high": 0.3}),
+    (geometric_mean, {"clip_low": 2.0, "clip_high": 0.1}),
+    (geometric_mean, {"clip_low": 0.0, "clip_high": 0.0}),
     (cispo, {"clip_low": 0.3, "clip_high": 0.5}),
     (sapo, {"temperature_positive": 0.7, "temperature_negative": 2.0}),
 ]
@@ -153,7 +164,9 @@ def names(variant: object) -> str:
 
 
 def test_every_loss_of_the_table_has_an_oracle() -> None:
-    assert set(ORACLES) == set(POLICY_LOSSES.values())
+    by_the_batch = {name for name, loss in POLICY_LOSSES.items() if facts(loss).whole_batch}
+    assert by_the_batch == {"clip_cov", "kl_cov"}  # theirs are in test_covariance_losses
+    assert set(ORACLES) == {POLICY_LOSSES[name] for name in POLICY_LOSSES.keys() - by_the_batch}
 
 
 @pytest.mark.parametrize(("loss", "options"), VARIANTS, ids=names)
@@ -188,7 +201,7 @@ def test_reports_of_every_token(loss: Callable[..., Terms], options: dict[str, f
 
 def test_a_bound_that_is_reached_but_not_passed_stops_nothing() -> None:
     cases = [(1.0, 1.0), (1.0, -1.0)]
-    for loss in (clipped, sequence_clipped, cispo):
+    for loss in (clipped, sequence_clipped, geometric_mean, cispo):
         terms, gradient = run(loss, cases, clip_low=0.0, clip_high=0.0)
         assert terms.means["clip_low"].tolist() == [[0.0], [0.0]]
         assert terms.means["clip_high"].tolist() == [[0.0], [0.0]]
@@ -255,6 +268,60 @@ def test_sequence_clipped_has_one_ratio_for_the_whole_sequence(options: dict[str
     close(terms.loss.detach(), losses)
     close(gradient, slopes)
     close(terms.means["ratio"], ratios)
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_low": 0.3, "clip_high": 0.1}])
+def test_geometric_mean_of_the_clipped_ratios(options: dict[str, float]) -> None:
+    """Token by token in plain Python: all tokens of a sequence have its value, and a stopped one
+    has no gradient."""
+    batch = ready()
+    logprobs = moved(batch).requires_grad_()
+    terms = geometric_mean(logprobs, batch, **options)
+    (gradient,) = torch.autograd.grad(terms.loss.sum(), logprobs)
+    steps = (logprobs.detach() - batch.need("old_logprobs")).tolist()
+    low, high = -options.get("clip_low", 0.4), options.get("clip_high", 0.4)
+    losses, slopes, ratios = torch.zeros(3, 12, 10, dtype=torch.float64)
+    lows, highs = torch.zeros(2, 12, 10, dtype=torch.float64)
+    for row in range(12):
+        columns, held = chosen(batch, row), {}
+        for column in columns:
+            step, advantage = steps[row][column], float(batch.need("advantages")[row, column])
+            held[column] = min(step, high) if advantage > 0 else max(step, low)
+            lows[row, column] = advantage < 0 and step < low
+            highs[row, column] = advantage > 0 and step > high
+        for column in columns:
+            mean = math.exp(sum(held.values()) / len(columns))
+            losses[row, column] = -mean * batch.need("advantages")[row, column]
+            stopped = held[column] != steps[row][column]
+            slopes[row, column] = 0.0 if stopped else losses[row, column]
+            ratios[row, column] = math.exp(steps[row][column])
+    assert lows.any()
+    assert highs.any()
+    close(terms.loss.detach(), losses)
+    close(gradient, slopes)
+    close(terms.means["ratio"], ratios)  # of the token itself
+    close(terms.means["clip_low"], lows)
+    close(terms.means["clip_high"], highs)
+
+
+def test_geometric_mean_is_the_papers_sequence_objective() -> None:
+    """With one advantage a sequence, averaged over its tokens: ``−A · (Π_t ρ_t)^(1/|o|)``.
+
+    Moves of 0.2, 0.9 and −0.5 with A = 2: (0.2 + 0.4 − 0.5) / 3 = 1/30, so ℓ = −2 e^(1/30). Its
+    derivative by a move is ℓ / 3, and 0 for the second, which is stopped at 0.4.
+    """
+    batch = Batch.from_rewards([2.0]).replace(
+        tokens=torch.zeros(1, 3),
+        mask=torch.ones(1, 3).bool(),
+        advantages=torch.full((1, 3), 2.0, dtype=torch.float64),
+        old_logprobs=torch.full((1, 3), -1.0, dtype=torch.float64),
+    )
+    logprobs = torch.tensor([[-0.8, -0.1, -1.5]], dtype=torch.float64).requires_grad_()
+    loss = geometric_mean(logprobs, batch).loss.mean()
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    close(loss.detach(), -2 * math.exp(1 / 30))
+    close(loss.detach(), -2.0677902, rtol=1e-7)
+    close(gradient, [[loss.item() / 3, 0.0, loss.item() / 3]])
 
 
 @pytest.mark.parametrize("loss", POLICY_LOSSES.values(), ids=names)

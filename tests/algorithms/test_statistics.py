@@ -37,6 +37,57 @@ def test_masked_mean_and_centre_equal_the_loop(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_masked_mean_along_a_dimension_equals_the_loop(seed: int) -> None:
+    """A row or column without an entry has mean 0."""
+    values, mask, _ = masked_numbers(seed)
+
+    def mean(row: Tensor, kept: Tensor) -> float:
+        counted = row[kept].tolist()
+        return statistics.fmean(counted) if counted else 0.0
+
+    rows = [mean(values[row], mask[row]) for row in range(12)]
+    columns = [mean(values[:, column], mask[:, column]) for column in range(10)]
+    close(ops.masked_mean(values, mask, dim=1), rows)
+    close(ops.masked_mean(values, mask, dim=-1), rows)
+    close(ops.masked_mean(values, mask, dim=0), columns)
+    assert not mask.any(dim=1).all()
+    assert not mask.any(dim=0).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_deviation_of_the_others_equals_the_loop(seed: int) -> None:
+    batch = ragged(seed)
+    values, groups, valid = batch.need("score_norms"), batch.need("groups"), batch.need("valid")
+    kinds = {"sample": statistics.stdev, "population": statistics.pstdev}
+    for kind, deviation in kinds.items():
+        for marked in (None, valid):
+            expected = []
+            for row in range(12):
+                others = [
+                    float(values[other])
+                    for other in range(12)
+                    if other != row and GROUPS[other] == GROUPS[row]
+                    if marked is None or marked[other]
+                ]
+                expected.append(deviation(others) if len(others) > 1 else 0.0)
+            found = ops.others_deviation(values, groups, valid=marked, deviation=kind)
+            close(found, expected)
+    usual = ops.others_deviation(values, groups)
+    close(usual, ops.others_deviation(values, groups, deviation="sample"), rtol=0, atol=0)
+
+
+def test_others_that_agree_have_no_deviation_at_all() -> None:
+    """The group's squares less one's own would leave rounding: 1e-8, where it must be 0."""
+    values = float64([1e3 + 0.1, 0.7, 0.7, 0.7, 0.1 + 0.2, 0.3, 5.0])
+    groups = torch.tensor([4, 4, 4, 4, 9, 9, 9])
+    found = ops.others_deviation(values, groups).tolist()
+    assert found[0] == found[6] == 0.0
+    assert all(spread > 0 for spread in found[1:6])
+    with refuses(f"groups: expected shape [7], got [2]; {SHAPE}"):
+        ops.others_deviation(values, torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_masked_variance_equals_the_loop(seed: int) -> None:
     values, mask, counted = masked_numbers(seed)
     close(ops.masked_variance(values, mask), statistics.pvariance(counted))
@@ -189,8 +240,12 @@ def test_group_statistics_refuse_another_shape(function: Callable[..., Tensor]) 
         function(float64([1.0, 2.0]), torch.tensor([0, 1, 1]))
 
 
-@pytest.mark.parametrize("statistic", ["masked_variance", "whiten", "group_deviation"])
+KINDS = ("masked_variance", "whiten", "group_deviation", "others_deviation")
+
+
+@pytest.mark.parametrize("statistic", KINDS)
 def test_deviation_is_sample_or_population(statistic: str) -> None:
-    where = torch.tensor([0, 0]) if statistic == "group_deviation" else torch.tensor([True, True])
+    grouped = statistic in ("group_deviation", "others_deviation")
+    where = torch.tensor([0, 0]) if grouped else torch.tensor([True, True])
     with refuses("deviation: unknown 'smaple'; choose one of sample, population"):
         getattr(ops, statistic)(float64([1.0, 2.0]), where, deviation="smaple")

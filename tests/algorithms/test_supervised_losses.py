@@ -12,6 +12,7 @@ from posttrain.algorithms.losses import (
     PREFERENCE_LOSSES,
     bradley_terry,
     dpo,
+    ipo,
     nll,
     plackett_luce,
 )
@@ -38,11 +39,12 @@ def ranked(scores: list[float], margin: float = 0.0) -> float:
     return -math.log(probability)
 
 
-def test_the_table_holds_the_three_losses() -> None:
+def test_the_table_holds_the_four_losses() -> None:
     assert {
         "bradley_terry": bradley_terry,
         "plackett_luce": plackett_luce,
         "dpo": dpo,
+        "ipo": ipo,
     } == PREFERENCE_LOSSES
 
 
@@ -147,6 +149,65 @@ def test_dpo_by_hand(beta: float | None) -> None:
     assert references["ref_rejected"].grad is None
 
 
+def pairs() -> dict[str, Tensor]:
+    """Two pairs with margins over the reference of 1.5 and −2.5, as above."""
+    return {
+        "chosen": float64([-1.0, -4.0]).requires_grad_(),
+        "rejected": float64([-2.0, -1.0]).requires_grad_(),
+        "ref_chosen": float64([-1.5, -3.0]).requires_grad_(),
+        "ref_rejected": float64([-1.0, -2.5]).requires_grad_(),
+    }
+
+
+def test_dpo_with_smoothed_labels_by_hand() -> None:
+    """ε = 0.2, β = 0.5, so βh = 0.75 and −1.25. As softplus(x) = softplus(−x) + x, the loss is
+    softplus(−βh) + ε βh: 0.38687101 + 0.15 and 1.50192908 − 0.25."""
+    given = pairs()
+    loss = dpo(**given, beta=0.5, label_smoothing=0.2)
+    by_hand = [0.8 * softplus(-m) + 0.2 * softplus(m) for m in (0.75, -1.25)]
+    close(loss.detach(), by_hand)
+    close(loss.detach(), [0.53687101, 1.25192908], rtol=1e-7)
+    loss.sum().backward()
+    # dℓ/dh = β (σ(βh) − (1 − ε)) = 0.5 (0.67917870 − 0.8) and 0.5 (0.22270014 − 0.8)
+    slopes = [0.5 * (1 / (1 + math.exp(-m)) - 0.8) for m in (0.75, -1.25)]
+    close(given["chosen"].grad, slopes)
+    close(given["chosen"].grad, [-0.06041065, -0.28864993], rtol=1e-6)
+    close(given["rejected"].grad, [-slope for slope in slopes])
+    assert given["ref_chosen"].grad is None
+    assert given["ref_rejected"].grad is None
+
+
+def test_smoothed_labels_are_least_at_the_odds_of_being_right() -> None:
+    """dℓ/dh = 0 where σ(βh) = 1 − ε, that is h = log((1 − ε) / ε) / β."""
+    best = math.log(0.9 / 0.1) / 0.4
+    good = float64([best - 0.1, best, best + 0.1]).requires_grad_()
+    zero = torch.zeros(3, dtype=torch.float64)
+    dpo(
+        good, zero, ref_chosen=zero, ref_rejected=zero, beta=0.4, label_smoothing=0.1
+    ).sum().backward()
+    assert good.grad[0] < 0 < good.grad[2]
+    close(good.grad[1], 0.0, atol=1e-15)
+
+
+def test_without_smoothing_labels_are_taken_as_they_are() -> None:
+    given = pairs()
+    assert torch.equal(dpo(**given, label_smoothing=0.0), dpo(**given))
+
+
+@pytest.mark.parametrize("beta", [None, 0.5])
+def test_ipo_by_hand(beta: float | None) -> None:
+    """(h − 1/(2β))², with h of 1.5 and −2.5 as above: the goal is 5 at β = 0.1, 1 at β = 0.5."""
+    given = pairs()
+    loss = ipo(**given, **({} if beta is None else {"beta": beta}))
+    goal = 5.0 if beta is None else 1.0
+    close(loss.detach(), [12.25, 56.25] if beta is None else [0.25, 12.25])
+    loss.sum().backward()
+    close(given["chosen"].grad, [2 * (1.5 - goal), 2 * (-2.5 - goal)])
+    close(given["rejected"].grad, [-2 * (1.5 - goal), -2 * (-2.5 - goal)])
+    assert given["ref_chosen"].grad is None
+    assert given["ref_rejected"].grad is None
+
+
 def test_preferences_of_other_shapes_are_refused() -> None:
     two, three = torch.zeros(2), torch.zeros(3)
     with refuses(f"rejected: expected shape [2], got [3]; {SHAPE}"):
@@ -165,10 +226,20 @@ def test_preferences_of_other_shapes_are_refused() -> None:
         shapes = {"rejected": two, "ref_chosen": two, "ref_rejected": two, name: three}
         with refuses(f"{name}: expected shape [2], got [3]; {SHAPE}"):
             dpo(two, **shapes)
+        with refuses(f"{name}: expected shape [2], got [3]; {SHAPE}"):
+            ipo(two, **shapes)
 
 
 @pytest.mark.parametrize("beta", [0.0, -0.1, math.nan])
-def test_dpo_needs_a_positive_beta(beta: float) -> None:
+def test_dpo_and_ipo_need_a_positive_beta(beta: float) -> None:
     zero = torch.zeros(1)
-    with refuses(f"beta: must be > 0, got {beta}"):
-        dpo(zero, zero, ref_chosen=zero, ref_rejected=zero, beta=beta)
+    for loss in (dpo, ipo):
+        with refuses(f"beta: must be > 0, got {beta}"):
+            loss(zero, zero, ref_chosen=zero, ref_rejected=zero, beta=beta)
+
+
+@pytest.mark.parametrize("share", [-0.1, 0.6, math.nan])
+def test_at_most_half_of_the_labels_can_be_wrong(share: float) -> None:
+    zero = torch.zeros(1)
+    with refuses(f"label_smoothing: must be >= 0 and <= 0.5, got {share}"):
+        dpo(zero, zero, ref_chosen=zero, ref_rejected=zero, label_smoothing=share)

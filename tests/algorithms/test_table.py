@@ -10,6 +10,7 @@ from algorithms.batches import moved, ragged, refuses
 from posttrain.algorithms import kl, losses, weights
 from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
+from posttrain.algorithms.pieces import smallest_group
 from posttrain.algorithms.table import ALGORITHMS, KL, algorithm, difference, pieces
 from posttrain.registry import options, resolve
 
@@ -36,7 +37,10 @@ def test_every_piece_resolves_with_its_options(name: str) -> None:
 def test_every_row_makes_a_finite_update(name: str) -> None:
     """The pieces fit together: advantage, loss and weights of a row, run one after the other."""
     row = algorithm(name)
-    batch = resolve(row.advantage, ADVANTAGES, kind="advantage")(ragged())
+    group_size = max(4, smallest_group(resolve(row.advantage, ADVANTAGES, kind="advantage")))
+    alike = ragged().replace(groups=torch.arange(12) // min(6, group_size + 1))
+    assert group_size <= row.group_size or row.group_size == 1
+    batch = resolve(row.advantage, ADVANTAGES, kind="advantage")(alike)
     batch = resolve(filled(dict(row.weights)), weights.WEIGHTS, kind="weights")(batch)
     logprobs = moved(batch).requires_grad_()
     terms = resolve(row.loss, POLICY_LOSSES, kind="policy loss")(logprobs, batch)
@@ -65,7 +69,7 @@ def test_every_row_explains_itself(name: str) -> None:
 def test_advantages_that_compare_siblings_have_siblings(name: str) -> None:
     row = algorithm(name)
     compares = row.advantage["name"] in {
-        *("group_centred", "group_normalised", "max_only", "leave_one_out")
+        *("group_centred", "group_normalised", "max_only", "leave_one_out", "pass_at_k")
     }
     assert (row.group_size >= 2) == compares
     assert row.critic == (row.advantage["name"] == "gae")
@@ -81,7 +85,7 @@ def test_the_divergence_of_every_row_is_possible(name: str) -> None:
 
 def test_ppo_in_full() -> None:
     assert pieces("ppo") == {
-        "advantage": "gae(gamma=1.0, lam=0.95, steps=None, normalise=True)",
+        "advantage": "gae(gamma=1.0, lam=0.95, steps=None, normalise=True, deviation=population)",
         "policy loss": "clipped(clip_low=0.2, clip_high=0.2)",
         "averaging": "token_mean",
         "critic": "clipped(clip=0.2)",

@@ -153,6 +153,29 @@ def test_batch_whitened_can_centre_the_groups_first(with_token_rewards: bool) ->
     close(made.need("advantages"), expected)
 
 
+@pytest.mark.parametrize("with_groups", [False, True])
+def test_the_deviation_of_a_batch_can_be_that_of_a_sample(with_groups: bool) -> None:
+    """n tokens: the squares are divided by n − 1, so the advantages shrink by √((n − 1) / n)."""
+    batch = ragged()
+    count = int(batch.active.sum())
+    shrunk = math.sqrt((count - 1) / count)
+    usual = batch_whitened(batch, centre_groups=with_groups).need("advantages")
+    sample = batch_whitened(batch, centre_groups=with_groups, deviation="sample")
+    close(sample.need("advantages"), usual * shrunk)
+    made = gae(batch, deviation="sample")
+    close(made.need("advantages"), gae(batch).need("advantages") * shrunk)
+    close(made.need("returns"), gae(batch).need("returns"), rtol=0, atol=0)
+    for function in (batch_whitened, gae):
+        with refuses("deviation: unknown 'std'; choose one of sample, population"):
+            function(batch, deviation="std")
+
+
+def test_rewards_whitened_by_a_sample_deviation_by_hand() -> None:
+    """3 and 1: mean 2, squares 1 + 1 over n − 1 = 1."""
+    made = batch_whitened(Batch.from_rewards([3.0, 1.0]), deviation="sample")
+    close(made.need("advantages").T, [[1 / math.sqrt(2.0), -1 / math.sqrt(2.0)]])
+
+
 @pytest.mark.parametrize("name", ["return_to_go", "gae", "batch_whitened"])
 def test_temporal_advantages_take_the_floating_type_of_the_log_probs(name: str) -> None:
     function = {"return_to_go": return_to_go, "gae": gae, "batch_whitened": batch_whitened}[name]

@@ -38,6 +38,16 @@ def test_rewards_are_divided_by_the_population_deviation_of_the_active_tokens() 
     close(whitened(batch()), expected / math.sqrt(5.0))
 
 
+def test_the_deviation_can_be_that_of_a_sample() -> None:
+    """Squares of 20 over n − 1 = 3 tokens."""
+    divided = whiten_rewards(batch(), deviation="sample").need("token_rewards")
+    close(divided * math.sqrt(20 / 3), whitened(batch()) * math.sqrt(5.0))
+    centred = whiten_rewards(batch(), shift_mean=True, deviation="sample").need("token_rewards")
+    close(centred * math.sqrt(20 / 3), whitened(batch(), shift_mean=True) * math.sqrt(5.0))
+    with refuses("deviation: unknown 'std'; choose one of sample, population"):
+        whiten_rewards(batch(), deviation="std")
+
+
 def test_the_mean_goes_only_where_that_is_asked_for() -> None:
     expected = torch.tensor(
         [[0.0, -3.0, -1.0, 0.0], [0.0, 1.0, 0.0, 3.0], [0.0, 0.0, 0.0, 0.0]], dtype=torch.float64

@@ -83,7 +83,7 @@ def test_what_is_tried_next_follows_from_the_run(tmp_path: Path) -> None:
     assert proposed(finding("hacking", ""))[-1].startswith("posttrain export ")
     asked = [
         {"prompt": "1+1=", "correct": True},
-        {"prompt": "two\nlines", "correct": False},
+        {"prompt": "a longer question, 3+3=", "correct": False},
         {"prompt": "it's 2+2=", "correct": False},
     ]
     question = proposed(problems=asked)[-1]

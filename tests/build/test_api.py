@@ -3,8 +3,10 @@
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from small_runs import RL, TASK, TINY, same_weights, timeless
 from transformers import AutoModelForCausalLM
 
@@ -162,11 +164,15 @@ def test_evaluate_on_own_prompts(folder: Path) -> None:
     def ends(stop_reason: str) -> float:
         return float(stop_reason == "stop")
 
-    found = posttrain.evaluate(
-        folder, prompts=["1+1=", "2+3="], reward=ends, max_new_tokens=4, problems=1
-    )
-    assert found.correct_by == "ends"
-    assert found.accuracy.value == 1.0
+    with pytest.warns(
+        UserWarning, match=r"1 of 2 test problems were in the training data .* '1\+1='"
+    ):
+        found = posttrain.evaluate(
+            folder, prompts=["1+1=", "2+3="], reward=ends, max_new_tokens=4, problems=1
+        )
+    assert found.accuracy is None
+    assert list(found.estimates) == ["full_marks/ends"]
+    assert found.estimates["full_marks/ends"].value == 1.0
     assert len(found.greedy) == 1
 
 
@@ -210,3 +216,32 @@ def test_several_rewards_need_weights(tmp_path: Path) -> None:
 def test_some_reward_needs_a_weight(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="reward: every weight is 0, so nothing can be learned"):
         posttrain.rl(prompts=["1+1="], reward={len: 0.0}, folder=tmp_path / "run", **RL)
+
+
+@pytest.mark.parametrize("job", [posttrain.rl, posttrain.sft, posttrain.prefer, posttrain.reward])
+def test_what_is_no_folder_no_model_and_no_file_is_said(
+    job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is made of the text of an object: neither a folder None nor a model Linear(…)."""
+    monkeypatch.chdir(tmp_path)
+    data = {"data": "pairs.jsonl"} if job is posttrain.reward else {"task": "sort"}
+    with pytest.raises(
+        ValueError, match=r"folder: expected the path of a folder, got None; .*runs/"
+    ):
+        job(model="tiny", folder=None, **data)
+    with pytest.raises(
+        ValueError, match=r"model: .* got an object of type torch\.nn.*Linear; write"
+    ):
+        job(model=torch.nn.Linear(2, 2), folder="run", **data)
+    if "data" in data or job is posttrain.sft:
+        with pytest.raises(ValueError, match=r"data: expected the path .* an object of type list"):
+            job(model="tiny", folder="run", data=[{"prompt": "a", "completion": "b"}])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_model_is_said_where_it_is_asked() -> None:
+    for model in (torch.nn.Linear(2, 2), None, 7):
+        with pytest.raises(ValueError, match=r"model: expected .*save_pretrained"):
+            posttrain.evaluate(model, task="sort")
+        with pytest.raises(ValueError, match=r"model: expected .*save_pretrained"):
+            posttrain.generate(model, "1+1=")

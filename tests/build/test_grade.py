@@ -93,3 +93,32 @@ def test_a_mistake_names_the_line(
 def test_an_empty_completion_is_a_wrong_answer_and_no_mistake(tmp_path: Path) -> None:
     found = grade_file("exact", written(tmp_path, [{"completion": "", "answer": "5"}]))
     assert (found.states, found.mean) == ({"ok": 1}, 0.0)
+
+
+@pytest.mark.parametrize("spelling", ["same", "dotted", "symlink", "hard link", "Python"])
+def test_the_rows_are_never_written_over(spelling: str, tmp_path: Path) -> None:
+    """However their path is written; another file may be there already."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"completion": "a", "answer": "b"}\n')
+    before = rows.read_bytes()
+    (tmp_path / "folder").mkdir()
+    out = {"dotted": tmp_path / "folder" / ".." / "rows.jsonl"}.get(spelling, rows)
+    if spelling == "symlink":
+        out = tmp_path / "link.jsonl"
+        out.symlink_to(rows)
+    elif spelling == "hard link":
+        out = tmp_path / "link.jsonl"
+        out.hardlink_to(rows)
+    if spelling == "Python":
+        with pytest.raises(ValueError, match="would be overwritten"):
+            grade_file("exact", rows, grading=GradingSection(workers=0)).write(out)
+    else:
+        done = CliRunner().invoke(app, ["grade", "exact", str(rows), "--out", str(out)])
+        assert "is the file that is graded" in str(done.exception)
+        assert "--out graded.jsonl" in str(done.exception)
+    assert rows.read_bytes() == before
+    other = tmp_path / "graded.jsonl"
+    other.write_text("old")
+    done = CliRunner().invoke(app, ["grade", "exact", str(rows), "--out", str(other)])
+    assert done.exit_code == 0, done.output
+    assert json.loads(other.read_text())["value"] == 0.0

@@ -14,6 +14,7 @@ from small_runs import RL, recipe, small_run
 import posttrain
 from posttrain.build.run import Supplied, run
 from posttrain.config import read_recipe, recipe_from_dict, to_toml
+from posttrain.rewards import declare
 from posttrain.rewards.scorer import RewardScorer
 
 TRAIN = [{"prompt": f"{n}+1=", "key": "answer"} for n in range(4)]
@@ -89,7 +90,7 @@ def test_where_broken_scores_are_allowed_they_are_told(
     monkeypatch.setenv("COLUMNS", "250")
     run = run_rl(tmp_path / "r", max_invalid=1.0, evaluate_every=3, evaluate_problems=2)
     records = run.folder.stage("rl").records()
-    assert [r["eval/invalid"] for r in records if "eval/accuracy" in r] == [1.0, 1.0]
+    assert [r["eval/invalid"] for r in records if "eval/invalid" in r] == [1.0, 1.0]
     assert (run.summary["invalid_before"], run.summary["invalid_after"]) == (1.0, 1.0)
     assert run.summary["invalid_reason"].startswith(FIRST)
     assert [sample["right_after"] for sample in run.folder.samples] == [None, None]
@@ -105,19 +106,23 @@ def test_shares_before_and_after_are_told_apart(
     monkeypatch.setenv("COLUMNS", "250")
     run = run_rl(tmp_path / "r", breaks_from(4), max_invalid=0.5)
     assert (run.summary["invalid_before"], run.summary["invalid_after"]) == (0.0, 0.5)
-    assert [sample["right_after"] for sample in run.folder.samples] == [None, False]
+    assert [sample["reward_after"] is None for sample in run.folder.samples] == [False, True]
     assert "broken held-out scores  before 0%, after 50% (first: " in capsys.readouterr().out
 
 
-def test_a_reward_that_decides_and_only_watches_is_told_as_well(tmp_path: Path) -> None:
+def test_a_reward_that_decides_and_is_only_monitored_is_told_as_well(tmp_path: Path) -> None:
     """What is learned from works; accuracy goes by the other, which breaks."""
+
+    @declare(checks_answer=True)
+    def check(completion: str, key: str) -> float:
+        return lookup(completion, key)
 
     def short(completion: str) -> float:
         return -0.1 * len(completion)
 
     common: dict[str, Any] = {"prompts": TRAIN, "test_prompts": TEST, **RL}
     common["grading"] = {"workers": 0}
-    table = {lookup: 0.0, short: 1.0}
+    table = {check: 0.0, short: 1.0}
     with pytest.raises(RuntimeError, match="2 of 2 scores of held-out problems are broken"):
         posttrain.rl(reward=table, folder=tmp_path / "a", **common)
     run = posttrain.rl(reward=table, folder=tmp_path / "b", max_invalid=1.0, **common)
@@ -167,5 +172,5 @@ def test_what_is_printed_for_copying_is_quoted(tmp_path: Path) -> None:
     done = run(read_recipe(path), console=console)
     shown = [line.strip() for line in console.file.getvalue().splitlines()]
     commands = [shlex.split(line) for line in shown if line.startswith("posttrain ")]
-    assert ["posttrain", "generate", str(done.model), question] in commands
+    assert ["posttrain", "generate", str(done.folder.path), question] in commands
     assert ["posttrain", "run", str(path)] in [command[:3] for command in commands]

@@ -32,6 +32,8 @@ CASES: dict[str, dict[str, Any]] = {
     "run ahead, not evaluated": {"steps": 6, "save_every": 1, "max_lag": 1},
     "moving baseline": {**GRPO, "algorithm": "reinforce", "advantage": "moving_baseline"},
     "steered penalty": {**GRPO, "algorithm": "ppo_penalty", "epochs": 2},
+    "greedy baseline": {**GRPO, "algorithm": "remax"},
+    "greedy baseline, run ahead": {**GRPO, "algorithm": "remax", "max_lag": 2},
     "resampled": {**GRPO, "dynamic_sampling": True, "max_resamples": 2},
 }
 

@@ -4,9 +4,13 @@ from typing import Any
 
 Cases = list[tuple[dict[str, Any], str]]
 
+COMPARES_NONE = (
+    "rl.advantage to one that compares none: return, constant_baseline, moving_baseline, "
+    "greedy_baseline, batch_whitened, return_to_go or gae"
+)
 GROUP_OF_ONE = (
-    "rl.group_size: 1, but advantage {!r} compares the completions of a prompt; "
-    "set rl.group_size to 2 or more, or rl.advantage to return, moving_baseline or batch_whitened"
+    "rl.group_size: 1, but advantage {!r} compares at least 2 completions of a prompt; "
+    "set rl.group_size to 2 or more, or " + COMPARES_NONE
 )
 
 # rule: (values of [rl], the message)
@@ -23,6 +27,20 @@ RL_REFUSED: dict[str, Cases] = {
         ({"algorithm": "dr_grpo", "group_size": 1}, GROUP_OF_ONE.format("group_centred")),
         ({"algorithm": "rloo", "group_size": 1}, GROUP_OF_ONE.format("leave_one_out")),
         ({"advantage": "max_only", "group_size": 1}, GROUP_OF_ONE.format("max_only")),
+        (
+            {"advantage": "leave_one_out_normalised", "group_size": 1},
+            GROUP_OF_ONE.format("leave_one_out_normalised"),
+        ),
+        (
+            {"algorithm": "pkpo", "group_size": 4},
+            "rl.group_size: 4, but advantage 'pass_at_k' compares at least 5 completions of a "
+            "prompt; set rl.group_size to 5 or more, or " + COMPARES_NONE,
+        ),
+        (
+            {"algorithm": "pkpo", "advantage": {"k": 8}},
+            "rl.group_size: 8, but advantage 'pass_at_k' compares at least 9 completions of a "
+            "prompt; set rl.group_size to 9 or more, or " + COMPARES_NONE,
+        ),
         (
             {"algorithm": "reinforce_pp", "advantage": {"centre_groups": True}},
             GROUP_OF_ONE.format("batch_whitened"),
@@ -173,10 +191,16 @@ RECIPE_REFUSED: dict[str, Cases] = {
     "best_without_measure": [
         (
             {"run": {"keep_best": 1}, "rl": {"save_every": 3, "evaluate_every": 2}},
-            "run.keep_best: the accuracy of a checkpoint is that of its own step, and rl saves "
+            "run.keep_best: what a checkpoint is worth is measured at its own step, and rl saves "
             "every 3 and evaluates every 2 (0 is off); set rl.save_every to a multiple of "
             "rl.evaluate_every, or run.keep_best to 0",
-        )
+        ),
+        (
+            {"run": {"keep_best": 1}, "rl": {"evaluate_every": 2}},
+            "run.keep_best: the accuracy of a checkpoint is that of its own step, and rl saves "
+            "by time and evaluates every 2 (0 is off); set rl.save_every to a multiple of "
+            "rl.evaluate_every, or run.keep_best to 0",
+        ),
     ],
 }
 

@@ -102,7 +102,7 @@ def test_max_new_tokens_stands_for_its_number() -> None:
 
 
 def test_truncated_sampling_brings_the_correction_and_none_keeps_it_off() -> None:
-    truncated = {"name": "truncated", "cap": 2.0, "level": "token"}
+    truncated = {"name": "truncated", "cap": 2.0, "low": 0.0, "level": "token"}
     assert rl().correction == {"name": "none"}
     assert rl(top_k=5).correction == truncated
     assert rl(top_p=0.9).correction == truncated

@@ -29,6 +29,10 @@ pytestmark = pytest.mark.usefixtures("fake_tables")
         ("grpo", {"refresh_every": 50}, {"refresh_every": 50, "coefficient": 0.04}),
         ("grpo", {}, {"horizon": None, "dtype": "model", "offload": False}),
         ("grpo", {"dtype": "bfloat16", "offload": True}, {"dtype": "bfloat16", "offload": True}),
+        ("grpo", {}, {"weighted": False}),
+        ("grpo", {"weighted": True}, {"weighted": True, "estimator": "k3", "coefficient": 0.04}),
+        ("rloo", {"weighted": False}, {"weighted": False}),
+        ("dapo", {}, {"weighted": None}),
         ("grpo", {"rule": "proportional", "target": 6}, {"horizon": 10_000}),
         ("ppo", {"rule": "proportional", "target": 6, "horizon": 500}, {"horizon": 500}),
         ("grpo", {"rule": "doubling", "target": 6}, {"horizon": None}),
@@ -50,6 +54,18 @@ def test_kl_takes_what_is_given_and_the_rest_from_the_row(
             {"placement": "none", "coefficient": 0.1, "target": 1},
             'rl.kl.coefficient, rl.kl.target: no effect, because rl.kl.placement is "none"; '
             'set it to "loss" or "reward", or drop them',
+        ),
+        (
+            "rloo",
+            {"weighted": True},
+            "rl.kl.weighted: no effect in the reward, which is found before π moves: ρ is 1; "
+            'drop it, or set rl.kl.placement to "loss"',
+        ),
+        (
+            "dapo",
+            {"weighted": True},
+            "rl.kl.weighted: no effect, because algorithm 'dapo' has no KL; "
+            'set rl.kl.placement to "loss" or "reward", or drop it',
         ),
         (
             "dapo",

@@ -29,7 +29,10 @@ def test_the_page_names_every_key_and_every_rule() -> None:
     named = ("task", "rewards", *(name for name, _ in tables() if name))
     assert sorted(re.findall(r"^## \[(.*)\]$", page, flags=re.MULTILINE)) == sorted(named)
     assert "| `micro_batch_tokens` |" in page
-    assert "An advantage that compares the completions of a prompt needs at least two" in page
+    assert (
+        "An advantage that compares the completions of a prompt needs as many as it compares."
+        in page
+    )
     assert "A reward model named by its stage is made earlier in the same run." in page
 
 

@@ -138,6 +138,34 @@ def test_demonstrations_come_from_the_task_or_a_file_that_exists(
     assert resolved({"sft": {"wrong_share": 0.5}})
 
 
+def test_demonstrations_are_held_out_once_and_for_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("demos.jsonl", "test.jsonl"):
+        (tmp_path / name).write_text("")
+    file, test = {"data": "demos.jsonl"}, {"test_data": "test.jsonl"}
+    for values in ({**file, **test}, test, {**file, "test_share": 0.1}, {"result": "best"}):
+        assert resolved({"sft": values})
+    with refuses(
+        f"sft.test_data: no file 'tests.jsonl' (seen from {tmp_path}); "
+        "did you mean 'test.jsonl'? Known: demos.jsonl, test.jsonl"
+    ):
+        resolved({"sft": {**file, "test_data": "tests.jsonl"}})
+    with refuses("sft.test_share: no effect beside sft.test_data; drop one of them"):
+        resolved({"sft": {**file, **test, "test_share": 0.1}})
+    with refuses("sft.test_share: held out are the task's own test prompts; drop it"):
+        resolved({"sft": {"test_share": 0.1}})
+    off = {"evaluate_every": 0}
+    assert resolved({"sft": off})
+    with refuses(
+        "sft.test_data, sft.result: no effect with sft.evaluate_every = 0; drop them, or that"
+    ):
+        resolved({"sft": {**test, "result": "best", **off}})
+    with refuses("sft.test_share: no effect with sft.evaluate_every = 0; drop it, or that"):
+        resolved({"sft": {**file, "test_share": 0.1, **off}})
+
+
 def test_the_warm_up_of_sft_fits_where_its_length_is_known() -> None:
     values = {"num_demonstrations": 33, "batch_size": 32, "epochs": 2}
     assert resolved({"sft": {**values, "warmup_steps": 4}})
@@ -186,8 +214,20 @@ def test_several_broken_rules_are_reported_together() -> None:
         ({"rl": {"epochs": 2}}, []),
         (
             {"rl": {"kl": {"estimator": "k1"}}},
-            ["rl.kl.estimator: k1 in the loss has gradient 0 on average; use k2 or k3"],
+            [
+                "rl.kl.estimator: k1 in the loss has gradient 0 on average; use k2 or k3, or set "
+                "rl.kl.weighted to true"
+            ],
         ),
+        ({"rl": {"kl": {"estimator": "k1", "weighted": True}}}, []),
+        (
+            {"rl": {"algorithm": "kl_cov", "epochs": 1}},
+            [
+                "rl.loss: 'kl_cov' holds tokens back once π has left the old policy, and with one "
+                "optimiser step per batch it never has; set rl.epochs or rl.minibatches above 1"
+            ],
+        ),
+        ({"rl": {"algorithm": "kl_cov"}}, []),
         ({"rl": {"algorithm": "rloo"}}, []),
         (
             {"rl": {"max_lag": 1, "correction": "none"}},

@@ -8,6 +8,7 @@ import pytest
 
 from posttrain.protocols import Task
 from posttrain.registry import options
+from posttrain.registry import split as split_spec
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.tasks import TASKS, make_task
 from posttrain.tasks.task import identity
@@ -173,3 +174,18 @@ TOO_MANY = {
 def test_more_problems_than_there_are_is_an_error_with_their_number(name, folder):
     with pytest.raises(ValueError, match=r"(there are|has) \d+ problems"):
         make_task({**spec_of(name, folder), **TOO_MANY[name]})
+
+
+def test_what_checks_the_answers_finds_gold_right_and_others_wrong(task: Task) -> None:
+    """By the task's own word for it; melodies have no right answer."""
+    if task.name == "melody":
+        assert task.accuracy is None
+        return
+    name, given = split_spec(task.accuracy, kind="task accuracy")
+    scorer = RewardScorer({name: given})
+    assert scorer.rewards[0].checks_answer
+    prompts = task.prompts("test")[:10]
+    for prompt in prompts:
+        assert scorer.score_text(prompt, task.gold(prompt)).value == 1.0
+        assert scorer.score_text(prompt, "I do not know").value < 1.0
+        assert scorer.score_text(prompt, "").value < 1.0

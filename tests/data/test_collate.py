@@ -93,6 +93,23 @@ def test_a_batch_of_empty_completions_has_no_active_token() -> None:
     assert not bool(batch.active.any())
 
 
+def test_the_greedy_scores_stand_beside_the_rewards() -> None:
+    """NaN where the grader broke: a missing baseline is never 0. Without any there is no field."""
+    plain = rollout((5, 6), (7, END))
+    scores = [Score(value=0.25), Score(value=9.0, state="crashed"), Score(value=0.0)]
+    rows = [dataclasses.replace(plain, greedy=rollout((5, 6), (END,), score=s)) for s in scores]
+    greedy = collate(rows, pad_token=END).greedy_rewards
+    assert greedy is not None
+    assert greedy.dtype == torch.float64
+    assert greedy.isnan().tolist() == [False, True, False]
+    assert greedy.nan_to_num(7.0).tolist() == [0.25, 7.0, 0.0]
+    assert collate([plain, plain], pad_token=END).greedy_rewards is None
+    unscored = dataclasses.replace(plain, greedy=rollout((5, 6), (END,), score=None))
+    for odd in ([rows[0], plain], [rows[0], unscored]):
+        with pytest.raises(ValueError, match="some have no scored greedy completion"):
+            collate(odd, pad_token=END)
+
+
 def test_unscored_rollouts_are_refused() -> None:
     """Nothing stands in for a score that is not there."""
     rows = [rollout((5,), (6,)), rollout((5,), (6,), score=None)]

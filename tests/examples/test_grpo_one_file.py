@@ -146,7 +146,7 @@ def test_the_loss_is_the_librarys_off_policy_too(example: ModuleType) -> None:
         ref_logprobs=reference,
         advantages=advantages[:, None].expand(8, 5),
     )
-    objective = make_objective(plan(example.CLIP), State(kl=Coefficient(value=BETA)))
+    objective = make_objective(plan(example.CLIP), State(kl=Coefficient(value=BETA)), batch=batch)
     batch = sequence_mean(batch)
     terms = objective(Outputs(logprobs=logprobs), batch)
     expected = example.grpo_loss(

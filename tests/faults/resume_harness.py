@@ -5,6 +5,11 @@ tests/faults/test_resume_faults.py takes a few kills. Every attempt is a process
 from this one so that it need not import everything anew, and ended by SIGKILL at a random moment.
 Between two attempts files are torn and clocks moved, where the case says so. Exits with 1, and says
 where, at the first difference in a metric, a rollout, a finding or a weight.
+
+The cases ``default`` and ``counted`` save by time, as a recipe does that says nothing, in every
+stage; some of their kills wait for a checkpoint or a model to be half written. What a kill has cost
+is counted in steps: those logged after the newest whole checkpoint, from which the next attempt
+must go on. In ``counted`` a clock moves by one minute a step, so that there is a limit to it.
 """
 
 from __future__ import annotations
@@ -31,11 +36,13 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).paren
 
 from small_runs import TINY, recipe, timeless  # noqa: E402
 
+from posttrain.build import keeper  # noqa: E402
+from posttrain.build import run as build_run  # noqa: E402
 from posttrain.cli import main  # noqa: E402
 from posttrain.config import recipe_from_dict, to_toml  # noqa: E402
 from posttrain.models.load import load_policy  # noqa: E402
 from posttrain.runs import RunFolder, folder, read_rollouts  # noqa: E402
-from posttrain.runs.checkpoints import checkpoint_steps  # noqa: E402
+from posttrain.runs.checkpoints import checkpoint_steps, newest  # noqa: E402
 
 RL: dict[str, Any] = {
     "steps": 12,
@@ -51,6 +58,21 @@ CASES: dict[str, dict[str, Any]] = {
     "ahead": {**RL, "max_lag": 2, "save_every": 2},
     "seldom": {**RL, "save_every": 5},
 }
+BY_TIME = {**{key: value for key, value in RL.items() if key != "save_every"}, "max_lag": 1}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "rl": BY_TIME,
+    "sft": {"epochs": 15},
+    "prefer": {
+        "samples": 4,
+        "repeats": 4,
+        "error_rate": 0.2,
+        "rewards": {"length": {"target": 1, "per_token": 0.1}},
+    },
+    "reward": {"batch_size": 8, "epochs": 2, "learning_rate": 1e-3},
+}
+COUNTED_MINUTES = 3  # and so many steps
+MINUTES = {"default": 0.005, "counted": float(COUNTED_MINUTES)}
+STAGES = ("sft", "prefer", "reward", "rl", "eval")
 LONGEST = 0.6  # of the whole run's time: what an attempt may live, at most
 
 
@@ -75,8 +97,22 @@ def forked(work: Callable[[], Any], *, log: Path) -> int:
     os._exit(code)
 
 
-def command(*arguments: str, clock: float = 0.0) -> None:
+class Counted(keeper.Keeper):
+    """Goes by a clock that moves by one minute a step, and stands still otherwise."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.now = 0.0
+        super().__init__(*arguments, **{**options, "clock": lambda: self.now})
+
+    def stepped(self, step: int, **options: Any) -> None:
+        self.now += 60.0
+        super().stepped(step, **options)
+
+
+def command(*arguments: str, clock: float = 0.0, counted: bool = False) -> None:
     """The command line, in this process; with a clock that is wrong by some seconds."""
+    if counted:
+        build_run.Keeper = Counted  # type: ignore[misc]
     true, now = time.time, folder.datetime.now
     time.time = lambda: true() + clock
 
@@ -97,7 +133,7 @@ def ended(child: int) -> int:
 
 def tear(run: Path, generator: random.Random) -> bool:
     """Damage a file of the newest checkpoint: cut it, flip a bit, or take it away."""
-    for stage in ("rl", "sft"):
+    for stage in ("rl", "reward", "prefer", "sft"):
         place = RunFolder(run).stage(stage) if (run / "run.json").exists() else None
         steps = checkpoint_steps(place) if place is not None else []
         if place is None or not steps:
@@ -128,24 +164,55 @@ def age(run: Path, generator: random.Random) -> None:
 def difference(first: Path, second: Path) -> None:
     """Exit with what differs between two finished runs, if anything does."""
     one, other = RunFolder(first), RunFolder(second)
-    for stage in ("sft", "rl"):
+    for stage in [name for name in STAGES if one.stage(name).path.is_dir()]:
         ours, theirs = one.stage(stage), other.stage(stage)
         if timeless(ours.records()) != timeless(theirs.records()):
             sys.exit(f"{stage}: metrics differ")
         if ours.findings() != theirs.findings():
             sys.exit(f"{stage}: findings differ")
-        names = [path.name for path in sorted(ours.model.glob("*.safetensors"))]
-        for name in names:
-            if (ours.model / name).read_bytes() != (theirs.model / name).read_bytes():
-                sys.exit(f"{stage}: weights differ")
+        if recorded(one, stage) != recorded(other, stage):
+            sys.exit(f"{stage}: what it says of itself differs")
+        if files(ours.path) != files(theirs.path):
+            sys.exit(f"{stage}: weights or data differ")
+        if checkpoint_steps(ours) != checkpoint_steps(theirs):
+            sys.exit(f"{stage}: other checkpoints are left")
     if read_rollouts(one.stage("rl").rollouts) != read_rollouts(other.stage("rl").rollouts):
         sys.exit("rollouts differ")
-    for name in ("before.jsonl", "../eval/problems.jsonl"):
-        if (first / "rl" / name).read_bytes() != (second / "rl" / name).read_bytes():
-            sys.exit(f"{name} differs")
-    hidden = [path for path in (second / "rl").rglob(".*") if path.name != ".lock"]
-    if hidden or list(second.glob("*.old-*")):
-        sys.exit(f"left behind: {hidden or list(second.glob('*.old-*'))}")
+    hidden = [path for stage in STAGES for path in (second / stage).rglob(".*")]
+    if left := [*hidden, *second.glob("*.old-*")]:
+        sys.exit(f"left behind: {left}")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Models and data of a stage; its logs have clocks in them, and checkpoints are compared."""
+    kinds = ("*.safetensors", "*.jsonl", "verdict.json")
+    found = (path for kind in kinds for path in folder.rglob(kind))
+    logs = ("metrics.jsonl", "diagnosis.jsonl")
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in found
+        if path.name not in logs and "checkpoints" not in path.parts
+    }
+
+
+def recorded(run: RunFolder, stage: str) -> dict[str, Any]:
+    """The record of a stage, but for clocks."""
+    record = run.stage_record(stage) or {}
+    return {key: value for key, value in record.items() if key not in ("seconds", "finished")}
+
+
+def at_stake(run: Path) -> tuple[str, int, int]:
+    """The stage under way, its newest whole checkpoint, and the steps logged; "" between stages."""
+    if not (run / "run.json").exists():
+        return "", 0, 0
+    found = RunFolder(run)
+    for stage in STAGES:
+        place = found.stage(stage)
+        if place.path.is_dir() and found.stage_record(stage) is None:
+            whole, _ = newest(place)
+            records = place.records()
+            return stage, whole.step if whole else 0, int(records[-1]["step"]) if records else 0
+    return "", 0, 0
 
 
 class Harness:
@@ -158,8 +225,13 @@ class Harness:
         self._random = random.Random(f"{case} {seed}")
         self._mishaps = mishaps
         self._longest = 0.0
-        values = recipe(root / "unused", rl=CASES[case], sft={"save_every": 2})
+        self._by_time, self._counted = case in MINUTES, case == "counted"
+        self.most_lost = 0
+        sections = DEFAULTS if self._by_time else {"rl": CASES[case], "sft": {"save_every": 2}}
+        values = recipe(root / "unused", **sections)
         values["grading"] = {"workers": 0}
+        if self._by_time:
+            values["run"]["save_minutes"] = MINUTES[case]
         self._recipe = root / "recipe.toml"
         self._recipe.write_text(to_toml(recipe_from_dict(values)))
 
@@ -167,7 +239,8 @@ class Harness:
         """The run that nothing happens to."""
         arguments = ("run", str(self._recipe), "--run.folder", str(self.root / "whole"))
         started = time.monotonic()
-        code = ended(forked(lambda: command(*arguments), log=self.log))
+        counted = self._counted
+        code = ended(forked(lambda: command(*arguments, counted=counted), log=self.log))
         self._longest = LONGEST * (time.monotonic() - started)
         self._expect(code == 0, "the whole run failed")
 
@@ -192,18 +265,55 @@ class Harness:
         arguments = ["run", str(self._recipe), "--run.folder", str(run), "--resume"]
         if (run / "config.json").exists() and self._random.random() < 0.5:
             arguments = ["resume", str(run)]
-        child = forked(lambda: command(*arguments, clock=clock), log=self.log)
+        stage, saved, _ = at_stake(run)
+        said = self.log.stat().st_size
+        counted = self._counted
+        child = forked(lambda: command(*arguments, clock=clock, counted=counted), log=self.log)
         politely = self._mishaps and self._random.random() < 0.2
         if may_kill:
-            time.sleep(self._random.uniform(0, self._longest))
+            self._wait(run)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGTERM if politely else signal.SIGKILL)
         code = ended(child)
         kinds = {-signal.SIGKILL: "kills", 128 + signal.SIGTERM: "terms", -signal.SIGTERM: "terms"}
         self._expect(code == 0 or code in kinds, f"an attempt ended with {code}")
+        with self.log.open("rb") as file:
+            file.seek(said)
+            text = file.read().decode(errors="replace")
+        if stage and f"{stage}: starts over" in text:
+            self._expect(saved == 0, f"{stage} starts over, and had saved step {saved}")
+        if stage and f"{stage}: goes on from step " in text:
+            self._expect(
+                f"{stage}: goes on from step {saved}\n" in text, f"{stage} had saved step {saved}"
+            )
         if code:
             self.counts[kinds[code]] += 1
+            self._count_lost(run)
         return code == 0
+
+    def _wait(self, run: Path) -> None:
+        """Until the moment to kill: a random one, or one at which something is half written."""
+        until = time.monotonic() + self._random.uniform(0, self._longest)
+        moments = ["*/checkpoints/.*.tmp", "*/.model-*", "*/best", "*/.checkpoints.*"]
+        chosen = self._random.choice(moments)
+        if not self._by_time or self._random.random() < 0.5:
+            time.sleep(max(0.0, until - time.monotonic()))
+            return
+        before = set(run.glob(chosen))
+        while time.monotonic() < until and not set(run.glob(chosen)) - before:
+            time.sleep(0.0005)
+        time.sleep(self._random.uniform(0, 0.02))
+
+    def _count_lost(self, run: Path) -> None:
+        """What a kill has cost, in steps; by the clock that counts them there is a limit."""
+        stage, saved, logged = at_stake(run)
+        self.counts[f"killed in {stage or 'between'}"] += 1
+        self.counts["while saving"] += bool(list(run.glob("*/checkpoints/.*.tmp")))
+        self.counts["lost steps"] += logged - saved
+        self.most_lost = max(self.most_lost, logged - saved)
+        if self._counted:
+            lost = f"{stage}: step {logged} is logged and step {saved} saved"
+            self._expect(logged - saved <= COUNTED_MINUTES, lost)
 
     def _mishap(self, run: Path) -> None:
         if self._random.random() < 0.3 and tear(run, self._random):
@@ -218,7 +328,7 @@ class Harness:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--case", choices=sorted(CASES), required=True)
+    parser.add_argument("--case", choices=sorted([*CASES, *MINUTES]), required=True)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mishaps", action="store_true", help="torn files, SIGTERM, wrong clocks")
@@ -233,4 +343,5 @@ if __name__ == "__main__":
     harness = Harness(given.folder, given.case, seed=given.seed, mishaps=given.mishaps)
     harness.whole()
     harness.killed(given.kills)
-    print(json.dumps({"case": given.case, **harness.counts}))
+    counts = {**harness.counts, "most lost steps": harness.most_lost}
+    print(json.dumps({"case": given.case, **counts}))

@@ -29,7 +29,6 @@ def faulty(completion: str, number: int) -> float:
 @pytest.mark.slow
 def test_training_finishes_and_the_metrics_show_exactly_those_shares(tmp_path: Path) -> None:
     rows = [{"prompt": f"{n}+1=", "number": n} for n in range(NUM_PROMPTS)]
-    begun = time.monotonic()
     run = posttrain.rl(
         prompts=rows,
         reward=faulty,
@@ -42,7 +41,6 @@ def test_training_finishes_and_the_metrics_show_exactly_those_shares(tmp_path: P
         model_options={"options": TINY},
         folder=tmp_path / "run",
     )
-    assert time.monotonic() - begun < 60
     for step, record in enumerate(run.folder.stage("rl").records(), start=1):
         assert record["reward/invalid"] == pytest.approx(0.08)
         states = {

@@ -60,6 +60,7 @@ def hand_loss(model: nn.Module, given: Batch, old: Tensor) -> Tensor:
     return (terms.sum(1) / given.mask.sum(1)).mean()
 
 
+@pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize("micro_batch_tokens", [1, 8, 10_000])
 def test_a_step_is_a_hand_written_adamw_step(micro_batch_tokens: int) -> None:
     """Three steps on one batch, in float64: weights equal to 1e-10, with clipping at work."""
@@ -138,6 +139,7 @@ def test_without_an_active_token_nothing_changes() -> None:
         assert all(torch.equal(before[name], torch.as_tensor(entry[name])) for name in before)
 
 
+@pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize("silent", [(0,), (0, 2), (0, 1, 2)])
 @pytest.mark.parametrize("micro_batch_tokens", [1, 10_000])
 def test_sequences_without_advantage_are_only_looked_at(
@@ -177,6 +179,7 @@ class Differentiated:
             self.tokens += inputs["input_ids"].numel()
 
 
+@pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_infer_is_a_naive_forward_pass(temperature: float) -> None:
     """Old and reference log-probs of chosen tokens; broken rows and other tokens are 0."""
@@ -217,6 +220,7 @@ def test_a_refreshed_reference_is_the_policy_of_now() -> None:
     assert torch.equal(student.infer(batch()).ref_logprobs, before.old_logprobs)
 
 
+@pytest.mark.usefixtures("float64_throughout")
 def test_without_old_logprobs_the_ratio_is_exactly_one() -> None:
     """π is π_old in the only step on a batch; the gradient is that of −A · log π."""
     model, mine = small_model(), small_model()
@@ -255,6 +259,7 @@ def test_bfloat16_compute_is_really_used() -> None:
     assert 1e-4 < float(error.max()) < 0.3
 
 
+@pytest.mark.usefixtures("float64_throughout")
 def test_the_entropy_has_a_gradient_only_where_it_is_asked_for() -> None:
     """Its value is −Σ p log p of a naive forward pass either way."""
     given = token_mean(batch())

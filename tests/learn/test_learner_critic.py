@@ -97,6 +97,7 @@ def distance(modules: list[nn.Module], others: list[nn.Module]) -> float:
     return float((ours - theirs).abs().max())
 
 
+@pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize("micro_batch_tokens", [1, 8, 10_000])
 @pytest.mark.parametrize("kind", ["separate", "shared"])
 def test_a_step_is_a_pair_of_hand_written_adamw_steps(kind: str, micro_batch_tokens: int) -> None:
@@ -122,6 +123,7 @@ def test_a_step_is_a_pair_of_hand_written_adamw_steps(kind: str, micro_batch_tok
         assert student._critic.num_steps == student.trained.num_steps == step + 1
 
 
+@pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize("micro_batch_tokens", [1, 8, 10_000])
 @pytest.mark.parametrize("kind", ["separate", "shared"])
 def test_only_the_critic_learns_where_it_is_told_so(kind: str, micro_batch_tokens: int) -> None:
@@ -173,6 +175,7 @@ def test_without_a_critic_there_is_none_to_train() -> None:
     assert student.infer(batch()).values is None
 
 
+@pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize("kind", ["separate", "shared"])
 def test_infer_adds_the_critics_values(kind: str) -> None:
     """Those of a naive forward pass, without gradient; broken rows and other tokens are 0."""
@@ -221,6 +224,7 @@ CALLS = {  # the sets in each forward pass, row by row
 }
 
 
+@pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize("micro_batch_tokens", CALLS)
 def test_sets_are_compared_whole(micro_batch_tokens: int) -> None:
     """Widest first, none parted; three steps equal hand-written AdamW steps to 1e-10."""

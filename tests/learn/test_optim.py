@@ -48,6 +48,21 @@ class Mixed(nn.Module):
         self.frozen = nn.Linear(3, 3).requires_grad_(False)
 
 
+def test_the_betas_are_what_the_running_means_keep() -> None:
+    """Gradients 1 and 3 with β = (½, ¾): m = ½·½ + ½·3 = 7/4 of 1 − ½² = 3/4; v = ¾·¼ + ¼·9 = 39/16
+    of 1 − (¾)² = 7/16. The first step is 0.1 whatever β is, the second 0.1 · (7/3) / √(39/7).
+    """
+    weight = nn.Linear(1, 1, bias=False).double()
+    before = weight.weight.item()
+    optimizer = adamw(weight, learning_rate=0.1, betas=(0.5, 0.75))
+    for gradient in (1.0, 3.0):
+        weight.weight.grad = torch.full_like(weight.weight, gradient)
+        optimizer.step()
+    moved = 0.1 + 0.1 * (7 / 3) / math.sqrt(39 / 7)
+    assert before - weight.weight.item() == pytest.approx(moved, rel=1e-7)
+    assert adamw(weight, learning_rate=0.1).param_groups[0]["betas"] == (0.9, 0.95)
+
+
 def test_weight_decay_touches_matrices_only() -> None:
     """Without a gradient to follow, one step shrinks a matrix by 1 − rate · decay, nothing else."""
     model = Mixed().double()

@@ -19,6 +19,7 @@ from posttrain.build.run import Supplied
 from posttrain.data.template import Template
 from posttrain.models.load import Policy, load_policy
 from posttrain.models.save import save_policy
+from posttrain.rewards import declare
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines import ENGINES, NativeEngine
 from posttrain.rollout.engines.draws import Decode
@@ -68,10 +69,12 @@ def letters(completion: str) -> float:
     return sum("a" <= character <= "z" for character in completion) / max(1, len(completion))
 
 
+@declare(checks_answer=True)
 def impossible(completion: str) -> float:
     return float(completion == "an answer that never comes")
 
 
+@declare(checks_answer=True)
 def right(completion: str, answer: str) -> float:
     return float(completion == answer)
 
@@ -223,6 +226,9 @@ def test_what_is_known_by_heart_is_no_reason_to_stop(tmp_path: Path) -> None:
     run, printed = ill(CASES["memorised"], tmp_path / "run")
     assert run.summary["accuracy_before"] < 0.5
     found = {finding["finding"]: finding for finding in run.summary["diagnosis"]}
+    assert found["sft_memorises"]["stage"] == "sft"
+    best = found["sft_memorises"]["change"]
+    assert f"against sft_memorises: {best[2:].replace(' ', ' = ')}" in printed
     assert found["memorised"]["remedy"].startswith("The train prompts are known by heart since")
     assert found["memorised"]["change"] == "--sft.epochs 36"
     told = found.get("no_signal", found["memorised"])["remedy"]

@@ -49,6 +49,7 @@ def naive(trunk: nn.Module, head: nn.Linear, given: Batch) -> Tensor:
     return values
 
 
+@pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("make", [separate_critic, shared_critic])
 def test_a_new_critic_knows_nothing(name: str, make: object) -> None:
@@ -61,6 +62,7 @@ def test_a_new_critic_knows_nothing(name: str, make: object) -> None:
     assert float(critic.head.weight.grad.abs().sum()) > 0
 
 
+@pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_values_are_those_of_a_naive_loop(name: str) -> None:
     """Separate and shared, in whatever batch and however padded; 0 where nothing was chosen."""
@@ -75,6 +77,7 @@ def test_values_are_those_of_a_naive_loop(name: str) -> None:
         assert not bool(found[~given.mask].any())
 
 
+@pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
 def test_a_value_depends_on_what_stands_before_its_token_only(name: str) -> None:
     """Another token at t leaves V up to t, bit for bit, and changes the next."""
@@ -92,6 +95,7 @@ def test_a_value_depends_on_what_stands_before_its_token_only(name: str) -> None
                 assert abs(float(after[0, position + 1] - before[0, position + 1])) > 1e-3
 
 
+@pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_shared_head_in_the_policys_pass_says_the_same(name: str) -> None:
     """score_tokens gives the critic's values, and the trunk learns from them too."""
@@ -113,13 +117,12 @@ def test_a_shared_head_in_the_policys_pass_says_the_same(name: str) -> None:
         values = states[:-1] @ critic.head.weight[0]  # of what stands before tokens 1, 2, …
         wanted = weights[row, 1:length] * given.mask[row, 1:length]
         (values * wanted).sum().backward()
-    # Gemma and Cohere sum the gradients of their norms in float32, whatever the model's type.
-    rtol = 1e-5 if name.startswith(("gemma", "cohere")) else 1e-8
     for one, weight in zip(got, trunk.parameters(), strict=True):
-        torch.testing.assert_close(one, weight.grad, rtol=rtol, atol=rtol)
+        torch.testing.assert_close(one, weight.grad, rtol=1e-8, atol=1e-8)
     assert max(float(one.abs().max()) for one in got) > 1e-2
 
 
+@pytest.mark.usefixtures("float64_throughout")
 def test_a_model_with_logits_of_its_own_has_values_too() -> None:
     """Where whole logits are computed, the value head still reads hidden states."""
     owner, given = policy(), batch()

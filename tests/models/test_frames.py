@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from exact_norms import with_exact_norms
 from models.families import build
 from models.test_states import CASES, batch
 from torch import Tensor
@@ -56,10 +55,11 @@ def packed(given: Batch) -> Packing:
     return pack(given, spans(given))
 
 
+@pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
 def test_states_and_gradients_are_those_without_padding(name: str, case: str) -> None:
-    model = with_exact_norms(build(name))
+    model = build(name)
     trunk, given = model.get_decoder(), batch(CASES[case])
     packing = packed(given)
     found = sequences_of(packing)
@@ -122,9 +122,10 @@ def test_all_of_a_row_is_some_sequence() -> None:
     assert set(behind.tolist()) == {frame.tokens}
 
 
+@pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize("case", CASES)
 def test_a_larger_frame_gives_the_same_states(case: str) -> None:
-    trunk, given = with_exact_norms(build("llama")).get_decoder(), batch(CASES[case])
+    trunk, given = build("llama").get_decoder(), batch(CASES[case])
     packing = packed(given)
     found = sequences_of(packing)
     own = frame_of(found)

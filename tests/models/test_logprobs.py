@@ -27,6 +27,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, *, rtol: float = 1e-10) 
     torch.testing.assert_close(actual, expected, rtol=rtol, atol=rtol, check_dtype=False)
 
 
+@pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_equals_whole_logits_with_gradient(name: str) -> None:
     model, given = build(name), batch()
@@ -41,30 +42,29 @@ def test_equals_whole_logits_with_gradient(name: str) -> None:
     assert found.logprobs.dtype == torch.float64
     got = gradients(model, (weights * (found.logprobs + 0.1 * found.entropy)).sum())
     assert got.keys() == wanted.keys()
-    # Gemma and Cohere sum the gradients of their norms in float32, whatever the model's type.
-    rtol = 1e-5 if name.startswith(("gemma", "cohere")) else 1e-8
     for key, gradient in wanted.items():
-        close(got[key], gradient, rtol=rtol)
+        close(got[key], gradient, rtol=1e-8)
     assert getattr(model, head._VERDICT), "the fast path was not taken"
     assert expected[given.mask].min() < -4, "the distributions are too flat to show a mistake"
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
-def test_float32_agrees_to_1e_6_and_gradients_to_1e_5(name: str) -> None:
+def test_float32_agrees_to_1e_5_and_gradients_to_1e_4(name: str) -> None:
     given = batch()
     exact, model = build(name), build(name, dtype=torch.float32)
     found = score_tokens(model, given, chunk_elements=4 * VOCABULARY)
     expected, entropies = naive(exact, given)
     assert found.logprobs.dtype == found.entropy.dtype == torch.float32
     scale = expected.abs().max()
-    assert (found.logprobs - expected).abs().max() / scale < 1e-6
-    assert (found.entropy - entropies).abs().max() < 2e-6
+    assert (found.logprobs - expected).abs().max() / scale < 1e-5
+    assert (found.entropy - entropies).abs().max() < 1e-5
     wanted = gradients(exact, expected.sum())
     for key, gradient in gradients(model, found.logprobs.sum()).items():
         error = (gradient - wanted[key]).norm() / wanted[key].norm().clamp_min(1e-3)
-        assert error < 1e-5, key
+        assert error < 1e-4, key
 
 
+@pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_padding_and_neighbours_change_nothing(name: str, caplog: pytest.LogCaptureFixture) -> None:
     model, logger = build(name), logging.getLogger("transformers")
@@ -97,6 +97,7 @@ def test_the_end_token_is_scored_where_it_equals_the_pad_token() -> None:
     assert (logprobs[~given.mask] == 0).all()
 
 
+@pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize("chunk_elements", [1, VOCABULARY, 5 * VOCABULARY, 2**26])
 def test_chunks_change_memory_and_nothing_else(chunk_elements: int) -> None:
     model, given = build("qwen2"), batch()
@@ -143,6 +144,7 @@ def test_an_empty_mask_gives_zeros_and_a_zero_gradient() -> None:
     assert all((gradient == 0).all() for gradient in got.values())
 
 
+@pytest.mark.usefixtures("float64_throughout")
 def test_temperature_divides_logits_and_zero_means_one() -> None:
     model, given = build("llama"), batch()
     logits = model(input_ids=given.tokens, use_cache=False).logits
@@ -154,6 +156,7 @@ def test_temperature_divides_logits_and_zero_means_one() -> None:
     assert torch.equal(greedy, score_tokens(model, given).logprobs)
 
 
+@pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize(
     "options",
     [
@@ -230,6 +233,7 @@ class Strange(transformers.LlamaForCausalLM):
         return output
 
 
+@pytest.mark.usefixtures("float64_throughout")
 def test_a_model_with_logits_of_its_own_takes_the_slow_way_and_is_right() -> None:
     model, given = build("llama"), batch()
     model.__class__ = Strange

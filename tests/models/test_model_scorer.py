@@ -68,6 +68,7 @@ class Counting(nn.Module):
         return self.trunk(input_ids=input_ids, **others)
 
 
+@pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize(
     ("micro_batch_tokens", "shapes"),
     [
@@ -95,6 +96,7 @@ def test_scores_come_in_order_whatever_fits_a_forward_pass(
     assert [score.value for score in plain] == pytest.approx(expected, rel=1e-12, abs=1e-13)
 
 
+@pytest.mark.usefixtures("float64_throughout")
 def test_what_does_not_fit_the_context_is_invalid_and_spares_the_others() -> None:
     """Twelve tokens fit, thirteen do not, and nothing at all cannot be scored."""
     reward = reward_model()

@@ -122,6 +122,7 @@ def test_a_pad_token_that_ends_nothing_is_kept() -> None:
     assert reward_from_policy(owner, seed=0).pad_token == owner.pad_token
 
 
+@pytest.mark.usefixtures("float64_throughout")
 def test_scores_and_gradients_are_those_of_unpadded_rows() -> None:
     """In float64, with the pad token inside a row and at its end: only positions count."""
     owner = replace(load_policy("tiny", options=SMALL), model=small_model())

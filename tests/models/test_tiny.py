@@ -1,6 +1,5 @@
 """The model and tokenizer that are built in code."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -60,15 +59,9 @@ def test_the_seed_alone_decides_the_weights() -> None:
     assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
 
 
-def test_the_default_has_about_a_million_weights_and_is_fast() -> None:
+def test_the_default_has_about_a_million_weights() -> None:
     policy = load_policy("tiny")
     assert 0.8e6 < sum(weight.numel() for weight in policy.model.parameters()) < 1.3e6
-    tokens = torch.zeros(8, 64, dtype=torch.long)
-    with torch.no_grad():
-        policy.model(input_ids=tokens)
-        begin = time.perf_counter()
-        policy.model(input_ids=tokens)
-    assert time.perf_counter() - begin < 2.0  # about 0.02 s on one free core
 
 
 def test_options_shape_the_model() -> None:

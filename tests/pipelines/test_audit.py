@@ -75,6 +75,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     **{name: {"algorithm": name} for name in ALGORITHMS},
     "ppo, shared": {"algorithm": "ppo", "critic": {"kind": "shared"}, "minibatches": 2},
     "ppo, warm": {"algorithm": "ppo", "critic": {"warmup_steps": 1}, "whiten_rewards": True},
+    "pkpo": {"algorithm": "pkpo", "group_size": 6},
+    "ppo, sample": {"algorithm": "ppo", "advantage": {"deviation": "sample"}},
+    "reinforce_pp, sample": {"algorithm": "reinforce_pp", "advantage": {"deviation": "sample"}},
     "grpo, entropy": {"algorithm": "grpo", "entropy_coefficient": 0.01, "epochs": 2},
 }
 
@@ -102,13 +105,13 @@ def shifted(monkeypatch: pytest.MonkeyPatch, algorithm: str) -> None:
     monkeypatch.setitem(ADVANTAGES, name, doctored)
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "reinforce_pp", "grpo", "dr_grpo", "rloo"])
+@pytest.mark.parametrize("algorithm", ["ppo", "reinforce_pp", "grpo", "dr_grpo", "rloo", "pkpo"])
 def test_a_run_knows_how_its_advantages_are_normalised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
 ) -> None:
     """Over the batch or over each group: a recipe's audit is told which."""
     shifted(monkeypatch, algorithm)
-    rl = {"algorithm": algorithm, "audit": True}
+    rl = {"algorithm": algorithm, "audit": True, "group_size": 6}
     with pytest.raises(AuditFailed, match=f"step 1: broken: {CHECKLIST['normalised']}"):
         small_run(recipe(tmp_path / "r", sft=None, eval=None, rl=rl))
 

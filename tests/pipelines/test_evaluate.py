@@ -4,10 +4,11 @@ import itertools
 
 import pytest
 
-from posttrain.pipelines.evaluate import evaluate, is_correct, mean, pass_at_k, share
+from posttrain.pipelines.evaluate import evaluate, mean, pass_at_k, share
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.types import Completion, Prompt, Rollout, Sampling, Score
+from posttrain.types.marks import Marks, above_one, is_right
 
 
 @pytest.mark.parametrize("samples", [1, 4, 7])
@@ -67,6 +68,7 @@ def test_problems_that_agree_have_a_wilson_interval(
     assert (found.low, found.high) == pytest.approx((low, high), abs=5e-5)
 
 
+EXACT = Marks(check="exact", full={"exact": 1.0, "format": 1.0})
 QUESTIONS = [Prompt(id=str(n), text=f"{n}+1=", columns={"answer": str(n + 1)}) for n in range(4)]
 
 
@@ -81,7 +83,7 @@ def test_evaluate_with_known_answers() -> None:
         ScriptedEngine(answer),
         QUESTIONS,
         scorer=RewardScorer({"exact": 2.0}),
-        correct_by="exact",
+        marks=EXACT,
         sampling=Sampling(max_new_tokens=9, temperature=0.8),
         samples=4,
     )
@@ -93,7 +95,7 @@ def test_evaluate_with_known_answers() -> None:
     assert values["pass@4"] == 0.75
     assert found.mean_reward == 1.5
     assert found.invalid == 0
-    assert [is_correct(rollout, "exact") for rollout in found.greedy] == [False, True, True, True]
+    assert [is_right(rollout, EXACT) for rollout in found.greedy] == [False, True, True, True]
     assert [rollout.group for rollout in found.sampled] == [n for n in range(4) for _ in range(4)]
 
 
@@ -102,7 +104,7 @@ def test_three_samples_give_pass_at_1_2_and_3() -> None:
         ScriptedEngine(answer),
         QUESTIONS,
         scorer=RewardScorer({"exact": 1.0}),
-        correct_by="exact",
+        marks=EXACT,
         sampling=Sampling(),
         samples=3,
     )
@@ -123,7 +125,7 @@ def test_greedy_is_greedy_whatever_the_sampling() -> None:
         Watched(answer),
         QUESTIONS,
         scorer=RewardScorer({"exact": 1.0}),
-        correct_by="exact",
+        marks=EXACT,
         sampling=sampling,
         samples=2,
     )
@@ -150,7 +152,7 @@ def test_a_broken_grader_is_counted_and_is_not_right(rewards: dict[str, float]) 
         ScriptedEngine(answer),
         QUESTIONS,
         scorer=RewardScorer({functions[name]: weight for name, weight in rewards.items()}),
-        correct_by="grade",
+        marks=Marks(check="grade", full={"grade": 1.0, "length": 1.0}),
         sampling=Sampling(),
     )
     assert found.accuracy.value == 0.5
@@ -168,8 +170,8 @@ def test_only_the_named_reward_decides() -> None:
     ):
         score = Score(value=5.0, parts=parts)
         assert (
-            is_correct(
-                Rollout(prompt=QUESTIONS[0], completion=completion, group=0, score=score), "exact"
+            is_right(
+                Rollout(prompt=QUESTIONS[0], completion=completion, group=0, score=score), EXACT
             )
             is right
         )
@@ -181,6 +183,94 @@ def test_no_problems_is_an_error() -> None:
             ScriptedEngine(answer),
             [],
             scorer=RewardScorer({"exact": 1.0}),
-            correct_by="exact",
+            marks=EXACT,
             sampling=Sampling(),
         )
+
+
+def marks(rewards: RewardScorer, check: str = "") -> Marks:
+    full = {reward.name: reward.full_marks for reward in rewards.rewards}
+    return Marks(
+        check=check,
+        weights={reward.name: reward.weight for reward in rewards.rewards},
+        full={name: most for name, most in full.items() if most is not None},
+        undeclared=frozenset(r.name for r in rewards.rewards if r.maximum is None),
+    )
+
+
+def test_where_nothing_checks_answers_each_reward_has_its_full_marks() -> None:
+    """By name, with a positive weight; the samples too. There is no accuracy."""
+
+    def short(completion: str) -> float:
+        return float(len(completion) < 3)
+
+    def seen(completion: str) -> float:
+        return 1.0
+
+    rewards = RewardScorer({"exact": 1.0, short: 0.5, seen: 0.0})
+    found = evaluate(
+        ScriptedEngine(answer),
+        QUESTIONS,
+        scorer=rewards,
+        marks=marks(rewards),
+        sampling=Sampling(max_new_tokens=9),
+        samples=2,
+    )
+    assert found.accuracy is None
+    names = ["full_marks", "mean@2", "pass@1", "pass@2"]
+    assert list(found.estimates) == [
+        f"{n}/{reward}" for reward in ("exact", "short") for n in names
+    ]
+    assert found.estimates["full_marks/exact"].value == 0.75
+    assert found.estimates["mean@2/short"].value == found.estimates["mean@2/exact"].value == 5 / 8
+    assert found.metrics == {
+        "eval/full_marks/exact": 0.75,
+        "eval/full_marks/short": 0.75,
+        "eval/part/exact": 0.75,
+        "eval/part/short": 0.75,
+        "eval/part/seen": 1.0,
+        "eval/reward": 0.75 * 1.5,
+        "eval/invalid": 0.0,
+    }
+
+
+@pytest.mark.parametrize("check", ["", "ten"])
+@pytest.mark.parametrize("most", [None, 10.0, 20.0])
+def test_full_marks_are_the_declared_maximum_or_unknown_above_one(
+    check: str, most: float | None
+) -> None:
+    """Ten for right, two for wrong: nothing is 100 % because every score is above 1."""
+
+    def ten(completion: str, answer: str) -> float:
+        return 10.0 if completion == answer else 2.0
+
+    rewards = RewardScorer({ten: {"weight": 1.0} | ({} if most is None else {"maximum": most})})
+    found = evaluate(
+        ScriptedEngine(answer),
+        QUESTIONS,
+        scorer=rewards,
+        marks=marks(rewards, check),
+        sampling=Sampling(max_new_tokens=9),
+    )
+    name = "accuracy" if check else "full_marks/ten"
+    known = {} if most is None else {name: 0.75 if most == 10 else 0.0}
+    assert {key: estimate.value for key, estimate in found.estimates.items()} == known
+    assert found.above_one == ({"ten": 10.0} if most is None else {})
+    assert found.mean_reward == 8.0
+    label = "accuracy (ten)" if check else "full marks of ten"
+    unknown = f"{label} — (no maximum declared; largest seen 10)"
+    assert (unknown in repr(found)) == (most is None)
+
+
+def test_a_reward_model_has_no_full_marks() -> None:
+    """A score of any scale: 1 means nothing there, whatever the weight."""
+    judged = Marks(weights={"model": 1.0, "exact": 0.0}, full={"exact": 1.0})
+    assert judged.judged == ()
+    scored = Rollout(
+        prompt=QUESTIONS[0],
+        completion=Completion(tokens=(), logprobs=(), text="", stop_reason="stop", version=0),
+        group=0,
+        score=Score(value=5.0, parts={"model": 5.0}),
+    )
+    assert not is_right(scored, judged)
+    assert above_one([scored], judged) == {}

@@ -63,6 +63,29 @@ def test_batch_metrics_by_hand() -> None:
     }
 
 
+def test_greedy_answers_are_counted_once_for_each_prompt() -> None:
+    """1 and 0.5 in the groups 0 and 1, of two rollouts each; the third group's grader broke."""
+    greedy = {0: Score(value=1.0), 1: Score(value=0.5), 2: Score(value=9.0, state="timeout")}
+    rows = [
+        dataclasses.replace(
+            rollout(0.0, group=group), greedy=dataclasses.replace(rollout(0.0), score=score)
+        )
+        for group, score in greedy.items()
+        for _ in range(2)
+    ]
+
+    def told(kept: list[Rollout]) -> dict[str, float]:
+        batch = collate(kept, pad_token=0)
+        batch = batch.replace(advantages=torch.zeros(batch.tokens.shape))
+        found = batch_metrics(batch, Collected(rollouts=kept))
+        return {name: value for name, value in found.items() if "greedy" in name}
+
+    assert told(rows) == {"reward/greedy": 0.75, "reward/greedy_invalid": pytest.approx(1 / 3)}
+    assert told(rows[:4]) == {"reward/greedy": 0.75, "reward/greedy_invalid": 0.0}
+    assert told(rows[4:]) == {"reward/greedy_invalid": 1.0}
+    assert told([dataclasses.replace(row, greedy=None) for row in rows]) == {}
+
+
 def test_without_a_valid_score_no_reward_is_told() -> None:
     """Not 0, which is a bad reward, nor NaN, which would poison a curve."""
     given = Collected(rollouts=[rollout(None), rollout(None)])

@@ -8,7 +8,15 @@ from posttrain.algorithms.weights import token_mean
 from posttrain.data.collate import collate_demonstrations
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
-from posttrain.pipelines.supervised import Row, batches, likelihood, num_steps, train
+from posttrain.pipelines.supervised import (
+    Row,
+    batches,
+    held_out_loss,
+    likelihood,
+    num_steps,
+    train,
+)
+from posttrain.types import Batch
 
 END = 1
 
@@ -58,6 +66,7 @@ def test_the_first_loss_is_the_mean_over_completion_tokens() -> None:
     assert int(batch.mask.sum()) == 3 + 2 + 4 + 1
 
 
+@pytest.mark.usefixtures("float64_throughout")
 def test_prompt_tokens_are_context_and_never_targets() -> None:
     """The gradient is that of the completion's log-likelihood alone, to the last digits."""
     batch = collate_demonstrations(ROWS[:3], pad_token=0)
@@ -96,3 +105,41 @@ def test_every_row_once_each_epoch_in_an_order_of_the_seed() -> None:
     assert epochs(0) == [first, second]
     assert epochs(1) != [first, second]
     assert num_steps(4, 3, epochs=2) == 4
+
+
+class Known:
+    """A learner that knows the log-prob of every token: minus its number."""
+
+    def infer(self, batch: Batch) -> Batch:
+        return batch.replace(old_logprobs=-batch.tokens.double())
+
+
+def test_the_held_out_loss_is_the_mean_over_completion_tokens() -> None:
+    """Tokens 6, 7, 1 | 10, 1 | 12, 13, 14, 1 | 1: 14 + 11 + 40 + 1 = 66, of 10 tokens.
+
+    Not the mean of the means of the rows, which is (14/3 + 11/2 + 10 + 1) / 4 = 5.29…, and
+    not over prompts or padding.
+    """
+    assert held_out_loss(ROWS, Known(), pad_token=99) == pytest.approx(6.6, rel=1e-12)
+    assert held_out_loss(ROWS[::-1], Known(), pad_token=0) == pytest.approx(6.6, rel=1e-12)
+
+
+def test_micro_batches_do_not_change_the_held_out_loss_and_it_changes_nothing() -> None:
+    """In float64, one row at a time and all together; weights, gradients and optimiser stay."""
+    model = small_model().double()
+    found = []
+    for tokens in (1, 8, 1000):
+        optimizer = adamw(model, learning_rate=1e-2)
+        student = LocalLearner(
+            model, optimizer, save=lambda folder: None, micro_batch_tokens=tokens
+        )
+        before = [weight.detach().clone() for weight in model.parameters()]
+        found.append(held_out_loss(ROWS, student, pad_token=0))
+        assert all(map(torch.equal, before, model.parameters()))
+        assert all(weight.grad is None for weight in model.parameters())
+        assert not optimizer.state
+        assert student.version == 0
+    batch = collate_demonstrations(ROWS, pad_token=0)
+    with torch.no_grad():
+        expected = -float(naive_logprobs(model, batch).sum() / batch.mask.sum())
+    assert found == pytest.approx([expected] * 3, rel=1e-12)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.types import Completion, Prompt, Rollout
 
-SECONDS = 0.5
+SECONDS = 1.0
+LATE = f"gave no answer within {SECONDS:g} s"
 Pooled = Callable[..., RewardScorer]
 
 
@@ -37,8 +38,12 @@ MISHAPS: dict[str, tuple[Callable[[], object], str, str]] = {
     "interrupts": (_interrupt, "invalid", "raised KeyboardInterrupt"),
     "not a number": (lambda: float("nan"), "invalid", "returned nan"),
     "nothing": (lambda: None, "invalid", "returned None"),
-    "sleeps": (lambda: time.sleep(60), "timeout", "gave no answer within 0.5 s"),
-    "loops": (lambda: [None for _ in iter(int, 1)], "timeout", "gave no answer within 0.5 s"),
+    "sleeps": (lambda: time.sleep(60), "timeout", LATE),
+    "loops": (
+        lambda: [None for _ in iter(int, 1)],
+        "timeout",
+        LATE,
+    ),
     "is killed": (
         lambda: os.kill(os.getpid(), signal.SIGKILL),
         "crashed",
@@ -49,6 +54,6 @@ MISHAPS: dict[str, tuple[Callable[[], object], str, str]] = {
     "ignores signals": (
         lambda: [signal.signal(signal.SIGTERM, signal.SIG_IGN), time.sleep(60)],
         "timeout",
-        "gave no answer within 0.5 s",
+        LATE,
     ),
 }

@@ -1,7 +1,6 @@
 """Repetition, overlong answers, and formats given as patterns."""
 
 import sys
-import time
 
 import pytest
 import torch
@@ -91,9 +90,7 @@ def test_pattern(completion, pattern, value):
     ],
 )
 def test_no_pattern_backtracks(pattern, text):
-    started = time.perf_counter()
-    assert think_answer_format(text, pattern=pattern) == 0
-    assert time.perf_counter() - started < 5  # backtracking would take longer than the universe
+    assert think_answer_format(text, pattern=pattern) == 0  # backtracking would never end
 
 
 def test_a_pattern_that_is_none_says_so():

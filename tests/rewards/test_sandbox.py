@@ -148,9 +148,7 @@ def descendants(process: int) -> set[int]:
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
+    while not holds():  # or for ever: the runner's time limit says so
         time.sleep(0.05)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import json
 import math
+import signal
 import sys
 
 import numpy as np
@@ -170,12 +171,19 @@ def test_a_long_message_is_cut():
     assert len(score(fragile).reason) < 700
 
 
-def test_an_interrupt_passes_through():
+@pytest.mark.parametrize("ignored", [False, True])
+def test_an_interrupt_passes_through(ignored):
+    """Also where Ctrl-C is ignored, as in a job that a shell has started in the background."""
+
     def interrupted(completion):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        score(interrupted)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            score(interrupted)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_one_broken_reward_breaks_the_sum_and_later_ones_do_not_run():

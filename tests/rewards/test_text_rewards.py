@@ -247,8 +247,8 @@ def test_length_refuses_a_sign_turned_twice():
 
 @pytest.mark.parametrize("piece", ["1 ", "1,", " ", "-", "1", "[", "1  ,  ", "(", "9e", "<think>"])
 def test_time_is_linear(piece):
-    text = piece * (500_000 // len(piece))
-    started = time.perf_counter()
+    text = piece * (1_000_000 // len(piece))
+    started = time.process_time()
     sorted_numbers(text, [3, 1, 2], credit="inclusion")
     sorted_numbers(text + "x", [3, 1, 2], credit="inclusion")
     numeric_answer(text, "5", extract="whole")
@@ -256,4 +256,4 @@ def test_time_is_linear(piece):
     exact_answer(text, "5")
     think_answer_format(text, partial=True)
     countdown_expression(text, {"numbers": [1], "target": 1})
-    assert time.perf_counter() - started < 5  # quadratic would take minutes
+    assert time.process_time() - started < 60  # of this process; quadratic would take many minutes

@@ -48,6 +48,7 @@ def test_a_distinct_prompt_is_read_once() -> None:
     assert drawn(answers)[1] != drawn(answers)[4]  # the same prompt, and draws of its own
 
 
+@pytest.mark.usefixtures("float64_throughout")
 def test_finished_sequences_leave_the_batch_and_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -113,8 +113,7 @@ def test_the_next_batch_is_made_while_this_one_is_learned() -> None:
     engine = SlowEngine()
     with RunAhead(source(engine, Equal()).steps(9), SharedWeights(engine), max_lag=1) as ahead:
         next(ahead)
-        until = time.monotonic() + 10
-        while len(engine.began) < 2 and time.monotonic() < until:
+        while len(engine.began) < 2:  # or for ever: the runner's time limit says so
             time.sleep(0.001)
         time.sleep(0.05)
         assert engine.began == [0, 0]
@@ -180,6 +179,33 @@ def test_a_queue_goes_on_from_what_was_waiting(max_lag: int, rested: bool, done:
         assert next(ahead, None) is None
 
 
+def test_what_waits_keeps_its_greedy_answers() -> None:
+    """To JSON and back, to the last bit, also one whose grader broke; a group shares one."""
+
+    class Broken(Equal):
+        def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+            broken = Score(value=0.0, state="crashed", reason="no grader", parts={"a": 1 / 3})
+            return [Score(value=0.1, parts={"a": 0.1}), broken] * (len(rollouts) // 2) + [
+                broken
+            ] * (len(rollouts) % 2)
+
+    made = RolloutSource(
+        SlowEngine(),
+        Broken(),
+        prompts=PromptCycle(prompts := [Prompt(id=str(n), text=f"{n} ") for n in range(7)], seed=3),
+        sampling=Sampling(),
+        prompts_per_step=3,
+        group_size=2,
+        seed=3,
+        greedy=True,
+    )
+    batches = list(made.steps(2))
+    kept = json.loads(encode_json(to_plain(batches, prompts)))
+    assert [len(batch["greedy"]) for batch in kept["batches"]] == [3, 3]
+    assert from_plain(kept, prompts) == batches
+    assert {r.greedy.score.ok for b in batches for r in b.rollouts if r.greedy} == {True, False}
+
+
 def test_nothing_starts_before_it_is_asked_for() -> None:
     engine = SlowEngine()
     with RunAhead(source(engine, Equal()).steps(2), SharedWeights(engine), max_lag=1) as ahead:
@@ -232,26 +258,26 @@ class Stopped(BaseException):
 
 @pytest.mark.parametrize("where", ["at once", "in the middle"])
 def test_an_early_end_breaks_off_the_batch_under_way(where: str) -> None:
-    """The engine would sample for a minute; leaving the block takes no longer than a moment."""
-    sampling = threading.Event()
+    """The engine would sample for a minute; leaving the block does not wait for it."""
+    sampling, sampled = threading.Event(), threading.Event()
 
     def batches() -> Iterator[Collected]:
         yield Collected(rollouts=[])
         sampling.set()
         for _ in range(60_000):
             time.sleep(0.001)
+        sampled.set()
 
     def learn() -> None:
         with RunAhead(batches(), lambda version: None, max_lag=1) as ahead:
             next(ahead)
             if where == "in the middle":
-                assert sampling.wait(10)
+                sampling.wait()
             raise Stopped
 
-    begun = time.monotonic()
     with pytest.raises(Stopped):
         learn()
-    assert time.monotonic() - begun < 15
+    assert not sampled.is_set()
 
 
 def test_closing_an_idle_or_finished_producer_ends_it() -> None:

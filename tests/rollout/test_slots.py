@@ -45,6 +45,7 @@ def engine(model: Any, **options: Any) -> NativeEngine:
     return NativeEngine(model, **given)
 
 
+@pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "sampling",
@@ -123,6 +124,7 @@ def test_each_prompt_is_read_once_however_few_the_slots() -> None:
     assert sum(rows for rows, width in prompts if width == 30) == 1
 
 
+@pytest.mark.usefixtures("float64_throughout")
 def test_memory_is_kept_between_calls_and_new_weights_are_seen() -> None:
     model = build("llama")
     one = engine(model)

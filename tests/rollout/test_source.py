@@ -20,11 +20,13 @@ class SeedEngine(ScriptedEngine):
     def __init__(self, *answers: str) -> None:
         super().__init__(lambda prompt, sample: answers[sample % len(answers)])
         self.asked: list[tuple[int, int]] = []
+        self.samplings: list[tuple[Sampling, int]] = []
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
     ) -> list[list[Completion]]:
         self.asked.append((seed, len(prompts)))
+        self.samplings.append((sampling, num_samples))
         return super().generate(prompts, sampling, num_samples=num_samples, seed=seed)
 
 
@@ -42,18 +44,25 @@ class Grader:
 
 
 def source(
-    *, hard: Sequence[int] = (), max_resamples: int = 0, count: int = 12, seed: int = 5
+    *,
+    hard: Sequence[int] = (),
+    max_resamples: int = 0,
+    count: int = 12,
+    seed: int = 5,
+    greedy: bool = False,
+    answers: tuple[str, ...] = ("a", "b"),
 ) -> tuple[RolloutSource, SeedEngine]:
-    engine = SeedEngine("a", "b")
+    engine = SeedEngine(*answers)
     made = RolloutSource(
         engine,
         Grader(hard),
         prompts=PromptCycle(prompts(count), seed=seed),
-        sampling=Sampling(),
+        sampling=Sampling(max_new_tokens=7, temperature=0.8, top_k=3, top_p=0.9),
         prompts_per_step=4,
         group_size=2,
         seed=seed,
         max_resamples=max_resamples,
+        greedy=greedy,
     )
     return made, engine
 
@@ -188,3 +197,47 @@ def test_broken_scores_are_no_signal() -> None:
     assert not has_signal(group(Score(value=1.0), broken))
     assert not has_signal(group(Score(value=1.0), Score(value=1.0), broken))
     assert has_signal(group(Score(value=1.0), broken, Score(value=0.5)))
+
+
+def test_every_prompt_is_also_answered_greedily_where_that_is_asked_for() -> None:
+    """One greedy answer of each prompt, scored, on every rollout of its group, and no rollout."""
+    made, engine = source(hard=range(12), greedy=True, answers=("b", "a"))
+    (collected,) = made.steps(1)
+    assert [rollout.completion.text for rollout in collected.rollouts] == ["b", "a"] * 4
+    drawn, greedy = engine.samplings
+    assert drawn == (Sampling(max_new_tokens=7, temperature=0.8, top_k=3, top_p=0.9), 2)
+    assert greedy == (Sampling(max_new_tokens=7, temperature=0.0), 1)
+    assert [size for _, size in engine.asked] == [4, 4]
+    for rollout in collected.rollouts:
+        assert rollout.greedy is not None
+        assert rollout.greedy.prompt is rollout.prompt
+        assert (rollout.greedy.group, rollout.greedy.completion.text) == (rollout.group, "b")
+        assert rollout.greedy.score == Score(value=1.0)
+    assert made.num_calls == 1  # the seeds of what is drawn are those of a source without
+
+
+def test_what_is_drawn_is_the_same_with_and_without_greedy_answers() -> None:
+    plain, first = source(hard=range(0, 12, 2), max_resamples=2)
+    greedy, second = source(hard=range(0, 12, 2), max_resamples=2, greedy=True)
+    for one, other in zip(plain.steps(3), greedy.steps(3), strict=True):
+        assert [r.completion for r in one.rollouts] == [r.completion for r in other.rollouts]
+        assert [r.prompt.id for r in one.rollouts] == [r.prompt.id for r in other.rollouts]
+        assert all(r.greedy is None for r in one.rollouts)
+    drawn = [
+        asked for asked, (_, size) in zip(second.asked, second.samplings, strict=True) if size == 2
+    ]
+    assert drawn == first.asked
+
+
+def test_a_group_that_agrees_teaches_where_its_greedy_answer_differs() -> None:
+    done = Completion(tokens=(), logprobs=(), text="", stop_reason="stop", version=0)
+
+    def scored(score: Score, greedy: Score) -> Rollout:
+        prompt = Prompt(id="0", text="")
+        base = Rollout(prompt=prompt, completion=done, group=0, score=greedy)
+        return Rollout(prompt=prompt, completion=done, group=0, score=score, greedy=base)
+
+    right, wrong, broken = Score(value=1.0), Score(value=0.0), Score(value=0.0, state="crashed")
+    assert has_signal([scored(right, wrong)])
+    assert not has_signal([scored(right, right)])
+    assert not has_signal([scored(right, broken)])

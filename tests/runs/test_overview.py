@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from posttrain.runs import RunFolder, compare, find_runs, overview, write_json
+from posttrain.runs import RunFolder, compare, find_runs, held_out, overview, write_json
 from posttrain.track import Stage
 from posttrain.track.jsonl import JsonlTracker
+from posttrain.types.marks import Marks
 
 CONFIG = {"run": {"folder": "x", "seed": 0}, "rl": {"algorithm": "grpo", "steps": 4}}
 
@@ -24,18 +25,27 @@ def make(path: Path, *, finished: bool = True, **rl: Any) -> Path:
         tracker.log(step, {"reward/mean": step / 10})
     tracker.close()
     if finished:
-        before = {"estimates": {"accuracy": {"value": 0.25, "low": 0.2, "high": 0.3}}}
+        stage.write_marks(Marks(check="numeric", weights={"numeric": 1.0}))
+        before = {"estimates": {"accuracy": {"value": 0.25, "low": 0.2, "high": 0.3}}, "of": "x"}
         run.finish("rl", digest="a", record={"before": before})
-        run.write_summary({"seconds": 61.0, "accuracy_before": 0.25, "accuracy_after": 0.75})
+        run.begin("eval").write_marks(Marks(check="numeric", weights={"numeric": 1.0}))
+        after = {"estimates": {"accuracy": {"value": 0.75, "low": 0.7, "high": 0.8}}, "of": "x"}
+        run.finish("eval", digest="a", record={"after": after})
+        run.write_summary({"seconds": 61.0})
     return path
 
 
 def test_a_finished_run(tmp_path: Path) -> None:
     row = overview(make(tmp_path / "a"))
-    assert (row.name, row.state, row.stages, row.algorithm) == ("a", "finished", ("rl",), "grpo")
+    assert (row.name, row.state, row.stages, row.algorithm) == (
+        "a",
+        "finished",
+        ("rl", "eval"),
+        "grpo",
+    )
     assert (row.steps_done, row.steps, row.seconds, row.problem) == (4, 4, 61.0, "")
-    assert (row.accuracy_before, row.accuracy_after) == (0.25, 0.75)
-    assert (row.reward_first, row.reward_last) == (0.1, 0.4)
+    assert (row.accuracy_by, row.accuracy_before, row.accuracy_after) == ("numeric", 0.25, 0.75)
+    assert (row.reward_first, row.reward_last, row.reward_steps) == (0.1, 0.4, 1)
 
 
 def test_an_unfinished_run_is_running_where_its_lock_is_held(tmp_path: Path) -> None:
@@ -52,8 +62,48 @@ def test_an_unfinished_run_is_running_where_its_lock_is_held(tmp_path: Path) -> 
 def test_accuracy_of_a_stage_is_known_before_the_summary(tmp_path: Path) -> None:
     path = make(tmp_path / "a")
     (path / "summary.json").unlink()
+    (path / "eval" / "done.json").unlink()
     row = overview(path)
     assert (row.state, row.accuracy_before, row.accuracy_after) == ("unfinished", 0.25, None)
+
+
+def test_evaluations_that_asked_otherwise_are_not_compared(tmp_path: Path) -> None:
+    """Another number of problems, or another reward that decides."""
+    path = make(tmp_path / "a")
+    record = json.loads((path / "rl" / "done.json").read_text())
+    record["before"]["of"] = "y"
+    (path / "rl" / "done.json").write_text(json.dumps(record))
+    row = overview(path)
+    assert (row.accuracy_before, row.accuracy_after) == (None, 0.75)
+
+
+def test_where_nothing_checks_answers_full_marks_go_by_the_name_of_the_reward(
+    tmp_path: Path,
+) -> None:
+    """And of a reward that gave more than 1, unasked, no share is shown at all."""
+    run = RunFolder.create(tmp_path / "a", config={"rl": {}})
+    stage = run.begin("eval")
+    stage.write_marks(Marks(weights={"short": 1.0, "ten": 1.0, "seen": 0.0}))
+    estimates = {"full_marks/short": {"value": 0.5, "low": 0.4, "high": 0.6}}
+    parts = {"short": 0.7, "ten": 2.5, "seen": 0.1}
+    after = {"estimates": estimates, "above_one": {"ten": 10.0}, "parts": parts, "reward": 3.2}
+    run.finish("eval", digest="a", record={"after": after})
+    row = overview(run.path)
+    assert (row.accuracy_by, row.accuracy_after) == ("", None)
+    assert row.full_marks == {"short": (None, 0.5), "ten": (None, None)}
+    found = held_out(run)
+    assert [(share.label, share.note) for share in found.shares().values()] == [
+        ("full marks of short", ""),
+        ("full marks of ten", "— (no maximum declared; largest seen 10)"),
+    ]
+    assert found.means() == {
+        "held-out reward, weighted sum": (None, 3.2),
+        "held-out short": (None, 0.7),
+        "held-out ten": (None, 2.5),
+        "held-out seen (monitored)": (None, 0.1),
+    }
+    assert "ten = { weight = …, maximum = 10 }" in found.notes()[0]
+    assert found.notes()[1].startswith("no accuracy: nothing here checks answers")
 
 
 @pytest.mark.parametrize(

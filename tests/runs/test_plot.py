@@ -70,6 +70,23 @@ def test_a_supervised_stage_shows_its_loss(tmp_path: Path) -> None:
     assert imread(tmp_path / "sft.png").shape[1] == 2 * 540
 
 
+def test_a_held_out_loss_is_drawn_beside_the_loss(tmp_path: Path) -> None:
+    """In its own colour, in the same panel; one evaluation is a dot, none is nothing."""
+
+    def orange(name: str, records: list[dict[str, float]]) -> int:
+        plot_curves(records, tmp_path / name)
+        pixels = imread(tmp_path / name)
+        assert pixels.shape[1] == 540
+        return int(np.isclose(pixels[..., :3], [0.706, 0.325, 0.035], atol=0.01).all(-1).sum())
+
+    losses = records(50, "loss/total")
+    counts = [
+        orange(f"{number}.png", [*losses, *({"step": s, "test/loss": 0.4} for s in steps)])
+        for number, steps in enumerate(([], [0], [0, 25, 49]))
+    ]
+    assert counts[0] == 0 < 20 < counts[1] < counts[2]
+
+
 def test_nothing_logged_is_still_a_picture(tmp_path: Path) -> None:
     plot_curves([], tmp_path / "empty.png", title="empty")
     assert inked(tmp_path / "empty.png") > 0.001

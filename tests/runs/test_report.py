@@ -4,6 +4,7 @@ import csv
 import io
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from posttrain.runs.report import metrics_csv, render_report
 from posttrain.track import Stage
 from posttrain.track.jsonl import JsonlTracker
 from posttrain.types import Completion, Prompt, Rollout, Score
+from posttrain.types.marks import Marks
 
 EVIL = "</td><script>alert(1)</script>\x1b[31m\u202e<img src=x onerror=a()>"
 VOID = {"meta", "line", "polyline", "circle", "br"}
@@ -41,6 +43,13 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text.append(data)
+
+
+def evaluated(share: float) -> dict[str, Any]:
+    """What a stage records of an evaluation."""
+    estimates = {"accuracy": {"value": share, "low": 0.0, "high": 1.0}}
+    parts = {EVIL: share, "seen": share - 0.5}
+    return {"estimates": estimates, "parts": parts, "reward": share, "of": "x", "invalid": 0.0}
 
 
 @pytest.fixture
@@ -74,8 +83,12 @@ def run(tmp_path: Path) -> RunFolder:
     run.write_samples(
         [{"prompt": EVIL, "before": EVIL, "after": EVIL, "answer": EVIL, "right_after": True}]
     )
-    run.finish("rl", digest="a")
-    run.write_summary({"seconds": 61.0, "accuracy_before": 0.25, "accuracy_after": 0.75})
+    marks = Marks(check=EVIL, weights={EVIL: 1.0, "seen": 0.0})
+    stage.write_marks(marks)
+    run.finish("rl", digest="a", record={"before": evaluated(0.25)})
+    run.begin("eval").write_marks(marks)
+    run.finish("eval", digest="a", record={"after": evaluated(0.75)})
+    run.write_summary({"seconds": 61.0, "answers_shown": f"1 of 9, drawn at random {EVIL}"})
     return run
 
 
@@ -94,10 +107,17 @@ def test_the_page_shows_what_there_is(run: RunFolder) -> None:
     said = "\n".join(Page(render_report(run)).text)
     for words in (
         "<b>run",
+        "held-out accuracy (</td><script>",
         "25.0% → 75.0%",
-        "0.02 → 1",
+        "training reward, first → last 5 steps",
+        "0.06 → 0.96",  # the means of 0.02 to 0.1, and of 0.92 to 1
+        "seen (monitored)",
+        "-0.250",
+        "+0.500",
+        "1 of 9, drawn at random",
         "Reinforcement learning",
-        "Held-out accuracy",
+        "Held-out accuracy (</td><script>",
+        "numbers: mean of the last 5 steps; held-out ones: the last evaluation",
         "step 3 to the end",
         "6 rollouts of 3 steps",
         "Step 1",
@@ -143,3 +163,24 @@ def test_the_files_lie_beside_the_page(run: RunFolder, tmp_path: Path) -> None:
 def test_a_spreadsheet_finds_no_formula() -> None:
     records = [{"step": 1, "=1+1": 2.0, "a": -1.0}, {"step": 2, "a": float("inf")}]
     assert metrics_csv(records) == "step,'=1+1,a\n1,2.0,-1.0\n2,,inf\n"
+
+
+def test_the_held_out_loss_stands_beside_the_loss(tmp_path: Path) -> None:
+    """A second curve in the panel, within its axis, and its last value in the caption."""
+    run = RunFolder.create(tmp_path / "run", config={"sft": {}})
+    stage = run.begin("sft")
+    tracker = JsonlTracker(Stage(name="sft", folder=stage.path, total_steps=3))
+    tracker.log(0, {"test/loss": 4.0})
+    for step in (1, 2, 3):
+        tracker.log(step, {"loss/total": 1.0 / step, "test/loss": 4.0 - step / 2})
+    tracker.close()
+    text = render_report(run)
+    Page(text)
+    assert "0.333, held-out 2.5" in text
+    (line,) = (part for part in text.split("<polyline ") if 'class="held-out"' in part)
+    points = [
+        tuple(map(float, p.split(","))) for p in line.split('points="')[1].split('"')[0].split()
+    ]
+    assert len(points) == 4
+    assert all(0 <= x <= 320 and 0 <= y <= 150 for x, y in points)
+    assert points[0][1] < points[-1][1]  # it falls, and y grows downwards

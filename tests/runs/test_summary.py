@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from posttrain.runs import Interval, Sample, render_summary
+from posttrain.runs import Interval, Sample, Share, render_summary
 
 NASTY = "[bold red]x[/bold red] \x1b]0;title\x07 \x1b[2J\r\u202e[/] [link=http://a]b[/link]"
 WRITTEN = "[bold red]x[/bold red] \\x1b]0;title\\x07 \\x1b[2J\\r\\u202e[/] [link=http://a]b[/link]"
@@ -17,7 +17,7 @@ WRITTEN = "[bold red]x[/bold red] \\x1b]0;title\\x07 \\x1b[2J\\r\\u202e[/] [link
 def show(*, terminal: bool = False, width: int = 300, **given: Any) -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, force_terminal=terminal, _environ={})
-    console.print(render_summary(**{"title": "demo", "seconds": 134.2} | given))
+    console.print(render_summary(**{"title": "demo", "seconds": 134.2} | given), crop=False)
     return file.getvalue()
 
 
@@ -26,14 +26,25 @@ def rows(text: str) -> list[str]:
 
 
 def test_before_and_after_stand_side_by_side() -> None:
+    accuracy = Share(
+        label="held-out accuracy (numeric)",
+        before=Interval(0.523, 0.49, 0.56),
+        after=Interval(0.981, 0.97, 0.99),
+    )
+    unknown = Share(label="full marks of ten", note="— (no maximum declared; largest seen 10)")
     text = show(
-        accuracy_before=Interval(0.523, 0.49, 0.56),
-        accuracy_after=Interval(0.981, 0.97, 0.99),
-        reward=(0.31, 0.97),
+        shares=[accuracy, unknown],
+        measures={"training reward, first and last 3 steps": (0.31, 0.97)},
+        losses={"sft loss, first and last step": (2.5, 1.0)},
+        notes=["ten gave up to 10"],
     )
     assert "before | after | change" in rows(text)
-    assert "held-out accuracy | 52.3% (49.0–56.0) | 98.1% (97.0–99.0) | +45.8 points" in rows(text)
-    assert "training reward | 0.310 | 0.970 | +0.660" in rows(text)
+    line = "held-out accuracy (numeric) | 52.3% (49.0–56.0) | 98.1% (97.0–99.0) | +45.8 points"
+    assert line in rows(text)
+    assert "full marks of ten | — (no maximum declared; largest seen 10)" in rows(text)
+    assert "training reward, first and last 3 steps | 0.310 | 0.970 | +0.660" in rows(text)
+    assert "sft loss, first and last step | 2.500 | 1.000 | -1.500" in rows(text)
+    assert "ten gave up to 10" in rows(text)
     assert "time | 2:14" in rows(text)
 
 
@@ -42,9 +53,15 @@ def test_what_is_not_known_is_left_out() -> None:
     assert "accuracy" not in text
     assert "reward" not in text
     assert "Held-out answers" not in text
-    assert "held-out accuracy | - | 50.0% (40.0–60.0)" in rows(
-        show(accuracy_after=Interval(0.5, 0.4, 0.6))
-    )
+    after = Share(label="held-out accuracy (exact)", after=Interval(0.5, 0.4, 0.6))
+    assert "held-out accuracy (exact) | - | 50.0% (40.0–60.0)" in rows(show(shares=[after]))
+
+
+def test_a_loss_that_falls_is_good() -> None:
+    """Green, where a reward that falls is red."""
+    numbers = (2.0, 1.0)
+    assert "\x1b[32m-1.000" in show(terminal=True, losses={"loss": numbers})
+    assert "\x1b[31m-1.000" in show(terminal=True, measures={"reward": numbers})
 
 
 def test_samples_places_and_what_to_try_next() -> None:
@@ -53,11 +70,13 @@ def test_samples_places_and_what_to_try_next() -> None:
     )
     text = show(
         samples=[sample],
+        drawn="1 of 9 held-out problems, drawn at random (seed 0)",
         places={"model": "runs/demo/rl/model"},
         next_steps=["posttrain eval runs/demo/rl/model --task arithmetic"],
     )
     assert "prompt | expected | before | after" in rows(text)
     assert "3+4= | 7 | 8 ✗ | 7 ✓" in rows(text)
+    assert "Held-out answers: 1 of 9 held-out problems, drawn at random (seed 0)" in rows(text)
     assert "model | runs/demo/rl/model" in rows(text)
     assert rows(text)[-2:] == [
         "What to try next",
@@ -68,6 +87,13 @@ def test_samples_places_and_what_to_try_next() -> None:
 def test_an_answer_that_could_not_be_graded_has_its_own_mark() -> None:
     sample = Sample(prompt="3+4=", before="8", after="7", right_before=False)
     assert {"prompt | before | after", "3+4= | 8 ✗ | 7 ?"} <= set(rows(show(samples=[sample])))
+
+
+def test_where_nothing_checks_answers_the_reward_stands_in_place_of_a_mark() -> None:
+    sample = Sample(prompt="sing", before="la", after="lala", reward_before=0.25, reward_after=2.0)
+    text = show(samples=[sample])
+    assert "sing | la | [0.250] | lala | [2.000]" in rows(text)
+    assert not set("✓✗?") & set(text)
 
 
 def test_broken_scores_have_a_line_where_there_are_any() -> None:
@@ -106,7 +132,8 @@ def test_a_narrow_terminal_loses_nothing() -> None:
     text = show(
         width=40,
         samples=[sample],
-        accuracy_after=Interval(0.5, 0.4, 0.6),
+        shares=[Share(label="accuracy", after=Interval(0.5, 0.4, 0.6))],
         next_steps=[command],
     )
-    assert all(word in text for word in ("12+9=", "twenty", "21", "50.0%", *command.split()))
+    assert all(word in text for word in ("12+9=", "twenty", "21", "50.0%"))
+    assert f"  {command}\n" in text  # not broken: a line break inside quotes would be copied too

@@ -37,6 +37,22 @@ def test_the_seed_decides():
     assert len(demonstrations(task)) == 300
 
 
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec["name"])
+def test_held_out_ones_are_of_test_prompts_with_the_same_share_wrong(spec):
+    task = make_task(spec)
+    rows = demonstrations(task, num=8, wrong_share=0.25, seed=3, split="test")
+    by_text = {prompt.text: prompt for prompt in task.prompts("test")}
+    scorer = RewardScorer(task.rewards)
+    scores = [scorer.score_text(by_text[row["prompt"]], row["completion"]) for row in rows]
+    assert sum(score.value < 1 for score in scores) == 2
+    learned = {prompt.text for prompt in task.prompts("train")}
+    assert not learned & {row["prompt"] for row in rows}
+    with pytest.raises(
+        ValueError, match=r"test prompts; ask for 1 to .* raise the task's num_test"
+    ):
+        demonstrations(task, num=51, split="test")
+
+
 def one_answer(messages=()):
     prompts = tuple(
         Prompt(id=f"{n}", text="" if messages else f"say a ({n})", messages=messages, columns=c)

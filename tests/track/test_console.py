@@ -12,6 +12,7 @@ from rich.console import Console
 
 from posttrain.track import ConsoleTracker, Stage
 from posttrain.track import console as module
+from posttrain.types.marks import Marks
 
 RL_METRICS = {
     "reward/mean": 0.4125,
@@ -81,6 +82,34 @@ def test_a_log_has_a_line_of_plain_text(clock: Clock) -> None:
     tracker.close()
     (line,) = file.getvalue().splitlines()
     assert line.split("  ") == ["rl 12/100", *EXPECTED]
+
+
+@pytest.mark.parametrize(
+    ("marks", "metrics", "shown"),
+    [
+        (
+            Marks(check="numeric", full={"numeric": 1.0}),
+            {"accuracy": 0.5},
+            "accuracy (numeric) 50.0%",
+        ),
+        (
+            Marks(weights={"b": 1.0, "a\x07": 1.0, "c": 0.0}, full={"b": 1, "a\x07": 1, "c": 1}),
+            {"full_marks/b": 0.25, "full_marks/a\x07": 1.0, "full_marks/c": 1.0},
+            "full marks of a\\x07 100.0%  full marks of b 25.0%",
+        ),
+        (Marks(weights={"model": 1.0}), {"reward": 0.25}, "held-out reward 0.250"),
+    ],
+    ids=["a check", "none", "a reward model"],
+)
+def test_held_out_shares_say_what_they_are_of(
+    marks: Marks, metrics: dict[str, float], shown: str
+) -> None:
+    file = io.StringIO()
+    stage = Stage(name="rl", folder=Path("unused"), total_steps=1, marks=marks)
+    tracker = ConsoleTracker(stage, console=Console(file=file, width=100, _environ={}))
+    tracker.log(1, {f"eval/{name}": value for name, value in metrics.items()})
+    tracker.close()
+    assert file.getvalue() == f"rl 1/1  {shown}\n"
 
 
 def test_a_huge_number_is_short(clock: Clock) -> None:

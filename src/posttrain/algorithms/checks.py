@@ -55,13 +55,18 @@ def choice(name: str, value: str, *, known: tuple[str, ...]) -> None:
         raise ValueError(f"{name}: unknown {value!r}; choose one of {', '.join(known)}")
 
 
-def groups_of_two(groups: Tensor) -> None:
-    """Raise if a group has one member only, where an estimator compares members."""
+def groups_of(least: int, groups: Tensor) -> None:
+    """Raise if a group has fewer members than an estimator compares; say which needs no group."""
     numbers, counts = groups.unique(return_counts=True)
-    if bool((counts < 2).any()):
-        lonely = numbers[counts < 2][0].item()
+    if bool((counts < least).any()):
+        # Here, because the table is made of the functions that ask this.
+        from posttrain.algorithms.advantages import without_siblings
+
+        small = counts < least
+        have, others = int(counts[small][0]), ", ".join(without_siblings())
+        members = "one member" if have == 1 else f"{have} members"
         raise ValueError(
-            f"groups: group {lonely} has one member, and one member cannot be compared with its "
-            "siblings; sample at least two completions for each prompt, or choose an advantage "
-            "that needs no group (return, moving_baseline, batch_whitened, gae)"
+            f"groups: group {numbers[small][0].item()} has {members}, and {least} at least are "
+            f"compared; sample {least} or more completions for each prompt (rl.group_size in a "
+            f"recipe), or choose an advantage that compares with no other completion: {others}"
         )

@@ -19,11 +19,14 @@ from posttrain.types import Batch
 Level = Literal["token", "sequence", "geometric"]
 
 
-def truncated(batch: Batch, *, cap: float = 2.0, level: Level = "token") -> Batch:
-    """``c = min(π_old / π_sampler, cap)``: bounded variance for a little bias (Ionides, 2008).
+def truncated(batch: Batch, *, cap: float = 2.0, low: float = 0.0, level: Level = "token") -> Batch:
+    """``c = clip(π_old / π_sampler, low, cap)``: bounded variance for a little bias.
 
-    ``level`` takes the ratio of each token, of the whole ``sequence`` (the product) or its
-    ``geometric`` mean. Shapes: old_logprobs, sampler_logprobs [B, T] → correction [B, T].
+    Truncated from above by Ionides, 2008. ``low`` above 0 also keeps a token from vanishing that
+    the sampler found much likelier than the trainer does: it is raised to ``low``, where
+    :func:`masked` would drop it. ``level`` takes the ratio of each token, of the whole
+    ``sequence`` (the product) or its ``geometric`` mean.
+    Shapes: old_logprobs, sampler_logprobs [B, T] → correction [B, T].
 
     >>> import torch
     >>> batch = Batch.from_rewards([0.0, 0.0]).replace(
@@ -33,12 +36,14 @@ def truncated(batch: Batch, *, cap: float = 2.0, level: Level = "token") -> Batc
     tensor([[2.0000, 0.5000]])
     """
     checks.number("cap", cap, above=0.0)
-    return batch.replace(correction=keep(_ratio(batch, level).clamp_max(cap), batch.active))
+    checks.number("low", low, low=0.0, high=min(cap, 1.0))
+    return batch.replace(correction=keep(_ratio(batch, level).clamp(low, cap), batch.active))
 
 
 def masked(batch: Batch, *, low: float = 0.5, high: float = 2.0, level: Level = "token") -> Batch:
     """``c = π_old / π_sampler`` inside [low, high], 0 outside: what cannot be trusted is dropped.
 
+    Token by token this is IcePop (Ling Team, 2025, arXiv:2510.18855), with 0.5 and 5 there.
     Shapes: old_logprobs, sampler_logprobs [B, T] → correction [B, T].
 
     >>> import torch

@@ -10,8 +10,13 @@ estimator  reverse, KL(π ‖ π_ref)                    forward, KL(π_ref ‖ 
 ``k3``     ``e^d − d − 1``: unbiased, never < 0      ``e^d d − e^d + 1``: likewise
 =========  ========================================  ==========================================
 
-As a *loss*, differentiate with care: k2 has the gradient of the reverse KL in expectation; k1 has
-none at all; k3 has that of the forward KL. See Schulman, "Approximating KL divergence" (2020).
+See Schulman, "Approximating KL divergence" (2020). As a *loss*, differentiate with care: the tokens
+are drawn from π held still, so the expected gradient of an estimate k is ``E_π[∇k]`` and not
+``∇E_π[k] = E_π[∇k + k ∇log π]``. With ``∇d = −∇log π`` and ``E_π[∇log π] = 0``, reverse:
+``∇k1 = ∇log π``, 0 on average; ``∇k2 = −d ∇log π``, the gradient of KL(π ‖ π_ref);
+``∇k3 = (1 − e^d) ∇log π``, on average ``−E_ref[∇log π]``, the gradient of KL(π_ref ‖ π). Weighted
+by ``ρ = π / π_old``, through which the gradient flows, all of ``∇E_π[k]`` is there: of k1 and k3
+that is the gradient of the divergence itself. :data:`GRADIENTS` has them all.
 """
 
 from __future__ import annotations
@@ -28,6 +33,17 @@ from posttrain.algorithms.ops import log_softmax
 Estimator = Literal["k1", "k2", "k3"]
 Direction = Literal["reverse", "forward"]
 Rule = Literal["fixed", "proportional", "doubling"]
+
+# What the penalty in the loss pulls along on average, at π = π_old: by estimator and direction,
+# plain and weighted by ρ.
+GRADIENTS: dict[tuple[Estimator, Direction], tuple[str, str]] = {
+    ("k1", "reverse"): ("0: noise alone", "∇ KL(π ‖ π_ref)"),
+    ("k2", "reverse"): ("∇ KL(π ‖ π_ref)", "∇ ½ E_π[d²]"),
+    ("k3", "reverse"): ("∇ KL(π_ref ‖ π)", "∇ KL(π ‖ π_ref)"),
+    ("k1", "forward"): ("∇ {KL(π_ref ‖ π) + ½ E_ref[d²]}", "∇ KL(π_ref ‖ π)"),
+    ("k2", "forward"): ("∇ KL(π ‖ π_ref)", "∇ ½ E_π[d²]"),
+    ("k3", "forward"): ("∇ ½ E_ref[d²]", "∇ KL(π_ref ‖ π)"),
+}
 
 
 def estimate(

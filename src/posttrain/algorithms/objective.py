@@ -8,6 +8,7 @@ from torch import Tensor
 
 from posttrain.algorithms import checks
 from posttrain.algorithms.kl import Direction, Estimator, estimate
+from posttrain.algorithms.losses.ratios import log_ratio_of
 from posttrain.algorithms.ops import keep
 from posttrain.types import Batch, Terms
 
@@ -36,9 +37,14 @@ def with_kl(
     coefficient: float,
     estimator: Estimator = "k3",
     direction: Direction = "reverse",
+    weighted: bool = False,
 ) -> Terms:
     """Add ``β · KL(π, π_ref)`` of every token: the penalty is part of the loss.
 
+    ``weighted`` multiplies it by ``ρ = π / π_old`` and lets the gradient through ρ, so that its
+    expected gradient is that of the estimator's mean under π, also where the tokens come from an
+    older policy: that of the divergence itself, with k1 and k3 (DeepSeek-V3.2, 2025,
+    arXiv:2512.02556). Without, it is what ``kl.GRADIENTS`` says.
     Shapes: logprobs, batch.ref_logprobs [B, T] → [B, T].
 
     >>> import torch
@@ -53,6 +59,8 @@ def with_kl(
     kl = estimate(
         keep(logprobs, active), keep(ref, active), estimator=estimator, direction=direction
     )
+    if weighted:
+        kl = log_ratio_of(logprobs, batch).exp() * kl
     terms = dataclasses.replace(terms, means={**terms.means, "kl": kl.detach()})
     return _plus(terms, coefficient * kl, part="kl")
 

@@ -98,14 +98,19 @@ def keep(values: Tensor, mask: Tensor) -> Tensor:
     return values.masked_fill(~mask, 0.0)
 
 
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the masked-in entries; 0 for an empty mask. Shapes: any, same → [].
+def masked_mean(values: Tensor, mask: Tensor, *, dim: int | None = None) -> Tensor:
+    """Mean over the masked-in entries, of all or along ``dim``; 0 where none is.
+
+    Shapes: any, same → [], or without ``dim``.
 
     >>> masked_mean(torch.tensor([1.0, 3.0, 99.0]), torch.tensor([True, True, False]))
     tensor(2.)
+    >>> mask = torch.tensor([[True, True], [True, False]])
+    >>> masked_mean(torch.tensor([[1.0, 3.0], [5.0, 99.0]]), mask, dim=1)
+    tensor([2., 5.])
     """
     checks.same_shape("mask", mask, like=values)
-    return keep(values, mask).sum() / mask.sum().clamp_min(1)
+    return keep(values, mask).sum(dim=dim) / mask.sum(dim=dim).clamp_min(1)
 
 
 def masked_centre(values: Tensor, mask: Tensor) -> Tensor:
@@ -231,6 +236,27 @@ def group_deviation(
     spread = (squares / _degrees(group_count(groups, valid), deviation)).sqrt()
     largest = group_max(keep(values, valid).abs(), groups)
     return spread.masked_fill(spread <= noise_floor(values.dtype) * largest, 0.0)
+
+
+def others_deviation(
+    values: Tensor, groups: Tensor, *, valid: Tensor | None = None, deviation: Deviation = "sample"
+) -> Tensor:
+    """:func:`group_deviation` of the other members of a sequence's group, its own value left out.
+
+    0 where fewer than two others are valid, or they are equal but for rounding. Found from the
+    others themselves: the whole group's sum of squares less one's own part would cancel digits.
+    Shapes: [B], [B] → [B].
+
+    >>> others_deviation(torch.tensor([9.0, 1.0, 3.0]), torch.tensor([0, 0, 0]))[0]  # of 1 and 3
+    tensor(1.4142)
+    """
+    checks.same_shape("groups", groups, like=values)
+    place = torch.arange(len(groups), device=groups.device)
+    pairs = (groups[:, None] == groups) & (place[:, None] != place)
+    own, other = (pairs if valid is None else pairs & valid).nonzero(as_tuple=True)
+    spread = torch.zeros_like(values)
+    spread[own] = group_deviation(values[other], own, deviation=deviation)
+    return spread
 
 
 def compact(mask: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from posttrain.algorithms import checks
 from posttrain.algorithms.kl import Direction, Estimator, estimate
-from posttrain.algorithms.ops import keep, whiten
+from posttrain.algorithms.ops import Deviation, keep, whiten
 from posttrain.types import Batch
 
 
@@ -14,10 +14,9 @@ def score_at_last_token(batch: Batch) -> Batch:
     """``r_t = R`` at the policy's last token, else 0. Shapes: rewards [B] → token_rewards [B, T].
 
     >>> import torch
-    >>> batch = Batch.from_rewards([5.0]).replace(
-    ...     tokens=torch.zeros(1, 3), mask=torch.tensor([[False, True, True]]))
+    >>> batch = Batch.from_tensors(torch.tensor([[0, 1, 1]]), rewards=torch.tensor([5.0]))
     >>> score_at_last_token(batch).token_rewards
-    tensor([[0., 0., 5.]], dtype=torch.float64)
+    tensor([[0., 0., 5.]])
     """
     rewards = batch.need("rewards")
     checks.finite("rewards", rewards, where=batch.valid)
@@ -28,8 +27,7 @@ def last(batch: Batch) -> Tensor:
     """[B, T] bool: True at each sequence's last active token (nowhere in an empty one).
 
     >>> import torch
-    >>> mask = torch.tensor([[True, True, False]])
-    >>> last(Batch(tokens=mask.long(), mask=mask))
+    >>> last(Batch.from_tensors(torch.tensor([[1, 1, 0]])))
     tensor([[False,  True, False]])
     """
     active = batch.active
@@ -65,24 +63,28 @@ def kl_in_reward(
     return batch.replace(token_rewards=batch.need("token_rewards") - coefficient * divergence)
 
 
-def whiten_rewards(batch: Batch, *, shift_mean: bool = False) -> Batch:
+def whiten_rewards(
+    batch: Batch, *, shift_mean: bool = False, deviation: Deviation = "population"
+) -> Batch:
     """``r_t ← r_t / std``, or ``(r_t − mean) / std``, over the batch's active tokens.
 
     The critic's targets then keep one scale, whatever that of the score (Huang et al., 2024,
-    arXiv:2403.17031); the deviation is the population's. A reward of 0 stays 0. Code that divides
-    and then adds the mean back gives every token a constant, which pays or fines length;
-    ``shift_mean`` does too. Rewards without spread keep their scale.
+    arXiv:2403.17031); ``deviation`` divides its squares by the n tokens (``"population"``) or by
+    n − 1 (``"sample"``). A reward of 0 stays 0. Code that divides and then adds the mean back gives
+    every token a constant, which pays or fines length; ``shift_mean`` does too. Rewards without
+    spread keep their scale.
     Shapes: token_rewards, mask [B, T] → token_rewards [B, T], 0 where inactive.
 
     >>> import torch
-    >>> mask = torch.tensor([[False, True, True]])
-    >>> batch = Batch(tokens=mask.long(), mask=mask, token_rewards=torch.tensor([[9.0, 0.0, 5.0]]))
+    >>> rewards = torch.tensor([[9.0, 0.0, 5.0]])
+    >>> batch = Batch.from_tensors(torch.tensor([[0, 1, 1]]), token_rewards=rewards)
     >>> whiten_rewards(batch).token_rewards
     tensor([[0., 0., 2.]])
     """
     rewards, active = batch.need("token_rewards"), batch.active
     checks.finite("token_rewards", rewards, where=active)
-    return batch.replace(token_rewards=whiten(rewards, active, centre=shift_mean))
+    whitened = whiten(rewards, active, centre=shift_mean, deviation=deviation)
+    return batch.replace(token_rewards=whitened)
 
 
 def overlong(batch: Batch, *, limit: int, buffer: int, factor: float = 1.0) -> Batch:
@@ -93,10 +95,9 @@ def overlong(batch: Batch, *, limit: int, buffer: int, factor: float = 1.0) -> B
     Shapes: rewards [B], mask [B, T] → rewards [B].
 
     >>> import torch
-    >>> batch = Batch.from_rewards([1.0]).replace(
-    ...     tokens=torch.zeros(1, 9), mask=torch.ones(1, 9).bool())
+    >>> batch = Batch.from_tensors(torch.ones(1, 9), rewards=torch.tensor([1.0]))
     >>> overlong(batch, limit=10, buffer=4).rewards
-    tensor([0.2500], dtype=torch.float64)
+    tensor([0.2500])
     """
     checks.number("buffer", buffer, low=1)
     checks.number("limit", limit, low=buffer)

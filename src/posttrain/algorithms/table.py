@@ -94,6 +94,27 @@ ALGORITHMS: dict[str, Algorithm] = {
         group_size=4,
         neighbours=("reinforce_baseline", "dr_grpo", "grpo"),
     ),
+    "remax": Algorithm(
+        title="REINFORCE against the greedy completion of the same prompt",
+        equation="∇J = 1/N Σ_i Σ_t ∇log π(a_t|s_t) · (R_i − R(greedy_i))",
+        reference="Li et al., 2023, arXiv:2310.10505",
+        advantage={"name": "greedy_baseline"},
+        loss={"name": "naive"},
+        weights={"name": "sequence_sum"},
+        kl=KL(placement="reward", coefficient=0.05, estimator="k1"),
+        group_size=1,
+        neighbours=("reinforce_baseline", "rloo"),
+    ),
+    "pkpo": Algorithm(
+        title="REINFORCE for the best of k completions instead of the average one",
+        equation="∇J = 1/N Σ_i Σ_t ∇log π(a_t|s_t) · A_i\n"
+        "A_i = k (mean of max R over sets of k with i − over sets of k without i)",
+        reference="Walder and Karkhanis, 2025, arXiv:2505.15201",
+        advantage={"name": "pass_at_k", "k": 4},
+        loss={"name": "naive"},
+        weights={"name": "sequence_sum"},
+        neighbours=("rloo", "dr_grpo"),
+    ),
     "reinforce_pp": Algorithm(
         title="PPO's clip without a critic: returns whitened over the whole batch",
         equation="J = mean_t min(ρ_t A_t, clip(ρ_t) A_t)\nA = (R_t − mean_batch) / std_batch",
@@ -173,7 +194,17 @@ ALGORITHMS: dict[str, Algorithm] = {
         advantage={"name": "group_normalised"},
         loss={"name": "sequence_clipped"},
         weights={"name": "sequence_mean"},
-        neighbours=("grpo", "sapo"),
+        neighbours=("grpo", "sapo", "gmpo"),
+    ),
+    "gmpo": Algorithm(
+        title="GRPO with the geometric mean of the sequence's clipped ratios",
+        equation="J = 1/N Σ_i A_i · exp(1/|o_i| Σ_t l_t)\n"
+        "l_t = min(log ρ_t, ε_high) if A_i > 0, max(log ρ_t, −ε_low) if A_i < 0",
+        reference="Zhao et al., 2025, arXiv:2507.20673",
+        advantage={"name": "group_normalised"},
+        loss={"name": "geometric_mean"},
+        weights={"name": "sequence_mean"},
+        neighbours=("gspo", "grpo"),
     ),
     "cispo": Algorithm(
         title="Clip the importance weight, so that no token loses its gradient",
@@ -192,6 +223,27 @@ ALGORITHMS: dict[str, Algorithm] = {
         loss={"name": "sapo"},
         weights={"name": "sequence_mean"},
         neighbours=("grpo", "gspo"),
+    ),
+    "clip_cov": Algorithm(
+        title="GRPO by tokens that drops a few tokens whose covariance eats the entropy",
+        equation="J = 1/Σ|o_i| Σ_i Σ_t min(ρ_t A_i, clip(ρ_t) A_i), 0 for tokens drawn by cov_t\n"
+        "cov_t = (A_t − mean A) · (log π_old,t − mean log π_old)",
+        reference="Cui et al., 2025, arXiv:2505.22617",
+        advantage={"name": "group_normalised"},
+        loss={"name": "clip_cov"},
+        weights={"name": "token_mean"},
+        neighbours=("kl_cov", "dapo"),
+    ),
+    "kl_cov": Algorithm(
+        title="Importance sampling that holds back the tokens whose covariance eats the entropy",
+        equation="J = 1/Σ|o_i| Σ_i Σ_t (ρ_t A_i − β |log ρ_t| for the tokens of highest cov_t)\n"
+        "cov_t = (A_t − mean A) · (log π_old,t − mean log π_old)",
+        reference="Cui et al., 2025, arXiv:2505.22617",
+        advantage={"name": "group_normalised"},
+        loss={"name": "kl_cov"},
+        weights={"name": "token_mean"},
+        epochs=2,  # in the first optimiser step of a batch ρ is 1, and nothing is held back
+        neighbours=("clip_cov", "grpo"),
     ),
 }
 

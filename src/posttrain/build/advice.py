@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from posttrain.build.commands import generate_command
 from posttrain.config import Recipe, changed_keys, read_recipe, resolve
 from posttrain.config.toml import value_text
 from posttrain.runs import RunFolder
 from posttrain.track.diagnosis.history import WINDOW, noise, series
+from posttrain.track.text import command_line
 
 MOST = 3  # findings that a next run is proposed for
 LOOK = ("hacking", "grader_failing", "format_learned_accuracy_flat", "length_explosion")
@@ -104,18 +105,13 @@ def _again(folder: RunFolder, recipe: Recipe, *, change: str, why: str) -> list[
 
 
 def _ask(folder: RunFolder, problems: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A held-out problem for the new model: one it got wrong, that fits on a line."""
-    plain = [row for row in problems if row["prompt"] and row["prompt"].isprintable()]
-    wrong = [row for row in plain if not row["correct"]]
-    asked = next(iter([*wrong, *plain]), None)
-    if asked is None or folder.model is None:
+    """A held-out problem for the new model: one that it got wrong, where there is one."""
+    wrong = [row for row in problems if row["correct"] is False]
+    command = generate_command(folder.path, (row["prompt"] for row in wrong or problems))
+    if command is None or folder.model is None:
         return []
-    what = "wrong" if wrong else "right"
-    return [
-        f"# a held-out problem that it got {what}",
-        _command("generate", folder.model, asked["prompt"]),
-    ]
+    return [f"# a held-out problem{' that it got wrong' if wrong else ''}", command]
 
 
 def _command(*words: str | Path) -> str:
-    return " ".join(["posttrain", *(shlex.quote(str(word)) for word in words)])
+    return command_line("posttrain", *words)

@@ -21,7 +21,9 @@ from posttrain.build.parts import (
 from posttrain.build.results import Run
 from posttrain.build.rows import Rows, has_test, rows_task
 from posttrain.build.run import Supplied, run
+from posttrain.build.sources import Source, file_name, find_source, folder_name, model_name, over
 from posttrain.build.stages import evaluate_policy
+from posttrain.build.trained_rows import check_has_test, check_unseen
 from posttrain.config import EvalSection, Recipe, recipe_from_dict, resolve
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.rules import NO_WEIGHT
@@ -30,12 +32,14 @@ from posttrain.models.save import import_gguf
 from posttrain.pipelines.evaluate import Evaluation
 from posttrain.protocols import Reward, Task
 from posttrain.rewards.scorer import RewardScorer
+from posttrain.tasks import make_task
 from posttrain.types import Completion, Prompt, Sampling
 
 __all__ = [
     "evaluate",
     "evaluate_recipe",
     "generate",
+    "generate_from",
     "import_gguf",
     "prefer",
     "reward",
@@ -76,8 +80,12 @@ def rl(
     chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts)
     stages = ["rl", "eval"] if evaluate and has_test(chosen) else ["rl"]
     given = {
-        "run": {"folder": str(folder), "seed": seed, "stages": stages},
-        "model": {"name": str(model), **(model_options or {})},
+        "run": {
+            "folder": folder_name(folder, example="runs/rl"),
+            "seed": seed,
+            "stages": stages,
+        },
+        "model": {"name": model_name(model), **(model_options or {})},
         "grading": dict(grading or {}),
         "rl": options,
     }
@@ -102,9 +110,13 @@ def sft(
     """
     chosen = rows_task(task, prompts=None, test_prompts=())
     given = {
-        "run": {"folder": str(folder), "seed": seed, "stages": ["sft"]},
-        "model": {"name": str(model), **(model_options or {})},
-        "sft": {"data": str(data), **options},
+        "run": {
+            "folder": folder_name(folder, example="runs/sft"),
+            "seed": seed,
+            "stages": ["sft"],
+        },
+        "model": {"name": model_name(model), **(model_options or {})},
+        "sft": {"data": file_name(data), **options},
     }
     return run(*_recipe(given, chosen), resume=resume, allow_changes=allow_changes)
 
@@ -135,8 +147,12 @@ def prefer(
             'reward: give the annotator\'s rewards by name, "my_module:my_function" say'
         )
     given = {
-        "run": {"folder": str(folder), "seed": seed, "stages": ["prefer"]},
-        "model": {"name": str(model), **(model_options or {})},
+        "run": {
+            "folder": folder_name(folder, example="runs/prefer"),
+            "seed": seed,
+            "stages": ["prefer"],
+        },
+        "model": {"name": model_name(model), **(model_options or {})},
         "prefer": {"rewards": dict(table), **options},
     }
     return run(*_recipe(given, chosen), resume=resume, allow_changes=allow_changes)
@@ -158,9 +174,13 @@ def reward(
     The other options are those of ``[reward]``: ``epochs=2``, ``learning_rate=1e-5`` …
     """
     given = {
-        "run": {"folder": str(folder), "seed": seed, "stages": ["reward"]},
-        "model": {"name": str(model), **(model_options or {})},
-        "reward": {"data": str(data), **options},
+        "run": {
+            "folder": folder_name(folder, example="runs/reward"),
+            "seed": seed,
+            "stages": ["reward"],
+        },
+        "model": {"name": model_name(model), **(model_options or {})},
+        "reward": {"data": file_name(data), **options},
     }
     return run(recipe_from_dict(given), resume=resume, allow_changes=allow_changes)
 
@@ -171,40 +191,58 @@ def evaluate(
     task: str | Mapping[str, Any] | Task | None = None,
     prompts: str | Path | Rows | None = None,
     reward: Rewards | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     model_options: Mapping[str, Any] | None = None,
     grading: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Evaluation:
     """Accuracy of a model on a task's test problems, or on ``prompts`` under ``reward``.
 
-    The other options are those of ``[eval]``: ``problems=200``, ``samples=8`` …
+    A run folder, or a model folder inside one, is evaluated as the run did: its task, rewards,
+    limits, chat template and seed, each unless it is given here; problems that it was trained on
+    are refused. A recipe gives the same, and its model. The other options are those of ``[eval]``:
+    ``problems=200``, ``samples=8`` …
     """
+    source = find_source(model)
     chosen = rows_task(task, prompts=None, test_prompts=prompts if prompts is not None else ())
-    given = {
-        "run": {"seed": seed, "stages": ["eval"], "folder": "runs/eval"},
-        "model": {"name": str(model), **(model_options or {})},
-        "grading": dict(grading or {}),
-        "eval": options,
-    }
-    return evaluate_recipe(*_recipe(given, chosen, reward=reward))
+    named = chosen if isinstance(chosen, Mapping) else None
+    brought = {"task": chosen, "rewards": reward}
+    given = [part for part, value in brought.items() if value is not None]
+    values = over(
+        source.evaluation(task=named, given=given),
+        run={"seed": seed},
+        model=model_options or {},
+        grading=grading or {},
+        eval=options,
+    )
+    replaced = [part for part in given if not (part == "task" and named)]
+    values = {name: table for name, table in values.items() if name not in replaced}
+    recipe, supplied = _recipe(values, None if named else chosen, reward=reward)
+    return evaluate_recipe(recipe, supplied, chosen=prompts is not None)
 
 
-def evaluate_recipe(recipe: Recipe, supplied: Supplied | None = None) -> Evaluation:
-    """Run the ``[eval]`` section of a recipe on its model, without a run folder."""
+def evaluate_recipe(
+    recipe: Recipe, supplied: Supplied | None = None, *, chosen: bool = False
+) -> Evaluation:
+    """Run the ``[eval]`` section of a recipe on its model, without a run folder.
+
+    Test problems that the model was trained on are refused, unless someone has ``chosen`` them.
+    """
     supplied = supplied or Supplied()
+    asked = (recipe.eval or EvalSection()).max_new_tokens is not None or recipe.rl is not None
+    recipe = resolve(recipe, supplied=supplied.names())
+    task = supplied.task or make_task(recipe.task or {})
+    check_has_test(task, recipe.task)
+    check_unseen(task, recipe.model.name, chosen=chosen)
     device = choose_device(recipe)
     policy = make_policy(recipe, recipe.model.name, device=device)
-    limit = context_length(policy.model)
-    section = recipe.eval or EvalSection()
-    if section.max_new_tokens is None and limit is not None:
+    section, limit = filled(recipe.eval), context_length(policy.model)
+    if not asked and limit is not None:
         # Half of the context at most: the other half is for the question.
-        short = section.model_copy(update={"max_new_tokens": min(DEFAULT_TOKENS, limit // 2)})
-        recipe = recipe.model_copy(update={"eval": short})
-    recipe = resolve(recipe, supplied=supplied.names())
-    parts = make_parts(recipe, policy, device=device, task=supplied.task, rewards=supplied.rewards)
+        section = section.model_copy(update={"max_new_tokens": min(DEFAULT_TOKENS, limit // 2)})
+    parts = make_parts(recipe, policy, device=device, task=task, rewards=supplied.rewards)
     try:
-        return evaluate_policy(recipe, policy, parts=parts, section=filled(recipe.eval))
+        return evaluate_policy(recipe, policy, parts=parts, section=section)
     finally:
         parts.close()
 
@@ -215,7 +253,7 @@ def generate(
     *,
     num_samples: int = 1,
     seed: int = 0,
-    chat: bool | str = "auto",
+    chat: bool | str | None = None,
     max_new_tokens: int | None = None,
     temperature: float = 0.0,
     top_k: int = 0,
@@ -223,24 +261,51 @@ def generate(
 ) -> list[Completion]:
     """What a model answers to a prompt; greedy unless a temperature is given.
 
-    Without ``max_new_tokens``, 256 or what the model's context leaves.
+    A run folder, a model folder inside one, or a recipe also brings its chat template, system
+    message and longest answer. Otherwise, without ``max_new_tokens``, 256 or what the context
+    leaves.
     """
-    if not isinstance(prompt, str):
-        raise ValueError(f"prompt: expected one prompt as text, got {prompt!r}")
-    recipe = recipe_from_dict({"model": {"name": str(model), "chat": chat}})
-    device = choose_device(recipe)
-    policy = make_policy(recipe, str(model), device=device)
-    template = make_template(recipe, policy)
-    engine = make_engine("native", policy, template=template)
-    question = template.render(Prompt(id="prompt", text=prompt))
-    limit = context_length(policy.model)
-    room = DEFAULT_TOKENS if limit is None else max(1, limit - len(question.tokens))
-    sampling = Sampling(
-        max_new_tokens=min(DEFAULT_TOKENS, room) if max_new_tokens is None else max_new_tokens,
+    return generate_from(
+        find_source(model),
+        prompt,
+        num_samples=num_samples,
+        seed=seed,
+        chat=chat,
+        max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
     )
+
+
+def generate_from(
+    source: Source,
+    prompt: str,
+    *,
+    overrides: Sequence[str] = (),
+    num_samples: int,
+    seed: int,
+    chat: bool | str | None,
+    max_new_tokens: int | None,
+    **drawing: Any,
+) -> list[Completion]:
+    """The same from settings that are known, with overrides as on the command line."""
+    if not isinstance(prompt, str):
+        raise ValueError(f"prompt: expected one prompt as text, got {prompt!r}")
+    # Without a chat nobody hears a system message.
+    changes = {"chat": chat, "system": "" if chat is False else None}
+    recipe = source.recipe(over(source.values, model=changes), overrides)
+    device = choose_device(recipe)
+    policy = make_policy(recipe, recipe.model.name, device=device)
+    template = make_template(recipe, policy)
+    engine = make_engine("native", policy, template=template, compute=recipe.model.compute)
+    question = template.render(Prompt(id="prompt", text=prompt))
+    limit = context_length(policy.model)
+    known = [section.max_new_tokens for section in (recipe.eval, recipe.rl) if section is not None]
+    longest = next((number for number in known if number is not None), DEFAULT_TOKENS)
+    room = longest if limit is None else max(1, limit - len(question.tokens))
+    tokens = min(longest, room) if max_new_tokens is None else max_new_tokens
+    sampling = Sampling(max_new_tokens=tokens, **drawing)
     return engine.generate([question], sampling, num_samples=num_samples, seed=seed)[0]
 
 
@@ -255,7 +320,8 @@ def _recipe(
         given, task = {**given, "task": dict(task)}, None
     table = _weights(reward)
     if all(isinstance(name, str) for name in table):
-        return recipe_from_dict({**given, "rewards": dict(table)}), Supplied(task=task)
+        named = {} if reward is None else {"rewards": dict(table)}
+        return recipe_from_dict({**given, **named}), Supplied(task=task)
     if MODEL_REWARD in table:
         raise ValueError(
             "reward: a reward model and functions together need names; give the functions as "

@@ -16,10 +16,10 @@ def before(context: Context, section: EvalSection, *, engine: Engine | None) -> 
     path = context.folder.path / "before.json"
     if path.exists():
         known = dict(read_json(path))
-        if known["of"] == _of(section):
+        if known["of"] == _of(context, section):
             return known
     found = run_eval(context, section, engine=engine)
-    told = {**write_evaluation(path.with_suffix(".jsonl"), found), "of": _of(section)}
+    told = {**write_evaluation(path.with_suffix(".jsonl"), found), "of": _of(context, section)}
     check_held_out(found, context.recipe)
     write_json(path, told)
     return told
@@ -30,9 +30,12 @@ def after(context: Context, section: EvalSection, *, engine: Engine | None) -> d
     found = run_eval(context, section, engine=engine)
     told = write_evaluation(context.folder.path / "problems.jsonl", found)
     check_held_out(found, context.recipe)
-    return {**told, "of": _of(section)}
+    return {**told, "of": _of(context, section)}
 
 
-def _of(section: EvalSection) -> str:
-    """What was asked, in one word: two evaluations are compared only where it is the same."""
-    return config_digest(section.model_dump(mode="json"))
+def _of(context: Context, section: EvalSection) -> str:
+    """What was asked, in one word: two evaluations are compared only where it is the same.
+
+    The name of what checks answers is part of it: right by one reward is not right by another.
+    """
+    return config_digest(section.model_dump(mode="json"), {"by": context.parts.correct_by})

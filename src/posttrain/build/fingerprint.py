@@ -1,4 +1,4 @@
-"""What a run depends on beyond its recipe's words: reward functions and what they use, files.
+"""What a run depends on beyond its recipe's words: own functions and what they use, files.
 
 The run folder remembers a digest of each, so that an edited reward or data file is another run.
 """
@@ -13,11 +13,11 @@ from typing import Any
 from posttrain import __version__
 from posttrain.build.function_digest import function_digest
 from posttrain.config import Recipe
+from posttrain.config.places import PIECES, WORDS
 from posttrain.registry import look_up
 from posttrain.runs import config_digest
 
 _FILES = ("data", "test_data", "backbone")
-_WORDS = ("tiny", "task", "prefer", "policy", "reward")  # these name no file
 _OF_MODELS = (".json", ".safetensors", ".jinja", ".txt", ".model")  # weights, tokenizer, template
 _WHOLE = 256 * 2**20  # bytes up to which a file is read in full
 
@@ -30,16 +30,22 @@ def fingerprints(recipe: Recipe) -> dict[str, Any]:
     named = {f"task.{key}": value for key, value in (recipe.task or {}).items()}
     named["model.name"] = recipe.model.name
     functions = {"task": str((recipe.task or {}).get("name"))}
+    if recipe.task is not None and "accuracy" in recipe.task:
+        functions["task.accuracy"] = recipe.task["accuracy"]["name"]
     for key, table in tables.items():
         functions |= {f"{key}.{name}": name for name in table}
         named |= {f"{key}.{name}.path": given.get("path") for name, given in table.items()}
     for stage, section in (("sft", recipe.sft), ("reward", recipe.reward)):
         if section is not None and stage in recipe.stages:
             named |= {f"{stage}.{key}": getattr(section, key, None) for key in _FILES}
-    if recipe.rl is not None and recipe.rl.critic is not None:
-        named["rl.critic.source"] = recipe.rl.critic.source
+    if recipe.rl is not None and "rl" in recipe.stages:
+        pieces = {f"rl.{piece}": getattr(recipe.rl, piece) for piece in PIECES}
+        if recipe.rl.critic is not None:
+            named["rl.critic.source"] = recipe.rl.critic.source
+            pieces["rl.critic.loss"] = recipe.rl.critic.loss
+        functions |= {key: str(spec["name"]) for key, spec in pieces.items() if spec}
     found = {key: _own_function(name) for key, name in functions.items()}
-    found |= {key: _contents(value) for key, value in named.items()}
+    found |= {key: contents_digest(value) for key, value in named.items()}
     known = {key: digest for key, digest in found.items() if digest is not None}
     return {"contents": known} if known else {}
 
@@ -48,8 +54,7 @@ def _own_function(name: str) -> str | None:
     """The digest of a function that is named ``module:function``; None for one of ours."""
     if ":" not in name or name.startswith("reasoning_gym:"):
         return None
-    kind = "task or reward"
-    return function_digest(look_up(name, {}, kind=kind))
+    return function_digest(look_up(name, {}, kind="task, reward or piece"))
 
 
 def code_version() -> dict[str, str]:
@@ -61,9 +66,9 @@ def code_version() -> dict[str, str]:
     return {"posttrain": __version__, "source": source[:16], **versions}
 
 
-def _contents(value: Any) -> str | None:
+def contents_digest(value: Any) -> str | None:
     """The digest of a file, or of a model folder; None for what is neither, or means a stage."""
-    if not isinstance(value, str) or value in _WORDS:
+    if not isinstance(value, str) or value in WORDS:
         return None
     path = Path(value).expanduser()
     if path.is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ _GIVEN = ("completion", "prompt", "num_tokens", "stop_reason")
 class Graded:
     """The rows of a file with what a reward said of each, and how long it took in all."""
 
+    path: Path
     rows: Sequence[Mapping[str, Any]]
     scores: Sequence[Score]
     seconds: float
@@ -42,6 +44,7 @@ class Graded:
 
     def write(self, path: str | Path) -> None:
         """One line for each row: the row itself, and its state, value, seconds and reason."""
+        check_out(path, self.path)
         with replacing(Path(path)) as beside, beside.open("wb") as file:
             for row, score in zip(self.rows, self.scores, strict=True):
                 verdict = {
@@ -88,7 +91,18 @@ def grade_file(
         if pool is not None:
             pool.close()
     seconds = time.perf_counter() - started
-    return Graded(rows=[row for _, row in numbered], scores=scores, seconds=seconds)
+    return Graded(
+        path=Path(path), rows=[row for _, row in numbered], scores=scores, seconds=seconds
+    )
+
+
+def check_out(out: str | Path, path: str | Path) -> None:
+    """Refuse to write over the rows themselves, however the path is spelled."""
+    if os.path.exists(out) and os.path.exists(path) and os.path.samefile(out, path):
+        raise ValueError(
+            f"{out}: is the file that is graded ({path}), and would be overwritten; write the "
+            "scores to another file: --out graded.jsonl"
+        )
 
 
 def _rollout(row: Mapping[str, Any], *, where: str, scorer: RewardScorer) -> Rollout:

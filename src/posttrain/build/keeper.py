@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -10,6 +11,7 @@ from typing import Any
 
 from posttrain.algorithms.kl import Coefficient
 from posttrain.build.interrupts import Interrupts
+from posttrain.build.pace import SHARE, Clock, Pace
 from posttrain.learn.checkpoint import load_learner, save_learner
 from posttrain.learn.learner import LocalLearner
 from posttrain.pipelines.guard import Guard
@@ -28,8 +30,12 @@ More = Callable[[Path], Mapping[str, Any]]
 class Keeper:
     """Writes the checkpoints of one stage, and holds the one it goes on from, if any.
 
-    ``every`` is in steps; with 0 there is one only where the run is asked to stop.
+    They come every ``save_minutes`` by ``clock``, unless the stage says after how many steps; and
+    after its last step, so that saving and judging the model can be cut short too.
     """
+
+    tell: Callable[[str], None] = staticmethod(lambda text: None)
+    """Where a remark to the user goes."""
 
     def __init__(
         self,
@@ -37,9 +43,11 @@ class Keeper:
         *,
         interrupts: Interrupts | None = None,
         begins_at: Checkpoint | None = None,
+        save_minutes: float = 0.0,
         keep_last: int = 0,
         keep_best: int = 0,
         seconds: Callable[[], float] = float,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._folder = folder
         self._interrupts = interrupts or Interrupts()
@@ -47,6 +55,7 @@ class Keeper:
         self._keep_last, self._keep_best = keep_last, keep_best
         self._guard = Guard()
         self._seconds = seconds
+        self._pace = Pace(60.0 * save_minutes, clock=clock)
 
     @property
     def step(self) -> int:
@@ -68,6 +77,7 @@ class Keeper:
 
     def stepping(self) -> AbstractContextManager[None]:
         """Inside, a first Ctrl-C waits for the next call of :meth:`stepped`."""
+        self._pace.start()
         return self._interrupts.stepping()
 
     def restore(self, learner: LocalLearner) -> None:
@@ -77,23 +87,47 @@ class Keeper:
             load_learner(learner, self._begins_at.path, numbers=numbers)
 
     def stepped(
-        self, step: int, *, learner: LocalLearner, every: int, more: More | None = None
+        self,
+        step: int,
+        *,
+        learner: LocalLearner | None = None,
+        every: int | None = None,
+        last: bool = False,
+        more: More | None = None,
     ) -> None:
         """A step is done and logged: save where it is time to, stop where that was asked.
 
-        ``more`` writes what the stage keeps beside the learner, and returns the numbers of it.
+        ``every`` is in steps: None goes by time, and with 0 there is a checkpoint only where the
+        run is asked to stop. ``more`` writes what the stage keeps beside the learner, and returns
+        the numbers of it.
         """
-        if (every and step % every == 0) or self._interrupts.asked:
-
-            def fill(folder: Path) -> dict[str, Any]:
-                kept = dict(more(folder)) if more is not None else {}
-                counted = {"total": self._guard.total, "in_a_row": self._guard.in_a_row}
-                kept |= {"guard": counted, "seconds": self._seconds()}
-                return {**kept, "learner": save_learner(learner, folder)}
-
-            write_checkpoint(self._folder, step, fill=fill)
-            prune(self._folder, keep_last=self._keep_last, keep_best=self._keep_best)
+        due = self._pace.due if every is None else bool(every) and step % every == 0
+        wanted = self._pace.on if every is None else bool(every)
+        if due or (last and wanted) or self._interrupts.asked:
+            with self._pace.saving():
+                self._save(step, learner, more=more)
+            if every is None and self._pace.stretched and not last:
+                self._say_stretched()
         self._interrupts.check(saved=step)
+
+    def _save(self, step: int, learner: LocalLearner | None, *, more: More | None) -> None:
+        def fill(folder: Path) -> dict[str, Any]:
+            kept = dict(more(folder)) if more is not None else {}
+            counted = {"total": self._guard.total, "in_a_row": self._guard.in_a_row}
+            kept |= {"guard": counted, "seconds": self._seconds()}
+            return kept if learner is None else {**kept, "learner": save_learner(learner, folder)}
+
+        write_checkpoint(self._folder, step, fill=fill)
+        prune(self._folder, keep_last=self._keep_last, keep_best=self._keep_best)
+
+    def _say_stretched(self) -> None:
+        pace = self._pace
+        self.tell(
+            f"a checkpoint takes {pace.cost:.1f} s: so that they stay below {SHARE:.0%} of the "
+            f"time, the next comes after {pace.interval / 60:.3g} minutes, not after "
+            f"run.save_minutes. A kill loses no more than that; save_every, in steps, overrules it"
+        )
+        self.tell = lambda text: None  # once is enough
 
 
 def rl_state(

@@ -13,7 +13,8 @@ from torch import nn
 from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.corrections import CORRECTIONS
 from posttrain.algorithms.kl import Coefficient
-from posttrain.algorithms.losses import ADVANTAGE_LOSSES, POLICY_LOSSES, VALUE_LOSSES
+from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
+from posttrain.algorithms.pieces import Loss, facts
 from posttrain.algorithms.shaping import missing_end, overlong, score_at_last_token
 from posttrain.algorithms.weights import WEIGHTS
 from posttrain.build.parts import choose_compile, choose_compute
@@ -35,7 +36,7 @@ from posttrain.pipelines.plan import Plan, Stage
 from posttrain.registry import resolve
 
 Section = RlSection | SftSection | RewardSection
-_CENTRED_IN_GROUPS = ("group_normalised", "group_centred", "leave_one_out")
+_CENTRED_IN_GROUPS = ("group_normalised", "group_centred", "leave_one_out", "pass_at_k")
 
 
 def make_learner(
@@ -102,7 +103,12 @@ def make_reward_learner(
 
 
 def _optimizer(model: nn.Module, section: Section) -> torch.optim.Optimizer:
-    return adamw(model, learning_rate=section.learning_rate, weight_decay=section.weight_decay)
+    return adamw(
+        model,
+        learning_rate=section.learning_rate,
+        weight_decay=section.weight_decay,
+        betas=section.adam_betas,
+    )
 
 
 def _schedule(section: Section, total_steps: int) -> Callable[[int], float]:
@@ -140,7 +146,12 @@ def _critic(
             checkpoint_activations(critic.trunk, enabled=rl.checkpoint_activations)
     return Trained(
         critic,
-        adamw(critic, learning_rate=chosen.learning_rate, weight_decay=rl.weight_decay),
+        adamw(
+            critic,
+            learning_rate=chosen.learning_rate,
+            weight_decay=rl.weight_decay,
+            betas=rl.adam_betas,
+        ),
         schedule=_schedule(rl, total_steps),
         max_gradient_norm=rl.max_gradient_norm,
     )
@@ -149,7 +160,8 @@ def _critic(
 def needs_token_rewards(advantage: Mapping[str, Any]) -> bool:
     """Whether an advantage gives each token its own credit, so that the score needs a place."""
     discounted = advantage["name"] == "batch_whitened" and advantage.get("gamma", 1.0) != 1.0
-    return discounted or advantage["name"] in ("return_to_go", "gae")
+    function = resolve(advantage, ADVANTAGES, kind="rl.advantage")
+    return discounted or "token_rewards" in facts(function).needs
 
 
 def make_plan(rl: RlSection) -> Plan:
@@ -161,12 +173,13 @@ def make_plan(rl: RlSection) -> Plan:
     value_loss = None
     if critic is not None:
         value_loss = resolve(critic.loss, VALUE_LOSSES, kind="rl.critic.loss")
+    loss = resolve(rl.loss, POLICY_LOSSES, kind="rl.loss")
     return Plan(
         advantage=resolve(rl.advantage, ADVANTAGES, kind="rl.advantage"),
-        loss=resolve(rl.loss, POLICY_LOSSES, kind="rl.loss"),
+        loss=loss,
         weights=resolve(rl.weights, WEIGHTS, kind="rl.weights"),
         shaping=_shaping(rl),
-        whiten_rewards=rl.whiten_rewards,
+        whiten_rewards="population" if rl.whiten_rewards is True else rl.whiten_rewards or None,
         correction=correction,
         value_loss=value_loss,
         value_coefficient=critic.coefficient if critic is not None else 1.0,
@@ -175,21 +188,21 @@ def make_plan(rl: RlSection) -> Plan:
         kl_placement=kl.placement,
         kl_estimator=kl.estimator or "k3",
         kl_direction=kl.direction or "reverse",
+        kl_weighted=bool(kl.weighted),
         kl=_coefficient(kl),
         refresh_every=kl.refresh_every or 0,
         entropy_coefficient=rl.entropy_coefficient,
         kl_stop=rl.kl_stop if rl.kl_stop is not None else float("inf"),
         epochs=rl.epochs,
         minibatches=rl.minibatches,
-        advantage_only=_advantage_only(rl),
+        advantage_only=_advantage_only(rl, loss),
     )
 
 
-def _advantage_only(rl: RlSection) -> bool:
-    """Whether the loss is a multiple of the advantage and nothing is added to it."""
-    penalised = rl.loss["name"] not in ADVANTAGE_LOSSES
+def _advantage_only(rl: RlSection, loss: Loss) -> bool:
+    """Whether the loss says that it is 0 where the advantage is, and nothing is added to it."""
     bonus = rl.entropy_coefficient > 0 or rl.kl.placement == "loss" or rl.critic is not None
-    return not (penalised or bonus)
+    return facts(loss).zero_with_advantage and not bonus
 
 
 def _shaping(rl: RlSection) -> tuple[Stage, ...]:
@@ -231,4 +244,10 @@ def make_audit(recipe: Recipe, rl: RlSection, *, plan: Plan, device: str) -> Aud
         normalised = "group"
     exact = choose_compute(recipe.model, device) == torch.float32
     tolerance = 1e-4 if exact else 2e-2
-    return Audit(plan, normalised=normalised, tolerance=tolerance, max_lag=rl.max_lag)
+    return Audit(
+        plan,
+        normalised=normalised,
+        deviation=rl.advantage.get("deviation", "population"),
+        tolerance=tolerance,
+        max_lag=rl.max_lag,
+    )

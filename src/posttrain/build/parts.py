@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from posttrain.build.answer_check import with_check
 from posttrain.build.scoring import close, in_workers, make_scorer
 from posttrain.config import (
     EvalSection,
@@ -25,11 +26,12 @@ from posttrain.data.template import PromptTooLong, Template
 from posttrain.models.cache import context_length
 from posttrain.models.load import Policy, load_policy
 from posttrain.protocols import Engine, Scorer, Task
-from posttrain.registry import Spec, resolve, split
+from posttrain.registry import Spec, look_up, options, resolve, split
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines import ENGINES
 from posttrain.tasks import make_task
 from posttrain.types import Prompt, Sampling
+from posttrain.types.marks import Marks
 
 THREADS_BESIDE_GPU = 4
 WORTH_COMPILING = 100  # steps: sampling alone makes up for compilation in about forty
@@ -39,13 +41,18 @@ Section = TypeVar("Section", SftSection, PreferSection, RewardSection, RlSection
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What every stage shares; ``correct_by`` names the reward that decides what is right."""
+    """What every stage shares; ``marks`` says what its rewards mean."""
 
     device: str
     template: Template
     task: Task | None = None
     scorer: Scorer | None = None
-    correct_by: str = ""
+    marks: Marks = field(default_factory=Marks)
+
+    @property
+    def correct_by(self) -> str:
+        """The reward that decides what is right; empty where none does."""
+        return self.marks.check
 
     def close(self) -> None:
         """End what runs beside this process."""
@@ -95,15 +102,15 @@ def choose_compile(recipe: Recipe, device: str) -> bool:
 
 def make_policy(recipe: Recipe, source: str, *, device: str) -> Policy:
     """The policy in ``source``, ready to train; a stage's own computes as it did in that stage."""
-    model, options = recipe.model, recipe.model.options
+    model, chosen = recipe.model, recipe.model.options
     if source != model.name:
-        options = {name: value for name, value in options.items() if name == "attention"}
+        chosen = {name: value for name, value in chosen.items() if name == "attention"}
     return load_policy(
         source,
         dtype=model.dtype,
         device=device,
         seed=recipe.run.seed,
-        options=options,
+        options=chosen,
     )
 
 
@@ -135,11 +142,15 @@ def make_parts(
     own = dict(task.rewards) if task is not None else {}
     specs = dict(recipe.rewards or own)
     if MODEL_REWARD in specs and not set(specs) & set(own):
-        # A model's score says nothing of right or wrong: the task's own rewards watch.
-        specs = {**{name: watched(given) for name, given in own.items()}, **specs}
+        # A model's score says nothing of right or wrong: the task's own are monitored.
+        specs = {**{name: monitored(given) for name, given in own.items()}, **specs}
     graded = task is not None and any(stage in ("rl", "eval") for stage in recipe.stages)
     if rewards is None and (specs or graded):
         rewards = make_scorer(specs, template, device=device, own=reward_model)
+    marks = Marks()
+    if rewards is not None:
+        accuracy = (recipe.task or {}).get("accuracy")
+        rewards, marks = with_check(rewards, task, accuracy=accuracy)
     if rewards is not None and task is not None:
         for prompt in (*task.prompts("train"), *task.prompts("test")):
             rewards.check_columns(prompt)
@@ -150,20 +161,13 @@ def make_parts(
         template=template,
         task=task,
         scorer=rewards,
-        correct_by=_judge(rewards, own) if rewards is not None else "",
+        marks=marks,
     )
 
 
-def watched(given: float | Mapping[str, Any]) -> dict[str, Any]:
+def monitored(given: float | Mapping[str, Any]) -> dict[str, Any]:
     """A reward that is computed and shown, and counts for nothing."""
     return {**(given if isinstance(given, Mapping) else {}), "weight": 0.0}
-
-
-def _judge(rewards: RewardScorer, own: Mapping[str, Any]) -> str:
-    """The reward that decides what is right: the first of the task's own, else no model's."""
-    names = [reward.name for reward in rewards.rewards]
-    functions = [name for name in names if name != MODEL_REWARD]
-    return next((name for name in names if name in own), (functions or names)[0])
 
 
 def render_prompts(
@@ -216,13 +220,17 @@ def make_engine(
     compute: str = "auto",
     compiled: bool = False,
 ) -> Engine:
-    """The engine a recipe names, sampling from this policy's own weights in its own precision."""
-    name, options = split(spec, kind="engine")
-    if options.get("compute", "auto") == "auto":
-        options["compute"] = compute
-    if compiled and name == "native":
-        options["compiled"] = True
-    spec = {"name": name, **options}
+    """The engine a recipe names, sampling from this policy's own weights in its own precision.
+
+    ``compute`` and ``compiled`` are for the engines whose signature asks for them.
+    """
+    name, given = split(spec, kind="engine")
+    asked = options(look_up(name, ENGINES, kind="engine"))
+    if "compute" in asked and given.get("compute", "auto") == "auto":
+        given["compute"] = compute
+    if "compiled" in asked and compiled:
+        given["compiled"] = True
+    spec = {"name": name, **given}
     engine: Engine = resolve(spec, ENGINES, kind="engine")(policy, template.decode)
     return engine
 

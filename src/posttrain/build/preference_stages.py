@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from typing import Any
 from posttrain.build.guards import make_guard
 from posttrain.build.learners import make_reward_learner
 from posttrain.build.parts import filled, make_engine, make_template
+from posttrain.build.prefer_progress import Part, keep, take_up
 from posttrain.build.preference_rows import (
     PAIRS,
     TEST_PAIRS,
@@ -42,7 +42,7 @@ from posttrain.pipelines.preferences import RankedTokens, Verdict
 from posttrain.protocols import Scorer, Split
 from posttrain.runs.calibration_plot import plot_calibration
 from posttrain.runs.files import replacing, write_json
-from posttrain.types import Rollout, Sampling
+from posttrain.types import Prompt, Rollout, Sampling
 
 CHUNK = 128  # prompts between two signs of life
 
@@ -55,24 +55,33 @@ def prefer_steps(recipe: Recipe, num_prompts: int) -> int:
 
 def run_prefer(context: Context) -> dict[str, Any]:
     """Sample completions, let the annotator compare them, and write the preferences."""
-    section = filled(context.recipe.prefer)
-    record: dict[str, Any] = {}
+    section, task = filled(context.recipe.prefer), context.parts.task
     files: dict[Split, str] = {"train": PAIRS, "test": TEST_PAIRS}
-    for split, name in files.items():
-        if context.parts.task is None or not context.parts.task.prompts(split):
-            continue  # without test prompts, the stage reward holds out some of the others
-        found = Annotated()
-        for step, more in enumerate(_annotated(context, split), start=1):
-            found += more
-            if split == "train":
-                context.tracker.log(step, _counts(found))
+    # Without test prompts, the stage reward holds out some of the others.
+    splits = [split for split in files if task is not None and task.prompts(split)]
+    work = {split: _questions(context, split) for split in splits}
+    ahead = sum(map(len, work.values()))  # parts of the work that are not done
+    progress = take_up(context.keeper.begins_at)
+    record: dict[str, Any] = {}
+    for split in splits:
+        part = progress.setdefault(split, Part.new(f"{context.recipe.run.seed} {split}"))
+        ahead -= part.done
+        with context.keeper.stepping():
+            for more in _annotated(context, split, work=work[split][part.done :], part=part):
+                part.add(more)
+                ahead -= 1
+                if split == "train":
+                    context.tracker.log(part.done, _counts(part.found))
+                done = sum(known.done for known in progress.values())
+                context.keeper.stepped(done, last=ahead == 0, more=lambda to: keep(progress, to))
+        found = part.found
         if not found.sets:
             raise ValueError(
                 f"prefer: the {split} prompts gave no preference: all comparisons were ties. The "
                 "policy answers the same every time, or the rewards cannot tell answers apart; "
                 "raise prefer.temperature or prefer.samples, or look at the rewards"
             )
-        with replacing(context.folder.path / name) as beside:
+        with replacing(context.folder.path / files[split]) as beside:
             write_preferences(beside, found.sets)
         record[split] = {**vars(found), "sets": len(found.sets)}
     return {**record, "error_rate": section.error_rate}
@@ -87,7 +96,35 @@ def _counts(found: Annotated) -> dict[str, float]:
     }
 
 
-def _annotated(context: Context, split: Split) -> Iterator[Annotated]:
+@dataclass(frozen=True, kw_only=True)
+class Questions:
+    """Prompts that are asked together, and what decides their answers."""
+
+    prompts: Sequence[Prompt]
+    seed: int
+
+
+def _questions(context: Context, split: Split) -> list[Questions]:
+    """The prompts of a split, some at a time, as often as the section asks."""
+    section = filled(context.recipe.prefer)
+    prompts = rendered_prompts(
+        context.parts,
+        context.policy,
+        split=split,
+        max_new_tokens=section.max_new_tokens,
+        limit=section.num_prompts if split == "train" else None,
+    )
+    seed = context.recipe.run.seed * 1_000_003 + (500_000 if split == "test" else 0)
+    return [
+        Questions(prompts=prompts[start : start + CHUNK], seed=seed + repeat * len(prompts) + start)
+        for repeat in range(section.repeats)
+        for start in range(0, len(prompts), CHUNK)
+    ]
+
+
+def _annotated(
+    context: Context, split: Split, *, work: Sequence[Questions], part: Part
+) -> Iterator[Annotated]:
     recipe, parts, section = context.recipe, context.parts, filled(context.recipe.prefer)
     assert parts.task is not None, "the rules want a task"
     rewards = section.rewards or parts.task.rewards
@@ -96,8 +133,7 @@ def _annotated(context: Context, split: Split) -> Iterator[Annotated]:
         judge.check_columns(prompt)
     scorer = in_workers(judge, recipe.grading)
     try:
-        generator = random.Random(f"{recipe.run.seed} {split}")
-        for rollouts in _compared(context, split, scorer=scorer):
+        for rollouts in _compared(context, work, scorer=scorer):
             check_invalid(rollouts, section.max_invalid)
             found = Annotated()
             for _, group in itertools.groupby(rollouts, key=lambda rollout: rollout.group):
@@ -106,39 +142,32 @@ def _annotated(context: Context, split: Split) -> Iterator[Annotated]:
                     error_rate=section.error_rate,
                     min_gap=section.min_gap,
                     ranked=section.ranked,
-                    generator=generator,
+                    generator=part.generator,
                 )
             yield found
     finally:
         close(scorer)
 
 
-def _compared(context: Context, split: Split, *, scorer: Scorer) -> Iterator[list[Rollout]]:
-    """Scored completions of the prompts, some prompts at a time, as often as the section asks."""
+def _compared(
+    context: Context, work: Sequence[Questions], *, scorer: Scorer
+) -> Iterator[list[Rollout]]:
+    """Scored completions, one list for each part of the work."""
     recipe, section = context.recipe, filled(context.recipe.prefer)
     named = recipe.rl.engine if recipe.rl is not None and recipe.rl.engine else "native"
     engine = make_engine(
         named, context.policy, template=context.parts.template, compute=recipe.model.compute
     )
-    prompts = rendered_prompts(
-        context.parts,
-        context.policy,
-        split=split,
-        max_new_tokens=section.max_new_tokens,
-        limit=section.num_prompts if split == "train" else None,
-    )
     sampling = Sampling(max_new_tokens=section.max_new_tokens, temperature=section.temperature)
-    seed = recipe.run.seed * 1_000_003 + (500_000 if split == "test" else 0)
-    for repeat in range(section.repeats):
-        for start in range(0, len(prompts), CHUNK):
-            yield answer(
-                engine,
-                prompts[start : start + CHUNK],
-                scorer=scorer,
-                sampling=sampling,
-                samples=section.samples,
-                seed=seed + repeat * len(prompts) + start,
-            )
+    for questions in work:
+        yield answer(
+            engine,
+            questions.prompts,
+            scorer=scorer,
+            sampling=sampling,
+            samples=section.samples,
+            seed=questions.seed,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,12 +221,13 @@ def check_early(recipe: Recipe, policy: Policy) -> None:
 def run_reward(context: Context, job: RewardJob) -> dict[str, Any]:
     """Train the reward model, judge it on what it has not seen, normalise and save it."""
     recipe, section = context.recipe, filled(context.recipe.reward)
+    total_steps = job.num_steps(section)
     learner = make_reward_learner(
         recipe,
         job.reward,
         section=section,
         device=context.parts.device,
-        total_steps=job.num_steps(section),
+        total_steps=total_steps,
     )
     context.keeper.restore(learner)
     guard = make_guard(section, context.folder.path, decode=job.reward.tokenizer.decode)
@@ -209,7 +239,7 @@ def run_reward(context: Context, job: RewardJob) -> dict[str, Any]:
             batch_size=section.batch_size,
             pad_token=job.reward.pad_token,
             seed=recipe.run.seed,
-            on_step=logged(context, learner, every=section.save_every),
+            on_step=logged(context, learner, every=section.save_every, total_steps=total_steps),
             start=context.keeper.step,
             guard=context.keeper.keep(guard),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,23 @@ from rich.console import Console
 
 from posttrain.build.advice import next_steps
 from posttrain.config import Recipe
-from posttrain.pipelines.evaluate import Evaluation, is_correct
+from posttrain.pipelines.evaluate import Evaluation
 from posttrain.runs import (
-    Interval,
+    HeldOut,
     Rollouts,
     RunFolder,
     Sample,
+    ends,
+    held_out,
     plot_curves,
     read_rollouts,
     render_summary,
     replacing,
+    series,
 )
 from posttrain.track.encoding import encode_json
 from posttrain.types import Rollout
+from posttrain.types.marks import Marks, has_full_marks
 
 NUM_SAMPLES = 5
 
@@ -66,7 +71,9 @@ class Run:
     def plot(self, path: str | Path | None = None, *, stage: str = "rl") -> Path:
         """Draw the curves of a stage; without a path, into the run folder."""
         target = Path(path) if path is not None else self.folder.curves
-        plot_curves(self.folder.stage(stage).records(), target, title=self.folder.path.name)
+        folder = self.folder.stage(stage)
+        title, by = self.folder.path.name, folder.accuracy_by
+        plot_curves(folder.records(), target, title=title, accuracy_by=by)
         return target
 
     def __repr__(self) -> str:
@@ -75,12 +82,12 @@ class Run:
 
 def write_evaluation(path: Path, found: Evaluation) -> dict[str, Any]:
     """Write one line a problem, and return the estimates as plain numbers."""
-    counts: dict[int, list[bool]] = {}
+    counts: dict[int, list[bool | None]] = {}
     for rollout in found.sampled:
-        counts.setdefault(rollout.group, []).append(is_correct(rollout, found.correct_by))
+        counts.setdefault(rollout.group, []).append(_is_right(rollout, found.marks))
     with replacing(path) as beside, beside.open("wb") as file:
         for rollout in found.greedy:
-            line = _problem(rollout, found.correct_by) | _sampled(counts.get(rollout.group, []))
+            line = _problem(rollout, found.marks) | _sampled(counts.get(rollout.group, []))
             file.write(encode_json(line) + b"\n")
     estimates = {
         name: {"value": estimate.value, "low": estimate.low, "high": estimate.high}
@@ -88,6 +95,7 @@ def write_evaluation(path: Path, found: Evaluation) -> dict[str, Any]:
     }
     return {
         "estimates": estimates,
+        "above_one": dict(found.above_one),
         "reward": found.mean_reward,
         "parts": dict(found.parts),
         "invalid": found.invalid,
@@ -103,20 +111,13 @@ def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Co
     if stage is not None:
         places |= {"picture": run.plot(stage=stage)}
         places |= {} if folder.model is None else {"model": folder.model}
-    held_out = {"before": _before(folder), "after": _after(folder)}
-    samples = _pairs(folder)
+    found = held_out(folder)
+    samples, drawn = _pairs(folder, found, seed=recipe.run.seed)
     folder.write_samples([vars(sample) for sample in samples])
-    records = folder.stage("rl").records()
-    rewards = [record["reward/mean"] for record in records if "reward/mean" in record]
     summary: dict[str, Any] = {"seconds": seconds, "seed": recipe.run.seed}
     summary |= {"stages": list(folder.stages), "model": str(folder.model or "")}
-    for when, found in held_out.items():
-        if found:
-            estimates = found["estimates"]
-            summary |= {f"accuracy_{when}": estimates["accuracy"]["value"], when: estimates}
-            summary |= {f"invalid_{when}": found["invalid"]}
-            if found["invalid"]:
-                summary.setdefault("invalid_reason", found.get("reason", ""))
+    summary |= _held_out_numbers(found)
+    summary |= {"answers_shown": drawn} if drawn else {}
     if "prefer" in folder.stages:
         places |= {"preferences": folder.stage("prefer").path / "pairs.jsonl"}
     verdict = (folder.stage_record("reward") or {}).get("verdict")
@@ -124,8 +125,12 @@ def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Co
         places |= {"reward model": folder.stage("reward").model}
         summary |= {"reward_model": {k: v for k, v in verdict.items() if k != "calibration"}}
         places |= {"calibration": folder.stage("reward").path / "calibration.png"}
-    if rewards:
-        summary |= {"reward_first": rewards[0], "reward_last": rewards[-1]}
+    rewards = ends(series(folder.stage("rl").records(), "reward/mean"))
+    measures = found.means()
+    if rewards is not None:
+        summary |= {"reward_first": rewards.first, "reward_last": rewards.last}
+        summary |= {"reward_steps": rewards.num}
+        measures[f"training reward, {over_steps(rewards.num)}"] = (rewards.first, rewards.last)
     findings = folder.findings()
     summary |= {"diagnosis": findings}
     if "rl" in folder.stages:
@@ -135,35 +140,75 @@ def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Co
         render_summary(
             title=folder.path.name,
             seconds=seconds,
-            accuracy_before=_interval(held_out["before"]),
-            accuracy_after=_interval(held_out["after"]),
-            broken=_broken(held_out),
-            reward=(rewards[0], rewards[-1]) if rewards else None,
-            measures=_measures(folder),
+            shares=list(found.shares().values()),
+            broken=_broken({"before": found.before, "after": found.after}),
+            notes=found.notes(),
+            measures=measures,
+            losses=_losses(folder),
             facts=_made(folder) | _facts(verdict),
             places=places,
             findings=findings,
             samples=samples,
+            drawn=drawn,
             next_steps=next_steps(
                 folder,
                 recipe,
                 findings=findings,
                 problems=list(_problems(folder.stage("eval").path / "problems.jsonl").values()),
             ),
-        )
+        ),
+        crop=False,
     )
     return run
 
 
-def _measures(folder: RunFolder) -> dict[str, tuple[float | None, float | None]]:
-    """Means of the rewards on held-out problems, before and after; one alone says no more than
-    the accuracy does.
-    """
-    before, after = (found.get("parts", {}) for found in (_before(folder), _after(folder)))
-    names = dict.fromkeys([*before, *after])
-    if len(names) < 2:
+def _held_out_numbers(found: HeldOut) -> dict[str, Any]:
+    """What ``summary.json`` says of the evaluations: shares, every reward, broken scores."""
+    if not found.exists:
         return {}
-    return {f"held-out {name}": (before.get(name), after.get(name)) for name in names}
+    shares = found.shares()
+    full: dict[str, dict[str, float]] = {}
+    numbers: dict[str, Any] = {"accuracy_by": found.accuracy_by, "above_one": found.above_one}
+    means: dict[str, dict[str, float]] = {}
+    for when, told in (("before", found.before), ("after", found.after)):
+        if not told:
+            continue
+        values = {name: getattr(share, when) for name, share in shares.items()}
+        known = {name: interval.value for name, interval in values.items() if interval is not None}
+        if "accuracy" in known:
+            numbers[f"accuracy_{when}"] = known.pop("accuracy")
+        for name, value in known.items():
+            full.setdefault(name.removeprefix("full_marks/"), {})[when] = value
+        for name, value in told["parts"].items():
+            means.setdefault(name, {})[when] = value
+        numbers |= {when: told["estimates"], f"mean_reward_{when}": told["reward"]}
+        numbers[f"invalid_{when}"] = told["invalid"]
+        if told["invalid"]:
+            numbers.setdefault("invalid_reason", told.get("reason", ""))
+    weighed = {name: {"weight": weight} for name, weight in found.weights.items()}
+    rewards = {name: {**weighed.get(name, {}), **means.get(name, {})} for name in weighed | means}
+    return {**numbers, **({"full_marks": full} if full else {}), "rewards": rewards}
+
+
+def _losses(folder: RunFolder) -> dict[str, tuple[float | None, float | None]]:
+    """The losses of the stage sft; those on held-out rows are of all of them, each time."""
+    records, losses = folder.stage("sft").records(), {}
+    trained = ends(series(records, "loss/total"))
+    if trained is not None:
+        losses[f"sft loss, {over_steps(trained.num)}"] = (trained.first, trained.last)
+    tested = series(records, "test/loss")
+    if tested:
+        losses["sft held-out loss"] = (tested[0], tested[-1])
+    return dict(losses)
+
+
+def over_steps(num: int) -> str:
+    """Over what the two ends of a curve are means.
+
+    >>> over_steps(1), over_steps(3)
+    ('first and last step', 'first and last 3 steps')
+    """
+    return "first and last step" if num == 1 else f"first and last {num} steps"
 
 
 def _made(folder: RunFolder) -> dict[str, str]:
@@ -191,7 +236,12 @@ def _facts(verdict: Mapping[str, Any] | None) -> dict[str, str]:
     }
 
 
-def _problem(rollout: Rollout, correct_by: str) -> dict[str, Any]:
+def _is_right(rollout: Rollout, marks: Marks) -> bool | None:
+    """Whether the check of answers gave full marks; None where there is no such check."""
+    return has_full_marks(rollout, marks.check, marks=marks) if marks.check else None
+
+
+def _problem(rollout: Rollout, marks: Marks) -> dict[str, Any]:
     score = rollout.score
     assert score is not None, "evaluate scores every rollout"
     answer = rollout.prompt.columns.get("answer")
@@ -200,7 +250,7 @@ def _problem(rollout: Rollout, correct_by: str) -> dict[str, Any]:
         "prompt": rollout.prompt.text,
         "answer": None if answer is None else str(answer),
         "completion": rollout.completion.text,
-        "correct": is_correct(rollout, correct_by),
+        "correct": _is_right(rollout, marks),
         "reward": score.value,
         "parts": dict(score.parts),
         "state": score.state,
@@ -210,12 +260,12 @@ def _problem(rollout: Rollout, correct_by: str) -> dict[str, Any]:
     }
 
 
-def _sampled(correct: list[bool]) -> dict[str, Any]:
-    return {"samples": len(correct), "samples_correct": sum(correct)} if correct else {}
-
-
-def _interval(found: Mapping[str, Any]) -> Interval | None:
-    return Interval(**found["estimates"]["accuracy"]) if found else None
+def _sampled(right: list[bool | None]) -> dict[str, Any]:
+    """Of how many samples how many are right, where something checks them."""
+    if not right:
+        return {}
+    known = [verdict for verdict in right if verdict is not None]
+    return {"samples": len(right)} | ({"samples_correct": sum(known)} if known else {})
 
 
 def _broken(held_out: Mapping[str, Mapping[str, Any]]) -> str:
@@ -234,40 +284,38 @@ def _broken(held_out: Mapping[str, Mapping[str, Any]]) -> str:
     return f"{shares.popitem()[1] if alike else ', '.join(told)} (first: {broken[0]})"
 
 
-def _before(folder: RunFolder) -> dict[str, Any]:
-    """The evaluation before RL, where it asked what the one at the end did."""
-    found = dict((folder.stage_record("rl") or {}).get("before", {}))
-    after = _after(folder)
-    return found if found.get("of") == after.get("of", found.get("of")) else {}
-
-
-def _after(folder: RunFolder) -> dict[str, Any]:
-    """The evaluation at the end of the run."""
-    return dict((folder.stage_record("eval") or {}).get("after", {}))
-
-
-def _pairs(folder: RunFolder) -> list[Sample]:
-    """Held-out problems before and after; those whose verdict changed come first."""
-    before = _problems(folder.stage("rl").path / "before.jsonl") if _before(folder) else {}
+def _pairs(folder: RunFolder, found: HeldOut, *, seed: int) -> tuple[list[Sample], str]:
+    """A few held-out problems before and after, drawn at random, and how they were drawn."""
+    before = _problems(folder.stage("rl").path / "before.jsonl") if found.before else {}
     after = _problems(folder.stage("eval").path / "problems.jsonl")
     shared = [name for name in after if name in before]
-    shared.sort(key=lambda name: _right(before[name]) == _right(after[name]))
-    return [
+    if not shared:
+        return [], ""
+    chosen = set(random.Random(seed).sample(shared, min(NUM_SAMPLES, len(shared))))
+    how = f"{len(chosen)} of {len(shared)} held-out problems, drawn at random (seed {seed})"
+    if len(chosen) == len(shared):
+        how = f"all {len(shared)} held-out problems"
+    how += "" if found.accuracy_by else "; the reward in brackets"
+    samples = [
         Sample(
             prompt=after[name]["prompt"],
             before=before[name]["completion"],
             after=after[name]["completion"],
             answer=after[name]["answer"],
-            right_before=_right(before[name]),
-            right_after=_right(after[name]),
+            right_before=_graded(before[name], "correct"),
+            right_after=_graded(after[name], "correct"),
+            reward_before=_graded(before[name], "reward"),
+            reward_after=_graded(after[name], "reward"),
         )
-        for name in shared[:NUM_SAMPLES]
+        for name in shared
+        if name in chosen
     ]
+    return samples, how
 
 
-def _right(problem: Mapping[str, Any]) -> bool | None:
-    """Whether the answer was right; None where it could not be graded."""
-    return problem["correct"] if problem["state"] == "ok" else None
+def _graded(problem: Mapping[str, Any], key: str) -> Any:
+    """What was said of an answer; None where it could not be graded."""
+    return problem[key] if problem["state"] == "ok" else None
 
 
 def _problems(path: Path) -> dict[str, dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ from posttrain.registry import did_you_mean
 from posttrain.runs import RunFolder, StageFolder, config_digest, differences, read_json, write_json
 from posttrain.runs.checkpoints import Checkpoint, cut_back, newest
 from posttrain.runs.drift import is_within, settings
+from posttrain.track.text import command_line
 
 BESIDE_RECIPE = ("supplied", "contents", "code")
 """What config.json holds beside the recipe: objects handed over, files and functions, the code."""
@@ -63,7 +63,7 @@ def check_same(path: str | Path, config: Mapping[str, Any], *, allow: Sequence[s
     refused = [change for change in changes if not is_within(_key(change), allow)]
     if refused:
         keys = list(dict.fromkeys(_table(change) for change in refused))
-        options = " ".join(f"--allow-changes {key}" for key in keys)
+        options = command_line(*(word for key in keys for word in ("--allow-changes", key)))
         how = f"allow_changes={keys}" if "supplied" in old else options
         raise ValueError(
             f"{folder.path}: cannot go on as the same run, because this has changed:\n  "
@@ -111,10 +111,18 @@ def stage_digests(config: Mapping[str, Any], stages: Sequence[str]) -> dict[str,
     digest = config_digest(config["model"], str(config["run"]["seed"]))
     digests = {}
     for stage in stages:
-        keys = (stage, "task", "rewards", "supplied", "contents")
-        digest = config_digest({key: config.get(key, {}) for key in keys}, digest)
+        keys = (stage, "task", "rewards", "supplied")
+        contents = config.get("contents", {}).items()
+        used = {key: value for key, value in contents if stage == "rl" or not _of_rl(key)}
+        depends = {**{key: config.get(key, {}) for key in keys}, "contents": used}
+        digest = config_digest(depends, digest)
         digests[stage] = digest
     return digests
+
+
+def _of_rl(key: str) -> bool:
+    """Whether a file or function is the stage rl's alone: those before it do without."""
+    return key.startswith("rl.")
 
 
 def take_up(
@@ -156,7 +164,7 @@ def how_to_continue(folder: RunFolder) -> str:
     """What to call to go on with a run."""
     if "supplied" in folder.config:
         return "call the same function again with resume=True"
-    return f"posttrain resume {shlex.quote(str(folder.path))}"
+    return command_line("posttrain", "resume", folder.path)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,14 @@ from typing import Any
 
 from posttrain.protocols import Split, Task
 from posttrain.tasks import PromptTask, make_task
-from posttrain.tasks.jsonl import Columns, check_rows, gold_answer, name_prompts, read_prompts
+from posttrain.tasks.jsonl import (
+    Columns,
+    answer_check,
+    check_rows,
+    gold_answer,
+    name_prompts,
+    read_prompts,
+)
 from posttrain.types import Prompt
 
 Rows = Sequence[str | Mapping[str, Any]]
@@ -43,6 +50,7 @@ def rows_task(
         train=train,
         test=test,
         solve=gold_answer,
+        accuracy=answer_check((*train, *test)),
     )
 
 

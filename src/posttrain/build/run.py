@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
 from posttrain.build.check import before_rl
 from posttrain.build.diagnosis import (
@@ -25,6 +26,7 @@ from posttrain.build.fingerprint import code_version, fingerprints
 from posttrain.build.guards import guarded
 from posttrain.build.interrupts import Interrupts
 from posttrain.build.keeper import Keeper
+from posttrain.build.pace import Clock
 from posttrain.build.parts import (
     Parts,
     choose_device,
@@ -33,6 +35,7 @@ from posttrain.build.parts import (
     make_parts,
     make_policy,
 )
+from posttrain.build.places import note_places
 from posttrain.build.preference_stages import (
     check_early,
     prefer_steps,
@@ -49,15 +52,18 @@ from posttrain.build.resume import (
     take_up,
     told,
 )
-from posttrain.build.sft_stage import fitting, run_sft, sft_rows, sft_steps
+from posttrain.build.sft_rows import fitting, sft_rows
+from posttrain.build.sft_stage import run_sft, sft_steps
 from posttrain.build.stages import Context, run_rl
 from posttrain.build.supplied import Supplied
+from posttrain.build.trained_rows import check_has_test
 from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.models.load import Policy
 from posttrain.protocols import Tracker
 from posttrain.runs import RunFolder
+from posttrain.runs.checkpoints import clear
 from posttrain.runs.report import TITLES
-from posttrain.track import TRACKERS, Several
+from posttrain.track import TRACKERS, ConsoleTracker, Several
 from posttrain.track import Stage as TrackedStage
 from posttrain.track.diagnosis import Diagnosing, Setup
 
@@ -72,13 +78,15 @@ def run(
     console: Console | None = None,
     resume: bool = False,
     allow_changes: Sequence[str] = (),
+    clock: Clock = time.monotonic,
 ) -> Run:
     """Run every stage of a recipe that is not finished yet, and return what came out.
 
     ``text`` is the recipe as the user wrote it, kept in the folder. A quiet ``console`` silences
     the live display too. With ``resume`` a stage that was cut short goes on from its last
     checkpoint, exactly as if it had not been; another recipe, data or code are then refused, but
-    for the keys in ``allow_changes``. Without, it starts anew.
+    for the keys in ``allow_changes``. Without, it starts anew. ``clock`` tells the seconds by
+    which checkpoints come.
     """
     supplied, console = supplied or Supplied(), console or Console()
     recipe = resolve(recipe, supplied=supplied.names())
@@ -90,6 +98,7 @@ def run(
             console=console,
             resume=resume,
             allow_changes=allow_changes,
+            clock=clock,
         )
 
 
@@ -101,9 +110,10 @@ def _run(
     console: Console,
     resume: bool,
     allow_changes: Sequence[str],
+    clock: Clock,
 ) -> Run:
     for caution in cautions(recipe):
-        console.print(f"[yellow]caution:[/yellow] {caution}")
+        console.print(Text.assemble(("caution: ", "yellow"), caution), soft_wrap=True)
     config = {**to_dict(recipe), **supplied.config(), **fingerprints(recipe)}
     config["code"] = code_version()
     if resume:
@@ -115,6 +125,7 @@ def _run(
     if folder.finished:
         console.print(f"{folder.path}: finished already; nothing to do")
         return Run(folder)
+    note_places(folder, recipe)
     torch.set_num_threads(choose_threads(recipe))
     for stage in folder.stages:
         if stage not in recipe.stages:  # of an earlier recipe: its results are not this run's
@@ -127,6 +138,7 @@ def _run(
             console=console,
             interrupts=interrupts,
             resume=resume,
+            clock=clock,
         )
         try:
             for stage in recipe.stages:
@@ -157,8 +169,10 @@ class _Job:
         console: Console,
         interrupts: Interrupts,
         resume: bool = False,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._recipe = recipe
+        self._clock = clock
         self._started, self._seconds_before = time.monotonic(), 0.0
         self._interrupts = interrupts
         self._resume = resume
@@ -171,6 +185,8 @@ class _Job:
         self._parts: Parts | None = None
         self._load(recipe.model.name)
         check_early(recipe, self._policy)
+        if "eval" in recipe.stages and self._parts is not None and self._parts.task is not None:
+            check_has_test(self._parts.task, recipe.task)
 
     def seconds(self) -> float:
         """How long the run has worked, in this process and in those before it."""
@@ -182,6 +198,7 @@ class _Job:
         if self._folder.stage_done(stage, self._digests[stage]):
             self._seconds_before = (self._folder.stage_record(stage) or {}).get("seconds", 0.0)
             self._console.print(f"{stage}: finished already; taken from the run folder")
+            self._tidy(stage)  # the run may have been cut short before
             if stage != "reward" and self._folder.stage(stage).model.is_dir():
                 self._load(str(self._folder.stage(stage).model))
             return
@@ -194,6 +211,13 @@ class _Job:
         }[stage]
         record = {**work(), "seconds": self.seconds()}
         self._folder.finish(stage, digest=self._digests[stage], record=record)
+        self._tidy(stage)
+
+    def _tidy(self, stage: str) -> None:
+        """Of a finished stage, remove checkpoints that no one asked for: its model is there."""
+        asked = getattr(getattr(self._recipe, stage), "save_every", None) is not None
+        if not asked and self._recipe.run.keep_last:
+            clear(self._folder.stage(stage))
 
     def close(self) -> None:
         """End what runs beside this process."""
@@ -218,10 +242,12 @@ class _Job:
         )
 
     def _sft(self) -> Mapping[str, Any]:
-        rows = fitting(sft_rows(self._recipe, self._policy, parts=self._ready), self._policy)
-        with self._stage("sft", total_steps=sft_steps(self._recipe, len(rows))) as context:
-            run_sft(context, rows)
-        return {"demonstrations": len(rows)}
+        read = sft_rows(self._recipe, self._policy, parts=self._ready)
+        rows = fitting(read, self._policy, section=filled(self._recipe.sft))
+        if rows.note:
+            self._console.print(rows.note, markup=False, soft_wrap=True)
+        with self._stage("sft", total_steps=sft_steps(self._recipe, len(rows.train))) as context:
+            return run_sft(context, rows)
 
     def _prefer(self) -> Mapping[str, Any]:
         task = self._ready.task
@@ -274,13 +300,17 @@ class _Job:
                 self._seconds_before = begins_at.state["seconds"]
         else:
             folder = start(self._folder, stage, digest=digest, console=self._console)
+        if stage in ("rl", "eval"):
+            folder.write_marks(self._ready.marks)
         keeper = Keeper(
             folder,
             interrupts=self._interrupts,
             begins_at=begins_at,
+            save_minutes=self._recipe.run.save_minutes,
             keep_last=self._recipe.run.keep_last,
             keep_best=self._recipe.run.keep_best,
             seconds=self.seconds,
+            clock=self._clock,
         )
         tracked = TrackedStage(
             name=stage,
@@ -289,11 +319,15 @@ class _Job:
             title=TITLES[stage],
             steps_before=keeper.step,
             config=self._config.get(stage, {}),
+            marks=self._ready.marks if stage == "rl" else None,
         )
         # The console comes last: its live display starts only once the others could be made.
         shown = () if self._console.quiet else ("console",)
         names = ("jsonl", *self._recipe.run.trackers, *shown) if total_steps else ()
         trackers = [TRACKERS[name](tracked) for name in names]
+        for seen in trackers:
+            if isinstance(seen, ConsoleTracker):
+                keeper.tell = seen.note
         tracker: Tracker = Several(trackers)
         if stage in DIAGNOSED:
             setup = self._setup(sft_steps=total_steps if stage == "sft" else 0)

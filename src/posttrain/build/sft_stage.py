@@ -1,57 +1,24 @@
-"""The stage ``sft``: demonstrations as tokens, then supervised training on them."""
+"""The stage ``sft``: supervised training on demonstrations, and its loss on held-out ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping
 from typing import Any
 
+from posttrain.build.best import Best
 from posttrain.build.guards import make_guard
 from posttrain.build.learners import make_learner
-from posttrain.build.parts import Parts, filled, tell_left_out
+from posttrain.build.parts import filled
+from posttrain.build.sft_rows import SftRows
 from posttrain.build.stages import Context, logged
-from posttrain.config import Recipe, SftSection
-from posttrain.data.sources import read_demonstrations
-from posttrain.models.cache import context_length
-from posttrain.models.load import Policy
+from posttrain.config import Recipe
+from posttrain.learn.learner import LocalLearner
 from posttrain.pipelines import supervised
-from posttrain.protocols import Task
-from posttrain.tasks import demonstrations
-from posttrain.types import Prompt
+from posttrain.runs import plot_curves
 
-
-def sft_rows(recipe: Recipe, policy: Policy, *, parts: Parts) -> list[supervised.Row]:
-    """The demonstrations as tokens, with True where the completion is."""
-    section = filled(recipe.sft)
-    rows = _demonstrations(section, parts.task, seed=recipe.run.seed)
-    end = policy.end_tokens[0]
-    template = parts.template
-    tokens: list[supervised.Row] = []
-    for number, row in enumerate(rows):
-        if "messages" in row:
-            tokens.append(template.render_conversation(row["messages"]))
-            continue
-        prompt = template.render(Prompt(id=f"demonstration-{number}", text=row["prompt"])).tokens
-        completion = template.encode_completion(row["completion"], end)
-        chosen = (False,) * len(prompt) + (True,) * len(completion)
-        tokens.append(((*prompt, *completion), chosen))
-    return tokens
-
-
-def fitting(rows: Sequence[supervised.Row], policy: Policy) -> list[supervised.Row]:
-    """The rows that fit into the model's context; the others are left out, loudly."""
-    limit = context_length(policy.model)
-    kept = [row for row in rows if limit is None or len(row[0]) <= limit]
-    tell_left_out(len(kept), len(rows), option="sft.data", rows="demonstrations", limit=limit)
-    return kept
-
-
-def _demonstrations(section: SftSection, task: Task | None, *, seed: int) -> list[dict[str, Any]]:
-    if section.data == "task":
-        if task is None:
-            raise ValueError('sft.data: "task" needs a task; name one, or give a JSONL file')
-        wrong, count = section.wrong_share, section.num_demonstrations
-        return list(demonstrations(task, num=count, wrong_share=wrong, seed=seed))
-    return read_demonstrations(section.data)[: section.num_demonstrations]
+TEST_LOSS = "test/loss"
+EVALUATIONS = 10  # in a stage, about, where the recipe does not say how often
 
 
 def sft_steps(recipe: Recipe, num_rows: int) -> int:
@@ -60,29 +27,71 @@ def sft_steps(recipe: Recipe, num_rows: int) -> int:
     return supervised.num_steps(num_rows, section.batch_size, epochs=section.epochs)
 
 
-def run_sft(context: Context, rows: Sequence[supervised.Row]) -> None:
-    """Supervised fine-tuning."""
+def evaluation_steps(total_steps: int, *, epochs: int) -> int:
+    """Steps between evaluations: about ten in the stage, and at least one an epoch.
+
+    >>> [evaluation_steps(total, epochs=epochs) for total, epochs in ((500, 1), (500, 50), (3, 1))]
+    [50, 10, 1]
+    """
+    return max(1, min(total_steps // EVALUATIONS, total_steps // epochs))
+
+
+def run_sft(context: Context, rows: SftRows) -> dict[str, Any]:
+    """Supervised fine-tuning; what the stage's record says."""
     recipe, policy = context.recipe, context.policy
-    section = filled(recipe.sft)
+    section, keeper = filled(recipe.sft), context.keeper
+    total_steps = sft_steps(recipe, len(rows.train))
     learner = make_learner(
-        recipe,
-        policy,
-        section=section,
-        device=context.parts.device,
-        total_steps=sft_steps(recipe, len(rows)),
+        recipe, policy, section=section, device=context.parts.device, total_steps=total_steps
     )
-    context.keeper.restore(learner)
+    keeper.restore(learner)
     guard = make_guard(section, context.folder.path, decode=context.parts.template.decode)
-    with context.keeper.stepping():
+    best = Best(learner, last_step=total_steps)
+    best.take_up(keeper.begins_at)
+    log = logged(
+        context, learner, every=section.save_every, total_steps=total_steps, more=best.keep
+    )
+    every = section.evaluate_every or evaluation_steps(total_steps, epochs=section.epochs)
+
+    def measured(step: int) -> dict[str, float]:
+        if not rows.test or (step % every and step != total_steps):
+            return {}
+        loss = supervised.held_out_loss(rows.test, learner, pad_token=policy.pad_token)
+        best.saw(step, loss)
+        return {TEST_LOSS: loss}
+
+    def on_step(step: int, metrics: Mapping[str, float]) -> None:
+        log(step, {**metrics, **measured(step)})
+
+    with keeper.stepping():
+        if rows.test and not keeper.step:
+            context.tracker.log(0, measured(0))
         supervised.train(
-            rows,
+            rows.train,
             learner,
             epochs=section.epochs,
             batch_size=section.batch_size,
             pad_token=policy.pad_token,
             seed=recipe.run.seed,
-            on_step=logged(context, learner, every=section.save_every),
-            start=context.keeper.step,
-            guard=context.keeper.keep(guard),
+            on_step=on_step,
+            start=keeper.step,
+            guard=keeper.keep(guard),
         )
-    learner.save(context.folder.model)
+    _save(context, learner, best=best)
+    picture = context.folder.path / "curves.png"
+    plot_curves(context.folder.records(), picture, title="Supervised fine-tuning")
+    record: dict[str, Any] = {"demonstrations": len(rows.train)}
+    return {**record, "held_out": len(rows.test), **best.record()} if rows.test else record
+
+
+def _save(context: Context, learner: LocalLearner, *, best: Best) -> None:
+    """Write the model that the section asks for; and the best one, where that is another."""
+    folder, result = context.folder, filled(context.recipe.sft).result
+    shutil.rmtree(folder.best, ignore_errors=True)  # of an attempt that was cut short
+    if result == "best":
+        best.exchange()
+    learner.save(folder.model)
+    if result == "last" and best.is_lost:
+        best.exchange()
+        learner.save(folder.best / "model")
+        best.exchange()

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.build.guards import make_guard
-from posttrain.build.keeper import Keeper, go_on, rl_state
+from posttrain.build.keeper import Keeper, More, go_on, rl_state
 from posttrain.build.learners import make_audit, make_learner, make_plan
 from posttrain.build.overlap import Flow, flowing, make_sampler
 from posttrain.build.parts import Parts, filled, make_engine, make_sampling, render_prompts
 from posttrain.build.resume import check_steps
 from posttrain.config import EvalSection, Recipe
+from posttrain.config.asked import wants_greedy
 from posttrain.learn.learner import LocalLearner
 from posttrain.models.load import Policy
 from posttrain.pipelines import rl as rl_pipeline
@@ -43,13 +44,19 @@ class Context:
 
 
 def logged(
-    context: Context, learner: LocalLearner, *, every: int
+    context: Context,
+    learner: LocalLearner,
+    *,
+    every: int | None,
+    total_steps: int,
+    more: More | None = None,
 ) -> Callable[[int, Mapping[str, float]], None]:
     """What follows a step of supervised training: its record, and a checkpoint where one is due."""
 
     def on_step(step: int, metrics: Mapping[str, float]) -> None:
         context.tracker.log(step, metrics)
-        context.keeper.stepped(step, learner=learner, every=every)
+        last = step == total_steps
+        context.keeper.stepped(step, learner=learner, every=every, last=last, more=more)
 
     return on_step
 
@@ -81,6 +88,7 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
         group_size=section.group_size,
         seed=recipe.run.seed,
         max_resamples=section.max_resamples or 0,
+        greedy=wants_greedy(section),
     )
     keeper, device, decode = context.keeper, policy.model.device, parts.template.decode
     check_steps(section.steps, done=keeper.step)
@@ -144,7 +152,8 @@ class _Watch:
         if every and (step % every == 0 or step == self._section.steps):
             metrics |= self.evaluate()
         self._context.tracker.log(step, metrics)
-        accuracy = metrics.get("eval/accuracy")
+        # What run.keep_best goes by: the accuracy, where something checks answers.
+        accuracy = metrics.get("eval/accuracy" if self._context.parts.correct_by else "eval/reward")
         more = rl_state(
             report,
             self._flow.waiting(),
@@ -156,6 +165,7 @@ class _Watch:
             step,
             learner=self._learner,
             every=self._section.save_every,
+            last=step == self._section.steps,
             more=lambda place: self._on_disk(more(place)),
         )
 
@@ -173,11 +183,7 @@ class _Watch:
         with self._flow.idle():
             found = run_eval(context, asked, engine=self._engine)
         check_held_out(found, context.recipe)
-        return {
-            "eval/accuracy": found.accuracy.value,
-            "eval/reward": found.mean_reward,
-            "eval/invalid": found.invalid,
-        }
+        return found.metrics
 
 
 def run_eval(context: Context, section: EvalSection, *, engine: Engine | None = None) -> Evaluation:
@@ -212,7 +218,7 @@ def evaluate_policy(
         engine,
         prompts,
         scorer=scorer,
-        correct_by=parts.correct_by,
+        marks=parts.marks,
         sampling=Sampling(
             max_new_tokens=section.max_new_tokens, temperature=section.temperature or 1.0
         ),
@@ -225,6 +231,8 @@ def _checked(source: Iterator[Collected], max_invalid: float) -> Iterator[Collec
     """The same rollouts; a batch with too many broken scores stops the run before it is learned."""
     for collected in source:
         check_invalid(collected.rollouts, max_invalid)
+        greedy = {r.group: r.greedy for r in collected.rollouts if r.greedy is not None}
+        check_invalid(list(greedy.values()), max_invalid, of=" of greedy completions")
         yield collected
 
 

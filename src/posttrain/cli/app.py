@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shlex
 import sys
 import warnings
 from pathlib import Path
@@ -11,15 +10,19 @@ from typing import Annotated, Literal
 
 import typer
 
+from posttrain import __version__
+
 app = typer.Typer(
     help="Reinforcement-learning post-training of language models.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 models = typer.Typer(help="Model folders.", no_args_is_help=True)
 app.add_typer(models, name="model")
 
+SOURCE = "A run folder, a recipe, a model folder, tiny, a GGUF file or a hub id."
 # Everything after the recipe is an override: --rl.steps 6, --task.digits=2.
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
@@ -41,8 +44,17 @@ Allow = Annotated[
 ]
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"posttrain {__version__}")
+        raise typer.Exit
+
+
+VERSION = typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+
+
 @app.callback()
-def _main() -> None:
+def _main(*, version: Annotated[bool, VERSION] = False) -> None:
     """Reinforcement-learning post-training of language models."""
 
 
@@ -135,15 +147,21 @@ def rl(
 @app.command(name="eval", context_settings=OVERRIDES)
 def evaluate(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A model folder, tiny, a GGUF file or a hub id.")],
+    model: Annotated[str, typer.Argument(help=SOURCE)],
     *,
-    task: Annotated[str, typer.Option(help="The task: arithmetic, gsm8k, jsonl …")],
+    task: Annotated[
+        str | None, typer.Option(help="The task (arithmetic, jsonl …), if not a run's or recipe's.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write one JSON line a problem.")] = None,
+    show: Annotated[int, typer.Option(min=0, help="Print so many of the answers.")] = 0,
 ) -> None:
-    """Accuracy on held-out problems: posttrain eval MODEL --task NAME [--task.digits 2 …]."""
+    """Accuracy on held-out problems: posttrain eval RUN, or eval MODEL --task NAME.
+
+    A run, or a recipe, is evaluated as it says itself; --eval.problems 50 and the like override.
+    """
     from posttrain.cli.recipes import evaluate_model
 
-    evaluate_model(model, task, overrides=context.args, out=out)
+    evaluate_model(model, task, overrides=context.args, out=out, show=show)
 
 
 @app.command(context_settings=OVERRIDES)
@@ -165,13 +183,14 @@ def grade(
     grade_rows(reward, file, arguments=context.args, out=out, grading=grading)
 
 
-@app.command()
+@app.command(context_settings=OVERRIDES)
 def generate(
-    model: Annotated[str, typer.Argument(help="A model folder, tiny, a GGUF file or a hub id.")],
-    prompt: Annotated[str, typer.Argument(help="What to answer.")],
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help=SOURCE)],
     *,
+    prompt: Annotated[str, typer.Argument(help="What to answer.")],
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest answer; by default 256 or what fits.")
+        int | None, typer.Option(min=1, help="Longest answer; else the run's, 256, or what fits.")
     ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
@@ -182,16 +201,19 @@ def generate(
         bool | None, typer.Option("--chat/--no-chat", help="Use the chat template.")
     ] = None,
 ) -> None:
-    """What a model answers to a prompt."""
-    from posttrain.build.api import generate as answer
+    """What a model, a run or a recipe answers to a prompt."""
+    from posttrain.build.api import find_source, generate_from
+    from posttrain.cli.evaluate import check_arguments
     from posttrain.runs import printable
 
-    completions = answer(
-        model,
+    check_arguments(context.args, [name for item in context.command.params for name in item.opts])
+    completions = generate_from(
+        find_source(model),
         prompt,
+        overrides=context.args,
         num_samples=num_samples,
         seed=seed,
-        chat="auto" if chat is None else chat,
+        chat=chat,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
@@ -237,15 +259,20 @@ def import_model(
 ) -> None:
     """Turn a GGUF file into an ordinary Hugging Face folder."""
     from posttrain.build.api import import_gguf
+    from posttrain.runs import command_line
 
     import_gguf(file, folder)
-    typer.echo(f'{folder}: written; posttrain generate {shlex.quote(str(folder))} "…" tries it')
+    command = command_line("posttrain", "generate", folder, "What is 2 + 2?")
+    typer.echo(f"{folder}: written; to try it: {command}")
 
 
 @app.command()
 def explain(
     names: Annotated[
-        list[str] | None, typer.Argument(help="None lists all, one explains it, two compare.")
+        list[str] | None,
+        typer.Argument(
+            help="None lists all, one explains it, two compare; kl: gradients of a KL in the loss."
+        ),
     ] = None,
 ) -> None:
     """Print the table of algorithms, one of them with its equation, or what sets two apart."""

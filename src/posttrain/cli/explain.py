@@ -6,14 +6,24 @@ from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from posttrain.algorithms.advantages import ADVANTAGES
+from posttrain.algorithms.kl import GRADIENTS
 from posttrain.algorithms.table import ALGORITHMS, algorithm, difference, pieces
+from posttrain.cli.explain_advantages import advantages_page, explain_advantage
+
+ABOUT_KL = (
+    "The gradient that a KL in the loss has on average, where π is still π_old, with "
+    "d = log π_ref − log π of the sampled token. `rl.kl.weighted` multiplies an estimate k by "
+    "ρ = π / π_old; its gradient stays the one below when π leaves π_old, the plain one's does not."
+)
 
 
 def explain(names: Sequence[str]) -> None:
-    """Print all algorithms, one, or the difference of two."""
+    """Print all algorithms, one, the difference of two, an advantage, or what a KL pulls along."""
     console = Console()
     if len(names) > 2:
         raise ValueError("explain: give no name, one name, or two names to compare")
@@ -21,8 +31,14 @@ def explain(names: Sequence[str]) -> None:
         console.print(_all())
         console.print(
             "\n[dim]posttrain explain grpo       its equation, pieces and neighbours\n"
-            "posttrain explain grpo ppo   what sets two apart[/dim]"
+            "posttrain explain grpo ppo   what sets two apart\n"
+            "posttrain explain gae        an advantage, with its options\n"
+            "posttrain explain kl         the gradient of each KL estimator in the loss[/dim]"
         )
+    elif names == ["kl"]:
+        _divergences(console)
+    elif len(names) == 1 and names[0] in ADVANTAGES:
+        explain_advantage(console, names[0])
     elif len(names) == 1:
         _one(console, names[0])
     else:
@@ -48,8 +64,22 @@ def _one(console: Console, name: str) -> None:
     for piece, value in pieces(name).items():
         table.add_row(f"[dim]{piece}[/dim]", value)
     console.print(table)
+    if row.kl.placement == "loss":
+        gradient = GRADIENTS[row.kl.estimator, "reverse"][0]  # as every row has it
+        text = f"\nThe gradient of its KL is on average {gradient}: posttrain explain kl"
+        console.print(text, markup=False, style="dim")
     for neighbour in row.neighbours:
         console.print(_compared(name, neighbour))
+
+
+def _divergences(console: Console) -> None:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("estimator", "direction", "k, plain", "ρ·k, weighted"):
+        table.add_column(heading)
+    for (estimator, direction), gradients in GRADIENTS.items():
+        table.add_row(estimator, direction, *map(escape, gradients))
+    console.print(ABOUT_KL.replace("`", ""), markup=False)
+    console.print(table)
 
 
 def _compared(first: str, second: str) -> Table:
@@ -83,6 +113,7 @@ def page() -> str:
         row = pieces(name)
         cells = (row["advantage"], row["policy loss"], row["averaging"], row["KL to reference"])
         lines.append(f"| [{name}](#{name}) | " + " | ".join(f"`{cell}`" for cell in cells) + " |")
+    lines += advantages_page()
     for name, algorithm_row in ALGORITHMS.items():
         lines += ["", f"## {name}", "", f"{algorithm_row.title} ({algorithm_row.reference})."]
         lines += ["", *(f"    {line}" for line in algorithm_row.equation.splitlines()), ""]
@@ -93,6 +124,10 @@ def page() -> str:
                 f"{piece} (`{other}`)" for piece, (_, other) in difference(name, neighbour).items()
             )
             lines.append(f"\n[{neighbour}](#{neighbour}) has another {apart}.")
+    lines += ["", "## kl", "", ABOUT_KL, ""]
+    lines += ["| estimator | direction | k, plain | ρ·k, weighted |", "|---|---|---|---|"]
+    for (estimator, direction), gradients in GRADIENTS.items():
+        lines.append(f"| {estimator} | {direction} | `{gradients[0]}` | `{gradients[1]}` |")
     return "\n".join(lines) + "\n"
 
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
-from posttrain.build.grade import Graded, grade_file
+from posttrain.build.grade import Graded, check_out, grade_file
 from posttrain.config import GradingSection
 from posttrain.config.read import parse_value
 from posttrain.runs import printable
@@ -27,6 +27,8 @@ def grade(
     grading: GradingSection,
 ) -> None:
     """Grade a file, write the rows with their scores, and print what came of it."""
+    if out is not None:
+        check_out(out, path)  # now, not after an hour of grading
     console = Console()
     columns = ("grading", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bars:

@@ -10,13 +10,15 @@ from typing import Any, Literal
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from posttrain.build.api import evaluate_recipe
+from posttrain.build.evaluation_table import render_evaluation
 from posttrain.build.interrupts import Stopped
+from posttrain.build.places import go_back
 from posttrain.build.results import write_evaluation
 from posttrain.build.resume import recorded_recipe
 from posttrain.build.run import run
+from posttrain.cli.evaluate import evaluation_recipe
 from posttrain.config import (
     Recipe,
     arithmetic,
@@ -25,7 +27,7 @@ from posttrain.config import (
     render_dry_run,
     resolve,
 )
-from posttrain.runs import printable
+from posttrain.runs import RunFolder
 
 Command = Literal["run", "sft", "prefer", "reward", "rl"]
 
@@ -56,8 +58,12 @@ def run_recipe(
 
 def resume_run(folder: Path, *, allow_changes: Sequence[str]) -> None:
     """Go on with the run in a folder, by the recipe that it holds."""
+    console = Console()
+    folder = folder.absolute()
+    if moved := go_back(RunFolder(folder)):
+        console.print(f"{folder}: {moved}", markup=False, soft_wrap=True)
     recipe = recorded_recipe(folder)
-    _run(recipe, console=Console(), resume=True, allow_changes=_keys(allow_changes))
+    _run(recipe, console=console, resume=True, allow_changes=_keys(allow_changes))
 
 
 def _run(recipe: Recipe, **options: Any) -> None:
@@ -73,24 +79,15 @@ def _keys(given: Sequence[str]) -> list[str]:
     return [key for text in given for key in text.replace(",", " ").split()]
 
 
-def evaluate_model(model: str, task: str, *, overrides: Sequence[str], out: Path | None) -> None:
-    """Evaluate a model and print the estimates."""
-    given = {"model": {"name": model}, "task": {"name": task}, "eval": {}}
-    recipe = recipe_from_dict(given, overrides=list(overrides))
-    found = evaluate_recipe(recipe)
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column(f"{task}, {len(found.greedy)} problems")
-    table.add_column("95 % interval", justify="right")
-    for name, estimate in found.estimates.items():
-        label = "accuracy (greedy)" if name == "accuracy" else name
-        table.add_row(label, str(estimate))
-    if found.invalid:
-        table.add_row("broken scores", f"{found.invalid:.1%}")
+def evaluate_model(
+    model: str, task: str | None, *, overrides: Sequence[str], out: Path | None, show: int = 0
+) -> None:
+    """Evaluate a model, a run or a recipe; print the estimates and ``show`` of the answers."""
     console = Console()
-    console.print(table)
-    if found.invalid:
-        text = f"  the first broken one: {printable(found.reason)}"
-        console.print(Text(text, style="yellow"), soft_wrap=True)
+    recipe = evaluation_recipe(model, task=task, overrides=overrides, console=console)
+    found = evaluate_recipe(recipe)
+    title = (recipe.task or {})["name"]
+    console.print(render_evaluation(found, title=title, show=show, seed=recipe.run.seed))
     if out is not None:
         write_evaluation(out, found)
 

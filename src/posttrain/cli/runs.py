@@ -15,6 +15,7 @@ from rich.text import Text
 from posttrain.runs import Overview, compare, find_runs, overview, printable
 
 STYLES = {"finished": "green", "running": "cyan", "unfinished": "yellow", "broken": "bold red"}
+REWARD_IS = "reward: of training, means of the first and the last tenth of the steps (ten at most)"
 CELL = 60  # characters of a setting
 WORDS = {"state": 0, "stages": 110, "algorithm": 90}  # columns, and how wide a screen they want
 
@@ -50,12 +51,12 @@ def _names(paths: Sequence[Path], folders: Sequence[Path]) -> list[str]:
 def _listed(rows: Sequence[Overview], *, names: Sequence[str], width: int) -> RenderableType:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     words = [word for word, needed in WORDS.items() if width >= needed]
-    numbers = ("steps", "accuracy", "reward", "time")
+    numbers = ("steps", "held-out", "reward", "time")
     table.add_column("run", overflow="fold", min_width=10)
     for word in words:
         table.add_column(word, no_wrap=True)
     for number in numbers:
-        table.add_column(number, justify="right", no_wrap=True)
+        table.add_column(number, justify="right", no_wrap=number != "held-out", overflow="fold")
     broken = []
     for row, name in zip(rows, names, strict=True):
         if row.problem:
@@ -67,7 +68,7 @@ def _listed(rows: Sequence[Overview], *, names: Sequence[str], width: int) -> Re
         }
         cells |= {key: Text(number) for key, number in _numbers(row).items()}
         table.add_row(Text(printable(name)), *(cells[key] for key in (*words, *numbers)))
-    return Group(table, *broken)
+    return Group(table, Text(REWARD_IS, style="dim"), *broken)
 
 
 def _compared(rows: Sequence[Overview], differing: Mapping[str, list[str]]) -> RenderableType:
@@ -88,7 +89,7 @@ def _compared(rows: Sequence[Overview], differing: Mapping[str, list[str]]) -> R
     problems = [
         Text(f"{row.path}: {printable(row.problem, limit=300)}") for row in rows if row.problem
     ]
-    return Group(table, *problems)
+    return Group(table, Text(REWARD_IS, style="dim"), *problems)
 
 
 def _numbers(row: Overview) -> dict[str, str]:
@@ -101,11 +102,24 @@ def _numbers(row: Overview) -> dict[str, str]:
         seconds = f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
     return {
         "steps": done + of,
-        "accuracy": _change(row.accuracy_before, row.accuracy_after, pattern="{:.1%}"),
+        "held-out": _held_out(row),
         "reward": _change(row.reward_first, row.reward_last, pattern="{:.3g}"),
         "findings": str(row.findings),
         "time": seconds,
     }
+
+
+def _held_out(row: Overview) -> str:
+    """The accuracy and what it goes by; without a check of answers, the shares with full marks."""
+    if row.accuracy_by:
+        change = _change(row.accuracy_before, row.accuracy_after, pattern="{:.1%}")
+        return change if change == "-" else f"{change} accuracy ({printable(row.accuracy_by)})"
+    shares = {
+        name: _change(before, after, pattern="{:.1%}")
+        for name, (before, after) in row.full_marks.items()
+    }
+    told = [f"{change} full marks of {printable(name)}" for name, change in shares.items()]
+    return ", ".join(told) or "-"
 
 
 def _change(before: float | None, after: float | None, *, pattern: str) -> str:

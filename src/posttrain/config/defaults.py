@@ -44,6 +44,7 @@ _ONLY_WITH_KL = (
     "coefficient",
     "estimator",
     "direction",
+    "weighted",
     "rule",
     "target",
     "horizon",
@@ -70,7 +71,8 @@ def resolve(recipe: Recipe, *, supplied: Collection[Part] = ()) -> Recipe:
         lambda: _given_once(recipe, supplied),
     ]
     if recipe.task is not None and "task" not in supplied:
-        steps.append(fill("task", lambda: complete_task(recipe.task or {})))
+        named = None if "rewards" in supplied else recipe.rewards
+        steps.append(fill("task", lambda: complete_task(recipe.task or {}, rewards=named)))
     if "rewards" not in supplied:
         steps.append(fill("rewards", lambda: _rewards(recipe.rewards)))
     if "prefer" in recipe.stages:
@@ -243,6 +245,11 @@ def _kl(given: KlSection, row: KL, *, name: str) -> KlSection:
             f"rl.kl.coefficient: placement {placement!r} needs a coefficient above 0 (0.04, say); "
             'to do without a reference model, set rl.kl.placement to "none"'
         )
+    if given.weighted and placement == "reward":
+        raise ValueError(
+            "rl.kl.weighted: no effect in the reward, which is found before π moves: ρ is 1; "
+            'drop it, or set rl.kl.placement to "loss"'
+        )
     rule = given.rule or (row.rule if same else "fixed")
     target = _first(given.target, row.target if same and rule == row.rule else None)
     if rule == "fixed" and target is not None:
@@ -264,6 +271,7 @@ def _kl(given: KlSection, row: KL, *, name: str) -> KlSection:
             "coefficient": coefficient,
             "estimator": given.estimator or usual,
             "direction": given.direction or "reverse",
+            "weighted": bool(given.weighted),
             "rule": rule,
             "target": target,
             "horizon": given.horizon or (HORIZON if rule == "proportional" else None),

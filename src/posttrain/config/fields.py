@@ -56,6 +56,10 @@ Tokens = Annotated[
     Annotated[int, Field(ge=1)] | Literal["auto"],
     Expected('a whole number of at least 1 or "auto"'),
 ]
+_Beta = Annotated[float, Field(ge=0, lt=1)]
+Betas = Annotated[
+    tuple[_Beta, _Beta], Field(strict=False), Expected("two numbers of at least 0 and below 1")
+]
 # A list in TOML, a tuple here: a recipe does not change once it is read.
 Stages = Annotated[tuple[Stage, ...], Field(strict=False)]
 Trackers = Annotated[tuple[Literal["tensorboard", "wandb"], ...], Field(strict=False)]

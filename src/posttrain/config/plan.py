@@ -151,12 +151,17 @@ def _reward(reward: RewardSection) -> list[Quantity]:
 
 
 def _rl(rl: RlSection) -> list[Quantity]:
+    from posttrain.config.asked import wants_greedy
+
     sampled, updates = rl.prompts_per_step * rl.group_size, optimiser_steps(rl)
     rollouts, steps = _count(sampled, "rollout"), _count(rl.steps, "step")
     minibatches = _count(rl.minibatches, "minibatch", plural="es")
     group = f"{_count(rl.prompts_per_step, 'prompt')} × {_count(rl.group_size, 'completion')}"
     tokens = f"{rollouts} × {_count(rl.max_new_tokens, 'token')}"
     rows = [Quantity("rl", "rollouts per step", sampled, group)]
+    if wants_greedy(rl):
+        how = f"one for each of {_count(rl.prompts_per_step, 'prompt')}: its baseline"
+        rows.append(Quantity("rl", "greedy completions per step", rl.prompts_per_step, how))
     if rl.dynamic_sampling and rl.max_resamples:
         how = f"{rollouts} × (1 + {_count(rl.max_resamples, 'resample')})"
         most = sampled * (1 + rl.max_resamples)

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from posttrain.config.describe import ConfigError, elsewhere, explain, find_field
+from posttrain.config.places import beside_recipe
 from posttrain.config.sections import Recipe
 from posttrain.config.toml import value_text
 from posttrain.registry import did_you_mean
@@ -30,23 +31,37 @@ def read_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     """The recipe in a TOML file, with ``--section.key value`` from the command line put over it.
 
     Everything that is wrong is reported together, in a :class:`ConfigError` (a ``ValueError``).
+    Files and modules that it names are found as :mod:`posttrain.config.places` says.
     """
     path = Path(path)
+    values, told = read_values(path)
+    recipe = _checked(values, overrides, name=path.stem, source=str(path))
+    recipe._told = tuple(told)
+    return recipe
+
+
+def read_values(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The tables of a TOML file, unchecked, and what to tell of the files that they name."""
     values = _parse(_read_text(path), path)
-    return _checked(values, overrides, name=path.stem, source=str(path))
+    return values, beside_recipe(values, path.parent)
 
 
 def recipe_from_dict(
-    values: Mapping[str, Any], *, overrides: Sequence[str] = (), name: str = "recipe"
+    values: Mapping[str, Any],
+    *,
+    overrides: Sequence[str] = (),
+    name: str = "recipe",
+    source: str = "",
 ) -> Recipe:
     """The recipe that a dict describes, with the checks and messages of a file; None is left out.
 
-    ``name`` is what the run folder is called where the dict does not say.
+    ``name`` is what the run folder is called where the dict does not say; ``source`` is the file
+    that it was read from, for messages.
 
     >>> recipe_from_dict({"rl": {"steps": 6}}, overrides=["--rl.steps", "8"], name="demo").rl.steps
     8
     """
-    return _checked(plain(values), overrides, name=name)
+    return _checked(plain(values), overrides, name=name, source=source)
 
 
 def plain(value: Any) -> Any:

@@ -43,8 +43,10 @@ problems = 500
 * A *piece* (advantage, loss, weights, correction, engine, task) is a name, or a table with a name
   and options: `loss = { name = "clipped", clip_high = 0.28 }`. A name replaces the algorithm's own
   piece, with the defaults of the function. A table without a name changes options of the
-  algorithm's own: `--rl.loss.clip_high 0.28`. `"package.module:function"` is a function of yours,
-  importable from the current folder.
+  algorithm's own: `--rl.loss.clip_high 0.28`. `"package.module:function"` is a function of yours.
+* Its module, and every relative path in a recipe (data, models), are looked for in the current
+  folder first, then in the folder of the recipe; where both have one and they differ, the run says
+  which it takes. The run folder, and a path on the command line, are seen from the current folder.
 * From Python, `posttrain.config.recipe_from_dict` takes the same sections as a dict, with the same
   checks.
 
@@ -62,12 +64,15 @@ name = "arithmetic"     # or "my_module:my_task"
 digits = 2
 ```
 
-An option that the task does not have is an error that lists those it has.
+An option that the task does not have is an error that lists those it has. `accuracy` is for every
+task: the reward by which held-out answers are right, by name or as a table of a name and options,
+or `"none"`. Without it, see [accuracy](tasks.md#accuracy).
 """
 
 REWARDS = """\
 Rewards by name: a weight, or a table with a weight (1 unless given) and options. Their weighted sum
-is what is learned. Without this section, the task's own rewards count.
+is what is learned; one of weight 0 is only monitored. The order means nothing. Without this
+section, the task's own rewards count. `maximum` says what a reward gives at most, if not 1.
 
 ```toml
 [rewards]

@@ -8,9 +8,6 @@ from posttrain.config.pieces import engine_table
 from posttrain.config.sections import RlSection
 from posttrain.registry import look_up
 
-COMPARES_GROUP = ("group_normalised", "group_centred", "leave_one_out", "max_only")
-NEEDS_NO_GROUP = "return, moving_baseline or batch_whitened"
-
 
 def optimiser_steps(rl: RlSection) -> int:
     """Optimiser steps for each batch of rollouts."""
@@ -28,13 +25,17 @@ def baseline_of_gradients(rl: RlSection) -> str | None:
 
 
 def group_of_one(rl: RlSection) -> str | None:
-    """An advantage that compares the completions of a prompt needs at least two of them."""
-    name = rl.advantage["name"]
-    compares = name in COMPARES_GROUP or rl.advantage.get("centre_groups", False)
-    if compares and rl.group_size < 2:
+    """An advantage that compares the completions of a prompt needs as many as it compares."""
+    from posttrain.algorithms.advantages import without_siblings
+    from posttrain.config.asked import compared
+
+    least = compared(rl)
+    if rl.group_size < least:
+        *others, last = without_siblings()
         return (
-            f"rl.group_size: 1, but advantage {name!r} compares the completions of a prompt; "
-            f"set rl.group_size to 2 or more, or rl.advantage to {NEEDS_NO_GROUP}"
+            f"rl.group_size: {rl.group_size}, but advantage {rl.advantage['name']!r} compares at "
+            f"least {least} completions of a prompt; set rl.group_size to {least} or more, or "
+            f"rl.advantage to one that compares none: {', '.join(others)} or {last}"
         )
     return None
 
@@ -151,6 +152,16 @@ def naive_off_policy(rl: RlSection) -> str | None:
     return None
 
 
+def held_back_by_nothing(rl: RlSection) -> str | None:
+    """kl_cov compares with the old policy, which one optimiser step per batch never leaves."""
+    if rl.loss["name"] == "kl_cov" and optimiser_steps(rl) == 1:
+        return (
+            "rl.loss: 'kl_cov' holds tokens back once π has left the old policy, and with one "
+            "optimiser step per batch it never has; set rl.epochs or rl.minibatches above 1"
+        )
+    return None
+
+
 def warmup_of_the_whole_run(rl: RlSection) -> str | None:
     """A critic learns alone for some steps of the stage, never for all of them."""
     if rl.critic is not None and rl.critic.warmup_steps >= rl.steps:
@@ -192,10 +203,13 @@ def whitening_nothing(rl: RlSection) -> str | None:
 
 
 def loss_without_gradient(rl: RlSection) -> str | None:
-    """k1 in the loss has no gradient on average, only noise."""
+    """k1 in the loss has no gradient on average, only noise, unless it is weighted."""
     kl = rl.kl
-    if (kl.placement, kl.estimator, kl.direction) == ("loss", "k1", "reverse"):
-        return "rl.kl.estimator: k1 in the loss has gradient 0 on average; use k2 or k3"
+    if (kl.placement, kl.estimator, kl.direction) == ("loss", "k1", "reverse") and not kl.weighted:
+        return (
+            "rl.kl.estimator: k1 in the loss has gradient 0 on average; use k2 or k3, or set "
+            "rl.kl.weighted to true"
+        )
     return None
 
 
@@ -220,6 +234,7 @@ ENGINE_RULES: list[Callable[[RlSection], str | None]] = [engine_cannot_truncate]
 RL_CAUTIONS: list[Callable[[RlSection], str | None]] = [
     rl_warmup_too_long,
     naive_off_policy,
+    held_back_by_nothing,
     loss_without_gradient,
     stale_without_correction,
 ]

@@ -69,9 +69,10 @@ def best_without_measure(recipe: Recipe) -> str | None:
     if not recipe.run.keep_best or rl is None or "rl" not in recipe.stages:
         return None
     if not rl.evaluate_every or not rl.save_every or rl.save_every % rl.evaluate_every:
+        saves = "by time" if rl.save_every is None else f"every {rl.save_every}"
         return (
-            f"run.keep_best: the accuracy of a checkpoint is that of its own step, and rl saves "
-            f"every {rl.save_every} and evaluates every {rl.evaluate_every} (0 is off); set "
+            f"run.keep_best: what a checkpoint is worth is measured at its own step, and rl saves "
+            f"{saves} and evaluates every {rl.evaluate_every} (0 is off); set "
             "rl.save_every to a multiple of rl.evaluate_every, or run.keep_best to 0"
         )
     return None
@@ -81,13 +82,41 @@ def best_without_measure(recipe: Recipe) -> str | None:
 
 
 def demonstrations_missing(sft: SftSection) -> str | None:
-    """The file that sft.data names exists."""
-    path = Path(sft.data)
-    if sft.data == "task" or path.is_file():
+    """The files that sft.data and sft.test_data name exist."""
+    for name, words in (("data", ["task"]), ("test_data", [])):
+        value = getattr(sft, name)
+        if value is None or value in words or Path(value).is_file():
+            continue
+        folder = Path(value).parent
+        near = [*(str(folder / item.name) for item in folder.glob("*.jsonl")), *words]
+        hint = did_you_mean(value, near) if near else f"no .jsonl file in {folder} either"
+        other = ' and not "task"' if words else ""
+        return f"sft.{name}: no file {value!r} (seen from {Path.cwd()}){other}; {hint}"
+    return None
+
+
+def demonstrations_held_out_twice(sft: SftSection) -> str | None:
+    """What sft holds out comes from one place: the task's test prompts, test_data or test_share."""
+    if sft.test_share is None:
         return None
-    near = [str(path.parent / item.name) for item in path.parent.glob("*.jsonl")]
-    hint = did_you_mean(sft.data, [*near, "task"])
-    return f'sft.data: no file {sft.data!r} (seen from {Path.cwd()}) and not "task"; {hint}'
+    if sft.test_data is not None:
+        return "sft.test_share: no effect beside sft.test_data; drop one of them"
+    if sft.data == "task":
+        return "sft.test_share: held out are the task's own test prompts; drop it"
+    return None
+
+
+def held_out_for_nothing(sft: SftSection) -> str | None:
+    """With sft.evaluate_every = 0 nothing is held out, and no weights are the best."""
+    if sft.evaluate_every != 0:
+        return None
+    given = {"test_data": sft.test_data, "test_share": sft.test_share}
+    unused = [f"sft.{name}" for name, value in given.items() if value is not None]
+    unused += ["sft.result"] if sft.result == "best" else []
+    if unused:
+        keys, those = ", ".join(unused), "it" if len(unused) == 1 else "them"
+        return f"{keys}: no effect with sft.evaluate_every = 0; drop {those}, or that"
+    return None
 
 
 def wrong_share_of_a_file(sft: SftSection) -> str | None:
@@ -141,6 +170,8 @@ RECIPE_RULES: list[Callable[[Recipe], str | None]] = [
 ]
 SFT_RULES: list[Callable[[SftSection], str | None]] = [
     demonstrations_missing,
+    demonstrations_held_out_twice,
+    held_out_for_nothing,
     wrong_share_of_a_file,
     sft_warmup_too_long,
 ]
@@ -171,7 +202,7 @@ def broken_engine_rules(recipe: Recipe) -> list[str]:
 
 def cautions(recipe: Recipe) -> list[str]:
     """What may not be meant in a resolved recipe, though it can be run."""
-    found = [rule(recipe) for rule in RECIPE_CAUTIONS]
+    found = [*recipe.told, *(rule(recipe) for rule in RECIPE_CAUTIONS)]
     if recipe.rl is not None and "rl" in recipe.stages:
         found += [rule(recipe.rl) for rule in RL_CAUTIONS]
     return [caution for caution in found if caution]

@@ -15,6 +15,7 @@ from posttrain.algorithms.kl import Direction, Estimator, Rule
 from posttrain.algorithms.table import Placement
 from posttrain.config.fields import (
     STAGES,
+    Betas,
     Expected,
     OptionalPiece,
     Piece,
@@ -49,8 +50,11 @@ class RunSection(Section):
         ge=1,
     )
     trackers: Trackers = key((), "Trackers besides the run folder itself.")
+    save_minutes: float = key(
+        10.0, "Minutes between checkpoints of a stage without save_every; 0: none by time.", ge=0
+    )
     keep_last: int = key(2, "Newest checkpoints of a stage to keep; 0 keeps all.", ge=0)
-    keep_best: int = key(0, "Checkpoints of [rl] with the best held-out accuracy to keep.", ge=0)
+    keep_best: int = key(0, "Checkpoints of [rl] to keep by held-out accuracy, else reward.", ge=0)
     deterministic: bool = key(False, "Only kernels that give the same bits every time (slower).")
 
 
@@ -86,6 +90,17 @@ class SftSection(Section):
     """Supervised fine-tuning on demonstrations; the loss is on the completion only."""
 
     data: str = key("task", "task (its own answers), or a JSONL file of them.", min_length=1)
+    test_data: str | None = later(
+        "the test prompts of the task, else test_share of data",
+        "JSONL file of held-out demonstrations.",
+        min_length=1,
+    )
+    test_share: float | None = later(
+        "0.05 of a file of 40 rows or more, at most evaluate_demonstrations",
+        "Share of a file to hold out, whole prompts.",
+        gt=0,
+        lt=1,
+    )
     num_demonstrations: int | None = later("all there are", "Demonstrations to use, at most.", ge=1)
     wrong_share: float = key(0.0, "Share of the task's answers made wrong.", ge=0, le=1)
     epochs: int = key(1, "Passes over the demonstrations.", ge=1)
@@ -94,11 +109,23 @@ class SftSection(Section):
     warmup_steps: int = key(0, "Optimiser steps to reach the peak.", ge=0)
     schedule: Schedule = key("cosine", "How the step size goes on from the peak.")
     weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
+    adam_betas: Betas = key((0.9, 0.95), "AdamW's β₁ and β₂: how much its running means keep.")
     max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
     micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
     checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
     max_skipped: int = key(3, "Steps in a row that may be NaN; then the stage stops.", ge=1)
-    save_every: int = key(0, "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0)
+    evaluate_every: int | None = later(
+        "about ten times, and once an epoch",
+        "Steps between looks at the held-out loss; 0 is off, and holds nothing out.",
+        ge=0,
+    )
+    evaluate_demonstrations: int = key(200, "Held-out demonstrations in each of these.", ge=1)
+    result: Literal["last", "best"] = key(
+        "last", "Weights that the stage ends with: the last, or those of the best held-out loss."
+    )
+    save_every: int | None = later(
+        "by time: run.save_minutes", "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0
+    )
 
 
 class PreferSection(Section):
@@ -142,11 +169,14 @@ class RewardSection(Section):
     warmup_steps: int = key(0, "Optimiser steps to reach the peak.", ge=0)
     schedule: Schedule = key("cosine", "How the step size goes on from the peak.")
     weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
+    adam_betas: Betas = key((0.9, 0.95), "AdamW's β₁ and β₂: how much its running means keep.")
     max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
     micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
     checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
     max_skipped: int = key(3, "Steps in a row that may be NaN; then the stage stops.", ge=1)
-    save_every: int = key(0, "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0)
+    save_every: int | None = later(
+        "by time: run.save_minutes", "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0
+    )
 
 
 class KlSection(Section):
@@ -161,6 +191,10 @@ class KlSection(Section):
         "How a token's share is found.",
     )
     direction: Direction = later("reverse", "reverse: KL(π ‖ π_ref); forward: KL(π_ref ‖ π).")
+    weighted: bool = later(
+        "false",
+        "Times ρ, in the loss: the gradient is the divergence's; posttrain explain kl.",
+    )
     rule: Rule = later("the algorithm's", "How β follows the target.")
     target: float | None = later(
         "the algorithm's", "Divergence of a sequence to steer to, in nats.", gt=0
@@ -211,6 +245,7 @@ class RlSection(Section):
     warmup_steps: int = key(0, "Optimiser steps to reach the peak.", ge=0)
     schedule: Schedule = key("constant", "How the step size goes on from the peak.")
     weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
+    adam_betas: Betas = key((0.9, 0.95), "AdamW's β₁ and β₂: how much its running means keep.")
     max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
     micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
     checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
@@ -226,8 +261,12 @@ class RlSection(Section):
     weights: Piece = later("the algorithm's", "How the losses of tokens are averaged.")
     kl: KlSection = later("the algorithm's", "The divergence from the reference model.")
     critic: CriticSection | None = later("the algorithm's", "The value model.")
-    whiten_rewards: bool = key(
-        False, "Divide token rewards by their deviation in the batch; for advantages per token."
+    whiten_rewards: Annotated[
+        bool | Literal["population", "sample"], Expected('true, false, "population" or "sample"')
+    ] = key(
+        False,
+        "Divide token rewards by their deviation in the batch (true: the population's); for "
+        "advantages per token.",
     )
     penalty_target: float | None = later(
         "the algorithm's", "approx_kl to which the coefficient of loss penalised is steered.", gt=0
@@ -259,7 +298,9 @@ class RlSection(Section):
         "Try a few rollouts and one step before the first; what fails stops the run, or is said.",
     )
     audit: bool = key(False, "Check the algorithm's checklist at every step, and stop where not.")
-    save_every: int = key(0, "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0)
+    save_every: int | None = later(
+        "by time: run.save_minutes", "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0
+    )
     max_invalid: float = key(
         0.1, "Share of broken scores that stops the run, of held-out ones too.", ge=0, le=1
     )
@@ -291,11 +332,17 @@ class Recipe(Section):
     eval: EvalSection | None = key(None, "Evaluation.")
 
     _source: str = PrivateAttr("")
+    _told: tuple[str, ...] = PrivateAttr(())
 
     @property
     def source(self) -> str:
         """The file it was read from, for messages; empty where there is none."""
         return self._source
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What its reader should know of it: files that are in two places, say."""
+        return self._told
 
     @property
     def stages(self) -> tuple[Stage, ...]:

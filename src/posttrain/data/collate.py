@@ -7,6 +7,7 @@ from who wrote each token, never from its id: a pad token that equals the end to
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,7 +20,8 @@ from posttrain.types import Batch, Rollout
 def collate(rollouts: Sequence[Rollout], *, pad_token: int) -> Batch:
     """Rollouts as a batch: tokens, mask, sampler log-probs, rewards, groups, versions.
 
-    Every rollout must be scored. Shapes: B rollouts → [B, T], T the longest of them.
+    Every rollout must be scored, and so must the greedy completions, where all have one. Shapes: B
+    rollouts → [B, T], T the longest of them.
     """
     if not rollouts:
         raise ValueError("rollouts: a batch needs at least one")
@@ -43,7 +45,20 @@ def collate(rollouts: Sequence[Rollout], *, pad_token: int) -> Batch:
         groups=torch.tensor([r.group for r in rollouts]),
         truncated=torch.tensor([r.completion.stop_reason == "length" for r in rollouts]),
         versions=torch.tensor([r.completion.version for r in rollouts]),
+        greedy_rewards=_greedy_rewards(rollouts),
     )
+
+
+def _greedy_rewards(rollouts: Sequence[Rollout]) -> Tensor | None:
+    """[B]: what the greedy completion of each prompt scored, NaN where its grader broke."""
+    greedy = [rollout.greedy for rollout in rollouts]
+    if not any(greedy):
+        return None
+    scores = [None if each is None else each.score for each in greedy]
+    if any(score is None for score in scores):
+        raise ValueError("rollouts: some have no scored greedy completion, and some have one")
+    values = [score.value if score.ok else math.nan for score in scores if score]
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def collate_demonstrations(

@@ -78,6 +78,33 @@ def load_learner(learner: LocalLearner, folder: Path, *, numbers: Mapping[str, A
     learner.cut_at(int(numbers["micro_batch_tokens"]), asked=numbers["asked_tokens"])
 
 
+def weights_of(learner: LocalLearner) -> dict[str, Tensor]:
+    """A copy of the trained model's weights, in main memory."""
+    weights = learner.model.named_parameters()
+    return {name: weight.detach().to("cpu", copy=True) for name, weight in weights}
+
+
+@torch.no_grad()
+def exchange(learner: LocalLearner, weights: Mapping[str, Tensor]) -> None:
+    """Give the model these weights, and take its own for them: twice changes nothing."""
+    for name, weight in learner.model.named_parameters():
+        before = weight.detach().to("cpu", copy=True)
+        weight.copy_(weights[name])
+        weights[name].copy_(before)
+
+
+def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Write weights that :func:`weights_of` has copied."""
+    _save(weights, path)
+
+
+def load_weights(learner: LocalLearner, path: Path) -> dict[str, Tensor]:
+    """Weights that :func:`save_weights` wrote of a model like this one."""
+    weights = weights_of(learner)
+    _load(weights, [path], kind="model")
+    return weights
+
+
 def _same(stored: Tensor, weight: Tensor | None) -> bool:
     if weight is None or stored.dtype != weight.dtype or stored.shape != weight.shape:
         return False

@@ -12,9 +12,16 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 def adamw(
-    model: nn.Module, *, learning_rate: float, weight_decay: float = 0.0
+    model: nn.Module,
+    *,
+    learning_rate: float,
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.95),
 ) -> torch.optim.Optimizer:
-    """AdamW; weight decay touches matrices only, never norms, biases or other vectors."""
+    """AdamW; weight decay touches matrices only, never norms, biases or other vectors.
+
+    ``betas`` are how much of the running means of the gradient and of its square each step keeps.
+    """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in trainable if parameter.ndim >= 2]
     vectors = [parameter for parameter in trainable if parameter.ndim < 2]
@@ -24,7 +31,7 @@ def adamw(
     ]
     # One kernel for all weights: on a CPU three times as fast for the tiny model.
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in trainable)
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), eps=1e-8, fused=fused)
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=1e-8, fused=fused)
 
 
 def rate_factor(step: int, *, total: int, warmup: int, schedule: Schedule) -> float:

@@ -24,6 +24,7 @@ from transformers import (
 from posttrain import registry
 from posttrain.models.folder import check_folder
 from posttrain.models.gguf import read_gguf
+from posttrain.models.hub import why_unreachable
 from posttrain.models.quiet import without_bars
 from posttrain.models.tiny import build_tiny
 
@@ -155,16 +156,25 @@ def _check_hub_name(source: str, path: Path) -> None:
 def _from_hub(
     name: str, *, dtype: torch.dtype, options: Mapping[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model of a hub name; where the hub cannot be asked, the one in its cache here, if any."""
+    unreachable = why_unreachable()
     try:
-        return _from_pretrained(name, dtype=dtype, options=options)
+        local = {"local_files_only": bool(unreachable)}
+        return _from_pretrained(name, dtype=dtype, options={**options, **local})
     except OSError as error:
         folders = [path.name for path in Path().iterdir() if path.is_dir()]
         near = registry.did_you_mean(name, ["tiny", *folders]).partition("Known:")[0]
+        download = f"(hf download {name} --local-dir FOLDER) and give the folder"
+        if unreachable:
+            raise ValueError(
+                f"model: {name!r} is no folder here ({Path.cwd()}), nor in the cache of the hub, "
+                f"and the hub cannot be asked ({unreachable}). {near}If it is a folder, check the "
+                f"path; if it is on the hub, download it where there is a connection {download}"
+            ) from None
         raise ValueError(
             f"model: {name!r} is no folder here, and the hub did not give it: {near}"
-            "Check the name and the connection; or download it where there is one "
-            f"(hf download {name} --local-dir FOLDER) and give the folder. The hub's answer: "
-            f"{str(error).splitlines()[0]}"
+            f"Check the name; or download it where there is a connection {download}. "
+            f"The hub's answer: {str(error).splitlines()[0]}"
         ) from error
 
 

@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from posttrain.models.folder import check_folder, replacing_folder
+from posttrain.models.hub import why_unreachable
 from posttrain.models.load import Policy, cast, find_dtype, switch_off_dropout
 from posttrain.models.quiet import without_bars
 from posttrain.models.sampling import at_least_float32
@@ -106,14 +107,20 @@ def load_reward(source: str, *, dtype: str = "float32", device: str = "cpu") -> 
     if path.is_dir():
         check_folder(path, kind="reward model")
         source = str(path)
+    unreachable = "" if path.is_dir() else why_unreachable()
+    given: dict[str, Any] = {
+        "trust_remote_code": False,
+        "local_files_only": path.is_dir() or bool(unreachable),
+    }
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(source, **given)
+        tokenizer = AutoTokenizer.from_pretrained(source, **given)
     except (OSError, ValueError) as error:
+        why = f"The hub cannot be asked ({unreachable})" if unreachable else str(error)
         raise ValueError(
             f"reward model: there is none at {source!r} (rewards.model.path or rl.critic.source); "
             "give the folder of a sequence classifier with one label, as the reward stage writes "
-            f"it. {str(error).splitlines()[0]}"
+            f"it. {why.splitlines()[0]}"
         ) from error
     if any(name.endswith("ForCausalLM") for name in config.architectures or ()):
         raise ValueError(f"reward model: {source!r} {_NO_HEAD}")
@@ -129,8 +136,8 @@ def load_reward(source: str, *, dtype: str = "float32", device: str = "cpu") -> 
             config=config,
             dtype=find_dtype(dtype),
             use_safetensors=True,
-            trust_remote_code=False,
             output_loading_info=True,
+            **given,
         )
     if report["missing_keys"]:
         missing = ", ".join(sorted(report["missing_keys"])[:3])

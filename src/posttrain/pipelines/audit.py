@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from posttrain.algorithms.ops import Deviation
 from posttrain.pipelines.plan import Plan
 from posttrain.protocols import Learner, StepResult
 from posttrain.types import Batch
@@ -36,17 +37,25 @@ class Audit:
     """Checks every iteration; ``tolerance`` is what the ratio may be off: rounding, no more.
 
     ``normalised`` says over what the advantage has mean 0: the batch (and then deviation 1 too),
-    each group, or nothing. Rollouts that run ``max_lag`` updates ahead are that old, no more and no
-    less, and engine and learner need not agree on them.
+    each group, or nothing; ``deviation`` says of which kind that 1 is. Rollouts that run
+    ``max_lag`` updates ahead are that old, no more and no less, and engine and learner need not
+    agree on them.
     """
 
     def __init__(
-        self, plan: Plan, *, normalised: Normalised, tolerance: float = 1e-4, max_lag: int = 0
+        self,
+        plan: Plan,
+        *,
+        normalised: Normalised,
+        deviation: Deviation = "population",
+        tolerance: float = 1e-4,
+        max_lag: int = 0,
     ) -> None:
         self._plan = plan
         self._max_lag = max_lag
         self._stale = False
         self._normalised = normalised
+        self._lost = 1 if deviation == "sample" else 0  # degrees of freedom
         self._tolerance = tolerance
         self._step = 0
         self._mismatch: float | None = None
@@ -147,7 +156,8 @@ class Audit:
         if self._normalised == "batch" and bool(active.any()):
             values = advantages[active].double().tolist()
             mean = sum(values) / len(values)
-            deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
+            squares = sum((value - mean) ** 2 for value in values)
+            deviation = math.sqrt(squares / max(1, len(values) - self._lost))
             found = f"mean {mean:.3g} and deviation {deviation:.3g}"
             even = deviation == 0 or abs(deviation - 1) < 1e-3
             self._check(abs(mean) < 1e-4 and even, "normalised", found=found)

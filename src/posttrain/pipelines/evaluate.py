@@ -1,14 +1,22 @@
-"""Evaluation: greedy accuracy, mean@k and pass@k on held-out problems, with 95 % intervals."""
+"""Evaluation on held-out problems: accuracy, mean@k and pass@k with 95 % intervals, rewards."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from posttrain.protocols import Engine, Scorer
 from posttrain.types import Prompt, Rollout, Sampling, Score
+from posttrain.types.marks import (
+    Marks,
+    above_one,
+    estimate_label,
+    has_full_marks,
+    no_full_marks,
+    reward_label,
+)
 
 _Z = 1.959964  # 95 % of a normal distribution lies within this many deviations
 
@@ -25,26 +33,47 @@ class Estimate:
         return f"{self.value:.1%} [{self.low:.1%}, {self.high:.1%}]"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Evaluation:
     """What :func:`evaluate` found; ``greedy`` and ``sampled`` hold every scored rollout.
 
-    ``parts`` are the means of the rewards by name, over the greedy answers they could score;
-    ``invalid`` is the share of all answers whose grader broke.
+    ``estimates`` has ``accuracy``, ``mean@k`` and ``pass@k`` by the reward that checks answers;
+    where none does, ``full_marks/NAME``, ``mean@k/NAME`` and ``pass@k/NAME`` of each reward that is
+    learned from. ``above_one`` are the rewards of which that cannot be said, with their largest
+    score: it is above 1, and they declare no maximum. ``parts`` are the means of the rewards by
+    name, over the greedy answers they could score; ``invalid`` is the share of all answers whose
+    grader broke.
     """
 
-    correct_by: str
+    marks: Marks
     estimates: Mapping[str, Estimate]
     mean_reward: float
     parts: Mapping[str, float]
     invalid: float
     greedy: Sequence[Rollout]
     sampled: Sequence[Rollout] = ()
+    above_one: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def accuracy(self) -> Estimate:
-        """Greedy accuracy."""
-        return self.estimates["accuracy"]
+    def accuracy_by(self) -> str:
+        """The reward that checks answers; empty where none does."""
+        return self.marks.check
+
+    @property
+    def accuracy(self) -> Estimate | None:
+        """Greedy accuracy; None where nothing checks answers."""
+        return self.estimates.get("accuracy")
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The numbers of a point of the curves."""
+        found = {
+            f"eval/{name}": estimate.value
+            for name, estimate in self.estimates.items()
+            if name == "accuracy" or name.startswith("full_marks/")
+        }
+        found |= {f"eval/part/{name}": value for name, value in self.parts.items()}
+        return {**found, "eval/reward": self.mean_reward, "eval/invalid": self.invalid}
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -56,59 +85,89 @@ class Evaluation:
         """What the first broken score said; empty where none broke."""
         return next((r.score.reason for r in self.rollouts if r.score and not r.score.ok), "")
 
+    def __repr__(self) -> str:
+        """The estimates and means in a few words: the rollouts would be pages."""
+        told = [
+            f"{estimate_label(name, self.accuracy_by)} {estimate}"
+            for name, estimate in self.estimates.items()
+        ]
+        told += [
+            f"{estimate_label(self.marks.share_of(name), self.accuracy_by)} {no_full_marks(most)}"
+            for name, most in self.above_one.items()
+        ]
+        told += [f"mean reward {self.mean_reward:.3f}"]
+        told += [f"{reward_label(n, self.marks.weights)} {v:.3f}" for n, v in self.parts.items()]
+        told += [f"broken scores {self.invalid:.1%}"] if self.invalid else []
+        return f"Evaluation of {len(self.greedy)} problems: {', '.join(told)}"
+
 
 def evaluate(
     engine: Engine,
     prompts: Sequence[Prompt],
     *,
     scorer: Scorer,
-    correct_by: str,
+    marks: Marks,
     sampling: Sampling,
     samples: int = 0,
     seed: int = 0,
 ) -> Evaluation:
     """Answer every prompt greedily, and ``samples`` times as ``sampling`` says.
 
-    An answer is right when the reward named ``correct_by`` gives it 1. An answer whose grader
-    broke counts as wrong here, and the share of those is reported as ``invalid``.
+    An answer is right when the reward that checks answers gives it full marks. An answer whose
+    grader broke counts as wrong here, and the share of those is reported as ``invalid``.
     """
     if not prompts:
         raise ValueError("prompts: nothing to evaluate; the test split is empty")
     greedy_sampling = dataclasses.replace(sampling, temperature=0.0, top_k=0, top_p=1.0)
     greedy = answer(engine, prompts, scorer=scorer, sampling=greedy_sampling, samples=1, seed=seed)
-    greedy = _decided(greedy, correct_by)
-    right = [is_correct(rollout, correct_by) for rollout in greedy]
-    estimates = {"accuracy": share(sum(right), len(right))}
     sampled: list[Rollout] = []
     if samples:
         sampled = answer(
             engine, prompts, scorer=scorer, sampling=sampling, samples=samples, seed=seed
         )
-        sampled = _decided(sampled, correct_by)
-        counts = [0] * len(prompts)
-        for rollout in sampled:
-            counts[rollout.group] += is_correct(rollout, correct_by)
-        estimates[f"mean@{samples}"] = mean([count / samples for count in counts])
-        for k in _powers_of_two(samples):
-            estimates[f"pass@{k}"] = mean([pass_at_k(samples, count, k=k) for count in counts])
+    greedy, sampled = _decided(greedy, marks.check), _decided(sampled, marks.check)
+    unknown = above_one([*greedy, *sampled], marks)
+    estimates: dict[str, Estimate] = {}
+    for name in marks.judged:
+        if name not in unknown:
+            estimates |= _estimates(greedy, sampled, name=name, marks=marks, samples=samples)
     scores = [rollout.score for rollout in greedy if rollout.score is not None]
     every = [rollout.score for rollout in (*greedy, *sampled) if rollout.score is not None]
     return Evaluation(
-        correct_by=correct_by,
+        marks=marks,
         estimates=estimates,
         mean_reward=sum(score.value for score in scores if score.ok) / len(scores),
         parts=_parts(scores),
         invalid=sum(not score.ok for score in every) / len(every),
         greedy=greedy,
         sampled=sampled,
+        above_one=unknown,
     )
 
 
-def _decided(rollouts: Sequence[Rollout], correct_by: str) -> list[Rollout]:
-    """Here the reward that decides counts, even if it only watches: where it broke, all did."""
+def _estimates(
+    greedy: Sequence[Rollout], sampled: Sequence[Rollout], *, name: str, marks: Marks, samples: int
+) -> dict[str, Estimate]:
+    """The shares of answers with full marks of a reward; those of the check need no name."""
+    full = sum(has_full_marks(rollout, name, marks=marks) for rollout in greedy)
+    suffix = "" if marks.check else f"/{name}"
+    found = {marks.share_of(name): share(full, len(greedy))}
+    if not samples:
+        return found
+    counts = [0] * len(greedy)
+    for rollout in sampled:
+        counts[rollout.group] += has_full_marks(rollout, name, marks=marks)
+    found[f"mean@{samples}{suffix}"] = mean([count / samples for count in counts])
+    for k in _powers_of_two(samples):
+        found[f"pass@{k}{suffix}"] = mean([pass_at_k(samples, count, k=k) for count in counts])
+    return found
+
+
+def _decided(rollouts: Sequence[Rollout], check: str) -> list[Rollout]:
+    """Here the reward that checks answers counts, even with weight 0: where it broke, all did."""
     return [
         dataclasses.replace(rollout, score=dataclasses.replace(rollout.score, state="invalid"))
-        if rollout.score and rollout.score.ok and rollout.score.parts.get(f"{correct_by}/broken")
+        if rollout.score and rollout.score.ok and rollout.score.parts.get(f"{check}/broken")
         else rollout
         for rollout in rollouts
     ]
@@ -120,12 +179,6 @@ def _parts(scores: Sequence[Score]) -> dict[str, float]:
     names = dict.fromkeys(name for parts in known for name in parts)
     values = {name: [parts[name] for parts in known if name in parts] for name in names}
     return {name: sum(found) / len(found) for name, found in values.items()}
-
-
-def is_correct(rollout: Rollout, correct_by: str) -> bool:
-    """Whether the reward that decides gave full marks."""
-    score = rollout.score
-    return score is not None and score.ok and score.parts.get(correct_by, 0.0) >= 1 - 1e-9
 
 
 def pass_at_k(samples: int, correct: int, *, k: int) -> float:

@@ -14,6 +14,7 @@ _NAMES = {
     "approx_kl": "policy/approx_kl",
     "clip_low": "policy/clip_low",
     "clip_high": "policy/clip_high",
+    "chosen": "policy/chosen",
     "ratio": "policy/ratio",
     "ratio_max": "policy/ratio_max",
     "ratio_variance": "policy/ratio_variance",
@@ -61,7 +62,7 @@ def batch_metrics(batch: Batch, collected: Collected) -> dict[str, float]:
     if batch.ref_logprobs is not None and len(kept):
         log_ratio = keep(batch.need("old_logprobs") - batch.ref_logprobs, batch.active)
         metrics["objective/kl"] = float(log_ratio.sum(dim=1)[valid].mean())
-    metrics |= _objective(batch, collected)
+    metrics |= _objective(batch, collected) | _greedy(collected)
     return (
         metrics | _states(collected) | _parts(collected) | _times(collected, float(lengths.sum()))
     )
@@ -102,6 +103,16 @@ def _objective(batch: Batch, collected: Collected) -> dict[str, float]:
         given = keep(batch.token_rewards, batch.active).sum(dim=1)[batch.need("valid")]
         metrics["objective/non_score_reward"] = float(given.mean()) - metrics["objective/scores"]
     return metrics
+
+
+def _greedy(collected: Collected) -> dict[str, float]:
+    """What the greedy completions scored, one of each prompt, where an advantage asked for them."""
+    found = {r.group: r.greedy.score for r in collected.rollouts if r.greedy is not None}
+    values = [score.value for score in found.values() if score is not None and score.ok]
+    if not found:
+        return {}
+    metrics = {"reward/greedy_invalid": 1 - len(values) / len(found)}
+    return metrics | ({"reward/greedy": _mean(values)} if values else {})
 
 
 def _parts(collected: Collected) -> dict[str, float]:

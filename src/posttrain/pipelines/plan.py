@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from posttrain.algorithms.kl import Coefficient, Direction, Estimator
+from posttrain.algorithms.ops import Deviation
+from posttrain.algorithms.pieces import facts
 from posttrain.algorithms.table import Placement
 from posttrain.types import Batch, Terms
 
@@ -17,18 +19,19 @@ Stage = Callable[[Batch], Batch]
 class Plan:
     """An algorithm with its options bound: what the loop calls at each place.
 
-    ``shaping`` changes rewards before the advantage sees them; ``correction`` undoes the mismatch
-    of sampler and trainer; ``kl_stop`` ends the epochs of a batch once π has moved that far.
-    ``value_loss`` trains a critic, alone for the first ``critic_warmup`` steps. ``penalty`` is the
-    coefficient of a loss that penalises the step away from π_old, where it follows a target.
-    ``advantage_only`` says that a sequence without advantages has neither loss nor gradient.
+    ``shaping`` changes rewards before the advantage sees them, and ``whiten_rewards`` divides them
+    by that deviation; ``correction`` undoes the mismatch of sampler and trainer; ``kl_stop`` ends
+    the epochs of a batch once π has moved that far. ``value_loss`` trains a critic, alone for the
+    first ``critic_warmup`` steps. ``penalty`` is the coefficient of a loss that penalises the step
+    away from π_old, where it follows a target. ``advantage_only`` says that a sequence without
+    advantages has neither loss nor gradient.
     """
 
     advantage: Stage
     loss: Callable[..., Terms]
     weights: Stage
     shaping: tuple[Stage, ...] = ()
-    whiten_rewards: bool = False
+    whiten_rewards: Deviation | None = None
     value_loss: Callable[..., Terms] | None = None
     value_coefficient: float = 1.0
     critic_warmup: int = 0
@@ -37,6 +40,7 @@ class Plan:
     kl_placement: Placement = "none"
     kl_estimator: Estimator = "k3"
     kl_direction: Direction = "reverse"
+    kl_weighted: bool = False
     kl: Coefficient = field(default_factory=lambda: Coefficient(value=0.0))
     refresh_every: int = 0
     entropy_coefficient: float = 0.0
@@ -50,4 +54,5 @@ class Plan:
         """Whether π_old or a reference must be asked before the first optimiser step."""
         several_steps = self.epochs * self.minibatches > 1
         compares = self.kl_placement != "none" or self.correction is not None
-        return several_steps or compares or self.value_loss is not None
+        ranks = facts(self.loss).whole_batch is not None
+        return several_steps or compares or ranks or self.value_loss is not None

@@ -22,6 +22,7 @@ from posttrain.algorithms.objective import (
     with_mismatch,
     with_values,
 )
+from posttrain.algorithms.pieces import for_batch
 from posttrain.algorithms.shaping import kl_in_reward, whiten_rewards
 from posttrain.data.collate import collate
 from posttrain.data.minibatch import minibatches
@@ -130,7 +131,9 @@ def prepare(batch: Batch, learner: Learner, *, plan: Plan, state: State) -> Batc
     if state.baseline is None:  # the first batch has no past: its own mean stands in
         state = replace(state, baseline=update_baseline(None, batch))
     batch = batch.replace(baseline=torch.tensor(state.baseline, dtype=torch.float64))
-    seen = whiten_rewards(batch) if plan.whiten_rewards else batch
+    seen = batch
+    if plan.whiten_rewards is not None:
+        seen = whiten_rewards(batch, deviation=plan.whiten_rewards)
     batch = plan.advantage(seen).replace(token_rewards=batch.token_rewards)
     return plan.correction(batch) if plan.correction else batch
 
@@ -145,7 +148,7 @@ def optimise(
     guard: Guard | None = None,
 ) -> list[StepResult]:
     """``epochs × minibatches`` optimiser steps on one batch, fewer if π moves past ``kl_stop``."""
-    objective = make_objective(plan, state)
+    objective = make_objective(plan, state, batch=batch)
     only_critic = state.step < plan.critic_warmup
     generator = torch.Generator().manual_seed(seed)
     results: list[StepResult] = []
@@ -165,7 +168,7 @@ def pass_over(
 ) -> list[StepResult]:
     """The skipped step on a batch that :func:`prepare` has left no token of: nothing changes."""
     only_critic = state.step < plan.critic_warmup
-    objective = make_objective(plan, state)
+    objective = make_objective(plan, state, batch=batch)
     result = learner.step(plan.weights(batch), objective, only_critic=only_critic)
     result = replace(result, loss=math.nan, gradient_norm=math.nan, skipped=True)
     guard.saw(result, batch, step=state.step + 1)
@@ -182,11 +185,15 @@ def quiet(batch: Batch) -> Batch:
     return batch.replace(weights=batch.need("weights").masked_fill(silent[:, None], 0.0))
 
 
-def make_objective(plan: Plan, state: State) -> Objective:
-    """The loss of every token: policy, KL penalty, entropy bonus and critic, each where wanted."""
+def make_objective(plan: Plan, state: State, *, batch: Batch) -> Objective:
+    """The loss of every token: policy, KL penalty, entropy bonus and critic, each where wanted.
+
+    ``batch`` is the whole batch, of which the objective may then be asked about any part.
+    """
     loss = plan.loss
     if state.penalty is not None:
         loss = functools.partial(plan.loss, coefficient=state.penalty.value)
+    loss = for_batch(loss, batch)
 
     def objective(outputs: Outputs, batch: Batch) -> Terms:
         if state.step < plan.critic_warmup:
@@ -203,6 +210,7 @@ def make_objective(plan: Plan, state: State) -> Objective:
                 coefficient=state.kl.value,
                 estimator=plan.kl_estimator,
                 direction=plan.kl_direction,
+                weighted=plan.kl_weighted,
             )
         if outputs.entropy is not None:
             terms = with_entropy(

@@ -53,6 +53,17 @@ def train(
     learner.version += 1
 
 
+def held_out_loss(rows: Sequence[Row], learner: Learner, *, pad_token: int) -> float:
+    """Mean negative log-likelihood of the completions' tokens, every token counting the same.
+
+    ``−Σ log π / number of tokens``, without a gradient: the learner is as it was. The order of the
+    rows is that of the sum, and micro-batches cannot change it.
+    """
+    batch = collate_demonstrations(rows, pad_token=pad_token)
+    logprobs = learner.infer(batch).need("old_logprobs")[batch.mask]
+    return -float(logprobs.double().sum()) / len(logprobs)
+
+
 def batches(
     rows: Sequence[Row], batch_size: int, *, epochs: int, pad_token: int, seed: int, start: int = 0
 ) -> Iterator[Batch]:

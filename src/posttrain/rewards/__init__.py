@@ -8,6 +8,7 @@ keyword-only parameters are options. :class:`posttrain.rewards.scorer.RewardScor
 from posttrain.protocols import Reward
 from posttrain.rewards.code import code_tests
 from posttrain.rewards.countdown import countdown_expression
+from posttrain.rewards.declared import declare
 from posttrain.rewards.exact import exact_answer
 from posttrain.rewards.extraction import extract_answer
 from posttrain.rewards.format import think_answer_format
@@ -42,6 +43,7 @@ __all__ = [
     "REWARDS",
     "code_tests",
     "countdown_expression",
+    "declare",
     "exact_answer",
     "extract_answer",
     "judge_verdict",

@@ -31,6 +31,7 @@ class BoundReward:
 
     ``kind`` is how it is called: with one rollout, with lists of a whole chunk (a function whose
     attribute ``batched`` is True), awaited, or as a scorer of whole batches of rollouts.
+    ``checks_answer`` and ``maximum`` are what it declares of itself, see :func:`declare`.
     """
 
     name: str
@@ -39,9 +40,18 @@ class BoundReward:
     kind: Kind = "single"
     wanted: tuple[str, ...] = ()
     optional: frozenset[str] = frozenset()
+    checks_answer: bool = False
+    maximum: float | None = None
 
     @property
-    def watched(self) -> bool:
+    def full_marks(self) -> float | None:
+        """What it gives at most: as declared, else 1; None for a scorer, which gives anything."""
+        if self.maximum is None and self.kind != "scorer":
+            return 1.0
+        return self.maximum
+
+    @property
+    def monitored(self) -> bool:
         """Whether it counts for nothing, and must not break what counts."""
         return self.weight == 0
 
@@ -57,22 +67,43 @@ def bind(key: str | Reward | Scorer, given: Weight) -> BoundReward:
     weight = chosen.pop("weight", 1.0)
     if not isinstance(weight, int | float) or isinstance(weight, bool) or not math.isfinite(weight):
         raise ValueError(f"{kind}: the weight must be a finite number, got {weight!r}")
+    facts: dict[str, Any] = {
+        "name": name,
+        "weight": float(weight),
+        "checks_answer": getattr(function, "checks_answer", False) is True,
+        "maximum": take_maximum(function, chosen, kind=kind),
+    }
     if not callable(function):
         if chosen:
             raise ValueError(f"{kind}: a scorer has its options already, got {chosen}")
-        return BoundReward(name=name, weight=float(weight), function=function, kind="scorer")
+        return BoundReward(**facts, function=function, kind="scorer")
     wanted, optional = _wanted(function, kind)
     if "weight" in options(function):
         raise ValueError(f"{kind}: rename its option 'weight'; that word sets the reward's weight")
     check_options(function, chosen, kind=kind)
     return BoundReward(
-        name=name,
-        weight=float(weight),
+        **facts,
         function=functools.partial(function, **chosen) if chosen else function,
         kind=_kind(function),
         wanted=wanted,
         optional=optional,
     )
+
+
+def take_maximum(function: Any, chosen: dict[str, Any], *, kind: str) -> float | None:
+    """The maximum of a table of options, taken out of it; else what the function itself declares.
+
+    A function that has an option of that name keeps it.
+    """
+    declared = getattr(function, "maximum", None)
+    if not callable(function) or "maximum" not in options(function):
+        declared = chosen.pop("maximum", declared)
+    if declared is None:
+        return None
+    number = isinstance(declared, numbers.Real) and not isinstance(declared, bool)
+    if not number or not math.isfinite(declared):
+        raise ValueError(f"{kind}: its maximum must be a finite number, got {declared!r}")
+    return float(declared)
 
 
 def checked(reward: BoundReward, result: Any) -> Score:
@@ -87,6 +118,10 @@ def checked(reward: BoundReward, result: Any) -> Score:
         parts = {} if score is None else {str(n): usable(p) for n, p in score.parts.items()}
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         return broken(reward, f"returned {error}")
+    most = reward.maximum
+    if most is not None and number > most + 1e-9 * max(1.0, abs(most)):
+        mend = f"mend the reward, or declare what it gives at most: maximum = {number:g}"
+        return broken(reward, f"returned {number:g}, above its maximum of {most:g}; {mend}")
     return Score(value=number, parts=parts, reason="" if score is None else score.reason)
 
 

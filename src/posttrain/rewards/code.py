@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from posttrain.rewards.declared import declare
 from posttrain.rewards.sandbox import (
     Limits,
     Outcome,
@@ -25,6 +26,7 @@ Tests = str | Mapping[str, str] | Sequence[Mapping[str, str]]
 LANGUAGES = ("python", "py", "python3", "")  # what may follow the three backquotes
 
 
+@declare(checks_answer=True)
 def code_tests(
     completion: str,
     tests: Tests,

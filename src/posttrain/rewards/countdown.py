@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from posttrain.rewards.declared import declare
 from posttrain.rewards.expressions import evaluate
 from posttrain.rewards.extraction import Extract, extract_answer
 
 
+@declare(checks_answer=True)
 def countdown_expression(
     completion: str, puzzle: Mapping[str, Any], *, extract: Extract = "whole"
 ) -> float:

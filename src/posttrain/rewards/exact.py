@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import unicodedata
 
+from posttrain.rewards.declared import declare
 from posttrain.rewards.extraction import Extract, extract_answer
 
 
+@declare(checks_answer=True)
 def exact_answer(
     completion: str, answer: str, *, extract: Extract = "whole", ignore_case: bool = False
 ) -> float:

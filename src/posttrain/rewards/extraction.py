@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-Extract = Literal["whole", "tag", "hashes", "boxed", "last_number"]
+Extract = Literal["whole", "tag", "hashes", "boxed", "last_number", "auto"]
+
+_MARKS = {"boxed": "\\boxed{", "tag": "<answer>", "hashes": "####"}
 
 # Digits as in 1,000 or 1000, then a fraction, an exponent, a denominator. A sign counts as one only
 # where nothing stands before it that it could be subtracted from: the last number of 10-4 is 4.
@@ -26,6 +28,7 @@ def extract_answer(text: str, how: Extract) -> str | None:
     ``hashes``       what follows the last ``####``, to the end of its line (as in GSM8K)
     ``boxed``        what the last ``\boxed{…}`` holds, braces balanced
     ``last_number``  the last number in the text
+    ``auto``         ``boxed``, ``tag`` or ``hashes``, whichever mark comes last; else the whole
     ===============  =====================================================================
 
     >>> extract_answer("<think>2+2</think><answer> 4 </answer>", "tag")
@@ -70,10 +73,20 @@ def _last_number(text: str) -> str | None:
     return last
 
 
+def _auto(text: str) -> str | None:
+    places = {name: text.rfind(mark) for name, mark in _MARKS.items()}
+    for name in sorted(places, key=lambda name: -places[name]):  # the mark that comes last
+        found = EXTRACTORS[name](text) if places[name] >= 0 else None
+        if found is not None:
+            return found
+    return _whole(text)
+
+
 EXTRACTORS: dict[str, Callable[[str], str | None]] = {
     "whole": _whole,
     "tag": _tag,
     "hashes": _hashes,
     "boxed": _boxed,
     "last_number": _last_number,
+    "auto": _auto,
 }

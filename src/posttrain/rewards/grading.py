@@ -1,13 +1,12 @@
 """Running the rewards of a recipe on samples, one after another, in this process.
 
 A sample is the data that the rewards want of a rollout, by name. What comes back is each reward's
-own score, in order, up to the first that is broken and counts: one that is only watched stops none.
+own score, in order, up to the first that is broken and counts: a monitored one stops none.
 """
 
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ Done = Callable[[int, Results], None]
 
 WHOLE_CHUNK = -1  # in place of a sample's number, while a call is about all of them
 CONCURRENT = 32  # calls of an async reward under way at a time
-_FAULTS = (Exception, SystemExit, KeyboardInterrupt)
+_Faults = tuple[type[BaseException], ...]
 
 
 def grade(
@@ -35,20 +34,26 @@ def grade(
     done: Done | None = None,
     seconds: float | None = None,
     without: Collection[int] = (),
+    in_worker: bool = False,
 ) -> list[Results]:
     """The scores of every sample; ``seconds`` is the limit of one call of an async reward.
 
-    The rewards of which ``without`` has the numbers are left out.
+    The rewards of which ``without`` has the numbers are left out. A ``KeyboardInterrupt`` is the
+    user's and passes through, but not ``in_worker``: there the reward itself raised it.
     """
+    faults: _Faults = (Exception, SystemExit)
+    if in_worker:
+        faults = (*faults, KeyboardInterrupt)
     ahead: dict[str, list[Score]] = {}
     asked = [(number, reward) for number, reward in enumerate(rewards) if number not in without]
     for number, reward in asked:
         if reward.kind == "batched":
             started(WHOLE_CHUNK, number)
-            ahead[reward.name] = _batched(reward, samples)
+            ahead[reward.name] = _batched(reward, samples, faults=faults)
         elif reward.kind == "async":
             tick = _Tick(started, number)
-            ahead[reward.name] = asyncio.run(_awaited(reward, samples, tick=tick, seconds=seconds))
+            calls = _awaited(reward, samples, tick=tick, seconds=seconds, faults=faults)
+            ahead[reward.name] = asyncio.run(calls)
     everything: list[Results] = []
     for index, sample in enumerate(samples):
         results: Results = []
@@ -56,9 +61,9 @@ def grade(
             known = ahead.get(reward.name)
             if known is None:
                 started(index, number)
-            score = _single(reward, sample) if known is None else known[index]
+            score = _single(reward, sample, faults=faults) if known is None else known[index]
             results.append((reward.name, score))
-            if not score.ok and not reward.watched:
+            if not score.ok and not reward.monitored:
                 break
         everything.append(results)
         if done is not None:
@@ -66,24 +71,13 @@ def grade(
     return everything
 
 
-def _single(reward: BoundReward, sample: Sample) -> Score:
+def _single(reward: BoundReward, sample: Sample, *, faults: _Faults) -> Score:
     begun = time.perf_counter()
     try:
         score = checked(reward, _call(reward, sample))
-    except _FAULTS as error:
-        score = _fault(reward, error)
+    except faults as error:
+        score = raised(reward, error)
     return replace(score, seconds=time.perf_counter() - begun)
-
-
-def _fault(reward: BoundReward, error: BaseException) -> Score:
-    """Broken, not wrong, with the reason; but an interrupt goes on.
-
-    Unless Ctrl-C is ignored here, as it is in a worker: then the reward raised it itself.
-    """
-    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    if isinstance(error, KeyboardInterrupt) and not ignored:
-        raise error
-    return raised(reward, error)
 
 
 def _call(reward: BoundReward, sample: Sample) -> Any:
@@ -98,7 +92,7 @@ def _data(reward: BoundReward, sample: Sample) -> dict[str, Any]:
     return {name: sample[name] for name in reward.wanted if name in sample}
 
 
-def _batched(reward: BoundReward, samples: Sequence[Sample]) -> list[Score]:
+def _batched(reward: BoundReward, samples: Sequence[Sample], *, faults: _Faults) -> list[Score]:
     """One call for all; where it raises, one for each, to find out whose fault it is."""
     begun = time.perf_counter()
     try:
@@ -108,10 +102,11 @@ def _batched(reward: BoundReward, samples: Sequence[Sample]) -> list[Score]:
         returned = reward.function(**{name: [row[name] for row in rows] for name in names})
         if hasattr(returned, "tolist"):  # numpy's or torch's list
             returned = returned.tolist()
-    except _FAULTS as error:
-        fault = _fault(reward, error)
+    except faults as error:
+        fault = raised(reward, error)
         if len(samples) > 1:
-            return [score for sample in samples for score in _batched(reward, [sample])]
+            alone = [_batched(reward, [sample], faults=faults) for sample in samples]
+            return [score for scores in alone for score in scores]
         return [fault]
     share = (time.perf_counter() - begun) / len(samples)
     if not isinstance(returned, Sequence) or len(returned) != len(samples):
@@ -135,7 +130,12 @@ class _Tick:
 
 
 async def _awaited(
-    reward: BoundReward, samples: Sequence[Sample], *, tick: _Tick, seconds: float | None
+    reward: BoundReward,
+    samples: Sequence[Sample],
+    *,
+    tick: _Tick,
+    seconds: float | None,
+    faults: _Faults,
 ) -> list[Score]:
     gate = asyncio.Semaphore(CONCURRENT)
 
@@ -147,8 +147,8 @@ async def _awaited(
                 score = checked(reward, value)
             except TimeoutError:
                 score = replace(broken(reward, f"gave no answer in {seconds} s"), state="timeout")
-            except _FAULTS as error:
-                score = _fault(reward, error)
+            except faults as error:
+                score = raised(reward, error)
             return replace(score, seconds=time.perf_counter() - begun)
 
     ticking = asyncio.create_task(tick.run())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from posttrain.rewards.declared import declare
 
+
+@declare(maximum=0.0)
 def length_penalty(
     num_tokens: int, *, target: int, per_token: float = 0.001, maximum: float = 1.0
 ) -> float:

@@ -6,8 +6,9 @@ import functools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, cast
+from typing import Any
 
+from posttrain.rewards.declared import declare
 from posttrain.rewards.extraction import Extract, extract_answer
 from posttrain.rewards.math_expression import equivalent, number_expression, parse_expression
 from posttrain.rewards.math_text import (
@@ -19,11 +20,6 @@ from posttrain.rewards.math_text import (
     without_unit,
     words,
 )
-
-MathExtract = Literal["auto", "boxed", "hashes", "tag", "last_number", "whole"]
-
-# How an answer is marked, for "auto".
-_MARKS: dict[str, str] = {"boxed": "\\boxed{", "tag": "<answer>", "hashes": "####"}
 
 
 @dataclass(frozen=True)
@@ -41,11 +37,12 @@ class Reading:
         return self.number is None and self.words is None and self.expression is None
 
 
+@declare(checks_answer=True)
 def math_answer(
     completion: str,
     answer: str | float,
     *,
-    extract: MathExtract = "auto",
+    extract: Extract = "auto",
     tolerance: float = 0.0,
     max_characters: int = 500,
 ) -> float:
@@ -63,21 +60,10 @@ def math_answer(
     if not 0 <= tolerance < math.inf:
         raise ValueError(f"tolerance: must be at least 0, got {tolerance}")
     expected = _expected(answer)
-    given = _extract(completion, extract)
+    given = extract_answer(completion, extract)
     if given is None or len(given) > max_characters:
         return 0.0
     return float(_is_right(expected, clean(given), tolerance=tolerance))
-
-
-def _extract(completion: str, how: MathExtract) -> str | None:
-    if how != "auto":
-        return extract_answer(completion, how)
-    places = {name: completion.rfind(mark) for name, mark in _MARKS.items()}
-    for name in sorted(places, key=lambda name: -places[name]):  # the mark that comes last
-        found = extract_answer(completion, cast(Extract, name)) if places[name] >= 0 else None
-        if found is not None:
-            return found
-    return extract_answer(completion, "whole")
 
 
 def _expected(answer: str | float) -> Reading:

@@ -6,6 +6,7 @@ import math
 import re
 from fractions import Fraction
 
+from posttrain.rewards.declared import declare
 from posttrain.rewards.extraction import Extract, extract_answer
 
 MAX_NUMBER_LENGTH = 100  # characters; more is no answer, and costs time to compute with
@@ -15,6 +16,7 @@ _NUMBER = re.compile(rf"([+-]?)\s?(?:\\?[$€£])?([+-]?)({_PLAIN})(?:\s?/\s?({_
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\{([0-9]+)\}\{([0-9]+)\}")
 
 
+@declare(checks_answer=True)
 def numeric_answer(
     completion: str,
     answer: str | float,

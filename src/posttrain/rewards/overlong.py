@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from posttrain.rewards.declared import declare
 
+
+@declare(maximum=0.0)
 def overlong_penalty(num_tokens: int, *, limit: int, buffer: int, factor: float = 1.0) -> float:
     """``−factor · clip((num_tokens − (limit − buffer)) / buffer, 0, 1)`` (arXiv:2503.14476).
 

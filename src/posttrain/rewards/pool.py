@@ -29,6 +29,7 @@ from posttrain.types import Score, ScoreState
 
 CHUNK = 64  # samples that a worker gets at a time, at most
 SLACK = 0.05  # seconds between a limit and the look at it
+START = 30.0  # seconds that a new worker has to begin: copying a large process takes time
 Progress = Callable[[int, int], None]
 
 
@@ -139,7 +140,7 @@ class GradingPool:
             score = Score(value=0.0, state=state, reason=f"reward {name!r} {reason}")
             job.excuse(culprit, reward, result=(name, score))
             others = len(job.without(culprit)) < len(self._rewards)
-            if not self._rewards[reward].watched or not others:  # else those have their say
+            if not self._rewards[reward].monitored or not others:  # else those have their say
                 job.finish(culprit, [])
         job.again([number for number in left if not job.known(number)])
         self._workers[self._workers.index(worker)] = self._hire()
@@ -226,7 +227,7 @@ class _Worker:
     def start(self, chunk: list[tuple[int, Sample]], without: set[int]) -> None:
         self.chunk = [number for number, _ in chunk]
         first = next(reward for reward in itertools.count() if reward not in without)
-        self.beat.write(0, first)  # until it says otherwise
+        self.beat.write(0, first, since=time.monotonic() + START)  # until it says otherwise
         self.connection.send((chunk, without))
 
     def receive(self) -> list[tuple[int, Results]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from posttrain.rewards.declared import declare
 from posttrain.rewards.extraction import Extract, extract_answer
 
 
@@ -15,6 +16,7 @@ class ScoredEntry(Protocol):
         ...
 
 
+@declare(checks_answer=True)
 def reasoning_gym_score(completion: str, entry: ScoredEntry, *, extract: Extract = "tag") -> float:
     """What the dataset's own scorer gives the extracted answer, 0 to 1.
 

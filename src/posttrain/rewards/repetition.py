@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from posttrain.rewards.declared import declare
 
+
+@declare(maximum=0.0)
 def repetition_penalty(
     completion: str,
     *,

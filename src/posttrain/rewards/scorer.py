@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from posttrain.registry import did_you_mean
@@ -42,9 +43,9 @@ class RewardScorer:
     elsewhere (:class:`posttrain.rewards.pool.GradingPool`).
 
     A reward that raises, or returns anything but a number of at most 1e30 or a ``Score``, makes the
-    score ``invalid``, with the reason: that is never a wrong answer's 0. A weight of 0 only
-    watches: what breaks there is a missing part and a ``reason``, and the part ``NAME/broken`` is 1
-    (0 for the others that were scored with it); the score stands.
+    score ``invalid``, with the reason: that is never a wrong answer's 0. One of weight 0
+    is only monitored: what breaks there is a missing part and a ``reason``, and ``NAME/broken`` is
+    1 (0 for the others that were scored with it); the score stands.
 
     >>> scorer = RewardScorer({"numeric": {"weight": 0.9, "extract": "tag"}, "format": 0.1})
     >>> prompt = Prompt(id="train-0", text="2+3=", columns={"answer": "5"})
@@ -71,6 +72,15 @@ class RewardScorer:
         other = copy.copy(self)
         other.grader = grader
         return other
+
+    def monitoring(self, name: str, options: Mapping[str, Any]) -> tuple[RewardScorer, str]:
+        """The same rewards and one with weight 0, and what it is called: a name may be taken."""
+        taken = [reward.name for reward in self.rewards]
+        called = f"task:{name}" if name in taken else name
+        other = copy.copy(self)
+        added = replace(bind(name, {**options, "weight": 0.0}), name=called)
+        other.rewards = (*self.rewards, added)
+        return other, called
 
     @property
     def functions(self) -> tuple[BoundReward, ...]:
@@ -102,8 +112,8 @@ class RewardScorer:
             {**dict(results), **{name: scores[row] for name, scores in whole.items()}}
             for row, results in enumerate(graded)
         ]
-        watched = [reward.name for reward in self.rewards if reward.watched]
-        broke = {n for n in watched if any(n in row and not row[n].ok for row in everything)}
+        monitored = [reward.name for reward in self.rewards if reward.monitored]
+        broke = {n for n in monitored if any(n in row and not row[n].ok for row in everything)}
         return [self._sum(results, broke) for results in everything]
 
     def score_text(self, prompt: Prompt, text: str) -> Score:
@@ -121,7 +131,7 @@ class RewardScorer:
     def _sum(self, results: Mapping[str, Score], broke: Collection[str]) -> Score:
         """The weighted sum; the first broken score, in the order of the rewards, is the verdict.
 
-        ``broke`` are the watched rewards that broke on some of the rollouts, of which this is one.
+        ``broke`` are the monitored rewards that broke on some of the rollouts scored together.
         """
         parts: dict[str, float] = {}
         terms: list[float] = []
@@ -136,7 +146,7 @@ class RewardScorer:
         told = sorted((score for _, score in known if score.reason), key=lambda score: score.ok)
         reason = told[0].reason if told else ""  # of a broken one, where there is one
         value, state, details = 0.0, "ok", ""
-        broken = next((score for r, score in known if not score.ok and not r.watched), None)
+        broken = next((score for r, score in known if not score.ok and not r.monitored), None)
         if broken is not None:
             state, reason, details = broken.state, broken.reason, broken.details
         else:

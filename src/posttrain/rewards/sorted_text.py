@@ -7,12 +7,14 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
+from posttrain.rewards.declared import declare
 from posttrain.rewards.extraction import Extract, extract_answer
 
 _LIST = re.compile(r"-?[0-9]{1,18}(?:(?:\s*,\s*|\s+)-?[0-9]{1,18})*")
 _BRACKETS = ("[]", "()")
 
 
+@declare(checks_answer=True)
 def sorted_numbers(
     completion: str,
     numbers: Sequence[int],

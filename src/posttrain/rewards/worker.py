@@ -39,9 +39,9 @@ class Beat:
         self._since = memory[:8].cast("d")  # the clock is the same for all processes
         self._place = memory[8:].cast("q")
 
-    def write(self, sample: int, reward: int) -> None:
-        """Say that a reward is about to run on a sample."""
-        self._since[0] = time.monotonic()
+    def write(self, sample: int, reward: int, *, since: float | None = None) -> None:
+        """Say that a reward is about to run on a sample: now, or from a time on."""
+        self._since[0] = time.monotonic() if since is None else since
         self._place[1] = reward
         self._place[0] = sample
 
@@ -74,6 +74,7 @@ def work(
             done=outbox.add,
             seconds=seconds,
             without=without,
+            in_worker=True,
         )
         outbox.send(last=True)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from posttrain.protocols import Engine
+from posttrain.protocols import Engine, Scorer
 from posttrain.types import Prompt, Rollout, Sampling
 
 
@@ -34,3 +35,31 @@ def collect(
         for group, (prompt, completions) in enumerate(zip(prompts, answers, strict=True))
         for completion in completions
     ]
+
+
+def collect_greedy(
+    engine: Engine, prompts: Sequence[Prompt], *, sampling: Sampling, seed: int
+) -> list[Rollout]:
+    """The greedy completion of each prompt, unscored: as long as others may be, but not drawn."""
+    greedy = Sampling(max_new_tokens=sampling.max_new_tokens, temperature=0.0)
+    return collect(engine, prompts, sampling=greedy, num_samples=1, seed=seed)
+
+
+def scored_groups(
+    scorer: Scorer, rollouts: Sequence[Rollout], *, greedy: Sequence[Rollout] = ()
+) -> list[list[Rollout]]:
+    """The rollouts with their scores, by group; each with the greedy one of its group, if any.
+
+    All are scored in one call, so that graders in processes have them at once.
+    """
+    scores = scorer.score([*rollouts, *greedy])
+    scored = [
+        replace(rollout, score=score)
+        for rollout, score in zip([*rollouts, *greedy], scores, strict=True)
+    ]
+    baselines = {rollout.group: rollout for rollout in scored[len(rollouts) :]}
+    groups: dict[int, list[Rollout]] = {}
+    for rollout in scored[: len(rollouts)]:
+        own = replace(rollout, greedy=baselines.get(rollout.group))
+        groups.setdefault(rollout.group, []).append(own)
+    return list(groups.values())

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from posttrain.protocols import Engine, Scorer
-from posttrain.rollout.collect import collect
+from posttrain.rollout.collect import collect, collect_greedy, scored_groups
 from posttrain.types import Collected, Prompt, Rollout, Sampling
 
 
@@ -49,6 +49,9 @@ class RolloutSource:
     With ``max_resamples > 0``, groups in which all rewards agree are thrown back and new prompts
     are sampled in their place (DAPO's dynamic sampling), at most that many times a step; what is
     still missing then is filled with groups that agree, so that a step always has its full size.
+
+    With ``greedy`` every prompt is also answered greedily, by the same weights, and its rollouts
+    carry that answer with its score: the baseline of advantages that need it.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class RolloutSource:
         group_size: int,
         seed: int,
         max_resamples: int = 0,
+        greedy: bool = False,
     ) -> None:
         self.prompts = prompts
         self.num_calls = 0
@@ -73,6 +77,7 @@ class RolloutSource:
         self._group_size = group_size
         self._seed = seed
         self._max_resamples = max_resamples
+        self._greedy = greedy
 
     def steps(self, count: int) -> Iterator[Collected]:
         """The rollouts of ``count`` steps."""
@@ -93,9 +98,7 @@ class RolloutSource:
                 break
         filled = kept + spare[: self._prompts_per_step - len(kept)]
         rollouts = [
-            dataclasses.replace(rollout, group=number)
-            for number, group in enumerate(filled)
-            for rollout in group
+            _numbered(rollout, number) for number, group in enumerate(filled) for rollout in group
         ]
         return Collected(
             rollouts=rollouts,
@@ -108,27 +111,32 @@ class RolloutSource:
     def _sample(self, count: int, seconds: dict[str, float]) -> list[list[Rollout]]:
         prompts = self.prompts.take(count)
         started = time.perf_counter()
+        seed = self._seed * 1_000_003 + self.num_calls
         rollouts = collect(
             self._engine,
             prompts,
             sampling=self._sampling,
             num_samples=self._group_size,
-            seed=self._seed * 1_000_003 + self.num_calls,
+            seed=seed,
         )
+        greedy: list[Rollout] = []
+        if self._greedy:
+            greedy = collect_greedy(self._engine, prompts, sampling=self._sampling, seed=seed)
         self.num_calls += 1
         sampled = time.perf_counter()
-        scores = self._scorer.score(rollouts)
-        scored = [
-            dataclasses.replace(rollout, score=score)
-            for rollout, score in zip(rollouts, scores, strict=True)
-        ]
+        groups = scored_groups(self._scorer, rollouts, greedy=greedy)
         seconds["rollout"] += sampled - started
         seconds["reward"] += time.perf_counter() - sampled
-        size = self._group_size
-        return [scored[start : start + size] for start in range(0, len(scored), size)]
+        return groups
+
+
+def _numbered(rollout: Rollout, group: int) -> Rollout:
+    greedy = rollout.greedy and dataclasses.replace(rollout.greedy, group=group)
+    return dataclasses.replace(rollout, group=group, greedy=greedy)
 
 
 def has_signal(group: Sequence[Rollout]) -> bool:
-    """Whether the valid scores of a group differ: only then does it teach anything."""
-    values = {rollout.score.value for rollout in group if rollout.score and rollout.score.ok}
-    return len(values) > 1
+    """Whether the valid scores of a group, and its greedy one's, differ: only then it teaches."""
+    scores = [rollout.score for rollout in group]
+    scores += [rollout.greedy.score for rollout in group if rollout.greedy is not None]
+    return len({score.value for score in scores if score is not None and score.ok}) > 1

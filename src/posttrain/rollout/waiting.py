@@ -18,6 +18,7 @@ def to_plain(waiting: Sequence[Collected], prompts: Sequence[Prompt]) -> dict[st
             **{field: getattr(batch, field) for field in ("resampled", "position", "num_calls")},
             "seconds": dict(batch.seconds),
             "rollouts": [_rollout(rollout, places) for rollout in batch.rollouts],
+            "greedy": [_rollout(rollout, places) for rollout in _greedy(batch)],
         }
         for batch in waiting
     ]
@@ -31,15 +32,7 @@ def from_plain(given: Mapping[str, Any], prompts: Sequence[Prompt]) -> list[Coll
             return None
     return [
         Collected(
-            rollouts=[
-                Rollout(
-                    prompt=prompts[row["prompt"]],
-                    completion=_completion(row["completion"]),
-                    group=row["group"],
-                    score=None if row["score"] is None else _score(row["score"]),
-                )
-                for row in batch["rollouts"]
-            ],
+            rollouts=_rollouts(batch, prompts),
             seconds=batch["seconds"],
             resampled=batch["resampled"],
             position=batch["position"],
@@ -47,6 +40,12 @@ def from_plain(given: Mapping[str, Any], prompts: Sequence[Prompt]) -> list[Coll
         )
         for batch in given["batches"]
     ]
+
+
+def _greedy(batch: Collected) -> list[Rollout]:
+    """The greedy completions of a batch: a group shares one, so each is written once."""
+    found = {r.group: r.greedy for r in batch.rollouts if r.greedy is not None}
+    return list(found.values())
 
 
 def _rollout(rollout: Rollout, places: Mapping[int, int]) -> dict[str, Any]:
@@ -57,6 +56,21 @@ def _rollout(rollout: Rollout, places: Mapping[int, int]) -> dict[str, Any]:
         "group": rollout.group,
         "score": score,
     }
+
+
+def _rollouts(batch: Mapping[str, Any], prompts: Sequence[Prompt]) -> list[Rollout]:
+    greedy = {row["group"]: _read(row, prompts) for row in batch["greedy"]}
+    read = [_read(row, prompts) for row in batch["rollouts"]]
+    return [dataclasses.replace(rollout, greedy=greedy.get(rollout.group)) for rollout in read]
+
+
+def _read(row: Mapping[str, Any], prompts: Sequence[Prompt]) -> Rollout:
+    return Rollout(
+        prompt=prompts[row["prompt"]],
+        completion=_completion(row["completion"]),
+        group=row["group"],
+        score=None if row["score"] is None else _score(row["score"]),
+    )
 
 
 def _completion(given: Mapping[str, Any]) -> Completion:

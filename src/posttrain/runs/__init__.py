@@ -4,7 +4,8 @@ from posttrain.runs.drift import config_digest, differences
 from posttrain.runs.files import new_folder, read_json, replacing, write_json, write_text
 from posttrain.runs.filters import Filter
 from posttrain.runs.folder import RunFolder, StageFolder
-from posttrain.runs.metrics import frame, merge_steps, read_metrics, to_columns
+from posttrain.runs.held_out import HeldOut, Interval, Share, held_out
+from posttrain.runs.metrics import Ends, ends, frame, merge_steps, read_metrics, series, to_columns
 from posttrain.runs.overview import Overview, compare, find_runs, overview
 from posttrain.runs.plot import plot_curves
 from posttrain.runs.report import export
@@ -19,8 +20,8 @@ from posttrain.runs.rollouts import (
     write_rollouts,
 )
 from posttrain.runs.store import Page, Rollouts
-from posttrain.runs.summary import Interval, Sample, render_summary
-from posttrain.track.text import printable
+from posttrain.runs.summary import Sample, render_summary
+from posttrain.track.text import command_line, printable
 
 __all__ = [
     "RunFolder",
@@ -48,9 +49,16 @@ __all__ = [
     "Filter",
     "Page",
     "Rollouts",
+    "Ends",
+    "HeldOut",
     "Interval",
+    "Share",
+    "ends",
+    "held_out",
+    "series",
     "Sample",
     "render_summary",
+    "command_line",
     "printable",
     "Overview",
     "compare",

@@ -104,7 +104,10 @@ def find_fault(path: Path) -> str | None:
 
 
 def prune(stage: StageFolder, *, keep_last: int, keep_best: int = 0) -> None:
-    """Remove checkpoints but the newest, and those of the best held-out accuracy; 0 keeps all."""
+    """Remove checkpoints but the newest, and the best by held-out accuracy or else reward.
+
+    ``keep_last = 0`` keeps all.
+    """
     steps = checkpoint_steps(stage)
     if keep_last == 0:
         return
@@ -128,9 +131,7 @@ def cut_back(stage: StageFolder, checkpoint: Checkpoint | None) -> None:
     if checkpoint is not None:
         step, size = checkpoint.step, int(checkpoint.state["metrics_bytes"])
     for folder in (stage.path, stage.checkpoints, stage.rollouts):
-        for pattern in _LEFTOVERS:
-            for left in folder.glob(pattern):
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+        _remove_leftovers(folder)
     for later in checkpoint_steps(stage):
         if later > step:
             remove(stage.checkpoint(later))
@@ -141,6 +142,22 @@ def cut_back(stage: StageFolder, checkpoint: Checkpoint | None) -> None:
         with stage.metrics.open("rb+") as file:
             file.truncate(size)
             os.fsync(file.fileno())
+
+
+def clear(stage: StageFolder) -> None:
+    """Remove all checkpoints of a stage, and what a killed process was writing there.
+
+    Killed in the middle, and called again, it ends the same.
+    """
+    if stage.checkpoints.is_dir():
+        remove(stage.checkpoints)
+    _remove_leftovers(stage.path)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for pattern in _LEFTOVERS:
+        for left in folder.glob(pattern):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def remove(path: Path) -> None:

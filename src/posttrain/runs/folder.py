@@ -5,14 +5,17 @@
     RUN/
       run.json        marks a run folder, and the version of this layout
       recipe.toml     as written          config.json   as resolved
+      places.json     the folder it was started in, and the recipe's
       summary.json    written last: a run that has one is finished
       samples.json    answers before and after        curves.png
       sft/  rl/  eval/                    one folder for each stage:
         metrics.jsonl     one line for each logged step
         diagnosis.jsonl   what went wrong on the way, if anything did
+        rewards.json      which reward checks answers, and how much each counts
         rollouts/         step-000012.parquet, …
         checkpoints/      step-000012/, …: posttrain.runs.checkpoints
         model/            the trained model, an ordinary Hugging Face folder
+        best/model/       the one of the lowest held-out loss (sft), where that is another
         begun.json        under which config it was begun
         done.json         written last: a stage that has one is not run again
 """
@@ -36,9 +39,11 @@ from posttrain.runs.metrics import Record, frame, read_metrics
 from posttrain.track.diagnosis import FILE_NAME as DIAGNOSIS
 from posttrain.track.diagnosis import read_findings
 from posttrain.track.jsonl import FILE_NAME
+from posttrain.types.marks import Marks
 
 LAYOUT = 1
 BEGUN = "begun.json"
+REWARDS = "rewards.json"
 _STAGE = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -69,6 +74,11 @@ class StageFolder:
         """The trained model; fill it through ``posttrain.runs.new_folder``."""
         return self.path / "model"
 
+    @property
+    def best(self) -> Path:
+        """Where the best model of the stage is, if that is not the one it ended with."""
+        return self.path / "best"
+
     def checkpoint(self, step: int) -> Path:
         """The checkpoint after a step; fill it through ``posttrain.runs.new_folder``."""
         return self.checkpoints / f"step-{step:06d}"
@@ -80,6 +90,26 @@ class StageFolder:
     def findings(self) -> list[dict[str, Any]]:
         """What went wrong on the way, in order; ``docs/diagnosis.md`` explains each."""
         return read_findings(self.path / DIAGNOSIS)
+
+    def write_marks(self, marks: Marks) -> None:
+        """Write down which reward checks answers, and how much each counts."""
+        content = {"accuracy_by": marks.check, "weights": dict(marks.weights)}
+        write_json(self.path / REWARDS, content)
+
+    @property
+    def accuracy_by(self) -> str:
+        """The reward that checks answers; empty where none does, or no stage has said so."""
+        return str(self._rewards.get("accuracy_by", ""))
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of every reward, 0 for one that is only monitored."""
+        return {str(name): float(w) for name, w in self._rewards.get("weights", {}).items()}
+
+    @property
+    def _rewards(self) -> dict[str, Any]:
+        path = self.path / REWARDS
+        return dict(read_json(path)) if path.exists() else {}
 
     def frame(self) -> pa.Table:
         """What was logged, one row for each step; ``.to_pandas()`` where pandas is installed."""

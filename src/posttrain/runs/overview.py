@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from posttrain.runs.drift import settings
 from posttrain.runs.folder import RunFolder
+from posttrain.runs.held_out import held_out
 from posttrain.runs.lock import is_held
-from posttrain.runs.metrics import merge_steps
+from posttrain.runs.metrics import ends, merge_steps, series
 
 State = Literal["finished", "running", "unfinished", "broken"]
 DEPTH = 3  # folders below the one that is searched
@@ -33,7 +34,12 @@ BROKEN = (
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """One run in a line; None is what it does not have, ``problem`` why it cannot be read."""
+    """One run in a line; None is what it does not have, ``problem`` why it cannot be read.
+
+    ``accuracy_by`` is the reward that checks answers; where none does, ``full_marks`` are the
+    shares of each reward before and after. ``reward_first`` and ``reward_last`` are means over
+    ``reward_steps`` training steps.
+    """
 
     path: Path
     state: State
@@ -41,10 +47,13 @@ class Overview:
     algorithm: str | None = None
     steps_done: int | None = None
     steps: int | None = None
+    accuracy_by: str = ""
     accuracy_before: float | None = None
     accuracy_after: float | None = None
+    full_marks: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
     reward_first: float | None = None
     reward_last: float | None = None
+    reward_steps: int | None = None
     seconds: float | None = None
     findings: int = 0
     problem: str = ""
@@ -107,7 +116,13 @@ def _overview(path: Path) -> Overview:
         (name for name in ("rl", "reward", "sft") if run.stage(name).metrics.exists()), ""
     )
     records = merge_steps(run.stage(trained).records()) if trained else []
-    rewards = [record["reward/mean"] for record in records if "reward/mean" in record]
+    rewards = ends(series(records, "reward/mean"))
+    found = held_out(run)
+    values = {
+        name: (share.before and share.before.value, share.after and share.after.value)
+        for name, share in found.shares().items()
+    }
+    before, after = values.pop("accuracy", (None, None))
     return Overview(
         path=path,
         state="finished" if run.finished else "running" if is_held(path) else "unfinished",
@@ -115,20 +130,19 @@ def _overview(path: Path) -> Overview:
         algorithm=_text(_mapping(config.get("rl")).get("algorithm")),
         steps_done=int(records[-1]["step"]) if records else None,
         steps=_count(section.get("steps")) if trained == "rl" else None,
-        accuracy_before=_number(summary.get("accuracy_before", _accuracy(run, "rl", key="before"))),
-        accuracy_after=_number(summary.get("accuracy_after", _accuracy(run, "eval", key="after"))),
-        reward_first=rewards[0] if rewards else None,
-        reward_last=rewards[-1] if rewards else None,
+        accuracy_by=found.accuracy_by,
+        accuracy_before=_number(before),
+        accuracy_after=_number(after),
+        full_marks={
+            name.removeprefix("full_marks/"): (_number(first), _number(last))
+            for name, (first, last) in values.items()
+        },
+        reward_first=rewards.first if rewards else None,
+        reward_last=rewards.last if rewards else None,
+        reward_steps=rewards.num if rewards else None,
         seconds=_number(summary.get("seconds")),
         findings=len(run.findings()),
     )
-
-
-def _accuracy(run: RunFolder, stage: str, *, key: str) -> Any:
-    """Of a run without a summary yet, from the stage's record."""
-    record = _mapping(run.stage_record(stage))
-    estimates = _mapping(_mapping(record.get(key)).get("estimates"))
-    return _mapping(estimates.get("accuracy")).get("value")
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -9,25 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.runs.files import replacing
-from posttrain.runs.metrics import Record, merge_steps
+from posttrain.runs.metrics import Record, ends, merge_steps
 from posttrain.track.text import printable
 
-_INK, _GREY, _FAINT, _BLUE = "#222222", "#767676", "#e6e6e6", "#2563b0"
+_INK, _GREY, _FAINT, _BLUE, _ORANGE = "#222222", "#767676", "#e6e6e6", "#2563b0", "#b45309"
 _SMOOTH_FROM = 40  # points; fewer are shown as they are
 _MARKERS_UP_TO = 25
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One small picture of one metric; where it ``must_move``, all zeros are not worth drawing."""
+    """One small picture of one metric; where it ``must_move``, all zeros are not worth drawing.
+
+    ``held_out`` is the same measured on what is not learned from: a second curve beside the first.
+    """
 
     title: str
     metric: str
+    held_out: str = ""
     percent: bool = False
     must_move: bool = False
 
 
-_ACCURACY = Panel(title="Held-out accuracy", metric="eval/accuracy", percent=True)
+_HELD_OUT_REWARD = Panel(title="Held-out reward", metric="eval/reward")
+HELD_OUT = (_HELD_OUT_REWARD,)  # the place of accuracy, or of what stands for it
 _NO_SIGNAL = "rollout/groups_without_signal"
 _GRADIENT = Panel(title="Gradient norm", metric="train/gradient_norm")
 _KL_REFERENCE = Panel(title="KL to the reference (nats per sequence)", metric="objective/kl")
@@ -40,7 +45,7 @@ _KL_STEP = Panel(
 # Places in the picture; each shows the first of its panels that has something to say.
 RL: tuple[tuple[Panel, ...], ...] = (
     (Panel(title="Reward", metric="reward/mean"),),
-    (_ACCURACY,),
+    HELD_OUT,
     (Panel(title="Completion length (tokens)", metric="rollout/length"),),
     (Panel(title="Entropy (nats per token)", metric="objective/entropy"),),
     (_KL_REFERENCE, _KL_STEP, _GRADIENT),
@@ -51,8 +56,8 @@ RL: tuple[tuple[Panel, ...], ...] = (
 )
 
 SFT: tuple[tuple[Panel, ...], ...] = (
-    (Panel(title="Loss (nats per token)", metric="loss/total"),),
-    (_ACCURACY,),
+    (Panel(title="Loss (nats per token)", metric="loss/total", held_out="test/loss"),),
+    HELD_OUT,
     (_GRADIENT,),
 )
 
@@ -65,12 +70,17 @@ REWARD: tuple[tuple[Panel, ...], ...] = (
 
 
 def plot_curves(
-    metrics: Iterable[Mapping[str, float]], path: str | Path, *, title: str = ""
+    metrics: Iterable[Mapping[str, float]],
+    path: str | Path,
+    *,
+    title: str = "",
+    accuracy_by: str = "",
 ) -> None:
     """Draw the curves of a stage into a PNG; panels whose metrics were never logged are left out.
 
     The stage is recognised by what it logs: rewards, preferences, or neither (SFT).
-    A long curve is shown faintly, with its running mean in full colour.
+    A long curve is shown faintly, with its running mean in full colour; the number beside its end
+    is that of :func:`last_value`. ``accuracy_by`` is the reward that checks answers.
     """
     # Not pyplot: it keeps every figure alive and chooses a backend by the environment.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -78,7 +88,7 @@ def plot_curves(
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     records = merge_steps(metrics)
-    panels = panels_of(records)
+    panels = panels_of(records, accuracy_by=accuracy_by)
     num_columns = min(3, max(1, len(panels)))
     num_rows = max(1, math.ceil(len(panels) / num_columns))
     size = (3.6 * num_columns, 2.5 * num_rows + 0.35)
@@ -96,19 +106,62 @@ def plot_curves(
         axis.set_xlim(*_limits(records))
         if index + num_columns >= len(panels):
             axis.set_xlabel("step", fontsize=8, color=_GREY)
+    over = end_note(records)
+    if over:
+        style = {"fontsize": 7, "color": _GREY}
+        figure.supxlabel(over, x=0.99, ha="right", **style)
     if not panels:
         axis.text(0.5, 0.5, "nothing to draw yet", ha="center", color=_GREY)
     with replacing(Path(path)) as beside:
         figure.savefig(beside, format="png", dpi=150, facecolor="white")
 
 
-def panels_of(records: Sequence[Record]) -> list[Panel]:
+def panels_of(records: Sequence[Record], *, accuracy_by: str = "") -> list[Panel]:
     """The panels that these records, one a step, have something to say in."""
     logged = {name for record in records for name in record}
     rewarded = logged & {"reward/mean", "reward/invalid"}  # the first is not there if all broke
     places = RL if rewarded else REWARD if "preference/margin" in logged else SFT
-    chosen = (next((p for p in place if _says_something(records, p)), None) for place in places)
-    return [panel for panel in chosen if panel is not None]
+    panels: list[Panel] = []
+    for place in places:
+        if place == HELD_OUT:
+            panels += _held_out(logged, accuracy_by)
+        else:
+            panels += [panel for panel in place if _says_something(records, panel)][:1]
+    return panels
+
+
+def _held_out(logged: set[str], accuracy_by: str) -> list[Panel]:
+    """Accuracy, else the full marks of each reward, else the reward."""
+    if "eval/accuracy" in logged:
+        title = f"Held-out accuracy ({accuracy_by})" if accuracy_by else "Held-out accuracy"
+        return [Panel(title=title, metric="eval/accuracy", percent=True)]
+    full = sorted(name for name in logged if name.startswith("eval/full_marks/"))
+    if full:
+        titles = {name: name.removeprefix("eval/full_marks/") for name in full}
+        return [
+            Panel(title=f"Held-out: full marks of {title}", metric=name, percent=True)
+            for name, title in titles.items()
+        ]
+    return [_HELD_OUT_REWARD] if "eval/reward" in logged else []
+
+
+def last_value(records: Sequence[Record], metric: str) -> tuple[float, int]:
+    """The number at the end of a curve, and over how many values it is a mean.
+
+    A step is one noisy batch: the mean of the last few stands for it. A held-out number is of the
+    same rows every time, and stands for itself.
+    """
+    _, values = curve_points(records, metric)
+    found = None if metric.startswith(("eval/", "test/")) else ends(values)
+    return (values[-1], 1) if found is None else (found.last, found.num)
+
+
+def end_note(records: Sequence[Record]) -> str:
+    """Over what the numbers beside curves are means; empty where each is the last value."""
+    found = ends([record["step"] for record in records if record["step"]])
+    if found is None or found.num == 1:
+        return ""
+    return f"numbers: mean of the last {found.num} steps; held-out ones: the last evaluation"
 
 
 def _says_something(records: Sequence[Record], panel: Panel) -> bool:
@@ -119,23 +172,12 @@ def _says_something(records: Sequence[Record], panel: Panel) -> bool:
 def _draw(axis: Any, panel: Panel, *, records: Sequence[Record]) -> None:
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    steps, values = curve_points(records, panel.metric)
-    smooth = smoothed(values)
-    if smooth != values:
-        axis.plot(steps, values, color=_BLUE, linewidth=0.8, alpha=0.3)
-    marker = "o" if len(steps) <= _MARKERS_UP_TO else None
-    axis.plot(steps, smooth, color=_BLUE, linewidth=1.8, marker=marker, markersize=3.5)
-    axis.annotate(
-        f"{smooth[-1]:.0%}" if panel.percent else f"{smooth[-1]:.3g}",
-        (steps[-1], smooth[-1]),
-        xytext=(5, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=8,
-        color=_BLUE,
-        annotation_clip=False,
-    )
-    axis.set_title(panel.title, loc="left", fontsize=9.5, color=_INK)
+    _draw_curve(axis, panel.metric, records=records, percent=panel.percent)
+    if panel.held_out and curve_points(records, panel.held_out)[0]:
+        options = {"color": _ORANGE, "label": "held-out "}
+        _draw_curve(axis, panel.held_out, records=records, percent=panel.percent, **options)
+    title = printable(panel.title, limit=44)
+    axis.set_title(title, loc="left", fontsize=9.5, color=_INK, parse_math=False)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     if panel.percent:
         axis.set_ylim(-0.03, 1.03)
@@ -149,6 +191,34 @@ def _draw(axis: Any, panel: Panel, *, records: Sequence[Record]) -> None:
     axis.set_axisbelow(True)
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.spines["bottom"].set_color(_FAINT)
+
+
+def _draw_curve(
+    axis: Any,
+    metric: str,
+    *,
+    records: Sequence[Record],
+    percent: bool,
+    color: str = _BLUE,
+    label: str = "",
+) -> None:
+    steps, values = curve_points(records, metric)
+    last, _ = last_value(records, metric)
+    smooth = smoothed(values)
+    if smooth != values:
+        axis.plot(steps, values, color=color, linewidth=0.8, alpha=0.3)
+    marker = "o" if len(steps) <= _MARKERS_UP_TO else None
+    axis.plot(steps, smooth, color=color, linewidth=1.8, marker=marker, markersize=3.5)
+    axis.annotate(
+        label + (f"{last:.0%}" if percent else f"{last:.3g}"),
+        (steps[-1], last),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8,
+        color=color,
+        annotation_clip=False,
+    )
 
 
 def curve_points(records: Sequence[Record], name: str) -> tuple[list[float], list[float]]:

@@ -10,7 +10,7 @@ import csv
 import html
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from posttrain.runs.drift import settings
 from posttrain.runs.files import write_text
 from posttrain.runs.filters import Filter
 from posttrain.runs.folder import RunFolder
+from posttrain.runs.held_out import Interval, held_out
 from posttrain.runs.metrics import Record, merge_steps, to_columns
 from posttrain.runs.overview import BROKEN, Overview, overview
+from posttrain.runs.plot import end_note
 from posttrain.runs.store import Rollouts
 from posttrain.runs.svg import draw_panels
 from posttrain.track.shown import duration
@@ -83,7 +85,8 @@ def render_report(run: RunFolder) -> str:
         f"<h1>{name}</h1>",
         f'<p class="note">{_text(_subtitle(row))}</p>',
         *([f'<p class="bad">{_text(row.problem)}</p>'] if row.problem else []),
-        _cards(row),
+        _section("", lambda: _cards(run, row)),
+        _section("Held-out rewards", lambda: _rewards(run)),
         *(_section(title, _curves(run, stage)) for stage, title in TITLES.items()),
         _section("Diagnosis", lambda: _findings(run)),
         _section("Held-out answers", lambda: _answers(run)),
@@ -107,7 +110,8 @@ def _section(title: str, body: Callable[[], str]) -> str:
         content = body()
     except BROKEN as error:
         content = f'<p class="bad">cannot be read: {_text(error)}</p>'
-    return f"<section>\n<h2>{_text(title)}</h2>\n{content}\n</section>" if content else ""
+    heading = f"<h2>{_text(title)}</h2>\n" if title else ""
+    return f"<section>\n{heading}{content}\n</section>" if content else ""
 
 
 def _subtitle(row: Overview) -> str:
@@ -116,33 +120,63 @@ def _subtitle(row: Overview) -> str:
     return f"{row.state} · {stages}{algorithm}"
 
 
-def _cards(row: Overview) -> str:
+def _cards(run: RunFolder, row: Overview) -> str:
     facts = {
-        "held-out accuracy": _change(row.accuracy_before, row.accuracy_after, pattern="{:.1%}"),
-        "training reward": _change(row.reward_first, row.reward_last, pattern="{:.3g}"),
+        share.label: share.note or _change(share.before, share.after)
+        for share in held_out(run).shares().values()
+    }
+    over = "step" if row.reward_steps == 1 else f"{row.reward_steps} steps"
+    rewards = (row.reward_first, row.reward_last)
+    facts |= {
+        f"training reward, first → last {over}": _arrow(
+            None if value is None else f"{value:.3g}" for value in rewards
+        ),
         "steps": None if row.steps_done is None else f"{row.steps_done:,}",
         "time": None if row.seconds is None else duration(row.seconds),
     }
     cards = [
-        f'<div class="card"><span>{name}</span><b>{_text(value)}</b></div>'
+        f'<div class="card"><span>{_text(name)}</span><b>{_text(value)}</b></div>'
         for name, value in facts.items()
         if value is not None
     ]
-    return f'<div class="cards">{"".join(cards)}</div>' if cards else ""
+    notes = [f'<p class="note">{_text(note)}</p>' for note in held_out(run).notes()]
+    return f'<div class="cards">{"".join(cards)}</div>{"".join(notes)}' if cards else ""
 
 
-def _change(before: float | None, after: float | None, *, pattern: str) -> str | None:
-    known = [pattern.format(value) for value in (before, after) if value is not None]
-    return " → ".join(known) or None
+def _rewards(run: RunFolder) -> str:
+    """Every reward on held-out problems, monitored ones too."""
+    rows = []
+    for name, (before, after) in held_out(run).means().items():
+        moved = None if before is None or after is None else after - before
+        cells = [_number(before, "{:.3f}"), _number(after, "{:.3f}")]
+        change = _number(moved, "{:+.3f}")
+        rows.append([_cell(name.removeprefix("held-out ")), *cells, change])
+    numbers = ("before", "after", "change")
+    return _table(["mean over held-out problems", *numbers], rows, numbers=numbers)
+
+
+def _change(before: Interval | None, after: Interval | None) -> str | None:
+    return _arrow(None if share is None else f"{share.value:.1%}" for share in (before, after))
+
+
+def _arrow(values: Iterable[str | None]) -> str | None:
+    return " → ".join(value for value in values if value is not None) or None
 
 
 def _curves(run: RunFolder, stage: str) -> Callable[[], str]:
     def draw() -> str:
         records = merge_steps(run.stage(stage).records())
-        figures = draw_panels(records) if records else []
-        return f'<div class="curves">{"".join(figures)}</div>' if figures else ""
+        accuracy_by = run.stage(stage).accuracy_by
+        figures = draw_panels(records, accuracy_by=accuracy_by) if records else []
+        return f'<div class="curves">{"".join(figures)}</div>{_ends(records)}' if figures else ""
 
     return draw
+
+
+def _ends(records: Sequence[Record]) -> str:
+    """Over what the numbers beside curves are means."""
+    over = end_note(records)
+    return f'<p class="note">{_text(over)}</p>' if over else ""
 
 
 def _findings(run: RunFolder) -> str:
@@ -167,11 +201,16 @@ def _answers(run: RunFolder) -> str:
         cells = [_cell(sample["prompt"])]
         if sample.get("answer") is not None:
             cells[0] = _cell(f"{sample['prompt']}\n→ {sample['answer']}")
-        for text, right in (("before", "right_before"), ("after", "right_after")):
-            mark, sign = _MARKS.get(sample.get(right, ""), ("", ""))
-            cells.append(_cell(f"{sample[text]}{sign}", mark=mark))
+        for when in ("before", "after"):
+            right, reward = sample.get(f"right_{when}", ""), sample.get(f"reward_{when}")
+            mark, sign = _MARKS.get(right, ("", ""))
+            if right is None and isinstance(reward, int | float):  # nothing checks answers
+                sign = f"  [{reward:.3g}]"
+            cells.append(_cell(f"{sample[when]}{sign}", mark=mark))
         rows.append(cells)
-    return _table(["prompt → expected", "before", "after"], rows)
+    drawn = (run.summary or {}).get("answers_shown", "") if rows else ""
+    note = f'<p class="note">{_text(drawn)}</p>' if drawn else ""
+    return note + _table(["prompt → expected", "before", "after"], rows)
 
 
 def _rollouts(run: RunFolder) -> str:
@@ -224,11 +263,13 @@ def _records(run: RunFolder, stage: str) -> list[Record]:
         return []
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = _NUMBERS
+) -> str:
     if not rows:
         return ""
     head = "".join(
-        f"<th{_NUMBER if heading in _NUMBERS else ''}>{_text(heading)}</th>" for heading in headings
+        f"<th{_NUMBER if heading in numbers else ''}>{_text(heading)}</th>" for heading in headings
     )
     body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     table = f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"

@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 
 from posttrain.runs.metrics import Record
-from posttrain.runs.plot import Panel, curve_points, panels_of, smoothed
+from posttrain.runs.plot import Panel, curve_points, last_value, panels_of, smoothed
+from posttrain.track.text import printable
 
 WIDTH, HEIGHT = 320, 150
 LEFT, RIGHT, TOP, BOTTOM = 50, 8, 8, 20
@@ -21,19 +22,24 @@ _GRID = 'class="grid" stroke="#e6e6e6"'
 _CURVES = {
     "curve": 'class="curve" fill="none" stroke="#2563b0" stroke-width="1.8"',
     "raw": 'class="raw" fill="none" stroke="#2563b0" stroke-width="0.8" opacity="0.35"',
+    "held-out": 'class="held-out" fill="none" stroke="#b45309" stroke-width="1.8"',
 }
 
 
-def draw_panels(records: Sequence[Record]) -> list[str]:
+def draw_panels(records: Sequence[Record], *, accuracy_by: str = "") -> list[str]:
     """A ``<figure>`` for each panel that the stage has numbers for; ``records`` one a step."""
-    return [_figure(panel, records) for panel in panels_of(records)]
+    return [_figure(panel, records) for panel in panels_of(records, accuracy_by=accuracy_by)]
 
 
 def _figure(panel: Panel, records: Sequence[Record]) -> str:
     steps, values = curve_points(records, panel.metric)
     smooth = smoothed(values)
-    last = f"{values[-1]:.1%}" if panel.percent else f"{values[-1]:.3g}"
-    ticks = [0.0, 0.5, 1.0] if panel.percent else nice_ticks(min(values), max(values))
+    value, num = last_value(records, panel.metric)
+    last = f"{value:.1%}" if panel.percent else f"{value:.3g}"
+    over = "at the end" if num == 1 else f"mean of the last {num} steps"
+    besides = curve_points(records, panel.held_out) if panel.held_out else ([], [])
+    drawn = [*values, *besides[1]]
+    ticks = [0.0, 0.5, 1.0] if panel.percent else nice_ticks(min(drawn), max(drawn))
     low, high = ticks[0], ticks[-1]
     across = (records[0]["step"], max(records[-1]["step"], records[0]["step"] + 1))
 
@@ -62,10 +68,13 @@ def _figure(panel: Panel, records: Sequence[Record]) -> str:
         parts += [
             f'<circle class="point" fill="#2563b0" cx="{x}" cy="{y}" r="2.2"/>' for x, y in points
         ]
-    title = html.escape(panel.title)
+    if besides[0]:
+        parts.append(_line("held-out", [place(*p) for p in _thinned(*besides)]))
+        last += f", held-out {besides[1][-1]:.3g}"
+    title = html.escape(printable(panel.title, limit=80))
     return (
         f"<figure><figcaption><span>{title}</span><b>{last}</b></figcaption>"
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}: {last} at the end">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}: {last}, {over}">'
         f"{''.join(parts)}</svg></figure>"
     )
 

@@ -73,6 +73,7 @@ def arithmetic_task(
         train=tuple(_prompt(f"train-{i}", expression) for i, expression in enumerate(train)),
         test=tuple(_prompt(f"test-{i}", expression) for i, expression in enumerate(test)),
         solve=_gold_with_steps if think else _gold,
+        accuracy={"name": "numeric", "extract": extract},
     )
 
 

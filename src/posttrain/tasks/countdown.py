@@ -63,6 +63,7 @@ def countdown_task(
         train=tuple(_prompt(f"train-{i}", puzzle, think=think) for i, puzzle in enumerate(train)),
         test=tuple(_prompt(f"test-{i}", puzzle, think=think) for i, puzzle in enumerate(test)),
         solve=_gold_with_steps if think else _gold,
+        accuracy={"name": "countdown", "extract": extract},
     )
 
 

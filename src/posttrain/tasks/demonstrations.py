@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from posttrain.protocols import Task
+from posttrain.protocols import Split, Task
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.types import Prompt
 
@@ -15,23 +15,29 @@ Demonstrate = Callable[[Prompt, random.Random], str]
 
 
 def demonstrations(
-    task: Task, *, num: int | None = None, wrong_share: float = 0.0, seed: int = 0
+    task: Task,
+    *,
+    num: int | None = None,
+    wrong_share: float = 0.0,
+    seed: int = 0,
+    split: Split = "train",
 ) -> list[dict[str, str]]:
-    """``num`` train prompts with their gold answers, a share of them answered wrongly.
+    """``num`` prompts of a split with their gold answers, a share of them answered wrongly.
 
     A task that brings its own ``demonstrate`` is asked for its answers instead, of every prompt as
     often as another: ``num`` may then be larger than the number of prompts.
 
     A wrong answer is the gold answer of another prompt that the task's own rewards give less than
-    full marks here. Exactly ``round(num · wrong_share)`` are wrong; the seed decides which. A
-    policy warmed up on these knows how to answer and is often wrong: room for RL to improve.
+    full marks here. Exactly ``round(num · wrong_share)`` are wrong; the seed decides which, in
+    either split by other draws. A policy warmed up on these knows how to answer and is often wrong:
+    room for RL to improve.
 
     >>> from posttrain.tasks.sort import sort_task
     >>> task = sort_task(length=3, num_train=100, num_test=0)
     >>> demonstrations(task, num=1)
     [{'prompt': 'sort: 3 5 8\\n', 'completion': '3 5 8'}]
     """
-    prompts = task.prompts("train")
+    prompts = task.prompts(split)
     num = len(prompts) if num is None else num
     demonstrate: Demonstrate | None = getattr(task, "demonstrate", None)
     if demonstrate is not None and wrong_share:
@@ -42,8 +48,8 @@ def demonstrations(
     most = num if demonstrate is not None and prompts else len(prompts)
     if not 0 < num <= most:
         raise ValueError(
-            f"num: {num} demonstrations asked, but task {task.name!r} has {len(prompts)} train "
-            f"prompts; ask for 1 to {len(prompts)}, or raise the task's num_train"
+            f"num: {num} demonstrations asked, but task {task.name!r} has {len(prompts)} {split} "
+            f"prompts; ask for 1 to {len(prompts)}, or raise the task's num_{split}"
         )
     if not 0 <= wrong_share <= 1:
         raise ValueError(f"wrong_share: must be from 0 to 1, got {wrong_share}")
@@ -51,7 +57,7 @@ def demonstrations(
         raise ValueError(
             f"task {task.name!r}: demonstrations need prompts of text, not of messages"
         )
-    generator = random.Random(seed)
+    generator = random.Random(seed if split == "train" else f"{seed} {split}")
     if demonstrate is not None:
         return _shown(prompts, demonstrate, num=num, generator=generator)
     chosen = generator.sample(list(prompts), num)

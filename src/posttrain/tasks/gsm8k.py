@@ -39,6 +39,7 @@ def gsm8k_task(
         train=_read(Path(path), "train", template=template, limit=num_train),
         test=_read(Path(path), "test", template=template, limit=num_test),
         solve=lambda prompt: prompt.columns["solution"],
+        accuracy={"name": "numeric", "extract": "hashes"},
     )
 
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from posttrain.data.sources import check_messages, check_text, read_numbered
 from posttrain.protocols import Split
+from posttrain.registry import Spec
 from posttrain.rewards.scorer import FROM_ROLLOUT
 from posttrain.tasks.splits import held_out
 from posttrain.tasks.task import PromptTask, identity
 from posttrain.types import Prompt
+
+# What checks answers that the rewards of a recipe leave unchecked: it takes none for right that is
+# not, and finds an answer that is marked as such.
+ANSWER_CHECK = {"name": "exact", "extract": "auto"}
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ def jsonl_task(
 
     A row that repeats an earlier one is dropped, with a warning that counts them. The same prompt
     with other columns is an error, and so is an empty prompt. An ``answer`` is text; a number is
-    turned into text.
+    turned into text. Where all prompts have one and no reward checks it, ``exact`` does.
     """
     if test_path is not None and test_share:
         raise ValueError("task 'jsonl': give test_path or test_share, not both")
@@ -68,7 +73,14 @@ def jsonl_task(
         train=name_prompts("train", train),
         test=name_prompts("test", test),
         solve=gold_answer,
+        accuracy=answer_check((*train.values(), *test.values())),
     )
+
+
+def answer_check(prompts: Sequence[Prompt]) -> Spec | None:
+    """What checks the answers of prompts where nothing better does; None where one has none."""
+    answered = bool(prompts) and all("answer" in prompt.columns for prompt in prompts)
+    return ANSWER_CHECK if answered else None
 
 
 def _is_test(prompt: Prompt, share: float) -> bool:

@@ -82,6 +82,7 @@ def reasoning_gym_task(
         train=tuple(_prompt(f"train-{i}", entry) for i, entry in enumerate(train)),
         test=tuple(_prompt(f"test-{i}", entry) for i, entry in enumerate(test)),
         solve=lambda prompt: f"<answer>{prompt.columns['entry']['answer']}</answer>",
+        accuracy="reasoning_gym",
     )
 
 

@@ -41,6 +41,7 @@ def sort_task(
         train=tuple(_prompt(f"train-{i}", numbers) for i, numbers in enumerate(train)),
         test=tuple(_prompt(f"test-{i}", numbers) for i, numbers in enumerate(test)),
         solve=lambda prompt: prompt.columns["answer"],
+        accuracy="sort",
     )
 
 

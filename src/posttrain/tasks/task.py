@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.protocols import Split
+from posttrain.registry import Spec
 from posttrain.types import Prompt
 
 
@@ -17,7 +18,9 @@ class PromptTask:
     """Prompts of two splits that share none, default rewards, and a way to the gold answers.
 
     A task that has more to show than gold answers, say answers of many qualities, brings its own
-    ``demonstrate``: a function of a prompt and a source of random numbers.
+    ``demonstrate``: a function of a prompt and a source of random numbers. One whose prompts have
+    right answers says in ``accuracy`` which reward checks them, by name or as a table of a name and
+    options.
 
     >>> task = PromptTask(
     ...     name="capitals",
@@ -36,6 +39,7 @@ class PromptTask:
     test: tuple[Prompt, ...]
     solve: Callable[[Prompt], str]
     demonstrate: Callable[[Prompt, random.Random], str] | None = None
+    accuracy: Spec | None = None
 
     def __post_init__(self) -> None:
         everything = (*self.train, *self.test)

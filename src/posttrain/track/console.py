@@ -45,7 +45,7 @@ class ConsoleTracker:
         if every_steps is not None and every_steps < 1:
             raise ValueError(f"every_steps: must be at least 1, got {every_steps}")
         self._title = printable(stage.title or stage.name, limit=40)
-        self._shown = choose(stage.name, show)
+        self._shown = choose(stage.name, show, marks=stage.marks)
         self._pace = _Pace(stage.total_steps)
         self._every_seconds, self._every_steps = every_seconds, every_steps
         self._console = console or _standard_output()

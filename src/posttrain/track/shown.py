@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from posttrain.track.text import printable
+from posttrain.types.marks import Marks, estimate_label
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -85,6 +86,7 @@ class Shown:
 
 
 _ACCURACY = Shown(label="accuracy", metrics=("eval/accuracy",), form=share)
+_HELD_OUT_REWARD = Shown(label="held-out reward", metrics=("eval/reward",))
 
 RL = (
     Shown(label="reward", metrics=("reward/mean",)),
@@ -106,6 +108,7 @@ RL = (
 
 SFT = (
     Shown(label="loss", metrics=("loss/total",)),
+    Shown(label="held-out loss", metrics=("test/loss",)),
     _ACCURACY,
     Shown(label="gradient norm", metrics=("train/gradient_norm",)),
     Shown(label="learning rate", metrics=("train/learning_rate",)),
@@ -131,18 +134,39 @@ REWARD = (
 SHOWN: dict[str, tuple[Shown, ...]] = {"sft": SFT, "prefer": PREFER, "reward": REWARD, "rl": RL}
 
 
-def choose(stage: str, names: Iterable[str] | None = None) -> tuple[Shown, ...]:
+def choose(
+    stage: str, names: Iterable[str] | None = None, *, marks: Marks | None = None
+) -> tuple[Shown, ...]:
     """What to show of a stage: its row of ``SHOWN``, or the metrics named.
+
+    With the ``marks`` of its rewards, the accuracy says what it goes by; where nothing checks
+    answers, the shares with full marks stand in its place.
 
     >>> [shown.label for shown in choose("rl", ["reward/mean", "reward/part/format"])]
     ['reward', 'reward/part/format']
     """
+    rows = SHOWN.get(stage, (*RL, *SFT)) if names is None else (*RL, *SFT)
+    if marks is not None:
+        shares = _shares(marks)
+        rows = tuple(row for shown in rows for row in (shares if shown is _ACCURACY else (shown,)))
     if names is None:
-        return SHOWN.get(stage, (*RL, *SFT))
-    known = {shown.metrics[0]: shown for shown in (*RL, *SFT) if len(shown.metrics) == 1}
+        return rows
+    known = {shown.metrics[0]: shown for shown in rows if len(shown.metrics) == 1}
     return tuple(
         known.get(name, Shown(label=printable(name, limit=40), metrics=(name,))) for name in names
     )
+
+
+def _shares(marks: Marks) -> tuple[Shown, ...]:
+    shares = tuple(
+        Shown(
+            label=printable(estimate_label(marks.share_of(name), marks.check), limit=60),
+            metrics=(f"eval/{marks.share_of(name)}",),
+            form=share,
+        )
+        for name in marks.judged
+    )
+    return shares or (_HELD_OUT_REWARD,)
 
 
 def duration(seconds: float) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from posttrain.types.marks import Marks
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
@@ -14,6 +16,7 @@ class Stage:
 
     ``title`` is what a person calls it; ``config`` is its resolved section, for trackers that keep
     hyperparameters beside the curves. A stage that goes on has ``steps_before`` steps behind it.
+    ``marks`` says what its rewards mean, where it has any.
     """
 
     name: str
@@ -22,6 +25,7 @@ class Stage:
     title: str = ""
     steps_before: int = 0
     config: Mapping[str, Any] = field(default_factory=dict)
+    marks: Marks | None = None
 
     def __post_init__(self) -> None:
         if self.total_steps < 0:

@@ -34,9 +34,13 @@ _PER_SEQUENCE = (
     "versions",
     "score_norms",
     "margins",
+    "greedy_rewards",
 )
 _BOOLEAN = ("mask", "attention", "valid", "truncated")
-_FLOATING = ("rewards", "score_norms", "margins", "baseline", *_PER_TOKEN[3:])
+_FLOATING = (
+    *("rewards", "score_norms", "margins", "greedy_rewards", "baseline"),
+    *_PER_TOKEN[3:],
+)
 
 _STRUCTURE = ("tokens", "mask", "attention", "groups", "valid")
 
@@ -55,6 +59,7 @@ _ADDED_BY = {
     "baseline": "the loop, for advantages that use a moving baseline",
     "score_norms": "the caller: the squared norm of each sequence's score function",
     "margins": "posttrain.data.collate.collate_ranked",
+    "greedy_rewards": "collate (a source samples greedily where the advantage declares the need)",
 }
 
 
@@ -84,7 +89,9 @@ class Batch:
     ``weights``            [B, T]   averaging, as data: the update is Σ weights · loss
     ``score_norms``        [B]      squared norm of each sequence's score function
     ``margins``            [B]      by how much the best of a ranked set should win
-    ``baseline``           []       a running mean of earlier rewards
+    ``greedy_rewards``     [B]      score of the greedy completion of the same prompt, NaN where
+                                    its grader broke: a baseline for each sequence
+    ``baseline``           []       a running mean of earlier rewards: one number for all of them
     =====================  =======  ==========================================================
 
     >>> batch = Batch.from_rewards([1.0, 0.0], groups=[0, 0])
@@ -111,6 +118,7 @@ class Batch:
     weights: Tensor | None = None
     score_norms: Tensor | None = None
     margins: Tensor | None = None
+    greedy_rewards: Tensor | None = None
     baseline: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -158,6 +166,23 @@ class Batch:
             rewards=values,
             groups=torch.as_tensor([0] * size if groups is None else groups),
         )
+
+    @classmethod
+    def from_tensors(cls, mask: Tensor, **fields: Tensor) -> Self:
+        """A batch of these tensors alone: all that the mathematics asks for, which reads no token.
+
+        ``mask`` may hold any numbers of which 0 means that the policy did not choose the token. In
+        place of the tokens stands −1, which no vocabulary has: a model refuses it.
+
+        >>> mask = torch.tensor([[0, 1, 1], [0, 1, 0]])
+        >>> batch = Batch.from_tensors(mask, rewards=torch.tensor([1.0, 0.0]))
+        >>> batch.mask.sum(dim=1), batch.tokens[0]
+        (tensor([2, 1]), tensor([-1, -1, -1]))
+        """
+        if mask.ndim != 2:
+            raise ValueError(f"mask: expected shape [B, T], got {list(mask.shape)}")
+        missing = torch.full(mask.shape, -1, dtype=torch.long, device=mask.device)
+        return cls(**{"tokens": missing, **fields}, mask=mask.bool())
 
     @property
     def active(self) -> Tensor:

@@ -109,12 +109,17 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """A prompt, one completion of it and its score; ``group`` numbers the prompt in its batch."""
+    """A prompt, one completion of it and its score; ``group`` numbers the prompt in its batch.
+
+    ``greedy`` is the greedy completion of the same prompt with its score, where an advantage takes
+    it for a baseline: the group shares it, and it is not trained on.
+    """
 
     prompt: Prompt
     completion: Completion
     group: int
     score: Score | None = None
+    greedy: Rollout | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

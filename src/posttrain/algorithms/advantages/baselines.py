@@ -11,6 +11,7 @@ from torch import Tensor
 
 from posttrain.algorithms import checks
 from posttrain.algorithms.ops import group_centre, group_max, group_sum, keep
+from posttrain.algorithms.pieces import piece
 from posttrain.types import Batch
 
 
@@ -64,7 +65,8 @@ def moving_baseline(batch: Batch) -> Batch:
     """The running mean of earlier rewards: ``A = R − b``, with b in ``batch.baseline``.
 
     The loop keeps b by :func:`update_baseline`, after the batch is used: a baseline that already
-    knew this batch would depend on its actions. Shapes: rewards [B], baseline [] → [B, T].
+    knew this batch would depend on its actions. One b for all sequences; :func:`greedy_baseline`
+    has one for each. Shapes: rewards [B], baseline [] → [B, T].
 
     >>> batch = Batch.from_rewards([1.0, 0.0]).replace(baseline=torch.tensor(0.25))
     >>> moving_baseline(batch).advantages.T
@@ -92,6 +94,26 @@ def update_baseline(baseline: float | None, batch: Batch, *, decay: float = 0.9)
     return mean if baseline is None else decay * baseline + (1 - decay) * mean
 
 
+def greedy_baseline(batch: Batch) -> Batch:
+    """What a prompt's greedy completion scores, as its baseline: ``A = R − R(greedy)``.
+
+    ReMax (Li et al., 2023, arXiv:2310.10505). A baseline for each sequence, in
+    ``batch.greedy_rewards``; it depends on the prompt and not on what was sampled, so it leaves the
+    expected gradient as it is, and one completion of a prompt is enough. It is the score alone:
+    penalties of length or KL are in R only. Where it is NaN the greedy completion could not be
+    scored, and A is 0. Shapes: rewards, greedy_rewards [B] → [B, T].
+
+    >>> batch = Batch.from_rewards([1.0, 0.0]).replace(greedy_rewards=torch.tensor([0.25, 0.5]))
+    >>> greedy_baseline(batch).advantages.T
+    tensor([[ 0.7500, -0.5000]], dtype=torch.float64)
+    """
+    baselines = batch.need("greedy_rewards")
+    known = ~torch.isnan(baselines)
+    counts = known if batch.valid is None else known & batch.valid
+    checks.finite("greedy_rewards", baselines, where=counts)
+    return per_token(batch, keep(sequence_returns(batch) - baselines, known))
+
+
 def optimal_baseline(batch: Batch) -> Batch:
     """The baseline of least variance, estimated within each group.
 
@@ -115,3 +137,9 @@ def optimal_baseline(batch: Batch) -> Batch:
     baseline = group_sum(norms * shifted, groups) / torch.where(total > 0, total, 1.0)
     mean_centred = group_centre(returns, groups, valid=batch.valid)
     return per_token(batch, torch.where(total > 0, shifted - baseline, mean_centred))
+
+
+# Not as decorators: mutation testing leaves decorated functions out.
+piece(needs={"baseline"})(moving_baseline)
+piece(needs={"greedy_rewards"})(greedy_baseline)
+piece(needs={"score_norms"}, smallest_group=2)(optimal_baseline)

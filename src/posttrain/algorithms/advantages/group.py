@@ -15,7 +15,9 @@ from posttrain.algorithms.ops import (
     group_deviation,
     group_max,
     keep,
+    others_deviation,
 )
+from posttrain.algorithms.pieces import piece
 from posttrain.types import Batch
 
 
@@ -29,7 +31,7 @@ def group_centred(batch: Batch) -> Batch:
     tensor([[ 1., -1.,  0.]], dtype=torch.float64)
     """
     groups = batch.need("groups")
-    checks.groups_of_two(groups)
+    checks.groups_of(2, groups)
     return per_token(batch, group_centre(sequence_returns(batch), groups, valid=batch.valid))
 
 
@@ -48,7 +50,7 @@ def group_normalised(
     """
     checks.number("epsilon", epsilon, low=0.0)
     groups, returns = batch.need("groups"), sequence_returns(batch)
-    checks.groups_of_two(groups)
+    checks.groups_of(2, groups)
     centred = group_centre(returns, groups, valid=batch.valid)
     spread = group_deviation(returns, groups, valid=batch.valid, deviation=deviation)
     signal = spread > 0
@@ -67,7 +69,7 @@ def max_only(batch: Batch, *, keeps: Literal["reward", "centred"] = "reward") ->
     """
     checks.choice("keeps", keeps, known=("reward", "centred"))
     groups, returns = batch.need("groups"), sequence_returns(batch)
-    checks.groups_of_two(groups)
+    checks.groups_of(2, groups)
     best = returns == group_max(returns, groups, valid=batch.valid)
     kept = returns if keeps == "reward" else group_centre(returns, groups, valid=batch.valid)
     return per_token(batch, keep(kept, best))
@@ -83,7 +85,43 @@ def leave_one_out(batch: Batch) -> Batch:
     tensor([[ 1.5000, -1.5000,  0.0000]], dtype=torch.float64)
     """
     groups = batch.need("groups")
-    checks.groups_of_two(groups)
+    checks.groups_of(2, groups)
     centred = group_centre(sequence_returns(batch), groups, valid=batch.valid)
     count = group_count(groups, batch.valid)
     return per_token(batch, centred * count / (count - 1).clamp_min(1))
+
+
+def leave_one_out_normalised(
+    batch: Batch, *, deviation: Deviation = "sample", epsilon: float = 1e-6
+) -> Batch:
+    """``A_i = (R_i − mean of the others) / (std of the others + ε)``: neither holds R_i itself.
+
+    :func:`group_normalised` with a scale that, like the baseline, does not depend on the completion
+    it judges: a rare success among failures is not made small by the spread it makes itself. So it
+    has no upper limit: what differs from others that hardly differ is far away. Where the others
+    are equal (or there is one only) they give no scale, and the deviation of the whole group does.
+    ``deviation`` is that of :func:`group_normalised`. Shapes: rewards, groups [B] → [B, T].
+
+    >>> leave_one_out_normalised(Batch.from_rewards([4.0, 1.0, 3.0]), epsilon=0.0).advantages.T
+    tensor([[ 1.4142, -3.5355,  0.2357]], dtype=torch.float64)
+    """
+    checks.number("epsilon", epsilon, low=0.0)
+    groups, returns = batch.need("groups"), sequence_returns(batch)
+    apart = leave_one_out(batch).need("advantages")
+    others = others_deviation(returns, groups, valid=batch.valid, deviation=deviation)
+    whole = group_deviation(returns, groups, valid=batch.valid, deviation=deviation)
+    spread = torch.where(others > 0, others, whole)[:, None].to(apart.dtype)
+    signal = spread > 0
+    advantages = keep(apart, signal) / torch.where(signal, spread + epsilon, 1.0)
+    return batch.replace(advantages=advantages)
+
+
+# Not as decorators: mutation testing leaves decorated functions out.
+for _advantage in (
+    group_centred,
+    group_normalised,
+    max_only,
+    leave_one_out,
+    leave_one_out_normalised,
+):
+    piece(smallest_group=2)(_advantage)

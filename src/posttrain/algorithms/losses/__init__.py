@@ -1,23 +1,25 @@
 """Losses: one term per token (or per pair), never a mean; averaging is in ``weights``.
 
-To add one, write the function and name it in its table.
+To add one, write the function, declare what it is with ``pieces.piece``, and name it in its table.
 """
 
 from collections.abc import Callable
 
 from torch import Tensor
 
+from posttrain.algorithms.losses.covariance import clip_cov, kl_cov
 from posttrain.algorithms.losses.policy import (
     cispo,
     clipped,
     dual_clip,
+    geometric_mean,
     naive,
     penalised,
     sapo,
     sequence_clipped,
     unclipped,
 )
-from posttrain.algorithms.losses.supervised import bradley_terry, dpo, nll, plackett_luce
+from posttrain.algorithms.losses.supervised import bradley_terry, dpo, ipo, nll, plackett_luce
 from posttrain.algorithms.losses.value import clipped_value, huber, squared
 from posttrain.types import Terms
 
@@ -28,12 +30,12 @@ POLICY_LOSSES: dict[str, Callable[..., Terms]] = {
     "dual_clip": dual_clip,
     "penalised": penalised,
     "sequence_clipped": sequence_clipped,
+    "geometric_mean": geometric_mean,
     "cispo": cispo,
     "sapo": sapo,
+    "clip_cov": clip_cov,
+    "kl_cov": kl_cov,
 }
-
-# Multiples of the advantage: where that is 0, so are the loss and its gradient.
-ADVANTAGE_LOSSES = frozenset(POLICY_LOSSES) - {"penalised"}
 
 VALUE_LOSSES: dict[str, Callable[..., Terms]] = {
     "squared": squared,
@@ -45,20 +47,24 @@ PREFERENCE_LOSSES: dict[str, Callable[..., Tensor]] = {
     "bradley_terry": bradley_terry,
     "plackett_luce": plackett_luce,
     "dpo": dpo,
+    "ipo": ipo,
 }
 
 __all__ = [
-    "ADVANTAGE_LOSSES",
     "POLICY_LOSSES",
     "PREFERENCE_LOSSES",
     "VALUE_LOSSES",
     "bradley_terry",
     "cispo",
+    "clip_cov",
     "clipped",
     "clipped_value",
     "dpo",
     "dual_clip",
+    "geometric_mean",
     "huber",
+    "ipo",
+    "kl_cov",
     "naive",
     "nll",
     "penalised",

@@ -10,14 +10,19 @@ import torch
 from torch import Tensor
 
 from posttrain.algorithms import checks
-from posttrain.algorithms.diagnostics import ratio_terms
+from posttrain.algorithms.losses.ratios import (
+    advantages_of,
+    bounds_of,
+    clip_terms,
+    log_ratio_of,
+    ratio_loss,
+)
 from posttrain.algorithms.ops import keep
+from posttrain.algorithms.pieces import piece
 from posttrain.types import Batch, Terms
 
-# exp(±20) is 5e8: far past any clip range, finite in float32. A ratio held there has no gradient.
-MAX_LOG_RATIO = 20.0
 
-
+@piece(zero_with_advantage=True)
 def naive(logprobs: Tensor, batch: Batch) -> Terms:
     """The policy gradient itself: ``ℓ = −A · log π`` (REINFORCE; Williams, 1992).
 
@@ -27,14 +32,15 @@ def naive(logprobs: Tensor, batch: Batch) -> Terms:
     >>> naive(torch.tensor([[0.5]]).log(), batch).loss
     tensor([[1.3863]])
     """
-    advantages, active = _advantages(logprobs, batch), batch.active
+    advantages, active = advantages_of(logprobs, batch), batch.active
     loss = -advantages * keep(logprobs, active)
     if batch.old_logprobs is None:
         return Terms(loss=loss)
     none = torch.zeros_like(active)
-    return _terms(loss, _log_ratio(logprobs, batch), batch=batch, low=none, high=none)
+    return ratio_loss(loss, log_ratio_of(logprobs, batch), batch=batch, low=none, high=none)
 
 
+@piece(zero_with_advantage=True)
 def unclipped(logprobs: Tensor, batch: Batch) -> Terms:
     """Importance sampling: ``ℓ = −ρ · A``. At ρ = 1 its gradient is that of :func:`naive`.
 
@@ -45,11 +51,12 @@ def unclipped(logprobs: Tensor, batch: Batch) -> Terms:
     >>> unclipped(torch.tensor([[0.7]]).log(), batch).loss
     tensor([[-1.4000]])
     """
-    advantages, log_ratio = _advantages(logprobs, batch), _log_ratio(logprobs, batch)
+    advantages, log_ratio = advantages_of(logprobs, batch), log_ratio_of(logprobs, batch)
     none = torch.zeros_like(batch.active)
-    return _terms(-log_ratio.exp() * advantages, log_ratio, batch=batch, low=none, high=none)
+    return ratio_loss(-log_ratio.exp() * advantages, log_ratio, batch=batch, low=none, high=none)
 
 
+@piece(zero_with_advantage=True)
 def clipped(
     logprobs: Tensor, batch: Batch, *, clip_low: float = 0.2, clip_high: float = 0.2
 ) -> Terms:
@@ -65,11 +72,12 @@ def clipped(
     >>> -clipped(torch.tensor([[0.6], [0.15]]).log(), batch).loss.T
     tensor([[ 1.2000, -0.8000]])
     """
-    low, high = _bounds(clip_low, clip_high)
-    advantages, log_ratio = _advantages(logprobs, batch), _log_ratio(logprobs, batch)
-    return _clip(log_ratio, advantages, batch=batch, low=low, high=high)
+    low, high = bounds_of(clip_low, clip_high)
+    advantages, log_ratio = advantages_of(logprobs, batch), log_ratio_of(logprobs, batch)
+    return clip_terms(log_ratio, advantages, batch=batch, low=low, high=high)
 
 
+@piece(zero_with_advantage=True)
 def dual_clip(
     logprobs: Tensor,
     batch: Batch,
@@ -89,9 +97,9 @@ def dual_clip(
     tensor([[3.]])
     """
     checks.number("floor", floor, above=1.0)
-    low, high = _bounds(clip_low, clip_high)
-    advantages, log_ratio = _advantages(logprobs, batch), _log_ratio(logprobs, batch)
-    terms = _clip(log_ratio, advantages, batch=batch, low=low, high=high)
+    low, high = bounds_of(clip_low, clip_high)
+    advantages, log_ratio = advantages_of(logprobs, batch), log_ratio_of(logprobs, batch)
+    terms = clip_terms(log_ratio, advantages, batch=batch, low=low, high=high)
     bound = -floor * advantages
     cut = (advantages < 0) & (terms.loss > bound)
     means = dict(terms.means)
@@ -112,13 +120,14 @@ def penalised(logprobs: Tensor, batch: Batch, *, coefficient: float = 1.0) -> Te
     tensor([[-1.3365]])
     """
     checks.number("coefficient", coefficient, low=0.0)
-    advantages, log_ratio = _advantages(logprobs, batch), _log_ratio(logprobs, batch)
+    advantages, log_ratio = advantages_of(logprobs, batch), log_ratio_of(logprobs, batch)
     divergence = (log_ratio.expm1() - log_ratio).clamp_min(0)
     none = torch.zeros_like(batch.active)
     loss = -log_ratio.exp() * advantages + coefficient * divergence
-    return _terms(loss, log_ratio, batch=batch, low=none, high=none)
+    return ratio_loss(loss, log_ratio, batch=batch, low=none, high=none)
 
 
+@piece(zero_with_advantage=True)
 def sequence_clipped(
     logprobs: Tensor, batch: Batch, *, clip_low: float = 3e-4, clip_high: float = 4e-4
 ) -> Terms:
@@ -135,14 +144,45 @@ def sequence_clipped(
     >>> sequence_clipped(torch.tensor([[0.5, -0.5]]), batch).loss  # the two moves cancel
     tensor([[-1., -1.]])
     """
-    low, high = _bounds(clip_low, clip_high)
-    advantages, log_ratio = _advantages(logprobs, batch), _log_ratio(logprobs, batch)
+    low, high = bounds_of(clip_low, clip_high)
+    advantages, log_ratio = advantages_of(logprobs, batch), log_ratio_of(logprobs, batch)
     lengths = batch.active.sum(dim=1, keepdim=True).clamp_min(1)
     mean = log_ratio.sum(dim=1, keepdim=True) / lengths
     sequence = keep(mean.detach() + log_ratio - log_ratio.detach(), batch.active)
-    return _clip(sequence, advantages, batch=batch, low=low, high=high)
+    return clip_terms(sequence, advantages, batch=batch, low=low, high=high)
 
 
+@piece(zero_with_advantage=True)
+def geometric_mean(
+    logprobs: Tensor, batch: Batch, *, clip_low: float = 0.4, clip_high: float = 0.4
+) -> Terms:
+    """The geometric mean of clipped ratios (GMPO; Zhao et al., 2025, arXiv:2507.20673).
+
+    ``ℓ = −A · exp(mean_t l_t)``, where ``l_t = min(log ρ_t, ε_high)`` if A > 0 and
+    ``max(log ρ_t, −ε_low)`` if A < 0: one outlier moves a geometric mean little, so the range can
+    be wide, ρ from e^−0.4 to e^0.4. Each token keeps its own term, as in :func:`sequence_clipped`:
+    the value of its sequence's, and the gradient through its own l_t, none where it is stopped.
+    Shapes: [B, T] → [B, T].
+
+    >>> batch = Batch.from_rewards([1.0]).replace(
+    ...     tokens=torch.zeros(1, 2), mask=torch.ones(1, 2).bool(),
+    ...     advantages=torch.ones(1, 2), old_logprobs=torch.zeros(1, 2))
+    >>> geometric_mean(torch.tensor([[0.2, 5.0]]), batch).loss  # −exp((0.2 + 0.4) / 2)
+    tensor([[-1.3499, -1.3499]])
+    """
+    checks.number("clip_low", clip_low, low=0.0)
+    checks.number("clip_high", clip_high, low=0.0)
+    advantages, log_ratio = advantages_of(logprobs, batch), log_ratio_of(logprobs, batch)
+    low = (log_ratio < -clip_low) & (advantages < 0)
+    high = (log_ratio > clip_high) & (advantages > 0)
+    held = log_ratio.masked_fill(low, -clip_low).masked_fill(high, clip_high)
+    lengths = batch.active.sum(dim=1, keepdim=True).clamp_min(1)
+    mean = (held.sum(dim=1, keepdim=True) / lengths).detach()
+    loss = -(mean + held - held.detach()).exp() * advantages
+    return ratio_loss(loss, log_ratio, batch=batch, low=low, high=high)
+
+
+@piece(zero_with_advantage=True)
 def cispo(
     logprobs: Tensor, batch: Batch, *, clip_low: float = 1.0, clip_high: float = 4.0
 ) -> Terms:
@@ -157,13 +197,14 @@ def cispo(
     >>> cispo(torch.tensor([[0.9]]).log(), batch).loss  # −5 · log 0.9
     tensor([[0.5268]])
     """
-    low, high = _bounds(clip_low, clip_high)
-    advantages, log_ratio = _advantages(logprobs, batch), _log_ratio(logprobs, batch)
+    low, high = bounds_of(clip_low, clip_high)
+    advantages, log_ratio = advantages_of(logprobs, batch), log_ratio_of(logprobs, batch)
     ratio = log_ratio.detach().exp()
     loss = -ratio.clamp(low, high) * advantages * keep(logprobs, batch.active)
-    return _terms(loss, log_ratio, batch=batch, low=ratio < low, high=ratio > high)
+    return ratio_loss(loss, log_ratio, batch=batch, low=ratio < low, high=ratio > high)
 
 
+@piece(zero_with_advantage=True)
 def sapo(
     logprobs: Tensor,
     batch: Batch,
@@ -183,40 +224,11 @@ def sapo(
     """
     checks.number("temperature_positive", temperature_positive, above=0.0)
     checks.number("temperature_negative", temperature_negative, above=0.0)
-    advantages, log_ratio = _advantages(logprobs, batch), _log_ratio(logprobs, batch)
+    advantages, log_ratio = advantages_of(logprobs, batch), log_ratio_of(logprobs, batch)
     temperature = torch.full_like(advantages, temperature_negative)
     temperature = temperature.masked_fill(advantages > 0, temperature_positive)
     gate = torch.sigmoid(temperature * log_ratio.expm1())
     none = torch.zeros_like(batch.active)
-    return _terms(-4 / temperature * gate * advantages, log_ratio, batch=batch, low=none, high=none)
-
-
-def _advantages(logprobs: Tensor, batch: Batch) -> Tensor:
-    checks.same_shape("logprobs", logprobs, like=batch.tokens)
-    return keep(batch.need("advantages").detach(), batch.active)
-
-
-def _log_ratio(logprobs: Tensor, batch: Batch) -> Tensor:
-    """log ρ, with the old policy held constant: a ratio to itself would have no gradient."""
-    difference = keep(logprobs - batch.need("old_logprobs").detach(), batch.active)
-    return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-
-
-def _bounds(clip_low: float, clip_high: float) -> tuple[float, float]:
-    checks.number("clip_low", clip_low, low=0.0, high=1.0)
-    checks.number("clip_high", clip_high, low=0.0)
-    return 1 - clip_low, 1 + clip_high
-
-
-def _clip(log_ratio: Tensor, advantages: Tensor, *, batch: Batch, low: float, high: float) -> Terms:
-    ratio = log_ratio.exp()
-    objective = torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
-    stopped_low = (ratio < low) & (advantages < 0)
-    stopped_high = (ratio > high) & (advantages > 0)
-    return _terms(-objective, log_ratio, batch=batch, low=stopped_low, high=stopped_high)
-
-
-def _terms(loss: Tensor, log_ratio: Tensor, *, batch: Batch, low: Tensor, high: Tensor) -> Terms:
-    active = batch.active
-    means = ratio_terms(log_ratio, low=low, high=high, active=active)
-    return Terms(loss=keep(loss, active), means=means, maxima={"ratio": means["ratio"]})
+    return ratio_loss(
+        -4 / temperature * gate * advantages, log_ratio, batch=batch, low=none, high=none
+    )

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from posttrain.build.check.bench import Bench
-from posttrain.pipelines.evaluate import is_correct
 from posttrain.rewards import REWARDS
 from posttrain.rewards.extraction import Extract
 from posttrain.rewards.scorer import FROM_ROLLOUT, RewardScorer
 from posttrain.types import Completion, Prompt, Rollout
+from posttrain.types.marks import Marks, above_one, is_right
 
 ROWS, FAST_ROWS = 16, 8
 MAX_SECONDS = 15.0  # what grading known answers may take in all
@@ -22,12 +22,17 @@ MAX_SECONDS = 15.0  # what grading known answers may take in all
 class Answers:
     """Scored rollouts by kind: ``gold``, ``wrong`` (the gold of another row) and ``empty``."""
 
-    correct_by: str
+    marks: Marks
     scored: dict[str, list[Rollout]] = field(default_factory=dict)
     no_gold: str = ""
     """Why there are no gold answers, where there are none."""
     claims: bool = True
-    """Whether a reward that counts, or decides, reads the data: only then can it know an answer."""
+    """Whether a reward that is learned from reads the data: only then can it know an answer."""
+
+    @property
+    def judges(self) -> str:
+        """The rewards that full marks are of, in words."""
+        return " and ".join(map(repr, self.marks.judged))
 
     @property
     def everything(self) -> list[Rollout]:
@@ -44,15 +49,25 @@ class Answers:
         return sum(values) / len(values) if values else None
 
     def decided(self, kind: str) -> float | None:
-        """Mean of the reward that decides over a kind; None where none could be scored."""
+        """Mean of the check of answers over a kind, or without one of the value."""
         scores = [r.score for r in self.valid(kind) if r.score is not None]
-        values = [score.parts.get(self.correct_by, 0.0) for score in scores]
-        return sum(values) / len(values) if values else None
+        if not self.marks.check or not scores:
+            return self.mean(kind)
+        return sum(score.parts.get(self.marks.check, 0.0) for score in scores) / len(scores)
 
     def right(self, kind: str) -> float | None:
         """Share of a kind with full marks; None where none could be scored."""
         valid = self.valid(kind)
-        return sum(is_correct(r, self.correct_by) for r in valid) / len(valid) if valid else None
+        return sum(is_right(r, self.marks) for r in valid) / len(valid) if valid else None
+
+    def earned(self, kind: str) -> float | None:
+        """Share of a kind that is right, or gets full marks from all that is learned from."""
+        learned = replace(self.marks, check="")
+        valid = self.valid(kind)
+        if not valid or above_one(self.everything, learned):
+            return self.right(kind)
+        full = [is_right(r, self.marks) or is_right(r, learned) for r in valid]
+        return sum(full) / len(valid)
 
 
 def grade_answers(bench: Bench) -> Answers:
@@ -68,28 +83,26 @@ def grade_answers(bench: Bench) -> Answers:
     for kind, pairs in texts.items():
         scored[kind] += _graded(bench, pairs[1:rows])
     return Answers(
-        correct_by=bench.of_parts().correct_by,
-        scored=scored,
-        no_gold=no_gold,
-        claims=_claims(bench),
+        marks=bench.of_parts().marks, scored=scored, no_gold=no_gold, claims=_claims(bench)
     )
 
 
 def _claims(bench: Bench) -> bool:
-    """A function of the completion alone judges its form; a column of the data is an answer to it.
+    """A function of the completion alone judges its form, unless it is declared to check answers.
 
-    What a scorer of whole batches reads is not known: it is taken at its word.
+    One that reads a column of the data may know them. What a scorer of whole batches reads is not known: it is taken at its word.
     """
     parts = bench.of_parts()
     rewards = parts.scorer.rewards if isinstance(parts.scorer, RewardScorer) else ()
-    counting = [r for r in rewards if r.weight or r.name == parts.correct_by]
-    read = [name for reward in counting for name in reward.wanted]
-    return not counting or any(name not in FROM_ROLLOUT for name in read)
+    learned = [reward for reward in rewards if reward.weight]
+    checks = any(reward.name == parts.marks.check for reward in learned)
+    read = [name for reward in learned for name in reward.wanted]
+    return not learned or checks or any(name not in FROM_ROLLOUT for name in read)
 
 
 def better_extract(bench: Bench, answers: Answers) -> str:
     """The option ``extract`` under which most gold answers get full marks; "" where none helps."""
-    name, task = answers.correct_by, bench.task
+    name, task = answers.marks.check, bench.task
     function = REWARDS.get(name)
     if function is None or task is None:
         return ""

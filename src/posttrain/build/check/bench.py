@@ -20,7 +20,7 @@ from posttrain.build.parts import (
     make_parts,
     make_policy,
     make_template,
-    watched,
+    monitored,
 )
 from posttrain.config import Recipe
 from posttrain.config.pieces import MODEL_REWARD
@@ -159,7 +159,7 @@ def _stand_in(recipe: Recipe, task: Task | None) -> Recipe:
     """The recipe with other rewards in the place of a model that is still to be trained."""
     known: dict[str, Any] = {n: s for n, s in recipe.rewards.items() if n != MODEL_REWARD}
     if not any(spec["weight"] for spec in known.values()):
-        own = {} if task is None else {n: watched(spec) for n, spec in task.rewards.items()}
+        own = {} if task is None else {n: monitored(spec) for n, spec in task.rewards.items()}
         known = {name: {**spec, "weight": 1.0} for name, spec in (known or own).items()}
     return recipe.model_copy(update={"rewards": known})
 

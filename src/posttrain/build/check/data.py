@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from posttrain.build.check.answers import Answers, better_extract
 from posttrain.build.check.bench import Bench, heard
@@ -11,13 +10,12 @@ from posttrain.build.check.report import Findings, State
 from posttrain.build.parts import filled, make_template, render_prompts
 from posttrain.build.passes import passes, shared_prompts
 from posttrain.build.preference_rows import backbone_of, reward_rows
-from posttrain.build.sft_stage import sft_rows
-from posttrain.config.pieces import MODEL_REWARD
+from posttrain.build.sft_rows import sft_rows
 from posttrain.models.cache import context_length
-from posttrain.pipelines.evaluate import is_correct
 from posttrain.protocols import Task
 from posttrain.track.text import printable
-from posttrain.types import Prompt, Rollout
+from posttrain.types import Prompt
+from posttrain.types.marks import above_one, how_to_declare, is_right
 
 MAX_RENDERED = 2000
 MAX_LEAK = 0.1
@@ -108,11 +106,15 @@ def check_answers(bench: Bench, answers: Answers, *, findings: Findings) -> None
 
     A reward that does not look at the data claims nothing of right and wrong: of it nothing fails.
     """
-    if answers.correct_by == MODEL_REWARD:
-        findings.passed("gold answers", "a reward model alone decides: no answer has full marks")
+    if not answers.marks.judged:
+        findings.passed("gold answers", "nothing checks answers, and no reward has full marks")
         return
-    claims = answers.claims
-    if not claims:
+    for name, largest in above_one(answers.everything, answers.marks).items():
+        text, _, fix = how_to_declare(name, largest).partition(": ")
+        findings.warned("full marks", text, fix=fix)
+        return
+    asked = bool(answers.marks.check) or answers.claims
+    if not asked:
         text = "no reward looks at the data beside prompt and completion: none is right or wrong"
         findings.passed("gold answers", text)
     elif answers.no_gold:
@@ -120,16 +122,18 @@ def check_answers(bench: Bench, answers: Answers, *, findings: Findings) -> None
         findings.warned("gold answers", text, fix="add an answer column, if there are answers")
     else:
         _check_gold(bench, answers, findings=findings)
-    empty = answers.right("empty")
+    empty, right = answers.earned("empty"), answers.right("empty") or 0.0
     if empty is not None:
         findings.judged(
             "empty answers",
             f"{empty:.0%} get full marks",
-            state="fail" if empty > 0.5 and claims else "warn" if empty else "pass",
+            state="fail"
+            if right > 0.5 or (empty > 0.5 and answers.claims)
+            else ("warn" if empty else "pass"),
             fix="mend the reward: saying nothing would be learned first",
         )
     wrong = answers.right("wrong")
-    if wrong is not None and claims:
+    if wrong is not None and asked:
         findings.judged(
             "shuffled answers",
             f"{wrong:.0%} (those to another question) get full marks",
@@ -146,21 +150,19 @@ def _check_gold(bench: Bench, answers: Answers, *, findings: Findings) -> None:
         findings.failed("gold answers", text, fix="mend the reward")
         return
     count = len(answers.valid("gold"))
-    text = f"{share:.0%} of {count} get full marks from {answers.correct_by!r}"
+    text = f"{share:.0%} of {count} get full marks from {answers.judges}"
     if share == 1:
         findings.passed("gold answers", text)
         return
     gold, others = answers.decided("gold") or 0.0, _best_other(answers)
     better = others is not None and gold > others
-    shown = _first(answers.valid("gold"), answers.correct_by)
+    shown = _first(answers)
     extract = better_extract(bench, answers)
     if extract:
-        fix = (
-            f'set extract = "{extract}" for the reward {answers.correct_by!r}, or mend the answers'
-        )
+        fix = f'set extract = "{extract}" for the reward {answers.judges}, or mend the answers'
     elif better and share == 0:
         text += f", though they score {gold:.2f} on average and others {others:.2f}"
-        fix = "let the reward give 1 for full marks: accuracy counts those alone"
+        fix = "let the reward give 1 for full marks, or declare its maximum: accuracy counts those"
     # Gold that cannot be told from anything else teaches nothing; gold that only often gets full
     # marks does.
     findings.judged("gold answers", f"{text}; {shown}", state="warn" if better else "fail", fix=fix)
@@ -187,11 +189,13 @@ def _best_other(answers: Answers) -> float | None:
     return max((mean for mean in means if mean is not None), default=None)
 
 
-def _first(rollouts: Sequence[Rollout], correct_by: str) -> str:
-    found = next(rollout for rollout in rollouts if not is_correct(rollout, correct_by))
-    value = found.score.parts.get(correct_by, 0.0) if found.score is not None else 0.0
+def _first(answers: Answers) -> str:
+    marks = answers.marks
+    found = next(rollout for rollout in answers.valid("gold") if not is_right(rollout, marks))
+    parts = found.score.parts if found.score is not None else {}
+    values = " and ".join(f"{parts.get(name, 0.0):g}" for name in marks.judged)
     said = printable(found.completion.text, limit=60)
-    return f'{found.prompt.id}: the gold answer is "{said}" and scores {value:g}'
+    return f'{found.prompt.id}: the gold answer is "{said}" and scores {values}'
 
 
 def check_prompts(bench: Bench, findings: Findings) -> None:
@@ -268,7 +272,7 @@ def check_demonstrations(bench: Bench, findings: Findings) -> None:
     if "sft" not in bench.recipe.stages or bench.under_way:
         return
     with findings.guard("demonstrations"):
-        rows = sft_rows(bench.recipe, bench.of_policy(), parts=bench.of_parts())
+        rows = sft_rows(bench.recipe, bench.of_policy(), parts=bench.of_parts()).train
         limit = context_length(bench.of_policy().model)
         lengths = [len(tokens) for tokens, _ in rows]
         long = sum(limit is not None and length > limit for length in lengths)

@@ -10,11 +10,13 @@ from posttrain.build.check.answers import Answers
 from posttrain.build.check.bench import Bench
 from posttrain.build.check.report import Findings, State
 from posttrain.build.parts import filled, make_sampling, render_prompts
-from posttrain.pipelines.evaluate import is_correct, pass_at_k, share
+from posttrain.config.asked import compared, wants_greedy
+from posttrain.pipelines.evaluate import pass_at_k, share
 from posttrain.protocols import Engine
-from posttrain.rollout.collect import collect
+from posttrain.rollout.collect import collect, collect_greedy, scored_groups
 from posttrain.rollout.source import PromptCycle, has_signal
 from posttrain.types import Prompt, Rollout
+from posttrain.types.marks import above_one, is_right
 
 PROMPTS, FAST_PROMPTS = 8, 4
 MAX_GROUP, MAX_ROLLOUTS = 16, 128
@@ -71,7 +73,7 @@ def engine_of(bench: Bench) -> Engine:
 def sample(bench: Bench, *, seconds_per_grade: float) -> Sampled:
     """The first prompts of a run, answered in groups; more of them where none has signal."""
     section = filled(bench.recipe.rl)
-    size = min(section.group_size, MAX_GROUP)
+    size = min(section.group_size, max(MAX_GROUP, compared(section)))
     affordable = int(MAX_GRADING / max(seconds_per_grade, 1e-6) / size)
     wanted = FAST_PROMPTS if bench.fast else PROMPTS
     count = min(max(wanted, 4 * wanted // size), max(1, MAX_ROLLOUTS // size))
@@ -94,18 +96,15 @@ def _answered(bench: Bench, prompts: Sequence[Prompt], *, size: int) -> Sampled:
     section, scorer = filled(bench.recipe.rl), bench.of_parts().scorer
     assert scorer is not None
     begun = time.perf_counter()
-    rollouts = collect(
-        engine_of(bench),
-        prompts,
-        sampling=make_sampling(section),
-        num_samples=size,
-        seed=bench.recipe.run.seed,
-    )
+    engine, sampling, seed = engine_of(bench), make_sampling(section), bench.recipe.run.seed
+    rollouts = collect(engine, prompts, sampling=sampling, num_samples=size, seed=seed)
+    greedy: list[Rollout] = []
+    if wants_greedy(section):
+        greedy = collect_greedy(engine, prompts, sampling=sampling, seed=seed)
     sampled = time.perf_counter()
-    scores = scorer.score(rollouts)
-    scored = [replace(r, score=s) for r, s in zip(rollouts, scores, strict=True)]
+    groups = scored_groups(scorer, rollouts, greedy=greedy)
     return Sampled(
-        groups=[scored[start : start + size] for start in range(0, len(scored), size)],
+        groups=groups,
         rollout_seconds=sampled - begun,
         grade_seconds=time.perf_counter() - sampled,
     )
@@ -135,8 +134,8 @@ def _check_broken(bench: Bench, sampled: Sampled, *, findings: Findings) -> None
 
 
 def _check_accuracy(bench: Bench, sampled: Sampled, *, findings: Findings) -> None:
-    judge = bench.of_parts().correct_by
-    counts = [sum(is_correct(r, judge) for r in group) for group in sampled.groups]
+    marks = bench.of_parts().marks
+    counts = [sum(is_right(r, marks) for r in group) for group in sampled.groups]
     size = len(sampled.groups[0])
     total = len(counts) * size
     best = sum(pass_at_k(size, count, k=size) for count in counts) / len(counts)
@@ -145,12 +144,14 @@ def _check_accuracy(bench: Bench, sampled: Sampled, *, findings: Findings) -> No
     values = [r.score.value for r in sampled.rollouts if r.score is not None and r.score.ok]
     mean = f"{sum(values) / len(values):.2f}" if values else "none"
     text += f", mean reward {mean}"
-    rewards = getattr(bench.of_parts().scorer, "rewards", ())
-    counts_for_something = any(r.name == judge and r.weight for r in rewards)
+    if not marks.judged or above_one(sampled.rollouts, marks):
+        findings.passed("mean reward", f"{mean}; no answer has full marks")
+        return
+    learned = any(marks.weights.get(name) for name in marks.judged)  # else it is only watched
     findings.judged(
-        "accuracy",
-        text,
-        state="warn" if not sum(counts) and sampled.useful and counts_for_something else "pass",
+        "accuracy" if marks.check else "full marks",
+        f"{text} (right by {marks.check!r})" if marks.check else text,
+        state="warn" if not sum(counts) and sampled.useful and learned else "pass",
         fix="no answer is right, so only the other rewards can be learned: take an easier task, or "
         f"{_warmer(bench)}",
     )
@@ -189,8 +190,8 @@ def _constant(sampled: Sampled, answers: Answers) -> float | None:
 
 def _nothing(bench: Bench, sampled: Sampled) -> tuple[str, str]:
     """Why all groups agree, and what to change."""
-    judge, rollouts = bench.of_parts().correct_by, sampled.rollouts
-    right = sum(is_correct(rollout, judge) for rollout in rollouts)
+    marks, rollouts = bench.of_parts().marks, sampled.rollouts
+    right = sum(is_right(rollout, marks) for rollout in rollouts)
     alike = all(len({r.completion.tokens for r in group}) == 1 for group in sampled.groups)
     many = len(sampled.groups) > 1 and len(sampled.groups[0]) > 1
     if all(r.score is None or not r.score.ok for r in rollouts):
@@ -198,10 +199,12 @@ def _nothing(bench: Bench, sampled: Sampled) -> tuple[str, str]:
     elif right == len(rollouts):
         why = "all right"
         fix = "take a harder task, or mend a reward that gives full marks to everything"
+    elif all(is_right(rollout, replace(marks, check="")) for rollout in rollouts):
+        why, fix = "full marks for all", "mend a reward that gives full marks to everything"
     elif alike and many:
         why, fix = "all completions of a prompt are the same", "raise rl.temperature"
     elif right == 0:
-        why = "all wrong"
+        why = "all wrong" if marks.judged else "all alike"
         fix = (
             f"take an easier task, {_warmer(bench)}, give partial credit in [rewards], or raise "
             "rl.group_size or rl.temperature"

@@ -82,7 +82,7 @@ def take_step(
         )
         batch = learner.infer(batch)
         ready = plan.weights(prepare(batch, learner, plan=plan, state=state))
-        objective = make_objective(plan, state)
+        objective = make_objective(plan, state, batch=ready)
         parts = micro_batches(ready, learner.micro_batch_tokens)
         with saved_bytes(policy.model) as saved:
             result, seconds = _timed(lambda: learner.step(ready, objective))

@@ -42,7 +42,7 @@ def _agreement(history: History, setup: Setup, *, equal: bool) -> tuple[str, str
         if setup.warmed_up:
             return "all wrong after [sft]", scaled(setup, "sft.epochs", by=2)
         return "all wrong", scaled(setup, "rl.group_size", by=4)
-    if setup.decides and value >= 0.95:
+    if value >= 0.95 and (setup.decides or gap(history, setup) is not None):
         return _all_right(history, setup)
     if equal:
         return "every answer gets the same", ""

@@ -34,8 +34,9 @@ a run does not have (a KL without a reference, a value without a critic) leaves 
 weights and does not know it shows 0 there. What gives it away is `mismatch/mean`, which compares
 its log-probs with the trainer's: see `drift`.
 
-*What decides* is the reward that says whether an answer is right. What to do depends on the case;
-a finding names the one that holds. It is advice, never a stop: the run goes on.
+*What decides* is the reward that [checks answers](tasks.md#accuracy); without one, rules about it
+are silent. What to do depends on the case; a finding names the one that holds. It is advice, never
+a stop: the run goes on.
 """
 
 

@@ -11,22 +11,22 @@ from posttrain.types import Score
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_watched_reward_that_breaks_leaves_the_score_and_the_other_parts(first):
-    def watched(completion):
+def test_a_monitored_reward_that_breaks_leaves_the_score_and_the_other_parts(first):
+    def monitored(completion):
         return 0.5 if completion == "5.0" else float("nan")
 
-    specs = {watched: 0, "numeric": 2} if first else {"numeric": 2, watched: 0}
+    specs = {monitored: 0, "numeric": 2} if first else {"numeric": 2, monitored: 0}
     fine, broke = RewardScorer({**specs, "exact": 1}).score([rollout("5.0"), rollout("5")])
-    parts = {"numeric": 1.0, "exact": 0.0, "watched": 0.5, "watched/broken": 0.0}
+    parts = {"numeric": 1.0, "exact": 0.0, "monitored": 0.5, "monitored/broken": 0.0}
     assert fine == Score(value=2.0, parts=parts)
     assert broke == Score(
         value=3.0,
-        parts={"numeric": 1.0, "exact": 1.0, "watched/broken": 1.0},
-        reason="reward 'watched' returned nan, not a finite number",
+        parts={"numeric": 1.0, "exact": 1.0, "monitored/broken": 1.0},
+        reason="reward 'monitored' returned nan, not a finite number",
     )
 
 
-def test_a_watched_scorer_that_breaks_leaves_the_score():
+def test_a_monitored_scorer_that_breaks_leaves_the_score():
     class Judge:
         def score(self, rollouts):
             raise RuntimeError("no memory")
@@ -36,14 +36,14 @@ def test_a_watched_scorer_that_breaks_leaves_the_score():
     assert result.parts == {"exact": 1.0, "Judge/broken": 1.0}
 
 
-def test_a_watched_reward_that_breaks_does_not_hide_one_that_counts():
-    def watched(completion):
+def test_a_monitored_reward_that_breaks_does_not_hide_one_that_counts():
+    def monitored(completion):
         raise ValueError("nobody minds")
 
     def counts(completion):
         raise ValueError("this one")
 
-    (result,) = RewardScorer({watched: 0, counts: 1}).score([rollout("5")])
+    (result,) = RewardScorer({monitored: 0, counts: 1}).score([rollout("5")])
     assert (result.value, result.state) == (0.0, "invalid")
     assert "this one" in result.reason
     assert "this one" in result.details
@@ -51,7 +51,7 @@ def test_a_watched_reward_that_breaks_does_not_hide_one_that_counts():
 
 @pytest.mark.parametrize("mishap", MISHAPS)
 @pytest.mark.parametrize("kind", ["single", "batched"])
-def test_a_watched_reward_that_misbehaves_takes_no_score_with_it(
+def test_a_monitored_reward_that_misbehaves_takes_no_score_with_it(
     mishap: str, kind: str, pooled: Pooled
 ) -> None:
     """Whatever it does, in whatever place: the others have their say on that sample too."""
@@ -60,17 +60,17 @@ def test_a_watched_reward_that_misbehaves_takes_no_score_with_it(
     def before(n: int) -> float:
         return float(n)
 
-    def watched(n: int) -> object:
+    def monitored(n: int) -> object:
         return act() if n == 7 else 0.5
 
-    def watched_all(n: list[int]) -> list[object]:
-        return [watched(number) for number in n]
+    def monitored_all(n: list[int]) -> list[object]:
+        return [monitored(number) for number in n]
 
     def after(n: int) -> float:
         return 2.0 * n
 
-    watched_all.batched = True  # type: ignore[attr-defined]
-    looks = watched if kind == "single" else watched_all
+    monitored_all.batched = True  # type: ignore[attr-defined]
+    looks = monitored if kind == "single" else monitored_all
     name = looks.__name__
     scores = pooled({before: 1.0, looks: 0.0, after: 1.0}).score(rollouts(20))
     assert [(score.state, score.value) for score in scores] == [("ok", 3.0 * n) for n in range(20)]
@@ -80,7 +80,7 @@ def test_a_watched_reward_that_misbehaves_takes_no_score_with_it(
     assert scores[8].parts == {"before": 8.0, "after": 16.0, name: 0.5, f"{name}/broken": 0.0}
 
 
-def test_watched_rewards_alone_that_all_misbehave_come_to_an_end(pooled: Pooled) -> None:
+def test_monitored_rewards_alone_that_all_misbehave_come_to_an_end(pooled: Pooled) -> None:
     def leaves(n: int) -> None:
         os._exit(1)
 

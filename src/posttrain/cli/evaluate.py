@@ -1,0 +1,75 @@
+"""``posttrain eval`` and ``generate``: from a model, a run folder or a recipe to what is asked."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from posttrain.build.sources import find_source
+from posttrain.config import ConfigError, Recipe
+from posttrain.config.read import parse_overrides
+from posttrain.runs import printable
+
+_NOT_ASKED = ("sft", "prefer", "reward", "rl")
+STAGES = ("--run.stages", '["eval"]')
+
+
+def evaluation_recipe(
+    given: str, *, task: str | None, overrides: Sequence[str], console: Console
+) -> Recipe:
+    """The recipe of an evaluation, and a line about what is evaluated where it was not typed."""
+    source = find_source(given)
+    changes = parse_overrides(overrides)
+    _check(list(changes))
+    parts = {path[0] for path in changes} & {"task", "rewards"}
+    named = {"name": task} if task is not None else None
+    values = source.evaluation(task=named, given=parts)
+    recipe = source.recipe(values, [*overrides, *STAGES])
+    if recipe.task is None:
+        raise ValueError(
+            "eval: name the task, posttrain eval MODEL --task NAME; or give a run folder or a "
+            "recipe, which know theirs"
+        )
+    for line in source.told:
+        console.print(Text(printable(line), style="yellow"), soft_wrap=True)
+    if source.run is not None or source.file:
+        whose = source.run if source.run is not None else source.file
+        line = f"{recipe.model.name}, with the settings of {whose}"
+        console.print(Text(printable(line), style="dim"), soft_wrap=True)
+    return recipe
+
+
+def _check(changes: Sequence[tuple[str, ...]]) -> None:
+    """Refuse settings that an evaluation does not have: they would change nothing."""
+    engine = ("rl", "engine")
+    idle = [path for path in changes if path[0] in _NOT_ASKED and path[:2] != engine]
+    if idle:
+        raise ConfigError(
+            [
+                f"--{'.'.join(path)}: has no effect on an evaluation; it goes by --eval.KEY, "
+                "--task.KEY, --rewards.NAME, --model.KEY and --grading.KEY"
+                for path in idle
+            ]
+        )
+
+
+def check_arguments(arguments: Sequence[str], options: Collection[str]) -> None:
+    """Refuse a second prompt, and a mistyped option of ``generate`` that is no override."""
+    for word in arguments[:1]:
+        if not word.startswith("--"):
+            raise ValueError(f"generate: one prompt, in quotes; {word!r} is a second one")
+    for word in arguments:
+        name = word.partition("=")[0]
+        if word.startswith("--") and "." not in name:
+            known = sorted(option for option in options if option.startswith("--"))
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(f"generate: no option {name}; {hint}Known: {', '.join(known)}")
+        if word.startswith("--") and not word.startswith(("--model.", "--run.")):
+            raise ValueError(
+                f"generate: {name} has no effect on an answer; beside its own options it takes "
+                "--model.KEY, and --run.device"
+            )

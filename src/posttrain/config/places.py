@@ -1,0 +1,119 @@
+"""Where the files and modules that a recipe names are: in the current folder, or in the recipe's.
+
+A relative path, or the module of a ``"module:function"``, is looked for in the current folder
+first, then beside the recipe. A path on the command line is always seen from the current folder.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+_NAMED = (
+    ("model", "name"),
+    ("sft", "data"),
+    ("reward", "data"),
+    ("reward", "test_data"),
+    ("reward", "backbone"),
+    ("rl", "critic", "source"),
+)
+PIECES = ("advantage", "loss", "weights", "correction", "engine")  # of [rl]
+WORDS = ("tiny", "task", "prefer", "policy", "reward")  # these name no file
+
+
+def beside_recipe(values: dict[str, Any], folder: Path) -> list[str]:
+    """Let what is only in ``folder``, where the recipe stands, be found there; what to tell.
+
+    Paths in ``values`` are changed in place; modules become importable from the folder.
+    """
+    here, told = Path.cwd(), []
+    if folder.resolve() == here.resolve():
+        return []
+    for table, key, name in relative_paths(values):
+        mine, theirs = here / table[key], folder / table[key]
+        if theirs.exists() and not mine.exists():
+            table[key] = str(theirs)
+        elif theirs.exists() and not _same(mine, theirs):
+            told.append(_twice(f"{name} {table[key]!r}", theirs))
+    modules = own_modules(values)
+    for module in modules:
+        mine, theirs = _module_file(here, module), _module_file(folder, module)
+        if mine is not None and theirs is not None and not _same(mine, theirs):
+            told.append(_twice(f"module {module!r}", theirs))
+    if modules:
+        import_from(here, folder)
+    return told
+
+
+def import_from(*folders: Path, before: Path | None = None) -> None:
+    """Let modules of these folders be found after all others, or just before those of one."""
+    for folder in map(str, folders):
+        if folder in sys.path and before is None:
+            continue
+        found = before is not None and str(before) in sys.path
+        sys.path.insert(sys.path.index(str(before)) if found else len(sys.path), folder)
+
+
+def relative_paths(values: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Every relative path in a recipe: the table it stands in, its key there, and its full name."""
+    for name in _NAMED:
+        table = _table(values, *name[:-1])
+        if _is_relative(table.get(name[-1])):
+            yield table, name[-1], ".".join(name)
+    holders = {"task": _table(values, "task")}
+    for home in (("rewards",), ("prefer", "rewards")):
+        holders |= {".".join((*home, key)): table for key, table in _table(values, *home).items()}
+    for where, table in holders.items():
+        if isinstance(table, dict):
+            paths = [key for key in table if key == "path" or key.endswith("_path")]
+            yield from ((table, k, f"{where}.{k}") for k in paths if _is_relative(table[k]))
+
+
+def own_modules(values: Mapping[str, Any]) -> list[str]:
+    """The modules of every ``"module:function"`` in a recipe."""
+    names = [_name(values.get("task")), *_table(values, "rewards")]
+    names += _table(values, "prefer", "rewards")
+    names += [_name(_table(values, "rl").get(piece)) for piece in PIECES]
+    names.append(_name(_table(values, "rl", "critic").get("loss")))
+    modules = [name.partition(":")[0] for name in names if ":" in name]
+    return list(dict.fromkeys(module for module in modules if module != "reasoning_gym"))
+
+
+def _table(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """A table of a recipe that is not checked yet; empty where it is no table."""
+    found: Any = values
+    for name in names:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _name(piece: Any) -> str:
+    name = piece.get("name") if isinstance(piece, Mapping) else piece
+    return name if isinstance(name, str) else ""
+
+
+def _is_relative(value: Any) -> bool:
+    named = isinstance(value, str) and value not in (*WORDS, "") and "\0" not in value
+    return named and not Path(value).is_absolute() and not value.startswith("~")
+
+
+def _module_file(folder: Path, module: str) -> Path | None:
+    place = folder.joinpath(*module.split("."))
+    files = (place.with_suffix(".py"), place / "__init__.py")
+    return next((file for file in files if file.is_file()), None)
+
+
+def _same(one: Path, other: Path) -> bool:
+    if one.resolve() == other.resolve():
+        return True
+    return one.is_file() and other.is_file() and filecmp.cmp(one, other, shallow=False)
+
+
+def _twice(what: str, theirs: Path) -> str:
+    return (
+        f"{what}: is in the current folder and, different, beside the recipe ({theirs}); the one "
+        "in the current folder is taken"
+    )

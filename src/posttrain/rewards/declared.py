@@ -1,0 +1,33 @@
+"""What a reward says of itself: whether it checks the answer, and the most that it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def declare(
+    *, checks_answer: bool = False, maximum: float | None = None
+) -> Callable[[Function], Function]:
+    """Mark a reward function with ``checks_answer`` and ``maximum``, which may also be set plainly.
+
+    A reward checks the answer where full marks mean that it is right: accuracy goes by such a one.
+    Full marks are 1 unless a ``maximum`` is declared, and no score may be above it.
+
+    >>> @declare(maximum=10)
+    ... def out_of_ten(completion: str, answer: str) -> float:
+    ...     return 10.0 if completion == answer else 2.0
+    >>> out_of_ten.maximum
+    10
+    """
+
+    def mark(function: Function) -> Function:
+        declared: Any = function
+        declared.checks_answer = checks_answer
+        if maximum is not None:
+            declared.maximum = maximum
+        return function
+
+    return mark

@@ -1,0 +1,109 @@
+"""What the rewards of a run say of an answer beside their sum: is it right, has it full marks?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from posttrain.types.text import Rollout
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    """The rewards by name: which one checks answers, how much each counts, what full marks are.
+
+    ``check`` is "" where nothing checks answers: then there is no accuracy. ``full`` lacks a reward
+    that may give anything, such as a reward model; of those in ``undeclared``, 1 is what they are
+    taken to give at most, until one is seen to give more.
+    """
+
+    check: str = ""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    full: Mapping[str, float] = field(default_factory=dict)
+    undeclared: frozenset[str] = frozenset()
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """The rewards whose full marks are counted: the check, else those that are learned from.
+
+        They stand by name, for the order of a table means nothing.
+        """
+        if self.check:
+            return (self.check,)
+        return tuple(sorted(n for n, w in self.weights.items() if w > 0 and n in self.full))
+
+    def share_of(self, name: str) -> str:
+        """What the share of answers with full marks of a judged reward is called in numbers."""
+        return "accuracy" if self.check else f"full_marks/{name}"
+
+
+def has_full_marks(rollout: Rollout, name: str, *, marks: Marks) -> bool:
+    """Whether a reward gave all that it can give."""
+    score, most = rollout.score, marks.full.get(name)
+    if score is None or not score.ok or most is None or name not in score.parts:
+        return False
+    return score.parts[name] >= most - _ROUNDING * max(1.0, abs(most))
+
+
+def is_right(rollout: Rollout, marks: Marks) -> bool:
+    """Whether an answer is right by the check; without one, whether all rewards gave full marks."""
+    return bool(marks.judged) and all(
+        has_full_marks(rollout, name, marks=marks) for name in marks.judged
+    )
+
+
+def above_one(rollouts: Sequence[Rollout], marks: Marks) -> dict[str, float]:
+    """The largest score of each judged reward that gave more than 1 and declares no maximum.
+
+    What full marks are of such a reward, nobody knows.
+    """
+    found = {}
+    for name in marks.judged:
+        given = [r.score.parts[name] for r in rollouts if r.score and name in r.score.parts]
+        if name in marks.undeclared and max(given, default=0.0) > 1 + _ROUNDING:
+            found[name] = max(given)
+    return found
+
+
+def estimate_label(name: str, check: str) -> str:
+    """What a person calls an estimate of an evaluation, with the reward that it goes by.
+
+    >>> [estimate_label(name, "numeric") for name in ("accuracy", "pass@4")]
+    ['accuracy (numeric)', 'pass@4 (numeric)']
+    >>> [estimate_label(name, "") for name in ("full_marks/format", "pass@4/format")]
+    ['full marks of format', 'pass@4, full marks of format']
+    """
+    kind, _, reward = name.partition("/")
+    if not reward:
+        return f"{name} ({check})" if check else name
+    return f"full marks of {reward}" if kind == "full_marks" else f"{kind}, full marks of {reward}"
+
+
+def reward_label(name: str, weights: Mapping[str, float]) -> str:
+    """A reward by name, and that it is only monitored where its weight is 0.
+
+    >>> reward_label("format", {"format": 0.0})
+    'format (monitored)'
+    """
+    return f"{name} (monitored)" if weights.get(name) == 0 else name
+
+
+def no_full_marks(largest: float) -> str:
+    """What stands in the place of a share that cannot be computed.
+
+    >>> no_full_marks(10.0)
+    '— (no maximum declared; largest seen 10)'
+    """
+    return f"— (no maximum declared; largest seen {largest:g})"
+
+
+def how_to_declare(name: str, largest: float) -> str:
+    """What to do about a reward that gives more than 1 and does not say how much at most."""
+    quoted = name if name.isidentifier() else f'"{name}"'
+    return (
+        f"{name} gave up to {largest:g} and declares no maximum, so nobody knows what full marks "
+        f"are: write {quoted} = {{ weight = …, maximum = {largest:g} }} in [rewards], or "
+        f"@posttrain.rewards.declare(maximum={largest:g}) over the function"
+    )

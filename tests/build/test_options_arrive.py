@@ -1,0 +1,75 @@
+"""What a recipe sets reaches the part it is about: Adam's betas, the kind of deviation."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from posttrain.build.learners import make_learner, make_plan, make_reward_learner
+from posttrain.config import recipe_from_dict, resolve
+from posttrain.models.load import load_policy
+from posttrain.models.reward import reward_from_policy
+from posttrain.pipelines.rl import State, prepare
+from posttrain.types import Batch
+
+BETAS = [0.8, 0.99]
+
+
+def resolved(**sections: Any) -> Any:
+    return resolve(recipe_from_dict({"task": "arithmetic", **sections}))
+
+
+def betas(optimizer: torch.optim.Optimizer) -> set[tuple[float, float]]:
+    return {tuple(group["betas"]) for group in optimizer.param_groups}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, (0.9, 0.95)), ({"adam_betas": BETAS}, (0.8, 0.99))]
+)
+def test_the_betas_of_every_stage(given: dict[str, Any], expected: tuple[float, float]) -> None:
+    """The critic of [rl], which has a learning rate of its own, follows [rl] in this."""
+    policy = load_policy("tiny")
+    for sections in ({"sft": given}, {"rl": {"algorithm": "ppo", **given}}):
+        recipe = resolved(**sections)
+        learner = make_learner(
+            recipe, policy, section=recipe.sft or recipe.rl, device="cpu", total_steps=1
+        )
+        assert betas(learner.trained.optimizer) == {expected}
+        if recipe.rl is not None:
+            assert learner.critic is not None
+            assert betas(learner.critic.optimizer) == {expected}
+    recipe = resolved(reward=given, prefer={})
+    learner = make_reward_learner(
+        recipe,
+        reward_from_policy(policy, seed=0),
+        section=recipe.reward,
+        device="cpu",
+        total_steps=1,
+    )
+    assert betas(learner.trained.optimizer) == {expected}
+
+
+class NoLearner:
+    """Nothing of it is asked where the batch has all that is wanted."""
+
+    def infer(self, batch: Batch) -> Batch:
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("given", "divisor"),
+    # Rewards 3 and 1 at the last of two tokens each: 3, 0, 1, 0 have mean 1 and squares 4 + 1 + 1.
+    [(False, 1.0), (True, 1.5**0.5), ("population", 1.5**0.5), ("sample", 2.0**0.5)],
+)
+def test_rewards_are_whitened_by_the_deviation_that_is_asked_for(
+    given: bool | str, divisor: float
+) -> None:
+    rl = {"algorithm": "reinforce", "advantage": "return_to_go", "whiten_rewards": given}
+    plan = make_plan(resolved(rl=rl).rl)
+    rewards = torch.tensor([3.0, 1.0], dtype=torch.float64)
+    batch = Batch.from_tensors(
+        torch.ones(2, 2), rewards=rewards, groups=torch.arange(2), valid=torch.ones(2).bool()
+    )
+    made = prepare(batch, NoLearner(), plan=plan, state=State(kl=plan.kl))
+    expected = (rewards / divisor)[:, None].expand(2, 2)
+    torch.testing.assert_close(made.need("advantages"), expected, rtol=1e-12, atol=0)

@@ -1,0 +1,66 @@
+"""An engine of a user's own, with the signature that CONTRIBUTING.md gives."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from small_runs import recipe
+
+from posttrain.build.run import run
+from posttrain.config import recipe_from_dict
+
+ENGINE = '''
+from posttrain.rollout.engines import NativeEngine
+
+
+class Engine:
+    """Samples as the native engine does, and counts."""
+
+    def __init__(self, policy, decode, options):
+        self.native = NativeEngine(policy.model, end_tokens=policy.end_tokens, decode=decode)
+        self.version, self.options = 0, options
+        made.append(self)
+        self.calls = []
+
+    def generate(self, prompts, sampling, *, num_samples, seed):
+        self.calls.append(self.version)
+        self.native.version = self.version
+        return self.native.generate(prompts, sampling, num_samples=num_samples, seed=seed)
+
+
+made = []
+
+
+def make(policy, decode, *, options):
+    return Engine(policy, decode, options)
+
+
+def bare(policy, decode):
+    return Engine(policy, decode, None)
+'''
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [({"name": "{}:make", "options": "these"}, "these"), ({"name": "{}:bare"}, None)],
+)
+def test_an_engine_gets_what_its_signature_asks_for(
+    spec: dict[str, str],
+    options: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is named in a recipe, checked, run for two steps and evaluated; nothing else is passed."""
+    name = f"my_engine_{'with' if options else 'without'}"
+    (tmp_path / f"{name}.py").write_text(ENGINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    given = recipe(
+        tmp_path / "run",
+        rl={"steps": 2, "check": True, "engine": {**spec, "name": spec["name"].format(name)}},
+    )
+    done = run(recipe_from_dict(given), console=Console(file=io.StringIO()))
+    module = __import__(name)
+    assert [record["step"] for record in done.folder.stage("rl").records()] == [1, 2]
+    assert all(engine.options == options for engine in module.made)
+    assert [0, 1] in [engine.calls for engine in module.made]  # the loop: one batch a version
