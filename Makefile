@@ -73,8 +73,8 @@ gpu: setup ## the tests that need a GPU
 # Torn files, SIGTERM and wrong clocks come on top of the kills; a difference ends it with an error.
 faults: setup ## kill runs KILLS=200 times and resume them; all must end as if nothing had happened
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
-	for case in grpo ppo ahead seldom; do \
-	  $(BIN)/python tests/faults/resume_harness.py --case $$case --kills $$(($(KILLS) / 4)) \
+	for case in grpo ppo ahead seldom default counted; do \
+	  $(BIN)/python tests/faults/resume_harness.py --case $$case --kills $$(($(KILLS) / 6)) \
 	    --mishaps --folder "$$scratch/$$case" || exit 1; \
 	done
 

@@ -51,13 +51,14 @@ def measure(shape: str, *, repeats: int, folder: Path) -> dict[str, float]:
     """Write checkpoints one after the other, and look for the newest whole one."""
     learner = make_learner(shape, folder)
     stage = StageFolder(folder / "stage")
-    written, checked = [], []
+    written, working, checked = [], [], []
     for step in range(1, repeats + 1):
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), time.process_time()
         path = write_checkpoint(
             stage, step, fill=lambda place: {"learner": save_learner(learner, place)}
         )
         written.append(time.perf_counter() - started)
+        working.append(time.process_time() - worked)
         started = time.perf_counter()
         found, problems = newest(stage)
         assert found is not None, problems
@@ -69,6 +70,7 @@ def measure(shape: str, *, repeats: int, folder: Path) -> dict[str, float]:
         "weights": weights,
         "bytes": size,
         "written": seconds,
+        "working": statistics.median(working),
         "checked": statistics.median(checked),
         "interval": seconds / SHARE,
     }
@@ -77,7 +79,7 @@ def measure(shape: str, *, repeats: int, folder: Path) -> dict[str, float]:
 def report(rows: dict[str, dict[str, float]]) -> Table:
     table = Table(box=SIMPLE_HEAD, title="A checkpoint", title_justify="left")
     table.add_column("model")
-    headings = ("weights", "on the disk, MB", "to write, s", "to check, s", "at most every, min")
+    headings = ("weights", "MB", "to write, s", "of it CPU, s", "to check, s", "at most every, min")
     for heading in headings:
         table.add_column(heading, justify="right")
     for shape, row in rows.items():
@@ -86,6 +88,7 @@ def report(rows: dict[str, dict[str, float]]) -> Table:
             f"{row['weights'] / 1e6:.1f} M",
             f"{row['bytes'] / 1e6:,.0f}",
             f"{row['written']:.2f}",
+            f"{row['working']:.2f}",
             f"{row['checked']:.2f}",
             f"{row['interval'] / 60:.2g}",
         )

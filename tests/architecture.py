@@ -23,13 +23,19 @@ from architecture_tables import (
     MAX_POSITIONAL,
     MAY_ONLY_IMPORT,
     PICKLES,
-    ROOT_MAY_LOAD,
     SIGNATURE_FIXED_BY_PYTHON,
     SIGNATURE_IS_DATA,
     STANDARD_AND_TORCH_ONLY,
 )
 
 LAYER_OF = {package: layer for layer, row in enumerate(LAYERS) for package in row}
+IMPORTING = {
+    "__import__",
+    "import_module",
+    "importlib.import_module",
+    "written_table",
+    "written_function",
+}
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 Finding = tuple[int, str]  # line, what is wrong and how to mend it
 
@@ -97,7 +103,7 @@ def imported_names(node: ast.AST, base: list[str]) -> list[str]:
         return [".".join([*start, alias.name]) for alias in node.names]
     if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
         function = ast.unparse(node.func)
-        if function in {"__import__", "import_module", "importlib.import_module"}:
+        if function in IMPORTING:
             return [str(node.args[0].value)]
     return []
 
@@ -125,7 +131,7 @@ def layer_error(module: Module, item: Import) -> str | None:
     if imported not in LAYER_OF:
         return f"{item.name} is not a module; import from the module that defines the name"
     if module.package == "":
-        if item.lazy or imported in ROOT_MAY_LOAD:
+        if item.lazy:  # it is the public API: lazily it may reach anything
             return None
         return f"the package root loads {imported}; reach it lazily, inside __getattr__"
     if may_import(module.package, imported):

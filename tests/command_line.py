@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from posttrain.cli import main
+from posttrain.cli.app import main
 
 
 class Result(NamedTuple):

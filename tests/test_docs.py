@@ -79,6 +79,10 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     namespace: dict[str, Any] = {"__name__": page.stem}
     for line, code in blocks:
         exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
+    if page.name == "README.md":  # the first lines that anyone runs must be seen to learn
+        rewards = namespace["rewards"]
+        assert rewards[0] < 0.2, rewards
+        assert rewards[-1] > 0.7, rewards
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,18 +1,18 @@
 """Reinforcement-learning post-training of language models: right, fast, readable.
 
 ``posttrain.sft``, ``prefer``, ``reward``, ``rl``, ``evaluate`` and ``generate`` do whole jobs;
-``posttrain.algorithms`` is the mathematics. Importing this needs torch alone.
+``posttrain.algorithms`` is the mathematics. Importing this loads nothing, torch included, until
+something needs it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from posttrain.types import Batch, Completion, Prompt, Rollout, Sampling, Score, Terms
-
 if TYPE_CHECKING:
     from posttrain.build.api import evaluate, generate, prefer, reward, rl, sft
     from posttrain.build.results import Run
+    from posttrain.types import Batch, Completion, Prompt, Rollout, Sampling, Score, Terms
 
 __version__ = "0.1.0"
 
@@ -35,14 +35,19 @@ __all__ = [
 ]
 
 _JOBS = ("evaluate", "generate", "prefer", "reward", "rl", "sft")
+_TYPES = ("Batch", "Completion", "Prompt", "Rollout", "Sampling", "Score", "Terms")
 
 
 def __getattr__(name: str) -> Any:
-    """The jobs load what they need when they are first asked for."""
+    """Everything loads what it needs when it is first asked for."""
     if name in _JOBS:
         from posttrain.build import api
 
         return getattr(api, name)
+    if name in _TYPES:
+        from posttrain import types
+
+        return getattr(types, name)
     if name == "Run":
         from posttrain.build.results import Run
 

@@ -1,7 +1,7 @@
 """What a part must do to take its place in the loop: one to four methods each.
 
-Anything with these methods fits: no base class, no registration. ``tests/contract`` has what every
-engine and every task keeps.
+Anything with these methods fits: no base class, no registration. ``tests/contract`` holds what
+every engine and every task keeps.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from torch import Tensor
+from posttrain.types import Completion, Prompt, Rollout, Sampling, Score
 
-from posttrain.types import Batch, Completion, Prompt, Rollout, Sampling, Score, Terms
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from posttrain.types import Batch, Terms
 
 Split = Literal["train", "test"]
 
@@ -99,7 +102,7 @@ class Outputs:
         return tensor
 
 
-Objective = Callable[[Outputs, Batch], Terms]
+Objective = Callable[["Outputs", "Batch"], "Terms"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -158,3 +158,10 @@ def test_a_group_of_k_and_a_k_of_nothing_are_refused() -> None:
     pass_at_k(batch, k=2)
     with refuses("k: must be >= 1, got 0"):
         pass_at_k(batch, k=0)
+
+
+def test_equal_rewards_below_zero_teach_nothing_beside_a_broken_one() -> None:
+    """What stands in for the broken score is no anchor: against 0, rounding would be left over."""
+    batch = Batch.from_rewards([-0.7] * 6 + [math.nan]).replace(valid=torch.arange(7) < 6)
+    for k in range(1, 6):
+        assert pass_at_k(batch, k=k).need("advantages").tolist() == [[0.0]] * 7

@@ -139,7 +139,9 @@ def test_without_a_difference_no_token_is_picked(gain: float) -> None:
 def test_without_a_token_none_is_picked() -> None:
     batch = ready().replace(valid=torch.zeros(12, dtype=torch.bool))
     batch = spoiled(batch, math.nan)
-    assert not highest(batch, share=1.0).tokens(batch).any()
+    nothing = highest(batch, share=1.0)
+    assert nothing == Choice(mean_advantage=0.0, mean_logprob=0.0, low=math.inf)
+    assert not nothing.tokens(batch).any()
     assert not drawn(batch, share=1.0, low=-9.0, high=9.0).tokens(batch).any()
 
 
@@ -224,6 +226,14 @@ def test_clip_cov_by_hand() -> None:
     close(terms.means["chosen"][:, 0], [0.0, 1.0, 0.0, 0.0, 0.0], rtol=0)
     close(terms.means["clip_low"][:, 0], [1.0, 0.0, 0.0, 0.0, 0.0], rtol=0)
     close(terms.means["clip_high"][:, 0], [0.0, 0.0, 0.0, 1.0, 0.0], rtol=0)
+
+
+def test_clip_cov_by_default_draws_from_one_to_five() -> None:
+    """1.3 times A has covariances 5.2, 2.6, 1.3, 0, 5.2; half of A has 2, 1, ½, 0, 2."""
+    for scale, expected in ((1.3, [0, 1, 1, 0, 0]), (0.5, [1, 1, 0, 0, 1])):
+        batch = by_hand().replace(advantages=scale * by_hand().need("advantages"))
+        terms = clip_cov(batch.need("old_logprobs"), batch, share=1.0)
+        assert terms.means["chosen"][:, 0].tolist() == expected
 
 
 @pytest.mark.parametrize("options", [{}, {"share": 0.3, "coefficient": 0.4}])

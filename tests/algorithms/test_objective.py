@@ -119,6 +119,8 @@ def test_a_weighted_divergence_by_hand() -> None:
     zero = Terms(loss=torch.zeros(1, 1, dtype=torch.float64))
     made = with_kl(zero, logprobs, batch=batch, coefficient=2.0, weighted=True)
     close(made.loss.detach(), [[2.5 * (math.log(2) - 0.5)]])
+    assert list(made.parts) == ["policy", "kl"]
+    close(made.parts["kl"].detach(), made.loss.detach(), rtol=0)
     close(gradient(made.loss, logprobs), [[2.5 * math.log(2)]])
 
 

@@ -80,7 +80,7 @@ BROKEN = [
         {"rl.group_size": 1},
         "config",
         "fail",
-        "compares the completions of a prompt",
+        "compares at least 2 completions of a prompt",
     ),
     Broken(
         "The module of a reward is mistyped",
@@ -231,9 +231,9 @@ BROKEN = [
     Broken(
         "The reward is given the answer, and does not look at it",
         {"rewards": {"my_rewards:nonsense": 1.0}},
-        "data",
+        "rewards",
         "fail",
-        "get full marks from",
+        "no: on average gold 0.50, wrong 0.50",
     ),
     Broken(
         "The reward is the wrong way round",

@@ -147,7 +147,7 @@ def test_without_answers_such_a_reward_has_no_share_until_it_declares_its_maximu
     assert not {"accuracy_before", "accuracy_after", "full_marks"} & set(done.summary)
     unknown = "— (no maximum declared; largest seen 2)"
     assert f"full marks of my_rewards:ten | {unknown}" in rows(text)
-    assert '"my_rewards:ten" = { weight = …, maximum = 2 } in [rewards]' in text
+    assert '"my_rewards:ten" = { weight = …, maximum = … } in [rewards]' in text
     for shown in (text, page(done)):
         assert unknown in shown
         assert "no accuracy: nothing here checks answers" in shown
@@ -160,9 +160,20 @@ def test_without_answers_such_a_reward_has_no_share_until_it_declares_its_maximu
     assert any(row.startswith("full marks of my_rewards:ten | 0.0% (0.0–") for row in rows(text))
 
 
+def test_nor_is_it_a_check_of_answers_until_then(folder: Path) -> None:
+    """`task.accuracy` may name it; without its maximum there is neither a share nor a mark."""
+    rewards = '"my_rewards:ten" = 1.0\n[task.accuracy]\nname = "my_rewards:ten"'
+    done, text = run_toml(folder, rewards)
+    assert done.summary["accuracy_by"] == "my_rewards:ten"
+    assert "accuracy_after" not in done.summary
+    unknown = "— (no maximum declared; largest seen 2)"
+    assert f"held-out accuracy (my_rewards:ten) | {unknown}" in rows(text)
+    assert not set("✓✗") & set(text + page(done))
+
+
 def test_a_score_above_the_declared_maximum_is_broken_not_right(folder: Path) -> None:
     declared = '"my_rewards:ten" = { weight = 1.0, maximum = 1 }'
-    message = r"returned 2, above its maximum of 1; mend the reward, or declare what it gives at m"
+    message = r"returned 2, above its maximum of 1; mend the reward, or declare the most"
     with pytest.raises(RuntimeError, match=message):
         run_toml(folder, declared)
 

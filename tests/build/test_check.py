@@ -33,7 +33,7 @@ from posttrain.build.keeper import Keeper
 from posttrain.build.parts import make_engine, make_parts, make_policy
 from posttrain.build.run import Supplied
 from posttrain.build.stages import Context
-from posttrain.cli import main
+from posttrain.cli.app import main
 from posttrain.config import recipe_from_dict, resolve, to_toml
 from posttrain.models.load import Policy, load_policy
 from posttrain.models.logprobs import score_tokens

@@ -114,7 +114,7 @@ def test_the_rows_are_never_written_over(spelling: str, tmp_path: Path) -> None:
             grade_file("exact", rows, grading=GradingSection(workers=0)).write(out)
     else:
         done = CliRunner().invoke(app, ["grade", "exact", str(rows), "--out", str(out)])
-        assert "is the file that is graded" in str(done.exception)
+        assert "is the file that is read" in str(done.exception)
         assert "--out graded.jsonl" in str(done.exception)
     assert rows.read_bytes() == before
     other = tmp_path / "graded.jsonl"

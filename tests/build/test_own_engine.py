@@ -7,8 +7,10 @@ import pytest
 from rich.console import Console
 from small_runs import recipe
 
+from posttrain.build.fingerprint import fingerprints
+from posttrain.build.resume import stage_digests
 from posttrain.build.run import run
-from posttrain.config import recipe_from_dict
+from posttrain.config import recipe_from_dict, resolve
 
 ENGINE = '''
 from posttrain.rollout.engines import NativeEngine
@@ -59,8 +61,18 @@ def test_an_engine_gets_what_its_signature_asks_for(
         tmp_path / "run",
         rl={"steps": 2, "check": True, "engine": {**spec, "name": spec["name"].format(name)}},
     )
+    assert "rl.engine" in fingerprints(resolve(recipe_from_dict(given)))["contents"]
     done = run(recipe_from_dict(given), console=Console(file=io.StringIO()))
     module = __import__(name)
     assert [record["step"] for record in done.folder.stage("rl").records()] == [1, 2]
     assert all(engine.options == options for engine in module.made)
     assert [0, 1] in [engine.calls for engine in module.made]  # the loop: one batch a version
+
+
+def test_what_the_stage_rl_alone_uses_does_not_touch_the_stages_before() -> None:
+    """An edited engine or loss is another rl, and the same sft."""
+    config = {"run": {"seed": 0}, "model": {}, "contents": {"task.path": "a", "rl.engine": "b"}}
+    edited = {**config, "contents": {"task.path": "a", "rl.engine": "c"}}
+    stages = ("sft", "rl", "eval")
+    before, after = stage_digests(config, stages), stage_digests(edited, stages)
+    assert [name for name in stages if before[name] != after[name]] == ["rl", "eval"]

@@ -109,7 +109,7 @@ def test_one_signal_finishes_the_step_and_saves(
         run(recipe_from_dict(values), supplied, console=console)
     assert (stop.value.number, stop.value.saved) == (number, 2)
     assert "finishing this step" in capfd.readouterr().err
-    assert "stopped after step 2, which is saved; to go on: call" in console.file.getvalue()
+    assert "stopped after step 2, which is saved; to go on: call" in str(stop.value)
     done, text = go(values, supplied=supplied, resume=True)
     assert "rl: goes on from step 2" in text
     values["run"]["folder"] = str(tmp_path / "whole")

@@ -15,7 +15,7 @@ from small_runs import TINY, recipe, small_run, timeless
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from posttrain.build.results import Run
-from posttrain.cli import main
+from posttrain.cli.app import main
 from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
 from posttrain.runs import RunFolder

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import posttrain
 from posttrain.build.results import Run
 from posttrain.build.run import run
 from posttrain.config import recipe_from_dict, to_toml
+from posttrain.runs import read_rollouts
 from posttrain.tasks import PromptTask
 from posttrain.types import Prompt
 
@@ -124,6 +126,29 @@ def test_training_rows_are_refused(
     test = write_rows(tmp_path / "test.jsonl", held_out)
     given = ("--task", "jsonl", "--task.path", others, "--task.test_path", test)
     assert f"jsonl, {len(held_out)} problems" in command("eval", done.model, *given).out
+
+
+def test_what_has_changed_since_the_run_is_said(
+    finished: tuple[Run, str], command: Command, tmp_path: Path
+) -> None:
+    """A longer file is another one; and rows that it has lost were still trained on."""
+    done, _ = finished
+    copy = Path(shutil.copytree(done.folder.path, tmp_path / "copy"))
+    rows = write_rows(tmp_path / "sums.jsonl", [*SUMS, {"prompt": "7+7=\n", "answer": "14"}])
+    places = json.loads((copy / "places.json").read_text())
+    (copy / "places.json").write_text(json.dumps({**places, "folder": str(tmp_path)}))
+    assert f"task.path: has changed since {copy} used it" in command("eval", copy).out
+    with pytest.warns(UserWarning, match=r"task\.path: has changed since"):
+        posttrain.evaluate(copy)
+    seen = read_rollouts(done.folder.stage("rl").rollouts, limit=1)[0]["prompt"]
+    write_rows(rows, [row for row in SUMS if row["prompt"] != seen])
+    test = write_rows(tmp_path / "test.jsonl", [row for row in SUMS if row["prompt"] == seen])
+    fresh = ("--task", "jsonl", "--task.path", rows, "--task.test_path", test)
+    said = command("eval", copy, *fresh)
+    assert f"1 of 1 test problems were in the training data of {copy}" in said.err
+    before = test.read_text()
+    assert "is the file that is read" in command("eval", copy, *fresh, "--out", test).err
+    assert test.read_text() == before
 
 
 def test_rows_of_the_run_before_are_refused(finished: tuple[Run, str], tmp_path: Path) -> None:

@@ -38,3 +38,12 @@ def test_ppo_killed(tmp_path: Path) -> None:
     """With a critic, its warm-up, an adaptive coefficient and a reference that is refreshed."""
     found = harness(tmp_path / "runs", "ppo", kills=4)
     assert found["kills"] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["default", "counted"])
+def test_default_settings_killed_in_any_stage(case: str, tmp_path: Path) -> None:
+    """SFT, preferences, reward model and RL, saved by time: no more than the interval is lost."""
+    found = harness(tmp_path / "runs", case, kills=4)
+    assert found["kills"] == 4
+    assert found["runs"] >= 1

@@ -13,7 +13,7 @@ from small_runs import RECIPE, recipe, small_run
 
 from posttrain.algorithms.advantages import ADVANTAGES, batch_whitened
 from posttrain.algorithms.table import ALGORITHMS
-from posttrain.cli import main
+from posttrain.cli.app import main
 from posttrain.config import recipe_from_dict, to_toml
 from posttrain.pipelines.audit import CHECKLIST, Audit, AuditFailed
 from posttrain.types import Batch

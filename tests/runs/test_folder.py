@@ -50,6 +50,16 @@ def test_finished_stages_are_known_by_their_config(tmp_path: Path) -> None:
     assert (record["digest"], record["accuracy"]) == (digest, 0.5)
 
 
+def test_what_a_killed_process_began_to_write_is_no_attempt(tmp_path: Path) -> None:
+    """Killed while the first file of a stage was being written: nothing is moved aside."""
+    run = RunFolder.create(tmp_path, config=CONFIG)
+    run.begin("rl")
+    (tmp_path / "rl" / ".begun.json.4711.tmp").write_text("{")
+    assert run.begin("rl").previous is None
+    assert list((tmp_path / "rl").iterdir()) == []
+    assert not list(tmp_path.glob("rl.old-*"))
+
+
 def test_a_digest_depends_on_all_it_is_given_and_not_on_order() -> None:
     assert config_digest({"a": 1, "b": {"c": 2, "d": 3}}) == config_digest(
         {"b": {"d": 3, "c": 2}, "a": 1}

@@ -102,7 +102,7 @@ def test_where_nothing_checks_answers_full_marks_go_by_the_name_of_the_reward(
         "held-out ten": (None, 2.5),
         "held-out seen (monitored)": (None, 0.1),
     }
-    assert "ten = { weight = …, maximum = 10 }" in found.notes()[0]
+    assert "ten = { weight = …, maximum = … }" in found.notes()[0]
     assert found.notes()[1].startswith("no accuracy: nothing here checks answers")
 
 

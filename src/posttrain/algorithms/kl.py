@@ -23,16 +23,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
 from posttrain.algorithms import checks
+from posttrain.algorithms.choices import Direction, Estimator, Rule
 from posttrain.algorithms.ops import log_softmax
-
-Estimator = Literal["k1", "k2", "k3"]
-Direction = Literal["reverse", "forward"]
-Rule = Literal["fixed", "proportional", "doubling"]
 
 # What the penalty in the loss pulls along on average, at π = π_old: by estimator and direction,
 # plain and weighted by ρ.

@@ -7,7 +7,8 @@ import dataclasses
 from torch import Tensor
 
 from posttrain.algorithms import checks
-from posttrain.algorithms.kl import Direction, Estimator, estimate
+from posttrain.algorithms.choices import Direction, Estimator
+from posttrain.algorithms.kl import estimate
 from posttrain.algorithms.losses.ratios import log_ratio_of
 from posttrain.algorithms.ops import keep
 from posttrain.types import Batch, Terms

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from posttrain.algorithms import checks
-from posttrain.algorithms.kl import Direction, Estimator, estimate
+from posttrain.algorithms.choices import Direction, Estimator
+from posttrain.algorithms.kl import estimate
 from posttrain.algorithms.ops import Deviation, keep, whiten
 from posttrain.types import Batch
 

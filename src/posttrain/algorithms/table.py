@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from posttrain.algorithms.advantages import ADVANTAGES
-from posttrain.algorithms.kl import Estimator, Rule
-from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
-from posttrain.algorithms.weights import WEIGHTS
-from posttrain.registry import did_you_mean, look_up, options, split
+from posttrain.algorithms.choices import Estimator, Placement, Rule
+from posttrain.registry import Function, did_you_mean, look_up, options, split
+from posttrain.written import written_table
 
 Piece = Mapping[str, Any]
-Placement = Literal["none", "loss", "reward"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,16 +266,41 @@ def pieces(name: str) -> dict[str, str]:
     kl = row.kl
     reference = f"{kl.estimator} in the {kl.placement}, β = {kl.coefficient:g}"
     return {
-        "advantage": _piece(row.advantage, ADVANTAGES),
-        "policy loss": _piece(row.loss, POLICY_LOSSES),
-        "averaging": _piece(row.weights, WEIGHTS),
-        "critic": _piece(row.value_loss, VALUE_LOSSES) if row.value_loss else "none",
+        "advantage": _piece(row.advantage, advantage_table()),
+        "policy loss": _piece(row.loss, policy_loss_table()),
+        "averaging": _piece(row.weights, weight_table()),
+        "critic": _piece(row.value_loss, value_loss_table()) if row.value_loss else "none",
         "KL to reference": "none" if kl.placement == "none" else reference,
         "completions per prompt": str(row.group_size),
         "epochs per batch": str(row.epochs),
         "dynamic sampling": "yes" if row.dynamic_sampling else "no",
         "overlong penalty": "yes" if row.overlong_penalty else "no",
     }
+
+
+def advantage_table() -> Mapping[str, Function]:
+    """The advantages by name, without loading torch."""
+    return written_table("posttrain.algorithms.advantages", "ADVANTAGES")
+
+
+def policy_loss_table() -> Mapping[str, Function]:
+    """The policy losses by name, without loading torch."""
+    return written_table("posttrain.algorithms.losses", "POLICY_LOSSES")
+
+
+def value_loss_table() -> Mapping[str, Function]:
+    """The value losses by name, without loading torch."""
+    return written_table("posttrain.algorithms.losses", "VALUE_LOSSES")
+
+
+def weight_table() -> Mapping[str, Function]:
+    """The averagings by name, without loading torch."""
+    return written_table("posttrain.algorithms.weights", "WEIGHTS")
+
+
+def correction_table() -> Mapping[str, Function]:
+    """The corrections by name, without loading torch."""
+    return written_table("posttrain.algorithms.corrections", "CORRECTIONS")
 
 
 def difference(first: str, second: str) -> dict[str, tuple[str, str]]:

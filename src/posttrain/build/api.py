@@ -6,6 +6,7 @@ was cut short goes on exactly where it was when it is called again with ``resume
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from posttrain.pipelines.evaluate import Evaluation
 from posttrain.protocols import Reward, Task
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.tasks import make_task
+from posttrain.track.progress import showing
 from posttrain.types import Completion, Prompt, Sampling
 
 __all__ = [
@@ -217,10 +219,13 @@ def evaluate(
     )
     replaced = [part for part in given if not (part == "task" and named)]
     values = {name: table for name, table in values.items() if name not in replaced}
+    for change in source.changes(given=given):
+        warnings.warn(change, stacklevel=2)
     recipe, supplied = _recipe(values, None if named else chosen, reward=reward)
     return evaluate_recipe(recipe, supplied, chosen=prompts is not None)
 
 
+@showing()
 def evaluate_recipe(
     recipe: Recipe, supplied: Supplied | None = None, *, chosen: bool = False
 ) -> Evaluation:
@@ -247,6 +252,7 @@ def evaluate_recipe(
         parts.close()
 
 
+@showing()
 def generate(
     model: str | Path,
     prompt: str,

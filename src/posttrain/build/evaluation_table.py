@@ -15,7 +15,6 @@ from posttrain.runs import printable
 from posttrain.types import Rollout
 from posttrain.types.marks import (
     estimate_label,
-    has_full_marks,
     how_to_declare,
     no_full_marks,
     reward_label,
@@ -85,8 +84,5 @@ def _answers(found: Evaluation, *, show: int, seed: int) -> Table:
 
 def _mark(rollout: Rollout, found: Evaluation) -> str:
     """A sign of the check of answers, and of nothing else."""
-    if not found.accuracy_by:
-        return ""
-    if rollout.score is None or not rollout.score.ok:
-        return " ?"
-    return " ✓" if has_full_marks(rollout, found.accuracy_by, marks=found.marks) else " ✗"
+    signs = {True: " ✓", False: " ✗", None: " ?"}
+    return "" if found.accuracy is None else signs[found.is_right(rollout)]

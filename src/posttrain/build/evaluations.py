@@ -18,7 +18,7 @@ def before(context: Context, section: EvalSection, *, engine: Engine | None) -> 
         known = dict(read_json(path))
         if known["of"] == _of(context, section):
             return known
-    found = run_eval(context, section, engine=engine)
+    found = run_eval(context, section, engine=engine, doing="evaluating before training")
     told = {**write_evaluation(path.with_suffix(".jsonl"), found), "of": _of(context, section)}
     check_held_out(found, context.recipe)
     write_json(path, told)

@@ -96,12 +96,13 @@ def grade_file(
     )
 
 
-def check_out(out: str | Path, path: str | Path) -> None:
-    """Refuse to write over the rows themselves, however the path is spelled."""
-    if os.path.exists(out) and os.path.exists(path) and os.path.samefile(out, path):
+def check_out(out: str | Path, path: Any) -> None:
+    """Refuse to write over a file that is read, however the path is spelled."""
+    named = isinstance(path, str | os.PathLike) and os.path.exists(path)
+    if named and os.path.exists(out) and os.path.samefile(out, path):
         raise ValueError(
-            f"{out}: is the file that is graded ({path}), and would be overwritten; write the "
-            "scores to another file: --out graded.jsonl"
+            f"{out}: is the file that is read ({path}), and would be overwritten; write to "
+            "another one: --out graded.jsonl"
         )
 
 

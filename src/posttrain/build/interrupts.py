@@ -27,13 +27,15 @@ class Interrupts:
     """Takes both signals while the block lasts; only the main thread of a process can.
 
     Inside :meth:`stepping` the first one is only noted, and :meth:`check` raises it when a step is
-    done. Elsewhere nothing is worth waiting for, and it raises at once.
+    done. Elsewhere nothing is worth waiting for, and it raises at once; should a library swallow
+    that, :meth:`check` raises it again.
     """
 
     def __init__(self) -> None:
         self._asked: int | None = None
         self._stepping = False
         self._before: dict[int, Any] = {}
+        self._process = os.getpid()
 
     @property
     def asked(self) -> bool:
@@ -69,8 +71,10 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _taken(self, number: int, frame: FrameType | None) -> None:
-        if self._asked is not None or not self._stepping:
+        if os.getpid() != self._process:  # a copy that has not settled yet: it has nothing to say
+            os._exit(128 + number)
+        again, self._asked = self._asked is not None, number
+        if again or not self._stepping:
             raise Stopped(number)
-        self._asked = number
         with contextlib.suppress(OSError):  # not print: the signal may have come in a print
             os.write(2, NOTICE)

@@ -30,6 +30,7 @@ from posttrain.registry import Spec, look_up, options, resolve, split
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines import ENGINES
 from posttrain.tasks import make_task
+from posttrain.track.progress import phase
 from posttrain.types import Prompt, Sampling
 from posttrain.types.marks import Marks
 
@@ -105,13 +106,22 @@ def make_policy(recipe: Recipe, source: str, *, device: str) -> Policy:
     model, chosen = recipe.model, recipe.model.options
     if source != model.name:
         chosen = {name: value for name, value in chosen.items() if name == "attention"}
-    return load_policy(
-        source,
-        dtype=model.dtype,
-        device=device,
-        seed=recipe.run.seed,
-        options=chosen,
-    )
+    with phase(f"loading the model {source}{_size(source)}"):
+        return load_policy(
+            source,
+            dtype=model.dtype,
+            device=device,
+            seed=recipe.run.seed,
+            options=chosen,
+        )
+
+
+def _size(source: str) -> str:
+    """How large the weights of a folder or a file are: " (0.3 GB)", or nothing where unknown."""
+    path = Path(source)
+    files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.bin")]
+    total = sum(file.stat().st_size for file in files)
+    return f" ({total / 1e9:.1f} GB)" if total >= 5e7 else ""
 
 
 def make_template(recipe: Recipe, policy: Policy) -> Template:
@@ -124,6 +134,7 @@ def make_template(recipe: Recipe, policy: Policy) -> Template:
     )
 
 
+@phase("reading the data")
 def make_parts(
     recipe: Recipe,
     policy: Policy,

@@ -27,8 +27,8 @@ from posttrain.runs import (
     series,
 )
 from posttrain.track.encoding import encode_json
+from posttrain.track.progress import phase
 from posttrain.types import Rollout
-from posttrain.types.marks import Marks, has_full_marks
 
 NUM_SAMPLES = 5
 
@@ -84,10 +84,11 @@ def write_evaluation(path: Path, found: Evaluation) -> dict[str, Any]:
     """Write one line a problem, and return the estimates as plain numbers."""
     counts: dict[int, list[bool | None]] = {}
     for rollout in found.sampled:
-        counts.setdefault(rollout.group, []).append(_is_right(rollout, found.marks))
+        counts.setdefault(rollout.group, []).append(found.is_right(rollout))
     with replacing(path) as beside, beside.open("wb") as file:
         for rollout in found.greedy:
-            line = _problem(rollout, found.marks) | _sampled(counts.get(rollout.group, []))
+            right = found.is_right(rollout)
+            line = _problem(rollout, right=right) | _sampled(counts.get(rollout.group, []))
             file.write(encode_json(line) + b"\n")
     estimates = {
         name: {"value": estimate.value, "low": estimate.low, "high": estimate.high}
@@ -103,6 +104,7 @@ def write_evaluation(path: Path, found: Evaluation) -> dict[str, Any]:
     }
 
 
+@phase("drawing the curves and writing the summary")
 def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Console) -> Run:
     """Draw the curves, pick samples, write the summary and print it."""
     run = Run(folder)
@@ -236,12 +238,7 @@ def _facts(verdict: Mapping[str, Any] | None) -> dict[str, str]:
     }
 
 
-def _is_right(rollout: Rollout, marks: Marks) -> bool | None:
-    """Whether the check of answers gave full marks; None where there is no such check."""
-    return has_full_marks(rollout, marks.check, marks=marks) if marks.check else None
-
-
-def _problem(rollout: Rollout, marks: Marks) -> dict[str, Any]:
+def _problem(rollout: Rollout, *, right: bool | None) -> dict[str, Any]:
     score = rollout.score
     assert score is not None, "evaluate scores every rollout"
     answer = rollout.prompt.columns.get("answer")
@@ -250,7 +247,7 @@ def _problem(rollout: Rollout, marks: Marks) -> dict[str, Any]:
         "prompt": rollout.prompt.text,
         "answer": None if answer is None else str(answer),
         "completion": rollout.completion.text,
-        "correct": _is_right(rollout, marks),
+        "correct": right,
         "reward": score.value,
         "parts": dict(score.parts),
         "state": score.state,
@@ -295,15 +292,16 @@ def _pairs(folder: RunFolder, found: HeldOut, *, seed: int) -> tuple[list[Sample
     how = f"{len(chosen)} of {len(shared)} held-out problems, drawn at random (seed {seed})"
     if len(chosen) == len(shared):
         how = f"all {len(shared)} held-out problems"
-    how += "" if found.accuracy_by else "; the reward in brackets"
+    checked = found.accuracy_by and found.accuracy_by not in found.above_one
+    how += "" if checked else "; the reward in brackets"
     samples = [
         Sample(
             prompt=after[name]["prompt"],
             before=before[name]["completion"],
             after=after[name]["completion"],
             answer=after[name]["answer"],
-            right_before=_graded(before[name], "correct"),
-            right_after=_graded(after[name], "correct"),
+            right_before=_graded(before[name], "correct") if checked else None,
+            right_after=_graded(after[name], "correct") if checked else None,
             reward_before=_graded(before[name], "reward"),
             reward_after=_graded(after[name], "reward"),
         )

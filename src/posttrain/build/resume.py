@@ -168,8 +168,8 @@ def how_to_continue(folder: RunFolder) -> str:
 
 
 @contextlib.contextmanager
-def told(folder: RunFolder, console: Console) -> Iterator[None]:
-    """Say how a run that ends early can go on."""
+def told(folder: RunFolder) -> Iterator[None]:
+    """Let what ends a run early say how it can go on."""
     further = how_to_continue(folder)
     try:
         yield
@@ -179,7 +179,6 @@ def told(folder: RunFolder, console: Console) -> Iterator[None]:
         if step is not None:
             what = f"stopped after step {step}, which is saved"
         stop.args = (f"{what}; to go on: {further}",)
-        console.print(stop.args[0], markup=False, soft_wrap=True)
         raise
     except NotWrittenError as error:
         error.then = further

@@ -66,6 +66,7 @@ from posttrain.runs.report import TITLES
 from posttrain.track import TRACKERS, ConsoleTracker, Several
 from posttrain.track import Stage as TrackedStage
 from posttrain.track.diagnosis import Diagnosing, Setup
+from posttrain.track.progress import phase, showing
 
 __all__ = ["Supplied", "run"]
 
@@ -90,7 +91,7 @@ def run(
     """
     supplied, console = supplied or Supplied(), console or Console()
     recipe = resolve(recipe, supplied=supplied.names())
-    with guarded(recipe):
+    with showing(console), guarded(recipe):
         return _run(
             recipe,
             supplied,
@@ -130,7 +131,7 @@ def _run(
     for stage in folder.stages:
         if stage not in recipe.stages:  # of an earlier recipe: its results are not this run's
             folder.set_aside(stage)
-    with told(folder, console), Interrupts() as interrupts:
+    with told(folder), Interrupts() as interrupts:
         job = _Job(
             recipe,
             folder,
@@ -275,7 +276,8 @@ class _Job:
         stage = self._stage("rl", total_steps=section.steps)
         with stage as context, _said_before(section.check != "off"):
             if section.check != "off" and not context.keeper.step:
-                report = before_rl(context, engine=self._supplied.engine)
+                with phase("checking: data, rewards, a few rollouts, one step"):
+                    report = before_rl(context, engine=self._supplied.engine)
                 report.announce(self._console).enforce(section.check)
             if "eval" in self._recipe.stages and self._recipe.eval is not None:
                 record["before"] = before(context, self._recipe.eval, engine=self._supplied.engine)
@@ -293,6 +295,11 @@ class _Job:
 
     @contextlib.contextmanager
     def _stage(self, stage: str, *, total_steps: int) -> Iterator[Context]:
+        with phase(f"stage {stage}"), self._prepared(stage, total_steps=total_steps) as context:
+            yield context
+
+    @contextlib.contextmanager
+    def _prepared(self, stage: str, *, total_steps: int) -> Iterator[Context]:
         digest, begins_at = self._digests[stage], None
         if self._resume:
             folder, begins_at = take_up(self._folder, stage, digest=digest, console=self._console)

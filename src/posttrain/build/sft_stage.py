@@ -16,6 +16,7 @@ from posttrain.config import Recipe
 from posttrain.learn.learner import LocalLearner
 from posttrain.pipelines import supervised
 from posttrain.runs import plot_curves
+from posttrain.track.progress import phase
 
 TEST_LOSS = "test/loss"
 EVALUATIONS = 10  # in a stage, about, where the recipe does not say how often
@@ -77,9 +78,10 @@ def run_sft(context: Context, rows: SftRows) -> dict[str, Any]:
             start=keeper.step,
             guard=keeper.keep(guard),
         )
-    _save(context, learner, best=best)
-    picture = context.folder.path / "curves.png"
-    plot_curves(context.folder.records(), picture, title="Supervised fine-tuning")
+    with phase("saving the model"):
+        _save(context, learner, best=best)
+        picture = context.folder.path / "curves.png"
+        plot_curves(context.folder.records(), picture, title="Supervised fine-tuning")
     record: dict[str, Any] = {"demonstrations": len(rows.train)}
     return {**record, "held_out": len(rows.test), **best.record()} if rows.test else record
 

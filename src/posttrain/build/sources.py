@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posttrain.build.fingerprint import fingerprints
 from posttrain.build.places import as_recorded
 from posttrain.build.resume import BESIDE_RECIPE
 from posttrain.config import Recipe, recipe_from_dict
@@ -58,6 +59,20 @@ class Source:
             if name not in (None, task.get("name")):
                 values.pop("rewards", None)
         return over(values, run={"stages": ["eval"]}, eval={})
+
+    def changes(self, *, given: Collection[str] = ()) -> list[str]:
+        """What of a run's data and rewards is not what it was, and so not evaluated as it was.
+
+        Parts that are ``given`` anew do not count.
+        """
+        if self.run is None or not (self.run / "config.json").exists():
+            return []
+        then = RunFolder(self.run).config.get("contents", {})
+        used = [name for name in ("task", "rewards") if name not in given]
+        named: dict[str, Any] = {name: self.values[name] for name in used if name in self.values}
+        now = fingerprints(self.recipe(named)).get("contents", {})
+        changed = [key for key in now if then.get(key, now[key]) != now[key]]
+        return [f"{key}: has changed since {self.run} used it" for key in changed]
 
     def recipe(self, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
         """Settings as a checked recipe; of a model in place of its own, it has no sizes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,14 @@ from posttrain.build.guards import make_guard
 from posttrain.build.keeper import Keeper, More, go_on, rl_state
 from posttrain.build.learners import make_audit, make_learner, make_plan
 from posttrain.build.overlap import Flow, flowing, make_sampler
-from posttrain.build.parts import Parts, filled, make_engine, make_sampling, render_prompts
+from posttrain.build.parts import (
+    Parts,
+    choose_compile,
+    filled,
+    make_engine,
+    make_sampling,
+    render_prompts,
+)
 from posttrain.build.resume import check_steps
 from posttrain.config import EvalSection, Recipe
 from posttrain.config.asked import wants_greedy
@@ -23,6 +30,7 @@ from posttrain.pipelines.evaluate import Evaluation, evaluate
 from posttrain.protocols import Engine, Scorer, Split, Task, Tracker
 from posttrain.rollout.source import PromptCycle, RolloutSource
 from posttrain.runs import RolloutWriter, StageFolder, sequence_advantages
+from posttrain.track.progress import phase
 from posttrain.track.text import printable
 from posttrain.types import Collected, Prompt, Rollout, Sampling, Score
 
@@ -107,7 +115,7 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
         if section.evaluate_every and not keeper.step:
             context.tracker.log(0, watch.evaluate())
         rl_pipeline.train(
-            flow.batches,
+            _told(flow.batches, recipe, device=parts.device),
             learner,
             plan=plan,
             sync=flow.sync,
@@ -118,7 +126,8 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
             audit=make_audit(recipe, section, plan=plan, device=parts.device),
             guard=keeper.keep(make_guard(section, context.folder.path, decode=decode)),
         )
-    learner.save(context.folder.model)
+    with phase("saving the model"):
+        learner.save(context.folder.model)
 
 
 class _Watch:
@@ -186,10 +195,21 @@ class _Watch:
         return found.metrics
 
 
-def run_eval(context: Context, section: EvalSection, *, engine: Engine | None = None) -> Evaluation:
+def run_eval(
+    context: Context,
+    section: EvalSection,
+    *,
+    engine: Engine | None = None,
+    doing: str = "evaluating",
+) -> Evaluation:
     """Accuracy of a stage's policy on held-out problems."""
     return evaluate_policy(
-        context.recipe, context.policy, parts=context.parts, section=section, engine=engine
+        context.recipe,
+        context.policy,
+        parts=context.parts,
+        section=section,
+        engine=engine,
+        doing=doing,
     )
 
 
@@ -200,8 +220,9 @@ def evaluate_policy(
     parts: Parts,
     section: EvalSection,
     engine: Engine | None = None,
+    doing: str = "evaluating",
 ) -> Evaluation:
-    """Accuracy of a policy on the task's test problems."""
+    """Accuracy of a policy on the task's test problems; ``doing`` is what a display calls it."""
     _, scorer = _graded(parts)
     spec = recipe.rl.engine if recipe.rl is not None and recipe.rl.engine else "native"
     engine = engine or make_engine(
@@ -214,17 +235,35 @@ def evaluate_policy(
         max_new_tokens=section.max_new_tokens,
         limit=section.problems,
     )
-    return evaluate(
-        engine,
-        prompts,
-        scorer=scorer,
-        marks=parts.marks,
-        sampling=Sampling(
-            max_new_tokens=section.max_new_tokens, temperature=section.temperature or 1.0
-        ),
-        samples=section.samples,
-        seed=recipe.run.seed,
-    )
+    with phase(doing, total=len(prompts) * (1 + section.samples), unit="answers"):
+        return evaluate(
+            engine,
+            prompts,
+            scorer=scorer,
+            marks=parts.marks,
+            sampling=Sampling(
+                max_new_tokens=section.max_new_tokens, temperature=section.temperature or 1.0
+            ),
+            samples=section.samples,
+            seed=recipe.run.seed,
+        )
+
+
+def _told(batches: Iterable[Collected], recipe: Recipe, *, device: str) -> Iterator[Collected]:
+    """The same rollouts; who waits for them, or for what is learned from them, reads so."""
+    section = filled(recipe.rl)
+    # Sampling in another thread is not counted: what is waited for is a batch, not a completion.
+    total = None if section.max_lag else section.prompts_per_step * section.group_size
+    compiling = ", compiling the model first" if choose_compile(recipe, device) else ""
+    doing, source, begun = f"the first rollouts{compiling}", iter(batches), False
+    while True:
+        with phase(doing, total=total, unit="completions", routine=begun):
+            collected = next(source, None)
+        if collected is None:
+            return
+        with phase("learning", routine=begun):
+            yield collected
+        doing, begun = "sampling and grading", True
 
 
 def _checked(source: Iterator[Collected], max_invalid: float) -> Iterator[Collected]:

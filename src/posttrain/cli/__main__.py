@@ -1,5 +1,5 @@
 """``python -m posttrain.cli``."""
 
-from posttrain.cli.app import main
+from posttrain.cli import main
 
 main()

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import io
+import os
+import select
+import signal
 import sys
+import traceback
 import warnings
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from posttrain import __version__
 
+
+class _Commands(TyperGroup):
+    """Lets out what typer or rich would end with, and say nothing."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, BrokenPipeError, SystemExit) as error:
+            raise _UntoldError from error
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Reinforcement-learning post-training of language models.",
     no_args_is_help=True,
     add_completion=False,
@@ -202,11 +219,14 @@ def generate(
     ] = None,
 ) -> None:
     """What a model, a run or a recipe answers to a prompt."""
-    from posttrain.build.api import find_source, generate_from
     from posttrain.cli.evaluate import check_arguments
-    from posttrain.runs import printable
+    from posttrain.cli.loading import loading
 
     check_arguments(context.args, [name for item in context.command.params for name in item.opts])
+    with loading():
+        from posttrain.build.api import find_source, generate_from
+        from posttrain.runs import printable
+
     completions = generate_from(
         find_source(model),
         prompt,
@@ -307,6 +327,10 @@ def _show_warning(message: Warning | str, *place: object, **options: object) -> 
     typer.secho(f"! {message}", fg=typer.colors.YELLOW, err=True)
 
 
+class _UntoldError(Exception):
+    """What typer would end the process with, and say nothing."""
+
+
 def main() -> None:
     """Run the command line; a user's mistake prints as a message, never as a traceback."""
     for stream in (sys.stdout, sys.stderr):  # a model may write what the terminal cannot show
@@ -316,6 +340,36 @@ def main() -> None:
     sys.path.append(str(Path.cwd()))  # a recipe may name "my_module:my_reward" of this folder
     try:
         app()
+    except _UntoldError as untold:
+        sys.exit(_told(untold.__cause__))
     except (ValueError, RuntimeError, OSError) as error:
         typer.secho(f"posttrain: {error}", fg=typer.colors.RED, err=True)
         sys.exit(2)
+
+
+def _told(error: BaseException | None) -> int:
+    """Say what ended the command; the exit code is that of a shell."""
+    if isinstance(error, KeyboardInterrupt):
+        typer.secho(f"posttrain: {str(error) or 'stopped'}", err=True)
+        return 128 + int(getattr(error, "number", signal.SIGINT))
+    if _nobody_reads(error):  # head or less has seen enough: no one is left to be told
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    said = str(error)
+    if isinstance(error, SystemExit):
+        said = f"ended by sys.exit({error.code!r}) in code that posttrain called"
+    typer.secho(f"posttrain: {said}", fg=typer.colors.RED, err=True)
+    return 2
+
+
+def _nobody_reads(error: BaseException | None) -> bool:
+    """Whether a command ended because the reader of its standard output has gone."""
+    if isinstance(error, SystemExit):  # so does rich end a process in which it cannot print
+        calls = traceback.extract_tb(error.__traceback__)
+        return calls[-1].name == "on_broken_pipe"
+    try:
+        watch = select.poll()
+        watch.register(sys.stdout.fileno(), 0)
+        return any(event & select.POLLERR for _, event in watch.poll(0))
+    except (OSError, ValueError):  # not a file, as in a test
+        return False

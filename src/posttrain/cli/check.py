@@ -6,14 +6,20 @@ import contextlib
 import json
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from posttrain.build.check import Report, check_file
-from posttrain.build.check.report import MARKS
+from posttrain.cli.loading import loading
 from posttrain.config import Quantity
+from posttrain.config.read import parse_overrides
+from posttrain.track.progress import phase, showing
+from posttrain.track.text import MARKS
+
+if TYPE_CHECKING:
+    from posttrain.build.check import Report
 
 
 def check(arguments: Sequence[str], *, fast: bool, as_json: bool) -> int:
@@ -23,7 +29,12 @@ def check(arguments: Sequence[str], *, fast: bool, as_json: bool) -> int:
             "check: name the recipe first: posttrain check RECIPE.toml [--rl.steps 6 …]"
         )
     path, *overrides = arguments
-    with contextlib.redirect_stdout(sys.stderr):  # a reward may print; stdout is the report's
+    parse_overrides(overrides)
+    with loading():
+        from posttrain.build.check import check_file
+
+    # A reward may print, and stdout is the report's.
+    with contextlib.redirect_stdout(sys.stderr), showing(), phase("checking"):
         report = check_file(path, overrides, fast=fast)
     if as_json:
         print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2))

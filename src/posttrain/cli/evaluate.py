@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from posttrain.build.sources import find_source
-from posttrain.config import ConfigError, Recipe
+from posttrain.config import ConfigError, Recipe, recipe_from_dict
+from posttrain.config.pieces import complete_task
 from posttrain.config.read import parse_overrides
-from posttrain.runs import printable
+from posttrain.track.text import printable
 
 _NOT_ASKED = ("sft", "prefer", "reward", "rl")
 STAGES = ("--run.stages", '["eval"]')
 
 
 def evaluation_recipe(
-    given: str, *, task: str | None, overrides: Sequence[str], console: Console
+    given: str,
+    *,
+    task: str | None,
+    overrides: Sequence[str],
+    out: Path | None,
+    console: Console,
 ) -> Recipe:
     """The recipe of an evaluation, and a line about what is evaluated where it was not typed."""
+    from posttrain.build.grade import check_out
+    from posttrain.build.sources import find_source
+
     source = find_source(given)
     changes = parse_overrides(overrides)
-    _check(list(changes))
     parts = {path[0] for path in changes} & {"task", "rewards"}
     named = {"name": task} if task is not None else None
     values = source.evaluation(task=named, given=parts)
@@ -33,7 +41,11 @@ def evaluation_recipe(
             "eval: name the task, posttrain eval MODEL --task NAME; or give a run folder or a "
             "recipe, which know theirs"
         )
-    for line in source.told:
+    if out is not None:
+        for path in recipe.task.values():
+            check_out(out, path)
+    anew = parts if task is None else {*parts, "task"}
+    for line in (*source.told, *source.changes(given=anew)):
         console.print(Text(printable(line), style="yellow"), soft_wrap=True)
     if source.run is not None or source.file:
         whose = source.run if source.run is not None else source.file
@@ -42,8 +54,12 @@ def evaluation_recipe(
     return recipe
 
 
-def _check(changes: Sequence[tuple[str, ...]]) -> None:
-    """Refuse settings that an evaluation does not have: they would change nothing."""
+def check_typed(task: str | None, overrides: Sequence[str]) -> None:
+    """Refuse unknown tasks and keys, and settings that would change nothing in an evaluation."""
+    if task is not None:
+        complete_task({"name": task}, rewards=None)
+    changes = parse_overrides(overrides)
+    recipe_from_dict({"task": {"name": task or ""}, "eval": {}}, overrides=list(overrides))
     engine = ("rl", "engine")
     idle = [path for path in changes if path[0] in _NOT_ASKED and path[:2] != engine]
     if idle:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -12,10 +12,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
-from posttrain.build.grade import Graded, check_out, grade_file
+from posttrain.cli.loading import loading
 from posttrain.config import GradingSection
+from posttrain.config.pieces import complete_reward
 from posttrain.config.read import parse_value
-from posttrain.runs import printable
+from posttrain.track.text import printable
+
+if TYPE_CHECKING:
+    from posttrain.build.grade import Graded
 
 
 def grade(
@@ -27,6 +31,11 @@ def grade(
     grading: GradingSection,
 ) -> None:
     """Grade a file, write the rows with their scores, and print what came of it."""
+    options = _options(arguments)
+    complete_reward(reward, {"weight": 1.0, **options})  # a mistake shows before anything is loaded
+    with loading():
+        from posttrain.build.grade import check_out, grade_file
+
     if out is not None:
         check_out(out, path)  # now, not after an hour of grading
     console = Console()
@@ -37,7 +46,6 @@ def grade(
         def progress(done: int, total: int) -> None:
             bars.update(bar, completed=done, total=total)
 
-        options = _options(arguments)
         graded = grade_file(reward, path, options=options, grading=grading, progress=progress)
     if out is not None:
         graded.write(out)

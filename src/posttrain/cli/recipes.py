@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,14 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from posttrain.build.api import evaluate_recipe
-from posttrain.build.evaluation_table import render_evaluation
-from posttrain.build.interrupts import Stopped
-from posttrain.build.places import go_back
-from posttrain.build.results import write_evaluation
-from posttrain.build.resume import recorded_recipe
-from posttrain.build.run import run
-from posttrain.cli.evaluate import evaluation_recipe
+from posttrain.cli.evaluate import check_typed, evaluation_recipe
+from posttrain.cli.loading import loading
 from posttrain.config import (
     Recipe,
     arithmetic,
@@ -27,7 +21,6 @@ from posttrain.config import (
     render_dry_run,
     resolve,
 )
-from posttrain.runs import RunFolder
 
 Command = Literal["run", "sft", "prefer", "reward", "rl"]
 
@@ -50,7 +43,9 @@ def run_recipe(
         Console().print(render_dry_run(recipe), markup=False, highlight=False, soft_wrap=True)
         return
     console = Console()
-    resolved = resolve(recipe)
+    with loading(console):  # a mistake in the recipe shows before the libraries are there
+        resolved = resolve(recipe)
+        importlib.import_module("posttrain.build.run")
     console.print(_arithmetic(resolved))
     resume, allow = going_on is not None, going_on or ()
     _run(recipe, text=text, console=console, resume=resume, allow_changes=_keys(allow))
@@ -60,6 +55,11 @@ def resume_run(folder: Path, *, allow_changes: Sequence[str]) -> None:
     """Go on with the run in a folder, by the recipe that it holds."""
     console = Console()
     folder = folder.absolute()
+    with loading():
+        from posttrain.build.places import go_back
+        from posttrain.build.resume import recorded_recipe
+        from posttrain.runs import RunFolder
+
     if moved := go_back(RunFolder(folder)):
         console.print(f"{folder}: {moved}", markup=False, soft_wrap=True)
     recipe = recorded_recipe(folder)
@@ -67,11 +67,11 @@ def resume_run(folder: Path, *, allow_changes: Sequence[str]) -> None:
 
 
 def _run(recipe: Recipe, **options: Any) -> None:
-    """Run it; where a signal ends it in good order, say so as a shell would."""
-    try:
-        run(recipe, **options)
-    except Stopped as stop:
-        sys.exit(128 + stop.number)
+    """Run it; what runs takes seconds to load, so only once the recipe is known to be right."""
+    with loading(options["console"]):
+        from posttrain.build.run import run
+
+    run(recipe, **options)
 
 
 def _keys(given: Sequence[str]) -> list[str]:
@@ -83,8 +83,14 @@ def evaluate_model(
     model: str, task: str | None, *, overrides: Sequence[str], out: Path | None, show: int = 0
 ) -> None:
     """Evaluate a model, a run or a recipe; print the estimates and ``show`` of the answers."""
+    check_typed(task, overrides)
+    with loading():  # a mistake in what was typed shows before the libraries are there
+        from posttrain.build.api import evaluate_recipe
+        from posttrain.build.evaluation_table import render_evaluation
+        from posttrain.build.results import write_evaluation
+
     console = Console()
-    recipe = evaluation_recipe(model, task=task, overrides=overrides, console=console)
+    recipe = evaluation_recipe(model, task=task, overrides=overrides, out=out, console=console)
     found = evaluate_recipe(recipe)
     title = (recipe.task or {})["name"]
     console.print(render_evaluation(found, title=title, show=show, seed=recipe.run.seed))

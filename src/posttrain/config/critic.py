@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from posttrain.algorithms.losses import VALUE_LOSSES
-from posttrain.algorithms.table import Algorithm
+from posttrain.algorithms.table import Algorithm, value_loss_table
 from posttrain.config.pieces import complete
 from posttrain.config.sections import CriticSection, RlSection
 
@@ -35,7 +34,7 @@ def critic(rl: RlSection, row: Algorithm) -> CriticSection | None:
         update={
             "source": given.source or ("policy" if separate else None),
             "learning_rate": given.learning_rate or _rate(rl.learning_rate),
-            "loss": complete(given.loss, default, table=VALUE_LOSSES, key="rl.critic.loss"),
+            "loss": complete(given.loss, default, table=value_loss_table(), key="rl.critic.loss"),
         }
     )
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
-from posttrain.algorithms.advantages import ADVANTAGES
-from posttrain.algorithms.losses import POLICY_LOSSES
-from posttrain.algorithms.table import KL, Algorithm, algorithm
-from posttrain.algorithms.weights import WEIGHTS
+from posttrain.algorithms.table import (
+    KL,
+    Algorithm,
+    advantage_table,
+    algorithm,
+    policy_loss_table,
+    weight_table,
+)
 from posttrain.config.critic import critic, penalty
 from posttrain.config.describe import ConfigError, collect
 from posttrain.config.fields import STAGES, Spec
@@ -19,8 +23,8 @@ from posttrain.config.pieces import (
     complete_reward,
     complete_task,
     correction_table,
+    engine_names,
     engine_table,
-    probe,
 )
 from posttrain.config.rules import broken_engine_rules, broken_rules
 from posttrain.config.sections import (
@@ -81,16 +85,32 @@ def resolve(recipe: Recipe, *, supplied: Collection[Part] = ()) -> Recipe:
         steps.append(fill("reward", lambda: _reward(recipe)))
     if "rl" in recipe.stages:
         steps.append(fill("rl", lambda: _rl(recipe.rl or RlSection())))
+        if "engine" not in supplied:
+            steps.append(lambda: _check_engine(recipe.rl or RlSection()))
     if "eval" in recipe.stages:
         steps.append(fill("eval", lambda: _eval(recipe)))
     collect(steps, source=recipe.source)
     recipe = recipe.model_copy(update=filled)
     _raise(broken_rules(recipe, supplied=supplied), recipe)
-    # Engines load the libraries they run on: last, so that every other mistake shows at once.
-    if "rl" in recipe.stages and "engine" not in supplied:
-        collect([fill("rl", lambda: _with_engine(recipe.rl or RlSection()))], source=recipe.source)
-        recipe = recipe.model_copy(update=filled)
-        _raise(broken_engine_rules(recipe), recipe)
+    # What follows loads torch and more: last, so that every other mistake shows at once.
+    return _tried(recipe, supplied) if "rl" in recipe.stages else recipe
+
+
+def _tried(recipe: Recipe, supplied: Collection[Part]) -> Recipe:
+    """The recipe with its engine, once the pieces of ``[rl]`` have been called."""
+    from posttrain.config.probe import probe
+
+    rl = recipe.rl or RlSection()
+    collect(probe(rl), source=recipe.source)
+    if "engine" in supplied:
+        return recipe
+    filled: dict[str, Any] = {}
+    collect(
+        [lambda: filled.update(rl=_with_engine(rl, engine_table()))],
+        source=recipe.source,
+    )
+    recipe = recipe.model_copy(update=filled)
+    _raise(broken_engine_rules(recipe), recipe)
     return recipe
 
 
@@ -99,8 +119,12 @@ def _raise(problems: Sequence[str], recipe: Recipe) -> None:
         raise ConfigError(problems, source=recipe.source)
 
 
-def _with_engine(rl: RlSection) -> RlSection:
-    engine = complete(rl.engine, {"name": "native"}, table=engine_table(), key="rl.engine")
+def _check_engine(rl: RlSection) -> None:
+    _with_engine(rl, engine_names())
+
+
+def _with_engine(rl: RlSection, table: Mapping[str, Function]) -> RlSection:
+    engine = complete(rl.engine, {"name": "native"}, table=table, key="rl.engine")
     return rl.model_copy(update={"engine": engine})
 
 
@@ -179,9 +203,9 @@ def _rl(rl: RlSection) -> RlSection:
     differs = rl.max_lag > 0 or rl.top_k > 0 or rl.top_p < 1  # the sampler from the policy
     correction = {"name": "truncated" if differs else NO_CORRECTION}
     tables: dict[str, tuple[Mapping[str, Any], Mapping[str, Function]]] = {
-        "advantage": (row.advantage, ADVANTAGES),
-        "loss": (row.loss, POLICY_LOSSES),
-        "weights": (row.weights, WEIGHTS),
+        "advantage": (row.advantage, advantage_table()),
+        "loss": (row.loss, policy_loss_table()),
+        "weights": (row.weights, weight_table()),
         "correction": (correction, correction_table()),
     }
 
@@ -204,9 +228,7 @@ def _rl(rl: RlSection) -> RlSection:
         filled["penalty_target"] = penalty(chosen, row)
 
     collect([add_critic, add_penalty], source="")
-    rl = rl.model_copy(update=filled)
-    collect(probe(rl), source="")
-    return rl
+    return rl.model_copy(update=filled)
 
 
 def algorithm_row(rl: RlSection) -> Algorithm:

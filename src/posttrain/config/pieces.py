@@ -1,31 +1,21 @@
-"""Pieces of a recipe that are functions: found in their tables, options filled in and checked."""
+"""Pieces of a recipe that are functions: found in their tables, options filled in and checked.
+
+Nothing here loads torch: the tables and signatures of what does are read as they are written.
+:mod:`posttrain.config.probe` calls the pieces, once everything else is right.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from posttrain.algorithms.advantages import ADVANTAGES
-from posttrain.algorithms.corrections import CORRECTIONS
-from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
-from posttrain.algorithms.weights import WEIGHTS
-from posttrain.config.asked import compared
+from posttrain.algorithms import table as algorithms
 from posttrain.config.describe import elsewhere
 from posttrain.config.fields import Spec
-from posttrain.config.sections import ModelSection, RlSection
-from posttrain.registry import (
-    Function,
-    check_options,
-    did_you_mean,
-    look_up,
-    options,
-    resolve,
-    split,
-)
-from posttrain.types import Batch
+from posttrain.config.sections import ModelSection
+from posttrain.registry import Function, check_options, did_you_mean, look_up, options, split
+from posttrain.written import written_function, written_table
 
 NO_CORRECTION = "none"
 MODEL_REWARD = "model"
@@ -35,29 +25,32 @@ _ACCURACY = "that word names the reward that checks the answers"
 
 def reward_table() -> Mapping[str, Function]:
     """The rewards by name: functions, and the reward model, whose options are those of loading."""
-    from posttrain.models.scorer import reward_scorer
     from posttrain.rewards import REWARDS
 
-    return {**REWARDS, MODEL_REWARD: reward_scorer}
+    model = written_function("posttrain.models.scorer", "reward_scorer")
+    return {**REWARDS, MODEL_REWARD: model}
 
 
 def engine_table() -> Mapping[str, Function]:
-    """The engines by name."""
+    """The engines by name; loads the libraries they run on."""
     from posttrain.rollout.engines import ENGINES
 
     return ENGINES
 
 
+def engine_names() -> Mapping[str, Function]:
+    """The engines by name, with their options, and nothing loaded."""
+    return written_table("posttrain.rollout.engines", "ENGINES")
+
+
 def tiny_model() -> Function:
     """What builds the tiny model; its options are ``model.options``."""
-    from posttrain.models.tiny import build_tiny
-
-    return build_tiny
+    return written_function("posttrain.models.tiny", "build_tiny")
 
 
 def correction_table() -> Mapping[str, Function]:
     """The corrections by name, and ``none`` to switch off the one that truncation brings."""
-    return {NO_CORRECTION: lambda batch: batch, **CORRECTIONS}
+    return {NO_CORRECTION: lambda batch: batch, **algorithms.correction_table()}
 
 
 def complete(
@@ -80,7 +73,7 @@ def complete(
 
 
 def check_model(model: ModelSection) -> None:
-    """Check the options of the tiny model; loading it takes a second, so only where there are."""
+    """Check the options of the tiny model."""
     if model.options and model.name == "tiny":
         _check(tiny_model(), model.options, key="model.options")
 
@@ -154,48 +147,3 @@ def _written_out(function: Function, chosen: Mapping[str, Any]) -> Spec:
         and option.default is not inspect.Parameter.empty
     }
     return {**defaults, **chosen}
-
-
-def probe(rl: RlSection) -> list[Callable[[], object]]:
-    """Each piece of the library, to be called on a few tokens: a bad option raises here and now.
-
-    Groups are as large as the advantage wants them: whether those of the recipe are is a rule.
-    """
-
-    def call(name: str, spec: Spec, *, table: Mapping[str, Function]) -> Callable[[], object]:
-        def check() -> None:
-            function = resolve(spec, table, kind=f"rl.{name}")
-            try:
-                function(batch.need("values"), batch) if "loss" in name else function(batch)
-            except ValueError as error:
-                raise ValueError(f"rl.{name}.{error}") from None
-
-        return check
-
-    batch = _tiny_batch(compared(rl))
-    pieces: list[tuple[str, Spec, Mapping[str, Function]]] = [
-        ("advantage", rl.advantage, ADVANTAGES),
-        ("loss", rl.loss, POLICY_LOSSES),
-        ("weights", rl.weights, WEIGHTS),
-        ("correction", rl.correction, CORRECTIONS),
-    ]
-    if rl.critic is not None:
-        pieces.append(("critic.loss", rl.critic.loss, VALUE_LOSSES))
-    return [call(name, spec, table=table) for name, spec, table in pieces if spec["name"] in table]
-
-
-def _tiny_batch(group_size: int) -> Batch:
-    size = 2 * max(2, group_size)
-    token = torch.zeros(size, 1)
-    rewards, groups = torch.arange(size) % 2, torch.arange(size) * 2 // size
-    return Batch.from_rewards(rewards, groups=groups.tolist()).replace(
-        old_logprobs=token,
-        sampler_logprobs=token,
-        values=token,
-        returns=token,
-        token_rewards=token,
-        advantages=token,
-        baseline=torch.tensor(0.0),
-        score_norms=torch.ones(size),
-        greedy_rewards=torch.zeros(size),
-    )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-import torch
-
 from posttrain.config.defaults import Part, resolve
 from posttrain.config.fields import Section
 from posttrain.config.read import plain
@@ -96,6 +94,8 @@ def _notes(recipe: Recipe) -> dict[str, str]:
     notes = {}
     device = recipe.run.device
     if device == "auto":
+        import torch  # a GPU is asked for, and nothing else of it
+
         device = "cuda" if torch.cuda.is_available() else "cpu"
         notes["run.device"] = f"{device} on this machine"
     if recipe.model.compute == "auto":

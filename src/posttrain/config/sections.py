@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import PrivateAttr
 
-from posttrain.algorithms.kl import Direction, Estimator, Rule
-from posttrain.algorithms.table import Placement
+from posttrain.algorithms.choices import Direction, Estimator, Placement, Rule
 from posttrain.config.fields import (
     STAGES,
     Betas,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,6 +33,8 @@ def save_policy(
 
 def import_gguf(file: str | Path, folder: str | Path, *, dtype: str = "float32") -> None:
     """Turn a GGUF file into an ordinary folder, its weights dequantised to ``dtype``."""
+    if not isinstance(folder, str | os.PathLike):
+        raise ValueError(f"folder: expected the path of the folder to write, got {folder!r}")
     save_policy(load_policy(str(file), dtype=dtype), folder)
 
 

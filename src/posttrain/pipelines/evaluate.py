@@ -64,6 +64,11 @@ class Evaluation:
         """Greedy accuracy; None where nothing checks answers."""
         return self.estimates.get("accuracy")
 
+    def is_right(self, rollout: Rollout) -> bool | None:
+        """Whether an answer is right; None where nothing says so, or its grader broke."""
+        known = self.accuracy is not None and rollout.score is not None and rollout.score.ok
+        return has_full_marks(rollout, self.marks.check, marks=self.marks) if known else None
+
     @property
     def metrics(self) -> dict[str, float]:
         """The numbers of a point of the curves."""

@@ -135,7 +135,8 @@ def _states(collected: Collected) -> dict[str, float]:
 def _times(collected: Collected, num_tokens: float) -> dict[str, float]:
     seconds = {f"time/{name}": value for name, value in collected.seconds.items()}
     rollout = collected.seconds.get("rollout", 0.0)
-    return seconds | {"rollout/tokens_per_second": num_tokens / rollout if rollout > 0 else 0.0}
+    speed = {"rollout/tokens_per_second": num_tokens / rollout} if rollout > 0 else {}
+    return seconds | speed
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from posttrain.algorithms.kl import Coefficient, Direction, Estimator
+from posttrain.algorithms.choices import Direction, Estimator, Placement
+from posttrain.algorithms.kl import Coefficient
 from posttrain.algorithms.ops import Deviation
 from posttrain.algorithms.pieces import facts
-from posttrain.algorithms.table import Placement
 from posttrain.types import Batch, Terms
 
 Stage = Callable[[Batch], Batch]

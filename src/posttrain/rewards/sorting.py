@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def position_matches(prompt: Sequence[int], response: Sequence[int]) -> float:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -260,7 +261,10 @@ class RunFolder:
     def set_aside(self, stage: str) -> Path | None:
         """Move what a stage has left to ``STAGE.old-1``, and say where that is; None if nothing."""
         folder = self.stage(stage)
-        if not folder.path.exists() or not any(folder.path.iterdir()):
+        if not folder.path.exists():
+            return None
+        if all(entry.name.startswith(".") for entry in folder.path.iterdir()):
+            shutil.rmtree(folder.path)  # all it has is what a killed process began to write
             return None
         previous = _free_name(self.path, stage)
         os.replace(folder.path, previous)

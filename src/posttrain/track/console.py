@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from posttrain.track.progress import QUIET, current
 from posttrain.track.shown import Shown, choose, duration, sparkline
 from posttrain.track.stage import Stage
 from posttrain.track.text import printable
@@ -38,7 +39,7 @@ class ConsoleTracker:
         stage: Stage,
         *,
         show: list[str] | None = None,
-        every_seconds: float = 1.0,
+        every_seconds: float = QUIET,
         every_steps: int | None = None,
         console: Console | None = None,
     ) -> None:
@@ -55,7 +56,10 @@ class ConsoleTracker:
         self._held_back = False
         self._notes: list[Text] = []
         self._live: Live | None = None
+        self._progress = current()  # a thread draws the panel, and has none of its own
         if self._console.is_interactive:
+            if self._progress is not None:
+                self._progress.hold()
             self._live = Live(
                 get_renderable=self._panel, console=self._console, refresh_per_second=4
             )
@@ -86,6 +90,8 @@ class ConsoleTracker:
         if self._live is not None:
             self._live.stop()
             self._live = None
+            if self._progress is not None:
+                self._progress.release()
         elif self._held_back:
             self._print_line()
 
@@ -95,7 +101,10 @@ class ConsoleTracker:
             return True
         if self._every_steps is not None:
             return step % self._every_steps == 0
-        return time.monotonic() - self._printed_at >= self._every_seconds
+        silence = time.monotonic() - self._printed_at
+        if self._progress is not None:
+            silence = min(silence, self._progress.silence())
+        return silence >= self._every_seconds
 
     def _print_line(self) -> None:
         self._printed_at, self._held_back = time.monotonic(), False
@@ -106,12 +115,16 @@ class ConsoleTracker:
             fields.append(f"ETA {duration(left)}")
         line = "  ".join([f"{self._title} {self._pace}", *fields])
         self._console.print(Text(line), soft_wrap=True, highlight=False)
+        if self._progress is not None:
+            self._progress.said()
 
     def _panel(self) -> RenderableType:
         latest = self._latest
         cells = [(shown.wide, _cell(shown, shown.text(latest))) for shown in self._shown]
         narrow = [cell for wide, cell in cells if cell is not None and not wide]
-        body: list[RenderableType] = [self._bar(), Columns(narrow, padding=(0, 3), equal=True)]
+        doing = self._progress.row() if self._progress is not None else None
+        body: list[RenderableType] = [self._bar(), *([doing] if doing is not None else [])]
+        body.append(Columns(narrow, padding=(0, 3), equal=True))
         body += [cell for wide, cell in cells if cell is not None and wide]
         if len(self._history) > 1 and self._console.encoding.startswith("utf"):
             course = sparkline(self._history[:], width=max(8, min(60, self._console.width - 24)))

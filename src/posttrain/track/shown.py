@@ -51,6 +51,16 @@ def count(values: Mapping[str, float]) -> str:
     return f"{total:.0f}"
 
 
+def rate(values: Mapping[str, float]) -> str:
+    """The sum, as :func:`count` has it; a small one with a digit more.
+
+    >>> [rate({"x": x}) for x in (0.42, 9.5, 12_345)]
+    ['0.4', '9.5', '12.3k']
+    """
+    total = sum(values.values())
+    return f"{total:.1f}" if abs(total) < 10 else count(values)
+
+
 def split(values: Mapping[str, float]) -> str:
     """What part each has in their sum.
 
@@ -97,7 +107,7 @@ RL = (
     Shown(label="value explained", metrics=("value/explained_variance",), form=share),
     Shown(label="clipped", metrics=("policy/clip_low", "policy/clip_high"), form=share),
     Shown(label="no signal", metrics=("rollout/groups_without_signal",), form=share),
-    Shown(label="tokens/s", metrics=("rollout/tokens_per_second",), form=count),
+    Shown(label="tokens/s", metrics=("rollout/tokens_per_second",), form=rate),
     Shown(label="cut short", metrics=("rollout/truncated",), form=share, alarm=True),
     Shown(label="invalid", metrics=("reward/invalid",), form=share, alarm=True),
     Shown(label="held-out invalid", metrics=("eval/invalid",), form=share, alarm=True),

@@ -15,7 +15,10 @@ A model speaks about the *next* token; :func:`posttrain.algorithms.ops.shift` is
 where that is turned into the convention above.
 """
 
-from posttrain.types.batch import Batch, Terms
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from posttrain.types.text import (
     Collected,
     Completion,
@@ -26,6 +29,9 @@ from posttrain.types.text import (
     ScoreState,
     StopReason,
 )
+
+if TYPE_CHECKING:
+    from posttrain.types.batch import Batch, Terms
 
 __all__ = [
     "Batch",
@@ -39,3 +45,12 @@ __all__ = [
     "StopReason",
     "Terms",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What is made of tensors loads torch when it is first asked for."""
+    if name in ("Batch", "Terms"):
+        from posttrain.types import batch
+
+        return getattr(batch, name)
+    raise AttributeError(f"module 'posttrain.types' has no attribute {name!r}")

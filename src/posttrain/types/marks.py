@@ -100,10 +100,13 @@ def no_full_marks(largest: float) -> str:
 
 
 def how_to_declare(name: str, largest: float) -> str:
-    """What to do about a reward that gives more than 1 and does not say how much at most."""
+    """What to do about a reward that gives more than 1 and does not say how much at most.
+
+    The largest score seen is no proposal: where all answers are wrong, it is that of a wrong one.
+    """
     quoted = name if name.isidentifier() else f'"{name}"'
     return (
         f"{name} gave up to {largest:g} and declares no maximum, so nobody knows what full marks "
-        f"are: write {quoted} = {{ weight = …, maximum = {largest:g} }} in [rewards], or "
-        f"@posttrain.rewards.declare(maximum={largest:g}) over the function"
+        f"are: write the most that it can give, {quoted} = {{ weight = …, maximum = … }} in "
+        "[rewards], or @posttrain.rewards.declare(maximum=…) over the function"
     )

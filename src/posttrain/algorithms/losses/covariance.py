@@ -72,10 +72,11 @@ def highest(batch: Batch, *, share: float) -> Choice:
     >>> highest(batch, share=0.4).tokens(batch).T  # covariances 2, 0, 1
     tensor([[ True, False, False]])
     """
-    choice = _everything(batch)
+    advantage, logprob = _means(batch)
+    choice = Choice(mean_advantage=advantage, mean_logprob=logprob, low=math.inf)
     found = choice.covariance(batch)[batch.active]
     positive = found[found > 0].sort(descending=True).values[: _count(batch, share)]
-    return dataclasses.replace(choice, low=float(positive[-1]) if len(positive) else math.inf)
+    return dataclasses.replace(choice, low=float(positive[-1])) if len(positive) else choice
 
 
 def drawn(batch: Batch, *, share: float, low: float, high: float) -> Choice:
@@ -92,7 +93,8 @@ def drawn(batch: Batch, *, share: float, low: float, high: float) -> Choice:
     """
     checks.number("covariance_low", low)
     checks.number("covariance_high", high, low=low)
-    choice = dataclasses.replace(_everything(batch), low=low, high=high)
+    advantage, logprob = _means(batch)
+    choice = Choice(mean_advantage=advantage, mean_logprob=logprob, low=low, high=high)
     covariance = choice.covariance(batch)
     draws = _draw(covariance)[choice.tokens(batch)].sort().values[: _count(batch, share)]
     return dataclasses.replace(choice, last_draw=int(draws[-1])) if len(draws) else choice
@@ -194,13 +196,13 @@ def _reporting(terms: Terms, chosen: Tensor) -> Terms:
     return dataclasses.replace(terms, means=means)
 
 
-def _everything(batch: Batch) -> Choice:
-    """All tokens: the two means, and no bound yet."""
+def _means(batch: Batch) -> tuple[float, float]:
+    """The mean advantage and the mean log π_old of the policy's tokens."""
     means = []
     for name in ("advantages", "old_logprobs"):
         checks.finite(name, batch.need(name), where=batch.active)
         means.append(_mean(batch.need(name).detach()[batch.active].double()))
-    return Choice(mean_advantage=means[0], mean_logprob=means[1], low=-math.inf)
+    return means[0], means[1]
 
 
 def _mean(values: Tensor) -> float:

@@ -90,7 +90,8 @@ def grade_answers(bench: Bench) -> Answers:
 def _claims(bench: Bench) -> bool:
     """A function of the completion alone judges its form, unless it is declared to check answers.
 
-    One that reads a column of the data may know them. What a scorer of whole batches reads is not known: it is taken at its word.
+    One that reads a column of the data may know them. What a scorer of whole batches reads is not
+    known: it is taken at its word.
     """
     parts = bench.of_parts()
     rewards = parts.scorer.rewards if isinstance(parts.scorer, RewardScorer) else ()

@@ -11,13 +11,12 @@ from rich.console import Console
 from rich.text import Text
 
 from posttrain.config import ConfigError, Quantity
-from posttrain.track.text import printable
+from posttrain.track.text import MARKS, printable
 
 Area = Literal["config", "data", "rewards", "signal", "numerics", "resources"]
 State = Literal["pass", "warn", "fail"]
 AREAS: tuple[Area, ...] = ("config", "data", "rewards", "signal", "numerics", "resources")
 MEND = "mend this, then check again"
-MARKS = {"pass": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
 WAY = "weights to engine"
 ALWAYS_STOP = (WAY,)  # the run would learn from another policy's samples
 NOTES = ("passes", "sft and rl prompts")  # said at the start of every run

@@ -12,6 +12,7 @@ from posttrain.models.cache import bytes_per_sequence, context_length
 from posttrain.models.gpu_memory import free_bytes
 from posttrain.rollout.engines.draws import Decode, Draws, uniforms
 from posttrain.rollout.engines.requests import check_num_samples, check_prompts, in_parts
+from posttrain.track.progress import advance
 from posttrain.types import Completion, Prompt, Sampling
 
 CPU_BYTES = 4 << 30  # what decoding may take where free memory cannot be asked for
@@ -81,6 +82,7 @@ class LocalEngine:
                 self.decode_part([prompts[n // num_samples].tokens for n in numbers], draws)
             completions = draws.completions(self.decode, version=self.version)
             found.update(zip(numbers, completions, strict=True))
+            advance(len(numbers))
         return found
 
     def precision(self, *, keep_casts: bool = True) -> torch.autocast:

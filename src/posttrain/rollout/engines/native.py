@@ -26,6 +26,7 @@ from posttrain.rollout.engines.draws import Draws, completions, uniforms
 from posttrain.rollout.engines.local import LocalEngine, memory_budget
 from posttrain.rollout.engines.requests import left_pad
 from posttrain.rollout.engines.slots import SlotDecoder
+from posttrain.track.progress import advance
 from posttrain.types import Completion, Prompt, Sampling
 
 CHECK_EVERY = 4  # steps between two looks at who has ended (a look makes a GPU's queue run dry)
@@ -98,6 +99,7 @@ class NativeEngine(LocalEngine):
                     version=self.version,
                 )
                 found.update(zip(drawn.numbers, texts, strict=True))
+                advance(len(drawn.numbers))
         return found
 
     def _can_use_slots(self) -> bool:

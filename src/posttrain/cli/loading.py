@@ -1,0 +1,17 @@
+"""Loading what a command needs, said where it takes long."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from rich.console import Console
+
+from posttrain.track.progress import phase, showing
+
+
+@contextlib.contextmanager
+def loading(console: Console | None = None) -> Iterator[None]:
+    """Inside, torch and other large libraries are imported, by default said on stderr."""
+    with showing(console), phase("loading torch and what models need"):
+        yield
