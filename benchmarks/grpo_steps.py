@@ -86,7 +86,7 @@ def run_ours(case: Case, folder: Path) -> dict[str, Any]:
         group_size=case.group,
         max_new_tokens=case.new_tokens,
         learning_rate=RATE,
-        check=False,
+        check="off",
     )
     rows = result.metrics().to_pylist()[case.warmup :]
     names = ("time/rollout", "time/reward", "time/train", "rollout/length")

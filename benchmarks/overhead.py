@@ -45,7 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
     "64 × 8 rollouts, 48 tokens": {**DEMO, "max_new_tokens": 48},
 }
 TASK = TASKS["arithmetic"]["task"]
-RL = {"algorithm": "grpo", "learning_rate": 5e-4, "max_new_tokens": 6, "check": False}
+RL = {"algorithm": "grpo", "learning_rate": 5e-4, "max_new_tokens": 6, "check": "off"}
 
 
 class Stopwatch:

@@ -55,7 +55,7 @@ RL = {
     "group_size": 8,
     "max_new_tokens": 24,
     "learning_rate": 1e-4,
-    "check": False,
+    "check": "off",
 }
 
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from posttrain.track.diagnosis import Setup
 
@@ -11,6 +12,110 @@ SETUP = Setup(
     critic_warmup=3,
     rounding=1e-3,
 )
+HELD_OUT = replace(SETUP, prompts_per_step=16, num_problems=50, stages=("sft", "rl"))
+SETUPS = {
+    "memorised": replace(HELD_OUT, shared_prompts=True, keys={"sft.epochs": 30}),
+    "nothing_learned": HELD_OUT,
+    "many_passes": replace(SETUP, prompts_per_step=4, num_prompts=4),
+    "sft_memorises": Setup(stage="sft", steps_per_epoch=3),
+    "score_follows_length": Setup(stage="reward"),
+}
+"""What is known where a rule needs more than ``SETUP`` says."""
+
+# sft of a tiny model on sums of three digits, looked at now and then: 60 demonstrations, 60 times
+# over (every 9 steps), and the 800 of recipes/demo.toml (every 20 steps).
+FEW_TRAIN = [
+    3.953,
+    2.955,
+    1.965,
+    1.382,
+    1.109,
+    0.909,
+    0.748,
+    0.67,
+    0.426,
+    0.377,
+    0.316,
+    0.343,
+    0.236,
+    0.228,
+    0.132,
+    0.094,
+    0.168,
+    0.116,
+    0.092,
+    0.114,
+]
+FEW_HELD_OUT = [
+    3.937,
+    2.938,
+    2.035,
+    1.633,
+    1.438,
+    1.247,
+    1.227,
+    1.185,
+    1.17,
+    1.168,
+    1.358,
+    1.487,
+    1.419,
+    1.455,
+    1.48,
+    1.537,
+    1.567,
+    1.561,
+    1.57,
+    1.572,
+]
+DEMO_TRAIN = [
+    2.703,
+    1.349,
+    1.098,
+    1.031,
+    1.119,
+    0.981,
+    0.972,
+    1.009,
+    0.908,
+    0.929,
+    0.879,
+    0.929,
+    0.9,
+    0.844,
+    0.723,
+    0.78,
+    0.739,
+    0.855,
+    0.749,
+    0.765,
+    0.75,
+    0.737,
+]
+DEMO_HELD_OUT = [
+    2.647,
+    1.408,
+    1.168,
+    1.011,
+    0.963,
+    0.957,
+    0.865,
+    0.892,
+    0.839,
+    0.774,
+    0.727,
+    0.705,
+    0.739,
+    0.672,
+    0.66,
+    0.69,
+    0.651,
+    0.674,
+    0.662,
+    0.655,
+    0.659,
+    0.658,
+]
 
 
 def course(**columns: Sequence[float]) -> list[dict[str, float]]:
@@ -65,7 +170,23 @@ ILL: dict[str, list[dict[str, float]]] = {
         value__explained_variance=level(-0.4, 30, spread=0.3), reward__std=level(0.4, 30)
     ),
     "drift": course(mismatch__mean=level(0.02, spread=0.005)),
+    "memorised": course(
+        reward__mean=level(0.99, 20),
+        **part("exact", level(0.98, 20, spread=0.02)),
+        **{"eval/part/exact": level(0.48, 20)},
+    ),
+    "nothing_learned": course(
+        reward__mean=level(0.3, 210, spread=0.1),
+        **part("exact", level(0.2, 210, spread=0.05)),
+        **{"eval/accuracy": level(0.22, 210)},
+    ),
+    "many_passes": course(reward__mean=level(0.3, 110)),
+    "sft_memorises": course(loss__total=FEW_TRAIN, test__loss=FEW_HELD_OUT),
+    "score_follows_length": course(verdict__length_correlation=[-0.92], verdict__pairs=[7.0]),
 }
+
+LASTS = ("nothing_learned", "many_passes", "score_follows_length")
+"""What holds to the end of a stage once it holds: it cannot come again."""
 
 HEALTHY: dict[str, list[dict[str, float]]] = {
     "a step that was skipped": course(train__skipped=[*level(0.0, 8), 1.0, *level(0.0, 8)]),
@@ -114,6 +235,53 @@ HEALTHY: dict[str, list[dict[str, float]]] = {
     "rounding": course(mismatch__mean=level(1e-4, 60, spread=1e-4)),
 }
 
+HEALTHY_SETUPS: dict[str, tuple[Setup, list[dict[str, float]]]] = {
+    "held-out problems follow": (
+        HELD_OUT,
+        course(**part("exact", ramp(0.3, 1.0)), **{"eval/part/exact": ramp(0.25, 0.95)}),
+    ),
+    "a gap that ten problems cannot show": (
+        replace(HELD_OUT, num_problems=10),
+        course(**part("exact", level(0.97, 20)), **{"eval/part/exact": level(0.8, 20)}),
+    ),
+    "held-out problems were asked before it learned": (
+        HELD_OUT,
+        [{"eval/part/exact": 0.3}, *course(**part("exact", ramp(0.3, 1.0)))],
+    ),
+    "a slow rise": (
+        HELD_OUT,
+        course(reward__mean=ramp(0.2, 0.3, 210, spread=0.1), **part("exact", level(0.1, 210))),
+    ),
+    "held-out problems alone show it": (
+        HELD_OUT,
+        course(reward__mean=level(0.3, 210, spread=0.1), **{"eval/accuracy": ramp(0.2, 0.5, 210)}),
+    ),
+    "many prompts": (
+        replace(SETUP, prompts_per_step=64, num_prompts=800),
+        course(reward__mean=ramp(0.3, 0.9, 300)),
+    ),
+    "many passes that help others too": (
+        replace(SETUP, prompts_per_step=4, num_prompts=4),
+        course(**part("exact", ramp(0.1, 0.9, 200)), **{"eval/part/exact": ramp(0.1, 0.9, 200)}),
+    ),
+    "sft of recipes/demo.toml": (
+        Setup(stage="sft", steps_per_epoch=13),
+        course(loss__total=DEMO_TRAIN, test__loss=DEMO_HELD_OUT),
+    ),
+    "the best weights are kept": (
+        Setup(stage="sft", keys={"sft.result": "best"}),
+        course(loss__total=FEW_TRAIN, test__loss=FEW_HELD_OUT),
+    ),
+    "the reward model of recipes/rlhf.toml": (
+        Setup(stage="reward"),
+        course(verdict__length_correlation=[0.238], verdict__pairs=[1992.0]),
+    ),
+    "a correlation over three pairs": (
+        Setup(stage="reward"),
+        course(verdict__length_correlation=[0.8], verdict__pairs=[3.0]),
+    ),
+}
+
 
 def healthy(name: str) -> dict[str, float]:
     """A healthy value of each metric that the history of an illness has."""
@@ -133,5 +301,11 @@ def healthy(name: str) -> dict[str, float]:
         "train/skipped": 0.0,
         "value/explained_variance": 0.5,
         "mismatch/mean": 1e-4,
+        "eval/part/exact": 0.3,
+        "eval/accuracy": 0.3,
+        "loss/total": 0.3,
+        "test/loss": 0.2,
+        "verdict/length_correlation": 0.1,
+        "verdict/pairs": 100.0,
     }
     return {metric: good[metric] for metric in ILL[name][0]}

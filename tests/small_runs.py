@@ -32,7 +32,7 @@ RECIPE: dict[str, Any] = {
         "group_size": 4,
         "learning_rate": 1e-3,
         "max_new_tokens": 4,
-        "check": False,  # a third of a second, which most of these runs can do without
+        "check": "off",  # a third of a second, which most of these runs can do without
     },
     "eval": {"problems": 10},
 }

@@ -132,7 +132,10 @@ def test_mistakes_outside_a_recipe(posttrain: Command, recipe: Path, tmp_path: P
     (tmp_path / "broken_reward.py").write_text("def grade(completion):\n    return 1 / 0\n")
     text = recipe.read_text().partition("[rewards")[0].replace("[run]", "rewards={}\n[run]")
     recipe.write_text(text.replace("rewards={}", 'rewards={"broken_reward:grade"=1.0}'))
-    broken = posttrain("rl", recipe, "--rl.max_new_tokens", "2", "--rl.prompts_per_step", "2")
+    small = ("--rl.max_new_tokens", "2", "--rl.prompts_per_step", "2")
+    stopped = posttrain("rl", recipe, *small)
+    refused(stopped, "rewards: broken scores: 100%", "ZeroDivisionError", "--check warn")
+    broken = posttrain("rl", recipe, *small, "--check", "warn")
     assert broken.code == 2
     for words in ("scores are broken", "ZeroDivisionError", "return 1 / 0", "completion: "):
         assert words in broken.err

@@ -43,6 +43,12 @@ def broken_now_and_then(completion):
 def hinted(completion, hint):
     return float(hint in completion)
 
+def digits(completion):
+    return sum(character.isdigit() for character in completion) / max(1, len(completion))
+
+def nonsense(completion, answer):
+    return len(completion) % 2
+
 def opposite(completion, answer):
     return 0.0 if completion.strip() == answer else 1.0
 """
@@ -74,7 +80,7 @@ BROKEN = [
         {"rl.group_size": 1},
         "config",
         "fail",
-        "compares the completions of a prompt",
+        "compares at least 2 completions of a prompt",
     ),
     Broken(
         "The module of a reward is mistyped",
@@ -174,6 +180,27 @@ BROKEN = [
         "leaves no room for a prompt",
     ),
     Broken(
+        "Some prompts are longer than the context",
+        {"task.path": "mixed.jsonl"},
+        "data",
+        "warn",
+        "45 of 90 train prompts (50%) are longer and left out",
+    ),
+    Broken(
+        "A step asks for more prompts than there are",
+        {"task.path": "few.jsonl"},
+        "data",
+        "warn",
+        "each batch asks prompts again: 4 of 3",
+    ),
+    Broken(
+        "The prompts are gone through hundreds of times",
+        {"rl.steps": 9000},
+        "data",
+        "warn",
+        "400.0 over the prompts (9,000 steps × 4 prompts ÷ 90)",
+    ),
+    Broken(
         "The reward looks for the answer where it is not",
         {"rewards.numeric.extract": "tag"},
         "data",
@@ -202,6 +229,13 @@ BROKEN = [
         "ZeroDivisionError",
     ),
     Broken(
+        "The reward is given the answer, and does not look at it",
+        {"rewards": {"my_rewards:nonsense": 1.0}},
+        "rewards",
+        "fail",
+        "no: on average gold 0.50, wrong 0.50",
+    ),
+    Broken(
         "The reward is the wrong way round",
         {"rewards": {"my_rewards:opposite": 1.0}},
         "rewards",
@@ -213,27 +247,27 @@ BROKEN = [
         {"rewards": {"my_rewards:always_one": 1.0}},
         "signal",
         "fail",
-        "groups agree (full marks for all)",
+        "the reward is constant",
     ),
     Broken(
         "RL from a model that was never trained",
         {"model": {"name": "tiny", "options": SMALL}},
         "signal",
-        "fail",
+        "warn",
         "groups agree (all wrong)",
     ),
     Broken(
         "max_new_tokens has no room for an answer",
         {"rl.max_new_tokens": 1},
         "data",
-        "fail",
+        "warn",
         "100% do not fit",
     ),
     Broken(
         "max_new_tokens cuts every answer",
         {"rl.max_new_tokens": 1},
         "signal",
-        "fail",
+        "warn",
         "raise rl.max_new_tokens",
     ),
     Broken(
@@ -280,6 +314,11 @@ def write_files(folder: Path) -> None:
         "repeated": [*train, *train[:5]],
         "wrapped": [(f"<|user|>{prompt}<|end|><|assistant|>", answer) for prompt, answer in train],
         "long": [(f"{'1+' * 40}{prompt}", answer) for prompt, answer in train],
+        "mixed": [
+            (f"{'1+' * 40}{prompt}" if number % 2 else prompt, answer)
+            for number, (prompt, answer) in enumerate(train)
+        ],
+        "few": train[:3],
     }
     for name, rows in files.items():
         lines = [json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in rows]

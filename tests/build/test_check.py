@@ -17,7 +17,15 @@ from rich.console import Console
 from small_runs import recipe, small_run
 
 from posttrain.build import learners
-from posttrain.build.check import Line, Report, before_rl, bench, check_recipe, resources
+from posttrain.build.check import (
+    CheckFailedError,
+    Line,
+    Report,
+    before_rl,
+    bench,
+    check_recipe,
+    resources,
+)
 from posttrain.build.check.report import AREAS, Findings
 from posttrain.build.check.resources import Law
 from posttrain.build.check.trial import saved_bytes
@@ -33,7 +41,7 @@ from posttrain.protocols import Engine, Outputs
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.runs import StageFolder
 from posttrain.track import Several
-from posttrain.types import Batch
+from posttrain.types import Batch, Completion
 
 ROOT = Path(__file__).parents[2]
 
@@ -115,12 +123,18 @@ def test_the_page_is_in_step(healthy: Report) -> None:
 
 
 def test_what_sft_may_still_mend_is_a_warning(folder: Path) -> None:
-    """The same untrained model fails without the stage sft, and with it is only warned of."""
+    """Untrained or not, no right answer is no proof; and sft is not proposed where it is."""
     changes = {"model": {"name": "tiny", "options": {"max_positions": 64}}}
     sft = {**changes, "sft": {}, "run.stages": ["sft", "rl"]}
     line = find(check_recipe(recipe_of(sft), fast=True), "groups with signal")
     assert (line.state, "not trained yet" in line.fix) == ("warn", True)
-    assert find(check_recipe(recipe_of(changes), fast=True), line.name).state == "fail"
+    assert "raise sft.epochs" in line.fix
+    line = find(check_recipe(recipe_of(changes), fast=True), line.name)
+    assert (line.state, "not trained yet" in line.fix) == ("warn", False)
+    assert "add [sft] before" in line.fix
+    constant = {**sft, "rewards": {"my_rewards:always_one": 1.0}}
+    line = find(check_recipe(recipe_of(constant), fast=True), line.name)
+    assert (line.state, "the reward is constant" in line.text) == ("warn", True)
 
 
 def test_a_reward_model_still_to_be_trained_is_stood_in_for(folder: Path) -> None:
@@ -139,13 +153,79 @@ def test_a_reward_model_still_to_be_trained_is_stood_in_for(folder: Path) -> Non
 
 
 def test_an_engine_that_keeps_its_own_weights_is_found_out(folder: Path) -> None:
-    """A supplied engine is not the recipe's fault: it is warned of."""
+    """It would learn from the samples of another policy: whoever made the engine, that fails."""
     engine = ScriptedEngine(
         lambda prompt, sample: str(sample % 10), encode=lambda text: [40], end_token=1
     )
     report = check_recipe(HEALTHY, fast=True, supplied=Supplied(engine=engine))
-    assert find(report, "weights to engine").state == "warn"
+    assert find(report, "weights to engine").state == "fail"
     assert find(report, "engine and learner").state == "warn"
+    for mode in ("stop", "warn"):
+        with pytest.raises(CheckFailedError, match=r'rl\.check = "off" goes on'):
+            report.enforce(mode)
+
+
+class Jittery:
+    """An engine whose log-probs are never twice the same, as batched kernels make them."""
+
+    def __init__(self, engine: Engine, *, by: float) -> None:
+        self._engine, self._by, self._calls = engine, by, 0
+        self.version = 0
+
+    def generate(self, *given: Any, **options: Any) -> list[list[Completion]]:
+        self._calls += 1
+        moved = self._by * self._calls
+        return [
+            [replace(c, logprobs=tuple(p - moved for p in c.logprobs)) for c in group]
+            for group in self._engine.generate(*given, **options)
+        ]
+
+
+@pytest.mark.parametrize(("by", "state"), [(1e-6, "pass"), (0.01, "warn")])
+def test_an_engine_need_not_be_the_same_to_the_bit(
+    by: float, state: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding is no other answer; what cannot be repeated is said, and is no reason to stop."""
+
+    def jittery(spec: Any, policy: Policy, **options: Any) -> Engine:
+        return Jittery(make_engine(spec, policy, **options), by=by)
+
+    monkeypatch.setattr(bench, "make_engine", jittery)
+    assert find(check_recipe(HEALTHY, fast=True), "weights to engine").state == state
+
+
+def test_a_reward_of_form_alone_is_a_fine_job(folder: Path) -> None:
+    """It claims nothing of right and wrong: gold answers need not earn more than others."""
+    report = check_recipe(recipe_of({"rewards": {"my_rewards:digits": 1.0}}), fast=True)
+    assert report.ok, told(report)
+    line = find(report, "tells answers apart")
+    assert line.state == "pass"
+    assert line.text.startswith("not asked to, it judges the form: gold 1.00, wrong 1.00")
+    assert find(report, "gold answers").state == "pass"
+
+
+def test_what_sft_has_shown_is_a_note(folder: Path) -> None:
+    """Normal where data is small, and worth knowing; so are the passes, in the arithmetic too."""
+    report = check_recipe(recipe_of({"sft": {}, "run.stages": ["sft", "rl"]}), fast=True)
+    assert find(report, "sft and rl prompts").text.startswith("90 of the 90 prompts of rl have")
+    assert find(report, "passes").text == "0.9 over the prompts (20 steps × 4 prompts ÷ 90)"
+    (row,) = [row for row in report.arithmetic if row.name == "passes over the prompts"]
+    assert (row.value, row.how) == (0.9, "20 steps × 4 prompts ÷ 90")
+    rows = [{"prompt": "1+2=", "completion": "3"}, {"prompt": "else", "completion": "3"}]
+    (folder / "shown.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = {"sft": {"data": "shown.jsonl"}, "run.stages": ["sft", "rl"]}
+    line = find(check_recipe(recipe_of(given), fast=True), "sft and rl prompts")
+    assert line.text.startswith("1 of the 90 prompts")
+
+
+def test_demonstrations_that_do_not_fit_are_left_out_not_refused(folder: Path) -> None:
+    """As the run does; only where none fits there is nothing to learn from."""
+    rows = [{"prompt": "1+2=", "completion": "3"}, {"prompt": "1+" * 40, "completion": "3"}]
+    for count, state in ((2, "warn"), (1, "fail")):
+        (folder / "demos.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows[-count:]))
+        given = {"sft": {"data": "demos.jsonl"}, "run.stages": ["sft", "rl"]}
+        line = find(check_recipe(recipe_of(given), fast=True), "demonstrations")
+        assert (line.state, "left out" in line.text) == (state, True)
 
 
 def test_an_engine_on_old_weights_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,8 +304,11 @@ def test_a_report_announces_and_refuses(folder: Path) -> None:
     console = Console(file=io.StringIO(), width=200)
     report = check_recipe(recipe_of({"rl.temperature": 0.0, "rl.minibatches": 3}))
     shown = report.announce(console) and console.file.getvalue()
-    assert "check: config: rl.temperature: 0 is greedy" in shown
+    assert "✗ check: config: rl.temperature: 0 is greedy" in shown
     assert "→ set it above 0" in shown
+    assert report.enforce("warn") is report
+    with pytest.raises(CheckFailedError, match="--check warn goes on anyway"):
+        report.enforce("stop")
     with pytest.raises(RuntimeError, match=r"(?s)rl.minibatches: 3 does not.*rl.temperature: 0 is"):
         report.require()
 

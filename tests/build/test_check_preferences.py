@@ -60,7 +60,7 @@ def test_preferences_of_the_run_itself_have_no_line(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*repeat an earlier one")
 def test_the_check_before_rl_does_not_read_them_again(tmp_path: Path) -> None:
     """The stage has just done so, and has said what there was to say."""
-    recipe = ppo(tmp_path, WATCHED, steps=1, prompts_per_step=2, check=True)
+    recipe = ppo(tmp_path, WATCHED, steps=1, prompts_per_step=2, check="warn")
     recipe["reward"]["data"] = write(tmp_path / "twice.jsonl", sums(1, 1, 2, 3))
     assert [line.state for line in preferences(check_recipe(recipe))] == ["pass", "warn"]
     assert "preferences" not in small_run(recipe)[1].partition("check: ")[2]
@@ -142,8 +142,8 @@ def test_a_run_that_would_test_its_memory_is_refused(tmp_path: Path, fault: str)
         (WATCHED, {"groups with signal"}),
         ({"model": 1.0}, {"groups with signal"}),
         (
-            {"model": 1.0, "length": {"weight": 0.1, "target": 1, "per_token": 0.1}},
-            {"empty answers", "tells answers apart", "accuracy"},
+            {"model": 1.0, "numeric": {"weight": 0.1, "extract": "tag"}},
+            {"gold answers", "tells answers apart", "groups with signal"},
         ),
     ],
     ids=["watched", "alone", "beside another"],
@@ -159,11 +159,13 @@ def test_what_a_stand_in_says_is_a_warning(
 
 
 def test_what_does_not_rest_on_a_stand_in_still_fails(tmp_path: Path) -> None:
-    """A limit that cuts every completion, and rewards that have no model among them."""
-    cut = check_recipe(ppo(tmp_path, WATCHED, max_new_tokens=1), fast=True)
-    assert "length" in {line.name for line in cut.of("fail")}
-    plain = check_recipe(ppo(tmp_path, {"exact": 1.0}), fast=True)
-    assert {line.name for line in plain.of("fail")} == {"groups with signal"}
+    """A learning rate that is absurd, and rewards that have no model among them."""
+    cut = check_recipe(ppo(tmp_path, WATCHED, learning_rate=10.0), fast=True)
+    assert "one step" in {line.name for line in cut.of("fail")}
+    lost = {"numeric": {"extract": "tag"}}
+    plain = check_recipe(ppo(tmp_path, lost), fast=True)
+    names = {"gold answers", "tells answers apart", "groups with signal"}
+    assert {line.name for line in plain.of("fail")} == names
 
 
 def ppo(folder: Path, rewards: dict[str, Any], **rl: Any) -> dict[str, Any]:

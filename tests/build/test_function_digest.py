@@ -384,7 +384,7 @@ def test_another_closure_is_another_run(tmp_path: Path) -> None:
         "group_size": 2,
         "prompts_per_step": 2,
         "max_new_tokens": 4,
-        "check": False,
+        "check": "off",
     }
     done = posttrain.rl(reward=target(1), **options)
     again = posttrain.rl(reward=target(1), **options)

@@ -173,4 +173,4 @@ def test_what_is_printed_for_copying_is_quoted(tmp_path: Path) -> None:
     shown = [line.strip() for line in console.file.getvalue().splitlines()]
     commands = [shlex.split(line) for line in shown if line.startswith("posttrain ")]
     assert ["posttrain", "generate", str(done.folder.path), question] in commands
-    assert commands[-1][:3] == ["posttrain", "run", str(path)]
+    assert ["posttrain", "run", str(path)] in [command[:3] for command in commands]

@@ -206,7 +206,7 @@ def test_changes_can_be_allowed_from_python(tmp_path: Path) -> None:
         "prompts_per_step": 2,
         "max_new_tokens": 4,
         "save_every": 1,
-        "check": False,
+        "check": "off",
     }
     calls = []
 

@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import copy
+import json
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from small_runs import TINY, small_run
 
+from posttrain.build.check import CheckFailedError
 from posttrain.build.results import Run
 from posttrain.build.run import Supplied
-from posttrain.models.load import Policy
+from posttrain.data.template import Template
+from posttrain.models.load import Policy, load_policy
+from posttrain.models.save import save_policy
 from posttrain.rewards import declare
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines import ENGINES, NativeEngine
 from posttrain.rollout.engines.draws import Decode
 from posttrain.tasks import PromptTask
 from posttrain.track.diagnosis import RULES
-from posttrain.types import Prompt
+from posttrain.types import Completion, Prompt
 
 
-def task() -> PromptTask:
-    """Two digits; the answer is the second."""
+def task(*, arbitrary: bool = False, num_train: int | None = None) -> PromptTask:
+    """Two digits; the answer is the second, or one that can only be known by heart."""
 
     def prompt(text: str) -> Prompt:
-        return Prompt(id=text, text=text, columns={"answer": text[-1]})
+        answer = str(zlib.crc32(text.encode()) % 10) if arbitrary else text[-1]
+        return Prompt(id=text, text=text, columns={"answer": answer})
 
+    train = [prompt(f"{a} {b}") for a in range(10) for b in range(10) if (a + b) % 5]
     return PromptTask(
         name="echo",
         rewards={"exact": 1.0},
-        train=tuple(prompt(f"{a} {b}") for a in range(10) for b in range(10) if (a + b) % 5),
+        train=tuple(train[:num_train]),
         test=tuple(prompt(f"{a} {b}") for a in range(10) for b in range(10) if not (a + b) % 5),
         solve=lambda prompt: prompt.columns["answer"],
     )
@@ -99,6 +105,8 @@ class Case:
     rl: dict[str, Any] = field(default_factory=dict)
     warm_up: int = 0
     wrong_share: float = 0.0
+    task: PromptTask = field(default_factory=task)
+    evaluated: bool = False
 
 
 CASES = {
@@ -137,6 +145,17 @@ CASES = {
         rl={"algorithm": "ppo", "group_size": 4, "steps": 24, "critic": {"learning_rate": 1.0}},
     ),
     "drift": Case(rewards={letters: 1.0}, rl={"engine": "forgotten", "epochs": 2, "steps": 12}),
+    "memorised": Case(
+        rewards={right: 1.0},
+        task=task(arbitrary=True, num_train=30),
+        rl={"learning_rate": 1e-5},
+        warm_up=120,
+        evaluated=True,
+    ),
+    "nothing_learned": Case(rewards={whim: 1.0}, rl={"learning_rate": 1e-9, "steps": 12}),
+    "many_passes": Case(
+        rewards={letters: 1.0}, task=task(num_train=2), rl={"prompts_per_step": 20}
+    ),
 }
 
 
@@ -161,6 +180,7 @@ def ill(case: Case, folder: Path) -> tuple[Run, str]:
         "learning_rate": 1e-2,
         "max_new_tokens": 4,
         "kl": {"placement": "none"},
+        "check": "off",  # it would stop most of these
     }
     given: dict[str, Any] = {
         "run": {"folder": str(folder), "seed": 0},
@@ -175,12 +195,14 @@ def ill(case: Case, folder: Path) -> tuple[Run, str]:
             "learning_rate": 1e-2,
             "wrong_share": case.wrong_share,
         }
-    supplied = Supplied(task=task(), rewards=RewardScorer(case.rewards))
+    if case.evaluated:
+        given["eval"] = {}
+    supplied = Supplied(task=case.task, rewards=RewardScorer(case.rewards))
     return small_run(given, supplied=supplied)
 
 
 def test_every_rule_has_its_case() -> None:
-    assert list(CASES) == list(RULES)
+    assert list(CASES) == [name for name, rule in RULES.items() if "rl" in rule.stages]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -193,10 +215,96 @@ def test_the_illness_is_named(
     found = {finding["finding"]: finding for finding in run.summary["diagnosis"]}
     assert name in found
     finding = found[name]
-    assert finding["remedy"] == RULES[name].remedy
+    assert finding["remedy"] in RULES[name].remedies.values()
     assert f"! step {finding['step']}: {finding['text']}. " in capsys.readouterr().out
-    assert finding in run.folder.stage("rl").findings()
+    assert finding in [{"stage": "rl", **row} for row in run.folder.stage("rl").findings()]
     assert f"{name}, step {finding['step']} to " in printed
+
+
+def test_what_is_known_by_heart_is_no_reason_to_stop(tmp_path: Path) -> None:
+    """Every train prompt is right and few others are: fewer epochs of sft, not an end."""
+    run, printed = ill(CASES["memorised"], tmp_path / "run")
+    assert run.summary["accuracy_before"] < 0.5
+    found = {finding["finding"]: finding for finding in run.summary["diagnosis"]}
+    assert found["sft_memorises"]["stage"] == "sft"
+    best = found["sft_memorises"]["change"]
+    assert f"against sft_memorises: {best[2:].replace(' ', ' = ')}" in printed
+    assert found["memorised"]["remedy"].startswith("The train prompts are known by heart since")
+    assert found["memorised"]["change"] == "--sft.epochs 36"
+    told = found.get("no_signal", found["memorised"])["remedy"]
+    assert "stop" not in told
+    assert (
+        "# against no_signal, memorised: sft.epochs = 36"
+        in printed.partition("What to try next")[2]
+    )
+
+
+class Stale:
+    """A user's own engine: it made a copy of the weights, and says that it has the new ones."""
+
+    def __init__(self, folder: Path) -> None:
+        policy = load_policy(str(folder))
+        template = Template(policy.tokenizer, chat=False, end_tokens=policy.end_tokens)
+        self._engine = NativeEngine(
+            policy.model, end_tokens=policy.end_tokens, decode=template.decode
+        )
+        self.version = 0
+
+    def generate(self, *given: Any, **options: Any) -> list[list[Completion]]:
+        groups = self._engine.generate(*given, **options)
+        return [[replace(c, version=self.version) for c in group] for group in groups]
+
+
+def test_a_stale_engine_is_not_trained_with_and_is_found_out_where_it_is(tmp_path: Path) -> None:
+    """The check stops the run, under "warn" too; without it drift is found, at a staleness of 0."""
+    save_policy(load_policy("tiny", options=TINY), tmp_path / "start")
+    given: dict[str, Any] = {
+        "run": {"seed": 0},
+        "model": {"name": str(tmp_path / "start"), "chat": False},
+        "grading": {"workers": 0},
+        "rl": {"steps": 12, "prompts_per_step": 4, "learning_rate": 1e-3, "max_new_tokens": 4},
+    }
+
+    def run(mode: str) -> Run:
+        given["run"]["folder"] = str(tmp_path / mode)
+        given["rl"]["check"] = mode
+        supplied = Supplied(
+            task=task(), rewards=RewardScorer({letters: 1.0}), engine=Stale(tmp_path / "start")
+        )
+        return small_run(given, supplied=supplied)[0]
+
+    for mode in ("stop", "warn"):
+        with pytest.raises(CheckFailedError, match="weights to engine: no: with other weights"):
+            run(mode)
+        assert not (tmp_path / mode / "rl" / "metrics.jsonl").read_text()
+    done = run("off")
+    assert set(done.metrics()["staleness/mean"].to_pylist()) == {0.0}
+    (finding,) = [row for row in done.summary["diagnosis"] if row["finding"] == "drift"]
+    assert finding["remedy"] == RULES["drift"].remedies["it grows"]
+
+
+@pytest.mark.parametrize("fair", [False, True])
+def test_a_reward_model_that_follows_length_is_named(fair: bool, tmp_path: Path) -> None:
+    """Shorter is better in every pair; or in half of them, where a digit says which is better."""
+    rows = []
+    for number in range(160):
+        long, short = "abc" * 3 + str(number % 7), "abc"
+        better, worse = (long, short) if fair and number % 2 else (short, long)
+        better, worse = (f"+{better}", f"-{worse}") if fair else (better, worse)
+        rows.append({"prompt": f"{number}", "chosen": better, "rejected": worse})
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = {
+        "run": {"folder": str(tmp_path / "run"), "seed": 0},
+        "model": {"name": "tiny", "options": TINY, "chat": False},
+        "reward": {"data": str(path), "epochs": 8, "batch_size": 16, "learning_rate": 3e-3},
+    }
+    run, printed = small_run(given)
+    assert run.summary["reward_model"]["accuracy"] > 0.9
+    found = run.summary["diagnosis"]
+    assert [row["finding"] for row in found] == ([] if fair else ["score_follows_length"])
+    assert ("reward: score_follows_length, step" in printed) == (not fair)
+    assert fair or "shorter is better" in found[0]["text"]
 
 
 @pytest.mark.parametrize("name", HEALTHY)

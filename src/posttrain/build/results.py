@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from posttrain.build.commands import generate_command
+from posttrain.build.advice import next_steps
 from posttrain.config import Recipe
 from posttrain.pipelines.evaluate import Evaluation
 from posttrain.runs import (
@@ -28,7 +28,6 @@ from posttrain.runs import (
 )
 from posttrain.track.encoding import encode_json
 from posttrain.track.progress import phase
-from posttrain.track.text import command_line
 from posttrain.types import Rollout
 
 NUM_SAMPLES = 5
@@ -134,9 +133,9 @@ def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Co
         summary |= {"reward_first": rewards.first, "reward_last": rewards.last}
         summary |= {"reward_steps": rewards.num}
         measures[f"training reward, {over_steps(rewards.num)}"] = (rewards.first, rewards.last)
-    findings = folder.stage("rl").findings()
+    findings = folder.findings()
+    summary |= {"diagnosis": findings}
     if "rl" in folder.stages:
-        summary |= {"diagnosis": findings}
         Rollouts(folder.stage("rl").path)  # leaves its index, for whoever looks at the run first
     folder.write_summary(summary)
     console.print(
@@ -153,7 +152,12 @@ def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Co
             findings=findings,
             samples=samples,
             drawn=drawn,
-            next_steps=_next_steps(folder, recipe),
+            next_steps=next_steps(
+                folder,
+                recipe,
+                findings=findings,
+                problems=list(_problems(folder.stage("eval").path / "problems.jsonl").values()),
+            ),
         ),
         crop=False,
     )
@@ -317,19 +321,3 @@ def _problems(path: Path) -> dict[str, dict[str, Any]]:
         return {}
     lines = path.read_bytes().split(b"\n")
     return {row["id"]: row for row in map(json.loads, filter(None, lines))}
-
-
-def _next_steps(folder: RunFolder, recipe: Recipe) -> list[str]:
-    lines = []
-    policy = folder.model is not None and folder.model != folder.stage("reward").model
-    if policy and recipe.task is not None:
-        problems = _problems(folder.stage("eval").path / "problems.jsonl").values()
-        asked = generate_command(folder.path, (problem["prompt"] for problem in problems))
-        lines += [] if asked is None else [asked]
-    if "rl" in folder.stages and recipe.rl is not None:
-        lines.append(command_line("posttrain", "explain", recipe.rl.algorithm))
-        other = "rloo" if recipe.rl.algorithm != "rloo" else "grpo"
-        if recipe.source:
-            changes = ("--rl.algorithm", other, "--run.folder", f"runs/{other}")
-            lines.append(command_line("posttrain", "run", recipe.source, *changes))
-    return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,14 @@ from rich.console import Console
 from rich.text import Text
 
 from posttrain.build.check import before_rl
-from posttrain.build.diagnosis import diagnosed
+from posttrain.build.diagnosis import (
+    DIAGNOSED,
+    diagnosed,
+    held_out,
+    judge_outcome,
+    make_setup,
+    verdict_metrics,
+)
 from posttrain.build.evaluations import after, before
 from posttrain.build.fingerprint import code_version, fingerprints
 from posttrain.build.guards import guarded
@@ -57,6 +65,7 @@ from posttrain.runs.checkpoints import clear
 from posttrain.runs.report import TITLES
 from posttrain.track import TRACKERS, ConsoleTracker, Several
 from posttrain.track import Stage as TrackedStage
+from posttrain.track.diagnosis import Diagnosing, Setup
 from posttrain.track.progress import phase, showing
 
 __all__ = ["Supplied", "run"]
@@ -138,6 +147,15 @@ def _run(
         finally:
             job.close()
         return finish_run(folder, recipe=recipe, seconds=job.seconds(), console=console)
+
+
+@contextlib.contextmanager
+def _said_before(checked: bool) -> Iterator[None]:
+    """Where the check has counted prompts that are too long, they are not warned of again."""
+    with warnings.catch_warnings():
+        if checked:
+            warnings.filterwarnings("ignore", message=r".*prompts leave no room")
+        yield
 
 
 class _Job:
@@ -247,25 +265,33 @@ class _Job:
         )
         steps = job.num_steps(filled(self._recipe.reward))
         with self._stage("reward", total_steps=steps) as context:
-            return run_reward(context, job)
+            record = run_reward(context, job)
+            if isinstance(context.tracker, Diagnosing):
+                context.tracker.finish(verdict_metrics(record["verdict"]))
+            return record
 
     def _rl(self) -> Mapping[str, Any]:
         section = filled(self._recipe.rl)
         record: dict[str, Any] = {}
-        with self._stage("rl", total_steps=section.steps) as context:
-            if section.check and not context.keeper.step:
+        stage = self._stage("rl", total_steps=section.steps)
+        with stage as context, _said_before(section.check != "off"):
+            if section.check != "off" and not context.keeper.step:
                 with phase("checking: data, rewards, a few rollouts, one step"):
                     report = before_rl(context, engine=self._supplied.engine)
-                report.announce(self._console)
+                report.announce(self._console).enforce(section.check)
             if "eval" in self._recipe.stages and self._recipe.eval is not None:
                 record["before"] = before(context, self._recipe.eval, engine=self._supplied.engine)
+                if isinstance(context.tracker, Diagnosing):
+                    context.tracker.starts_from(held_out(record["before"], self._setup()))
             run_rl(context, engine=self._supplied.engine)
         return record
 
     def _eval(self) -> Mapping[str, Any]:
         section = filled(self._recipe.eval)
         with self._stage("eval", total_steps=0) as context:
-            return {"after": after(context, section, engine=self._supplied.engine)}
+            found = after(context, section, engine=self._supplied.engine)
+            judge_outcome(self._folder, found, setup=self._setup())
+            return {"after": found}
 
     @contextlib.contextmanager
     def _stage(self, stage: str, *, total_steps: int) -> Iterator[Context]:
@@ -310,12 +336,9 @@ class _Job:
             if isinstance(seen, ConsoleTracker):
                 keeper.tell = seen.note
         tracker: Tracker = Several(trackers)
-        if stage == "rl":
-            supplied = self._supplied.engine is not None
-            tracker = diagnosed(
-                trackers, folder.path, recipe=self._recipe, parts=self._ready, supplied=supplied
-            )
-            tracker.replay(folder.records())
+        if stage in DIAGNOSED:
+            setup = self._setup(sft_steps=total_steps if stage == "sft" else 0)
+            tracker = diagnosed(trackers, folder, stage=stage, setup=setup)
         try:
             yield Context(
                 recipe=self._recipe,
@@ -326,5 +349,17 @@ class _Job:
                 keeper=keeper,
                 reward_model=self._folder.stage("reward").model,
             )
+            if isinstance(tracker, Diagnosing):
+                tracker.finish()
         finally:
             tracker.close()
+
+    def _setup(self, *, sft_steps: int = 0) -> Setup:
+        """What the rules of the diagnosis have to know."""
+        epochs = self._recipe.sft.epochs if self._recipe.sft is not None else 1
+        return make_setup(
+            self._recipe,
+            self._ready,
+            steps_per_epoch=sft_steps // epochs,
+            supplied=self._supplied.engine is not None,
+        )

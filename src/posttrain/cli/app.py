@@ -8,8 +8,9 @@ import select
 import signal
 import sys
 import traceback
+import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -44,6 +45,12 @@ OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
 AUDIT = "Check the algorithm's checklist at every RL step, and stop where it does not hold."
 Audit = Annotated[bool, typer.Option("--audit", help=AUDIT)]
+Check = Annotated[
+    Literal["stop", "warn", "off"] | None,
+    typer.Option(
+        "--check", help="What a failed check before rl does: stop (as rl.check is), warn or off."
+    ),
+]
 Allow = Annotated[
     list[str] | None,
     typer.Option(
@@ -74,6 +81,7 @@ def run(
     *,
     dry_run: DryRun = False,
     audit: Audit = False,
+    check: Check = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint, where there is one.")
     ] = False,
@@ -85,7 +93,8 @@ def run(
     going_on = list(allow_changes or []) if resume else None
     if allow_changes and not resume:
         raise ValueError("--allow-changes: has no effect without --resume")
-    run_recipe(context.args, command="run", dry_run=dry_run, audit=audit, going_on=going_on)
+    given = [*context.args, *(["--rl.check", check] if check else [])]
+    run_recipe(given, command="run", dry_run=dry_run, audit=audit, going_on=going_on)
 
 
 @app.command(name="resume")
@@ -142,11 +151,14 @@ def reward(context: typer.Context, *, dry_run: DryRun = False) -> None:
 
 
 @app.command(context_settings=OVERRIDES)
-def rl(context: typer.Context, *, dry_run: DryRun = False, audit: Audit = False) -> None:
+def rl(
+    context: typer.Context, *, dry_run: DryRun = False, audit: Audit = False, check: Check = None
+) -> None:
     """Run the RL stage alone: posttrain rl [RECIPE.toml] [--rl.steps 6 …]."""
     from posttrain.cli.recipes import run_recipe
 
-    run_recipe(context.args, command="rl", dry_run=dry_run, audit=audit)
+    given = [*context.args, *(["--rl.check", check] if check else [])]
+    run_recipe(given, command="rl", dry_run=dry_run, audit=audit)
 
 
 @app.command(name="eval", context_settings=OVERRIDES)
@@ -310,6 +322,11 @@ def walkthrough(
         experiment.run(out=out, quick=quick, seeds=seeds)
 
 
+def _show_warning(message: Warning | str, *place: object, **options: object) -> None:
+    """A warning as a line of its own: where in the source it arose helps no user."""
+    typer.secho(f"! {message}", fg=typer.colors.YELLOW, err=True)
+
+
 class _UntoldError(Exception):
     """What typer would end the process with, and say nothing."""
 
@@ -319,6 +336,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a model may write what the terminal cannot show
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    warnings.showwarning = _show_warning
     sys.path.append(str(Path.cwd()))  # a recipe may name "my_module:my_reward" of this folder
     try:
         app()

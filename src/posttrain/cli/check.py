@@ -16,11 +16,10 @@ from posttrain.cli.loading import loading
 from posttrain.config import Quantity
 from posttrain.config.read import parse_overrides
 from posttrain.track.progress import phase, showing
+from posttrain.track.text import MARKS
 
 if TYPE_CHECKING:
     from posttrain.build.check import Report
-
-MARKS = {"pass": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
 
 
 def check(arguments: Sequence[str], *, fast: bool, as_json: bool) -> int:

@@ -26,7 +26,7 @@ class Quantity(NamedTuple):
 
     stage: str
     name: str
-    value: int
+    value: float
     how: str
 
 
@@ -103,8 +103,11 @@ def _notes(recipe: Recipe) -> dict[str, str]:
     return notes
 
 
-def arithmetic(recipe: Recipe) -> list[Quantity]:
-    """The batch arithmetic of a resolved recipe, stage by stage: every kind of batch, once."""
+def arithmetic(recipe: Recipe, *, num_prompts: int | None = None) -> list[Quantity]:
+    """The batch arithmetic of a resolved recipe, stage by stage: every kind of batch, once.
+
+    With ``num_prompts``, the train prompts of its task, also how often rl goes through them.
+    """
     rows: list[Quantity] = []
     for stage in recipe.stages:
         if stage == "sft" and recipe.sft is not None:
@@ -114,7 +117,7 @@ def arithmetic(recipe: Recipe) -> list[Quantity]:
         elif stage == "reward" and recipe.reward is not None:
             rows += _reward(recipe.reward)
         elif stage == "rl" and recipe.rl is not None:
-            rows += _rl(recipe.rl)
+            rows += [*_rl(recipe.rl), *_passes(recipe.rl, num_prompts)]
         elif stage == "eval" and recipe.eval is not None:
             rows += _eval(recipe.eval)
     return rows
@@ -172,6 +175,15 @@ def _rl(rl: RlSection) -> list[Quantity]:
     }
     rows += [Quantity("rl", name, value, how) for name, (value, how) in totals.items()]
     return [*rows, *_budget("rl", rl.micro_batch_tokens)]
+
+
+def _passes(rl: RlSection, num_prompts: int | None) -> list[Quantity]:
+    if not num_prompts:
+        return []
+    asked = f"{_count(rl.steps, 'step')} × {_count(rl.prompts_per_step, 'prompt')}"
+    passes = round(rl.steps * rl.prompts_per_step / num_prompts, 1)
+    how = f"{asked} ÷ {num_prompts:,}"
+    return [Quantity("rl", "passes over the prompts", passes, how)]
 
 
 def _eval(section: EvalSection) -> list[Quantity]:

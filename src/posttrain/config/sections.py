@@ -292,7 +292,10 @@ class RlSection(Section):
     evaluate_problems: int | None = later(
         "100 with evaluate_every", "Test problems in each of these, at most.", ge=0
     )
-    check: bool = key(True, "Try a few rollouts and one step before the first, and say what fails.")
+    check: Literal["stop", "warn", "off"] = key(
+        "stop",
+        "Try a few rollouts and one step before the first; what fails stops the run, or is said.",
+    )
     audit: bool = key(False, "Check the algorithm's checklist at every step, and stop where not.")
     save_every: int | None = later(
         "by time: run.save_minutes", "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0

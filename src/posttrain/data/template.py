@@ -160,7 +160,8 @@ class Template:
         return f"{self.tokenizer.bos_token}{prompt.text}", (*self._start, *tokens)
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+        # Quietly: what is too long is left out and counted, it never reaches the model.
+        return tuple(self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
 
     def _starts_with(self, token: int) -> bool:
         return self.tokenizer("a").input_ids[:1] == [token]

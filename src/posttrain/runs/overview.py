@@ -141,7 +141,7 @@ def _overview(path: Path) -> Overview:
         reward_last=rewards.last if rewards else None,
         reward_steps=rewards.num if rewards else None,
         seconds=_number(summary.get("seconds")),
-        findings=len(run.stage("rl").findings()),
+        findings=len(run.findings()),
     )
 
 

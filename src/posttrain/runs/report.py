@@ -181,15 +181,16 @@ def _ends(records: Sequence[Record]) -> str:
 
 def _findings(run: RunFolder) -> str:
     shown = []
-    for finding in run.stage("rl").findings():
+    for finding in run.findings():
         until = finding.get("until")
-        steps = f"step {finding['step']} to {'the end' if until is None else until}"
+        steps = f"{finding['stage']}, step {finding['step']} to "
+        steps += "the end" if until is None else f"{until}"
         shown.append(
             f'<div class="finding"><b>{_text(finding["finding"])}</b> '
             f'<span class="note">{_text(steps)}</span>'
             f"<p>{_text(finding['text'])}. {_text(finding['remedy'])}</p></div>"
         )
-    if not shown and run.stage("rl").metrics.exists():
+    if not shown and any(run.stage(stage).metrics.exists() for stage in TITLES):
         return '<p class="note">Nothing was found wrong.</p>'
     return "\n".join(shown)
 

@@ -135,7 +135,9 @@ def _findings(findings: Sequence[Mapping[str, Any]]) -> Padding:
     for finding in findings:
         until = finding.get("until")
         steps = f"step {finding['step']} to {'the end' if until is None else until}"
-        head = f"{printable(finding['finding'])}, {steps}: "
+        stage = finding.get("stage", "rl")
+        where = "" if stage == "rl" else f"{printable(stage)}: "
+        head = f"{where}{printable(finding['finding'])}, {steps}: "
         body = f"{printable(finding['text'])}. {printable(finding['remedy'])}"
         lines.append(Text.assemble((head, "yellow"), body, overflow="fold"))
     return Padding(Group(*lines), (0, 0, 0, 2))

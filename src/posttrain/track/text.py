@@ -11,6 +11,8 @@ import unicodedata
 _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 # A word that means itself to every shell, wherever it stands; zsh looks up "=name" as a command.
 _PLAIN_WORD = re.compile(r"(?!=)[A-Za-z0-9_@%+=:,./-]+")
+MARKS = {"pass": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
+"""How a verdict is marked in a terminal, and its style."""
 _ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\\": r"\\", "'": r"\'", "!": r"\x21"}
 
 

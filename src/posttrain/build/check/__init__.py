@@ -21,12 +21,13 @@ from posttrain.build.check.data import (
     check_answer_length,
     check_answers,
     check_demonstrations,
+    check_passes,
     check_preferences,
     check_prompts,
     check_splits,
 )
 from posttrain.build.check.numerics import check_numerics
-from posttrain.build.check.report import AREAS, Area, Book, Line, Report, new_book
+from posttrain.build.check.report import AREAS, Area, Book, CheckFailedError, Line, Report, new_book
 from posttrain.build.check.resources import check_resources, enough_memory
 from posttrain.build.check.rewards import check_grading, check_kinds
 from posttrain.build.check.signal import check_signal, sample
@@ -42,12 +43,12 @@ from posttrain.config import (
     resolve,
 )
 from posttrain.config.read import parse_overrides
-from posttrain.protocols import Engine
+from posttrain.protocols import Engine, Task
 
 if TYPE_CHECKING:
     from posttrain.build.run import Supplied
 
-__all__ = ["Area", "Line", "Report", "before_rl", "check_file", "check_recipe"]
+__all__ = ["Area", "CheckFailedError", "Line", "Report", "before_rl", "check_file", "check_recipe"]
 
 NOT_TRAINED = "not trained yet: the stage sft comes first and may mend this"
 
@@ -92,6 +93,7 @@ def before_rl(context: Context, *, engine: Engine | None = None) -> Report:
         engine=engine,
         fast=True,
         supplied_engine=engine is not None,
+        under_way=True,
         reward_model=context.reward_model,
     )
     _look(with_engine(bench, book["signal"]), book)
@@ -116,7 +118,7 @@ def _check(read: Callable[[], Recipe], *, fast: bool, supplied: Supplied | None)
         finally:
             if bench.parts is not None:
                 bench.parts.close()
-    return _report(book, begun=begun, recipe=recipe)
+    return _report(book, begun=begun, recipe=recipe, task=bench.task)
 
 
 def _look(bench: Bench, book: Book) -> None:
@@ -126,6 +128,7 @@ def _look(bench: Bench, book: Book) -> None:
         check_splits(bench, data)
     if bench.parts is not None:
         check_prompts(bench, data)
+        check_passes(bench, data)
         check_demonstrations(bench, data)
         check_preferences(bench, data)
     answers = _rewards(bench, book) if bench.ready else None
@@ -160,7 +163,7 @@ def _rollouts(bench: Bench, book: Book, *, answers: Answers) -> None:
     sampled = trial = None
     with signal.guard("rollouts"):
         sampled = sample(bench, seconds_per_grade=sum(seconds) / max(1, len(seconds)))
-        check_signal(bench, sampled, findings=signal)
+        check_signal(bench, sampled, answers=answers, findings=signal)
     if sampled is None:
         return
     with book["numerics"].guard("one step"):
@@ -179,10 +182,13 @@ def _left_out(book: Book, why: str) -> None:
     )
 
 
-def _report(book: Book, *, begun: float, recipe: Recipe | None = None) -> Report:
+def _report(
+    book: Book, *, begun: float, recipe: Recipe | None = None, task: Task | None = None
+) -> Report:
+    prompts = len(task.prompts("train")) if task is not None else None
     return Report(
         lines=[line for area in AREAS for line in book[area].lines],
-        arithmetic=arithmetic(recipe) if recipe is not None else (),
+        arithmetic=arithmetic(recipe, num_prompts=prompts) if recipe is not None else (),
         seconds=time.perf_counter() - begun,
     )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from posttrain.build.check.bench import Bench
 from posttrain.rewards import REWARDS
 from posttrain.rewards.extraction import Extract
-from posttrain.rewards.scorer import RewardScorer
+from posttrain.rewards.scorer import FROM_ROLLOUT, RewardScorer
 from posttrain.types import Completion, Prompt, Rollout
 from posttrain.types.marks import Marks, above_one, is_right
 
@@ -26,6 +26,8 @@ class Answers:
     scored: dict[str, list[Rollout]] = field(default_factory=dict)
     no_gold: str = ""
     """Why there are no gold answers, where there are none."""
+    claims: bool = True
+    """Whether a reward that is learned from reads the data: only then can it know an answer."""
 
     @property
     def judges(self) -> str:
@@ -45,6 +47,13 @@ class Answers:
         """Mean value of a kind; None where none could be scored."""
         values = [r.score.value for r in self.valid(kind) if r.score is not None]
         return sum(values) / len(values) if values else None
+
+    def decided(self, kind: str) -> float | None:
+        """Mean of the check of answers over a kind, or without one of the value."""
+        scores = [r.score for r in self.valid(kind) if r.score is not None]
+        if not self.marks.check or not scores:
+            return self.mean(kind)
+        return sum(score.parts.get(self.marks.check, 0.0) for score in scores) / len(scores)
 
     def right(self, kind: str) -> float | None:
         """Share of a kind with full marks; None where none could be scored."""
@@ -73,7 +82,23 @@ def grade_answers(bench: Bench) -> Answers:
         rows = max(2, int(MAX_SECONDS / (each * len(scored))))
     for kind, pairs in texts.items():
         scored[kind] += _graded(bench, pairs[1:rows])
-    return Answers(marks=bench.of_parts().marks, scored=scored, no_gold=no_gold)
+    return Answers(
+        marks=bench.of_parts().marks, scored=scored, no_gold=no_gold, claims=_claims(bench)
+    )
+
+
+def _claims(bench: Bench) -> bool:
+    """A function of the completion alone judges its form, unless it is declared to check answers.
+
+    One that reads a column of the data may know them. What a scorer of whole batches reads is not
+    known: it is taken at its word.
+    """
+    parts = bench.of_parts()
+    rewards = parts.scorer.rewards if isinstance(parts.scorer, RewardScorer) else ()
+    learned = [reward for reward in rewards if reward.weight]
+    checks = any(reward.name == parts.marks.check for reward in learned)
+    read = [name for reward in learned for name in reward.wanted]
+    return not learned or checks or any(name not in FROM_ROLLOUT for name in read)
 
 
 def better_extract(bench: Bench, answers: Answers) -> str:

@@ -43,7 +43,8 @@ class Bench:
 
     ``untrained`` says that stages before rl will still change the model, ``stand_in`` that the
     reward model of this run does not exist yet and the task's own rewards stand in for it.
-    ``supplied_engine`` says that nothing is known of how the engine is wired.
+    ``supplied_engine`` says that nothing is known of how the engine is wired, ``under_way`` that
+    the stages before rl are done, and what they read has been looked at.
     """
 
     recipe: Recipe
@@ -55,6 +56,7 @@ class Bench:
     untrained: bool = False
     stand_in: bool = False
     supplied_engine: bool = False
+    under_way: bool = False
     reward_model: Path | None = None
 
     @property

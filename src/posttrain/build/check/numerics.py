@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from posttrain.build.check.bench import Bench, unchanged
-from posttrain.build.check.report import Findings, State
+from posttrain.build.check.report import WAY, Findings, State
 from posttrain.build.check.signal import Sampled, engine_of
 from posttrain.build.check.trial import Trial, take_step
 from posttrain.build.diagnosis import FLOAT32_ROUNDING, OTHER_ROUNDING, SAME_PROCESS
@@ -21,7 +21,6 @@ from posttrain.types import Prompt, Sampling
 
 FAR, TOO_FAR, NOWHERE = 0.5, 2.0, 1e-7  # nats a token that one optimiser step may move
 NO_GRADIENT = 1e-3
-WAY = "weights to engine"
 FEW = 16  # rollouts that show whether micro-batches change anything
 PROBED = 2  # prompts that show whether new weights reach the engine
 
@@ -69,11 +68,11 @@ def _check_ratio(bench: Bench, trial: Trial, *, findings: Findings) -> None:
     metrics = trial.result.metrics
     ratio, spread = metrics.get("ratio", 1.0), math.sqrt(metrics.get("ratio_variance", 0.0))
     tolerance = 1e-4 if _exact(bench) else 2e-2
-    near = abs(ratio - 1) <= tolerance and spread <= 10 * tolerance
+    off = max(abs(ratio - 1), spread / 10) / tolerance
     findings.judged(
         "first ratio",
         f"{ratio:.5f} ± {spread:.0e}, new to old policy",
-        state="pass" if near else "fail",
+        state="pass" if off <= 1 else "warn" if off <= 10 else "fail",
         fix="the model is random, or depends on the batch: switch that off, or use float32",
     )
 
@@ -122,7 +121,10 @@ def _check_step(bench: Bench, trial: Trial, *, findings: Findings) -> None:
 
 
 def _check_way(bench: Bench, prompts: Sequence[Prompt], *, findings: Findings) -> None:
-    """Halve the output weights: the engine must say something else, and after that the same."""
+    """Halve the output weights: the engine must say something else, and after that the same.
+
+    An engine need not be the same to the last bit: rounding is no other answer.
+    """
     policy, engine = bench.of_policy(), engine_of(bench)
     sync = SharedWeights(engine)
     chosen = prompts[:PROBED]
@@ -133,22 +135,28 @@ def _check_way(bench: Bench, prompts: Sequence[Prompt], *, findings: Findings) -
         changed = _said(bench, chosen)
     sync(engine.version)
     after = _said(bench, chosen)
-    if before == changed:
-        findings.judged(
+    if _alike(before, changed):
+        findings.failed(
             WAY,
             "no: with other weights it says the same",
-            state="warn" if bench.supplied_engine else "fail",
             fix="the engine keeps weights of its own: bring them there, or use rl.engine = "
             '"native"',
         )
-    elif before != after:
+    elif _alike(after, changed):
         findings.failed(
             WAY,
-            "the old weights came back, and the engine says something else",
-            fix='the engine is not deterministic: use rl.engine = "native"',
+            "once only: the old weights came back, and it says what the others made it say",
+            fix='bring weights there as often as they change, or use rl.engine = "native"',
+        )
+    elif not _alike(before, after):
+        findings.warned(
+            WAY,
+            "yes; but with the old weights back, it says something else than before",
+            fix="the engine does not keep to its seed: runs with it cannot be repeated; rl.engine "
+            '= "native" does',
         )
     else:
-        findings.passed(WAY, "yes, and bit by bit the same when put back")
+        findings.passed(WAY, "yes, and the same again when they are put back")
 
 
 def _output(policy: Policy) -> torch.nn.Parameter:
@@ -156,7 +164,19 @@ def _output(policy: Policy) -> torch.nn.Parameter:
     return head.weight if head is not None else list(policy.model.parameters())[-1]
 
 
-def _said(bench: Bench, prompts: Sequence[Prompt]) -> list[tuple[object, ...]]:
+Said = Sequence[tuple[Sequence[int], Sequence[float]]]
+"""Tokens and their log-probs, by completion."""
+
+
+def _said(bench: Bench, prompts: Sequence[Prompt]) -> Said:
     sampling = Sampling(max_new_tokens=2, temperature=filled(bench.recipe.rl).temperature)
     rollouts = collect(engine_of(bench), prompts, sampling=sampling, num_samples=1, seed=0)
     return [(r.completion.tokens, r.completion.logprobs) for r in rollouts]
+
+
+def _alike(first: Said, second: Said) -> bool:
+    """The same tokens, with log-probs that rounding explains."""
+    return all(
+        a == b and all(abs(x - y) <= FLOAT32_ROUNDING for x, y in zip(p, q, strict=True))
+        for (a, p), (b, q) in zip(first, second, strict=True)
+    )

@@ -11,13 +11,20 @@ from rich.console import Console
 from rich.text import Text
 
 from posttrain.config import ConfigError, Quantity
-from posttrain.track.text import printable
+from posttrain.track.text import MARKS, printable
 
 Area = Literal["config", "data", "rewards", "signal", "numerics", "resources"]
 State = Literal["pass", "warn", "fail"]
 AREAS: tuple[Area, ...] = ("config", "data", "rewards", "signal", "numerics", "resources")
 MEND = "mend this, then check again"
+WAY = "weights to engine"
+ALWAYS_STOP = (WAY,)  # the run would learn from another policy's samples
+NOTES = ("passes", "sft and rl prompts")  # said at the start of every run
 MAX_TEXT = 500
+
+
+class CheckFailedError(RuntimeError):
+    """A run that must not begin as it is."""
 
 
 class Line(NamedTuple):
@@ -57,21 +64,38 @@ class Report:
         }
 
     def announce(self, console: Console) -> Report:
-        """Print what does not pass, and return the report itself."""
+        """Print what does not pass, how much does and the notes, and return the report itself."""
         for state in ("fail", "warn"):
             for line in self.of(state):
-                said = f"check: {line.area}: {line.name}: {line.text}\n  → {line.fix}"
-                console.print(Text(said, style="red" if state == "fail" else "yellow"))
+                mark, style = MARKS[line.state]
+                said = f"{mark} check: {line.area}: {line.name}: {line.text}\n  → {line.fix}"
+                console.print(Text(said, style=style))
+        passed = self.of("pass")
+        if passed:
+            notes = [f"{line.name}: {line.text}" for line in passed if line.name in NOTES]
+            mark, style = MARKS["pass"]
+            said = "; ".join([f"{mark} check: {len(passed)} lines pass", *notes])
+            console.print(Text(said, style=style))
         return self
 
     def require(self) -> Report:
-        """The report itself, or a ``RuntimeError`` with every line that fails."""
-        if self.ok:
+        """The report itself, or a :class:`CheckFailedError` with every line that fails."""
+        return self._refuse(self.of("fail"))
+
+    def enforce(self, mode: Literal["stop", "warn"]) -> Report:
+        """What a run asks: the report, or :class:`CheckFailedError` where it must not begin.
+
+        With "warn" only what would train on wrong data does that.
+        """
+        return self._refuse([n for n in self.of("fail") if mode == "stop" or n.name in ALWAYS_STOP])
+
+    def _refuse(self, lines: Sequence[Line]) -> Report:
+        if not lines:
             return self
-        failed = "".join(
-            f"\n  {line.area}: {line.name}: {line.text}; {line.fix}" for line in self.of("fail")
-        )
-        raise RuntimeError(f"check: this run cannot work as it is{failed}")
+        failed = "".join(f"\n  {n.area}: {n.name}: {n.text}; {n.fix}" for n in lines)
+        always = all(line.name in ALWAYS_STOP for line in lines)
+        how = 'rl.check = "off" goes on all the same' if always else "--check warn goes on anyway"
+        raise CheckFailedError(f"check: this run cannot work as it is{failed}\nMend it; {how}")
 
 
 @dataclass

@@ -65,8 +65,9 @@ def _check_memory(
     more = sum(needs.values()) - needs["weights"] - needs["reward model"]  # these are there already
     free = free_memory(bench.of_parts().device)
     listed = ", ".join(f"{name} {_size(size)}" for name, size in needs.items() if size)
-    state: State = "fail" if more > free else "warn" if more > 0.8 * free else "pass"
-    if told or state == "fail":
+    # An estimate is not exact to the last fifth: what may just fit is not refused.
+    state: State = "fail" if more > 1.2 * free else "warn" if more > 0.8 * free else "pass"
+    if told or more > free:
         findings.judged(
             "memory",
             f"{_size(sum(needs.values()))} at the peak, {_size(free)} free ({listed})",
@@ -74,7 +75,7 @@ def _check_memory(
             fix="lower rl.micro_batch_tokens, set rl.checkpoint_activations, rl.kl.offload or "
             "rl.kl.dtype, or take a smaller model",
         )
-    return state != "fail"
+    return more <= free
 
 
 def memory_needs(bench: Bench) -> dict[str, int]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from posttrain.build.check.answers import Answers
 from posttrain.build.check.bench import Bench
 from posttrain.build.check.report import Findings, State
 from posttrain.build.parts import filled, make_sampling, render_prompts
@@ -109,12 +110,12 @@ def _answered(bench: Bench, prompts: Sequence[Prompt], *, size: int) -> Sampled:
     )
 
 
-def check_signal(bench: Bench, sampled: Sampled, *, findings: Findings) -> None:
+def check_signal(bench: Bench, sampled: Sampled, *, answers: Answers, findings: Findings) -> None:
     """How often the model is right, whether groups differ, whether completions come to an end."""
     _check_broken(bench, sampled, findings=findings)
     with findings.excused(bench.excuse):
         _check_accuracy(bench, sampled, findings=findings)
-        _check_groups(bench, sampled, findings=findings)
+        _check_groups(bench, sampled, answers=answers, findings=findings)
     _check_length(bench, sampled, findings=findings)
 
 
@@ -146,20 +147,27 @@ def _check_accuracy(bench: Bench, sampled: Sampled, *, findings: Findings) -> No
     if not marks.judged or above_one(sampled.rollouts, marks):
         findings.passed("mean reward", f"{mean}; no answer has full marks")
         return
+    learned = any(marks.weights.get(name) for name in marks.judged)  # else it is only watched
     findings.judged(
         "accuracy" if marks.check else "full marks",
         f"{text} (right by {marks.check!r})" if marks.check else text,
-        state="warn" if not sum(counts) and sampled.useful else "pass",
+        state="warn" if not sum(counts) and sampled.useful and learned else "pass",
         fix="no answer is right, so only the other rewards can be learned: take an easier task, or "
-        "add [sft] before",
+        f"{_warmer(bench)}",
     )
 
 
-def _check_groups(bench: Bench, sampled: Sampled, *, findings: Findings) -> None:
+def _check_groups(bench: Bench, sampled: Sampled, *, answers: Answers, findings: Findings) -> None:
+    """That few groups agree is no proof: a run asks many more. It is where no score can differ."""
     useful, total = sampled.useful, len(sampled.groups)
     if not useful:
         text, fix = _nothing(bench, sampled)
-        findings.failed("groups with signal", text, fix=fix)
+        constant = _constant(sampled, answers)
+        if constant is not None:
+            text += f"; gold, wrong and empty answers get {constant:g} too: the reward is constant"
+            fix = "mend the reward: there is nothing that it tells apart"
+        state: State = "fail" if constant is not None else "warn"
+        findings.judged("groups with signal", text, state=state, fix=fix)
         return
     part = useful / total
     findings.judged(
@@ -169,6 +177,15 @@ def _check_groups(bench: Bench, sampled: Sampled, *, findings: Findings) -> None
         fix="most of the time is wasted: set rl.dynamic_sampling, raise rl.group_size, or take "
         "prompts of a difficulty that fits",
     )
+
+
+def _constant(sampled: Sampled, answers: Answers) -> float | None:
+    """The one score that every answer gets, known and sampled; None where there are two, or no
+    gold answers to see another with.
+    """
+    rollouts = [*sampled.rollouts, *answers.everything]
+    scores = {r.score.value for r in rollouts if r.score is not None and r.score.ok}
+    return scores.pop() if len(scores) == 1 and answers.valid("gold") else None
 
 
 def _nothing(bench: Bench, sampled: Sampled) -> tuple[str, str]:
@@ -189,7 +206,7 @@ def _nothing(bench: Bench, sampled: Sampled) -> tuple[str, str]:
     elif right == 0:
         why = "all wrong" if marks.judged else "all alike"
         fix = (
-            "take an easier task, add [sft] before, give partial credit in [rewards], or raise "
+            f"take an easier task, {_warmer(bench)}, give partial credit in [rewards], or raise "
             "rl.group_size or rl.temperature"
         )
     else:
@@ -203,10 +220,14 @@ def _check_length(bench: Bench, sampled: Sampled, *, findings: Findings) -> None
     limit = filled(bench.recipe.rl).max_new_tokens
     lengths = [len(rollout.completion.tokens) for rollout in sampled.rollouts]
     cut = sum(r.completion.stop_reason == "length" for r in sampled.rollouts) / len(lengths)
-    state: State = "fail" if cut > 0.95 else "warn" if cut > 0.5 else "pass"
     findings.judged(
         "length",
         f"mean {sum(lengths) / len(lengths):.1f} of {limit} tokens, {cut:.0%} truncated",
-        state=state,
-        fix="raise rl.max_new_tokens, or add [sft] before, so that answers come to an end",
+        state="warn" if cut > 0.5 else "pass",  # what is cut can still be graded
+        fix=f"raise rl.max_new_tokens, or {_warmer(bench)}, so that answers come to an end",
     )
+
+
+def _warmer(bench: Bench) -> str:
+    """How sft can help, whether it is there or not."""
+    return "raise sft.epochs" if "sft" in bench.recipe.stages else "add [sft] before"

@@ -7,7 +7,7 @@ from posttrain.track.diagnosis.findings import (
     Finding,
     read_findings,
 )
-from posttrain.track.diagnosis.history import Setup
+from posttrain.track.diagnosis.history import Seen, Setup
 from posttrain.track.diagnosis.rules import RULES, Rule
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Finding",
     "RULES",
     "Rule",
+    "Seen",
     "Setup",
     "read_findings",
 ]

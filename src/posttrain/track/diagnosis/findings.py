@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from posttrain.protocols import Tracker
-from posttrain.track.diagnosis.history import WINDOW, Setup
+from posttrain.track.diagnosis.history import WINDOW, Check, Seen, Setup
 from posttrain.track.diagnosis.rules import RULES, Rule
 from posttrain.track.encoding import encode_json
 from posttrain.track.jsonl import append_lines
@@ -21,13 +21,17 @@ KEPT_START, KEPT = 2 * WINDOW, 500  # steps: the first ones are what later ones 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A rule that began to hold at ``step``, and was over at ``until`` unless it still holds."""
+    """A rule that began to hold at ``step``, and was over at ``until`` unless it still holds.
+
+    ``change`` are the overrides to run again with, where a recipe can mend it.
+    """
 
     rule: str
     step: int
     text: str
     remedy: str
     until: int | None = None
+    change: str = ""
 
     def __str__(self) -> str:
         return f"step {self.step}: {self.text}. {self.remedy}"
@@ -37,7 +41,9 @@ class Diagnosis:
     """Reads the metrics of each step, and says what has begun to go wrong.
 
     A rule that holds is reported once. It is over when it has not held for ten steps in a row;
-    after that it may be reported again.
+    after that it may be reported again. At the end of the stage :meth:`finish` asks the rules that
+    can only be answered then, or that a short stage gave too few steps. What was known ``before``
+    the first step comes first in what the rules read.
 
     >>> diagnosis = Diagnosis()
     >>> ill = {"rollout/truncated": 1.0}
@@ -45,41 +51,80 @@ class Diagnosis:
     ['100% of the completions are cut by the length limit']
     """
 
-    def __init__(self, setup: Setup | None = None, *, rules: Mapping[str, Rule] = RULES) -> None:
+    def __init__(
+        self,
+        setup: Setup | None = None,
+        *,
+        rules: Mapping[str, Rule] = RULES,
+        before: Mapping[str, float] | None = None,
+    ) -> None:
         self._setup = setup or Setup()
-        self._rules = rules
+        self._rules = {n: rule for n, rule in rules.items() if self._setup.stage in rule.stages}
         self._history: list[Mapping[str, float]] = []
+        self._step = 0
         self._holding: dict[str, int] = {}  # where in the findings the latest of a rule stands
         self._quiet: dict[str, int] = {}  # steps in a row that it has not held
+        self.before: Mapping[str, float] = before or {}
         self.findings: list[Finding] = []
 
     def feed(self, step: int, metrics: Mapping[str, float]) -> list[Finding]:
         """Take the metrics of a step; what begins with it."""
-        self._history.append(dict(metrics))
-        if len(self._history) > KEPT:
-            del self._history[KEPT_START]
+        self.recall(step, metrics)
         begun = []
         for name, rule in self._rules.items():
-            text = rule.check(self._history, self._setup)
+            seen = self._ask(rule.check)
             if name in self._holding:
-                self._follow(name, step, holds=text is not None)
-            elif text is not None:
-                begun.append(Finding(rule=name, step=step, text=text, remedy=rule.remedy))
-                self._holding[name], self._quiet[name] = len(self.findings), 0
-                self.findings.append(begun[-1])
+                self._follow(name, holds=seen is not None)
+            elif seen is not None:
+                begun.append(self._begin(name, seen))
         return begun
 
-    def _follow(self, name: str, step: int, *, holds: bool) -> None:
+    def finish(self, metrics: Mapping[str, float] | None = None) -> list[Finding]:
+        """The stage is over, with these further numbers; what only now can be said."""
+        if metrics:
+            self.recall(self._step, metrics)
+        asked = {name: self._ask(rule.at_end) for name, rule in self._rules.items()}
+        return [
+            self._begin(name, seen)
+            for name, seen in asked.items()
+            if seen is not None and name not in self._holding
+        ]
+
+    def recall(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of a step that was judged when it was made."""
+        self._step = step
+        self._history.append({"step": float(step), **metrics})
+        if len(self._history) > KEPT:
+            del self._history[KEPT_START]
+
+    def _ask(self, check: Check | None) -> Seen | None:
+        if check is None:
+            return None
+        history = [self.before, *self._history] if self.before else self._history
+        return check(history, self._setup)
+
+    def _begin(self, name: str, seen: Seen) -> Finding:
+        remedy = self._rules[name].remedies[seen.case]
+        self._holding[name], self._quiet[name] = len(self.findings), 0
+        finding = Finding(
+            rule=name, step=self._step, text=seen.text, remedy=remedy, change=seen.change
+        )
+        self.findings.append(finding)
+        return finding
+
+    def _follow(self, name: str, *, holds: bool) -> None:
         self._quiet[name] = 0 if holds else self._quiet[name] + 1
         if self._quiet[name] >= CLEARS_AFTER:
             at = self._holding.pop(name)
-            self.findings[at] = dataclasses.replace(self.findings[at], until=step)
+            self.findings[at] = dataclasses.replace(self.findings[at], until=self._step)
 
 
 class Diagnosing:
     """A tracker that passes everything on, and writes findings to ``diagnosis.jsonl``.
 
-    ``tell`` is called with every finding when it begins.
+    ``tell`` is called with every finding when it begins. ``before`` is what a stage that goes on
+    knew before its first step; a new one says it with :meth:`starts_from`. The rules in ``known``
+    have spoken elsewhere.
     """
 
     def __init__(
@@ -89,34 +134,56 @@ class Diagnosing:
         *,
         setup: Setup | None = None,
         tell: Sequence[Callable[[str], None]] = (),
+        before: Mapping[str, float] | None = None,
+        known: Collection[str] = (),
     ) -> None:
         self._tracker = tracker
         self._path = folder / FILE_NAME
-        self._diagnosis = Diagnosis(setup)
+        rules = {name: rule for name, rule in RULES.items() if name not in known}
+        self._diagnosis = Diagnosis(setup, rules=rules, before=before)
         self._written: set[Finding] = set()
         self._tell = tell
+
+    def starts_from(self, metrics: Mapping[str, float]) -> None:
+        """What is known before the first step: an evaluation of the policy as it came."""
+        self._diagnosis.before = dict(metrics)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step, and what they say."""
         self._tracker.log(step, metrics)
-        for finding in self._feed(step, metrics):
-            for tell in self._tell:
-                tell(str(finding))
+        self._say(self._feed(step, metrics))
 
     def replay(self, records: Iterable[Mapping[str, float]]) -> None:
         """Begin anew with what was logged before: a run that goes on finds what it would have."""
         self._path.unlink(missing_ok=True)
         for record in records:
-            metrics = {name: value for name, value in record.items() if name != "step"}
-            self._feed(int(record["step"]), metrics)
+            self._feed(*_parted(record))
+
+    def recall(self, record: Mapping[str, float]) -> None:
+        """Take a record of another stage, which has been judged there."""
+        self._diagnosis.recall(*_parted(record))
+
+    def finish(self, metrics: Mapping[str, float] | None = None) -> None:
+        """The stage has come to its end, with these further numbers: say what they mean."""
+        begun = self._diagnosis.finish(metrics)
+        self._write()
+        self._say(begun)
 
     def _feed(self, step: int, metrics: Mapping[str, float]) -> list[Finding]:
         begun = self._diagnosis.feed(step, metrics)
+        self._write()
+        return begun
+
+    def _say(self, begun: Sequence[Finding]) -> None:
+        for finding in begun:
+            for tell in self._tell:
+                tell(str(finding))
+
+    def _write(self) -> None:
         news = [finding for finding in self._diagnosis.findings if finding not in self._written]
         if news:
             append_lines(self._path, b"".join(_line(finding) for finding in news))
             self._written.update(news)
-        return begun
 
     def close(self) -> None:
         """Close the tracker behind it."""
@@ -135,6 +202,11 @@ def read_findings(path: Path) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def _parted(record: Mapping[str, float]) -> tuple[int, dict[str, float]]:
+    """The step of a logged record, and its metrics."""
+    return int(record["step"]), {name: value for name, value in record.items() if name != "step"}
+
+
 def _line(finding: Finding) -> bytes:
     record = {
         "step": finding.step,
@@ -142,5 +214,6 @@ def _line(finding: Finding) -> bytes:
         "text": finding.text,
         "remedy": finding.remedy,
         "until": finding.until,
+        "change": finding.change,
     }
     return encode_json(record) + b"\n"

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 WINDOW = 5
 """Steps that a rule looks at as one, so that a single noisy step is neither ill nor healed."""
@@ -13,19 +14,68 @@ WINDOW = 5
 History = Sequence[Mapping[str, float]]
 
 
+class Seen(NamedTuple):
+    """What a rule saw: in words, which of its cases holds, and what to run again with.
+
+    ``change`` are overrides of the command line (``--sft.epochs 3``); empty where a recipe alone
+    cannot mend it.
+    """
+
+    text: str
+    case: str = ""
+    change: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """What the numbers alone do not say.
 
-    ``decides`` names the reward that decides what is right, ``weights`` holds every reward's
-    weight. The critic learns alone for ``critic_warmup`` steps. ``rounding`` is how far engine and
-    trainer may disagree without anything being wrong.
+    ``stage`` is the one that logs, ``stages`` those of the whole run. ``decides`` names the reward
+    that decides what is right (empty where none does), ``weights`` holds every reward's weight.
+    The critic learns alone for ``critic_warmup`` steps. ``rounding`` is how far engine and trainer
+    may disagree without anything being wrong. ``num_prompts`` are the train prompts, of which a
+    step takes ``prompts_per_step``; ``num_problems`` the held-out ones of an evaluation within rl,
+    ``num_eval_problems`` those of the stage eval; 0 is unknown. With ``shared_prompts``
+    demonstrations answer the very prompts of rl. An epoch of sft has ``steps_per_epoch``. ``keys``
+    are the settings of the recipe by dotted name.
     """
 
+    stage: str = "rl"
+    stages: Sequence[str] = ()
     decides: str = ""
     weights: Mapping[str, float] = field(default_factory=dict)
     critic_warmup: int = 0
     rounding: float = 0.05
+    num_prompts: int = 0
+    prompts_per_step: int = 0
+    num_problems: int = 0
+    num_eval_problems: int = 0
+    shared_prompts: bool = False
+    steps_per_epoch: int = 0
+    keys: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def warmed_up(self) -> bool:
+        """Whether the stage sft comes before."""
+        return "sft" in self.stages
+
+
+Check = Callable[[History, Setup], Seen | None]
+"""A rule's question: what is wrong in the steps so far, or None while nothing is."""
+
+
+def scaled(setup: Setup, key: str, *, by: float) -> str:
+    """The override that multiplies a key of the recipe; empty where the key has no number.
+
+    >>> setup = Setup(keys={"rl.learning_rate": 1e-5, "sft.epochs": 20})
+    >>> scaled(setup, "rl.learning_rate", by=0.3), scaled(setup, "sft.epochs", by=0.25)
+    ('--rl.learning_rate 3e-06', '--sft.epochs 5')
+    """
+    value = setup.keys.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value:
+        return ""
+    new = max(1, round(value * by)) if isinstance(value, int) else float(f"{value * by:.1g}")
+    return "" if new == value else f"--{key} {new:g}"
 
 
 def series(history: History, name: str) -> list[float]:
@@ -47,7 +97,7 @@ def mostly(
     >>> mostly([{"a": 1.0}] * 3 + [{"a": 0.0}] * 2, "a", test=lambda value: value > 0.5)
     """
     values = series(history, name)[-steps:]
-    if len(values) < steps or sum(map(test, values)) < 0.8 * steps:
+    if not values or len(values) < steps or sum(map(test, values)) < 0.8 * steps:
         return None
     return statistics.median(values)
 
@@ -62,14 +112,16 @@ def blocks(values: Sequence[float]) -> list[list[float]]:
     return [list(values[at : at + WINDOW]) for at in range(rest, len(values), WINDOW)]
 
 
-def noise(values: Sequence[float]) -> float:
-    """How far the means of two blocks lie apart by chance, to be judged by the spread inside them.
+def noise(values: Sequence[float], *, steps: int = WINDOW) -> float:
+    """How far the means of ``steps`` values here and there lie apart by chance.
+
+    To be judged by the spread inside blocks, which what is learned meanwhile does not widen.
 
     >>> noise([0.5] * 20), round(noise([0.0, 1.0] * 10), 2)
     (0.0, 0.31)
     """
     inside = [statistics.pvariance(block) for block in blocks(values)]
-    return math.sqrt(2 * statistics.fmean(inside) / WINDOW) if inside else math.inf
+    return math.sqrt(2 * statistics.fmean(inside) / steps) if inside else math.inf
 
 
 def level(history: History, setup: Setup) -> float:
@@ -83,3 +135,71 @@ def solved(history: History, setup: Setup) -> bool:
     """Whether nearly everything is right: what would be an illness is then success."""
     values = series(history, f"reward/part/{setup.decides}")[-WINDOW:]
     return bool(values) and statistics.fmean(values) >= 0.8
+
+
+class Gap(NamedTuple):
+    """A reward near full marks on train prompts, and what it is on held-out ones."""
+
+    name: str
+    train: float
+    held_out: float
+    problems: int
+    clear: bool
+    """Whether it is more than chance over so many prompts and problems explains."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} is {self.train:.2f} on the train prompts and {self.held_out:.2f} on "
+            f"{self.problems} held-out ones"
+        )
+
+
+def gap(history: History, setup: Setup) -> Gap | None:
+    """Train against held-out at the last evaluation, where a reward was near 1 on train prompts.
+
+    The error of each mean is that of a share, ``sqrt(p(1−p)/n)`` after one more success and one
+    more failure: the widest there is for scores between 0 and 1. Clear is a gap of 0.1, and of 2.5
+    errors.
+    """
+    names = [setup.decides] if setup.decides else [n for n, w in setup.weights.items() if w > 0]
+    for name in names:
+        looks = evaluations(history, setup, name=f"eval/part/{name}")
+        train = _around(history, f"reward/part/{name}", at=f"eval/part/{name}")
+        if not train or not looks or not 0.9 <= statistics.fmean(train) <= 1 + 1e-6:
+            continue
+        mean, (held_out, problems) = statistics.fmean(train), looks[-1]
+        error = math.hypot(
+            share_error(mean, len(train) * setup.prompts_per_step), share_error(held_out, problems)
+        )
+        clear = mean - held_out > max(0.1, 2.5 * error)
+        return Gap(name, mean, held_out, problems, clear)
+    return None
+
+
+def _around(history: History, name: str, *, at: str) -> list[float]:
+    """The values of a metric in the steps before another was last measured, or else after."""
+    last = max((n for n, record in enumerate(history) if series([record], at)), default=None)
+    if last is None:
+        return []
+    return series(history[: last + 1], name)[-WINDOW:] or series(history[last:], name)[:WINDOW]
+
+
+def evaluations(history: History, setup: Setup, *, name: str) -> list[tuple[float, int]]:
+    """What a held-out metric was at each evaluation, and over how many problems."""
+    return [
+        (record[name], int(record.get("eval/problems", setup.num_problems)))
+        for record in history
+        if math.isfinite(record.get(name, math.nan))
+    ]
+
+
+def share_error(share: float, count: int) -> float:
+    """The error of a share of ``count``; with one more success and failure it is never 0.
+
+    >>> round(share_error(0.5, 98), 3), round(share_error(0.0, 98), 3)
+    (0.051, 0.01)
+    """
+    if count < 1:
+        return math.inf
+    known = (min(max(share, 0.0), 1.0) * count + 1) / (count + 2)
+    return math.sqrt(known * (1 - known) / count)

@@ -7,17 +7,19 @@ import statistics
 from posttrain.track.diagnosis.history import (
     WINDOW,
     History,
+    Seen,
     Setup,
     blocks,
     mostly,
     noise,
+    scaled,
     series,
 )
 
 _LONG = 3 * WINDOW  # often the format comes first and the answers follow: they get this long
 
 
-def format_learned_accuracy_flat(history: History, setup: Setup) -> str | None:
+def format_learned_accuracy_flat(history: History, setup: Setup) -> Seen | None:
     """A part of the reward rose to 0.8 in 12 of 15 steps while the part that decides is flat."""
     decides = series(history, f"reward/part/{setup.decides}")
     if len(decides) < _LONG + WINDOW:
@@ -32,23 +34,24 @@ def format_learned_accuracy_flat(history: History, setup: Setup) -> str | None:
             continue
         start = statistics.fmean(series(history, part)[:WINDOW])
         if now >= start + 0.2:
-            return (
-                f"{name} went from {start:.2f} to {now:.2f}, "
-                f"while {setup.decides} stays at {flat:.2f}"
-            )
+            text = f"{name} went from {start:.2f} to {now:.2f}, while {setup.decides} stays at"
+            return Seen(f"{text} {flat:.2f}", change=scaled(setup, _weight(name), by=0.5))
     return None
 
 
-def hacking(history: History, setup: Setup) -> str | None:
+def hacking(history: History, setup: Setup) -> Seen | None:
     """reward/mean rises while eval/accuracy, or a reward that is only watched, falls by a tenth."""
-    accuracy = _accuracy_fell(history)
-    if accuracy is not None:
-        return accuracy
-    for name, weight in setup.weights.items():
-        found = _part_fell(history, name) if weight == 0 else None
-        if found is not None:
-            return found
-    return None
+    watched = [name for name, weight in setup.weights.items() if weight == 0]
+    found = [_accuracy_fell(history), *(_part_fell(history, name) for name in watched)]
+    text = next((said for said in found if said is not None), None)
+    if text is None:
+        return None
+    change = scaled(setup, "rl.kl.coefficient", by=3) or scaled(setup, "rl.steps", by=0.5)
+    return Seen(text, change=change)
+
+
+def _weight(name: str) -> str:
+    return f"rewards.{name}.weight"
 
 
 def _accuracy_fell(history: History) -> str | None:

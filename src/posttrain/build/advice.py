@@ -1,0 +1,117 @@
+"""What to try next: it follows from what was found, and from what came out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from posttrain.build.commands import generate_command
+from posttrain.config import Recipe, changed_keys, read_recipe, resolve
+from posttrain.config.toml import value_text
+from posttrain.runs import RunFolder
+from posttrain.track.diagnosis.history import WINDOW, noise, series
+from posttrain.track.text import command_line
+
+MOST = 3  # findings that a next run is proposed for
+LOOK = ("hacking", "grader_failing", "format_learned_accuracy_flat", "length_explosion")
+"""Findings that the rollouts themselves explain best."""
+SOLVED = 0.95
+
+
+def next_steps(
+    folder: RunFolder,
+    recipe: Recipe,
+    *,
+    findings: Sequence[Mapping[str, Any]],
+    problems: Sequence[Mapping[str, Any]] = (),
+) -> list[str]:
+    """Lines of a shell: comments that say why, and commands that can be run as they stand.
+
+    ``problems`` are held-out ones with what the model answered in the end.
+    """
+    open_ones = [finding for finding in findings if finding["until"] is None]
+    lines = _against(open_ones, folder, recipe=recipe) if open_ones else _onwards(folder, recipe)
+    return [*lines, *_ask(folder, problems)]
+
+
+def _against(
+    findings: Sequence[Mapping[str, Any]], folder: RunFolder, *, recipe: Recipe
+) -> list[str]:
+    """For each finding what to change first, and the command that does it."""
+    against: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding["change"]:
+            against.setdefault(finding["change"], []).append(finding["finding"])
+    lines: list[str] = []
+    for change, names in list(against.items())[:MOST]:
+        why = f"against {', '.join(dict.fromkeys(names))}"
+        lines += _again(folder, recipe, change=change, why=why)
+    looked = [finding["finding"] for finding in findings if finding["finding"] in LOOK]
+    if looked:
+        lines += [f"# {looked[0]}: read the rollouts", _command("export", folder.path)]
+    return lines
+
+
+def _onwards(folder: RunFolder, recipe: Recipe) -> list[str]:
+    """After a run in which nothing went wrong: longer, harder, or with more to compare."""
+    if "rl" not in folder.stages or recipe.rl is None:
+        return _on_to_rl(folder, recipe)
+    if (folder.stage_record("eval") or {}) and _solved(folder):
+        return ["# nearly all held-out problems are right: give it harder ones, in [task]"]
+    rewards = series(folder.stage("rl").records(), "reward/mean")
+    count = max(WINDOW, len(rewards) // 5)
+    if len(rewards) < 2 * count:
+        why = "so few steps show little: take more"
+        return _again(folder, recipe, change=f"--rl.steps {5 * recipe.rl.steps}", why=why)
+    rise = statistics.fmean(rewards[-count:]) - statistics.fmean(rewards[-2 * count : -count])
+    if rise > noise(rewards, steps=count):
+        change, why = f"--rl.steps {2 * recipe.rl.steps}", "the reward was still rising: go on"
+    else:
+        change = f"--rl.group_size {2 * recipe.rl.group_size}"
+        why = "the reward has stopped rising: give each prompt more completions to compare"
+    return _again(folder, recipe, change=change, why=why)
+
+
+def _solved(folder: RunFolder) -> bool:
+    after = (folder.stage_record("eval") or {}).get("after", {})
+    accuracy = after.get("estimates", {}).get("accuracy")
+    return accuracy is not None and accuracy["value"] >= SOLVED
+
+
+def _on_to_rl(folder: RunFolder, recipe: Recipe) -> list[str]:
+    """After sft alone, rl from its model, where the recipe says how."""
+    if "sft" not in folder.stages or recipe.rl is None or not recipe.source:
+        return []
+    model = ["--model.name", str(folder.model), "--run.folder", f"{folder.path}-rl"]
+    return ["# the next stage, from this model", _command("rl", recipe.source, *model)]
+
+
+def _again(folder: RunFolder, recipe: Recipe, *, change: str, why: str) -> list[str]:
+    """The recipe once more, as it was run, with a change and a folder of its own."""
+    key, value = change.removeprefix("--").split(" ", 1)
+    if not recipe.source or not Path(recipe.source).is_file():
+        return [f"# {why}: {key} = {value}"]
+    given = resolve(read_recipe(recipe.source))
+    changed = {k: pair[1] for k, pair in changed_keys(given, recipe).items() if k != key}
+    kept: list[str] = []
+    for name, new in changed.items():
+        if name != "run.folder" and new is not None:
+            kept += [f"--{name}", new if isinstance(new, str) else value_text(new)]
+    path = f"{folder.path}-{key.rpartition('.')[2]}-{value}"
+    command = _command("run", recipe.source, *kept, f"--{key}", value, "--run.folder", path)
+    return [f"# {why}", command]
+
+
+def _ask(folder: RunFolder, problems: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A held-out problem for the new model: one that it got wrong, where there is one."""
+    wrong = [row for row in problems if row["correct"] is False]
+    command = generate_command(folder.path, (row["prompt"] for row in wrong or problems))
+    if command is None or folder.model is None:
+        return []
+    return [f"# a held-out problem{' that it got wrong' if wrong else ''}", command]
+
+
+def _command(*words: str | Path) -> str:
+    return command_line("posttrain", *words)

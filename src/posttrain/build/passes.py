@@ -1,0 +1,65 @@
+"""How often data is gone through: passes over the prompts, and prompts that sft has shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from posttrain.config import Recipe, RlSection
+from posttrain.data.sources import read_demonstrations
+from posttrain.protocols import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """The prompts that rl asks, and how often it asks each."""
+
+    num_prompts: int
+    prompts_per_step: int
+    steps: int
+
+    @property
+    def count(self) -> float:
+        """Passes over all prompts; dynamic sampling makes more of them."""
+        return self.steps * self.prompts_per_step / self.num_prompts
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a single batch asks a prompt more than once."""
+        return self.prompts_per_step > self.num_prompts
+
+    def __str__(self) -> str:
+        how = f"{self.steps:,} steps × {self.prompts_per_step:,} prompts ÷ {self.num_prompts:,}"
+        return f"{self.count:,.1f} over the prompts ({how})"
+
+
+def passes(rl: RlSection, num_prompts: int) -> Passes | None:
+    """The passes of a stage; None without prompts."""
+    if not num_prompts:
+        return None
+    return Passes(num_prompts=num_prompts, prompts_per_step=rl.prompts_per_step, steps=rl.steps)
+
+
+def shared_prompts(recipe: Recipe, task: Task | None) -> int:
+    """How many of the prompts that rl asks are answered in the demonstrations of sft."""
+    section = recipe.sft
+    if section is None or task is None or not {"sft", "rl"} <= set(recipe.stages):
+        return 0
+    prompts = task.prompts("train")
+    if section.data == "task":
+        return min(section.num_demonstrations or len(prompts), len(prompts))
+    rows = read_demonstrations(section.data)[: section.num_demonstrations]
+    shown = {_question(row) for row in rows}
+    return sum((prompt.text or _last(prompt.messages)) in shown for prompt in prompts)
+
+
+def _question(row: dict[str, object]) -> str:
+    messages = row.get("messages")
+    return _last(messages) if isinstance(messages, list) else str(row.get("prompt", ""))
+
+
+def _last(messages: object) -> str:
+    """The last thing that the user of a chat says."""
+    said = (
+        [m for m in messages if isinstance(m, dict)] if isinstance(messages, list | tuple) else []
+    )
+    return next((str(m.get("content")) for m in reversed(said) if m.get("role") == "user"), "")

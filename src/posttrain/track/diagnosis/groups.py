@@ -1,0 +1,106 @@
+"""The rules about what is sampled: whether it differs, comes to an end, and can be graded."""
+
+from __future__ import annotations
+
+import statistics
+
+from posttrain.track.diagnosis.history import (
+    WINDOW,
+    Check,
+    History,
+    Seen,
+    Setup,
+    gap,
+    level,
+    mostly,
+    scaled,
+    series,
+)
+
+AGREE = "rollout/groups_without_signal"
+
+
+def no_signal(history: History, setup: Setup, *, steps: int = WINDOW) -> Seen | None:
+    """At least 99 % of the groups agree in 4 of 5 steps; with single completions, all rewards."""
+    agreed = mostly(history, AGREE, test=lambda share: share >= 0.99, steps=steps)
+    equal = mostly(history, "reward/std", test=lambda spread: spread == 0, steps=steps)
+    alone = not series(history[-steps:], AGREE)
+    if agreed is None and not (alone and equal is not None):
+        return None
+    if mostly(history, "reward/invalid", test=lambda share: share == 1, steps=steps) is not None:
+        return None  # broken graders agree about nothing: grader_failing speaks of them
+    case, change = _agreement(history, setup, equal=equal is not None)
+    what = "all rewards are equal" if agreed is None else f"{agreed:.0%} of groups agree"
+    text = f"nothing to learn from: {what}: {case} ({setup.decides or 'reward'}"
+    return Seen(f"{text} {level(history, setup):.2f})", case=case, change=change)
+
+
+def _agreement(history: History, setup: Setup, *, equal: bool) -> tuple[str, str]:
+    """What all agree about, and what to change."""
+    value = level(history, setup)
+    if value <= 0.05 and (setup.decides or value == 0):
+        if setup.warmed_up:
+            return "all wrong after [sft]", scaled(setup, "sft.epochs", by=2)
+        return "all wrong", scaled(setup, "rl.group_size", by=4)
+    if value >= 0.95 and (setup.decides or gap(history, setup) is not None):
+        return _all_right(history, setup)
+    if equal:
+        return "every answer gets the same", ""
+    return "each prompt is always right or always wrong", scaled(setup, "rl.group_size", by=2)
+
+
+def _all_right(history: History, setup: Setup) -> tuple[str, str]:
+    found = gap(history, setup)
+    if found is None:
+        return "all right, and held-out ones are not known", ""
+    if found.clear:
+        change = scaled(setup, "sft.epochs", by=0.3) if setup.warmed_up else ""
+        return "all right on train prompts, and not on held-out ones", change
+    return "all right", ""
+
+
+def all_truncated(history: History, setup: Setup, *, steps: int = WINDOW) -> Seen | None:
+    """rollout/truncated is above 0.9 in 4 of 5 steps."""
+    share = mostly(history, "rollout/truncated", test=lambda value: value > 0.9, steps=steps)
+    if share is None:
+        return None
+    case = "after [sft]" if setup.warmed_up else "without [sft]"
+    text = f"{share:.0%} of the completions are cut by the length limit"
+    return Seen(text, case=case, change=scaled(setup, "rl.max_new_tokens", by=2))
+
+
+def grader_failing(history: History, setup: Setup, *, steps: int = WINDOW) -> Seen | None:
+    """reward/invalid is above 0 in 4 of 5 steps."""
+    share = mostly(history, "reward/invalid", test=lambda value: value > 0, steps=steps)
+    if share is None:
+        return None
+    before = series(history, "reward/invalid")[-3 * WINDOW : -WINDOW]
+    rising = ", and rising" if before and share > 2 * statistics.fmean(before) else ""
+    return Seen(f"the grader broke on {share:.1%} of the completions{rising}")
+
+
+def no_signal_at_end(history: History, setup: Setup) -> Seen | None:
+    """The same of a stage of fewer than five steps, where it holds in all of them."""
+    return no_signal(history, setup, steps=_steps(history))
+
+
+def all_truncated_at_end(history: History, setup: Setup) -> Seen | None:
+    """The same of a stage of fewer than five steps, where it holds in all of them."""
+    return all_truncated(history, setup, steps=_steps(history))
+
+
+def grader_failing_at_end(history: History, setup: Setup) -> Seen | None:
+    """The same of a stage of fewer than five steps, where it holds in all of them."""
+    return grader_failing(history, setup, steps=_steps(history))
+
+
+def _steps(history: History) -> int:
+    """Steps to look at: the last ones, or all there were."""
+    return min(WINDOW, max(1, len(series(history, "reward/invalid"))))
+
+
+AT_END: dict[str, Check] = {
+    "no_signal": no_signal_at_end,
+    "all_truncated": all_truncated_at_end,
+    "grader_failing": grader_failing_at_end,
+}

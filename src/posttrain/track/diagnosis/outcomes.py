@@ -1,0 +1,122 @@
+"""The rules about what came of it: train against held-out, before against after."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from posttrain.track.diagnosis.groups import AGREE
+from posttrain.track.diagnosis.history import (
+    WINDOW,
+    History,
+    Seen,
+    Setup,
+    evaluations,
+    gap,
+    noise,
+    scaled,
+    series,
+    share_error,
+)
+
+LONG = 200  # steps after which a run that has not moved is spoken of before it ends
+MANY_PASSES = 100
+HARDLY = 0.02  # nats a sequence from the reference
+
+
+def memorised(history: History, setup: Setup) -> Seen | None:
+    """A reward is above 0.9 on train prompts, and on held-out ones lower by 0.1 and by 2.5 times
+    what chance explains.
+    """
+    found = gap(history, setup)
+    if found is None or not found.clear or len(series(history, "reward/mean")) < WINDOW:
+        return None
+    start = statistics.fmean(series(history, f"reward/part/{found.name}")[:WINDOW])
+    if not setup.warmed_up or start < 0.9:
+        return Seen(str(found), case="in rl", change=scaled(setup, "rl.steps", by=0.5))
+    case = "by [sft], on the prompts of rl" if setup.shared_prompts else "by [sft]"
+    return Seen(str(found), case=case, change=scaled(setup, "sft.epochs", by=0.3))
+
+
+def nothing_learned(history: History, setup: Setup) -> Seen | None:
+    """After 200 steps, or at the end of at least 10, neither the training reward nor held-out
+    problems have risen beyond chance.
+    """
+    return _unmoved(history, setup, least=LONG)
+
+
+def nothing_learned_at_end(history: History, setup: Setup) -> Seen | None:
+    """The same at the end; where the stage eval follows, that has the last word."""
+    if setup.stage == "rl" and "eval" in setup.stages:
+        return None
+    return _unmoved(history, setup, least=2 * WINDOW)
+
+
+def _unmoved(history: History, setup: Setup, *, least: int) -> Seen | None:
+    rewards = series(history, "reward/mean")
+    agreed = series(history, AGREE)
+    if len(rewards) < least or (agreed and statistics.median(agreed) >= 0.99):
+        return None  # where all agree, no_signal speaks of it
+    found = gap(history, setup)
+    if found is not None and found.clear:
+        return None  # memorised speaks of it
+    count = max(WINDOW, len(rewards) // 5)
+    first, last = statistics.fmean(rewards[:count]), statistics.fmean(rewards[-count:])
+    error = noise(rewards, steps=count)
+    held_out, rise = _held_out(history, setup)
+    if last - first > 2 * error or rise > 2:
+        return None
+    text = f"in {len(rewards)} steps the training reward went from {first:.3f} to {last:.3f}"
+    text += f" (chance explains ±{2 * error:.3f}){held_out}"
+    fell = first - last > 3 * error and first - last > 0.02
+    return Seen(text, *_reason(history, setup, fell=fell or rise < -2.5))
+
+
+def _held_out(history: History, setup: Setup) -> tuple[str, float]:
+    """What became of held-out problems in words, and in errors of the difference."""
+    metrics = {"eval/accuracy": "accuracy", "eval/reward": "reward"}
+    name = next((name for name in metrics if series(history, name)), None)
+    looks = evaluations(history, setup, name=name) if name is not None else []
+    if name is None or len(looks) < 2:
+        return "", 0.0
+    (before, first), (after, last) = looks[0], looks[-1]
+    if name == "eval/accuracy":
+        error = math.hypot(share_error(before, first), share_error(after, last))
+        text = f", and held-out accuracy from {before:.1%} to {after:.1%} of {last} problems"
+    else:  # scores of any scale: spread as widely as those of the train prompts
+        spread = statistics.median(series(history, "reward/std") or [math.inf])
+        error = spread * math.sqrt(1 / max(1, first) + 1 / max(1, last))
+        text = f", and the held-out reward from {before:.3f} to {after:.3f}"
+    return text, (after - before) / error if error > 0 else 0.0
+
+
+def _reason(history: History, setup: Setup, *, fell: bool) -> tuple[str, str]:
+    """The likeliest reason that nothing was learned, and what to change."""
+    right = series(history, f"reward/part/{setup.decides}")
+    if fell:
+        return "it fell", scaled(setup, "rl.learning_rate", by=0.3)
+    if right and statistics.fmean(right) >= 0.95:
+        return "all was right before", ""
+    if right and max(right) <= 0.02:
+        if setup.warmed_up:
+            return "never right, after [sft]", scaled(setup, "sft.epochs", by=2)
+        return "never right", scaled(setup, "rl.group_size", by=2)
+    moved = series(history, "objective/kl")[-WINDOW:]
+    if moved and statistics.fmean(moved) < HARDLY:
+        return "the policy hardly moved", scaled(setup, "rl.learning_rate", by=5)
+    return "it moved, and not towards the reward", scaled(setup, "rl.prompts_per_step", by=2)
+
+
+def many_passes(history: History, setup: Setup) -> Seen | None:
+    """Every train prompt was asked 100 times, and held-out problems do not show that it helps."""
+    steps = history[-1].get("step", 0.0) if history else 0.0
+    if not setup.num_prompts or not setup.prompts_per_step:
+        return None
+    passes = steps * setup.prompts_per_step / setup.num_prompts
+    train = series(history, f"reward/part/{setup.decides}")[-WINDOW:]
+    held_out = series(history, f"eval/part/{setup.decides}")
+    if passes < MANY_PASSES or (train and held_out and held_out[-1] > train[-1] - 0.1):
+        return None
+    text = f"the {setup.num_prompts:,} train prompts have been gone through {passes:.0f} times"
+    few = max(1, round(20 * setup.num_prompts / setup.prompts_per_step))
+    return Seen(text, change=f"--rl.steps {few}")

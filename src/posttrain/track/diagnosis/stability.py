@@ -1,0 +1,125 @@
+"""The rules about training itself: whether policy, critic and engine stay in step."""
+
+from __future__ import annotations
+
+import statistics
+
+from posttrain.track.diagnosis.history import (
+    WINDOW,
+    History,
+    Seen,
+    Setup,
+    mostly,
+    noise,
+    scaled,
+    series,
+    solved,
+)
+
+
+def entropy_collapse(history: History, setup: Setup) -> Seen | None:
+    """objective/entropy is below a tenth of its start, or 0.01, with under 80 % right."""
+    values = series(history, "objective/entropy")
+    if len(values) < 2 * WINDOW or solved(history, setup):
+        return None
+    start = statistics.fmean(values[:WINDOW])
+    now = mostly(history, "objective/entropy", test=lambda value: value < max(0.1 * start, 0.01))
+    if now is None:
+        return None
+    change = scaled(setup, "rl.entropy_coefficient", by=3) or _slower(setup)
+    return Seen(f"entropy fell from {start:.2f} to {now:.3f} nats", change=change)
+
+
+def kl_blow_up(history: History, setup: Setup) -> Seen | None:
+    """objective/kl is above 10 nats + 0.5 a token, or tripled in 5 steps from a quarter of that."""
+    values, lengths = series(history, "objective/kl"), series(history, "rollout/length")
+    if len(values) < WINDOW or not lengths:
+        return None
+    bound = 10 + 0.5 * statistics.fmean(lengths[-WINDOW:])
+    far = mostly(history, "objective/kl", test=lambda value: value > bound)
+    if far is not None:
+        text = f"KL to the reference is {far:.0f} nats a sequence, beyond {bound:.0f}"
+        return Seen(text, change=_slower(setup))
+    if len(values) < 3 * WINDOW:  # it starts at 0: early growth is a multiple of next to nothing
+        return None
+    before = statistics.fmean(values[-2 * WINDOW : -WINDOW])
+    fast = mostly(history, "objective/kl", test=lambda value: value > max(3 * before, bound / 4))
+    if fast is None:
+        return None
+    text = f"KL to the reference went from {before:.1f} to {fast:.1f} nats in {WINDOW} steps"
+    return Seen(text, change=_slower(setup))
+
+
+def clip_fraction_near_one(history: History, setup: Setup) -> Seen | None:
+    """policy/clip_fraction is above 0.5 in 4 of 5 steps."""
+    share = mostly(history, "policy/clip_fraction", test=lambda value: value > 0.5)
+    if share is None:
+        return None
+    return Seen(f"{share:.0%} of the tokens are clipped", change=_slower(setup))
+
+
+def length_explosion(history: History, setup: Setup) -> Seen | None:
+    """rollout/length doubled in 50 steps while what decides did not rise, or grew fourfold."""
+    lengths = series(history[-50:], "rollout/length")
+    if len(lengths) < 2 * WINDOW:
+        return None
+    start = statistics.fmean(lengths[:WINDOW])
+    now = mostly(history, "rollout/length", test=lambda value: value > max(2 * start, start + 8))
+    if now is None:
+        return None
+    decides = series(history[-50:], f"reward/part/{setup.decides}")
+    risen = not decides or (
+        statistics.fmean(decides[-WINDOW:]) > statistics.fmean(decides[:WINDOW]) + 0.05
+    )
+    if risen and now < 4 * start:
+        return None
+    text = f"completions grew from {start:.0f} to {now:.0f} tokens in {len(lengths)} steps"
+    return Seen(text, change="--rl.missing_end_penalty 0.5")
+
+
+def steps_skipped(history: History, setup: Setup) -> Seen | None:
+    """train/skipped is above 0 in 2 of 5 steps."""
+    lately = series(history, "train/skipped")[-WINDOW:]
+    ill = sum(count > 0 for count in lately)
+    if len(lately) < WINDOW or ill < 2:
+        return None
+    text = f"in {ill} of {WINDOW} steps loss or gradient was not finite: nothing was changed"
+    return Seen(text, change=_slower(setup))
+
+
+def critic_worse_than_mean(history: History, setup: Setup) -> Seen | None:
+    """value/explained_variance is at most 0 in 8 of 10 steps, 10 steps after the warm-up."""
+    name, steps = "value/explained_variance", 2 * WINDOW
+    if len(series(history, name)) < setup.critic_warmup + 2 * steps or solved(history, setup):
+        return None
+    if not any(series(history[-steps:], "reward/std")):
+        return None  # nothing varies: there is nothing to explain
+    share = mostly(history, name, test=lambda value: value <= 0, steps=steps)
+    if share is None:
+        return None
+    change = scaled(setup, "rl.critic.learning_rate", by=0.3)
+    return Seen(f"the critic explains {share:.0%} of the returns' variance", change=change)
+
+
+def drift(history: History, setup: Setup) -> Seen | None:
+    """mismatch/mean is above what rounding explains, or above a third of that and 5 × its start,
+    or above a 25th of that and 20 × what it was in the first step.
+    """
+    values = series(history, "mismatch/mean")
+    if len(values) < WINDOW:
+        return None
+    start = statistics.fmean(values[:WINDOW])
+    bound = min(setup.rounding, max(setup.rounding / 3, 5 * start))
+    # In the first step engine and trainer have the same weights: that is what rounding does here.
+    bound = min(bound, max(setup.rounding / 25, 20 * values[0]))
+    now = mostly(history, "mismatch/mean", test=lambda value: value > bound)
+    if now is None:
+        return None
+    text = f"engine and trainer disagree by {now:.2g} nats a token"
+    if now > 5 * values[0] + noise(values):
+        return Seen(f"{text}, from {values[0]:.2g} in the first step", case="it grows")
+    return Seen(f"{text} (rounding explains {setup.rounding:g})", case="from the first step on")
+
+
+def _slower(setup: Setup) -> str:
+    return scaled(setup, "rl.learning_rate", by=0.3)

@@ -1,0 +1,170 @@
+"""What a run says at its end, and what stops one at its start."""
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Command, Result, command_in
+from small_runs import TINY, recipe, small_run
+
+from posttrain.build.advice import next_steps
+from posttrain.config import read_recipe, recipe_from_dict, resolve, to_toml
+from posttrain.config.read import parse_overrides
+from posttrain.runs import RunFolder
+
+WARM_UP = {"wrong_share": 0.5, "epochs": 30, "learning_rate": 1e-2}
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    return command_in(tmp_path, columns=300, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def commands(text: str) -> list[str]:
+    """The commands that a run proposes."""
+    lines = text.partition("What to try next")[2].splitlines()
+    return [line.strip() for line in lines if line.strip().startswith("posttrain ")]
+
+
+def test_a_short_run_without_signal_says_so_and_what_to_change(
+    tmp_path: Path, command: Command
+) -> None:
+    """Three steps in which all is wrong; the command it proposes works, and keeps what was."""
+    path = tmp_path / "my recipe.toml"
+    given = recipe(tmp_path / "run", sft=None, rewards=None, eval=None, rl={"group_size": 2})
+    path.write_text(to_toml(recipe_from_dict(given)))
+    done = command("run", path, "--rl.prompts_per_step", 2)
+    assert done.code == 0, done
+    found = RunFolder(tmp_path / "run").findings()
+    assert [(row["finding"], row["step"]) for row in found] == [
+        ("no_signal", 3),
+        ("all_truncated", 3),
+    ]
+    assert "no_signal, step 3 to the end" in done.out
+    words, _ = map(shlex.split, commands(done.out))
+    assert words[:3] == ["posttrain", "run", str(path)]
+    changed = parse_overrides(words[3:])
+    assert changed[("rl", "group_size")] == 8
+    assert changed[("rl", "prompts_per_step")] == 2
+    shown = command(*words[1:], "--dry-run")
+    assert shown.code == 0, shown
+    assert "group_size = 8" in shown.out
+
+
+def test_what_is_tried_next_follows_from_the_run(tmp_path: Path) -> None:
+    """Each finding has its change; a good run goes on, longer or with another kind of problem."""
+    given = recipe(tmp_path / "run", sft=WARM_UP, rl={"steps": 12})
+    path = tmp_path / "recipe.toml"
+    path.write_text(to_toml(recipe_from_dict(given)))
+    run, _ = small_run(given)
+    written = resolve(read_recipe(path))
+
+    def finding(name: str, change: str, until: int | None = None) -> dict[str, Any]:
+        return {"finding": name, "change": change, "until": until, "stage": "rl"}
+
+    def proposed(*findings: dict[str, Any], problems: list[dict[str, Any]] | None = None) -> Any:
+        return next_steps(run.folder, written, findings=findings, problems=problems or [])
+
+    slower = finding("kl_blow_up", "--rl.learning_rate 0.0003")
+    both = proposed(slower, finding("clip_fraction_near_one", "--rl.learning_rate 0.0003"))
+    assert both[0] == "# against kl_blow_up, clip_fraction_near_one"
+    changed = parse_overrides(shlex.split(both[1])[3:])
+    assert changed == {
+        ("rl", "learning_rate"): 0.0003,
+        ("run", "folder"): f"{tmp_path / 'run'}-learning_rate-0.0003",
+    }
+    over = proposed(finding("kl_blow_up", "--rl.learning_rate 0.0003", until=9))
+    assert "learning_rate" not in " ".join(over)  # it is over: the run was well in the end
+    assert proposed(finding("hacking", ""))[-1].startswith("posttrain export ")
+    asked = [
+        {"prompt": "1+1=", "correct": True},
+        {"prompt": "a longer question, 3+3=", "correct": False},
+        {"prompt": "it's 2+2=", "correct": False},
+    ]
+    question = proposed(problems=asked)[-1]
+    assert shlex.split(question)[-1] == "it's 2+2="
+    assert shlex.split(proposed(problems=asked[:1])[-1])[-1] == "1+1="
+    told = [both, over, proposed(finding("hacking", "")), proposed(problems=asked)]
+    assert len({tuple(lines) for lines in told}) == len(told)
+    assert "…" not in "".join(line for lines in told for line in lines)
+
+
+def test_after_sft_alone_rl_is_next(tmp_path: Path) -> None:
+    given = recipe(tmp_path / "run", eval=None, run={"stages": ["sft"]})
+    path = tmp_path / "recipe.toml"
+    path.write_text(to_toml(recipe_from_dict(given)))
+    run, _ = small_run(given)
+    _, line = next_steps(run.folder, resolve(read_recipe(path)), findings=[])
+    words = shlex.split(line)
+    assert words[:3] == ["posttrain", "rl", str(path)]
+    assert parse_overrides(words[3:])[("model", "name")] == str(run.model)
+
+
+Start = Callable[..., Result]
+
+
+@pytest.fixture
+def constant(tmp_path: Path, command: Command) -> Start:
+    """A run whose reward gives everything 1, from the command line."""
+    (tmp_path / "always.py").write_text("def one(completion, answer):\n    return 1.0\n")
+    given = recipe(tmp_path / "run", sft=None, eval=None, rl={"steps": 1, "check": "stop"})
+    given["rewards"] = {"always:one": 1.0}
+    path = tmp_path / "recipe.toml"
+    path.write_text(to_toml(recipe_from_dict(given)))
+    return lambda *more: command("run", path, *more)
+
+
+def test_a_failed_check_stops_the_run(constant: Start, tmp_path: Path) -> None:
+    """With a mark, what to do, how to go on all the same, and an exit code; nothing is trained."""
+    done = constant()
+    assert done.code == 2
+    assert "✗ check: signal: groups with signal: nothing to learn from" in done.out
+    assert "check: this run cannot work as it is" in done.err
+    assert "--check warn goes on anyway" in done.err
+    assert not (tmp_path / "run" / "rl" / "metrics.jsonl").read_text()
+
+
+def test_a_failed_check_may_be_a_warning_or_left_out(constant: Start) -> None:
+    """What fails keeps its mark; and the old words are refused with the new ones."""
+    done = constant("--check", "warn")
+    assert done.code == 0, done
+    assert "✗ check: signal: groups with signal" in done.out
+    assert "lines pass; passes: 0.1 over the prompts (1 steps × 4 prompts ÷ 40)" in done.out
+    done = constant("--check", "off", "--run.folder", "other")
+    assert done.code == 0, done
+    assert "check:" not in done.out
+    done = constant("--rl.check", "false")
+    assert done.code == 2
+    assert 'rl.check: must be "stop", "warn" or "off", got false' in done.err
+
+
+@pytest.mark.filterwarnings("default:.*leave no room")
+def test_prompts_that_are_left_out_are_counted_once_and_without_a_path(
+    tmp_path: Path, command: Command
+) -> None:
+    """In the line of the check; without it, in a warning that names no file of the source."""
+    rows = [{"prompt": "1+" * 40 * (n % 2) + f"{n}+1=", "answer": f"{n + 1}"} for n in range(8)]
+    data = tmp_path / "sums.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = {
+        "run": {"folder": str(tmp_path / "run")},
+        "model": {"name": "tiny", "options": TINY},
+        "task": {"name": "jsonl", "path": str(data)},
+        "rl": {"steps": 1, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 4},
+    }
+    path = tmp_path / "recipe.toml"
+    path.write_text(to_toml(recipe_from_dict(given)))
+    done = command("run", path)
+    assert done.code == 0, done
+    assert "! check: data: prompt length" in done.out
+    assert "4 of 8 train prompts (50%) are longer and left out" in done.out
+    assert "leave no room" not in done.err
+    assert "indexing errors" not in done.err
+    done = command("run", path, "--check", "off", "--run.folder", "other")
+    assert "! 4 of 8 train prompts leave no room for 4 new tokens" in done.err
+    assert ".py" not in done.err
