@@ -13,7 +13,7 @@ from rich.console import Console
 from small_runs import same_weights, timeless
 
 from posttrain.build import keeper
-from posttrain.build.interrupts import Stopped
+from posttrain.build.interrupts import Interrupts, Stopped
 from posttrain.build.run import Supplied, run
 from posttrain.config import recipe_from_dict
 from posttrain.disk import NotWrittenError
@@ -115,6 +115,22 @@ def test_one_signal_finishes_the_step_and_saves(
     values["run"]["folder"] = str(tmp_path / "whole")
     whole, _ = go(values, supplied=supplied)
     same(done.folder, whole.folder)
+
+
+def test_a_stop_that_was_turned_into_another_error_is_a_stop() -> None:
+    """Python 3.11 raises RuntimeError for whatever is raised while a class is being made."""
+
+    def stopped() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt as error:
+            raise RuntimeError("Error calling __set_name__") from error
+
+    with pytest.raises(Stopped) as stop, Interrupts():
+        stopped()
+    assert stop.value.number == signal.SIGTERM
+    with pytest.raises(OSError, match="disk"), Interrupts():  # an error of its own stays one
+        raise OSError("disk")
 
 
 def test_two_signals_stop_at_once(tmp_path: Path) -> None:

@@ -69,6 +69,12 @@ class Interrupts:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        stop = error
+        while stop is not None and not isinstance(stop, KeyboardInterrupt):
+            stop = stop.__cause__ or stop.__context__
+        if isinstance(stop, Stopped) and isinstance(error, Exception):
+            # Raised where Python or a library makes another error of it: in __set_name__, say.
+            raise Stopped(stop.number, saved=stop.saved) from error
 
     def _taken(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a copy that has not settled yet: it has nothing to say
