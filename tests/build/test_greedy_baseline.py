@@ -115,7 +115,9 @@ def test_a_piece_of_ones_own_gets_what_it_declares(
     rl = {"algorithm": "remax", "kl": NO_KL, "advantage": "own_piece:doubled", "group_size": 2}
     run, _ = trained(tmp_path / "r", rl=rl)
     assert [row["advantage"] for row in run.samples(1, limit=100)] == [-1.0, -0.5] * 4
-    with pytest.raises(ValueError, match="'own_piece:doubled' compares at least 2 completions"):
+    with pytest.raises(
+        ValueError, match="'own_piece:doubled' compares the completions of a prompt, 2 at"
+    ):
         trained(tmp_path / "alone", rl={**rl, "group_size": 1})
     sys.modules.pop("own_piece", None)
 

@@ -9,7 +9,7 @@ COMPARES_NONE = (
     "greedy_baseline, batch_whitened, return_to_go or gae"
 )
 GROUP_OF_ONE = (
-    "rl.group_size: 1, but advantage {!r} compares at least 2 completions of a prompt; "
+    "rl.group_size: 1, but advantage {!r} compares the completions of a prompt, 2 at least; "
     "set rl.group_size to 2 or more, or " + COMPARES_NONE
 )
 
@@ -119,13 +119,13 @@ RL_REFUSED: dict[str, Cases] = {
         ),
         (
             {"algorithm": "pkpo", "group_size": 4},
-            "rl.group_size: 4, but advantage 'pass_at_k' compares at least 5 completions of a "
-            "prompt; set rl.group_size to 5 or more, or " + COMPARES_NONE,
+            "rl.group_size: 4, but advantage 'pass_at_k' compares the completions of a prompt, "
+            "5 at least; set rl.group_size to 5 or more, or " + COMPARES_NONE,
         ),
         (
             {"algorithm": "pkpo", "advantage": {"k": 8}},
-            "rl.group_size: 8, but advantage 'pass_at_k' compares at least 9 completions of a "
-            "prompt; set rl.group_size to 9 or more, or " + COMPARES_NONE,
+            "rl.group_size: 8, but advantage 'pass_at_k' compares the completions of a prompt, "
+            "9 at least; set rl.group_size to 9 or more, or " + COMPARES_NONE,
         ),
         (
             {"algorithm": "reinforce_pp", "advantage": {"centre_groups": True}},

@@ -12,6 +12,7 @@ from loop_parts import plan
 from small_runs import RECIPE, recipe, small_run
 
 from posttrain.algorithms.advantages import ADVANTAGES, batch_whitened
+from posttrain.algorithms.pieces import facts, piece
 from posttrain.algorithms.table import ALGORITHMS
 from posttrain.cli.app import main
 from posttrain.config import recipe_from_dict, to_toml
@@ -102,6 +103,8 @@ def shifted(monkeypatch: pytest.MonkeyPatch, algorithm: str) -> None:
         batch = honest(batch, **options)
         return batch.replace(advantages=batch.advantages + 0.1 * batch.active)
 
+    declared = facts(honest)
+    piece(needs=declared.needs, smallest_group=declared.smallest_group)(doctored)
     monkeypatch.setitem(ADVANTAGES, name, doctored)
 
 

@@ -33,8 +33,8 @@ def group_of_one(rl: RlSection) -> str | None:
     if rl.group_size < least:
         *others, last = without_siblings()
         return (
-            f"rl.group_size: {rl.group_size}, but advantage {rl.advantage['name']!r} compares at "
-            f"least {least} completions of a prompt; set rl.group_size to {least} or more, or "
+            f"rl.group_size: {rl.group_size}, but advantage {rl.advantage['name']!r} compares the "
+            f"completions of a prompt, {least} at least; set rl.group_size to {least} or more, or "
             f"rl.advantage to one that compares none: {', '.join(others)} or {last}"
         )
     return None
