@@ -80,7 +80,7 @@ faults: setup ## kill runs KILLS=200 times and resume them; all must end as if n
 
 mutants: setup ## mutate the algorithms; every mutant should make a test fail
 	@$(INSTALL) --editable '.[dev,mutants]'
-	@OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children $(JOBS)
+	@OMP_NUM_THREADS=1 $(BIN)/python scripts/mutants.py run --max-children $(JOBS)
 	@$(BIN)/mutmut export-cicd-stats > /dev/null
 	@echo "== survivors ('mutmut show NAME' prints the change)"
 	@$(BIN)/mutmut results

@@ -61,6 +61,7 @@ def constant_baseline(batch: Batch, *, baseline: float) -> Batch:
     return per_token(batch, sequence_returns(batch) - baseline)
 
 
+@piece(needs={"baseline"})
 def moving_baseline(batch: Batch) -> Batch:
     """The running mean of earlier rewards: ``A = R − b``, with b in ``batch.baseline``.
 
@@ -94,6 +95,7 @@ def update_baseline(baseline: float | None, batch: Batch, *, decay: float = 0.9)
     return mean if baseline is None else decay * baseline + (1 - decay) * mean
 
 
+@piece(needs={"greedy_rewards"})
 def greedy_baseline(batch: Batch) -> Batch:
     """What a prompt's greedy completion scores, as its baseline: ``A = R − R(greedy)``.
 
@@ -114,6 +116,7 @@ def greedy_baseline(batch: Batch) -> Batch:
     return per_token(batch, keep(sequence_returns(batch) - baselines, known))
 
 
+@piece(needs={"score_norms"}, smallest_group=2)
 def optimal_baseline(batch: Batch) -> Batch:
     """The baseline of least variance, estimated within each group.
 
@@ -137,9 +140,3 @@ def optimal_baseline(batch: Batch) -> Batch:
     baseline = group_sum(norms * shifted, groups) / torch.where(total > 0, total, 1.0)
     mean_centred = group_centre(returns, groups, valid=batch.valid)
     return per_token(batch, torch.where(total > 0, shifted - baseline, mean_centred))
-
-
-# Not as decorators: mutation testing leaves decorated functions out.
-piece(needs={"baseline"})(moving_baseline)
-piece(needs={"greedy_rewards"})(greedy_baseline)
-piece(needs={"score_norms"}, smallest_group=2)(optimal_baseline)

@@ -14,6 +14,7 @@ from posttrain.algorithms.pieces import piece
 from posttrain.types import Batch
 
 
+@piece(smallest_group=lambda k: k + 1)
 def pass_at_k(batch: Batch, *, k: int = 4) -> Batch:
     """What a completion adds to the best of k: the policy gradient of pass@k, without bias.
 
@@ -65,7 +66,3 @@ def _of_sorted(size: int, k: int) -> Tensor:
 
     rows = [[weight(own, highest) for highest in range(size)] for own in range(size)]
     return torch.tensor(rows, dtype=torch.float64)
-
-
-# Not as decorators: mutation testing leaves decorated functions out.
-piece(smallest_group=lambda k: k + 1)(pass_at_k)

@@ -21,6 +21,7 @@ from posttrain.algorithms.pieces import piece
 from posttrain.types import Batch
 
 
+@piece(smallest_group=2)
 def group_centred(batch: Batch) -> Batch:
     """``A_i = R_i − mean(R of the group)`` (Dr. GRPO; Liu et al., 2025, arXiv:2503.20783).
 
@@ -35,6 +36,7 @@ def group_centred(batch: Batch) -> Batch:
     return per_token(batch, group_centre(sequence_returns(batch), groups, valid=batch.valid))
 
 
+@piece(smallest_group=2)
 def group_normalised(
     batch: Batch, *, deviation: Deviation = "sample", epsilon: float = 1e-6
 ) -> Batch:
@@ -57,6 +59,7 @@ def group_normalised(
     return per_token(batch, keep(centred, signal) / torch.where(signal, spread + epsilon, 1.0))
 
 
+@piece(smallest_group=2)
 def max_only(batch: Batch, *, keeps: Literal["reward", "centred"] = "reward") -> Batch:
     """Only the best of the group count: ``A_i = R_i`` (or ``R_i − mean``) at the maximum, else 0.
 
@@ -75,6 +78,7 @@ def max_only(batch: Batch, *, keeps: Literal["reward", "centred"] = "reward") ->
     return per_token(batch, keep(kept, best))
 
 
+@piece(smallest_group=2)
 def leave_one_out(batch: Batch) -> Batch:
     """``A_i = R_i − mean(R of the others)`` (RLOO; Ahmadian et al., 2024, arXiv:2402.14740).
 
@@ -91,6 +95,7 @@ def leave_one_out(batch: Batch) -> Batch:
     return per_token(batch, centred * count / (count - 1).clamp_min(1))
 
 
+@piece(smallest_group=2)
 def leave_one_out_normalised(
     batch: Batch, *, deviation: Deviation = "sample", epsilon: float = 1e-6
 ) -> Batch:
@@ -112,14 +117,3 @@ def leave_one_out_normalised(
     whole = group_deviation(returns, groups, valid=batch.valid, deviation=deviation)
     spread = torch.where(others > 0, others, whole)[:, None].to(apart.dtype)
     return batch.replace(advantages=keep(apart / (spread + epsilon), spread > 0))
-
-
-# Not as decorators: mutation testing leaves decorated functions out.
-for _advantage in (
-    group_centred,
-    group_normalised,
-    max_only,
-    leave_one_out,
-    leave_one_out_normalised,
-):
-    piece(smallest_group=2)(_advantage)

@@ -20,6 +20,7 @@ from posttrain.algorithms.pieces import piece
 from posttrain.types import Batch
 
 
+@piece(needs={"token_rewards"})
 def return_to_go(batch: Batch, *, gamma: float = 1.0) -> Batch:
     """``A_t = Σ_{l ≥ 0} γ^l r_{t+l}`` over the policy's tokens: what this token can still change.
 
@@ -34,6 +35,7 @@ def return_to_go(batch: Batch, *, gamma: float = 1.0) -> Batch:
     return batch.replace(advantages=_returns_to_go(batch, gamma).to(batch.dtype))
 
 
+@piece(needs={"token_rewards", "values"})
 def gae(
     batch: Batch,
     *,
@@ -78,6 +80,7 @@ def gae(
     return batch.replace(advantages=advantages.to(dtype), returns=returns.to(dtype))
 
 
+@piece(smallest_group=lambda *, centre_groups, **_: 2 if centre_groups else 1)
 def batch_whitened(
     batch: Batch,
     *,
@@ -123,9 +126,3 @@ def _returns_to_go(batch: Batch, gamma: float) -> Tensor:
     order = compact(active)
     ahead = window_sum(keep(rewards, active).gather(1, order), gamma)
     return keep(torch.zeros_like(ahead).scatter(1, order, ahead), active)
-
-
-# Not as decorators: mutation testing leaves decorated functions out.
-piece(needs={"token_rewards"})(return_to_go)
-piece(needs={"token_rewards", "values"})(gae)
-piece(smallest_group=lambda *, centre_groups, **_: 2 if centre_groups else 1)(batch_whitened)
