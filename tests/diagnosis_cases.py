@@ -146,6 +146,7 @@ ILL: dict[str, list[dict[str, float]]] = {
     ),
     "entropy_collapse": course(
         objective__entropy=[*level(0.8, 10), *level(0.02, 8)],
+        rollout__groups_without_signal=[*level(0.2, 10), *level(0.95, 8)],
         **part("exact", level(0.3, 18)),
     ),
     "kl_blow_up": course(
@@ -196,6 +197,12 @@ HEALTHY: dict[str, list[dict[str, float]]] = {
     "single completions that differ": course(reward__mean=level(0.0), reward__std=level(0.01)),
     "a solved task is decided": course(
         objective__entropy=ramp(0.8, 0.01, 60), **part("exact", ramp(0.2, 0.97, 60))
+    ),
+    # As SmolLM2 learns to add: the form in ten steps, the sums in the hundred after them.
+    "the form is decided, the answers are not": course(
+        objective__entropy=[*ramp(1.4, 0.1, 10), *level(0.02, 90)],
+        rollout__groups_without_signal=[*level(0.4, 10), *ramp(0.6, 0.88, 90, spread=0.08)],
+        **part("exact", [*ramp(0.02, 0.6, 10), *ramp(0.6, 0.79, 90, spread=0.05)]),
     ),
     "a slow loss of entropy": course(objective__entropy=ramp(0.8, 0.15, 200, spread=0.05)),
     "a divergence that grows steadily": course(
