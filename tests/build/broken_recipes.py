@@ -80,7 +80,7 @@ BROKEN = [
         {"rl.group_size": 1},
         "config",
         "fail",
-        "compares at least 2 completions of a prompt",
+        "compares the completions of a prompt",
     ),
     Broken(
         "The module of a reward is mistyped",
