@@ -56,9 +56,10 @@ def evaluation_recipe(
 
 def check_typed(task: str | None, overrides: Sequence[str]) -> None:
     """Refuse unknown tasks and keys, and settings that would change nothing in an evaluation."""
-    if task is not None:
-        complete_task({"name": task}, rewards=None)
     changes = parse_overrides(overrides)
+    if task is not None:
+        own = {path[1]: value for path, value in changes.items() if path[0] == "task" and path[1:]}
+        complete_task({**own, "name": task}, rewards=None)
     recipe_from_dict({"task": {"name": task or ""}, "eval": {}}, overrides=list(overrides))
     engine = ("rl", "engine")
     idle = [path for path in changes if path[0] in _NOT_ASKED and path[:2] != engine]

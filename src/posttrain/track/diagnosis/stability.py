@@ -18,8 +18,8 @@ from posttrain.track.diagnosis.history import (
 
 
 def entropy_collapse(history: History, setup: Setup) -> Seen | None:
-    """objective/entropy is below a tenth of its start, or 0.01, with under 80 % right; and in 4 of 5
-    steps 90 % of the groups agree, where there are groups: while they differ, it explores.
+    """objective/entropy is below a tenth of its start, or 0.01, with under 80 % right; where there
+    are groups, 90 % of them agree in 4 of 5 steps: while they differ, the policy explores.
     """
     values = series(history, "objective/entropy")
     if len(values) < 2 * WINDOW or solved(history, setup):
