@@ -10,7 +10,8 @@ import pytest
 from command_line import Command, command_in
 from small_runs import RECIPE
 
-from posttrain.config import cautions, read_recipe, recipe_from_dict, resolve, to_toml
+from posttrain.config import cautions, places, read_recipe, recipe_from_dict, resolve, to_toml
+from posttrain.config.sections import RewardSection, SftSection
 from posttrain.runs import RunFolder
 
 MINE = "def tidy(completion: str) -> float:\n    return {value}\n"
@@ -175,3 +176,16 @@ def test_another_file_is_never_taken_in_silence(
     shutil.rmtree(here / "__pycache__", ignore_errors=True)
     done = command("resume", moved)
     assert done.code == 0, done.err
+
+
+def test_every_key_that_names_a_file_is_looked_for_beside_the_recipe() -> None:
+    """Keys are told by what they are called: a new one of these names is looked for too."""
+    sections = {"sft": SftSection, "reward": RewardSection}
+    named = {
+        (name, key)
+        for name, section in sections.items()
+        for key in section.model_fields
+        if key in ("data", "test_data", "backbone")
+    }
+    assert named <= set(places._NAMED)
+    assert len(named) == 5

@@ -274,3 +274,22 @@ def test_a_reward_model_has_no_full_marks() -> None:
     )
     assert not is_right(scored, judged)
     assert above_one([scored], judged) == {}
+
+
+def test_a_broken_score_is_in_no_mean() -> None:
+    """Were it a 0, a grader that breaks would lift the mean of a penalty."""
+
+    def penalty(completion: str) -> float:
+        if completion.endswith("1"):
+            raise ValueError("out of order")
+        return -1.0
+
+    found = evaluate(
+        ScriptedEngine(lambda prompt, number: prompt.text),
+        [Prompt(id=str(n), text=f"q{n}", tokens=(1,)) for n in range(4)],
+        scorer=RewardScorer({penalty: 1.0}),
+        marks=Marks(weights={"penalty": 1.0}, full={"penalty": 0.0}),
+        sampling=Sampling(max_new_tokens=9),
+    )
+    assert found.invalid == 0.25
+    assert found.mean_reward == found.parts["penalty"] == -1.0

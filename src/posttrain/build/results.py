@@ -183,7 +183,7 @@ def _held_out_numbers(found: HeldOut) -> dict[str, Any]:
             full.setdefault(name.removeprefix("full_marks/"), {})[when] = value
         for name, value in told["parts"].items():
             means.setdefault(name, {})[when] = value
-        numbers |= {when: told["estimates"], f"mean_reward_{when}": told["reward"]}
+        numbers |= {when: found.estimates(when), f"mean_reward_{when}": told["reward"]}
         numbers[f"invalid_{when}"] = told["invalid"]
         if told["invalid"]:
             numbers.setdefault("invalid_reason", told.get("reason", ""))

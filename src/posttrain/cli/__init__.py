@@ -32,8 +32,8 @@ def _take_signals() -> None:
 
     def end(number: int, frame: FrameType | None) -> None:
         if os.getpid() == process:  # and not a copy of it that has not settled yet
-            if os.isatty(1):
-                os.write(1, _SHOW_CURSOR)
+            for stream in filter(os.isatty, (1, 2)):
+                os.write(stream, _SHOW_CURSOR)
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
             start = "\n" if os.isatty(2) else ""  # after the terminal's own ^C
             os.write(2, f"{start}posttrain: stopped by {name}\n".encode())

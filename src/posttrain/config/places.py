@@ -15,6 +15,7 @@ from typing import Any
 _NAMED = (
     ("model", "name"),
     ("sft", "data"),
+    ("sft", "test_data"),
     ("reward", "data"),
     ("reward", "test_data"),
     ("reward", "backbone"),

@@ -141,13 +141,19 @@ def evaluate(
     return Evaluation(
         marks=marks,
         estimates=estimates,
-        mean_reward=sum(score.value for score in scores if score.ok) / len(scores),
+        mean_reward=_mean_reward(scores),
         parts=_parts(scores),
         invalid=sum(not score.ok for score in every) / len(every),
         greedy=greedy,
         sampled=sampled,
         above_one=unknown,
     )
+
+
+def _mean_reward(scores: Sequence[Score]) -> float:
+    """Over the answers that could be scored, as of each reward alone; 0 where none could."""
+    known = [score.value for score in scores if score.ok]
+    return sum(known) / len(known) if known else 0.0
 
 
 def _estimates(

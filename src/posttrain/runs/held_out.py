@@ -53,13 +53,21 @@ class HeldOut:
         names = sorted({name for each in seen for name in each})
         return {name: max(each[name] for each in seen if name in each) for name in names}
 
+    def estimates(self, when: str) -> dict[str, Any]:
+        """What the one ``before`` or ``after`` estimates, less what rests on unknown full marks."""
+        found = (self.before if when == "before" else self.after).get("estimates", {})
+        if self.accuracy_by in self.above_one:
+            return {}
+        ends = tuple(f"/{name}" for name in self.above_one)
+        return {name: estimate for name, estimate in found.items() if not name.endswith(ends)}
+
     def shares(self) -> dict[str, Share]:
         """The accuracy; without a check of answers, the share with full marks of each reward."""
         unknown = {
             "accuracy" if name == self.accuracy_by else f"full_marks/{name}": largest
             for name, largest in self.above_one.items()
         }
-        both = [found.get("estimates", {}) for found in (self.before, self.after)]
+        both = [self.estimates("before"), self.estimates("after")]
         names = sorted({*unknown, *(name for each in both for name in each if "@" not in name)})
         shares = {}
         for name in names:
