@@ -121,7 +121,7 @@ def test_hints_name_the_nearest_and_all() -> None:
 def test_a_path_that_leads_nowhere_is_refused(path: str, reason: str) -> None:
     with refuses(
         f"tool: cannot import {path!r} ({reason}); expected 'package.module:function', importable "
-        "from the current folder"
+        "from the current folder, or from the recipe's"
     ):
         resolve(path)
 

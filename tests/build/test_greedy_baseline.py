@@ -146,7 +146,7 @@ def test_what_a_section_asks_for() -> None:
     ids=["remax", "more than the check would sample", "others"],
 )
 def test_the_check_samples_what_the_advantage_needs(rl: dict[str, Any], tmp_path: Path) -> None:
-    given = recipe(tmp_path / "r", sft=None, eval=None, rl={**rl, "check": True})
+    given = recipe(tmp_path / "r", sft=None, eval=None, rl={**rl, "check": "stop"})
     report = check_recipe(given, fast=True)
     failed = [str(line) for line in report.lines if line.area in ("numerics", "speed")]
     assert failed

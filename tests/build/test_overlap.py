@@ -59,7 +59,7 @@ def test_a_run_ahead_is_exact_and_repeats_bit_for_bit(tmp_path: Path, max_lag: i
     for record in records:
         assert record["time/step"] == record["time/wait"] + record["time/train"]
     finding = json.loads((first.folder.path / "config.json").read_text())["rl"]["correction"]
-    assert finding == {"name": "truncated", "cap": 2.0, "level": "token"}
+    assert finding == {"name": "truncated", "cap": 2.0, "low": 0.0, "level": "token"}
 
 
 def test_evaluations_see_the_weights_of_their_step(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_every_algorithm_corrects_for_the_age_by_default(name: str) -> None:
     given = recipe_from_dict({"task": {"name": "sort"}, "rl": {"algorithm": name, "max_lag": 1}})
     section = resolve(given).rl
     assert section is not None
-    assert section.correction == {"name": "truncated", "cap": 2.0, "level": "token"}
+    assert section.correction == {"name": "truncated", "cap": 2.0, "low": 0.0, "level": "token"}
     assert make_plan(section).looks_back
 
 

@@ -59,7 +59,7 @@ def test_an_engine_gets_what_its_signature_asks_for(
     monkeypatch.syspath_prepend(tmp_path)
     given = recipe(
         tmp_path / "run",
-        rl={"steps": 2, "check": True, "engine": {**spec, "name": spec["name"].format(name)}},
+        rl={"steps": 2, "check": "stop", "engine": {**spec, "name": spec["name"].format(name)}},
     )
     assert "rl.engine" in fingerprints(resolve(recipe_from_dict(given)))["contents"]
     done = run(recipe_from_dict(given), console=Console(file=io.StringIO()))

@@ -40,7 +40,7 @@ def phases(monkeypatch: pytest.MonkeyPatch) -> Phases:
 
 
 def test_a_run_says_what_it_is_at(phases: Phases, tmp_path: Path) -> None:
-    small_run(recipe(tmp_path / "run", sft=None, rl={"check": True, "steps": 2}))
+    small_run(recipe(tmp_path / "run", sft=None, rl={"check": "stop", "steps": 2}))
     names = [name for name, _, _ in phases]
     checking = next(name for name in names if name.startswith("checking"))
     told = [
