@@ -22,8 +22,9 @@ GOLDEN = 11400714819323198485  # 2^64 / golden ratio
 
 
 def by_hand() -> Batch:
-    """Five sequences of one token: A = −2, 1, 1, 4, −4 has mean 0; log π_old = −5, −1, −2, −3, −4 has mean −3.
+    """Five sequences of one token: A = −2, 1, 1, 4, −4 has mean 0.
 
+    log π_old = −5, −1, −2, −3, −4 has mean −3.
     cov = (A − 0)(log π_old + 3) = (−2)(−2), (1)(2), (1)(1), (4)(0), (−4)(−1) = 4, 2, 1, 0, 4.
     """
     return Batch.from_rewards([0.0] * 5).replace(
@@ -169,6 +170,13 @@ def test_equal_covariances_do_not_swell_the_share(share: float, count: int, zero
         level = float(covariance[best][0])
         assert int(drawn(batch, share=share, low=level, high=level).tokens(batch).sum()) == count
         assert torch.equal(drawn(batch, share=share, low=level, high=level).tokens(batch), tokens)
+
+
+def test_by_default_one_token_of_5000_is_treated_apart() -> None:
+    """⌊2e-4 · 6400⌋ = 1, whichever of the two losses."""
+    batch = few_values(1)
+    for loss in (kl_cov, functools.partial(clip_cov, covariance_low=0.1)):
+        assert int(loss(batch.need("old_logprobs"), batch).means["chosen"].sum()) == 1
 
 
 def test_the_equals_are_drawn_by_loops() -> None:

@@ -127,8 +127,10 @@ if TYPE_CHECKING:
     )
     from posttrain.algorithms.pieces import (
         Facts,
+        centred_over,
         facts,
         for_batch,
+        needed,
         piece,
         smallest_group,
     )
@@ -187,6 +189,7 @@ __all__ = [
     "bradley_terry",
     "calibration",
     "calibration_error",
+    "centred_over",
     "cispo",
     "clip_cov",
     "clipped",
@@ -231,6 +234,7 @@ __all__ = [
     "missing_end",
     "moving_baseline",
     "naive",
+    "needed",
     "nll",
     "noise_floor",
     "optimal_baseline",

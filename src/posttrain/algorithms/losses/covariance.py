@@ -124,7 +124,7 @@ def _kl_cov_for(batch: Batch, *, share: float, coefficient: float) -> Loss:
     return functools.partial(_kl_cov, choice=highest(batch, share=share), coefficient=coefficient)
 
 
-@piece(whole_batch=_kl_cov_for)
+@piece(optimiser_steps="several", whole_batch=_kl_cov_for)
 def kl_cov(
     logprobs: Tensor, batch: Batch, *, share: float = 2e-4, coefficient: float = 1.0
 ) -> Terms:
