@@ -4,7 +4,7 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from posttrain.algorithms import table
 from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.corrections import CORRECTIONS
 from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
+from posttrain.algorithms.pieces import Facts, facts
 from posttrain.algorithms.weights import WEIGHTS
 from posttrain.models.scorer import reward_scorer
 from posttrain.models.tiny import build_tiny
@@ -94,12 +95,12 @@ def test_the_package_loads_torch_when_something_needs_it() -> None:
     subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, check=True)
 
 
-REAL: dict[Callable[[], Mapping[str, Any]], Mapping[str, Any]] = {
-    table.advantage_table: ADVANTAGES,
-    table.policy_loss_table: POLICY_LOSSES,
-    table.value_loss_table: VALUE_LOSSES,
-    table.weight_table: WEIGHTS,
-    table.correction_table: CORRECTIONS,
+REAL: dict[table.PieceKind, Mapping[str, Any]] = {
+    "advantage": ADVANTAGES,
+    "policy loss": POLICY_LOSSES,
+    "value loss": VALUE_LOSSES,
+    "averaging": WEIGHTS,
+    "correction": CORRECTIONS,
 }
 WRITTEN = {
     "ADVANTAGES": ("posttrain.algorithms.advantages", ADVANTAGES),
@@ -131,8 +132,24 @@ def test_a_function_as_written_is_the_function() -> None:
 
 def test_what_is_loaded_already_is_asked_itself() -> None:
     """Also where a test or a user has put something else in its place."""
-    for look, real in REAL.items():
-        assert look() is real
+    for kind, real in REAL.items():
+        assert table.piece_table(kind) is real
+
+
+def test_a_written_function_declares_what_the_real_one_does() -> None:
+    """Its facts are not in the text that was read: asking for them loads the function."""
+    read = _WrittenTable("posttrain.algorithms.advantages", "ADVANTAGES")
+    for name, real in ADVANTAGES.items():
+        written = _WrittenFunction("posttrain.algorithms.advantages", read._functions[name])
+        assert facts(written) is facts(real) or facts(real) == Facts()
+    script = (
+        "import sys; from posttrain.written import real, written_table\n"
+        "gae = written_table('posttrain.algorithms.advantages', 'ADVANTAGES')['gae']\n"
+        "assert 'torch' not in sys.modules\n"
+        "from posttrain.algorithms.pieces import facts\n"
+        "assert 'values' in facts(gae).needs\n"
+    )
+    subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, check=True)
 
 
 def test_a_written_function_is_the_real_one_once_it_is_called() -> None:

@@ -56,6 +56,15 @@ def written_function(module: str, name: str) -> Function:
         return _load(module, name)
 
 
+def real(function: Function) -> Function:
+    """The function itself, imported where only its text has been read so far.
+
+    >>> real(written_function("posttrain.algorithms.weights", "sequence_sum")).__name__
+    'sequence_sum'
+    """
+    return function.load() if isinstance(function, _WrittenFunction) else function
+
+
 class _WrittenTable(Mapping[str, Function]):
     """A dict of functions, from the text of the module that holds it."""
 
@@ -102,8 +111,11 @@ class _WrittenFunction:
             ]
         )
 
+    def load(self) -> Function:
+        return _load(self._module, self._name)
+
     def __call__(self, *given: Any, **options: Any) -> Any:
-        return _load(self._module, self._name)(*given, **options)
+        return self.load()(*given, **options)
 
 
 def _load(module: str, name: str) -> Function:

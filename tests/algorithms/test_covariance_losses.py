@@ -18,11 +18,13 @@ from posttrain.types import Batch
 
 ORDER = torch.tensor([5, 11, 0, 7, 2, 9, 1, 4, 10, 3, 8, 6])
 ALWAYS = 2**63 - 1
+GOLDEN = 11400714819323198485  # 2^64 / golden ratio
 
 
 def by_hand() -> Batch:
-    """Five tokens: A = −2, 1, 1, 4, −4 has mean 0; log π_old = −5, −1, −2, −3, −4 has mean −3.
+    """Five sequences of one token: A = −2, 1, 1, 4, −4 has mean 0.
 
+    log π_old = −5, −1, −2, −3, −4 has mean −3.
     cov = (A − 0)(log π_old + 3) = (−2)(−2), (1)(2), (1)(1), (4)(0), (−4)(−1) = 4, 2, 1, 0, 4.
     """
     return Batch.from_rewards([0.0] * 5).replace(
@@ -50,8 +52,8 @@ def marked(batch: Batch, places: list[tuple[int, int]]) -> Tensor:
 @pytest.mark.parametrize(
     ("share", "expected"),
     [
-        (1e-4, [1, 0, 0, 0, 1]),  # one token at least; equals are picked together
-        (0.39, [1, 0, 0, 0, 1]),  # ⌊1.95⌋ = 1
+        (1e-4, [0, 0, 0, 0, 1]),  # one token at least, and of the two equals the lower draw
+        (0.39, [0, 0, 0, 0, 1]),  # ⌊1.95⌋ = 1
         (0.4, [1, 0, 0, 0, 1]),
         (0.6, [1, 1, 0, 0, 1]),
         (0.8, [1, 1, 1, 0, 1]),
@@ -62,17 +64,25 @@ def test_the_highest_covariances_by_hand(share: float, expected: list[int]) -> N
     batch = by_hand()
     assert highest(batch, share=share).tokens(batch)[:, 0].int().tolist() == expected
     close(highest(batch, share=share).covariance(batch)[:, 0], [4.0, 2.0, 1.0, 0.0, 4.0], rtol=0)
+    assert draw_of(batch, (4, 0), 4.0) < draw_of(batch, (0, 0), 4.0)
 
 
 def test_what_is_known_of_the_whole_batch() -> None:
     batch = by_hand()
     assert highest(batch, share=0.6) == Choice(
-        mean_advantage=0.0, mean_logprob=-3.0, low=2.0, high=math.inf, last_draw=ALWAYS
+        mean_advantage=0.0,
+        mean_logprob=-3.0,
+        low=2.0,
+        high=math.inf,
+        sure=2.0,
+        last_draw=draw_of(batch, (1, 0), 2.0),
     )
     found = drawn(batch, share=1.0, low=0.5, high=3.0)
     assert dataclasses.replace(found, last_draw=0) == Choice(
-        mean_advantage=0.0, mean_logprob=-3.0, low=0.5, high=3.0, last_draw=0
+        mean_advantage=0.0, mean_logprob=-3.0, low=0.5, high=3.0, sure=math.inf, last_draw=0
     )
+    nothing = drawn(batch, share=1.0, low=9.0, high=9.0)
+    assert (nothing.sure, nothing.last_draw) == (math.inf, ALWAYS)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.3, 0.6])
@@ -84,11 +94,31 @@ def test_the_highest_covariances_by_loops(share: float) -> None:
     assert torch.equal(highest(batch, share=share).tokens(batch), marked(batch, ranked[:count]))
 
 
-def draw_of(covariance: float) -> int:
-    """The bits of a number times 2^64 / golden ratio, as a signed number of 64 bits."""
-    (bits,) = struct.unpack("<q", struct.pack("<d", covariance))
-    product = bits * 11400714819323198485 % 2**64
-    return product - 2**64 if product >= 2**63 else product
+def bits_of(number: float) -> int:
+    (bits,) = struct.unpack("<Q", struct.pack("<d", number))
+    return bits
+
+
+def mixed(bits: int) -> int:
+    """The high half over the low one, times 2^64 / golden ratio; twice."""
+    bits %= 2**64
+    once = (bits ^ (bits >> 32)) * GOLDEN % 2**64
+    return (once ^ (once >> 32)) * GOLDEN % 2**64
+
+
+def draw_of(batch: Batch, place: tuple[int, int], covariance: float) -> int:
+    """The hash of a token by a loop over its sequence: a signed number of 64 bits."""
+    row, last = place
+    so_far = position = 0
+    for column in range(last + 1):
+        own = bool(batch.active[row, column])
+        if not (own if batch.attention is None else batch.attention[row, column]):
+            continue
+        position += 1
+        old = bits_of(float(batch.need("old_logprobs")[row, column])) if own else 0
+        so_far += mixed(mixed(mixed(old) + int(batch.tokens[row, column])) + position)
+    draw = mixed(mixed(bits_of(covariance)) + so_far)
+    return draw - 2**64 if draw >= 2**63 else draw
 
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.1, 0.5])
@@ -101,8 +131,154 @@ def test_the_draw_by_loops(share: float, low: float, high: float) -> None:
         assert float(known[place]) == pytest.approx(value, rel=1e-12)
     inside = [place for place in covariances(batch) if low <= float(known[place]) <= high]
     count = max(1, math.floor(share * int(batch.active.sum())))
-    lot = sorted(inside, key=lambda place: draw_of(float(known[place])))
+    lot = sorted(inside, key=lambda place: draw_of(batch, place, float(known[place])))
     assert torch.equal(choice.tokens(batch), marked(batch, lot[:count]))
+
+
+def few_values(seed: int, *, zeros: float = 0.5) -> Batch:
+    """64 answers of 100 tokens: one of 8 is right, and about half of the log-probs are exactly 0.
+
+    Right has A = √7, wrong −1/√7 (a group's mean is ⅛, its deviation √7/8): two values in all.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    old = -torch.rand(64, 100, generator=generator)
+    old = old.masked_fill(torch.rand(64, 100, generator=generator) < zeros, 0.0)
+    gains = torch.where(torch.arange(64) % 8 == seed % 8, 7**0.5, -(7**-0.5))
+    return Batch(
+        tokens=torch.randint(50, (64, 100), generator=generator),
+        mask=torch.ones(64, 100, dtype=torch.bool),
+        advantages=gains[:, None].expand(64, 100).contiguous(),
+        old_logprobs=old,
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "count"), [(2e-4, 1), (4.7e-4, 3), (0.01, 64)]
+)  # of 6,400 tokens: ⌊1.28⌋, ⌊3.008⌋, 64
+@pytest.mark.parametrize("zeros", [0.4, 0.6])
+def test_equal_covariances_do_not_swell_the_share(share: float, count: int, zeros: float) -> None:
+    """The highest is that of a right answer's certain tokens, some 400 of them with the same."""
+    for seed in range(10):
+        batch = few_values(seed, zeros=zeros)
+        choice = highest(batch, share=share)
+        covariance, tokens = choice.covariance(batch), choice.tokens(batch)
+        best = (batch.need("advantages") > 0) & (batch.need("old_logprobs") == 0)
+        assert int(best.sum()) > 200
+        assert len(covariance[best].unique()) == 1
+        assert int(tokens.sum()) == count
+        assert bool(best[tokens].all())
+        level = float(covariance[best][0])
+        assert int(drawn(batch, share=share, low=level, high=level).tokens(batch).sum()) == count
+        assert torch.equal(drawn(batch, share=share, low=level, high=level).tokens(batch), tokens)
+
+
+def test_by_default_one_token_of_5000_is_treated_apart() -> None:
+    """⌊2e-4 · 6400⌋ = 1, whichever of the two losses."""
+    batch = few_values(1)
+    for loss in (kl_cov, functools.partial(clip_cov, covariance_low=0.1)):
+        assert int(loss(batch.need("old_logprobs"), batch).means["chosen"].sum()) == 1
+
+
+def test_the_equals_are_drawn_by_loops() -> None:
+    """Where three of the equals fit, those with the lowest hashes; whatever is above needs none."""
+    batch = few_values(3)
+    choice = highest(batch, share=4.7e-4)
+    best = (batch.need("advantages") > 0) & (batch.need("old_logprobs") == 0)
+    places = [(row, column) for row, column in best.nonzero().tolist()]
+    level = float(choice.covariance(batch)[places[0]])
+    lot = sorted(places, key=lambda place: draw_of(batch, place, level))
+    assert torch.equal(choice.tokens(batch), marked(batch, lot[:3]))
+    places_and_more = highest(batch, share=(len(places) + 1) / 6400 + 1e-9)
+    found = places_and_more.tokens(batch)
+    assert bool(found[best].all())
+    assert int(found.sum()) == len(places) + 1
+
+
+def test_the_draw_of_equals_spreads_over_answers_and_places() -> None:
+    """In 200 batches each of the 8 right answers, and each tenth of an answer, has its turn.
+
+    Fair draws would leave one of the ten out with a chance of 10 · 0.9²⁰⁰ < 10⁻⁸.
+    """
+    answers, tenths = set(), set()
+    for seed in range(200):
+        batch = few_values(8 * seed)
+        [(row, column)] = highest(batch, share=2e-4).tokens(batch).nonzero().tolist()
+        answers.add(row)
+        tenths.add(column // 10)
+    assert answers == set(range(0, 64, 8))
+    assert tenths == set(range(10))
+
+
+def alike(**changes: object) -> Batch:
+    """Two sequences of a prompt token and two answered ones, and a third that is the opposite.
+
+    A = 1, 1, −2 and log π_old = 0, 0, −3 have means 0 and −1: cov = 1 four times, and 4 twice.
+    """
+    gains = torch.tensor([[1.0], [1.0], [-2.0]], dtype=torch.float64)
+    old = torch.tensor([[0.0], [0.0], [-3.0]], dtype=torch.float64)
+    batch = Batch(
+        tokens=torch.tensor([[4, 2, 3], [4, 2, 3], [4, 2, 3]]),
+        mask=torch.tensor([[False, True, True]] * 3),
+        attention=torch.ones(3, 3, dtype=torch.bool),
+        advantages=gains.expand(3, 3).contiguous(),
+        old_logprobs=old.expand(3, 3).contiguous(),
+    )
+    return batch.replace(**changes)
+
+
+def test_tokens_that_are_wholly_alike_are_chosen_together() -> None:
+    """Cut at one of the four with cov = 1: the twins of a place have one draw, and come both."""
+    batch = alike()
+    assert highest(batch, share=0.5).covariance(batch)[:, 1].tolist() == [1.0, 1.0, 4.0]
+    found = highest(batch, share=0.5).tokens(batch)  # ⌊0.5 · 6⌋ = 3, of which two are the third's
+    assert found[2].tolist() == [False, True, True]
+    assert torch.equal(found[0], found[1])
+    assert int(found[0].sum()) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokens": torch.tensor([[4, 2, 3], [5, 2, 3], [4, 2, 3]])},  # another prompt
+        {"tokens": torch.tensor([[4, 2, 3], [4, 1, 3], [4, 2, 3]])},  # another answer
+        {"tokens": torch.tensor([[4, 2, 3], [4, 3, 2], [4, 2, 3]])},  # in another order
+    ],
+)
+def test_one_difference_sets_tokens_apart(changes: dict[str, Tensor]) -> None:
+    batch = alike(**changes)
+    found = highest(batch, share=0.5).tokens(batch)
+    assert int(found.sum()) == 3
+    every = [draw_of(batch, (row, column), 1.0) for row in (0, 1) for column in (1, 2)]
+    assert len(set(every)) == 4
+
+
+def test_a_log_prob_before_a_token_sets_it_apart() -> None:
+    """The covariance of the last token is the same, and so are all tokens: the way there is not."""
+    old = torch.tensor([[0.0, 0.0, 0.0], [0.0, -0.5, 0.0], [0.0, -3.0, -2.5]], dtype=torch.float64)
+    batch = alike(old_logprobs=old)  # of the six: mean −1
+    chosen_one = drawn(batch, share=0.2, low=1.0, high=1.0)  # ⌊1.2⌋ of three with cov = 1
+    assert chosen_one.covariance(batch)[:2, 1:].tolist() == [[1.0, 1.0], [0.5, 1.0]]
+    assert int(chosen_one.tokens(batch).sum()) == 1
+    last = [draw_of(batch, (row, 2), 1.0) for row in (0, 1)]
+    assert len(set(last)) == 2
+
+
+def test_equals_are_the_same_in_any_part_order_and_padding() -> None:
+    batch = few_values(5).replace(attention=torch.ones(64, 100, dtype=torch.bool))
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
+    for choose in (
+        functools.partial(highest, share=0.01),
+        functools.partial(drawn, share=0.01, low=0.1, high=2.0),
+    ):
+        wanted = choose(batch)
+        tokens = wanted.tokens(batch)
+        assert int(tokens.sum()) == 64
+        assert choose(batch.select(order)) == wanted
+        padded = widened(batch, left=3, right=2)
+        assert choose(padded) == wanted
+        assert torch.equal(wanted.tokens(padded), wide(tokens, 3, 2))
+        for rows in order.split(7):
+            assert torch.equal(wanted.tokens(batch.select(rows)), tokens[rows])
 
 
 def test_the_ends_of_the_range_are_inside() -> None:
@@ -121,10 +297,12 @@ def test_the_draw_is_fair() -> None:
     )
     found = drawn(batch, share=0.1, low=1.0, high=5.0)
     tokens = found.tokens(batch)[:, 0].reshape(-1, 2)
-    assert torch.equal(tokens[:, 0], tokens[:, 1])  # equals are drawn together
     assert int(tokens.sum()) == 2000
-    for part in tokens[:, 0].reshape(10, 1000):
-        assert int(part.sum()) == pytest.approx(100, abs=30)  # three deviations of a fair draw
+    for part in tokens.reshape(10, 2000):
+        assert int(part.sum()) == pytest.approx(200, abs=40)  # three deviations of a fair draw
+    for side in tokens.T:
+        assert int(side.sum()) == pytest.approx(1000, abs=90)
+    assert int(tokens.all(dim=1).sum()) == pytest.approx(100, abs=30)  # both of a pair: 1 of 100
 
 
 @pytest.mark.parametrize("gain", [0.0, 0.7])
@@ -199,7 +377,7 @@ def test_kl_cov_by_hand() -> None:
     batch, steps = by_hand(), [0.1, -0.2, 0.3, 0.4, -0.5]
     moves = torch.tensor(steps, dtype=torch.float64)[:, None]
     logprobs = (batch.need("old_logprobs") + moves).requires_grad_()
-    terms = kl_cov(logprobs, batch, share=0.2, coefficient=0.3)
+    terms = kl_cov(logprobs, batch, share=0.4, coefficient=0.3)
     plain = [
         2 * math.exp(0.1),
         -math.exp(-0.2),

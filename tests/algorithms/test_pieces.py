@@ -5,10 +5,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from algorithms.batches import close, moved, ready
+from algorithms.batches import close, moved, ragged, ready
+from algorithms.recipes import ADVANTAGE_VARIANTS
 
+from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.losses import POLICY_LOSSES, clipped
-from posttrain.algorithms.pieces import Facts, Loss, facts, for_batch, piece
+from posttrain.algorithms.pieces import Facts, Loss, centred_over, facts, for_batch, piece
 from posttrain.types import Batch, Terms
 
 CLAIM = [name for name, loss in POLICY_LOSSES.items() if facts(loss).zero_with_advantage]
@@ -42,6 +44,35 @@ def test_the_others_have_no_right_to_it(name: str) -> None:
     batch = batch.replace(advantages=batch.need("advantages").masked_fill(silent, 0.0))
     options = {"share": 1.0} if name == "kl_cov" else {}
     assert POLICY_LOSSES[name](moved(batch), batch, **options).loss[silent].any()
+
+
+ADVANTAGES_OF_ALL_KINDS = {**ADVANTAGE_VARIANTS, "pass_at_k": ADVANTAGES["pass_at_k"]}
+
+
+@pytest.mark.parametrize("name", ADVANTAGES_OF_ALL_KINDS)
+def test_advantages_are_centred_where_they_say_so_and_nowhere_else(name: str) -> None:
+    """Two groups of six sequences of one token: what each group adds up to, and the whole."""
+    advantage = ADVANTAGES_OF_ALL_KINDS[name]
+    whole = ragged(3)
+    batch = Batch.from_rewards(
+        [0.1, 0.9, 0.4, 2.0, 0.3, 0.7, 5.0, 1.0, 3.0, 2.5, 0.2, 9.0], groups=[0] * 6 + [1] * 6
+    )
+    columns = {"token_rewards": batch.need("rewards")[:, None], "values": whole.values[:, :1]}
+    batch = batch.replace(
+        **columns,
+        baseline=whole.baseline,
+        score_norms=whole.score_norms,
+        greedy_rewards=torch.zeros(12, dtype=torch.float64),
+    )
+    found = advantage(batch).need("advantages").reshape(2, 6)
+    by_group = bool((found.sum(1).abs() < 1e-9).all())
+    by_batch = bool(found.sum().abs() < 1e-9) and any(
+        abs(float(found.std(unbiased=sample)) - 1) < 1e-9 for sample in (False, True)
+    )
+    if name == "centred, whitened":  # both are true of it; the audit asks for the stronger
+        by_group = False
+    expected = "group" if by_group else "batch" if by_batch else None
+    assert centred_over(advantage) == expected
 
 
 def own(logprobs: torch.Tensor, batch: Batch, *, strength: float = 0.1) -> Terms:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from algorithms.batches import GROUPS, close, members, ragged, refuses
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from posttrain.algorithms import ops
 
@@ -74,6 +75,35 @@ def test_the_deviation_of_the_others_equals_the_loop(seed: int) -> None:
             close(found, expected)
     usual = ops.others_deviation(values, groups)
     close(usual, ops.others_deviation(values, groups, deviation="sample"), rtol=0, atol=0)
+
+
+def test_the_deviation_of_the_others_far_from_zero() -> None:
+    """At 1e8 a difference of squares would have lost every digit. Others: (1, 3), (0, 3), (0, 1);
+    the spreads of two are |a − b| / √2."""
+    values, groups = float64([0.0, 7.0, 1.0, 3.0, 7.0]) + 1e8, torch.tensor([5, 2, 5, 5, 2])
+    found = ops.others_deviation(values, groups)
+    close(found, [2 / 2**0.5, 0.0, 3 / 2**0.5, 1 / 2**0.5, 0.0])
+    assert not ops.others_deviation(float64([0.1] * 7) + 1e8, torch.zeros(7, dtype=int)).any()
+
+
+def test_the_deviation_of_the_others_compares_within_groups_alone() -> None:
+    """300 groups of 4: the largest tensor on the way holds 300 · 4², not 1200²."""
+
+    class Largest(TorchFunctionMode):
+        seen = 0
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            result = function(*args, **(kwargs or {}))
+            for tensor in result if isinstance(result, tuple) else [result]:
+                if isinstance(tensor, torch.Tensor):
+                    self.seen = max(self.seen, tensor.numel())
+            return result
+
+    values, groups = torch.arange(1200).double(), torch.arange(1200) % 300
+    with Largest() as largest:
+        found = ops.others_deviation(values, groups)
+    assert largest.seen == 300 * 4 * 4
+    close(found[:1], [math.sqrt((300**2 + 0 + 300**2) / 2)])  # of 300, 600 and 900
 
 
 def test_others_that_agree_have_no_deviation_at_all() -> None:

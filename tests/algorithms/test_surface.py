@@ -11,7 +11,7 @@ import pytest
 
 from posttrain import algorithms
 from posttrain.algorithms.advantages import ADVANTAGES, without_siblings
-from posttrain.algorithms.pieces import Facts, facts, piece, smallest_group
+from posttrain.algorithms.pieces import Facts, centred_over, facts, needed, piece, smallest_group
 from posttrain.types import Batch, Terms
 
 INNER = ("posttrain.algorithms.checks",)  # errors for bad input: nobody else's to call
@@ -127,9 +127,20 @@ def test_what_the_advantages_declare() -> None:
             "return_to_go": {"token_rewards"},
             "gae": {"token_rewards", "values"},
         }
-        assert facts(advantage).needs == fields.get(name, set()), name
+        assert needed(advantage) == fields.get(name, set()), name
     assert smallest_group(functools.partial(ADVANTAGES["pass_at_k"], k=7)) == 8
     centred = functools.partial(ADVANTAGES["batch_whitened"], centre_groups=True, gamma=0.5)
     assert smallest_group(centred) == 2
+    assert needed(centred) == {"token_rewards"}
     alone = [name for name in ADVANTAGES if name not in {*of_two, "pass_at_k"}]
     assert without_siblings() == alone
+
+
+def test_over_what_the_advantages_say_that_they_are_centred() -> None:
+    found = {name: centred_over(advantage) for name, advantage in ADVANTAGES.items()}
+    groups = {"group_centred", "group_normalised", "leave_one_out", "pass_at_k"}
+    assert {name for name in found if found[name] == "group"} == groups
+    assert {name for name in found if found[name] == "batch"} == {"batch_whitened", "gae"}
+    assert centred_over(functools.partial(ADVANTAGES["gae"], normalise=False)) is None
+    assert centred_over(functools.partial(ADVANTAGES["gae"], lam=0.5)) == "batch"
+    assert centred_over(print) is None

@@ -15,13 +15,6 @@ GROUP_OF_ONE = (
 
 # rule: (values of [rl], the message)
 RL_REFUSED: dict[str, Cases] = {
-    "baseline_of_gradients": [
-        (
-            {"advantage": "optimal_baseline"},
-            "rl.advantage: 'optimal_baseline' needs the gradient norm of every sequence, which "
-            "only posttrain walkthrough computes; use leave_one_out or moving_baseline",
-        )
-    ],
     "uneven_minibatches": [
         (
             {"prompts_per_step": 3, "group_size": 4, "minibatches": 5},
@@ -96,6 +89,13 @@ RL_REFUSED: dict[str, Cases] = {
             "learned anything; set it to less than rl.steps",
         )
     ],
+    "baseline_of_gradients": [
+        (
+            {"advantage": "optimal_baseline"},
+            "rl.advantage: 'optimal_baseline' needs the gradient norm of every sequence, which "
+            "only posttrain walkthrough computes; use leave_one_out or moving_baseline",
+        )
+    ],
     "whitening_nothing": [
         (
             {"whiten_rewards": True},
@@ -106,6 +106,20 @@ RL_REFUSED: dict[str, Cases] = {
             {"algorithm": "ppo", "advantage": "return", "whiten_rewards": True},
             "rl.whiten_rewards: not for the advantage 'return'; drop it, or set "
             "rl.advantage to gae or return_to_go, which give every token its own reward",
+        ),
+    ],
+    "critic_for_nothing": [
+        (
+            {"critic": {}},
+            "rl.critic: no effect, because the advantage 'group_normalised' asks for no values; "
+            "drop it, or set rl.advantage to gae (the algorithm ppo does)",
+        ),
+        (
+            {"advantage": "posttrain.algorithms.advantages:group_centred", "critic": {}},
+            "rl.critic: no effect, because the advantage 'posttrain.algorithms.advantages:"
+            "group_centred' asks for no values; drop it, or set rl.advantage to gae (the algorithm "
+            "ppo does); if it reads values, declare it above the function: "
+            '@piece(needs={"values"})',
         ),
     ],
     "group_of_one": [

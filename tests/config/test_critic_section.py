@@ -96,9 +96,11 @@ def test_an_advantage_without_values_has_no_critic(values: dict[str, Any], name:
     assert rl(**values).critic is None
 
 
-def test_an_advantage_of_the_user_has_a_critic_where_one_is_written() -> None:
-    assert rl(advantage=OWN_ADVANTAGE).critic is None
-    assert rl(algorithm="ppo", advantage=OWN_ADVANTAGE).critic is None
+def test_an_advantage_of_the_user_has_a_critic_where_it_asks_for_values() -> None:
+    for algorithm in ("grpo", "ppo"):
+        section = rl(algorithm=algorithm, advantage=OWN_ADVANTAGE)
+        assert section.critic.model_dump() == PPO_CRITIC
+    assert rl(advantage=OWN_ADVANTAGE.replace(":gae", ":group_centred")).critic is None
     section = rl(advantage=OWN_ADVANTAGE, critic={"warmup_steps": 2})
     assert section.critic.model_dump() == {**PPO_CRITIC, "warmup_steps": 2}
 
@@ -139,12 +141,8 @@ def test_a_penalty_that_cannot_be_steered_is_refused() -> None:
             "rl.penalty_target; set it above 0"
         ):
             rl(**values)
-    with refuses(
-        "rl.critic: no effect, because the advantage 'group_normalised' asks for no values; drop "
-        "it, or set rl.advantage to gae (the algorithm ppo does)",
-        nothing,
-    ):
-        rl(critic={}, penalty_target=0.01)
+    with refuses("rl.critic.loss: unknown name 'x'; Known: clipped, huber, squared", nothing):
+        rl(critic={"loss": "x"}, penalty_target=0.01)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,11 @@ def shifted(monkeypatch: pytest.MonkeyPatch, algorithm: str) -> None:
         return batch.replace(advantages=batch.advantages + 0.1 * batch.active)
 
     declared = facts(honest)
-    piece(needs=declared.needs, smallest_group=declared.smallest_group)(doctored)
+    piece(
+        needs=declared.needs,
+        smallest_group=declared.smallest_group,
+        centred=declared.centred,
+    )(doctored)
     monkeypatch.setitem(ADVANTAGES, name, doctored)
 
 

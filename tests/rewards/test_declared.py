@@ -63,6 +63,21 @@ def test_a_maximum_is_kept_and_a_score_above_it_is_broken(how: str) -> None:
     assert above.reason.startswith("reward 'own' returned 4, above its maximum of 3; mend the rew")
 
 
+@pytest.mark.parametrize("last", [{"maximum": 10}, {"checks_answer": True}])
+def test_declarations_add_up_in_any_order(last: dict[str, Any]) -> None:
+    """Only what is given is set: the other word, and one that is taken back, stay as they were."""
+    both = {"checks_answer": True, "maximum": 10}
+
+    @declare(**last)
+    @declare(**{name: value for name, value in both.items() if name not in last})
+    def own(completion: str) -> float:
+        return stars(completion)
+
+    bound = bind(own, {})
+    assert (bound.checks_answer, bound.full_marks) == (True, 10.0)
+    assert not bind(declare(checks_answer=False)(own), {}).checks_answer
+
+
 def test_a_maximum_holds_in_worker_processes(pooled: Pooled) -> None:
     def number(n: int) -> float:
         return float(n)

@@ -128,8 +128,10 @@ if TYPE_CHECKING:
     )
     from posttrain.algorithms.pieces import (
         Facts,
+        centred_over,
         facts,
         for_batch,
+        needed,
         piece,
         smallest_group,
     )
@@ -188,6 +190,7 @@ __all__ = [
     "bradley_terry",
     "calibration",
     "calibration_error",
+    "centred_over",
     "cispo",
     "clip_cov",
     "clipped",
@@ -232,6 +235,7 @@ __all__ = [
     "missing_end",
     "moving_baseline",
     "naive",
+    "needed",
     "nll",
     "noise_floor",
     "optimal_baseline",

@@ -251,11 +251,27 @@ def others_deviation(
     tensor(1.4142)
     """
     checks.same_shape("groups", groups, like=values)
-    pairs = (groups[:, None] == groups).fill_diagonal_(False)
-    own, other = (pairs if valid is None else pairs & valid).nonzero(as_tuple=True)
+    own, other = _siblings(groups)
+    if valid is not None:
+        own, other = own[valid[other]], other[valid[other]]
     spread = torch.zeros_like(values)
     spread[own] = group_deviation(values[other], own, deviation=deviation)
     return spread
+
+
+def _siblings(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """All pairs of two members of a group, as rows: Σ G · (G − 1) of them. Shapes: [B] → [pairs].
+
+    With the groups side by side, those of a sequence are G places from where its group begins.
+    """
+    order = groups.argsort(stable=True)
+    ascending = groups[order]
+    count, first = group_count(ascending), torch.searchsorted(ascending, ascending)
+    place = torch.arange(int(count.sum()), device=groups.device)
+    place = place - (count.cumsum(0) - count).repeat_interleave(count)  # 0 … G − 1
+    own = order.repeat_interleave(count)
+    other = order[first.repeat_interleave(count) + place]
+    return own[own != other], other[own != other]
 
 
 def compact(mask: Tensor) -> Tensor:

@@ -9,41 +9,52 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from posttrain.registry import options
 from posttrain.types import Batch, Terms
+from posttrain.written import real
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Loss = Callable[..., Terms]
+Centred = Literal["group", "batch"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """What a piece has declared about itself; the defaults hold for one that declares nothing."""
 
-    needs: frozenset[str] = frozenset()
+    needs: frozenset[str] | Callable[..., Iterable[str]] = frozenset()
     smallest_group: int | Callable[..., int] = 1
+    centred: Centred | Callable[..., Centred | None] | None = None
     zero_with_advantage: bool = False
+    optimiser_steps: Literal["one", "several"] | None = None
     whole_batch: Callable[..., Loss] | None = None
 
 
 def piece(
     *,
-    needs: Iterable[str] = (),
+    needs: Iterable[str] | Callable[..., Iterable[str]] = (),
     smallest_group: int | Callable[..., int] = 1,
+    centred: Centred | Callable[..., Centred | None] | None = None,
     zero_with_advantage: bool = False,
+    optimiser_steps: Literal["one", "several"] | None = None,
     whole_batch: Callable[..., Loss] | None = None,
 ) -> Callable[[Function], Function]:
     """Declare facts about the function below.
 
     Of an advantage: ``needs`` is what it takes from the batch beside rewards and groups. With
     ``greedy_rewards`` every prompt is also answered greedily, with ``token_rewards`` the score is
-    put at the last token. ``smallest_group`` is how many completions of a prompt it compares at
-    least, a number or a function of its options.
+    put at the last token, and with ``values`` a critic is trained, on the ``returns`` that the
+    advantage adds. ``smallest_group`` is how many completions of a prompt it compares at least.
+    ``centred`` is for the audit: in every ``"group"`` the advantages add up to 0, or over the
+    policy's tokens of the ``"batch"`` they have mean 0 and deviation 1. Each of the three may be a
+    function of the options.
 
     Of a policy loss: ``zero_with_advantage`` says that where a token's advantage is 0, its term and
     the gradient of its term are exactly 0. No gradient is then computed for sequences without one.
+    ``optimiser_steps`` says that it is right in the first step on a batch alone (``"one"``), or
+    that it does what it is for in the later ones alone (``"several"``).
     ``whole_batch`` is for a loss that must see all sequences at once (to rank tokens, say):
     ``whole_batch(batch, **options)``, with the options of the loss, is called on the whole batch
     before it is cut, when ``advantages`` and ``old_logprobs`` are there, and returns the loss to
@@ -59,9 +70,11 @@ def piece(
     True
     """
     declared = Facts(
-        needs=frozenset(needs),
+        needs=needs if callable(needs) else frozenset(needs),
         smallest_group=smallest_group,
+        centred=centred,
         zero_with_advantage=zero_with_advantage,
+        optimiser_steps=optimiser_steps,
         whole_batch=whole_batch,
     )
 
@@ -82,6 +95,7 @@ def facts(function: Callable[..., Any]) -> Facts:
     """
     while isinstance(function, functools.partial):
         function = function.func
+    function = real(function)
     if "posttrain_piece" not in getattr(function, "__dict__", {}):
         return Facts()
     owner, declared = function.__dict__["posttrain_piece"]
@@ -98,6 +112,30 @@ def smallest_group(function: Callable[..., Any]) -> int:
     """
     declared = facts(function).smallest_group
     return declared if isinstance(declared, int) else declared(**_options(function))
+
+
+def needed(function: Callable[..., Any]) -> frozenset[str]:
+    """What an advantage takes from the batch beside rewards and groups, with the options it has.
+
+    >>> @piece(needs=lambda gamma: {"token_rewards"} if gamma != 1 else ())
+    ... def mine(batch, *, gamma=1.0): ...
+    >>> sorted(needed(mine)), sorted(needed(functools.partial(mine, gamma=0.9)))
+    ([], ['token_rewards'])
+    """
+    declared = facts(function).needs
+    return frozenset(declared(**_options(function)) if callable(declared) else declared)
+
+
+def centred_over(function: Callable[..., Any]) -> Centred | None:
+    """Over what the advantages of a piece have mean 0, with the options it has.
+
+    >>> @piece(centred="group")
+    ... def mine(batch): ...
+    >>> centred_over(mine)
+    'group'
+    """
+    declared = facts(function).centred
+    return declared(**_options(function)) if callable(declared) else declared
 
 
 def for_batch(loss: Loss, batch: Batch) -> Loss:

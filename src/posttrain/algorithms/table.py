@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from posttrain.algorithms.choices import Estimator, Placement, Rule
 from posttrain.registry import Function, did_you_mean, look_up, options, split
 from posttrain.written import written_table
 
 Piece = Mapping[str, Any]
+PieceKind = Literal["advantage", "policy loss", "value loss", "averaging", "correction"]
+
+_TABLES: dict[PieceKind, tuple[str, str]] = {
+    "advantage": ("posttrain.algorithms.advantages", "ADVANTAGES"),
+    "policy loss": ("posttrain.algorithms.losses", "POLICY_LOSSES"),
+    "value loss": ("posttrain.algorithms.losses", "VALUE_LOSSES"),
+    "averaging": ("posttrain.algorithms.weights", "WEIGHTS"),
+    "correction": ("posttrain.algorithms.corrections", "CORRECTIONS"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,10 +275,10 @@ def pieces(name: str) -> dict[str, str]:
     kl = row.kl
     reference = f"{kl.estimator} in the {kl.placement}, β = {kl.coefficient:g}"
     return {
-        "advantage": _piece(row.advantage, advantage_table()),
-        "policy loss": _piece(row.loss, policy_loss_table()),
-        "averaging": _piece(row.weights, weight_table()),
-        "critic": _piece(row.value_loss, value_loss_table()) if row.value_loss else "none",
+        "advantage": _piece(row.advantage, piece_table("advantage")),
+        "policy loss": _piece(row.loss, piece_table("policy loss")),
+        "averaging": _piece(row.weights, piece_table("averaging")),
+        "critic": _piece(row.value_loss, piece_table("value loss")) if row.value_loss else "none",
         "KL to reference": "none" if kl.placement == "none" else reference,
         "completions per prompt": str(row.group_size),
         "epochs per batch": str(row.epochs),
@@ -278,29 +287,13 @@ def pieces(name: str) -> dict[str, str]:
     }
 
 
-def advantage_table() -> Mapping[str, Function]:
-    """The advantages by name, without loading torch."""
-    return written_table("posttrain.algorithms.advantages", "ADVANTAGES")
+def piece_table(kind: PieceKind) -> Mapping[str, Function]:
+    """The pieces of a kind by name, without loading torch.
 
-
-def policy_loss_table() -> Mapping[str, Function]:
-    """The policy losses by name, without loading torch."""
-    return written_table("posttrain.algorithms.losses", "POLICY_LOSSES")
-
-
-def value_loss_table() -> Mapping[str, Function]:
-    """The value losses by name, without loading torch."""
-    return written_table("posttrain.algorithms.losses", "VALUE_LOSSES")
-
-
-def weight_table() -> Mapping[str, Function]:
-    """The averagings by name, without loading torch."""
-    return written_table("posttrain.algorithms.weights", "WEIGHTS")
-
-
-def correction_table() -> Mapping[str, Function]:
-    """The corrections by name, without loading torch."""
-    return written_table("posttrain.algorithms.corrections", "CORRECTIONS")
+    >>> sorted(piece_table("value loss"))
+    ['clipped', 'huber', 'squared']
+    """
+    return written_table(*_TABLES[kind])
 
 
 def difference(first: str, second: str) -> dict[str, tuple[str, str]]:

@@ -14,7 +14,7 @@ from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.corrections import CORRECTIONS
 from posttrain.algorithms.kl import Coefficient
 from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
-from posttrain.algorithms.pieces import Loss, facts
+from posttrain.algorithms.pieces import Loss, centred_over, facts, needed
 from posttrain.algorithms.shaping import missing_end, overlong, score_at_last_token
 from posttrain.algorithms.weights import WEIGHTS
 from posttrain.build.parts import choose_compile, choose_compute
@@ -31,12 +31,11 @@ from posttrain.models.load import Policy
 from posttrain.models.logprobs import score_tokens
 from posttrain.models.reward import RewardModel, save_reward
 from posttrain.models.save import save_policy
-from posttrain.pipelines.audit import Audit, Normalised
+from posttrain.pipelines.audit import Audit
 from posttrain.pipelines.plan import Plan, Stage
 from posttrain.registry import resolve
 
 Section = RlSection | SftSection | RewardSection
-_CENTRED_IN_GROUPS = ("group_normalised", "group_centred", "leave_one_out", "pass_at_k")
 
 
 def make_learner(
@@ -159,9 +158,7 @@ def _critic(
 
 def needs_token_rewards(advantage: Mapping[str, Any]) -> bool:
     """Whether an advantage gives each token its own credit, so that the score needs a place."""
-    discounted = advantage["name"] == "batch_whitened" and advantage.get("gamma", 1.0) != 1.0
-    function = resolve(advantage, ADVANTAGES, kind="rl.advantage")
-    return discounted or "token_rewards" in facts(function).needs
+    return "token_rewards" in needed(resolve(advantage, ADVANTAGES, kind="rl.advantage"))
 
 
 def make_plan(rl: RlSection) -> Plan:
@@ -237,16 +234,11 @@ def make_audit(recipe: Recipe, rl: RlSection, *, plan: Plan, device: str) -> Aud
     """The audit of a run that asks for one."""
     if not rl.audit:
         return None
-    name = rl.advantage["name"]
-    whitened = name == "batch_whitened" or (name == "gae" and rl.advantage.get("normalise", True))
-    normalised: Normalised = "batch" if whitened else "none"
-    if name in _CENTRED_IN_GROUPS:
-        normalised = "group"
     exact = choose_compute(recipe.model, device) == torch.float32
     tolerance = 1e-4 if exact else 2e-2
     return Audit(
         plan,
-        normalised=normalised,
+        normalised=centred_over(plan.advantage) or "none",
         deviation=rl.advantage.get("deviation", "population"),
         tolerance=tolerance,
         max_lag=rl.max_lag,

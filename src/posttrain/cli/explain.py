@@ -13,9 +13,9 @@ from rich.table import Table
 from posttrain.algorithms.choices import GRADIENTS
 from posttrain.algorithms.table import (
     ALGORITHMS,
-    advantage_table,
     algorithm,
     difference,
+    piece_table,
     pieces,
 )
 
@@ -41,7 +41,7 @@ def explain(names: Sequence[str]) -> None:
         )
     elif names == ["kl"]:
         _divergences(console)
-    elif len(names) == 1 and names[0] in advantage_table():
+    elif len(names) == 1 and names[0] in piece_table("advantage"):
         from posttrain.cli.explain_advantages import explain_advantage
 
         explain_advantage(console, names[0])

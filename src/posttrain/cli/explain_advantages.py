@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from posttrain.algorithms.advantages import ADVANTAGES
-from posttrain.algorithms.pieces import facts, smallest_group
+from posttrain.algorithms.pieces import needed, smallest_group
 from posttrain.algorithms.table import ALGORITHMS
 
 PLAIN_TENSORS = """\
@@ -86,7 +86,7 @@ def _rows(name: str) -> dict[str, str]:
     rows = {"options": given} if known else {}
     return rows | {
         "completions compared": "none" if least == 1 else f"{least} or more",
-        "also takes": ", ".join(sorted(facts(function).needs)) or "nothing",
+        "also takes": ", ".join(sorted(needed(function))) or "nothing",
         "algorithms": ", ".join(users) or "none",
     }
 

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from posttrain.algorithms.table import Algorithm, value_loss_table
+from posttrain.algorithms.table import Algorithm, piece_table
 from posttrain.config.pieces import complete
 from posttrain.config.sections import CriticSection, RlSection
 
 CRITIC_RATE = 10  # a critic starts from nothing, and no policy falls over when it errs
-NEEDS_CRITIC = "gae"
 
 
-def critic(rl: RlSection, row: Algorithm) -> CriticSection | None:
-    """The critic of a section whose pieces are known, or None where nothing asks for values."""
-    name = rl.advantage["name"]
-    if name != NEEDS_CRITIC and ":" not in name:
-        if rl.critic is not None:
-            raise ValueError(
-                f"rl.critic: no effect, because the advantage {name!r} asks for no values; drop "
-                "it, or set rl.advantage to gae (the algorithm ppo does)"
-            )
-        return None
-    if rl.critic is None and ":" in name:
-        return None
+def complete_critic(rl: RlSection, row: Algorithm) -> CriticSection:
+    """The critic of a section, as it is written or by default, with nothing missing."""
     given = rl.critic or CriticSection()
     if given.kind == "shared" and given.source is not None:
         raise ValueError(
@@ -34,7 +23,9 @@ def critic(rl: RlSection, row: Algorithm) -> CriticSection | None:
         update={
             "source": given.source or ("policy" if separate else None),
             "learning_rate": given.learning_rate or _rate(rl.learning_rate),
-            "loss": complete(given.loss, default, table=value_loss_table(), key="rl.critic.loss"),
+            "loss": complete(
+                given.loss, default, table=piece_table("value loss"), key="rl.critic.loss"
+            ),
         }
     )
 

@@ -8,12 +8,10 @@ from typing import Any, Literal
 from posttrain.algorithms.table import (
     KL,
     Algorithm,
-    advantage_table,
     algorithm,
-    policy_loss_table,
-    weight_table,
+    piece_table,
 )
-from posttrain.config.critic import critic, penalty
+from posttrain.config.critic import complete_critic, penalty
 from posttrain.config.describe import ConfigError, collect
 from posttrain.config.fields import STAGES, Spec
 from posttrain.config.pieces import (
@@ -97,16 +95,18 @@ def resolve(recipe: Recipe, *, supplied: Collection[Part] = ()) -> Recipe:
 
 
 def _tried(recipe: Recipe, supplied: Collection[Part]) -> Recipe:
-    """The recipe with its engine, once the pieces of ``[rl]`` have been called."""
+    """The recipe with its critic and its engine, once the pieces of ``[rl]`` have been called."""
+    from posttrain.config.asked import asked
     from posttrain.config.probe import probe
 
     rl = recipe.rl or RlSection()
     _raise(broken_piece_rules(rl), recipe)
+    if rl.critic is None and "values" in asked(rl):
+        rl = rl.model_copy(update={"critic": complete_critic(rl, algorithm_row(rl))})
     collect(probe(rl), source=recipe.source)
-    if "engine" in supplied:
-        return recipe
-    rl = _with_engine(rl, engine_table())
-    _raise(broken_engine_rules(rl), recipe)
+    if "engine" not in supplied:
+        rl = _with_engine(rl, engine_table())
+        _raise(broken_engine_rules(rl), recipe)
     return recipe.model_copy(update={"rl": rl})
 
 
@@ -199,9 +199,9 @@ def _rl(rl: RlSection) -> RlSection:
     differs = rl.max_lag > 0 or rl.top_k > 0 or rl.top_p < 1  # the sampler from the policy
     correction = {"name": "truncated" if differs else NO_CORRECTION}
     tables: dict[str, tuple[Mapping[str, Any], Mapping[str, Function]]] = {
-        "advantage": (row.advantage, advantage_table()),
-        "loss": (row.loss, policy_loss_table()),
-        "weights": (row.weights, weight_table()),
+        "advantage": (row.advantage, piece_table("advantage")),
+        "loss": (row.loss, piece_table("policy loss")),
+        "weights": (row.weights, piece_table("averaging")),
         "correction": (correction, correction_table()),
     }
 
@@ -218,7 +218,7 @@ def _rl(rl: RlSection) -> RlSection:
     chosen = rl.model_copy(update=filled)
 
     def add_critic() -> None:
-        filled["critic"] = critic(chosen, row)
+        filled["critic"] = None if rl.critic is None else complete_critic(chosen, row)
 
     def add_penalty() -> None:
         filled["penalty_target"] = penalty(chosen, row)

@@ -50,7 +50,7 @@ def tiny_model() -> Function:
 
 def correction_table() -> Mapping[str, Function]:
     """The corrections by name, and ``none`` to switch off the one that truncation brings."""
-    return {NO_CORRECTION: lambda batch: batch, **algorithms.correction_table()}
+    return {NO_CORRECTION: lambda batch: batch, **algorithms.piece_table("correction")}
 
 
 def complete(

@@ -94,8 +94,9 @@ KL_RULE = """\
 * rl.kl: a placement needs a coefficient above 0; a rule that steers needs a target, and a target
   such a rule; with the placement "none" there is nothing else to set. `--rl.kl.coefficient 0` is
   short for that placement.
-* rl.critic: only with an advantage that asks for values (gae, which ppo and ppo_penalty have). A
-  shared critic has no source. rl.penalty_target: only with the loss penalised."""
+* rl.critic: an advantage that asks for values has a critic without being told: gae, which ppo and
+  ppo_penalty have, and one of your own that declares `@piece(needs={"values"})`. A shared critic
+  has no source. rl.penalty_target: only with the loss penalised."""
 
 
 SECTIONS = (

@@ -16,10 +16,12 @@ def optimiser_steps(rl: RlSection) -> int:
 
 def baseline_of_gradients(rl: RlSection) -> str | None:
     """optimal_baseline needs gradient norms, which only the walk-through computes."""
-    if rl.advantage["name"] == "optimal_baseline":
+    from posttrain.config.asked import asked
+
+    if "score_norms" in asked(rl):
         return (
-            "rl.advantage: 'optimal_baseline' needs the gradient norm of every sequence, which "
-            "only posttrain walkthrough computes; use leave_one_out or moving_baseline"
+            f"rl.advantage: {rl.advantage['name']!r} needs the gradient norm of every sequence, "
+            "which only posttrain walkthrough computes; use leave_one_out or moving_baseline"
         )
     return None
 
@@ -144,22 +146,46 @@ def penalty_of_one_step(rl: RlSection) -> str | None:
 
 def naive_off_policy(rl: RlSection) -> str | None:
     """The naive loss knows no old policy, so it is right for one optimiser step per batch only."""
-    if rl.loss["name"] == "naive" and optimiser_steps(rl) > 1:
+    if optimiser_steps(rl) > 1 and _made_for(rl) == "one":
         return (
-            f"rl.loss: 'naive' is right for the first optimiser step of a batch, and there are "
-            f"{optimiser_steps(rl)}; set rl.loss to unclipped or clipped, or take one step"
+            f"rl.loss: {rl.loss['name']!r} is right for the first optimiser step of a batch, and "
+            f"there are {optimiser_steps(rl)}; set rl.loss to unclipped or clipped, or take one "
+            "step"
         )
     return None
 
 
 def held_back_by_nothing(rl: RlSection) -> str | None:
     """kl_cov compares with the old policy, which one optimiser step per batch never leaves."""
-    if rl.loss["name"] == "kl_cov" and optimiser_steps(rl) == 1:
+    if optimiser_steps(rl) == 1 and _made_for(rl) == "several":
         return (
-            "rl.loss: 'kl_cov' holds tokens back once π has left the old policy, and with one "
-            "optimiser step per batch it never has; set rl.epochs or rl.minibatches above 1"
+            f"rl.loss: {rl.loss['name']!r} holds tokens back once π has left the old policy, and "
+            "with one optimiser step per batch it never has; set rl.epochs or rl.minibatches "
+            "above 1"
         )
     return None
+
+
+def _made_for(rl: RlSection) -> str | None:
+    """How many optimiser steps on a batch the loss says that it is made for."""
+    from posttrain.algorithms.losses import POLICY_LOSSES
+    from posttrain.algorithms.pieces import facts
+
+    return facts(look_up(rl.loss["name"], POLICY_LOSSES, kind="rl.loss")).optimiser_steps
+
+
+def critic_for_nothing(rl: RlSection) -> str | None:
+    """rl.critic needs an advantage that asks for values."""
+    from posttrain.config.asked import asked
+
+    name = rl.advantage["name"]
+    if rl.critic is None or "values" in asked(rl):
+        return None
+    own = '; if it reads values, declare it above the function: @piece(needs={"values"})'
+    return (
+        f"rl.critic: no effect, because the advantage {name!r} asks for no values; drop it, or set "
+        f"rl.advantage to gae (the algorithm ppo does){own if ':' in name else ''}"
+    )
 
 
 def warmup_of_the_whole_run(rl: RlSection) -> str | None:
@@ -194,10 +220,15 @@ def stale_without_correction(rl: RlSection) -> str | None:
 
 def whitening_nothing(rl: RlSection) -> str | None:
     """whiten_rewards needs an advantage that gives every token its own reward."""
-    if rl.whiten_rewards and rl.advantage["name"] not in ("gae", "return_to_go"):
+    from posttrain.algorithms.advantages import ADVANTAGES
+    from posttrain.algorithms.pieces import needed
+    from posttrain.config.asked import asked
+
+    if rl.whiten_rewards and "token_rewards" not in asked(rl):
+        known = sorted(name for name in ADVANTAGES if "token_rewards" in needed(ADVANTAGES[name]))
         return (
             f"rl.whiten_rewards: not for the advantage {rl.advantage['name']!r}; drop it, or set "
-            "rl.advantage to gae or return_to_go, which give every token its own reward"
+            f"rl.advantage to {' or '.join(known)}, which give every token its own reward"
         )
     return None
 
@@ -214,7 +245,6 @@ def loss_without_gradient(rl: RlSection) -> str | None:
 
 
 RL_RULES: list[Callable[[RlSection], str | None]] = [
-    baseline_of_gradients,
     uneven_minibatches,
     greedy_sampling,
     buffer_above_limit,
@@ -224,11 +254,15 @@ RL_RULES: list[Callable[[RlSection], str | None]] = [
     penalty_of_one_step,
     warmup_of_the_whole_run,
     lag_of_the_whole_run,
-    whitening_nothing,
 ]
 
 # After the others: these load torch, to ask what a piece has declared, and the engine.
-PIECE_RULES: list[Callable[[RlSection], str | None]] = [group_of_one]
+PIECE_RULES: list[Callable[[RlSection], str | None]] = [
+    baseline_of_gradients,
+    whitening_nothing,
+    critic_for_nothing,
+    group_of_one,
+]
 ENGINE_RULES: list[Callable[[RlSection], str | None]] = [engine_cannot_truncate]
 
 RL_CAUTIONS: list[Callable[[RlSection], str | None]] = [

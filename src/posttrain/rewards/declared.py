@@ -9,12 +9,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def declare(
-    *, checks_answer: bool = False, maximum: float | None = None
+    *, checks_answer: bool | None = None, maximum: float | None = None
 ) -> Callable[[Function], Function]:
     """Mark a reward function with ``checks_answer`` and ``maximum``, which may also be set plainly.
 
     A reward checks the answer where full marks mean that it is right: accuracy goes by such a one.
-    Full marks are 1 unless a ``maximum`` is declared, and no score may be above it.
+    Full marks are 1 unless a ``maximum`` is declared, and no score may be above it. What is not
+    given stays as it was declared before.
 
     >>> @declare(maximum=10)
     ... def out_of_ten(completion: str, answer: str) -> float:
@@ -25,7 +26,8 @@ def declare(
 
     def mark(function: Function) -> Function:
         declared: Any = function
-        declared.checks_answer = checks_answer
+        if checks_answer is not None:
+            declared.checks_answer = checks_answer
         if maximum is not None:
             declared.maximum = maximum
         return function

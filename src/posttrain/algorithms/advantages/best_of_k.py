@@ -14,7 +14,7 @@ from posttrain.algorithms.pieces import piece
 from posttrain.types import Batch
 
 
-@piece(smallest_group=lambda k: k + 1)
+@piece(smallest_group=lambda k: k + 1, centred="group")
 def pass_at_k(batch: Batch, *, k: int = 4) -> Batch:
     """What a completion adds to the best of k: the policy gradient of pass@k, without bias.
 

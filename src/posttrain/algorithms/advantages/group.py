@@ -21,7 +21,7 @@ from posttrain.algorithms.pieces import piece
 from posttrain.types import Batch
 
 
-@piece(smallest_group=2)
+@piece(smallest_group=2, centred="group")
 def group_centred(batch: Batch) -> Batch:
     """``A_i = R_i − mean(R of the group)`` (Dr. GRPO; Liu et al., 2025, arXiv:2503.20783).
 
@@ -36,7 +36,7 @@ def group_centred(batch: Batch) -> Batch:
     return per_token(batch, group_centre(sequence_returns(batch), groups, valid=batch.valid))
 
 
-@piece(smallest_group=2)
+@piece(smallest_group=2, centred="group")
 def group_normalised(
     batch: Batch, *, deviation: Deviation = "sample", epsilon: float = 1e-6
 ) -> Batch:
@@ -78,7 +78,7 @@ def max_only(batch: Batch, *, keeps: Literal["reward", "centred"] = "reward") ->
     return per_token(batch, keep(kept, best))
 
 
-@piece(smallest_group=2)
+@piece(smallest_group=2, centred="group")
 def leave_one_out(batch: Batch) -> Batch:
     """``A_i = R_i − mean(R of the others)`` (RLOO; Ahmadian et al., 2024, arXiv:2402.14740).
 

@@ -35,7 +35,10 @@ def return_to_go(batch: Batch, *, gamma: float = 1.0) -> Batch:
     return batch.replace(advantages=_returns_to_go(batch, gamma).to(batch.dtype))
 
 
-@piece(needs={"token_rewards", "values"})
+@piece(
+    needs={"token_rewards", "values"},
+    centred=lambda *, normalise, **_: "batch" if normalise else None,
+)
 def gae(
     batch: Batch,
     *,
@@ -80,7 +83,11 @@ def gae(
     return batch.replace(advantages=advantages.to(dtype), returns=returns.to(dtype))
 
 
-@piece(smallest_group=lambda *, centre_groups, **_: 2 if centre_groups else 1)
+@piece(
+    needs=lambda *, gamma, **_: {"token_rewards"} if gamma != 1 else (),
+    smallest_group=lambda *, centre_groups, **_: 2 if centre_groups else 1,
+    centred="batch",
+)
 def batch_whitened(
     batch: Batch,
     *,

@@ -6,7 +6,10 @@ that covariance sits in a few tokens: likely ones that are praised, unlikely one
 (Cui et al., 2025, arXiv:2505.22617).
 
 Which tokens those are is decided once, on the whole batch and with π_old, so that neither
-mini-batches nor micro-batches change it. (The authors rank with the current π in each part.)
+mini-batches nor micro-batches change it. (The authors rank with the current π in each part.) Their
+number is ``⌊share · N⌋`` of the policy's N tokens, at least one, as in the authors' code. Equal
+covariances are common (a group's advantages take few values, and many a log-prob is exactly 0): a
+draw decides among them.
 """
 
 from __future__ import annotations
@@ -39,21 +42,23 @@ GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 class Choice:
     """The tokens of a batch to treat apart, as numbers that hold for any part of the batch.
 
-    A token is chosen if its covariance lies in [``low``, ``high``] and its draw is at most
-    ``last_draw``. Tokens with equal covariance are chosen together.
+    A token is chosen if its covariance lies in [``low``, ``high``], and is above ``sure`` or its
+    draw is at most ``last_draw``. Tokens with the same draw are chosen together: those of sequences
+    that are wholly alike up to there, with the same prompt, tokens, log-probs and advantage.
     """
 
     mean_advantage: float
     mean_logprob: float
     low: float
     high: float = math.inf
+    sure: float = math.inf
     last_draw: int = torch.iinfo(torch.int64).max
 
     def tokens(self, batch: Batch) -> Tensor:
         """[B, T] bool: the chosen ones among these sequences."""
         covariance = self.covariance(batch)
         inside = (covariance >= self.low) & (covariance <= self.high) & batch.active
-        return inside & (_draw(covariance) <= self.last_draw)
+        return inside & ((covariance > self.sure) | (_draw(covariance, batch) <= self.last_draw))
 
     def covariance(self, batch: Batch) -> Tensor:
         """``(A − mean A) · (log π_old − mean log π_old)``. Shapes: [B, T] → [B, T]."""
@@ -62,8 +67,9 @@ class Choice:
 
 
 def highest(batch: Batch, *, share: float) -> Choice:
-    """The ``share`` of the tokens with the highest covariance, at least one; none that is ≤ 0.
+    """The ``⌊share · N⌋`` tokens with the highest covariance, at least one; none that is ≤ 0.
 
+    Among those of the lowest covariance that is still chosen, a draw decides (see :func:`drawn`).
     Shapes: advantages, old_logprobs [B, T].
 
     >>> batch = Batch.from_rewards([0.0] * 3).replace(
@@ -74,16 +80,22 @@ def highest(batch: Batch, *, share: float) -> Choice:
     """
     advantage, logprob = _means(batch)
     choice = Choice(mean_advantage=advantage, mean_logprob=logprob, low=math.inf)
-    found = choice.covariance(batch)[batch.active]
-    positive = found[found > 0].sort(descending=True).values[: _count(batch, share)]
-    return dataclasses.replace(choice, low=float(positive[-1])) if len(positive) else choice
+    covariance = choice.covariance(batch)
+    eligible = batch.active & (covariance > 0)
+    best = covariance[eligible].sort(descending=True).values[: _count(batch, share)]
+    if not len(best):
+        return choice
+    low, places = float(best[-1]), int((best == best[-1]).sum())
+    draws = _draw(covariance, batch)[eligible & (covariance == low)].sort().values
+    return dataclasses.replace(choice, low=low, sure=low, last_draw=int(draws[places - 1]))
 
 
 def drawn(batch: Batch, *, share: float, low: float, high: float) -> Choice:
-    """Tokens drawn from those with a covariance in [low, high]: ``share`` of all, at least one.
+    """``⌊share · N⌋`` tokens drawn from those with a covariance in [low, high], at least one.
 
-    The draw is a hash of the covariance: as good as random, and the same again on resuming, in any
-    order of the sequences and in any part of the batch. Shapes: advantages, old_logprobs [B, T].
+    The draw is a hash of the covariance and of the sequence up to the token: as good as random, and
+    the same again on resuming, in any order of the sequences, in any part of the batch and with any
+    padding. Shapes: advantages, old_logprobs [B, T].
 
     >>> batch = Batch.from_rewards([0.0] * 3).replace(
     ...     advantages=torch.tensor([[-2.0], [1.0], [1.0]]),
@@ -95,8 +107,8 @@ def drawn(batch: Batch, *, share: float, low: float, high: float) -> Choice:
     checks.number("covariance_high", high, low=low)
     advantage, logprob = _means(batch)
     choice = Choice(mean_advantage=advantage, mean_logprob=logprob, low=low, high=high)
-    covariance = choice.covariance(batch)
-    draws = _draw(covariance)[choice.tokens(batch)].sort().values[: _count(batch, share)]
+    draws = _draw(choice.covariance(batch), batch)[choice.tokens(batch)].sort().values
+    draws = draws[: _count(batch, share)]
     return dataclasses.replace(choice, last_draw=int(draws[-1])) if len(draws) else choice
 
 
@@ -112,7 +124,7 @@ def _kl_cov_for(batch: Batch, *, share: float, coefficient: float) -> Loss:
     return functools.partial(_kl_cov, choice=highest(batch, share=share), coefficient=coefficient)
 
 
-@piece(whole_batch=_kl_cov_for)
+@piece(optimiser_steps="several", whole_batch=_kl_cov_for)
 def kl_cov(
     logprobs: Tensor, batch: Batch, *, share: float = 2e-4, coefficient: float = 1.0
 ) -> Terms:
@@ -221,6 +233,26 @@ def _count(batch: Batch, share: float) -> int:
     return max(int(share * int(batch.active.sum())), 1)
 
 
-def _draw(covariance: Tensor) -> Tensor:
-    """A whole number for each covariance, as good as random. Shapes: any → the same, int64."""
-    return covariance.view(torch.int64) * GOLDEN
+def _draw(covariance: Tensor, batch: Batch) -> Tensor:
+    """A whole number for each token, as good as random. Shapes: [B, T] → [B, T], int64.
+
+    A hash of its covariance and of everything in its sequence up to it: tokens with their places,
+    and π_old of the policy's. Sums of whole numbers, which wrap around, have no rounding: padding
+    and the order of adding change no bit, on any device.
+    """
+    active, old = batch.active, batch.need("old_logprobs").detach().double()
+    real = active if batch.attention is None else batch.attention
+    logprobs = torch.where(active, old, 0.0).view(torch.int64)
+    each = _mixed(_mixed(_mixed(logprobs) + batch.tokens) + real.cumsum(1))
+    so_far = torch.where(real, each, 0).cumsum(1)
+    return _mixed(_mixed(covariance.view(torch.int64)) + so_far)
+
+
+def _mixed(bits: Tensor) -> Tensor:
+    """Scattered bits; no two numbers get the same.
+
+    Once would not do: what is added to the low half would still be there in a sum of such numbers.
+    """
+    for _ in range(2):
+        bits = (bits ^ ((bits >> 32) & 0xFFFFFFFF)) * GOLDEN
+    return bits

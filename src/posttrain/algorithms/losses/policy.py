@@ -22,7 +22,7 @@ from posttrain.algorithms.pieces import piece
 from posttrain.types import Batch, Terms
 
 
-@piece(zero_with_advantage=True)
+@piece(zero_with_advantage=True, optimiser_steps="one")
 def naive(logprobs: Tensor, batch: Batch) -> Terms:
     """The policy gradient itself: ``ℓ = −A · log π`` (REINFORCE; Williams, 1992).
 
