@@ -63,7 +63,7 @@ check = "off"
 [eval]
 problems = 20
 """
-HACK, TRUTH = '"my_rewards:digits" = 1.0', '"my_rewards:ok" = 0.0'
+HACK, TRUTH = '"flattering:digits" = 1.0', '"flattering:ok" = 0.0'
 
 
 class Turning(ScriptedEngine):
@@ -85,7 +85,7 @@ class Turning(ScriptedEngine):
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Sums with their answers, the same twice: under the usual name and under another."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "my_rewards.py").write_text(REWARDS)
+    (tmp_path / "flattering.py").write_text(REWARDS)
     rows = [
         {"prompt": f"{a}+{b}=", "answer": str(a + b), "want": str(a + b)}
         for a, b in itertools.product(range(1, 6), repeat=2)
@@ -122,14 +122,14 @@ def page(done: Run) -> str:
 
 def test_a_reward_out_of_ten_does_not_make_an_untrained_model_right(folder: Path) -> None:
     """It was 100 % with ✓ beside wrong answers: any score of 1 and more counted as right."""
-    done, text = run_toml(folder, '"my_rewards:ten" = 1.0')
+    done, text = run_toml(folder, '"flattering:ten" = 1.0')
     summary = done.summary
     assert "100.0%" not in text
     assert (summary["accuracy_by"], summary["accuracy_before"]) == ("exact", 0.0)
     assert summary["accuracy_after"] == 0.0
-    assert summary["rewards"]["my_rewards:ten"] == {"weight": 1.0, "before": 2.0, "after": 2.0}
+    assert summary["rewards"]["flattering:ten"] == {"weight": 1.0, "before": 2.0, "after": 2.0}
     assert summary["rewards"]["exact"] == {"weight": 0.0, "before": 0.0, "after": 0.0}
-    assert "held-out my_rewards:ten | 2.000 | 2.000 | +0.000" in rows(text)
+    assert "held-out flattering:ten | 2.000 | 2.000 | +0.000" in rows(text)
     assert "held-out exact (monitored) | 0.000 | 0.000 | +0.000" in rows(text)
     for shown in (text, page(done)):
         assert "held-out accuracy (exact)" in shown
@@ -141,38 +141,38 @@ def test_a_reward_out_of_ten_does_not_make_an_untrained_model_right(folder: Path
 def test_without_answers_such_a_reward_has_no_share_until_it_declares_its_maximum(
     folder: Path,
 ) -> None:
-    done, text = run_toml(folder, '"my_rewards:ten" = 1.0', data="bare.jsonl")
+    done, text = run_toml(folder, '"flattering:ten" = 1.0', data="bare.jsonl")
     assert done.summary["accuracy_by"] == ""
-    assert done.summary["above_one"] == {"my_rewards:ten": 2.0}
+    assert done.summary["above_one"] == {"flattering:ten": 2.0}
     assert not {"accuracy_before", "accuracy_after", "full_marks"} & set(done.summary)
     unknown = "— (no maximum declared; largest seen 2)"
-    assert f"full marks of my_rewards:ten | {unknown}" in rows(text)
-    assert '"my_rewards:ten" = { weight = …, maximum = … } in [rewards]' in text
+    assert f"full marks of flattering:ten | {unknown}" in rows(text)
+    assert '"flattering:ten" = { weight = …, maximum = … } in [rewards]' in text
     for shown in (text, page(done)):
         assert unknown in shown
         assert "no accuracy: nothing here checks answers" in shown
         assert "accuracy (" not in shown
         assert not set("✓✗") & set(shown)
         assert "[2.000]" in shown or "[2]" in shown  # the reward, in place of a mark
-    declared = '"my_rewards:ten" = { weight = 1.0, maximum = 10 }'
+    declared = '"flattering:ten" = { weight = 1.0, maximum = 10 }'
     done, text = run_toml(folder, declared, data="bare.jsonl")
-    assert done.summary["full_marks"] == {"my_rewards:ten": {"before": 0.0, "after": 0.0}}
-    assert any(row.startswith("full marks of my_rewards:ten | 0.0% (0.0–") for row in rows(text))
+    assert done.summary["full_marks"] == {"flattering:ten": {"before": 0.0, "after": 0.0}}
+    assert any(row.startswith("full marks of flattering:ten | 0.0% (0.0–") for row in rows(text))
 
 
 def test_nor_is_it_a_check_of_answers_until_then(folder: Path) -> None:
     """`task.accuracy` may name it; without its maximum there is neither a share nor a mark."""
-    rewards = '"my_rewards:ten" = 1.0\n[task.accuracy]\nname = "my_rewards:ten"'
+    rewards = '"flattering:ten" = 1.0\n[task.accuracy]\nname = "flattering:ten"'
     done, text = run_toml(folder, rewards)
-    assert done.summary["accuracy_by"] == "my_rewards:ten"
+    assert done.summary["accuracy_by"] == "flattering:ten"
     assert "accuracy_after" not in done.summary
     unknown = "— (no maximum declared; largest seen 2)"
-    assert f"held-out accuracy (my_rewards:ten) | {unknown}" in rows(text)
+    assert f"held-out accuracy (flattering:ten) | {unknown}" in rows(text)
     assert not set("✓✗") & set(text + page(done))
 
 
 def test_a_score_above_the_declared_maximum_is_broken_not_right(folder: Path) -> None:
-    declared = '"my_rewards:ten" = { weight = 1.0, maximum = 1 }'
+    declared = '"flattering:ten" = { weight = 1.0, maximum = 1 }'
     message = r"returned 2, above its maximum of 1; mend the reward, or declare the most"
     with pytest.raises(RuntimeError, match=message):
         run_toml(folder, declared)
@@ -190,21 +190,21 @@ def test_a_hacked_reward_is_no_accuracy_wherever_it_stands(
     assert "full_marks" not in summary
     truth = {"weight": 0.0, "before": 0.0, "after": 0.0}
     assert summary["rewards"] == {
-        "my_rewards:digits": {"weight": 1.0, "before": 0.0, "after": 1.0},
-        "my_rewards:ok": truth,
+        "flattering:digits": {"weight": 1.0, "before": 0.0, "after": 1.0},
+        "flattering:ok": truth,
         "exact": truth,
     }
     shown = set(rows(text))
     assert {
-        "held-out my_rewards:digits | 0.000 | 1.000 | +1.000",
-        "held-out my_rewards:ok (monitored) | 0.000 | 0.000 | +0.000",
+        "held-out flattering:digits | 0.000 | 1.000 | +1.000",
+        "held-out flattering:ok (monitored) | 0.000 | 0.000 | +0.000",
     } <= shown
     assert "training reward, first and last step | 1.000 | 1.000 | +0.000" in shown
     for told in (text, page(done)):
         assert "✓" not in told
         assert "→ 100.0%" not in told
         assert "held-out accuracy (exact)" in told
-        assert "my_rewards:ok (monitored)" in told
+        assert "flattering:ok (monitored)" in told
 
 
 def test_the_order_of_the_table_changes_no_number(folder: Path) -> None:
