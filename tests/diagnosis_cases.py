@@ -302,7 +302,7 @@ HEALTHY_SETUPS: dict[str, tuple[Setup, list[dict[str, float]]]] = {
         ),
     ),
     "dynamic sampling comes to harder prompts": (
-        replace(SETUP, keys=DYNAMIC),
+        replace(HELD_OUT, keys=DYNAMIC),
         course(
             reward__mean=ramp(0.3, 0.7, spread=0.02),
             reward__std=level(0.4, 40),

@@ -130,9 +130,11 @@ def test_a_recipe_that_is_broken_meanwhile_does_not_cost_the_summary(
         ("rl", "group_size"): 8,
         ("run", "folder"): f"{tmp_path / 'run'}-group_size-8",
     }
-    (tmp_path / "run" / "recipe.toml").write_text("[rl\n")
-    done = command("run", path, "--rl.prompts_per_step", 2)
-    assert done.code == 2  # the broken file itself is still refused
+    (tmp_path / "run" / "recipe.toml").unlink()  # as in a run from Python: the file is all there is
+    known = resolve(recipe_from_dict(given, source=str(path)))
+    found = [{"finding": "no_signal", "change": "--rl.group_size 8", "until": None}]
+    lines = next_steps(RunFolder(tmp_path / "run"), known, findings=found)
+    assert lines == ["# against no_signal: rl.group_size = 8"]
 
 
 Start = Callable[..., Result]
