@@ -318,6 +318,10 @@ HEALTHY_SETUPS: dict[str, tuple[Setup, list[dict[str, float]]]] = {
         replace(SETUP, prompts_per_step=4, num_prompts=4),
         course(**part("exact", ramp(0.1, 0.9, 200)), **{"eval/part/exact": ramp(0.1, 0.9, 200)}),
     ),
+    "many passes with dynamic sampling that help others": (
+        replace(SETUP, prompts_per_step=4, num_prompts=4, keys=DYNAMIC),
+        course(**part("exact", level(0.8, 200)), **{"eval/part/exact": ramp(0.1, 0.6, 200)}),
+    ),
     "sft of recipes/demo.toml": (
         Setup(stage="sft", steps_per_epoch=13),
         course(loss__total=DEMO_TRAIN, test__loss=DEMO_HELD_OUT),

@@ -173,7 +173,6 @@ HEALTHY = {
     },
     "ppo": {"algorithm": "ppo", "epochs": 2, "minibatches": 2},
 }
-DAPO = {"steps": 30, "algorithm": "dapo", "learning_rate": 3e-3, "prompts_per_step": 8}
 
 
 def ill(case: Case, folder: Path) -> tuple[Run, str]:
@@ -233,14 +232,6 @@ def test_one_of_ten_is_not_all_right(tmp_path: Path) -> None:
     (finding,) = [row for row in run.summary["diagnosis"] if row["finding"] == "no_signal"]
     assert finding["text"].endswith("every answer gets the same (one_of_ten 1.00 of 10)")
     assert "stop" not in finding["remedy"]
-
-
-def test_dynamic_sampling_is_not_said_to_learn_nothing(tmp_path: Path) -> None:
-    """Its training reward is over groups that differ; without evaluations nothing is said of it."""
-    case = Case(rewards={right: 1.0}, rl=DAPO, warm_up=20, wrong_share=0.5)
-    run, _ = ill(case, tmp_path / "run")
-    assert run.metrics()["rollout/resampled"].to_pylist()[-1] > 0
-    assert "nothing_learned" not in [row["finding"] for row in run.summary["diagnosis"]]
 
 
 def test_what_is_known_by_heart_is_no_reason_to_stop(tmp_path: Path) -> None:
