@@ -12,6 +12,7 @@ SETUP = Setup(
     critic_warmup=3,
     rounding=1e-3,
 )
+DYNAMIC = {"rl.dynamic_sampling": True}
 HELD_OUT = replace(SETUP, prompts_per_step=16, num_problems=50, stages=("sft", "rl"))
 SETUPS = {
     "memorised": replace(HELD_OUT, shared_prompts=True, keys={"sft.epochs": 30}),
@@ -263,6 +264,52 @@ HEALTHY_SETUPS: dict[str, tuple[Setup, list[dict[str, float]]]] = {
         HELD_OUT,
         course(reward__mean=level(0.3, 210, spread=0.1), **{"eval/accuracy": ramp(0.2, 0.5, 210)}),
     ),
+    # As DAPO learns: groups that agree are dropped, so the training reward stays in the middle.
+    "dynamic sampling, looked at once": (
+        replace(HELD_OUT, stages=("rl",), keys=DYNAMIC),
+        [
+            {"eval/accuracy": 0.1, "eval/part/exact": 0.1},
+            *course(reward__mean=level(0.5, 210, spread=0.1), **part("exact", level(0.5, 210))),
+        ],
+    ),
+    "groups are drawn again": (
+        replace(HELD_OUT, stages=("rl",)),
+        course(reward__mean=level(0.5, 210, spread=0.1), rollout__resampled=level(30.0, 210)),
+    ),
+    "dynamic sampling, and held-out problems rise": (
+        replace(HELD_OUT, keys=DYNAMIC),
+        course(reward__mean=level(0.5, 210, spread=0.1), **{"eval/accuracy": ramp(0.2, 0.5, 210)}),
+    ),
+    "dynamic sampling keeps what is nearly always right, and drops what never is": (
+        replace(HELD_OUT, keys=DYNAMIC),
+        course(
+            reward__mean=level(0.93, 30),
+            rollout__groups_without_signal=level(0.0, 30),
+            **part("exact", level(0.93, 30)),
+            **{"eval/part/exact": level(0.5, 30)},
+        ),
+    ),
+    "dynamic sampling, the format first and then what it does not show": (
+        replace(SETUP, keys=DYNAMIC),
+        course(**part("exact", level(0.5, 60)), **part("format", ramp(0.1, 1.0, 60))),
+    ),
+    "dynamic sampling, longer and better": (
+        replace(SETUP, keys=DYNAMIC),
+        course(
+            rollout__length=ramp(100.0, 300.0),
+            **part("exact", level(0.5, 40)),
+            **{"eval/part/exact": ramp(0.2, 0.6)},
+        ),
+    ),
+    "dynamic sampling comes to harder prompts": (
+        replace(HELD_OUT, keys=DYNAMIC),
+        course(
+            reward__mean=ramp(0.3, 0.7, spread=0.02),
+            reward__std=level(0.4, 40),
+            **part("watched", ramp(0.6, 0.1, spread=0.02)),
+            **{"eval/part/watched": ramp(0.2, 0.6), "eval/reward": ramp(0.2, 0.6)},
+        ),
+    ),
     "many prompts": (
         replace(SETUP, prompts_per_step=64, num_prompts=800),
         course(reward__mean=ramp(0.3, 0.9, 300)),
@@ -270,6 +317,10 @@ HEALTHY_SETUPS: dict[str, tuple[Setup, list[dict[str, float]]]] = {
     "many passes that help others too": (
         replace(SETUP, prompts_per_step=4, num_prompts=4),
         course(**part("exact", ramp(0.1, 0.9, 200)), **{"eval/part/exact": ramp(0.1, 0.9, 200)}),
+    ),
+    "many passes with dynamic sampling that help others": (
+        replace(SETUP, prompts_per_step=4, num_prompts=4, keys=DYNAMIC),
+        course(**part("exact", level(0.8, 200)), **{"eval/part/exact": ramp(0.1, 0.6, 200)}),
     ),
     "sft of recipes/demo.toml": (
         Setup(stage="sft", steps_per_epoch=13),

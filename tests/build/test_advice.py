@@ -105,6 +105,38 @@ def test_after_sft_alone_rl_is_next(tmp_path: Path) -> None:
     assert parse_overrides(words[3:])[("model", "name")] == str(run.model)
 
 
+def test_a_recipe_that_is_broken_meanwhile_does_not_cost_the_summary(
+    tmp_path: Path, command: Command
+) -> None:
+    """The next run is proposed with what was changed on the command line, by the copy kept."""
+    (tmp_path / "home").mkdir()
+    path = tmp_path / "home" / "recipe.toml"
+    rows = [{"prompt": f"{n}+1=", "answer": f"{n + 1}"} for n in range(8)]
+    (path.parent / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (path.parent / "saboteur.py").write_text(
+        f"import pathlib\n\ndef zero(completion):\n"
+        f"    pathlib.Path({str(path)!r}).write_text('[rl\\nsteps = ')\n    return 0.0\n"
+    )
+    given = recipe(tmp_path / "run", sft=None, eval=None, rl={"group_size": 2})
+    given |= {"task": {"name": "jsonl", "path": "sums.jsonl"}, "rewards": {"saboteur:zero": 1.0}}
+    path.write_text(to_toml(recipe_from_dict(given)))
+    done = command("run", path, "--rl.prompts_per_step", 2)
+    assert path.read_text() == "[rl\nsteps = "
+    assert done.code == 0, done
+    assert "no_signal, step 3 to the end" in done.out
+    changed = parse_overrides(shlex.split(commands(done.out)[0])[3:])
+    assert changed == {
+        ("rl", "prompts_per_step"): 2,
+        ("rl", "group_size"): 8,
+        ("run", "folder"): f"{tmp_path / 'run'}-group_size-8",
+    }
+    (tmp_path / "run" / "recipe.toml").unlink()  # as in a run from Python: the file is all there is
+    known = resolve(recipe_from_dict(given, source=str(path)))
+    found = [{"finding": "no_signal", "change": "--rl.group_size 8", "until": None}]
+    lines = next_steps(RunFolder(tmp_path / "run"), known, findings=found)
+    assert lines == ["# against no_signal: rl.group_size = 8"]
+
+
 Start = Callable[..., Result]
 
 
@@ -125,7 +157,7 @@ def test_a_failed_check_stops_the_run(constant: Start, tmp_path: Path) -> None:
     assert done.code == 2
     assert "✗ check: signal: groups with signal: nothing to learn from" in done.out
     assert "check: this run cannot work as it is" in done.err
-    assert "--check warn goes on anyway" in done.err
+    assert '--check warn goes on anyway, from Python check="warn"' in done.err
     assert not (tmp_path / "run" / "rl" / "metrics.jsonl").read_text()
 
 

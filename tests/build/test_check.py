@@ -44,6 +44,26 @@ from posttrain.track import Several
 from posttrain.types import Batch, Completion
 
 ROOT = Path(__file__).parents[2]
+CHECKS = [
+    "check_splits",
+    "check_prompts",
+    "check_passes",
+    "check_demonstrations",
+    "check_preferences",
+    "check_kinds",
+    "check_answers",
+    "check_answer_length",
+    "check_grading",
+    "check_signal",
+    "enough_memory",
+    "data._show",
+    "data._check_length",
+    "numerics._check_mismatch",
+    "numerics._check_ratio",
+    "numerics._check_step",
+    "numerics._check_way",
+    "resources._check_time",
+]
 
 
 @pytest.fixture(scope="module")
@@ -338,6 +358,59 @@ def test_guard_reports_whatever_is_raised() -> None:
         Line("data", "task", "fail", "KeyError: 'x'", "mend this, then check again"),
         Line("data", "task", "fail", "rows: none", "give some"),
     ]
+
+
+def test_a_check_that_breaks_itself_holds_up_no_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it breaks it is a warning with its exception, and the other checks are made."""
+
+    def broken(*given: Any, **options: Any) -> None:
+        raise KeyError("inside")
+
+    whole = check_recipe(HEALTHY, fast=True)
+    for place in CHECKS:
+        with monkeypatch.context() as patch:
+            patch.setattr(f"posttrain.build.check.{place}", broken)
+            report = check_recipe(HEALTHY, fast=True)
+        (line,) = [line for line in report.lines if line.state != "pass"]
+        assert line.state == "warn"
+        assert line.text == "the check itself broke, so nothing is known: KeyError: 'inside'", place
+        assert report.enforce("stop") is report
+        assert len(report.lines) > len(whole.lines) // 2, place
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [("grade_answers", "rewards"), ("sample", "rollouts"), ("take_step", "one step")],
+)
+def test_what_would_break_the_run_fails(
+    place: str, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Grading, sampling and a step are what the run itself does."""
+
+    def broken(*given: Any, **options: Any) -> None:
+        raise KeyError("inside")
+
+    monkeypatch.setattr(f"posttrain.build.check.{place}", broken)
+    report = check_recipe(HEALTHY, fast=True)
+    assert [line.name for line in report.of("fail")] == [name], told(report)
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({"run.stages": ["rl"]}, "warn"),
+        ({"run.stages": ["rl"], "rl.evaluate_every": 5}, "fail"),
+        ({}, "fail"),
+    ],
+)
+def test_an_overlap_stops_only_a_run_that_asks_test_prompts(
+    changes: dict[str, Any], state: str, folder: Path
+) -> None:
+    given = {"task.test_path": "spaced.jsonl", **changes}
+    line = find(check_recipe(recipe_of(given), fast=True), "train/test overlap")
+    assert line.state == state
 
 
 def test_law() -> None:

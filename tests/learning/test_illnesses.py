@@ -83,6 +83,11 @@ def long(num_tokens: int) -> float:
     return num_tokens / 20
 
 
+@declare(checks_answer=True, maximum=10.0)
+def one_of_ten(completion: str) -> float:
+    return 1.0
+
+
 def fragile(prompt: str, completion: str) -> float:
     """Cannot read the questions that end on 4 to 9."""
     return letters(completion) / (prompt[-1] < "4")
@@ -219,6 +224,14 @@ def test_the_illness_is_named(
     assert f"! step {finding['step']}: {finding['text']}. " in capsys.readouterr().out
     assert finding in [{"stage": "rl", **row} for row in run.folder.stage("rl").findings()]
     assert f"{name}, step {finding['step']} to " in printed
+
+
+def test_one_of_ten_is_not_all_right(tmp_path: Path) -> None:
+    """The full marks that a reward declares are known to the diagnosis."""
+    run, _ = ill(Case(rewards={one_of_ten: 1.0}, rl={"steps": 5}), tmp_path / "run")
+    (finding,) = [row for row in run.summary["diagnosis"] if row["finding"] == "no_signal"]
+    assert finding["text"].endswith("every answer gets the same (one_of_ten 1.00 of 10)")
+    assert "stop" not in finding["remedy"]
 
 
 def test_what_is_known_by_heart_is_no_reason_to_stop(tmp_path: Path) -> None:

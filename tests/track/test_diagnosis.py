@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from diagnosis_cases import (
+    DYNAMIC,
     HEALTHY,
     HEALTHY_SETUPS,
     HELD_OUT,
@@ -137,6 +138,64 @@ def test_all_right_is_a_reason_to_stop_only_where_held_out_problems_are(
     assert ("stop" in found["no_signal"].remedy) == (held_out == 1.0)
     assert ("memorised" in found) == (held_out == 0.48)
     assert found["no_signal"].change == ("" if held_out == 1.0 else "--sft.epochs 4")
+
+
+OUT_OF_TEN = replace(SETUP, full={"exact": 10.0, "format": 1.0}, prompts_per_step=16)
+MARKS = [
+    (0.0, OUT_OF_TEN, "all wrong (exact 0.00 of 10)"),
+    (1.0, OUT_OF_TEN, "every answer gets the same (exact 1.00 of 10)"),
+    (10.0, OUT_OF_TEN, "all right (exact 10.00 of 10)"),
+    (10.0, replace(SETUP, full={"exact": 1.0}), "every answer gets the same (exact 10.00)"),
+]
+
+
+@pytest.mark.parametrize(("mean", "setup", "said"), MARKS)
+def test_a_reward_is_judged_by_its_full_marks(mean: float, setup: Setup, said: str) -> None:
+    """1 out of 10 is nearly nothing; and what declares no maximum and gives 10 is not known."""
+    record = {**AGREED, "reward/std": 0.0, "reward/mean": mean, "reward/part/exact": mean}
+    diagnosis = Diagnosis(setup, before={"eval/part/exact": mean, "eval/problems": 56.0})
+    for step in range(1, 7):
+        diagnosis.feed(step, record)
+    (finding,) = diagnosis.findings
+    assert finding.text == f"nothing to learn from: 100% of groups agree: {said}"
+    assert ("stop" in finding.remedy) == said.startswith("all right")
+
+
+def test_train_and_held_out_are_compared_in_full_marks() -> None:
+    """Else 9.8 of 10 is beyond full marks, and a rise of 0.4 out of 10 is taken for one of 40 %."""
+    tens = [{name: 10 * value for name, value in row.items()} for row in ILL["memorised"]]
+    (finding,) = run(tens, replace(HELD_OUT, full={"exact": 10.0}))
+    assert finding.rule == "memorised"
+    said = "exact is 9.82 of 10 on the train prompts and 4.80 of 10 on 50 held-out ones"
+    assert finding.text == said
+    flat = course(
+        **part("exact", ramp(0.2, 0.6, spread=0.1)),
+        **part("format", [*ramp(0.1, 0.95, 15), *level(0.95, 25)]),
+    )
+    (finding,) = run(flat, OUT_OF_TEN)
+    assert finding.rule == "format_learned_accuracy_flat"
+    assert finding.text.endswith("while exact stays at 0.46 of 10")
+
+
+def test_with_dynamic_sampling_held_out_problems_are_asked() -> None:
+    """The training reward says the same in every one of these."""
+    setup = replace(HELD_OUT, stages=("rl",), keys=DYNAMIC)
+    kept = {"reward__mean": level(0.5, 210, spread=0.1), "reward__std": level(0.4, 210)}
+    exact, held_out = part("exact", level(0.5, 210)), "eval/part/exact"
+    (finding,) = run(course(**kept, **exact, **{"eval/accuracy": level(0.22, 210)}), setup)
+    assert finding.text == "in 200 steps held-out accuracy went from 22.0% to 22.0% of 50 problems"
+    never = {"eval/accuracy": level(0.0, 210), held_out: level(0.0, 210)}
+    (finding,) = run(course(**kept, **exact, **never), setup)
+    assert finding.remedy == RULES["nothing_learned"].remedies["never right"]
+    form = part("format", [*ramp(0.1, 0.95, 15), *level(0.95, 195)])
+    found = run(course(**kept, **exact, **form, **{held_out: level(0.02, 210)}), setup)
+    assert [finding.rule for finding in found] == ["format_learned_accuracy_flat"]
+    assert found[0].text.endswith("while exact stays at 0.02")
+    truth = {"eval/part/watched": ramp(0.6, 0.1, 210), "eval/reward": ramp(0.2, 0.9, 210)}
+    found = run(course(**kept, **truth), setup)
+    assert [finding.rule for finding in found] == ["hacking"]
+    assert found[0].text.startswith("the held-out reward rose from 0.20 to ")
+    assert "while held-out watched fell from 0.60 to " in found[0].text
 
 
 def test_without_a_judge_only_equal_rewards_are_spoken_of() -> None:

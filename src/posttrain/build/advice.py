@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.build.commands import generate_command
-from posttrain.config import Recipe, changed_keys, read_recipe, resolve
+from posttrain.config import ConfigError, Recipe, changed_keys, recipe_from_dict, resolve
+from posttrain.config.read import read_values
 from posttrain.config.toml import value_text
 from posttrain.runs import RunFolder
 from posttrain.track.diagnosis.history import WINDOW, noise, series
@@ -93,7 +94,9 @@ def _again(folder: RunFolder, recipe: Recipe, *, change: str, why: str) -> list[
     key, value = change.removeprefix("--").split(" ", 1)
     if not recipe.source or not Path(recipe.source).is_file():
         return [f"# {why}: {key} = {value}"]
-    given = resolve(read_recipe(recipe.source))
+    given = _as_written(folder, recipe)
+    if given is None:
+        return [f"# {why}: {key} = {value}"]
     changed = {k: pair[1] for k, pair in changed_keys(given, recipe).items() if k != key}
     kept: list[str] = []
     for name, new in changed.items():
@@ -102,6 +105,20 @@ def _again(folder: RunFolder, recipe: Recipe, *, change: str, why: str) -> list[
     path = f"{folder.path}-{key.rpartition('.')[2]}-{value}"
     command = _command("run", recipe.source, *kept, f"--{key}", value, "--run.folder", path)
     return [f"# {why}", command]
+
+
+def _as_written(folder: RunFolder, recipe: Recipe) -> Recipe | None:
+    """The recipe's file as the run read it: the file itself may be edited while a run goes on.
+
+    None where it cannot be read, which is no reason to lose the summary of a finished run.
+    """
+    kept, written = folder.path / "recipe.toml", Path(recipe.source)
+    try:
+        path = kept if kept.is_file() else written  # a run from Python keeps no copy
+        values, _ = read_values(path, beside=written.parent)
+        return resolve(recipe_from_dict(values))
+    except (ConfigError, OSError):
+        return None
 
 
 def _ask(folder: RunFolder, problems: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -53,6 +53,7 @@ def make_setup(
         stages=tuple(recipe.stages),
         decides=parts.correct_by,
         weights={reward.name: reward.weight for reward in rewards},
+        full=parts.marks.full,
         critic_warmup=rl.critic.warmup_steps if rl is not None and rl.critic is not None else 0,
         rounding=_rounding(recipe, parts.device, supplied=supplied) if rl is not None else math.inf,
         num_prompts=len(parts.task.prompts("train")) if parts.task is not None else 0,

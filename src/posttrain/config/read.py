@@ -40,10 +40,13 @@ def read_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     return recipe
 
 
-def read_values(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The tables of a TOML file, unchecked, and what to tell of the files that they name."""
+def read_values(path: Path, *, beside: Path | None = None) -> tuple[dict[str, Any], list[str]]:
+    """The tables of a TOML file, unchecked, and what to tell of the files that they name.
+
+    A copy is read as if it stood in the folder ``beside``.
+    """
     values = _parse(_read_text(path), path)
-    return values, beside_recipe(values, path.parent)
+    return values, beside_recipe(values, beside or path.parent)
 
 
 def recipe_from_dict(

@@ -99,7 +99,7 @@ def num_steps(num_rows: int, batch_size: int, *, epochs: int) -> int:
 
 
 def likelihood(outputs: Outputs, batch: Batch) -> Terms:
-    """The objective: negative log-likelihood; entropy is only watched."""
+    """The objective: negative log-likelihood; entropy is only monitored."""
     terms = nll(outputs.need("logprobs"), batch)
     if outputs.entropy is None:
         return terms

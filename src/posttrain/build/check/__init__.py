@@ -1,7 +1,8 @@
 """``posttrain check``: whether a run can work, told before it begins.
 
 Each area is a file: config, data, rewards, signal, numerics, resources. What breaks in one becomes
-a line that fails; nothing is trained, and every weight that a check moves is put back.
+a line: one that fails where a run would break too, one that warns where it is the check itself.
+Nothing is trained, and every weight that a check moves is put back.
 """
 
 from __future__ import annotations
@@ -124,13 +125,17 @@ def _check(read: Callable[[], Recipe], *, fast: bool, supplied: Supplied | None)
 def _look(bench: Bench, book: Book) -> None:
     """Every area in turn; what needs a part that could not be made is left out, and said."""
     data = book["data"]
-    with data.guard("prompts"):
+    with data.attempt("prompts"):
         check_splits(bench, data)
-    if bench.parts is not None:
-        check_prompts(bench, data)
-        check_passes(bench, data)
-        check_demonstrations(bench, data)
-        check_preferences(bench, data)
+    looks = {
+        "prompt": check_prompts,
+        "passes": check_passes,
+        "demonstrations": check_demonstrations,
+        "preferences": check_preferences,
+    }
+    for name, look in looks.items() if bench.parts is not None else ():
+        with data.attempt(name):
+            look(bench, data)
     answers = _rewards(bench, book) if bench.ready else None
     if "rl" not in bench.recipe.stages:
         return
@@ -145,12 +150,17 @@ def _look(bench: Bench, book: Book) -> None:
 def _rewards(bench: Bench, book: Book) -> Answers | None:
     rewards = book["rewards"]
     answers: Answers | None = None
-    with rewards.guard("rewards"):
+    with rewards.attempt("rewards"):
         check_kinds(bench, rewards)
+    with rewards.guard("rewards"):
         answers = grade_answers(bench)
-        with book["data"].excused(bench.excuse):
-            check_answers(bench, answers, findings=book["data"])
+    if answers is None:
+        return None
+    with book["data"].attempt("gold answers"), book["data"].excused(bench.excuse):
+        check_answers(bench, answers, findings=book["data"])
+    with book["data"].attempt("answer length"):
         check_answer_length(bench, answers, findings=book["data"])
+    with rewards.attempt("grading"):
         check_grading(bench, answers, findings=rewards)
     return answers
 
@@ -163,11 +173,15 @@ def _rollouts(bench: Bench, book: Book, *, answers: Answers) -> None:
     sampled = trial = None
     with signal.guard("rollouts"):
         sampled = sample(bench, seconds_per_grade=sum(seconds) / max(1, len(seconds)))
-        check_signal(bench, sampled, answers=answers, findings=signal)
     if sampled is None:
         return
-    with book["numerics"].guard("one step"):
-        if enough_memory(bench, book["resources"]):
+    with signal.attempt("rollouts"):
+        check_signal(bench, sampled, answers=answers, findings=signal)
+    enough = True
+    with book["resources"].attempt("memory"):
+        enough = enough_memory(bench, book["resources"])
+    if enough:
+        with book["numerics"].guard("one step"):
             trial = take_step(bench, sampled.part(TRIED))
     if trial is not None:
         check_numerics(bench, sampled, trial=trial, findings=book["numerics"])

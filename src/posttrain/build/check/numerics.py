@@ -27,16 +27,16 @@ PROBED = 2  # prompts that show whether new weights reach the engine
 
 def check_numerics(bench: Bench, sampled: Sampled, *, trial: Trial, findings: Findings) -> None:
     """Engine against learner, the first ratio, micro-batches, one step, the way of the weights."""
-    with findings.guard("engine and learner"):
+    with findings.attempt("engine and learner"):
         _check_mismatch(bench, trial, findings=findings)
-    with findings.guard("first ratio"):
+    with findings.attempt("first ratio"):
         _check_ratio(bench, trial, findings=findings)
     if not bench.fast:
-        with findings.guard("micro-batches"):
+        with findings.attempt("micro-batches"):
             _check_micro_batches(bench, sampled, findings=findings)
-    with findings.guard("one step"):
+    with findings.attempt("one step"):
         _check_step(bench, trial, findings=findings)
-    with findings.guard(WAY):
+    with findings.attempt(WAY):
         _check_way(bench, [group[0].prompt for group in sampled.groups], findings=findings)
 
 

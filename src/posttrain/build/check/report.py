@@ -17,6 +17,7 @@ Area = Literal["config", "data", "rewards", "signal", "numerics", "resources"]
 State = Literal["pass", "warn", "fail"]
 AREAS: tuple[Area, ...] = ("config", "data", "rewards", "signal", "numerics", "resources")
 MEND = "mend this, then check again"
+BROKE = "report this as a fault of posttrain; the run is not held up by it"
 WAY = "weights to engine"
 ALWAYS_STOP = (WAY,)  # the run would learn from another policy's samples
 NOTES = ("passes", "sft and rl prompts")  # said at the start of every run
@@ -94,7 +95,9 @@ class Report:
             return self
         failed = "".join(f"\n  {n.area}: {n.name}: {n.text}; {n.fix}" for n in lines)
         always = all(line.name in ALWAYS_STOP for line in lines)
-        how = 'rl.check = "off" goes on all the same' if always else "--check warn goes on anyway"
+        how = 'rl.check = "off" goes on all the same'
+        if not always:
+            how = '--check warn goes on anyway, from Python check="warn"'
         raise CheckFailedError(f"check: this run cannot work as it is{failed}\nMend it; {how}")
 
 
@@ -139,11 +142,20 @@ class Findings:
 
     @contextlib.contextmanager
     def guard(self, name: str) -> Iterator[None]:
-        """Whatever breaks inside becomes a line that fails: a check reports, it does not break."""
+        """What breaks inside would break the run as well, and becomes a line that fails."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - it is shown, as a line that fails
             self.problems(name, error)
+
+    @contextlib.contextmanager
+    def attempt(self, name: str) -> Iterator[None]:
+        """What breaks inside is the check itself: a line that warns, for the run may well work."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - it is shown, as a line that warns
+            said = f"the check itself broke, so nothing is known: {type(error).__name__}: {error}"
+            self._add(name, "warn", text=" ".join(said.split()), fix=BROKE)
 
     @contextlib.contextmanager
     def excused(self, why: str) -> Iterator[None]:

@@ -35,7 +35,7 @@ def enough_memory(bench: Bench, findings: Findings) -> bool:
 
 def check_resources(bench: Bench, sampled: Sampled, *, trial: Trial, findings: Findings) -> None:
     """Memory and time, from the step that was tried and from a smaller one."""
-    with findings.guard("memory and time"):
+    with findings.attempt("memory and time"):
         part = sampled.part(trial.sequences // 4)
         less = take_step(bench, part) if len(part) < trial.sequences else trial
         passing = _passing(bench, less, more=trial)

@@ -104,7 +104,7 @@ def check_kinds(bench: Bench, findings: Findings) -> None:
         )
     for reward in functions:
         if isinstance(reward.function, ModelScorer):
-            with findings.guard("reward model"):
+            with findings.attempt("reward model"):
                 _check_model(reward.function, findings)
 
 

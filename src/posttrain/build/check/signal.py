@@ -147,7 +147,7 @@ def _check_accuracy(bench: Bench, sampled: Sampled, *, findings: Findings) -> No
     if not marks.judged or above_one(sampled.rollouts, marks):
         findings.passed("mean reward", f"{mean}; no answer has full marks")
         return
-    learned = any(marks.weights.get(name) for name in marks.judged)  # else it is only watched
+    learned = any(marks.weights.get(name) for name in marks.judged)  # else it is only monitored
     findings.judged(
         "accuracy" if marks.check else "full marks",
         f"{text} (right by {marks.check!r})" if marks.check else text,

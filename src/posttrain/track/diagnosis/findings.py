@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.protocols import Tracker
-from posttrain.track.diagnosis.history import WINDOW, Check, Seen, Setup
+from posttrain.track.diagnosis.history import WINDOW, Check, Seen, Setup, in_shares
 from posttrain.track.diagnosis.rules import RULES, Rule
 from posttrain.track.encoding import encode_json
 from posttrain.track.jsonl import append_lines
@@ -93,15 +93,15 @@ class Diagnosis:
     def recall(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of a step that was judged when it was made."""
         self._step = step
-        self._history.append({"step": float(step), **metrics})
+        self._history.append({"step": float(step), **in_shares(metrics, self._setup)})
         if len(self._history) > KEPT:
             del self._history[KEPT_START]
 
     def _ask(self, check: Check | None) -> Seen | None:
         if check is None:
             return None
-        history = [self.before, *self._history] if self.before else self._history
-        return check(history, self._setup)
+        before = [in_shares(self.before, self._setup)] if self.before else []
+        return check([*before, *self._history], self._setup)
 
     def _begin(self, name: str, seen: Seen) -> Finding:
         remedy = self._rules[name].remedies[seen.case]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 
 from posttrain.track.diagnosis.history import (
+    AGREE,
+    FULL,
     WINDOW,
     Check,
     History,
@@ -16,8 +18,6 @@ from posttrain.track.diagnosis.history import (
     scaled,
     series,
 )
-
-AGREE = "rollout/groups_without_signal"
 
 
 def no_signal(history: History, setup: Setup, *, steps: int = WINDOW) -> Seen | None:
@@ -31,8 +31,9 @@ def no_signal(history: History, setup: Setup, *, steps: int = WINDOW) -> Seen | 
         return None  # broken graders agree about nothing: grader_failing speaks of them
     case, change = _agreement(history, setup, equal=equal is not None)
     what = "all rewards are equal" if agreed is None else f"{agreed:.0%} of groups agree"
-    text = f"nothing to learn from: {what}: {case} ({setup.decides or 'reward'}"
-    return Seen(f"{text} {level(history, setup):.2f})", case=case, change=change)
+    value = setup.marks(setup.decides, level(history, setup))
+    text = f"nothing to learn from: {what}: {case} ({setup.decides or 'reward'} {value})"
+    return Seen(text, case=case, change=change)
 
 
 def _agreement(history: History, setup: Setup, *, equal: bool) -> tuple[str, str]:
@@ -42,7 +43,7 @@ def _agreement(history: History, setup: Setup, *, equal: bool) -> tuple[str, str
         if setup.warmed_up:
             return "all wrong after [sft]", scaled(setup, "sft.epochs", by=2)
         return "all wrong", scaled(setup, "rl.group_size", by=4)
-    if value >= 0.95 and (setup.decides or gap(history, setup) is not None):
+    if 0.95 <= value <= FULL and (setup.decides or gap(history, setup) is not None):
         return _all_right(history, setup)
     if equal:
         return "every answer gets the same", ""

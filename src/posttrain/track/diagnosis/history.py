@@ -11,6 +11,10 @@ from typing import Any, NamedTuple
 WINDOW = 5
 """Steps that a rule looks at as one, so that a single noisy step is neither ill nor healed."""
 
+AGREE = "rollout/groups_without_signal"
+FULL = 1 + 1e-6
+"""Above it lies what declares no maximum: nobody knows how right that is."""
+
 History = Sequence[Mapping[str, float]]
 
 
@@ -31,7 +35,8 @@ class Setup:
     """What the numbers alone do not say.
 
     ``stage`` is the one that logs, ``stages`` those of the whole run. ``decides`` names the reward
-    that decides what is right (empty where none does), ``weights`` holds every reward's weight.
+    that decides what is right (empty where none does), ``weights`` holds every reward's weight and
+    ``full`` the full marks of those that have any: rules read such a reward as a share of them.
     The critic learns alone for ``critic_warmup`` steps. ``rounding`` is how far engine and trainer
     may disagree without anything being wrong. ``num_prompts`` are the train prompts, of which a
     step takes ``prompts_per_step``; ``num_problems`` the held-out ones of an evaluation within rl,
@@ -44,6 +49,7 @@ class Setup:
     stages: Sequence[str] = ()
     decides: str = ""
     weights: Mapping[str, float] = field(default_factory=dict)
+    full: Mapping[str, float] = field(default_factory=dict)
     critic_warmup: int = 0
     rounding: float = 0.05
     num_prompts: int = 0
@@ -58,6 +64,21 @@ class Setup:
     def warmed_up(self) -> bool:
         """Whether the stage sft comes before."""
         return "sft" in self.stages
+
+    def most(self, name: str) -> float:
+        """What a reward is divided by: its full marks, or 1 where it has none above 0."""
+        full = self.full.get(name, 1.0)
+        return full if full > 0 else 1.0
+
+    def marks(self, name: str, share: float) -> str:
+        """A share of full marks as the reward gave it.
+
+        >>> setup = Setup(full={"essay": 10.0})
+        >>> setup.marks("essay", 0.25), setup.marks("exact", 0.25)
+        ('2.50 of 10', '0.25')
+        """
+        most = self.most(name)
+        return f"{share:.2f}" if most == 1 else f"{share * most:.2f} of {most:g}"
 
 
 Check = Callable[[History, Setup], Seen | None]
@@ -76,6 +97,20 @@ def scaled(setup: Setup, key: str, *, by: float) -> str:
         return ""
     new = max(1, round(value * by)) if isinstance(value, int) else float(f"{value * by:.1g}")
     return "" if new == value else f"--{key} {new:g}"
+
+
+def in_shares(metrics: Mapping[str, float], setup: Setup) -> dict[str, float]:
+    """The metrics with every reward of its own as a share of its full marks.
+
+    >>> in_shares({"reward/part/essay": 1.0, "reward/mean": 1.0}, Setup(full={"essay": 10.0}))
+    {'reward/part/essay': 0.1, 'reward/mean': 1.0}
+    """
+    found = dict(metrics)
+    for name in setup.full:
+        for key in (f"reward/part/{name}", f"eval/part/{name}"):
+            if key in found:
+                found[key] /= setup.most(name)
+    return found
 
 
 def series(history: History, name: str) -> list[float]:
@@ -124,6 +159,32 @@ def noise(values: Sequence[float], *, steps: int = WINDOW) -> float:
     return math.sqrt(2 * statistics.fmean(inside) / steps) if inside else math.inf
 
 
+def resamples(history: History, setup: Setup) -> bool:
+    """Whether groups that agree are dropped and others drawn in their place.
+
+    The training reward is then over what differs alone: it stays in the middle, whatever is
+    learned, and only held-out problems show that.
+    """
+    if setup.keys.get("rl.dynamic_sampling"):
+        return True
+    drawn = series(history, "rollout/resampled")
+    return bool(drawn) and statistics.median(drawn) > 0
+
+
+def progress(history: History, setup: Setup) -> tuple[float, float] | None:
+    """The reward that decides at the start and at the end; None where that is not known.
+
+    Over train prompts, or where :func:`resamples` holds, over held-out ones.
+    """
+    if resamples(history, setup):
+        looks = series(history, f"eval/part/{setup.decides}")
+        return (looks[0], looks[-1]) if len(looks) > 1 else None
+    values = series(history, f"reward/part/{setup.decides}")
+    if not values:
+        return None
+    return statistics.fmean(values[:WINDOW]), statistics.fmean(values[-WINDOW:])
+
+
 def level(history: History, setup: Setup) -> float:
     """The reward that decides, or the whole reward where none does, over the last steps."""
     part = series(history, f"reward/part/{setup.decides}")
@@ -134,24 +195,16 @@ def level(history: History, setup: Setup) -> float:
 def solved(history: History, setup: Setup) -> bool:
     """Whether nearly everything is right: what would be an illness is then success."""
     values = series(history, f"reward/part/{setup.decides}")[-WINDOW:]
-    return bool(values) and statistics.fmean(values) >= 0.8
+    return bool(values) and 0.8 <= statistics.fmean(values) <= FULL
 
 
 class Gap(NamedTuple):
     """A reward near full marks on train prompts, and what it is on held-out ones."""
 
+    text: str
     name: str
-    train: float
-    held_out: float
-    problems: int
     clear: bool
     """Whether it is more than chance over so many prompts and problems explains."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.name} is {self.train:.2f} on the train prompts and {self.held_out:.2f} on "
-            f"{self.problems} held-out ones"
-        )
 
 
 def gap(history: History, setup: Setup) -> Gap | None:
@@ -159,20 +212,25 @@ def gap(history: History, setup: Setup) -> Gap | None:
 
     The error of each mean is that of a share, ``sqrt(p(1−p)/n)`` after one more success and one
     more failure: the widest there is for scores between 0 and 1. Clear is a gap of 0.1, and of 2.5
-    errors.
+    errors. Groups that were chosen because they differ are no measure of the train prompts.
     """
     names = [setup.decides] if setup.decides else [n for n, w in setup.weights.items() if w > 0]
     for name in names:
         looks = evaluations(history, setup, name=f"eval/part/{name}")
         train = _around(history, f"reward/part/{name}", at=f"eval/part/{name}")
-        if not train or not looks or not 0.9 <= statistics.fmean(train) <= 1 + 1e-6:
+        if not train or not looks or not 0.9 <= statistics.fmean(train) <= FULL:
+            continue
+        agreed = _around(history, AGREE, at=f"eval/part/{name}")
+        if resamples(history, setup) and not (agreed and statistics.median(agreed) >= 0.99):
             continue
         mean, (held_out, problems) = statistics.fmean(train), looks[-1]
         error = math.hypot(
             share_error(mean, len(train) * setup.prompts_per_step), share_error(held_out, problems)
         )
         clear = mean - held_out > max(0.1, 2.5 * error)
-        return Gap(name, mean, held_out, problems, clear)
+        text = f"{name} is {setup.marks(name, mean)} on the train prompts and "
+        text += f"{setup.marks(name, held_out)} on {problems} held-out ones"
+        return Gap(text, name, clear)
     return None
 
 
@@ -191,6 +249,15 @@ def evaluations(history: History, setup: Setup, *, name: str) -> list[tuple[floa
         for record in history
         if math.isfinite(record.get(name, math.nan))
     ]
+
+
+def look_error(history: History, problems: Sequence[int]) -> float:
+    """How far two held-out rewards of any scale, over so many problems each, differ by chance.
+
+    Their scores are taken to spread as widely as those of the train prompts.
+    """
+    spread = statistics.median(series(history, "reward/std") or [math.inf])
+    return spread * math.sqrt(sum(1 / max(1, count) for count in problems))
 
 
 def share_error(share: float, count: int) -> float:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import statistics
 
-from posttrain.track.diagnosis.groups import AGREE
 from posttrain.track.diagnosis.history import (
+    AGREE,
+    FULL,
     WINDOW,
     History,
     Seen,
     Setup,
     evaluations,
     gap,
+    look_error,
     noise,
+    progress,
+    resamples,
     scaled,
     series,
     share_error,
@@ -33,14 +37,15 @@ def memorised(history: History, setup: Setup) -> Seen | None:
         return None
     start = statistics.fmean(series(history, f"reward/part/{found.name}")[:WINDOW])
     if not setup.warmed_up or start < 0.9:
-        return Seen(str(found), case="in rl", change=scaled(setup, "rl.steps", by=0.5))
+        return Seen(found.text, case="in rl", change=scaled(setup, "rl.steps", by=0.5))
     case = "by [sft], on the prompts of rl" if setup.shared_prompts else "by [sft]"
-    return Seen(str(found), case=case, change=scaled(setup, "sft.epochs", by=0.3))
+    return Seen(found.text, case=case, change=scaled(setup, "sft.epochs", by=0.3))
 
 
 def nothing_learned(history: History, setup: Setup) -> Seen | None:
     """After 200 steps, or at the end of at least 10, neither the training reward nor held-out
-    problems have risen beyond chance.
+    problems have risen beyond chance; with dynamic sampling, where the training reward cannot show
+    it, held-out problems alone count, given two evaluations.
     """
     return _unmoved(history, setup, least=LONG)
 
@@ -60,42 +65,48 @@ def _unmoved(history: History, setup: Setup, *, least: int) -> Seen | None:
     found = gap(history, setup)
     if found is not None and found.clear:
         return None  # memorised speaks of it
+    what, span, rise = _held_out(history, setup)
+    if rise > 2:
+        return None
+    steps, worse = f"in {len(rewards)} steps", rise < -2.5
+    if resamples(history, setup):
+        text = f"{steps} {what} went {span}"
+        return Seen(text, *_reason(history, setup, fell=worse)) if what else None
     count = max(WINDOW, len(rewards) // 5)
     first, last = statistics.fmean(rewards[:count]), statistics.fmean(rewards[-count:])
     error = noise(rewards, steps=count)
-    held_out, rise = _held_out(history, setup)
-    if last - first > 2 * error or rise > 2:
+    if last - first > 2 * error:
         return None
-    text = f"in {len(rewards)} steps the training reward went from {first:.3f} to {last:.3f}"
-    text += f" (chance explains ±{2 * error:.3f}){held_out}"
+    text = f"{steps} the training reward went from {first:.3f} to {last:.3f}"
+    text += f" (chance explains ±{2 * error:.3f})" + (f", and {what} {span}" if what else "")
     fell = first - last > 3 * error and first - last > 0.02
-    return Seen(text, *_reason(history, setup, fell=fell or rise < -2.5))
+    return Seen(text, *_reason(history, setup, fell=fell or worse))
 
 
-def _held_out(history: History, setup: Setup) -> tuple[str, float]:
-    """What became of held-out problems in words, and in errors of the difference."""
+def _held_out(history: History, setup: Setup) -> tuple[str, str, float]:
+    """What was measured on held-out problems, its way in words, and in errors of the difference."""
     metrics = {"eval/accuracy": "accuracy", "eval/reward": "reward"}
     name = next((name for name in metrics if series(history, name)), None)
     looks = evaluations(history, setup, name=name) if name is not None else []
     if name is None or len(looks) < 2:
-        return "", 0.0
+        return "", "", 0.0
     (before, first), (after, last) = looks[0], looks[-1]
     if name == "eval/accuracy":
         error = math.hypot(share_error(before, first), share_error(after, last))
-        text = f", and held-out accuracy from {before:.1%} to {after:.1%} of {last} problems"
+        what, span = "held-out accuracy", f"from {before:.1%} to {after:.1%} of {last} problems"
     else:  # scores of any scale: spread as widely as those of the train prompts
-        spread = statistics.median(series(history, "reward/std") or [math.inf])
-        error = spread * math.sqrt(1 / max(1, first) + 1 / max(1, last))
-        text = f", and the held-out reward from {before:.3f} to {after:.3f}"
-    return text, (after - before) / error if error > 0 else 0.0
+        error = look_error(history, (first, last))
+        what, span = "the held-out reward", f"from {before:.3f} to {after:.3f}"
+    return what, span, (after - before) / error if error > 0 else 0.0
 
 
 def _reason(history: History, setup: Setup, *, fell: bool) -> tuple[str, str]:
     """The likeliest reason that nothing was learned, and what to change."""
-    right = series(history, f"reward/part/{setup.decides}")
+    kind = "eval" if resamples(history, setup) else "reward"
+    right = series(history, f"{kind}/part/{setup.decides}")
     if fell:
         return "it fell", scaled(setup, "rl.learning_rate", by=0.3)
-    if right and statistics.fmean(right) >= 0.95:
+    if right and 0.95 <= statistics.fmean(right) <= FULL:
         return "all was right before", ""
     if right and max(right) <= 0.02:
         if setup.warmed_up:
@@ -113,10 +124,18 @@ def many_passes(history: History, setup: Setup) -> Seen | None:
     if not setup.num_prompts or not setup.prompts_per_step:
         return None
     passes = steps * setup.prompts_per_step / setup.num_prompts
-    train = series(history, f"reward/part/{setup.decides}")[-WINDOW:]
-    held_out = series(history, f"eval/part/{setup.decides}")
-    if passes < MANY_PASSES or (train and held_out and held_out[-1] > train[-1] - 0.1):
+    if passes < MANY_PASSES or _helps(history, setup):
         return None
     text = f"the {setup.num_prompts:,} train prompts have been gone through {passes:.0f} times"
     few = max(1, round(20 * setup.num_prompts / setup.prompts_per_step))
     return Seen(text, change=f"--rl.steps {few}")
+
+
+def _helps(history: History, setup: Setup) -> bool:
+    """Whether held-out problems are right as often as train prompts, or else more than before."""
+    if resamples(history, setup):
+        found = progress(history, setup)
+        return found is not None and found[1] > found[0] + 0.1
+    train = series(history, f"reward/part/{setup.decides}")
+    held_out = series(history, f"eval/part/{setup.decides}")
+    return bool(train and held_out) and held_out[-1] > train[-1] - 0.1

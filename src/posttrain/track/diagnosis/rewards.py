@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 from posttrain.track.diagnosis.history import (
     WINDOW,
@@ -10,8 +11,12 @@ from posttrain.track.diagnosis.history import (
     Seen,
     Setup,
     blocks,
+    evaluations,
+    look_error,
     mostly,
     noise,
+    progress,
+    resamples,
     scaled,
     series,
 )
@@ -21,10 +26,13 @@ _LONG = 3 * WINDOW  # often the format comes first and the answers follow: they 
 
 def format_learned_accuracy_flat(history: History, setup: Setup) -> Seen | None:
     """A part of the reward rose to 0.8 in 12 of 15 steps while the part that decides is flat."""
-    decides = series(history, f"reward/part/{setup.decides}")
-    if len(decides) < _LONG + WINDOW:
+    lately = series(history[-_LONG:], f"eval/part/{setup.decides}")
+    found = progress(history, setup)
+    if len(series(history, f"reward/part/{setup.decides}")) < _LONG + WINDOW or found is None:
         return None
-    flat, before = statistics.fmean(decides[-WINDOW:]), statistics.fmean(decides[:WINDOW])
+    if resamples(history, setup) and not lately:
+        return None
+    before, flat = found
     if flat >= 0.8 or abs(flat - before) > 0.05:  # risen; or fallen, which is hacking
         return None
     for name, weight in setup.weights.items():
@@ -34,15 +42,25 @@ def format_learned_accuracy_flat(history: History, setup: Setup) -> Seen | None:
             continue
         start = statistics.fmean(series(history, part)[:WINDOW])
         if now >= start + 0.2:
-            text = f"{name} went from {start:.2f} to {now:.2f}, while {setup.decides} stays at"
-            return Seen(f"{text} {flat:.2f}", change=scaled(setup, _weight(name), by=0.5))
+            text = f"{name} went from {setup.marks(name, start)} to {setup.marks(name, now)}, "
+            text += f"while {setup.decides} stays at {setup.marks(setup.decides, flat)}"
+            return Seen(text, change=scaled(setup, _weight(name), by=0.5))
     return None
 
 
 def hacking(history: History, setup: Setup) -> Seen | None:
-    """reward/mean rises while eval/accuracy, or a reward that is only watched, falls by a tenth."""
-    watched = [name for name, weight in setup.weights.items() if weight == 0]
-    found = [_accuracy_fell(history), *(_part_fell(history, name) for name in watched)]
+    """reward/mean rises while eval/accuracy, or a reward that is only monitored, falls by a tenth;
+    with dynamic sampling, all three on held-out problems.
+    """
+    monitored = [name for name, weight in setup.weights.items() if weight == 0]
+    found = [_look_fell(history, setup, metric="eval/accuracy", name="held-out accuracy")]
+    for name in monitored:
+        metric, held_out = f"eval/part/{name}", f"held-out {name}"
+        found.append(
+            _look_fell(history, setup, metric=metric, name=held_out)
+            if resamples(history, setup)
+            else _part_fell(history, setup, name=name)
+        )
     text = next((said for said in found if said is not None), None)
     if text is None:
         return None
@@ -54,26 +72,48 @@ def _weight(name: str) -> str:
     return f"rewards.{name}.weight"
 
 
-def _accuracy_fell(history: History) -> str | None:
+def _look_fell(history: History, setup: Setup, *, metric: str, name: str) -> str | None:
     """Two evaluations in a row below the best one: one alone may be bad luck."""
-    places = [at for at, record in enumerate(history) if "eval/accuracy" in record]
+    places = [at for at, record in enumerate(history) if series([record], metric)]
     if len(places) < 3:
         return None
-    best = max(places[:-2], key=lambda at: history[at]["eval/accuracy"])
-    peak = history[best]["eval/accuracy"]
-    now = max(history[at]["eval/accuracy"] for at in places[-2:])
+    best = max(places[:-2], key=lambda at: history[at][metric])
+    peak = history[best][metric]
+    now = max(history[at][metric] for at in places[-2:])
+    if now > peak - 0.1 * max(1.0, abs(peak)):
+        return None
+    if resamples(history, setup):
+        rewards = _held_out_rise(history, setup, places=[best, *places[-2:]])
+    else:
+        rewards = _training_rise(history, best)
+    kind = "held-out reward" if resamples(history, setup) else "reward"
+    return _hacked(name, f"{peak:.2f} to {now:.2f}", kind=kind, rewards=rewards)
+
+
+def _training_rise(history: History, best: int) -> tuple[float, float] | None:
+    """The training reward around a place and in the last steps, where it rose beyond chance."""
     near = series(history[max(0, best + 1 - WINDOW) : best + 1], "reward/mean")
     near = near or series(history[: best + 1 + WINDOW], "reward/mean")  # before the first step
     rewards = series(history, "reward/mean")
-    if now > peak - 0.1 or not near or len(rewards) < WINDOW:
+    if not near or len(rewards) < WINDOW:
         return None
     before, after = statistics.fmean(near), statistics.fmean(rewards[-WINDOW:])
-    if after - before <= noise(rewards):
+    return (before, after) if after - before > noise(rewards) else None
+
+
+def _held_out_rise(
+    history: History, setup: Setup, *, places: Sequence[int]
+) -> tuple[float, float] | None:
+    """The held-out reward at the first of three evaluations and in the two others, likewise."""
+    looks = evaluations([history[at] for at in places], setup, name="eval/reward")
+    if len(looks) < 3:
         return None
-    return _hacked("held-out accuracy", (peak, now), rewards=(before, after))
+    before, after = looks[0][0], (looks[1][0] + looks[2][0]) / 2
+    error = look_error(history, [problems for _, problems in looks[1:]])
+    return (before, after) if after - before > error else None
 
 
-def _part_fell(history: History, name: str) -> str | None:
+def _part_fell(history: History, setup: Setup, *, name: str) -> str | None:
     """The last two blocks of steps below the best one, beyond what chance and scale allow."""
     both = [
         record
@@ -91,11 +131,14 @@ def _part_fell(history: History, name: str) -> str | None:
     # The best of many blocks is lucky: a fall has to be larger than that luck.
     if fall <= max(0.1 * max(map(abs, parts)), 4 * noise(parts)) or rise <= 2 * noise(rewards):
         return None
-    return _hacked(name, (means[best], means[-1]), rewards=(rewarded[best], rewarded[-1]))
+    fell = f"{setup.marks(name, means[best])} to {setup.marks(name, means[-1])}"
+    return _hacked(name, fell, rewards=(rewarded[best], rewarded[-1]))
 
 
-def _hacked(name: str, fell: tuple[float, float], *, rewards: tuple[float, float]) -> str:
-    return (
-        f"the reward rose from {rewards[0]:.2f} to {rewards[1]:.2f}, "
-        f"while {name} fell from {fell[0]:.2f} to {fell[1]:.2f}"
-    )
+def _hacked(
+    name: str, fell: str, *, rewards: tuple[float, float] | None, kind: str = "reward"
+) -> str | None:
+    if rewards is None:
+        return None
+    rose = f"the {kind} rose from {rewards[0]:.2f} to {rewards[1]:.2f}"
+    return f"{rose}, while {name} fell from {fell}"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 
 from posttrain.track.diagnosis.history import (
+    AGREE,
     WINDOW,
     History,
     Seen,
     Setup,
     mostly,
     noise,
+    progress,
     scaled,
     series,
     solved,
@@ -28,9 +30,8 @@ def entropy_collapse(history: History, setup: Setup) -> Seen | None:
     now = mostly(history, "objective/entropy", test=lambda value: value < max(0.1 * start, 0.01))
     if now is None:
         return None
-    groups = "rollout/groups_without_signal"
-    differ = mostly(history, groups, test=lambda share: share >= 0.9) is None
-    if differ and series(history[-WINDOW:], groups):
+    differ = mostly(history, AGREE, test=lambda share: share >= 0.9) is None
+    if differ and series(history[-WINDOW:], AGREE):
         return None
     change = scaled(setup, "rl.entropy_coefficient", by=3) or _slower(setup)
     return Seen(f"entropy fell from {start:.2f} to {now:.3f} nats", change=change)
@@ -73,10 +74,8 @@ def length_explosion(history: History, setup: Setup) -> Seen | None:
     now = mostly(history, "rollout/length", test=lambda value: value > max(2 * start, start + 8))
     if now is None:
         return None
-    decides = series(history[-50:], f"reward/part/{setup.decides}")
-    risen = not decides or (
-        statistics.fmean(decides[-WINDOW:]) > statistics.fmean(decides[:WINDOW]) + 0.05
-    )
+    decides = progress(history[-50:], setup)
+    risen = decides is None or decides[1] > decides[0] + 0.05
     if risen and now < 4 * start:
         return None
     text = f"completions grew from {start:.0f} to {now:.0f} tokens in {len(lengths)} steps"
