@@ -31,10 +31,19 @@ class NotWrittenError(OSError):
         super().__init__(number, os.strerror(number), os.fspath(path))
         self.then = then
 
+    @property
+    def reason(self) -> str:
+        """What is wrong, in words and in the system's own."""
+        return f"{_REMEDIES[self.errno or 0][0]} ({self.strerror})"
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        return _REMEDIES[self.errno or 0][1]
+
     def __str__(self) -> str:
-        reason, remedy = _REMEDIES[self.errno or 0]
         return (
-            f"{self.filename}: cannot be written: {reason} ({self.strerror}); {remedy}, then "
+            f"{self.filename}: cannot be written: {self.reason}; {self.remedy}, then "
             f"{self.then}. What was written before is whole, and nothing of this file is left"
         )
 

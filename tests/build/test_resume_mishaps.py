@@ -54,6 +54,36 @@ def test_a_torn_checkpoint_is_left_out(
     same(done.folder, uninterrupted)
 
 
+@pytest.mark.parametrize("stage", ["sft", "rl"])
+def test_a_checkpoint_of_the_version_before_is_named_and_left_out(
+    tmp_path: Path, stage: str
+) -> None:
+    """It lacks the held-out losses of sft and the greedy completions of rl: that stage starts over.
+
+    Whole by its manifest, and written under the layout of then.
+    """
+    values = given(tmp_path / "cut", {**GRPO, "max_lag": 1}, sft={"save_every": 4})
+    cut(values, save=2 if stage == "sft" else 4)
+    old = RunFolder(tmp_path / "cut").stage(stage)
+    (step,) = checkpoint_steps(old)
+    folder = old.checkpoint(step)
+    state = checkpoints.read_json(folder / "state.json")
+    state.pop("held_out", None)
+    checkpoints.write_json(folder / "state.json", {**state, "layout": 1})
+    if stage == "rl":
+        waiting = checkpoints.read_json(folder / "waiting.json")
+        assert [batch.pop("greedy") for batch in waiting["batches"]]
+        checkpoints.write_json(folder / "waiting.json", waiting)
+    (folder / "manifest.json").unlink()
+    checkpoints.write_json(folder / "manifest.json", {"files": checkpoints._listed(folder)})
+    done, text = go(values, resume=True)
+    assert f"checkpoint left out: {folder}: was written by another version of posttrain" in text
+    assert "layout 1, this one knows 2" in text
+    assert f"{stage}: starts over" in text
+    values["run"]["folder"] = str(tmp_path / "whole")
+    same(done.folder, go(values)[0].folder)
+
+
 def test_skipped_steps_are_counted_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second step of RL is skipped, a checkpoint follows: what goes on from it remembers."""
     step = LocalLearner.step

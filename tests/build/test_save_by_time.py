@@ -318,6 +318,24 @@ def test_preferences_go_on_where_they_were(
     assert not one.checkpoints.exists()
 
 
+def test_the_time_of_both_splits_counts(
+    tmp_path: Path, clock: Clock, saved: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine minutes of train prompts and two of test prompts are more than ten: it is time."""
+    monkeypatch.setattr(preference_stages, "CHUNK", 5)
+    values = by_time(tmp_path / "run", **PREFER)
+    values["run"] |= {"stages": ["sft", "prefer"]}
+    minutes = iter([*[9 / 8] * 8, 2.0, 2.0])
+
+    def asked(*given: Any, **more: Any) -> Any:
+        clock.now += 60 * next(minutes)
+        return answer(*given, **more)
+
+    monkeypatch.setattr(preference_stages, "answer", asked)
+    go(values, clock)
+    assert saved == ["sft 8", "prefer 9", "prefer 10"]
+
+
 def test_what_a_cut_short_tidying_has_left_goes_the_next_time(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,7 +191,8 @@ def test_a_run_on_a_disk_that_fills_up_is_finished_after_there_is_room(
     """And its model is, bit for bit, that of a run that was never disturbed."""
     resized(disk, f"size={size}")
     folder = disk / "run"
-    with pytest.raises(NotWrittenError, match="the disk is full"):
+    unwritten = pytest.warns(UserWarning, match="no checkpoint: .*the disk is full")
+    with unwritten, pytest.raises(NotWrittenError, match="the disk is full"):
         small_run(recipe(folder))
     whole(folder)
     resized(disk, "size=20m")
@@ -201,8 +202,20 @@ def test_a_run_on_a_disk_that_fills_up_is_finished_after_there_is_room(
     assert same_weights(done.model, undisturbed.model)
 
 
-def test_a_limit_of_file_size_ends_the_command_with_a_message(tmp_path: Path) -> None:
-    """No traceback, and the records before it are whole; works without root too."""
+def test_a_disk_with_room_for_the_models_alone_is_enough(disk: Path, tmp_path: Path) -> None:
+    """A checkpoint of 39,712 weights takes 477 kB, the model 159 kB."""
+    resized(disk, "size=400k")
+    sections = dict.fromkeys(("rl", "eval", "rewards"))
+    with pytest.warns(UserWarning, match="no checkpoint: .*the disk is full"):
+        done, _ = small_run(recipe(disk / "run", **sections))
+    whole(disk / "run")
+    assert not list((disk / "run").glob("*/checkpoints"))
+    undisturbed, _ = small_run(recipe(tmp_path / "undisturbed", **sections))
+    assert same_weights(done.model, undisturbed.model)
+
+
+def limited_run(tmp_path: Path, num_bytes: int) -> "subprocess.CompletedProcess[str]":
+    """The command ``run``, for sft, where no file may be larger; works without root too."""
     lines = [
         "run.seed = 1",
         f"run.folder = {str(tmp_path / 'run')!r}",
@@ -213,17 +226,35 @@ def test_a_limit_of_file_size_ends_the_command_with_a_message(tmp_path: Path) ->
     (tmp_path / "recipe.toml").write_text("\n".join(lines))
 
     def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
 
-    found = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "posttrain.cli", "run", str(tmp_path / "recipe.toml")],
         preexec_fn=limit,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_a_limit_of_file_size_ends_the_command_with_a_message(tmp_path: Path) -> None:
+    """No traceback, and the records before it are whole."""
+    found = limited_run(tmp_path, 30_000)
     assert found.returncode == 2, found.stderr
     assert "cannot be written: the file is larger than allowed" in found.stderr
     assert "Traceback" not in found.stderr
     whole(tmp_path / "run")
     assert not (tmp_path / "run" / "sft" / "model").exists()
+
+
+def test_a_checkpoint_that_no_one_asked_for_does_not_cost_the_model(tmp_path: Path) -> None:
+    """39,712 weights: 159 kB of model/ may be written, AdamW's moments of twice that may not."""
+    found = limited_run(tmp_path, 250_000)
+    assert found.returncode == 0, found.stderr
+    assert found.stderr.count("! no checkpoint: ") == 1
+    assert "step-000002: cannot be written: the file is larger than allowed" in found.stderr
+    assert "if the run is killed, it starts over from step 0" in found.stderr
+    whole(tmp_path / "run")
+    sft = tmp_path / "run" / "sft"
+    assert load_policy(str(sft / "model")).model is not None
+    assert not (sft / "checkpoints").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from typing import Any
 from posttrain.algorithms.kl import Coefficient
 from posttrain.build.interrupts import Interrupts
 from posttrain.build.pace import SHARE, Clock, Pace
+from posttrain.disk import NotWrittenError
 from posttrain.learn.checkpoint import load_learner, save_learner
 from posttrain.learn.learner import LocalLearner
 from posttrain.pipelines.guard import Guard
@@ -31,7 +33,8 @@ class Keeper:
     """Writes the checkpoints of one stage, and holds the one it goes on from, if any.
 
     They come every ``save_minutes`` by ``clock``, unless the stage says after how many steps; and
-    after its last step, so that saving and judging the model can be cut short too.
+    after its last step, so that saving and judging the model can be cut short too. Where one of
+    these, which no one asked for, cannot be written, that is said, and the stage goes on.
     """
 
     tell: Callable[[str], None] = staticmethod(lambda text: None)
@@ -52,6 +55,8 @@ class Keeper:
         self._folder = folder
         self._interrupts = interrupts or Interrupts()
         self._begins_at = begins_at
+        self._saved = self.step
+        self._said_stretched = self._said_unwritten = False
         self._keep_last, self._keep_best = keep_last, keep_best
         self._guard = Guard()
         self._seconds = seconds
@@ -104,11 +109,23 @@ class Keeper:
         due = self._pace.due if every is None else bool(every) and step % every == 0
         wanted = self._pace.on if every is None else bool(every)
         if due or (last and wanted) or self._interrupts.asked:
-            with self._pace.saving():
-                self._save(step, learner, more=more)
-            if every is None and self._pace.stretched and not last:
+            problem: tuple[str, str] | None = None
+            with self._pace.saving():  # one that failed has taken its time, too
+                try:
+                    self._save(step, learner, more=more)
+                except NotWrittenError as error:
+                    if every is not None or self._interrupts.asked or not self._is_ours(error):
+                        raise
+                    problem = (error.reason, error.remedy)
+            if problem is not None:
+                self._say_unwritten(step, problem, last=last)
+            elif every is None and self._pace.stretched and not last:
                 self._say_stretched()
         self._interrupts.check(saved=step)
+
+    def _is_ours(self, error: NotWrittenError) -> bool:
+        """Whether it is the checkpoint that was not written, not the rollouts it waits for."""
+        return Path(error.filename).is_relative_to(self._folder.checkpoints)
 
     def _save(self, step: int, learner: LocalLearner | None, *, more: More | None) -> None:
         def fill(folder: Path) -> dict[str, Any]:
@@ -118,16 +135,33 @@ class Keeper:
             return kept if learner is None else {**kept, "learner": save_learner(learner, folder)}
 
         write_checkpoint(self._folder, step, fill=fill)
+        self._saved, self._said_unwritten = step, False
         prune(self._folder, keep_last=self._keep_last, keep_best=self._keep_best)
 
+    def _say_unwritten(self, step: int, problem: tuple[str, str], *, last: bool) -> None:
+        """Once, until there is another one: only then is anything else at stake."""
+        if self._said_unwritten:
+            return
+        self._said_unwritten = True
+        reason, remedy = problem
+        again = f", and the next is tried after {self._pace.interval / 60:.3g} minutes"
+        warnings.warn(
+            f"no checkpoint: {self._folder.checkpoint(step)}: cannot be written: {reason}; "
+            f"if the run is killed, it starts over from step {self._saved}. Nothing of it is left, "
+            f"and training goes on{'' if last else again}. To have one, {remedy}; "
+            "run.keep_last = 1 takes less room, and run.save_minutes = 0 turns them off",
+            stacklevel=3,
+        )
+
     def _say_stretched(self) -> None:
-        pace = self._pace
+        if self._said_stretched:
+            return
+        self._said_stretched, pace = True, self._pace
         self.tell(
             f"a checkpoint takes {pace.cost:.1f} s: so that they stay below {SHARE:.0%} of the "
             f"time, the next comes after {pace.interval / 60:.3g} minutes, not after "
             f"run.save_minutes. A kill loses no more than that; save_every, in steps, overrules it"
         )
-        self.tell = lambda text: None  # once is enough
 
 
 def rl_state(

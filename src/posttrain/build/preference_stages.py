@@ -64,11 +64,10 @@ def run_prefer(context: Context) -> dict[str, Any]:
     work = {split: _questions(context, split) for split in splits}
     ahead = sum(map(len, work.values()))  # parts of the work that are not done
     progress = take_up(context.keeper.begins_at)
-    record: dict[str, Any] = {}
-    for split in splits:
-        part = progress.setdefault(split, Part.new(f"{context.recipe.run.seed} {split}"))
-        ahead -= part.done
-        with context.keeper.stepping():
+    with context.keeper.stepping():  # one for both splits: time counts on from one to the other
+        for split in splits:
+            part = progress.setdefault(split, Part.new(f"{context.recipe.run.seed} {split}"))
+            ahead -= part.done
             for more in _annotated(context, judge, work=work[split][part.done :], part=part):
                 part.add(more)
                 ahead -= 1
@@ -76,13 +75,15 @@ def run_prefer(context: Context) -> dict[str, Any]:
                     context.tracker.log(part.done, _counts(part.found))
                 done = sum(known.done for known in progress.values())
                 context.keeper.stepped(done, last=ahead == 0, more=lambda to: keep(progress, to))
-        found = part.found
-        if not found.sets:
-            raise ValueError(
-                f"prefer: the {split} prompts gave no preference: all comparisons were ties. The "
-                "policy answers the same every time, or the rewards cannot tell answers apart; "
-                "raise prefer.temperature or prefer.samples, or look at the rewards"
-            )
+            if not part.found.sets:
+                raise ValueError(
+                    f"prefer: the {split} prompts gave no preference: all comparisons were ties. "
+                    "The policy answers the same every time, or the rewards cannot tell answers "
+                    "apart; raise prefer.temperature or prefer.samples, or look at the rewards"
+                )
+    record: dict[str, Any] = {}
+    for split in splits:
+        found = progress[split].found
         with replacing(context.folder.path / files[split]) as beside:
             write_preferences(beside, found.sets)
         record[split] = {**vars(found), "sets": len(found.sets)}

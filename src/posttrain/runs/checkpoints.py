@@ -27,7 +27,7 @@ from posttrain.runs.files import new_folder, read_json, write_json
 from posttrain.runs.folder import StageFolder
 from posttrain.runs.rollouts import rollout_file, rollout_steps
 
-LAYOUT = 1
+LAYOUT = 2  # of what the stages keep in it: an older one lacks what they go on from
 MANIFEST, STATE = "manifest.json", "state.json"
 _NAME = re.compile(r"step-(\d{6,})")
 _LEFTOVERS = (".*.tmp", ".model-*")  # what a killed process was writing
@@ -100,7 +100,9 @@ def find_fault(path: Path) -> str | None:
         layout = read_json(path / STATE)["layout"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"cannot be read ({error})"
-    return None if layout == LAYOUT else f"has layout {layout}, this posttrain knows {LAYOUT}"
+    if layout == LAYOUT:
+        return None
+    return f"was written by another version of posttrain: layout {layout}, this one knows {LAYOUT}"
 
 
 def prune(stage: StageFolder, *, keep_last: int, keep_best: int = 0) -> None:

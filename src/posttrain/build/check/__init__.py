@@ -27,6 +27,7 @@ from posttrain.build.check.data import (
     check_prompts,
     check_splits,
 )
+from posttrain.build.check.disk import check_disk
 from posttrain.build.check.numerics import check_numerics
 from posttrain.build.check.report import AREAS, Area, Book, CheckFailedError, Line, Report, new_book
 from posttrain.build.check.resources import check_resources, enough_memory
@@ -136,6 +137,9 @@ def _look(bench: Bench, book: Book) -> None:
     for name, look in looks.items() if bench.parts is not None else ():
         with data.attempt(name):
             look(bench, data)
+    if bench.policy is not None:
+        with book["resources"].attempt("disk"):
+            check_disk(bench, book["resources"])
     answers = _rewards(bench, book) if bench.ready else None
     if "rl" not in bench.recipe.stages:
         return

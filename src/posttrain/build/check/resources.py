@@ -64,13 +64,13 @@ def _check_memory(
     """Compare what is needed with what is free; without ``told``, only a failure is a line."""
     more = sum(needs.values()) - needs["weights"] - needs["reward model"]  # these are there already
     free = free_memory(bench.of_parts().device)
-    listed = ", ".join(f"{name} {_size(size)}" for name, size in needs.items() if size)
+    listed = ", ".join(f"{name} {shown_size(size)}" for name, size in needs.items() if size)
     # An estimate is not exact to the last fifth: what may just fit is not refused.
     state: State = "fail" if more > 1.2 * free else "warn" if more > 0.8 * free else "pass"
     if told or more > free:
         findings.judged(
             "memory",
-            f"{_size(sum(needs.values()))} at the peak, {_size(free)} free ({listed})",
+            f"{shown_size(sum(needs.values()))} at the peak, {shown_size(free)} free ({listed})",
             state=state,
             fix="lower rl.micro_batch_tokens, set rl.checkpoint_activations, rl.kl.offload or "
             "rl.kl.dtype, or take a smaller model",
@@ -119,7 +119,8 @@ def free_memory(device: str) -> int:
     return free
 
 
-def _size(count: float) -> str:
+def shown_size(count: float) -> str:
+    """Bytes in the largest unit that leaves something before the point, up to GiB."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}"
