@@ -30,7 +30,7 @@ def public(module: types.ModuleType) -> dict[str, object]:
         return {name: getattr(module, name) for name in module.__all__}
     own = {}
     for name, value in vars(module).items():
-        if name.startswith("_") or name in BY_TOPIC:
+        if name.startswith("_") or name in BY_TOPIC or "__mutmut" in name:  # of `make mutants`
             continue
         code = inspect.isfunction(value) or inspect.isclass(value)
         if isinstance(value, dict | frozenset) or (code and value.__module__ == module.__name__):
