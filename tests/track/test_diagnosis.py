@@ -334,6 +334,47 @@ def test_hacking_is_seen_in_the_held_out_accuracy() -> None:
     assert run([{"eval/accuracy": 0.5}, *points(0.6, 0.7, 0.5, 0.7, 0.6)]) == []
 
 
+HACKED = course(
+    reward__mean=[0.056, 0.1, 0.3, 0.7, 0.9, 0.97, *level(0.99, 14, spread=0.005)],
+    **part("watched", [0.96, 0.95, 0.7, 0.3, 0.1, 0.02, *level(0.0, 14)]),
+)
+
+
+def test_hacking_within_the_first_steps_is_seen_on_the_way() -> None:
+    """Blocks that hold the fall itself are wide: they would take it for noise until step 30."""
+    (finding,) = run(HACKED)
+    assert (finding.rule, finding.step, finding.until) == ("hacking", 8, None)
+    assert finding.text.endswith("while watched fell from 0.95 to 0.08; watched fell after step 2")
+    assert finding.change == "--rl.steps 2"
+
+
+@pytest.mark.parametrize(("after", "seen"), [(0.0, True), (0.94, False)])
+@pytest.mark.parametrize("metric", ["eval/accuracy", "eval/part/watched"])
+def test_hacking_is_seen_at_the_end_of_a_short_run(metric: str, after: float, seen: bool) -> None:
+    """Held-out problems before and after, where no evaluation lies between; 0.94 is chance."""
+    setup = replace(HELD_OUT, stage="eval", keys={"rl.steps": 20})
+    diagnosis = Diagnosis(setup, before={metric: 0.962, "eval/problems": 52.0})
+    for step, record in enumerate(course(reward__mean=ramp(0.056, 0.995, 20)), start=1):
+        diagnosis.recall(step, record)
+    found = diagnosis.finish({metric: after, "eval/problems": 52.0})
+    assert [finding.rule for finding in found] == (["hacking"] if seen else [])
+    if seen:
+        assert "fell from 96.2% to 0.0% of 52 problems" in found[0].text
+        assert "(first and last 2 steps) rose from 0.08 to 0.97" in found[0].text
+        assert found[0].change == "--rl.steps 10"
+
+
+def test_what_train_prompts_teach_by_heart_is_not_called_hacking() -> None:
+    setup = replace(HELD_OUT, stage="eval")
+    known = {"eval/accuracy": 0.9, "eval/part/exact": 0.9, "eval/problems": 52.0}
+    diagnosis = Diagnosis(setup, before=known)
+    records = course(reward__mean=ramp(0.5, 1.0, 20), **part("exact", ramp(0.8, 1.0, 20)))
+    for step, record in enumerate(records, start=1):
+        diagnosis.recall(step, record)
+    found = diagnosis.finish(dict.fromkeys(known, 0.4) | {"eval/problems": 52.0})
+    assert [finding.rule for finding in found] == ["memorised"]
+
+
 def test_what_is_cut_on_purpose_is_no_drift() -> None:
     cut = Setup(rounding=float("inf"))
     assert run(course(mismatch__mean=ramp(0.01, 3.0)), cut) == []

@@ -13,7 +13,11 @@ from posttrain.track.diagnosis.outcomes import (
     nothing_learned,
     nothing_learned_at_end,
 )
-from posttrain.track.diagnosis.rewards import format_learned_accuracy_flat, hacking
+from posttrain.track.diagnosis.rewards import (
+    format_learned_accuracy_flat,
+    hacking,
+    hacking_at_end,
+)
 from posttrain.track.diagnosis.stability import (
     clip_fraction_near_one,
     critic_worse_than_mean,
@@ -113,6 +117,8 @@ RULES: dict[str, Rule] = {
     ),
     "hacking": Rule(
         check=hacking,
+        at_end=hacking_at_end,
+        stages=("rl", "eval"),
         means="The policy earns more reward by something else than what the reward stands for.",
         remedies={
             "": "Read the best-rewarded rollouts and mend the reward; until then raise "
