@@ -204,11 +204,12 @@ def test_a_stage_has_a_plain_name(stage: str, tmp_path: Path) -> None:
 def test_hacking_that_lasted_is_the_first_finding(tmp_path: Path) -> None:
     """Whichever stage found it: what was cut, or learned by heart before, is told after it."""
     given = {"sft": ["sft_memorises"], "rl": ["all_truncated"], "eval": ["hacking"]}
+    run = RunFolder.create(tmp_path / "run", config=CONFIG, recipe=RECIPE)
     for stage, names in given.items():
-        (tmp_path / stage).mkdir()
+        (run.path / stage).mkdir()
         rows = [{"step": 3, "finding": name, "until": None} for name in names]
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        (tmp_path / stage / "diagnosis.jsonl").write_text(text)
-    found = RunFolder(tmp_path).findings()
+        (run.path / stage / "diagnosis.jsonl").write_text(text)
+    found = run.findings()
     assert found[0]["finding"] == "hacking"
     assert {row["finding"] for row in found[1:]} == {"sft_memorises", "all_truncated"}

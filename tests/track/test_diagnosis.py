@@ -334,6 +334,22 @@ def test_hacking_is_seen_in_the_held_out_accuracy() -> None:
     assert run([{"eval/accuracy": 0.5}, *points(0.6, 0.7, 0.5, 0.7, 0.6)]) == []
 
 
+@pytest.mark.parametrize("table", ["exact", "my.rewards:exact"])
+def test_an_answer_that_nothing_is_learned_from_is_given_a_weight(table: str) -> None:
+    """To lower the weight of the one reward that is learned, or to sample more, is no remedy."""
+    keys = {f"rewards.{table}.weight": 0.0, "rewards.format.weight": 1.0}
+    setup = replace(SETUP, weights={"exact": 0.0, "format": 1.0}, keys=keys)
+    (finding,) = run(ILL["format_learned_accuracy_flat"], setup)
+    assert finding.remedy.startswith("Nothing that is learned from depends on the answer")
+    assert finding.text.endswith("which has weight 0 in [rewards]: give exact a weight")
+    assert finding.change == f"--rewards.{table}.weight 1.0"
+    alone = replace(setup, keys={"rewards.format.weight": 1.0})  # the task's own check
+    (finding,) = run(ILL["format_learned_accuracy_flat"], alone)
+    assert finding.change == "--rewards.exact.weight 1.0"
+    (finding,) = run(ILL["format_learned_accuracy_flat"], replace(SETUP, keys=keys))
+    assert finding.change == "--rewards.format.weight 0.5"
+
+
 HACKED = course(
     reward__mean=[0.056, 0.1, 0.3, 0.7, 0.9, 0.97, *level(0.99, 14, spread=0.005)],
     **part("watched", [0.96, 0.95, 0.7, 0.3, 0.1, 0.02, *level(0.0, 14)]),

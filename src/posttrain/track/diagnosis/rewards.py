@@ -52,8 +52,18 @@ def format_learned_accuracy_flat(history: History, setup: Setup) -> Seen | None:
         if now >= start + 0.2:
             text = f"{name} went from {setup.marks(name, start)} to {setup.marks(name, now)}, "
             text += f"while {setup.decides} stays at {setup.marks(setup.decides, flat)}"
-            return Seen(text, change=scaled(setup, _weight(name), by=0.5))
+            if setup.weights.get(setup.decides) == 0:
+                text += f", which has weight 0 in [rewards]: give {setup.decides} a weight"
+                return Seen(text, case="what decides has weight 0", change=_weighed(setup))
+            return Seen(text, change=scaled(setup, _weight(setup, name), by=0.5))
     return None
+
+
+def _weighed(setup: Setup) -> str:
+    """The override that gives the reward that decides a weight; a table that lacks it gets it."""
+    if setup.decides.startswith("task:"):  # its own name is taken by another reward
+        return ""
+    return f"--{_weight(setup, setup.decides)} 1.0"
 
 
 def hacking(history: History, setup: Setup) -> Seen | None:
@@ -104,8 +114,15 @@ def _first_seen(
     return Seen(text, change=change)
 
 
-def _weight(name: str) -> str:
-    return f"rewards.{name}.weight"
+def _weight(setup: Setup, name: str) -> str:
+    """The key of a reward's weight: a function goes by its own name, its table by its module too.
+
+    >>> _weight(Setup(keys={"rewards.my.module:tidy.weight": 1.0}), "tidy")
+    'rewards.my.module:tidy.weight'
+    """
+    own = [key for key in setup.keys if key.startswith("rewards.")]
+    named = [key for key in own if key.endswith(f":{name}.weight")]
+    return named[0] if len(named) == 1 else f"rewards.{name}.weight"
 
 
 def _look_fell(history: History, setup: Setup, *, metric: str, name: str) -> str | None:

@@ -112,7 +112,9 @@ RULES: dict[str, Rule] = {
         means="The easy part of the reward is earned, and the part that matters is not learned.",
         remedies={
             "": "Lower the weight of the easy part in [rewards], take easier prompts, or raise "
-            "rl.group_size until some completions are right."
+            "rl.group_size until some completions are right.",
+            "what decides has weight 0": "Nothing that is learned from depends on the answer: "
+            "with weight 0 a reward is only monitored, and no other setting makes it rise.",
         },
     ),
     "hacking": Rule(
