@@ -253,6 +253,7 @@ def test_nothing_learned_is_said_at_the_end_with_its_likeliest_reason(case: str)
     (finding,) = finished(UNMOVED[case], replace(SETUP, stages=("rl",)))
     assert finding.rule == "nothing_learned"
     assert finding.remedy == RULES["nothing_learned"].remedies[case]
+    assert "(first and last 6 steps; chance explains ±" in finding.text  # the summary has others
     assert run(UNMOVED[case]) == []  # thirty steps are no reason to say so on the way
     assert finished(UNMOVED[case], replace(SETUP, stages=("rl", "eval"))) == []  # eval will say it
 
@@ -343,9 +344,11 @@ def test_an_answer_that_nothing_is_learned_from_is_given_a_weight(table: str) ->
     assert finding.remedy.startswith("Nothing that is learned from depends on the answer")
     assert finding.text.endswith("which has weight 0 in [rewards]: give exact a weight")
     assert finding.change == f"--rewards.{table}.weight 1.0"
-    alone = replace(setup, keys={"rewards.format.weight": 1.0})  # the task's own check
+    alone = replace(
+        setup, keys={"rewards.format.weight": 1.0}
+    )  # the task's own check, with its options
     (finding,) = run(ILL["format_learned_accuracy_flat"], alone)
-    assert finding.change == "--rewards.exact.weight 1.0"
+    assert finding.change == ""
     (finding,) = run(ILL["format_learned_accuracy_flat"], replace(SETUP, keys=keys))
     assert finding.change == "--rewards.format.weight 0.5"
 
@@ -360,6 +363,7 @@ def test_hacking_within_the_first_steps_is_seen_on_the_way() -> None:
     """Blocks that hold the fall itself are wide: they would take it for noise until step 30."""
     (finding,) = run(HACKED)
     assert (finding.rule, finding.step, finding.until) == ("hacking", 8, None)
+    assert finding.text.startswith("the training reward (first 2 and last 5 steps) rose from 0.08")
     assert finding.text.endswith("while watched fell from 0.95 to 0.08; watched fell after step 2")
     assert finding.change == "--rl.steps 2"
 

@@ -28,6 +28,7 @@ from posttrain.track.diagnosis.history import (
 )
 
 ACCURACY = "held-out accuracy"
+OVER = f"training reward ({WINDOW} steps each)"
 SHARP = 0.2  # of full marks, within the first steps
 _LONG = 3 * WINDOW  # often the format comes first and the answers follow: they get this long
 
@@ -60,10 +61,12 @@ def format_learned_accuracy_flat(history: History, setup: Setup) -> Seen | None:
 
 
 def _weighed(setup: Setup) -> str:
-    """The override that gives the reward that decides a weight; a table that lacks it gets it."""
-    if setup.decides.startswith("task:"):  # its own name is taken by another reward
-        return ""
-    return f"--{_weight(setup, setup.decides)} 1.0"
+    """The override that gives the reward that decides a weight, where the recipe names it.
+
+    A check that the task brings has options of its own, which an override would lose.
+    """
+    key = _weight(setup, setup.decides)
+    return f"--{key} 1.0" if key in setup.keys else ""
 
 
 def hacking(history: History, setup: Setup) -> Seen | None:
@@ -139,7 +142,7 @@ def _look_fell(history: History, setup: Setup, *, metric: str, name: str) -> str
         rewards = _held_out_rise(history, setup, places=[best, *places[-2:]])
     else:
         rewards = _training_rise(history, best)
-    kind = "held-out reward" if resamples(history, setup) else "reward"
+    kind = "held-out reward" if resamples(history, setup) else OVER
     return _hacked(name, f"{peak:.2f} to {now:.2f}", kind=kind, rewards=rewards)
 
 
@@ -202,7 +205,8 @@ def _at_once(history: History, setup: Setup, *, name: str) -> str | None:
     before, after = statistics.fmean(parts[:2]), statistics.fmean(parts[-WINDOW:])
     fell = f"{setup.marks(name, before)} to {setup.marks(name, after)}"
     rose = (statistics.fmean(rewards[:2]), statistics.fmean(rewards[-WINDOW:]))
-    return _hacked(name, fell, rewards=rose)
+    kind = f"training reward (first 2 and last {WINDOW} steps)"
+    return _hacked(name, fell, kind=kind, rewards=rose)
 
 
 def _ended_lower(history: History, setup: Setup, *, metric: str, name: str) -> str | None:
@@ -253,7 +257,7 @@ def _last_good_step(history: History, name: str) -> int | None:
 
 
 def _hacked(
-    name: str, fell: str, *, rewards: tuple[float, float] | None, kind: str = "reward"
+    name: str, fell: str, *, rewards: tuple[float, float] | None, kind: str = OVER
 ) -> str | None:
     if rewards is None:
         return None
