@@ -301,6 +301,32 @@ def test_sft_that_memorises_is_told_its_best_epoch() -> None:
     assert "was 1.168 in epoch 4 (step 10)" in finding.text
 
 
+def test_the_last_word_of_a_finding_is_of_the_end() -> None:
+    """Not of the step where it began; and where the end contradicts it, it is over."""
+    for last, until in ((2.722, None), (1.0, 24)):
+        diagnosis = Diagnosis(SETUPS["sft_memorises"])
+        held_out = [*(row["test/loss"] for row in ILL["sft_memorises"]), 2.5, 2.6, 2.7, last]
+        train = [*(row["loss/total"] for row in ILL["sft_memorises"]), *level(0.09, 4)]
+        for step, record in enumerate(course(loss__total=train, test__loss=held_out), start=1):
+            diagnosis.feed(step, record)
+        assert "is 1.358 now" not in diagnosis.findings[0].text
+        assert "is 2.722 now" not in diagnosis.findings[0].text
+        diagnosis.finish()
+        (finding,) = diagnosis.findings
+        assert finding.until == until
+        assert ("and is 2.722 now" in finding.text) == (until is None)
+
+
+def test_what_did_not_hold_at_the_very_end_says_when_it_last_did() -> None:
+    diagnosis = Diagnosis()
+    for step in range(1, 16):
+        diagnosis.feed(step, {"rollout/truncated": float(step <= 10)})
+    diagnosis.finish()
+    (finding,) = diagnosis.findings
+    assert (finding.step, finding.until) == (5, None)
+    assert finding.text == "100% of the completions are cut by the length limit (at step 11)"
+
+
 def test_an_engine_that_never_takes_new_weights_is_told_from_one_that_rounds() -> None:
     """Its first step agrees to the last bit, each later one less, far below rounding."""
     loose = replace(SETUP, rounding=0.05)
@@ -344,9 +370,7 @@ def test_an_answer_that_nothing_is_learned_from_is_given_a_weight(table: str) ->
     assert finding.remedy.startswith("Nothing that is learned from depends on the answer")
     assert finding.text.endswith("which has weight 0 in [rewards]: give exact a weight")
     assert finding.change == f"--rewards.{table}.weight 1.0"
-    alone = replace(
-        setup, keys={"rewards.format.weight": 1.0}
-    )  # the task's own check, with its options
+    alone = replace(setup, keys={"rewards.format.weight": 1.0})  # the task brings it
     (finding,) = run(ILL["format_learned_accuracy_flat"], alone)
     assert finding.change == ""
     (finding,) = run(ILL["format_learned_accuracy_flat"], replace(SETUP, keys=keys))

@@ -201,6 +201,7 @@ RULES: dict[str, Rule] = {
     ),
     "sft_memorises": Rule(
         check=sft_memorises,
+        at_end=sft_memorises,
         stages=("sft",),
         means="The demonstrations are learned by heart; what they have in common was learned "
         "before.",
