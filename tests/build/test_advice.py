@@ -94,6 +94,54 @@ def test_what_is_tried_next_follows_from_the_run(tmp_path: Path) -> None:
     assert "…" not in "".join(line for lines in told for line in lines)
 
 
+def test_a_key_is_proposed_once_and_a_guess_only_alone(tmp_path: Path) -> None:
+    """Demonstrations learned by heart are found three times over: one command is enough."""
+    given = recipe(tmp_path / "run", sft=None, eval=None, rl={"steps": 1})
+    path = tmp_path / "recipe.toml"
+    path.write_text(to_toml(recipe_from_dict(given)))
+    run, _ = small_run(given)
+    changes = {
+        "sft_memorises": "--sft.epochs 38",
+        "memorised": "--sft.epochs 90",
+        "nothing_learned": "--rl.prompts_per_step 32",
+    }
+    found = [{"finding": n, "change": change, "until": None} for n, change in changes.items()]
+    written = resolve(read_recipe(path))
+    lines = next_steps(run.folder, written, findings=found)
+    assert lines[0] == "# against sft_memorises"
+    assert [line for line in lines if line.startswith("posttrain run ")] == lines[1:2]
+    assert "--sft.epochs 38" in lines[1]
+    alone = next_steps(run.folder, written, findings=found[2:])
+    assert "--rl.prompts_per_step 32" in alone[1]
+
+
+@pytest.mark.parametrize(
+    ("means", "said", "key"),
+    [
+        ((0.1, 0.3, 0.5, 0.7, 0.9), "the reward was still rising: train longer", "steps"),
+        ((0.1, 0.6, 0.9, 0.9, 0.9), "in the last 5 steps not beyond chance", "group_size"),
+        ((0.5, 0.5, 0.5, 0.5, 0.5), "is within chance in so many steps: train longer", "steps"),
+        ((0.5, 0.5, 0.5, 0.46, 0.52), "is within chance in so many steps: train longer", "steps"),
+    ],
+)
+def test_what_the_reward_did_is_said_only_beyond_chance(
+    tmp_path: Path, means: tuple[float, ...], said: str, key: str
+) -> None:
+    """Means of five steps each; a step is off by 0.1, so two of them by 0.06 at one deviation."""
+    given = recipe(tmp_path / "run", sft=None, eval=None, rl={"steps": 1})
+    path = tmp_path / "recipe.toml"
+    path.write_text(to_toml(recipe_from_dict(given)))
+    run, _ = small_run(given)
+    around = (0.1, -0.1, 0.0, 0.1, -0.1)
+    rewards = [mean + off for mean in means for off in around]
+    rows = [{"step": step, "reward/mean": value} for step, value in enumerate(rewards, start=1)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    run.folder.stage("rl").metrics.write_text(text)
+    why, command, *_ = next_steps(run.folder, resolve(read_recipe(path)), findings=[])
+    assert said in why
+    assert f"--rl.{key} " in command
+
+
 def test_after_sft_alone_rl_is_next(tmp_path: Path) -> None:
     given = recipe(tmp_path / "run", eval=None, run={"stages": ["sft"]})
     path = tmp_path / "recipe.toml"
