@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from command_line import Command, Result, command_in
 from small_runs import TINY, recipe, small_run
 
 from posttrain.build.advice import next_steps
+from posttrain.build.check.signal import _learnable
 from posttrain.config import read_recipe, recipe_from_dict, resolve, to_toml
 from posttrain.config.read import parse_overrides
 from posttrain.runs import RunFolder
+from posttrain.types.marks import Marks
 
 WARM_UP = {"wrong_share": 0.5, "epochs": 30, "learning_rate": 1e-2}
 
@@ -221,6 +224,23 @@ def test_a_failed_check_may_be_a_warning_or_left_out(constant: Start) -> None:
     done = constant("--rl.check", "false")
     assert done.code == 2
     assert 'rl.check: must be "stop", "warn" or "off", got false' in done.err
+
+
+@pytest.mark.parametrize(
+    ("marks", "said"),
+    [
+        (Marks(weights={"tidy": 1.0}, full={"tidy": 1.0}), "no completion has full marks"),
+        (Marks(check="exact", weights={"exact": 1.0}), "no answer is right"),
+        (Marks(check="exact", weights={"exact": 1.0, "seen": 0.0}), "no answer is right"),
+    ],
+)
+def test_other_rewards_are_spoken_of_only_where_there_are_any(marks: Marks, said: str) -> None:
+    assert _learnable(marks) == (
+        f"{said}, so only the differences between lower marks can be learned"
+    )
+    more = replace(marks, check="exact", weights={"exact": 1.0, "form": 0.2})
+    said = "no answer is right, so only the other rewards (form) can be learned"
+    assert _learnable(more) == said
 
 
 @pytest.mark.filterwarnings("default:.*leave no room")
