@@ -203,7 +203,7 @@ def test_a_stage_has_a_plain_name(stage: str, tmp_path: Path) -> None:
 
 def test_hacking_that_lasted_is_the_first_finding(tmp_path: Path) -> None:
     """Whichever stage found it: what was cut, or learned by heart before, is told after it."""
-    given = {"sft": ["sft_memorises"], "rl": ["all_truncated"], "eval": ["hacking"]}
+    given = {"sft": ["sft_memorises"], "eval": ["all_truncated", "hacking"]}
     run = RunFolder.create(tmp_path / "run", config=CONFIG, recipe=RECIPE)
     for stage, names in given.items():
         (run.path / stage).mkdir()
