@@ -387,9 +387,16 @@ def test_hacking_within_the_first_steps_is_seen_on_the_way() -> None:
     """Blocks that hold the fall itself are wide: they would take it for noise until step 30."""
     (finding,) = run(HACKED)
     assert (finding.rule, finding.step, finding.until) == ("hacking", 8, None)
-    assert finding.text.startswith("the training reward (first 2 and last 5 steps) rose from 0.08")
-    assert finding.text.endswith("while watched fell from 0.95 to 0.08; watched fell after step 2")
+    assert finding.text.startswith("the training reward (first step and last 5) rose from 0.06")
+    assert finding.text.endswith("while watched fell from 0.96 to 0.08; watched fell after step 2")
     assert finding.change == "--rl.steps 2"
+    quick = [HACKED[0], *HACKED[3:]]  # one good step alone might be luck: held-out problems say no
+    diagnosis = Diagnosis(SETUP, before={"eval/part/watched": 0.96})
+    for step, record in enumerate(quick, start=1):
+        diagnosis.feed(step, record)
+    diagnosis.finish()
+    assert [(row.rule, row.step, row.until) for row in diagnosis.findings] == [("hacking", 7, None)]
+    assert "(at step" not in diagnosis.findings[0].text
 
 
 @pytest.mark.parametrize(("after", "seen"), [(0.0, True), (0.94, False)])

@@ -192,20 +192,23 @@ def _part_fell(history: History, setup: Setup, *, name: str) -> str | None:
 
 
 def _at_once(history: History, setup: Setup, *, name: str) -> str | None:
-    """All of the last steps below half of the first two, each rewarded more than either of them.
+    """The later half of the steps all below half of the start, the last ones rewarded more.
 
-    A fall within the first steps is wide inside their blocks, which would take it for noise.
+    The start are the first two steps, or the first and an evaluation before it. A fall within the
+    first steps is wide inside their blocks, which would take it for noise.
     """
     parts, rewards = series(history, f"reward/part/{name}"), series(history, "reward/mean")
     if len(parts) != len(rewards) or len(parts) < WINDOW + 2:
         return None
-    first, last = min(parts[:2]), max(parts[-WINDOW:])
-    if last > first / 2 or first - last < SHARP or min(rewards[-WINDOW:]) <= max(rewards[:2]):
+    known = series(history[:1], f"eval/part/{name}") if "step" not in history[0] else []
+    start = [*known, *parts[:2]][:2]
+    first, last = min(start), max(parts[-max(WINDOW, len(parts) // 2) :])
+    if last > first / 2 or first - last < SHARP or min(rewards[-WINDOW:]) <= rewards[0]:
         return None
-    before, after = statistics.fmean(parts[:2]), statistics.fmean(parts[-WINDOW:])
+    before, after = parts[0], statistics.fmean(parts[-WINDOW:])
     fell = f"{setup.marks(name, before)} to {setup.marks(name, after)}"
-    rose = (statistics.fmean(rewards[:2]), statistics.fmean(rewards[-WINDOW:]))
-    kind = f"training reward (first 2 and last {WINDOW} steps)"
+    rose = (rewards[0], statistics.fmean(rewards[-WINDOW:]))
+    kind = f"training reward (first step and last {WINDOW})"
     return _hacked(name, fell, kind=kind, rewards=rose)
 
 
