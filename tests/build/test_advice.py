@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from command_line import Command, Result, command_in
 from small_runs import TINY, recipe, small_run
 
 from posttrain.build.advice import next_steps
+from posttrain.build.check.signal import _learnable
 from posttrain.config import read_recipe, recipe_from_dict, resolve, to_toml
 from posttrain.config.read import parse_overrides
 from posttrain.runs import RunFolder
+from posttrain.types.marks import Marks
 
 WARM_UP = {"wrong_share": 0.5, "epochs": 30, "learning_rate": 1e-2}
 
@@ -92,6 +95,54 @@ def test_what_is_tried_next_follows_from_the_run(tmp_path: Path) -> None:
     told = [both, over, proposed(finding("hacking", "")), proposed(problems=asked)]
     assert len({tuple(lines) for lines in told}) == len(told)
     assert "…" not in "".join(line for lines in told for line in lines)
+
+
+def test_a_key_is_proposed_once_and_a_guess_only_alone(tmp_path: Path) -> None:
+    """Demonstrations learned by heart are found three times over: one command is enough."""
+    given = recipe(tmp_path / "run", sft=None, eval=None, rl={"steps": 1})
+    path = tmp_path / "recipe.toml"
+    path.write_text(to_toml(recipe_from_dict(given)))
+    run, _ = small_run(given)
+    changes = {
+        "sft_memorises": "--sft.epochs 38",
+        "memorised": "--sft.epochs 90",
+        "nothing_learned": "--rl.prompts_per_step 32",
+    }
+    found = [{"finding": n, "change": change, "until": None} for n, change in changes.items()]
+    written = resolve(read_recipe(path))
+    lines = next_steps(run.folder, written, findings=found)
+    assert lines[0] == "# against sft_memorises"
+    assert [line for line in lines if line.startswith("posttrain run ")] == lines[1:2]
+    assert "--sft.epochs 38" in lines[1]
+    alone = next_steps(run.folder, written, findings=found[2:])
+    assert "--rl.prompts_per_step 32" in alone[1]
+
+
+@pytest.mark.parametrize(
+    ("means", "said", "key"),
+    [
+        ((0.1, 0.3, 0.5, 0.7, 0.9), "the reward was still rising: train longer", "steps"),
+        ((0.1, 0.6, 0.9, 0.9, 0.9), "in the last 5 steps not beyond chance", "group_size"),
+        ((0.5, 0.5, 0.5, 0.5, 0.5), "is within chance in so many steps: train longer", "steps"),
+        ((0.5, 0.5, 0.5, 0.46, 0.52), "is within chance in so many steps: train longer", "steps"),
+    ],
+)
+def test_what_the_reward_did_is_said_only_beyond_chance(
+    tmp_path: Path, means: tuple[float, ...], said: str, key: str
+) -> None:
+    """Means of five steps each; a step is off by 0.1, so two of them by 0.06 at one deviation."""
+    given = recipe(tmp_path / "run", sft=None, eval=None, rl={"steps": 1})
+    path = tmp_path / "recipe.toml"
+    path.write_text(to_toml(recipe_from_dict(given)))
+    run, _ = small_run(given)
+    around = (0.1, -0.1, 0.0, 0.1, -0.1)
+    rewards = [mean + off for mean in means for off in around]
+    rows = [{"step": step, "reward/mean": value} for step, value in enumerate(rewards, start=1)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    run.folder.stage("rl").metrics.write_text(text)
+    why, command, *_ = next_steps(run.folder, resolve(read_recipe(path)), findings=[])
+    assert said in why
+    assert f"--rl.{key} " in command
 
 
 def test_after_sft_alone_rl_is_next(tmp_path: Path) -> None:
@@ -173,6 +224,23 @@ def test_a_failed_check_may_be_a_warning_or_left_out(constant: Start) -> None:
     done = constant("--rl.check", "false")
     assert done.code == 2
     assert 'rl.check: must be "stop", "warn" or "off", got false' in done.err
+
+
+@pytest.mark.parametrize(
+    ("marks", "said"),
+    [
+        (Marks(weights={"tidy": 1.0}, full={"tidy": 1.0}), "no completion has full marks"),
+        (Marks(check="exact", weights={"exact": 1.0}), "no answer is right"),
+        (Marks(check="exact", weights={"exact": 1.0, "seen": 0.0}), "no answer is right"),
+    ],
+)
+def test_other_rewards_are_spoken_of_only_where_there_are_any(marks: Marks, said: str) -> None:
+    assert _learnable(marks) == (
+        f"{said}, so only the differences between lower marks can be learned"
+    )
+    more = replace(marks, check="exact", weights={"exact": 1.0, "form": 0.2})
+    said = "no answer is right, so only the other rewards (form) can be learned"
+    assert _learnable(more) == said
 
 
 @pytest.mark.filterwarnings("default:.*leave no room")

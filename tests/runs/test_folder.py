@@ -1,5 +1,6 @@
 """The run folder: what may be taken up, what is refused, what is skipped."""
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -198,3 +199,17 @@ def test_a_stage_has_a_plain_name(stage: str, tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, config=CONFIG)
     with pytest.raises(ValueError, match="expected a name like 'rl'"):
         run.stage(stage)
+
+
+def test_hacking_that_lasted_is_the_first_finding(tmp_path: Path) -> None:
+    """Whichever stage found it: what was cut, or learned by heart before, is told after it."""
+    given = {"sft": ["sft_memorises"], "eval": ["all_truncated", "hacking"]}
+    run = RunFolder.create(tmp_path / "run", config=CONFIG, recipe=RECIPE)
+    for stage, names in given.items():
+        (run.path / stage).mkdir()
+        rows = [{"step": 3, "finding": name, "until": None} for name in names]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (run.path / stage / "diagnosis.jsonl").write_text(text)
+    found = run.findings()
+    assert found[0]["finding"] == "hacking"
+    assert {row["finding"] for row in found[1:]} == {"sft_memorises", "all_truncated"}

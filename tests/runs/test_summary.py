@@ -57,6 +57,15 @@ def test_what_is_not_known_is_left_out() -> None:
     assert "held-out accuracy (exact) | - | 50.0% (40.0–60.0)" in rows(show(shares=[after]))
 
 
+def test_a_finding_that_is_over_says_so_and_asks_for_nothing() -> None:
+    finding = {"step": 140, "finding": "sft_memorises", "stage": "sft", "text": "it rose"}
+    lasting = show(findings=[{**finding, "remedy": "Lower sft.epochs.", "until": None}])
+    assert "sft: sft_memorises, step 140 to the end: it rose. Lower sft.epochs." in lasting
+    over = show(findings=[{**finding, "remedy": "Lower sft.epochs.", "until": 154}])
+    assert "sft: sft_memorises, step 140, cleared at step 154: it rose." in over
+    assert "Lower" not in over
+
+
 def test_a_loss_that_falls_is_good() -> None:
     """Green, where a reward that falls is red."""
     numbers = (2.0, 1.0)

@@ -253,6 +253,7 @@ def test_nothing_learned_is_said_at_the_end_with_its_likeliest_reason(case: str)
     (finding,) = finished(UNMOVED[case], replace(SETUP, stages=("rl",)))
     assert finding.rule == "nothing_learned"
     assert finding.remedy == RULES["nothing_learned"].remedies[case]
+    assert "(first and last 6 steps; chance explains ±" in finding.text  # the summary has others
     assert run(UNMOVED[case]) == []  # thirty steps are no reason to say so on the way
     assert finished(UNMOVED[case], replace(SETUP, stages=("rl", "eval"))) == []  # eval will say it
 
@@ -300,6 +301,32 @@ def test_sft_that_memorises_is_told_its_best_epoch() -> None:
     assert "was 1.168 in epoch 4 (step 10)" in finding.text
 
 
+def test_the_last_word_of_a_finding_is_of_the_end() -> None:
+    """Not of the step where it began; and where the end contradicts it, it is over."""
+    for last, until in ((2.722, None), (1.0, 24)):
+        diagnosis = Diagnosis(SETUPS["sft_memorises"])
+        held_out = [*(row["test/loss"] for row in ILL["sft_memorises"]), 2.5, 2.6, 2.7, last]
+        train = [*(row["loss/total"] for row in ILL["sft_memorises"]), *level(0.09, 4)]
+        for step, record in enumerate(course(loss__total=train, test__loss=held_out), start=1):
+            diagnosis.feed(step, record)
+        assert "is 1.358 now" not in diagnosis.findings[0].text
+        assert "is 2.722 now" not in diagnosis.findings[0].text
+        diagnosis.finish()
+        (finding,) = diagnosis.findings
+        assert finding.until == until
+        assert ("and is 2.722 now" in finding.text) == (until is None)
+
+
+def test_what_did_not_hold_at_the_very_end_says_when_it_last_did() -> None:
+    diagnosis = Diagnosis()
+    for step in range(1, 16):
+        diagnosis.feed(step, {"rollout/truncated": float(step <= 10)})
+    diagnosis.finish()
+    (finding,) = diagnosis.findings
+    assert (finding.step, finding.until) == (5, None)
+    assert finding.text == "100% of the completions are cut by the length limit (at step 11)"
+
+
 def test_an_engine_that_never_takes_new_weights_is_told_from_one_that_rounds() -> None:
     """Its first step agrees to the last bit, each later one less, far below rounding."""
     loose = replace(SETUP, rounding=0.05)
@@ -332,6 +359,71 @@ def test_hacking_is_seen_in_the_held_out_accuracy() -> None:
     assert finding.rule == "hacking"
     assert finding.text.endswith("while held-out accuracy fell from 0.70 to 0.50")
     assert run([{"eval/accuracy": 0.5}, *points(0.6, 0.7, 0.5, 0.7, 0.6)]) == []
+
+
+@pytest.mark.parametrize("table", ["exact", "my.rewards:exact"])
+def test_an_answer_that_nothing_is_learned_from_is_given_a_weight(table: str) -> None:
+    """To lower the weight of the one reward that is learned, or to sample more, is no remedy."""
+    keys = {f"rewards.{table}.weight": 0.0, "rewards.format.weight": 1.0}
+    setup = replace(SETUP, weights={"exact": 0.0, "format": 1.0}, keys=keys)
+    (finding,) = run(ILL["format_learned_accuracy_flat"], setup)
+    assert finding.remedy.startswith("Nothing that is learned from depends on the answer")
+    assert finding.text.endswith("which has weight 0 in [rewards]: give exact a weight")
+    assert finding.change == f"--rewards.{table}.weight 1.0"
+    alone = replace(setup, keys={"rewards.format.weight": 1.0})  # the task brings it
+    (finding,) = run(ILL["format_learned_accuracy_flat"], alone)
+    assert finding.change == ""
+    (finding,) = run(ILL["format_learned_accuracy_flat"], replace(SETUP, keys=keys))
+    assert finding.change == "--rewards.format.weight 0.5"
+
+
+HACKED = course(
+    reward__mean=[0.056, 0.1, 0.3, 0.7, 0.9, 0.97, *level(0.99, 14, spread=0.005)],
+    **part("watched", [0.96, 0.95, 0.7, 0.3, 0.1, 0.02, *level(0.0, 14)]),
+)
+
+
+def test_hacking_within_the_first_steps_is_seen_on_the_way() -> None:
+    """Blocks that hold the fall itself are wide: they would take it for noise until step 30."""
+    (finding,) = run(HACKED)
+    assert (finding.rule, finding.step, finding.until) == ("hacking", 8, None)
+    assert finding.text.startswith("the training reward (first step and last 5) rose from 0.06")
+    assert finding.text.endswith("while watched fell from 0.96 to 0.08; watched fell after step 2")
+    assert finding.change == "--rl.steps 2"
+    quick = [HACKED[0], *HACKED[3:]]  # one good step alone might be luck: held-out problems say no
+    diagnosis = Diagnosis(SETUP, before={"eval/part/watched": 0.96})
+    for step, record in enumerate(quick, start=1):
+        diagnosis.feed(step, record)
+    diagnosis.finish()
+    assert [(row.rule, row.step, row.until) for row in diagnosis.findings] == [("hacking", 7, None)]
+    assert "(at step" not in diagnosis.findings[0].text
+
+
+@pytest.mark.parametrize(("after", "seen"), [(0.0, True), (0.94, False)])
+@pytest.mark.parametrize("metric", ["eval/accuracy", "eval/part/watched"])
+def test_hacking_is_seen_at_the_end_of_a_short_run(metric: str, after: float, seen: bool) -> None:
+    """Held-out problems before and after, where no evaluation lies between; 0.94 is chance."""
+    setup = replace(HELD_OUT, stage="eval", keys={"rl.steps": 20})
+    diagnosis = Diagnosis(setup, before={metric: 0.962, "eval/problems": 52.0})
+    for step, record in enumerate(course(reward__mean=ramp(0.056, 0.995, 20)), start=1):
+        diagnosis.recall(step, record)
+    found = diagnosis.finish({metric: after, "eval/problems": 52.0})
+    assert [finding.rule for finding in found] == (["hacking"] if seen else [])
+    if seen:
+        assert "fell from 96.2% to 0.0% of 52 problems" in found[0].text
+        assert "(first and last 2 steps) rose from 0.08 to 0.97" in found[0].text
+        assert found[0].change == "--rl.steps 10"
+
+
+def test_what_train_prompts_teach_by_heart_is_not_called_hacking() -> None:
+    setup = replace(HELD_OUT, stage="eval")
+    known = {"eval/accuracy": 0.9, "eval/part/exact": 0.9, "eval/problems": 52.0}
+    diagnosis = Diagnosis(setup, before=known)
+    records = course(reward__mean=ramp(0.5, 1.0, 20), **part("exact", ramp(0.8, 1.0, 20)))
+    for step, record in enumerate(records, start=1):
+        diagnosis.recall(step, record)
+    found = diagnosis.finish(dict.fromkeys(known, 0.4) | {"eval/problems": 52.0})
+    assert [finding.rule for finding in found] == ["memorised"]
 
 
 def test_what_is_cut_on_purpose_is_no_drift() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from posttrain.build.commands import generate_command
 from posttrain.config import ConfigError, Recipe, changed_keys, recipe_from_dict, resolve
 from posttrain.config.read import read_values
+from posttrain.config.sections import RlSection
 from posttrain.config.toml import value_text
 from posttrain.runs import RunFolder
 from posttrain.track.diagnosis.history import WINDOW, noise, series
@@ -18,6 +19,8 @@ from posttrain.track.text import command_line
 MOST = 3  # findings that a next run is proposed for
 LOOK = ("hacking", "grader_failing", "format_learned_accuracy_flat", "length_explosion")
 """Findings that the rollouts themselves explain best."""
+GENERIC = ("nothing_learned",)
+"""Findings that say that something is wrong, and guess at what."""
 SOLVED = 0.95
 
 
@@ -40,11 +43,19 @@ def next_steps(
 def _against(
     findings: Sequence[Mapping[str, Any]], folder: RunFolder, *, recipe: Recipe
 ) -> list[str]:
-    """For each finding what to change first, and the command that does it."""
+    """For each finding what to change first, and the command that does it.
+
+    A key is proposed once, by the finding that comes first; what says only that nothing came of it
+    has a proposal where nothing else has.
+    """
+    mendable = [finding for finding in findings if finding["change"]]
+    named = [finding for finding in mendable if finding["finding"] not in GENERIC]
     against: dict[str, list[str]] = {}
-    for finding in findings:
-        if finding["change"]:
-            against.setdefault(finding["change"], []).append(finding["finding"])
+    first: dict[str, str] = {}
+    for finding in named or mendable:
+        change = finding["change"]
+        if first.setdefault(change.split(" ", 1)[0], change) == change:
+            against.setdefault(change, []).append(finding["finding"])
     lines: list[str] = []
     for change, names in list(against.items())[:MOST]:
         why = f"against {', '.join(dict.fromkeys(names))}"
@@ -66,13 +77,22 @@ def _onwards(folder: RunFolder, recipe: Recipe) -> list[str]:
     if len(rewards) < 2 * count:
         why = "so few steps show little: take more"
         return _again(folder, recipe, change=f"--rl.steps {5 * recipe.rl.steps}", why=why)
-    rise = statistics.fmean(rewards[-count:]) - statistics.fmean(rewards[-2 * count : -count])
-    if rise > noise(rewards, steps=count):
-        change, why = f"--rl.steps {2 * recipe.rl.steps}", "the reward was still rising: go on"
-    else:
-        change = f"--rl.group_size {2 * recipe.rl.group_size}"
-        why = "the reward has stopped rising: give each prompt more completions to compare"
+    change, why = _by_reward(rewards, recipe.rl, count=count)
     return _again(folder, recipe, change=change, why=why)
+
+
+def _by_reward(rewards: Sequence[float], section: RlSection, *, count: int) -> tuple[str, str]:
+    """What to change, and why, by whether the training reward rose beyond chance, and still did."""
+    first, last = statistics.fmean(rewards[:count]), statistics.fmean(rewards[-count:])
+    lately = last - statistics.fmean(rewards[-2 * count : -count])
+    chance = 2 * noise(rewards, steps=count)
+    longer = f"--rl.steps {2 * section.steps}"
+    if lately > chance:
+        return longer, "the reward was still rising: train longer"
+    if last - first <= chance:
+        return longer, "whether the reward rises is within chance in so many steps: train longer"
+    why = f"the reward rose, and in the last {count} steps not beyond chance: "
+    return f"--rl.group_size {2 * section.group_size}", f"{why}give each prompt more to compare"
 
 
 def _solved(folder: RunFolder) -> bool:

@@ -26,6 +26,7 @@ from posttrain.runs import (
     replacing,
     series,
 )
+from posttrain.track.curves import over_steps
 from posttrain.track.encoding import encode_json
 from posttrain.track.progress import phase
 from posttrain.types import Rollout
@@ -202,15 +203,6 @@ def _losses(folder: RunFolder) -> dict[str, tuple[float | None, float | None]]:
     if tested:
         losses["sft held-out loss"] = (tested[0], tested[-1])
     return dict(losses)
-
-
-def over_steps(num: int) -> str:
-    """Over what the two ends of a curve are means.
-
-    >>> over_steps(1), over_steps(3)
-    ('first and last step', 'first and last 3 steps')
-    """
-    return "first and last step" if num == 1 else f"first and last {num} steps"
 
 
 def _made(folder: RunFolder) -> dict[str, str]:

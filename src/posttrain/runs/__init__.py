@@ -5,7 +5,7 @@ from posttrain.runs.files import new_folder, read_json, replacing, write_json, w
 from posttrain.runs.filters import Filter
 from posttrain.runs.folder import RunFolder, StageFolder
 from posttrain.runs.held_out import HeldOut, Interval, Share, held_out
-from posttrain.runs.metrics import Ends, ends, frame, merge_steps, read_metrics, series, to_columns
+from posttrain.runs.metrics import frame, merge_steps, read_metrics, series, to_columns
 from posttrain.runs.overview import Overview, compare, find_runs, overview
 from posttrain.runs.plot import plot_curves
 from posttrain.runs.report import export
@@ -21,6 +21,7 @@ from posttrain.runs.rollouts import (
 )
 from posttrain.runs.store import Page, Rollouts
 from posttrain.runs.summary import Sample, render_summary
+from posttrain.track.curves import Ends, ends
 from posttrain.track.text import command_line, printable
 
 __all__ = [

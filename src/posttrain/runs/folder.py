@@ -221,12 +221,16 @@ class RunFolder:
         return sorted(positions, key=lambda name: positions[name])
 
     def findings(self) -> list[dict[str, Any]]:
-        """What went wrong in all stages, in their order, each with its ``stage``."""
+        """What went wrong in all stages, in their order, each with its ``stage``.
+
+        Hacking that lasted comes first: it makes every other number mean something else.
+        """
         found = [path.parent for path in self.path.glob(f"*/{DIAGNOSIS}")]
         begun = [path.name for path in found if _STAGE.fullmatch(path.name)]
         order = self.stages
         known = sorted(begun, key=lambda name: order.index(name) if name in order else len(order))
-        return [{"stage": name, **row} for name in known for row in self.stage(name).findings()]
+        rows = [{"stage": name, **row} for name in known for row in self.stage(name).findings()]
+        return sorted(rows, key=lambda row: row["finding"] != "hacking" or row["until"] is not None)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write what came out of the run, which marks it as finished."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -39,28 +38,6 @@ def merge_steps(records: Iterable[Mapping[str, float]]) -> list[Record]:
     for record in records:
         merged.setdefault(record["step"], {}).update(record)
     return [merged[step] for step in sorted(merged)]
-
-
-class Ends(NamedTuple):
-    """Where a curve begins and where it ends: means over its first and its last ``num`` values."""
-
-    first: float
-    last: float
-    num: int
-
-
-def ends(values: Sequence[float]) -> Ends | None:
-    """The ends of a curve over a tenth of its values, ten at most; None where there are none.
-
-    >>> ends([0.0, 0.5, 1.0])
-    Ends(first=0.0, last=1.0, num=1)
-    >>> ends([float(value) for value in range(20)])
-    Ends(first=0.5, last=18.5, num=2)
-    """
-    if not values:
-        return None
-    num = min(10, max(1, len(values) // 10))
-    return Ends(sum(values[:num]) / num, sum(values[-num:]) / num, num)
 
 
 def series(records: Iterable[Mapping[str, float]], name: str) -> list[float]:

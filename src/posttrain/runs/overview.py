@@ -16,7 +16,8 @@ from posttrain.runs.drift import settings
 from posttrain.runs.folder import RunFolder
 from posttrain.runs.held_out import held_out
 from posttrain.runs.lock import is_held
-from posttrain.runs.metrics import ends, merge_steps, series
+from posttrain.runs.metrics import merge_steps, series
+from posttrain.track.curves import ends
 
 State = Literal["finished", "running", "unfinished", "broken"]
 DEPTH = 3  # folders below the one that is searched

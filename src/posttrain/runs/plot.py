@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.runs.files import replacing
-from posttrain.runs.metrics import Record, ends, merge_steps
+from posttrain.runs.metrics import Record, merge_steps
+from posttrain.track.curves import ends
 from posttrain.track.text import printable
 
 _INK, _GREY, _FAINT, _BLUE, _ORANGE = "#222222", "#767676", "#e6e6e6", "#2563b0", "#b45309"

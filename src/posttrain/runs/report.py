@@ -183,12 +183,13 @@ def _findings(run: RunFolder) -> str:
     shown = []
     for finding in run.findings():
         until = finding.get("until")
-        steps = f"{finding['stage']}, step {finding['step']} to "
-        steps += "the end" if until is None else f"{until}"
+        steps = f"{finding['stage']}, step {finding['step']}"
+        steps += " to the end" if until is None else f", cleared at step {until}"
+        remedy = f" {_text(finding['remedy'])}" if until is None else ""
         shown.append(
             f'<div class="finding"><b>{_text(finding["finding"])}</b> '
             f'<span class="note">{_text(steps)}</span>'
-            f"<p>{_text(finding['text'])}. {_text(finding['remedy'])}</p></div>"
+            f"<p>{_text(finding['text'])}.{remedy}</p></div>"
         )
     if not shown and any(run.stage(stage).metrics.exists() for stage in TITLES):
         return '<p class="note">Nothing was found wrong.</p>'

@@ -134,11 +134,13 @@ def _findings(findings: Sequence[Mapping[str, Any]]) -> Padding:
     lines = []
     for finding in findings:
         until = finding.get("until")
-        steps = f"step {finding['step']} to {'the end' if until is None else until}"
+        steps = f"step {finding['step']}"
+        steps += " to the end" if until is None else f", cleared at step {until}"
         stage = finding.get("stage", "rl")
         where = "" if stage == "rl" else f"{printable(stage)}: "
         head = f"{where}{printable(finding['finding'])}, {steps}: "
-        body = f"{printable(finding['text'])}. {printable(finding['remedy'])}"
+        body = f"{printable(finding['text'])}."
+        body += f" {printable(finding['remedy'])}" if until is None else ""  # nothing is to be done
         lines.append(Text.assemble((head, "yellow"), body, overflow="fold"))
     return Padding(Group(*lines), (0, 0, 0, 2))
 

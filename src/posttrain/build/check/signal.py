@@ -16,7 +16,7 @@ from posttrain.protocols import Engine
 from posttrain.rollout.collect import collect, collect_greedy, scored_groups
 from posttrain.rollout.source import PromptCycle, has_signal
 from posttrain.types import Prompt, Rollout
-from posttrain.types.marks import above_one, is_right
+from posttrain.types.marks import Marks, above_one, is_right
 
 PROMPTS, FAST_PROMPTS = 8, 4
 MAX_GROUP, MAX_ROLLOUTS = 16, 128
@@ -152,9 +152,17 @@ def _check_accuracy(bench: Bench, sampled: Sampled, *, findings: Findings) -> No
         "accuracy" if marks.check else "full marks",
         f"{text} (right by {marks.check!r})" if marks.check else text,
         state="warn" if not sum(counts) and sampled.useful and learned else "pass",
-        fix="no answer is right, so only the other rewards can be learned: take an easier task, or "
-        f"{_warmer(bench)}",
+        fix=f"{_learnable(marks)}: take an easier task, or {_warmer(bench)}",
     )
+
+
+def _learnable(marks: Marks) -> str:
+    """What there is to learn from where nothing has full marks, and yet scores differ."""
+    others = [n for n, weight in marks.weights.items() if weight and n not in marks.judged]
+    if others:
+        return f"no answer is right, so only the other rewards ({', '.join(others)}) can be learned"
+    missing = "no answer is right" if marks.check else "no completion has full marks"
+    return f"{missing}, so only the differences between lower marks can be learned"
 
 
 def _check_groups(bench: Bench, sampled: Sampled, *, answers: Answers, findings: Findings) -> None:

@@ -42,8 +42,8 @@ class Diagnosis:
 
     A rule that holds is reported once. It is over when it has not held for ten steps in a row;
     after that it may be reported again. At the end of the stage :meth:`finish` asks the rules that
-    can only be answered then, or that a short stage gave too few steps. What was known ``before``
-    the first step comes first in what the rules read.
+    can only be answered then, or that a short stage gave too few steps, and brings what still holds
+    up to date. What was known ``before`` the first step comes first in what the rules read.
 
     >>> diagnosis = Diagnosis()
     >>> ill = {"rollout/truncated": 1.0}
@@ -64,6 +64,7 @@ class Diagnosis:
         self._step = 0
         self._holding: dict[str, int] = {}  # where in the findings the latest of a rule stands
         self._quiet: dict[str, int] = {}  # steps in a row that it has not held
+        self._latest: dict[str, tuple[int, Seen]] = {}  # when it last held, and what it saw
         self.before: Mapping[str, float] = before or {}
         self.findings: list[Finding] = []
 
@@ -74,7 +75,7 @@ class Diagnosis:
         for name, rule in self._rules.items():
             seen = self._ask(rule.check)
             if name in self._holding:
-                self._follow(name, holds=seen is not None)
+                self._follow(name, seen)
             elif seen is not None:
                 begun.append(self._begin(name, seen))
         return begun
@@ -83,6 +84,8 @@ class Diagnosis:
         """The stage is over, with these further numbers; what only now can be said."""
         if metrics:
             self.recall(self._step, metrics)
+        for name in list(self._holding):
+            self._conclude(name)
         asked = {name: self._ask(rule.at_end) for name, rule in self._rules.items()}
         return [
             self._begin(name, seen)
@@ -106,17 +109,38 @@ class Diagnosis:
     def _begin(self, name: str, seen: Seen) -> Finding:
         remedy = self._rules[name].remedies[seen.case]
         self._holding[name], self._quiet[name] = len(self.findings), 0
+        self._latest[name] = self._step, seen
         finding = Finding(
             rule=name, step=self._step, text=seen.text, remedy=remedy, change=seen.change
         )
         self.findings.append(finding)
         return finding
 
-    def _follow(self, name: str, *, holds: bool) -> None:
-        self._quiet[name] = 0 if holds else self._quiet[name] + 1
+    def _follow(self, name: str, seen: Seen | None) -> None:
+        self._quiet[name] = 0 if seen is not None else self._quiet[name] + 1
+        if seen is not None:
+            self._latest[name] = self._step, seen
         if self._quiet[name] >= CLEARS_AFTER:
-            at = self._holding.pop(name)
-            self.findings[at] = dataclasses.replace(self.findings[at], until=self._step)
+            self._end(name)
+
+    def _conclude(self, name: str) -> None:
+        """Say of what holds how it is at the end, or else at which step it was last so."""
+        rule, at = self._rules[name], self._holding[name]
+        step, seen = self._step, self._ask(rule.check) or self._ask(rule.at_end)
+        if seen is None and rule.at_end is rule.check:
+            self._end(name)  # what it asks at the end is what it asks on the way: it is over
+            return
+        if seen is None:
+            step, seen = self._latest[name]
+        text = seen.text if step == self._step else f"{seen.text} (at step {step})"
+        remedy = rule.remedies[seen.case]
+        self.findings[at] = dataclasses.replace(
+            self.findings[at], text=text, remedy=remedy, change=seen.change
+        )
+
+    def _end(self, name: str) -> None:
+        at = self._holding.pop(name)
+        self.findings[at] = dataclasses.replace(self.findings[at], until=self._step)
 
 
 class Diagnosing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
+from posttrain.track.curves import over_steps
 from posttrain.track.diagnosis.history import (
     AGREE,
     FULL,
@@ -77,8 +78,8 @@ def _unmoved(history: History, setup: Setup, *, least: int) -> Seen | None:
     error = noise(rewards, steps=count)
     if last - first > 2 * error:
         return None
-    text = f"{steps} the training reward went from {first:.3f} to {last:.3f}"
-    text += f" (chance explains ±{2 * error:.3f})" + (f", and {what} {span}" if what else "")
+    text = f"{steps} the training reward went from {first:.3f} to {last:.3f} ({over_steps(count)}; "
+    text += f"chance explains ±{2 * error:.3f})" + (f", and {what} {span}" if what else "")
     fell = first - last > 3 * error and first - last > 0.02
     return Seen(text, *_reason(history, setup, fell=fell or worse))
 

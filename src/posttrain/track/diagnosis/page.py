@@ -20,7 +20,8 @@ begun to go wrong, and which key to turn. Most read the stage `rl`; some read `s
 * a line in the terminal, under the progress display, when it begins;
 * a line of `RUN/STAGE/diagnosis.jsonl` with `step`, `finding` (the name below), `text`, `remedy`,
   `change` (overrides to run again with, where there are any) and `until`, which is null. When it is
-  over, the line is written again with the step it was over at;
+  over, the line is written again with the step it was over at; where it still holds when the
+  stage ends, with what it is then;
 * in `summary.json`, under `diagnosis`, and in the summary that the run prints, which goes on with
   what to try next.
 

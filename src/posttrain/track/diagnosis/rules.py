@@ -13,7 +13,11 @@ from posttrain.track.diagnosis.outcomes import (
     nothing_learned,
     nothing_learned_at_end,
 )
-from posttrain.track.diagnosis.rewards import format_learned_accuracy_flat, hacking
+from posttrain.track.diagnosis.rewards import (
+    format_learned_accuracy_flat,
+    hacking,
+    hacking_at_end,
+)
 from posttrain.track.diagnosis.stability import (
     clip_fraction_near_one,
     critic_worse_than_mean,
@@ -108,11 +112,15 @@ RULES: dict[str, Rule] = {
         means="The easy part of the reward is earned, and the part that matters is not learned.",
         remedies={
             "": "Lower the weight of the easy part in [rewards], take easier prompts, or raise "
-            "rl.group_size until some completions are right."
+            "rl.group_size until some completions are right.",
+            "what decides has weight 0": "Nothing that is learned from depends on the answer: "
+            "with weight 0 a reward is only monitored, and no other setting makes it rise.",
         },
     ),
     "hacking": Rule(
         check=hacking,
+        at_end=hacking_at_end,
+        stages=("rl", "eval"),
         means="The policy earns more reward by something else than what the reward stands for.",
         remedies={
             "": "Read the best-rewarded rollouts and mend the reward; until then raise "
@@ -193,6 +201,7 @@ RULES: dict[str, Rule] = {
     ),
     "sft_memorises": Rule(
         check=sft_memorises,
+        at_end=sft_memorises,
         stages=("sft",),
         means="The demonstrations are learned by heart; what they have in common was learned "
         "before.",
