@@ -172,6 +172,28 @@ def test_rows_of_the_run_before_are_refused(finished: tuple[Run, str], tmp_path:
     assert len(found.greedy) == 1
 
 
+def test_demonstrations_of_the_held_out_problems_are_refused(
+    finished: tuple[Run, str], tmp_path: Path
+) -> None:
+    """A run that would be measured by them does not begin; one that was not, is not evaluated."""
+    done, _ = finished
+    task = {"name": "jsonl", "path": str(write_rows(tmp_path / "s.jsonl", SUMS)), "test_share": 0.3}
+    held = sorted(held_out(done))
+    rows = [{"prompt": f" {text}", "completion": "1"} for text in held]
+    data = str(write_rows(tmp_path / "d.jsonl", rows))
+    values = recipe(tmp_path / "leak", task={}, sft={"data": data, "wrong_share": 0.0}, rl=None)
+    values["task"] = task
+    told = rf"{len(held)} of {len(held)} held-out problems are in sft\.data"
+    with pytest.raises(ValueError, match=told):
+        go(values)
+    assert not (tmp_path / "leak" / "sft" / "model").exists()
+    del values["eval"]
+    second, _ = go(values)
+    for given in (second.folder.path, second.model):
+        with pytest.raises(ValueError, match="test problems were in the training data"):
+            posttrain.evaluate(given)
+
+
 SUMS_NOT_TRAINED = [{"prompt": "8+8=\n", "answer": "16"}]
 
 

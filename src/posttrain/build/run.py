@@ -56,7 +56,7 @@ from posttrain.build.sft_rows import fitting, sft_rows
 from posttrain.build.sft_stage import run_sft, sft_steps
 from posttrain.build.stages import Context, run_rl
 from posttrain.build.supplied import Supplied
-from posttrain.build.trained_rows import check_has_test
+from posttrain.build.trained_rows import check_demonstrations_apart, check_has_test
 from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.models.load import Policy
 from posttrain.protocols import Tracker
@@ -243,6 +243,7 @@ class _Job:
         )
 
     def _sft(self) -> Mapping[str, Any]:
+        check_demonstrations_apart(self._recipe, self._ready.task)
         read = sft_rows(self._recipe, self._policy, parts=self._ready)
         rows = fitting(read, self._policy, section=filled(self._recipe.sft))
         if rows.note:

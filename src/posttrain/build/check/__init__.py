@@ -22,6 +22,7 @@ from posttrain.build.check.data import (
     check_answer_length,
     check_answers,
     check_demonstrations,
+    check_leaks,
     check_passes,
     check_preferences,
     check_prompts,
@@ -128,6 +129,8 @@ def _look(bench: Bench, book: Book) -> None:
     data = book["data"]
     with data.attempt("prompts"):
         check_splits(bench, data)
+    with data.attempt("overlap"):
+        check_leaks(bench, data)
     looks = {
         "prompt": check_prompts,
         "passes": check_passes,
