@@ -28,7 +28,7 @@ def evaluation_recipe(
 ) -> Recipe:
     """The recipe of an evaluation, and a line about what is evaluated where it was not typed."""
     from posttrain.build.grade import check_out
-    from posttrain.build.sources import find_source
+    from posttrain.build.sources import check_exists, find_source
 
     source = find_source(given)
     changes = parse_overrides(overrides)
@@ -37,6 +37,7 @@ def evaluation_recipe(
     values = source.evaluation(task=named, given=parts)
     recipe = source.recipe(values, [*overrides, *STAGES])
     if recipe.task is None:
+        check_exists(given)
         raise ValueError(
             "eval: name the task, posttrain eval MODEL --task NAME; or give a run folder or a "
             "recipe, which know theirs"
