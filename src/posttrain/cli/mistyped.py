@@ -1,4 +1,4 @@
-"""A mistyped option of a command that also takes overrides: it must not be taken for one of them."""
+"""A mistyped option of a command that also takes overrides: it is not taken for one of them."""
 
 from __future__ import annotations
 

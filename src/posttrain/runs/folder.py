@@ -34,8 +34,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from posttrain.runs.drift import differences
 from posttrain.registry import near_path
+from posttrain.runs.drift import differences
 from posttrain.runs.files import read_json, write_json, write_text
 from posttrain.runs.metrics import Record, frame, read_metrics
 from posttrain.track.diagnosis import FILE_NAME as DIAGNOSIS
