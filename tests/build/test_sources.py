@@ -194,6 +194,22 @@ def test_demonstrations_of_the_held_out_problems_are_refused(
             posttrain.evaluate(given)
 
 
+def test_a_recipe_whose_run_is_finished_says_so(command: Command, tmp_path: Path) -> None:
+    """What is evaluated is the model of the recipe: it has learned nothing."""
+    values = recipe(
+        tmp_path / "runs" / "mine", sft={"epochs": 1}, rl=None, eval={"max_new_tokens": 4}
+    )
+    values["run"]["folder"] = "runs/mine"
+    path = tmp_path / "mine.toml"
+    path.write_text(to_toml(recipe_from_dict(values)))
+    told = "runs/mine holds a finished run of this recipe: posttrain eval runs/mine evaluates its"
+    assert told not in command("eval", path).out
+    go(values)
+    shown = command("eval", path)
+    assert (shown.code, told in shown.out) == (0, True), shown
+    assert told not in command("eval", "runs/mine").out
+
+
 SUMS_NOT_TRAINED = [{"prompt": "8+8=\n", "answer": "16"}]
 
 

@@ -128,6 +128,14 @@ def check_exists(given: str) -> None:
     )
 
 
+def finished(folder: str) -> bool:
+    """Whether a folder holds a finished run that has trained a policy."""
+    if not (Path(folder) / "run.json").is_file():
+        return False
+    run = RunFolder(folder)
+    return run.finished and run.model not in (None, run.stage("reward").model)
+
+
 def model_name(model: object) -> str:
     """A model as a name; a ``ValueError`` for an object, which would be taken for a strange one."""
     if isinstance(model, str | os.PathLike) and str(model):
