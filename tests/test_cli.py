@@ -251,3 +251,22 @@ def test_an_evaluation_that_cannot_be_is_told_before_anything_is_trained(
     said = posttrain("run", recipe, "--task.num_test", "0", "--run.folder", "out")
     refused(said, "the test split is empty", "raise task.num_test")
     assert not Path("out/sft").exists()
+
+
+def test_a_folder_that_is_not_there_is_named_with_the_one_that_is(
+    posttrain: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a folder on the way to it is mistyped, which looks like a name on the hub."""
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    monkeypatch.setattr("posttrain.models.load.why_unreachable", lambda: "no connection")
+    refused(
+        posttrain("eval", "rusn/mine"),
+        "rusn/mine: no such run folder, recipe or model folder here (did you mean runs/mine?)",
+        "a hub id needs --task NAME",
+    )
+    missing = posttrain("eval", "nowhere/at-all")
+    refused(missing, "nowhere/at-all: no such run folder, recipe or model folder here; a hub id")
+    refused(posttrain("eval", "tiny"), "eval: name the task")
+    refused(posttrain("generate", "rusn/mine", "1+1="), "did you mean 'runs/mine'?")
+    gone = posttrain("resume", "runs/mien")
+    refused(gone, "no such folder; did you mean", str(Path("runs", "mine")))

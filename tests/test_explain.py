@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from posttrain.algorithms import table
 from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.choices import GRADIENTS
 from posttrain.algorithms.table import ALGORITHMS
@@ -81,3 +82,34 @@ def test_the_page_has_every_advantage_and_an_example_that_runs() -> None:
     exec(code[1], names)
     assert names["loss"].item() == pytest.approx(0.0, abs=1e-6)
     assert names["batch"].advantages[0, 1].item() == pytest.approx(0.5**0.5, rel=1e-5)
+
+
+KINDS: list[table.PieceKind] = ["policy loss", "value loss", "averaging", "correction"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_other_piece_is_explained_and_on_the_page(
+    kind: table.PieceKind, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = explain.page()
+    for name, function in table.piece_table(kind).items():
+        explain.explain([name])
+        shown = " ".join(capsys.readouterr().out.split())
+        first = (inspect.getdoc(function) or "").splitlines()[0].replace(":func:", "")
+        assert f"{name} {kind} {first.replace('`', '')}" in shown
+        for option in options(function):
+            assert f"{option}=" in shown
+        assert re.search(rf"^\| `{name}[(`]", page, re.MULTILINE)
+
+
+def test_a_name_of_several_things_explains_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+    explain.explain(["clipped"])
+    shown = capsys.readouterr().out
+    assert "clipped  policy loss" in shown
+    assert "clipped  value loss" in shown
+    assert re.search(r"algorithms +.*ppo", shown)
+    explain.explain(["cispo"])  # the algorithm, then its loss
+    shown = capsys.readouterr().out
+    assert 0 < shown.index("averaging") < shown.index("cispo  policy loss")
+    with pytest.raises(ValueError, match=r"did you mean 'token_mean'\? Known: .*clipped.*grpo"):
+        explain.explain(["token_men"])

@@ -54,6 +54,12 @@ ANSWERS: dict[str, tuple[list[str], int, str]] = {
     "size of tiny": ([*RUN, "--model.options.num_layer", "1"], 2, "did you mean 'num_layers'?"),
     "eval": (["eval", "tiny", "--task", "aritmetic"], 2, "did you mean 'arithmetic'?"),
     "grade": (["grade", "numerc", "rows.jsonl"], 2, "did you mean 'numeric'?"),
+    "tiny": (
+        [*RUN, "--model.name", "tyni", "--model.options.num_layers", "1"],
+        2,
+        "model.name: there is no 'tyni' here; did you mean 'tiny'?",
+    ),
+    "option of a command": ([*RUN, "--dry-rn"], 2, "no option --dry-rn; did you mean --dry-run?"),
     "explain": (["explain", "gprp"], 2, "did you mean 'grpo'?"),
 }
 # A process of its own, which says at its end what it has loaded.

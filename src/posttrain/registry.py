@@ -14,6 +14,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 Spec = str | Mapping[str, Any]
@@ -30,6 +31,27 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{hint}Known: {', '.join(names) if names else 'none'}"
+
+
+def near_path(path: Path) -> Path | None:
+    """A path that is there and spelled much like one that is not, part by part; None without one.
+
+    >>> near_path(Path("no such folder at all"))
+    """
+    found = Path(path.anchor)
+    for part in path.parts[1 if path.anchor else 0 :]:
+        if (found / part).exists():
+            found = found / part
+            continue
+        try:
+            beside = [child.name for child in found.iterdir()]
+        except OSError:
+            return None
+        near = difflib.get_close_matches(part, beside, n=1)
+        if not near:
+            return None
+        found = found / near[0]
+    return found if found != path else None
 
 
 def look_up(name: str, table: Mapping[str, Function], *, kind: str) -> Function:

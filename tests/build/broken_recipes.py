@@ -125,6 +125,23 @@ BROKEN = [
         "10 of 10 test prompts are in train",
     ),
     Broken(
+        "The demonstrations are of the test problems",
+        {
+            "run.stages": ["sft", "rl", "eval"],
+            "sft": {"data": "test_demonstrations.jsonl"},
+        },
+        "data",
+        "fail",
+        "10 of 10 held-out problems are in sft.data",
+    ),
+    Broken(
+        "The preferences are on the test problems",
+        {"run.stages": ["reward", "eval"], "reward": {"data": "test_pairs.jsonl"}},
+        "data",
+        "warn",
+        "10 of 10 held-out problems are in reward.data",
+    ),
+    Broken(
         "Rows of the file are repeated",
         {"task.path": "repeated.jsonl"},
         "data",
@@ -324,6 +341,11 @@ def write_files(folder: Path) -> None:
         lines = [json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in rows]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     pairs = [{"prompt": p, "chosen": answer, "rejected": "?"} for p, answer in train]
+    answered = [{"prompt": f"{p} ", "completion": answer} for p, answer in test]
+    judged = [{"prompt": p, "chosen": answer, "rejected": "?"} for p, answer in test]
+    for name, rows in {"test_demonstrations": answered, "test_pairs": judged}.items():
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
     text = "".join(json.dumps(row) + "\n" for row in pairs)
     (folder / "pairs.jsonl").write_text(text, encoding="utf-8")
     (folder / "torn_pairs.jsonl").write_text(text[:-9], encoding="utf-8")

@@ -1,6 +1,7 @@
 """``posttrain grade``: every row comes back with its verdict, and mistakes name the line."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,24 @@ def test_the_rows_are_never_written_over(spelling: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["grade", "exact", str(rows), "--out", str(other)])
     assert done.exit_code == 0, done.output
     assert json.loads(other.read_text())["value"] == 0.0
+
+
+def test_full_marks_of_a_reward_that_gives_more_than_one_are_not_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10, 6.67 and 0: two rows above 1 are not two rows with full marks."""
+    (tmp_path / "ten_rewards.py").write_text("def ten(completion):\n    return float(completion)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "300")
+    rows = written(tmp_path, [{"completion": text} for text in ("10", "6.67", "0")])
+    given = ["grade", "ten_rewards:ten", str(rows), "--workers", "0"]
+    shown = CliRunner().invoke(app, given).output
+    assert "no maximum declared; largest seen 10" in shown
+    assert "ten_rewards:ten gave up to 10 and declares no maximum" in shown
+    assert "maximum = …" in shown
+    shown = CliRunner().invoke(app, [*given, "--maximum", "10"]).output
+    assert re.search(r"full marks +1\b", shown)
+    assert "declares no maximum" not in shown
+    for text, full in (("1", 1), ("0.5", 0)):  # what stays within 1 is taken to be of 1
+        found = grade_file("ten_rewards:ten", written(tmp_path, [{"completion": text}]))
+        assert found.full_marks == full

@@ -137,11 +137,11 @@ def test_another_recipe_is_refused_with_the_difference(
 def test_an_edited_data_file_is_refused(tmp_path: Path) -> None:
     """A changed dataset is a change like any other."""
     data = tmp_path / "rows.jsonl"
-    rows = [{"prompt": f"{n}+1=", "completion": str(n + 1)} for n in range(8)]
+    rows = [{"prompt": f"{n}+11=", "completion": str(n + 11)} for n in range(8)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     values = given(tmp_path / "cut", GRPO, sft={"data": str(data), "wrong_share": 0.0})
     cut(values, save=2)
-    data.write_text(data.read_text().replace("3+1=", "5+1="))
+    data.write_text(data.read_text().replace("3+11=", "5+11="))
     with pytest.raises(ValueError, match=r"(?s)contents\.sft\.data: .*--allow-changes contents;"):
         go(values, resume=True)
 

@@ -229,16 +229,30 @@ def test_beside_a_gpu_few_cpu_threads(monkeypatch: pytest.MonkeyPatch, tmp_path:
     """A GPU's host has small tensors only, and a container often fewer cores than it shows."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
 
-    def threads(*, gpu: bool, **options: Any) -> int:
+    def threads(*, gpu: bool, model: str = "tiny", **options: Any) -> int:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-        given = recipe(tmp_path)
+        given = recipe(tmp_path, model={"name": model, "options": {}})
         given["run"] |= options
         return choose_threads(recipe_from_dict(given))
 
     assert threads(gpu=True) == 4
-    assert threads(gpu=True, device="cpu") == 64
-    assert threads(gpu=False) == 64
+    assert threads(gpu=True, device="cpu") == 1  # the tiny model
+    assert threads(gpu=False) == 1
+    assert threads(gpu=False, model="a/larger-one") == 64
+    assert threads(gpu=True, device="cpu", model="a/larger-one") == 64
     assert threads(gpu=True, threads=16) == 16
+    assert threads(gpu=False, threads=16) == 16
+
+
+def test_a_run_leaves_the_threads_of_its_process_as_they_were(tmp_path: Path) -> None:
+    """The next run of the same process may be of a larger model."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        small_run(recipe(tmp_path / "run", rl=None, eval=None))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_demonstrations_that_do_not_fit_are_left_out(tmp_path: Path) -> None:

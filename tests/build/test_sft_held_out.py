@@ -15,6 +15,7 @@ import posttrain
 from posttrain.build import sft_rows as rows_of
 from posttrain.build import sft_stage
 from posttrain.build.best import Best
+from posttrain.build.results import _losses
 from posttrain.build.sft_stage import evaluation_steps
 from posttrain.learn.learner import LocalLearner
 from posttrain.runs.checkpoints import Checkpoint
@@ -55,6 +56,14 @@ def test_it_is_measured_before_on_the_way_and_at_the_end(memorised: RunFolder) -
     record = next(record for record in sft.records() if record["step"] == 4)
     assert {"loss/total", "test/loss", "sft/tokens"} <= record.keys()
     assert (sft.path / "curves.png").stat().st_size > 1000
+
+
+def test_the_summary_says_where_the_loss_was_lowest(memorised: RunFolder) -> None:
+    """Its two ends alone would hide that it rose again."""
+    found = losses(memorised.stage("sft"))
+    best = min(found, key=lambda step: (found[step], step))
+    label = f"sft held-out loss, lowest {found[best]:.3f} at step {best}"
+    assert _losses(memorised)[label] == (found[0], found[48])
 
 
 def test_the_best_weights_are_kept(memorised: RunFolder, tmp_path: Path) -> None:

@@ -172,6 +172,44 @@ def test_rows_of_the_run_before_are_refused(finished: tuple[Run, str], tmp_path:
     assert len(found.greedy) == 1
 
 
+def test_demonstrations_of_the_held_out_problems_are_refused(
+    finished: tuple[Run, str], tmp_path: Path
+) -> None:
+    """A run that would be measured by them does not begin; one that was not, is not evaluated."""
+    done, _ = finished
+    task = {"name": "jsonl", "path": str(write_rows(tmp_path / "s.jsonl", SUMS)), "test_share": 0.3}
+    held = sorted(held_out(done))
+    rows = [{"prompt": f" {text}", "completion": "1"} for text in held]
+    data = str(write_rows(tmp_path / "d.jsonl", rows))
+    values = recipe(tmp_path / "leak", task={}, sft={"data": data, "wrong_share": 0.0}, rl=None)
+    values["task"] = task
+    told = rf"{len(held)} of {len(held)} held-out problems are in sft\.data"
+    with pytest.raises(ValueError, match=told):
+        go(values)
+    assert not (tmp_path / "leak" / "sft" / "model").exists()
+    del values["eval"]
+    second, _ = go(values)
+    for given in (second.folder.path, second.model):
+        with pytest.raises(ValueError, match="test problems were in the training data"):
+            posttrain.evaluate(given)
+
+
+def test_a_recipe_whose_run_is_finished_says_so(command: Command, tmp_path: Path) -> None:
+    """What is evaluated is the model of the recipe: it has learned nothing."""
+    values = recipe(
+        tmp_path / "runs" / "mine", sft={"epochs": 1}, rl=None, eval={"max_new_tokens": 4}
+    )
+    values["run"]["folder"] = "runs/mine"
+    path = tmp_path / "mine.toml"
+    path.write_text(to_toml(recipe_from_dict(values)))
+    told = "runs/mine holds a finished run of this recipe: posttrain eval runs/mine evaluates its"
+    assert told not in command("eval", path).out
+    go(values)
+    shown = command("eval", path)
+    assert (shown.code, told in shown.out) == (0, True), shown
+    assert told not in command("eval", "runs/mine").out
+
+
 SUMS_NOT_TRAINED = [{"prompt": "8+8=\n", "answer": "16"}]
 
 

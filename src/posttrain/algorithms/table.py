@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from posttrain.algorithms.choices import Estimator, Placement, Rule
 from posttrain.registry import Function, did_you_mean, look_up, options, split
-from posttrain.written import written_table
+from posttrain.written import real, written_table
 
 Piece = Mapping[str, Any]
 PieceKind = Literal["advantage", "policy loss", "value loss", "averaging", "correction"]
@@ -265,6 +265,19 @@ def algorithm(name: str) -> Algorithm:
     return ALGORITHMS[name]
 
 
+def kinds_of(name: str) -> list[PieceKind]:
+    """The kinds of pieces that have this name; none where only an algorithm has it.
+
+    >>> kinds_of("clipped")
+    ['policy loss', 'value loss']
+    """
+    kinds = [kind for kind in _TABLES if name in piece_table(kind)]
+    if not kinds and name not in ALGORITHMS:
+        known = {*ALGORITHMS, "kl", *(piece for kind in _TABLES for piece in piece_table(kind))}
+        raise ValueError(f"explain: unknown name {name!r}; {did_you_mean(name, known)}")
+    return kinds
+
+
 def pieces(name: str) -> dict[str, str]:
     """A row as text: every piece with all its options, ready to print or compare.
 
@@ -294,6 +307,11 @@ def piece_table(kind: PieceKind) -> Mapping[str, Function]:
     ['clipped', 'huber', 'squared']
     """
     return written_table(*_TABLES[kind])
+
+
+def real_piece(name: str, kind: PieceKind) -> Function:
+    """A piece itself, with its docstring; loads torch."""
+    return real(piece_table(kind)[name])
 
 
 def difference(first: str, second: str) -> dict[str, tuple[str, str]]:

@@ -30,7 +30,7 @@ def with_check(
     if accuracy is not None:
         name, options = split(accuracy, kind="task.accuracy")
         if name == NO_CHECK:
-            return scorer, _marks(scorer, "")
+            return scorer, marks_of(scorer, "")
         if name not in [reward.name for reward in scorer.rewards]:
             scorer, name = scorer.monitoring(name, options)
         elif options:
@@ -38,16 +38,16 @@ def with_check(
                 f"task.accuracy: {name!r} is a reward of this run, and has its options there; give "
                 "its name alone"
             )
-        return scorer, _marks(scorer, name)
+        return scorer, marks_of(scorer, name)
     checking = [reward.name for reward in scorer.rewards if reward.checks_answer]
     if own is not None:
         name, options = split(own, kind="task accuracy")
         if any(_is(reward, name) for reward in scorer.rewards):
-            return scorer, _marks(scorer, name)
+            return scorer, marks_of(scorer, name)
         if len(checking) != 1:
             scorer, name = scorer.monitoring(name, options)
-            return scorer, _marks(scorer, name)
-    return scorer, _marks(scorer, checking[0] if len(checking) == 1 else "")
+            return scorer, marks_of(scorer, name)
+    return scorer, marks_of(scorer, checking[0] if len(checking) == 1 else "")
 
 
 def _is(reward: BoundReward, name: str) -> bool:
@@ -58,7 +58,8 @@ def _is(reward: BoundReward, name: str) -> bool:
     return reward.name == name and function is look_up(name, REWARDS, kind="task accuracy")
 
 
-def _marks(scorer: RewardScorer, check: str) -> Marks:
+def marks_of(scorer: RewardScorer, check: str = "") -> Marks:
+    """What the rewards of a scorer say of themselves, and which of them checks answers."""
     full = {reward.name: reward.full_marks for reward in scorer.rewards}
     if check and full[check] is None:
         raise ValueError(f"task.accuracy: {check!r} may give any score; declare its maximum")

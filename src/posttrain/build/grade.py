@@ -6,10 +6,11 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from posttrain.build.answer_check import marks_of
 from posttrain.config import GradingSection
 from posttrain.config.pieces import complete_reward
 from posttrain.data.sources import check_text, read_numbered
@@ -18,18 +19,26 @@ from posttrain.rewards.scorer import FROM_ROLLOUT, RewardScorer
 from posttrain.runs.files import replacing
 from posttrain.track.encoding import encode_json
 from posttrain.types import Completion, Prompt, Rollout, Score
+from posttrain.types.marks import above_one, how_to_declare, no_full_marks
 
+_ROUNDING = 1e-9
 _GIVEN = ("completion", "prompt", "num_tokens", "stop_reason")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Graded:
-    """The rows of a file with what a reward said of each, and how long it took in all."""
+    """The rows of a file with what a reward said of each, and how long it took in all.
+
+    ``maximum`` is the most that the reward gives: as declared, else 1; None where nobody knows, and
+    ``advice`` then says how to declare it.
+    """
 
     path: Path
     rows: Sequence[Mapping[str, Any]]
     scores: Sequence[Score]
     seconds: float
+    maximum: float | None = 1.0
+    advice: str = ""
 
     @property
     def states(self) -> dict[str, int]:
@@ -41,6 +50,24 @@ class Graded:
         """The mean value of the scores that are no one's fault."""
         values = [score.value for score in self.scores if score.ok]
         return sum(values) / len(values) if values else 0.0
+
+    @property
+    def full_marks(self) -> int | None:
+        """How many rows have all that the reward gives; None where nobody knows how much that is.
+
+        A reward that declares no maximum is taken to give 1, until it is seen to give more.
+        """
+        if self.maximum is None:
+            return None
+        least = self.maximum - _ROUNDING * max(1.0, abs(self.maximum))
+        return sum(score.ok and score.value >= least for score in self.scores)
+
+    @property
+    def told_full_marks(self) -> str:
+        """The same for a table."""
+        if self.full_marks is None:
+            return no_full_marks(max(score.value for score in self.scores if score.ok))
+        return f"{self.full_marks:,}"
 
     def write(self, path: str | Path) -> None:
         """One line for each row: the row itself, and its state, value, seconds and reason."""
@@ -91,8 +118,15 @@ def grade_file(
         if pool is not None:
             pool.close()
     seconds = time.perf_counter() - started
+    graded = [replace(r, score=score) for r, score in zip(rollouts, scores, strict=True)]
+    unknown = above_one(graded, marks_of(scorer))
     return Graded(
-        path=Path(path), rows=[row for _, row in numbered], scores=scores, seconds=seconds
+        path=Path(path),
+        rows=[row for _, row in numbered],
+        scores=scores,
+        seconds=seconds,
+        maximum=None if unknown else scorer.rewards[0].full_marks,
+        advice="".join(f"{how_to_declare(*found)}; here, --maximum …" for found in unknown.items()),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -201,8 +201,23 @@ def _losses(folder: RunFolder) -> dict[str, tuple[float | None, float | None]]:
         losses[f"sft loss, {over_steps(trained.num)}"] = (trained.first, trained.last)
     tested = series(records, "test/loss")
     if tested:
-        losses["sft held-out loss"] = (tested[0], tested[-1])
+        losses[f"sft held-out loss{_lowest(records, tested)}"] = (tested[0], tested[-1])
     return dict(losses)
+
+
+def _lowest(records: Sequence[Mapping[str, float]], tested: Sequence[float]) -> str:
+    """Where the held-out loss was lowest, unless it is so at the end.
+
+    >>> _lowest([{"step": 0, "test/loss": 3.0}, {"step": 4, "test/loss": 1.0}], [3.0, 1.0])
+    ''
+    >>> _lowest([{"step": 4, "test/loss": 1.0}, {"step": 8, "test/loss": 2.0}], [1.0, 2.0])
+    ', lowest 1.000 at step 4'
+    """
+    low = min(tested)
+    if tested[-1] == low:
+        return ""
+    step = next(record["step"] for record in records if record.get("test/loss") == low)
+    return f", lowest {low:.3f} at step {step:.0f}"
 
 
 def _made(folder: RunFolder) -> dict[str, str]:

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.text import Text
 
@@ -30,10 +29,10 @@ from posttrain.build.pace import Clock
 from posttrain.build.parts import (
     Parts,
     choose_device,
-    choose_threads,
     filled,
     make_parts,
     make_policy,
+    threads,
 )
 from posttrain.build.places import note_places
 from posttrain.build.preference_stages import (
@@ -56,7 +55,7 @@ from posttrain.build.sft_rows import fitting, sft_rows
 from posttrain.build.sft_stage import run_sft, sft_steps
 from posttrain.build.stages import Context, run_rl
 from posttrain.build.supplied import Supplied
-from posttrain.build.trained_rows import check_has_test
+from posttrain.build.trained_rows import check_demonstrations_apart, check_has_test
 from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.models.load import Policy
 from posttrain.protocols import Tracker
@@ -127,11 +126,10 @@ def _run(
         console.print(f"{folder.path}: finished already; nothing to do")
         return Run(folder)
     note_places(folder, recipe)
-    torch.set_num_threads(choose_threads(recipe))
     for stage in folder.stages:
         if stage not in recipe.stages:  # of an earlier recipe: its results are not this run's
             folder.set_aside(stage)
-    with told(folder), Interrupts() as interrupts:
+    with threads(recipe), told(folder), Interrupts() as interrupts:
         job = _Job(
             recipe,
             folder,
@@ -243,6 +241,7 @@ class _Job:
         )
 
     def _sft(self) -> Mapping[str, Any]:
+        check_demonstrations_apart(self._recipe, self._ready.task)
         read = sft_rows(self._recipe, self._policy, parts=self._ready)
         rows = fitting(read, self._policy, section=filled(self._recipe.sft))
         if rows.note:

@@ -15,6 +15,7 @@ from posttrain.config import Recipe, recipe_from_dict
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.config.read import parse_overrides, read_values
+from posttrain.registry import near_path
 from posttrain.runs import RunFolder
 
 _OF_AN_EVALUATION = ("run", "model", "task", "rewards", "grading", "rl", "eval")
@@ -112,6 +113,27 @@ def find_source(given: object) -> Source:
     folder = RunFolder(run)
     model = policy_of(folder) if path.resolve() == run.resolve() else path
     return _of_run(folder, str(model))
+
+
+def check_exists(given: str) -> None:
+    """Refuse a name that nothing here has, and that only the hub could know."""
+    path = Path(given).expanduser()
+    if given == "tiny" or path.exists():
+        return
+    near = near_path(path)
+    hint = f" (did you mean {near}?)" if near is not None else ""
+    raise ValueError(
+        f"{given}: no such run folder, recipe or model folder here{hint}; a hub id needs --task "
+        "NAME"
+    )
+
+
+def finished(folder: str) -> bool:
+    """Whether a folder holds a finished run that has trained a policy."""
+    if not (Path(folder) / "run.json").is_file():
+        return False
+    run = RunFolder(folder)
+    return run.finished and run.model not in (None, run.stage("reward").model)
 
 
 def model_name(model: object) -> str:

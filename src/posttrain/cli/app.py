@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from posttrain import __version__
+from posttrain.cli.mistyped import WithOverrides
 
 
 class _Commands(TyperGroup):
@@ -75,7 +76,7 @@ def _main(*, version: Annotated[bool, VERSION] = False) -> None:
     """Reinforcement-learning post-training of language models."""
 
 
-@app.command(context_settings=OVERRIDES)
+@app.command(cls=WithOverrides, context_settings=OVERRIDES)
 def run(
     context: typer.Context,
     *,
@@ -109,7 +110,7 @@ def go_on(
     resume_run(folder, allow_changes=list(allow_changes or []))
 
 
-@app.command(context_settings=OVERRIDES)
+@app.command(cls=WithOverrides, context_settings=OVERRIDES)
 def check(
     context: typer.Context,
     *,
@@ -122,7 +123,7 @@ def check(
     raise typer.Exit(look(context.args, fast=fast, as_json=as_json))
 
 
-@app.command(context_settings=OVERRIDES)
+@app.command(cls=WithOverrides, context_settings=OVERRIDES)
 def sft(context: typer.Context, *, dry_run: DryRun = False) -> None:
     """Run the SFT stage alone: posttrain sft [RECIPE.toml] [--sft.epochs 2 …]."""
     from posttrain.cli.recipes import run_recipe
@@ -130,7 +131,7 @@ def sft(context: typer.Context, *, dry_run: DryRun = False) -> None:
     run_recipe(context.args, command="sft", dry_run=dry_run)
 
 
-@app.command(context_settings=OVERRIDES)
+@app.command(cls=WithOverrides, context_settings=OVERRIDES)
 def prefer(context: typer.Context, *, dry_run: DryRun = False) -> None:
     """Make preferences from a policy: posttrain prefer [RECIPE.toml] [--prefer.error_rate 0.1 …].
 
@@ -142,7 +143,7 @@ def prefer(context: typer.Context, *, dry_run: DryRun = False) -> None:
     run_recipe(context.args, command="prefer", dry_run=dry_run)
 
 
-@app.command(context_settings=OVERRIDES)
+@app.command(cls=WithOverrides, context_settings=OVERRIDES)
 def reward(context: typer.Context, *, dry_run: DryRun = False) -> None:
     """Train a reward model: posttrain reward [RECIPE.toml] [--reward.data pairs.jsonl …]."""
     from posttrain.cli.recipes import run_recipe
@@ -150,7 +151,7 @@ def reward(context: typer.Context, *, dry_run: DryRun = False) -> None:
     run_recipe(context.args, command="reward", dry_run=dry_run)
 
 
-@app.command(context_settings=OVERRIDES)
+@app.command(cls=WithOverrides, context_settings=OVERRIDES)
 def rl(
     context: typer.Context, *, dry_run: DryRun = False, audit: Audit = False, check: Check = None
 ) -> None:
@@ -161,7 +162,7 @@ def rl(
     run_recipe(given, command="rl", dry_run=dry_run, audit=audit)
 
 
-@app.command(name="eval", context_settings=OVERRIDES)
+@app.command(name="eval", cls=WithOverrides, context_settings=OVERRIDES)
 def evaluate(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help=SOURCE)],

@@ -12,7 +12,7 @@ from rich.text import Text
 from posttrain.config import ConfigError, Recipe, recipe_from_dict
 from posttrain.config.pieces import complete_task
 from posttrain.config.read import parse_overrides
-from posttrain.track.text import printable
+from posttrain.track.text import command_line, printable
 
 _NOT_ASKED = ("sft", "prefer", "reward", "rl")
 STAGES = ("--run.stages", '["eval"]')
@@ -28,7 +28,7 @@ def evaluation_recipe(
 ) -> Recipe:
     """The recipe of an evaluation, and a line about what is evaluated where it was not typed."""
     from posttrain.build.grade import check_out
-    from posttrain.build.sources import find_source
+    from posttrain.build.sources import check_exists, find_source, finished
 
     source = find_source(given)
     changes = parse_overrides(overrides)
@@ -37,6 +37,7 @@ def evaluation_recipe(
     values = source.evaluation(task=named, given=parts)
     recipe = source.recipe(values, [*overrides, *STAGES])
     if recipe.task is None:
+        check_exists(given)
         raise ValueError(
             "eval: name the task, posttrain eval MODEL --task NAME; or give a run folder or a "
             "recipe, which know theirs"
@@ -51,6 +52,10 @@ def evaluation_recipe(
         whose = source.run if source.run is not None else source.file
         line = f"{recipe.model.name}, with the settings of {whose}"
         console.print(Text(printable(line), style="dim"), soft_wrap=True)
+    if source.file and ("model", "name") not in changes and finished(recipe.run.folder):
+        command = command_line("posttrain", "eval", recipe.run.folder)
+        line = f"{recipe.run.folder} holds a finished run of this recipe: {command} evaluates its"
+        console.print(Text(printable(f"{line} model"), style="yellow"), soft_wrap=True)
     return recipe
 
 

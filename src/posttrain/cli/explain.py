@@ -15,7 +15,7 @@ from posttrain.algorithms.table import (
     ALGORITHMS,
     algorithm,
     difference,
-    piece_table,
+    kinds_of,
     pieces,
 )
 
@@ -27,7 +27,7 @@ ABOUT_KL = (
 
 
 def explain(names: Sequence[str]) -> None:
-    """Print all algorithms, one, the difference of two, an advantage, or what a KL pulls along."""
+    """Print all algorithms, one, the difference of two, a piece, or what a KL pulls along."""
     console = Console()
     if len(names) > 2:
         raise ValueError("explain: give no name, one name, or two names to compare")
@@ -36,19 +36,29 @@ def explain(names: Sequence[str]) -> None:
         console.print(
             "\n[dim]posttrain explain grpo       its equation, pieces and neighbours\n"
             "posttrain explain grpo ppo   what sets two apart\n"
-            "posttrain explain gae        an advantage, with its options\n"
+            "posttrain explain gae        a piece with its options: an advantage, a loss …\n"
             "posttrain explain kl         the gradient of each KL estimator in the loss[/dim]"
         )
     elif names == ["kl"]:
         _divergences(console)
-    elif len(names) == 1 and names[0] in piece_table("advantage"):
-        from posttrain.cli.explain_advantages import explain_advantage
-
-        explain_advantage(console, names[0])
     elif len(names) == 1:
-        _one(console, names[0])
+        _named(console, names[0])
     else:
         console.print(_compared(names[0], names[1]))
+
+
+def _named(console: Console, name: str) -> None:
+    """An algorithm, a piece, or all that have the name."""
+    kinds = kinds_of(name)
+    if name in ALGORITHMS:
+        _one(console, name)
+    if kinds:
+        from posttrain.cli.explain_pieces import explain_piece
+
+        for number, kind in enumerate(kinds):
+            if number or name in ALGORITHMS:
+                console.print()
+            explain_piece(console, name, kind=kind)
 
 
 def _all() -> Table:
@@ -104,7 +114,7 @@ def _compared(first: str, second: str) -> Table:
 
 def page() -> str:
     """All of it as Markdown: ``python -m posttrain.cli.explain > docs/algorithms.md``."""
-    from posttrain.cli.explain_advantages import advantages_page
+    from posttrain.cli.explain_pieces import pieces_page
 
     lines = [
         "# Algorithms",
@@ -121,7 +131,7 @@ def page() -> str:
         row = pieces(name)
         cells = (row["advantage"], row["policy loss"], row["averaging"], row["KL to reference"])
         lines.append(f"| [{name}](#{name}) | " + " | ".join(f"`{cell}`" for cell in cells) + " |")
-    lines += advantages_page()
+    lines += pieces_page()
     for name, algorithm_row in ALGORITHMS.items():
         lines += ["", f"## {name}", "", f"{algorithm_row.title} ({algorithm_row.reference})."]
         lines += ["", *(f"    {line}" for line in algorithm_row.equation.splitlines()), ""]

@@ -53,6 +53,8 @@ def grade(
     first = next((score for score in graded.scores if not score.ok), None)
     if first is not None:
         console.print(Text(f"the first broken one: {printable(first.reason, limit=400)}"))
+    if graded.advice:
+        console.print(Text(printable(graded.advice), style="yellow"), soft_wrap=True)
     if out is not None:
         console.print(Text(f"{out}: written"))
 
@@ -81,8 +83,7 @@ def _table(graded: Graded, *, title: str) -> Table:
     for state, count in sorted(graded.states.items(), key=lambda pair: pair[0] != "ok"):
         table.add_row(state, f"{count:,}")
     table.add_row("mean of what is ok", f"{graded.mean:.4f}")
-    full = sum(score.ok and score.value >= 1 - 1e-9 for score in graded.scores)
-    table.add_row("full marks", f"{full:,}")
+    table.add_row("full marks", graded.told_full_marks)
     table.add_row("slowest", f"{max(score.seconds for score in graded.scores):.3f} s")
     table.add_row("grades per second", f"{len(graded.scores) / graded.seconds:,.0f}")
     return table

@@ -6,8 +6,10 @@ Nothing here loads torch: the tables and signatures of what does are read as the
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from posttrain.algorithms import table as algorithms
@@ -73,9 +75,17 @@ def complete(
 
 
 def check_model(model: ModelSection) -> None:
-    """Check the options of the tiny model."""
+    """Check the options of the tiny model, and that its name is not a mistyped "tiny"."""
+    if _mistyped_tiny(model.name):
+        raise ValueError(f"model.name: there is no {model.name!r} here; did you mean 'tiny'?")
     if model.options and model.name == "tiny":
         _check(tiny_model(), model.options, key="model.options")
+
+
+def _mistyped_tiny(name: str) -> bool:
+    if name == "tiny" or abs(len(name) - len("tiny")) > 1 or Path(name).exists():
+        return False
+    return bool(difflib.get_close_matches(name, ["tiny"], cutoff=0.5))
 
 
 def complete_task(given: Spec, *, rewards: Mapping[str, Spec] | None) -> Spec:

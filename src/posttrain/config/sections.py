@@ -44,7 +44,7 @@ class RunSection(Section):
         "auto", "Where the models live; auto takes a GPU where there is one."
     )
     threads: int | None = later(
-        "torch's own, 4 beside a GPU",
+        "torch's own; 4 beside a GPU, 1 for tiny without one",
         "CPU threads; a small model is fastest, and steadiest, with 1.",
         ge=1,
     )

@@ -162,8 +162,7 @@ def _from_hub(
         local = {"local_files_only": bool(unreachable)}
         return _from_pretrained(name, dtype=dtype, options={**options, **local})
     except OSError as error:
-        folders = [path.name for path in Path().iterdir() if path.is_dir()]
-        near = registry.did_you_mean(name, ["tiny", *folders]).partition("Known:")[0]
+        near = _near(name)
         download = f"(hf download {name} --local-dir FOLDER) and give the folder"
         if unreachable:
             raise ValueError(
@@ -176,6 +175,15 @@ def _from_hub(
             f"Check the name; or download it where there is a connection {download}. "
             f"The hub's answer: {str(error).splitlines()[0]}"
         ) from error
+
+
+def _near(name: str) -> str:
+    """What a name that nobody knows may have been meant for."""
+    path = registry.near_path(Path(name).expanduser())
+    if path is not None:
+        return f"did you mean {str(path)!r}? "
+    folders = [path.name for path in Path().iterdir() if path.is_dir()]
+    return registry.did_you_mean(name, ["tiny", *folders]).partition("Known:")[0]
 
 
 def _from_pretrained(

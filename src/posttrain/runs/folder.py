@@ -34,6 +34,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from posttrain.registry import near_path
 from posttrain.runs.drift import differences
 from posttrain.runs.files import read_json, write_json, write_text
 from posttrain.runs.metrics import Record, frame, read_metrics
@@ -124,7 +125,9 @@ class RunFolder:
         self.path = Path(path)
         mark = self.path / "run.json"
         if not self.path.is_dir():
-            raise ValueError(f"{self.path}: no such folder")
+            near = near_path(self.path)
+            hint = f"; did you mean {near}?" if near is not None else ""
+            raise ValueError(f"{self.path}: no such folder{hint}")
         if not mark.is_file():
             above = self.path.resolve().parent
             hint = f"; {above} is one" if (above / "run.json").is_file() else ""

@@ -7,14 +7,11 @@ Nothing is trained, and every weight that a check moves is put back.
 
 from __future__ import annotations
 
-import contextlib
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from posttrain.build.check.answers import Answers, grade_answers
 from posttrain.build.check.bench import Bench, make_bench, with_engine
@@ -22,6 +19,7 @@ from posttrain.build.check.data import (
     check_answer_length,
     check_answers,
     check_demonstrations,
+    check_leaks,
     check_passes,
     check_preferences,
     check_prompts,
@@ -34,7 +32,7 @@ from posttrain.build.check.resources import check_resources, enough_memory
 from posttrain.build.check.rewards import check_grading, check_kinds
 from posttrain.build.check.signal import check_signal, sample
 from posttrain.build.check.trial import take_step
-from posttrain.build.parts import choose_threads
+from posttrain.build.parts import threads
 from posttrain.build.stages import Context
 from posttrain.config import (
     Recipe,
@@ -113,7 +111,7 @@ def _check(read: Callable[[], Recipe], *, fast: bool, supplied: Supplied | None)
     for caution in cautions(recipe):
         key, _, text = caution.partition(": ")
         book["config"].warned(key, text, fix="see docs/configuration.md, or leave it if meant")
-    with _threads(recipe):
+    with threads(recipe):
         bench = make_bench(recipe, book, fast=fast, supplied=supplied)
         try:
             _look(bench, book)
@@ -128,6 +126,8 @@ def _look(bench: Bench, book: Book) -> None:
     data = book["data"]
     with data.attempt("prompts"):
         check_splits(bench, data)
+    with data.attempt("overlap"):
+        check_leaks(bench, data)
     looks = {
         "prompt": check_prompts,
         "passes": check_passes,
@@ -209,14 +209,3 @@ def _report(
         arithmetic=arithmetic(recipe, num_prompts=prompts) if recipe is not None else (),
         seconds=time.perf_counter() - begun,
     )
-
-
-@contextlib.contextmanager
-def _threads(recipe: Recipe) -> Iterator[None]:
-    """The threads that the run would have: times depend on them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(choose_threads(recipe))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

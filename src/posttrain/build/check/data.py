@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -12,6 +13,13 @@ from posttrain.build.parts import filled, make_template, render_prompts
 from posttrain.build.passes import passes, shared_prompts
 from posttrain.build.preference_rows import backbone_of, reward_rows
 from posttrain.build.sft_rows import sft_rows
+from posttrain.build.trained_rows import (
+    APART,
+    asks_test,
+    tests_in_demonstrations,
+    tests_in_preferences,
+    told_leak,
+)
 from posttrain.models.cache import context_length
 from posttrain.protocols import Task
 from posttrain.track.text import printable
@@ -48,7 +56,7 @@ def check_splits(bench: Bench, findings: Findings) -> None:
         )
     if train and test:
         leaked = [prompt for prompt in test if _words(prompt) in words]
-        many = len(leaked) > MAX_LEAK * len(test) and _is_tested(bench)
+        many = len(leaked) > MAX_LEAK * len(test) and asks_test(bench.recipe)
         state: State = "fail" if many else "warn" if leaked else "pass"
         findings.judged(
             "train/test overlap",
@@ -61,11 +69,21 @@ def check_splits(bench: Bench, findings: Findings) -> None:
         )
 
 
-def _is_tested(bench: Bench) -> bool:
-    """Whether the run asks test prompts: only then could its numbers not be believed."""
-    recipe = bench.recipe
-    within = "rl" in recipe.stages and filled(recipe.rl).evaluate_every > 0
-    return "eval" in recipe.stages or within
+def check_leaks(bench: Bench, findings: Findings) -> None:
+    """Whether demonstrations or preferences of a file hold problems that the run is measured by."""
+    recipe, task = bench.recipe, bench.task
+    if task is None or bench.under_way:
+        return
+    # What cannot be read is told by the checks that follow.
+    with contextlib.suppress(OSError, ValueError):
+        if found := tests_in_demonstrations(recipe, task):
+            text = told_leak(found, task, where="sft.data")
+            state: State = "fail" if asks_test(recipe) else "warn"
+            findings.judged("demonstrations of test", text, state=state, fix=APART)
+    with contextlib.suppress(OSError, ValueError):
+        if found := tests_in_preferences(recipe, task):
+            text = told_leak(found, task, where="reward.data")
+            findings.warned("preferences of test", text, fix=APART)
 
 
 def _check_sizes(bench: Bench, findings: Findings, *, task: Task) -> None:
