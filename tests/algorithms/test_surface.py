@@ -15,8 +15,8 @@ from posttrain.algorithms.pieces import Facts, centred_over, facts, needed, piec
 from posttrain.types import Batch, Terms
 
 INNER = ("posttrain.algorithms.checks",)  # errors for bad input: nobody else's to call
-# A module has the name, so the function is table.pieces; and what reads tables without torch.
-BY_TOPIC = {"pieces"} | {name for name in dir(algorithms.table) if name.endswith("_table")}
+# A module has the name, so the function is table.pieces; the others read tables without torch.
+BY_TOPIC = {"pieces", "piece_table", "kinds_of", "real_piece"}
 MODULES = [
     importlib.import_module(found.name)
     for found in pkgutil.iter_modules(algorithms.__path__, "posttrain.algorithms.")
