@@ -9,7 +9,13 @@ from torch import Tensor
 
 from posttrain.algorithms import kl
 from posttrain.algorithms.losses import clipped
-from posttrain.algorithms.objective import with_correction, with_entropy, with_kl, with_mismatch
+from posttrain.algorithms.objective import (
+    with_correction,
+    with_entropy,
+    with_kl,
+    with_mismatch,
+    with_values,
+)
 from posttrain.types import Batch, Terms
 
 SHAPE = "every [B, T] tensor is indexed by the token it is about"
@@ -217,3 +223,34 @@ def test_bad_objectives_are_refused() -> None:
         "ref_logprobs: this batch has none; it is added by Learner.infer with a reference model"
     ):
         with_kl(terms, logprobs, batch=batch.replace(ref_logprobs=None), coefficient=0.1)
+
+
+def test_the_critics_loss_is_added_with_its_numbers() -> None:
+    """1 + 0.5 · 4 = 3 and −2 + 0.5 · 6 = 1; each keeps the name of its part and its diagnostics."""
+    policy = Terms(
+        loss=torch.tensor([[1.0, -2.0]]),
+        means={"clip_fraction": torch.tensor([[0.25, 0.0]])},
+        maxima={"ratio": torch.tensor([[1.5, 1.0]])},
+    )
+    critic = Terms(
+        loss=torch.tensor([[4.0, 6.0]]),
+        means={"value_clip": torch.tensor([[1.0, 0.0]])},
+        maxima={"value_error": torch.tensor([[2.0, 3.0]])},
+    )
+    both = with_values(policy, critic, coefficient=0.5)
+    assert both.loss.tolist() == [[3.0, 1.0]]
+    assert {name: part.tolist() for name, part in both.parts.items()} == {
+        "policy": [[1.0, -2.0]],
+        "value": [[2.0, 3.0]],
+    }
+    assert {name: mean.tolist() for name, mean in both.means.items()} == {
+        "clip_fraction": [[0.25, 0.0]],
+        "value_clip": [[1.0, 0.0]],
+    }
+    assert {name: most.tolist() for name, most in both.maxima.items()} == {
+        "ratio": [[1.5, 1.0]],
+        "value_error": [[2.0, 3.0]],
+    }
+    assert with_values(policy, critic, coefficient=0.0).loss.tolist() == [[1.0, -2.0]]
+    with pytest.raises(ValueError, match=r"^coefficient: .*-0\.1"):
+        with_values(policy, critic, coefficient=-0.1)

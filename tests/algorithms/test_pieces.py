@@ -150,3 +150,36 @@ def test_another_loss_is_left_as_it_is() -> None:
     bound = functools.partial(clipped, clip_low=0.1)
     assert for_batch(bound, ready()) is bound
     assert for_batch(own, ready()) is own
+
+
+def test_every_fact_is_kept_as_it_was_declared() -> None:
+    """And what is not declared is not assumed."""
+
+    def wanted(*, deep: bool) -> tuple[str, ...]:
+        return ("values",) if deep else ()
+
+    def whole(batch: Batch) -> Loss:
+        return clipped
+
+    def own(batch: Batch) -> Batch:
+        return batch
+
+    assert facts(piece()(own)) == Facts()
+    assert Facts() == Facts(
+        needs=frozenset(),
+        smallest_group=1,
+        centred=None,
+        zero_with_advantage=False,
+        optimiser_steps=None,
+        whole_batch=None,
+    )
+    assert facts(piece(needs=["values", "values"])(own)) == Facts(needs=frozenset({"values"}))
+    given = {
+        "needs": wanted,
+        "smallest_group": 3,
+        "centred": "group",
+        "zero_with_advantage": True,
+        "optimiser_steps": "several",
+        "whole_batch": whole,
+    }
+    assert facts(piece(**given)(own)) == Facts(**given)

@@ -177,3 +177,12 @@ def test_shaping_needs_scores_and_ends() -> None:
         missing_end(bare)
     with refuses("truncated: this batch has none; it is added by the caller"):
         missing_end(batch)
+
+
+@pytest.mark.parametrize("name", ["old_logprobs", "ref_logprobs"])
+def test_a_divergence_that_is_no_number_is_named(name: str) -> None:
+    zero = torch.zeros(1, 1, dtype=torch.float64)
+    batch = Batch.from_rewards([1.0]).replace(old_logprobs=zero, ref_logprobs=zero)
+    batch = score_at_last_token(batch).replace(**{name: zero - math.inf})
+    with pytest.raises(ValueError, match=rf"^{name}: -inf at \[0, 0\] \(1 in all\)"):
+        kl_in_reward(batch, coefficient=0.1)
