@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _NAME = "posttrain"
-_VERDICT = "_posttrain_attention_is_replaceable"
 _active = threading.local()
 
 
@@ -46,14 +45,23 @@ class Attention(Protocol):
 @contextmanager
 def attending(model: PreTrainedModel, attention: Attention) -> Iterator[None]:
     """Inside, the model attends through ``attention``. Give it no mask and no cache."""
+    before, _active.attention = getattr(_active, "attention", None), attention
+    try:
+        with implementation(model, _NAME):
+            yield
+    finally:
+        _active.attention = before
+
+
+@contextmanager
+def implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Inside, the model attends through the function of this name in transformers' interface."""
     config: Any = model.config.get_text_config(decoder=True)
-    own = config._attn_implementation
-    before = getattr(_active, "attention", None)
-    _active.attention, config._attn_implementation = attention, _NAME
+    own, config._attn_implementation = config._attn_implementation, name
     try:
         yield
     finally:
-        _active.attention, config._attn_implementation = before, own
+        config._attn_implementation = own
 
 
 def replaced_attention(
@@ -120,35 +128,3 @@ class Causal:
 def _for_all_heads(states: Tensor, query: Tensor) -> Tensor:
     """One key or value for each query head. Shapes: [N, K, T, D] → [N, H, T, D]."""
     return states.repeat_interleave(query.shape[1] // states.shape[1], dim=1)
-
-
-def replaceable(model: PreTrainedModel) -> bool:
-    """Whether the model gives the same hidden states with attention of ours.
-
-    Compared once on a few tokens, and remembered on the module: a model may mix more into its
-    attention than it tells the interface.
-    """
-    if not hasattr(model, _VERDICT):
-        setattr(model, _VERDICT, _compare(model))
-    return bool(getattr(model, _VERDICT))
-
-
-@torch.no_grad()
-def _compare(model: Any) -> bool:
-    if not type(model)._supports_attention_backend:
-        return False
-    config = model.config.get_text_config()
-    length = min(12, getattr(config, "max_position_embeddings", None) or 12)
-    places = torch.arange(length, device=model.device).expand(2, length)
-    tokens = (places * 7 + torch.tensor([[0], [5]], device=model.device)) % config.vocab_size
-    inputs = {"input_ids": tokens, "position_ids": places, "use_cache": False}
-    trunk = model.get_decoder()
-    try:
-        expected = trunk(**inputs).last_hidden_state
-        with attending(model, Causal()):
-            found = trunk(**inputs).last_hidden_state
-    except (NotImplementedError, TypeError, AttributeError, KeyError):
-        return False
-    # Other kernels round in other places; a mistake shows in every digit.
-    allowed = min(0.1, 64 * torch.finfo(found.dtype).eps)
-    return float((found - expected).norm()) <= allowed * float(expected.norm())

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from posttrain.models.attention import keep_out_of_compilation, replaceable
+from posttrain.models.attention import keep_out_of_compilation
 from posttrain.models.head import logits_are_head_of_states
+from posttrain.models.replaceable import replaceable
 from posttrain.models.slots import fits_slots
 from posttrain.models.states import can_be_packed
 

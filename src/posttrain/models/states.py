@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posttrain.algorithms import ops
-from posttrain.models.attention import attending, replaceable
+from posttrain.models.attention import attending
 from posttrain.models.block_attention import Flash, Padded, Plain
 from posttrain.models.gathered_attention import packed_attention
 from posttrain.models.head import logits_are_head_of_states, trunk_states
 from posttrain.models.packing import Packing, pack
 from posttrain.models.recorded_pass import recordings_of
+from posttrain.models.replaceable import full_precision, relative_errors, replaceable
 from posttrain.types import Batch
 from posttrain.types.devices import send
 from posttrain.types.prompts import spans
@@ -132,12 +133,11 @@ def can_be_packed(trunk: PreTrainedModel) -> bool:
     to token than attention (a convolution, a recurrence), and that would run across sequences.
     """
     if not hasattr(trunk, _VERDICT):
-        with torch.autocast(trunk.device.type, enabled=False):  # its rounding would hide the answer
+        with full_precision(trunk.device):
             setattr(trunk, _VERDICT, replaceable(trunk) and _compare(trunk))
     return bool(getattr(trunk, _VERDICT))
 
 
-@torch.no_grad()
 def _compare(trunk: PreTrainedModel) -> bool:
     config = trunk.config.get_text_config()
     length = min(12, getattr(config, "max_position_embeddings", None) or 12)
@@ -149,11 +149,18 @@ def _compare(trunk: PreTrainedModel) -> bool:
     mask = torch.zeros(tokens.shape, dtype=torch.bool, device=trunk.device)
     mask[:, prompt:] = True
     batch = Batch(tokens=tokens, mask=mask)
-    expected = ops.shift(trunk_states(trunk, tokens))[mask].float()
+    packing = pack(batch, spans(batch))
+    others = tokens.clone()
+    others[:2] = (tokens[:2] + 1) % config.vocab_size
+    expected = ops.shift(trunk_states(trunk, tokens))[mask]
     try:
-        found = packed_states(trunk, tokens, packing=pack(batch, spans(batch))).float()
+        found, beside = (packed_states(trunk, row, packing=packing) for row in (tokens, others))
     except NotImplementedError:  # a window shorter than even these few tokens
         return False
-    errors = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
-    # Sequences that run into each other differ by about 1; rounding, by less than this.
-    return float(errors.max()) < max(1e-3, torch.finfo(trunk.dtype).eps ** 0.5)
+    # What runs across sequences changes the first tokens after another one by about 1. What else
+    # may be wrong (positions that a model counts itself) changes most of them, where rounding in
+    # half precision may change a few as much.
+    last = slice(-int(mask[2].sum()), None)
+    apart = relative_errors(beside[last], found[last]) < 0.01
+    same = relative_errors(found, expected).median() < max(0.01, 64 * torch.finfo(found.dtype).eps)
+    return bool(apart.all() and same)

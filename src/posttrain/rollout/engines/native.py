@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from posttrain.models import head
-from posttrain.models.attention import replaceable
 from posttrain.models.cache import new_cache, next_logits, select_rows
 from posttrain.models.compiled import ask_once, compile_layers
 from posttrain.models.half import HalfCopy
+from posttrain.models.replaceable import replaceable
 from posttrain.models.slots import Room, bytes_per_slot, fits_slots
 from posttrain.rollout.engines.desk import Request
 from posttrain.rollout.engines.draws import Draws, completions, uniforms

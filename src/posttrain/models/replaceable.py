@@ -1,0 +1,120 @@
+"""Whether a model's attention is ours to replace: decided where rounding has no say.
+
+Trained weights amplify rounding. Those of Qwen 2.5 turn float32's 1e-7 into 1e-5 and bfloat16's
+into 0.06, so whole passes of two kernels say little about what a model does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+
+from posttrain.models.attention import Causal, attending, implementation, replaced_attention
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_VERDICT = "_posttrain_attention_is_replaceable"
+_MASKED, _UNMASKED = "posttrain_masked", "posttrain_unmasked"
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """No gradient, autocast or TF32 inside: what is to be decided must not drown in rounding."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def relative_errors(found: Tensor, expected: Tensor) -> Tensor:
+    """How far states are from those expected, by their size. Shapes: [..., D] → [...]."""
+    return (found - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
+
+
+def replaceable(model: PreTrainedModel) -> bool:
+    """Whether the model gives the same hidden states with attention of ours.
+
+    Decided once, and remembered on the module: a model may mix more into its attention than it
+    tells the interface.
+    """
+    if not hasattr(model, _VERDICT):
+        with full_precision(model.device):
+            setattr(model, _VERDICT, _decide(model))
+    return bool(getattr(model, _VERDICT))
+
+
+def _decide(model: Any) -> bool:
+    """In two passes of the same arithmetic, the second without the masks that ours does without."""
+    if not type(model)._supports_attention_backend:
+        return False
+    config = model.config.get_text_config(decoder=True)
+    length = min(12, getattr(config, "max_position_embeddings", None) or 12)
+    places = torch.arange(length, device=model.device).expand(2, length)
+    tokens = (places * 7 + torch.tensor([[0], [5]], device=model.device)) % config.vocab_size
+    inputs = {"input_ids": tokens, "position_ids": places, "use_cache": False}
+    trunk, layers = model.get_decoder(), _Layers(model)
+    AttentionInterface.register(_MASKED, layers.compare)
+    AttentionInterface.register(_UNMASKED, layers.repeat)
+    AttentionMaskInterface.register(_MASKED, eager_mask)
+    try:
+        with implementation(model, _MASKED):
+            expected = trunk(**inputs).last_hidden_state
+        with implementation(model, _UNMASKED):
+            found = trunk(**inputs).last_hidden_state
+    except (NotImplementedError, TypeError, AttributeError, KeyError):
+        return False
+    # A model that does more with a mask than to attend differs by about 1; of rounding, hardly any.
+    return layers.agree() and bool((relative_errors(found, expected) < 0.01).all())
+
+
+class _Layers:
+    """Layers that attend by their model's own plain code, and what ours gives beside it.
+
+    Ours is compared on states of size 1, in float64: their rounding is small whatever the weights.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._masks: dict[int, Tensor | None] = {}
+        self._errors: list[float] = []
+
+    def agree(self) -> bool:
+        """Whether ours is the same in all layers that were seen."""
+        # Some models compute their softmax in float32, whatever they are given.
+        return bool(self._errors) and max(self._errors) < 1e-5
+
+    def compare(self, module: Any, *given: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+        """Attend with the mask that is given, last of what is ``given``, and keep it."""
+        *states, mask = given
+        self._masks[module.layer_idx] = mask
+        drawn = torch.Generator().manual_seed(0)
+        sized = [
+            torch.randn(each.shape, generator=drawn, dtype=torch.float64).to(each.device)
+            for each in states
+        ]
+        expected = _own_code(module)(module, *sized, mask, **options)[0]
+        with attending(self._model, Causal()):
+            found = replaced_attention(module, *sized, **options)[0]
+        self._errors.append(float((found - expected).abs().max()))
+        return _own_code(module)(module, *states, mask, **options)
+
+    def repeat(self, module: Any, *states: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+        """The same, with the mask of the pass before."""
+        mask = self._masks[module.layer_idx]
+        return _own_code(module)(module, *states[:3], mask, **options)
+
+
+def _own_code(module: Any) -> Any:
+    """The attention that the model's own file writes out in plain PyTorch."""
+    return vars(sys.modules[type(module).__module__])["eager_attention_forward"]
