@@ -179,6 +179,10 @@ def test_entropy_is_a_bonus_at_every_active_token() -> None:
     close(gradient(made.loss, logprobs), gradient(terms.loss, logprobs), rtol=0)
     close(made.means["entropy"], kept, rtol=0)
     keeps_reports(made, terms, "entropy")
+    assert list(made.parts) == ["policy", "entropy"]
+    close(made.parts["entropy"].detach(), -0.2 * kept)
+    # Without a coefficient it is reported, and is no part of the loss.
+    assert not with_entropy(terms, entropy, batch=batch, coefficient=0.0).parts
 
 
 def test_a_negative_entropy_coefficient_is_a_penalty() -> None:

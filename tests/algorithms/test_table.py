@@ -11,7 +11,15 @@ from posttrain.algorithms import kl, losses, weights
 from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
 from posttrain.algorithms.pieces import smallest_group
-from posttrain.algorithms.table import ALGORITHMS, KL, algorithm, difference, pieces
+from posttrain.algorithms.table import (
+    ALGORITHMS,
+    KL,
+    algorithm,
+    difference,
+    kinds_of,
+    pieces,
+    real_piece,
+)
 from posttrain.registry import options, resolve
 
 LIMIT = "max_new_tokens"  # stands for a number that only a run knows
@@ -179,3 +187,19 @@ def test_every_function_of_a_table_documents_typed_options(table: dict[str, obje
         assert inspect.getdoc(function)
         for option in options(function).values():
             assert option.annotation is not inspect.Parameter.empty
+
+
+def test_a_name_is_found_in_every_table_that_has_it() -> None:
+    assert kinds_of("clipped") == ["policy loss", "value loss"]
+    assert kinds_of("gae") == ["advantage"]
+    assert kinds_of("dapo") == []
+    unknown = r"explain: unknown name 'grppo'; did you mean 'grpo'\?"
+    with pytest.raises(ValueError, match=f"^{unknown}") as refused:
+        kinds_of("grppo")
+    known = str(refused.value).partition("Known: ")[2].rstrip(".").split(", ")
+    assert {"dapo", "kl", "clipped", "gae"} <= set(known)
+
+
+def test_a_piece_is_found_by_name_and_kind() -> None:
+    assert real_piece("clipped", "policy loss") is losses.clipped
+    assert real_piece("clipped", "value loss") is not losses.clipped
