@@ -21,7 +21,9 @@ from posttrain.rewards.sandbox.seccomp import filter_program
 Sandbox = Literal["bubblewrap", "none"]
 
 START_SECONDS = 30.0  # on a machine under load; it does not count as the solution's time
-HARNESS = ("wire", "worker", "examiner")
+# What a program imports of the harness: it gets no more.
+HARNESS = {"worker": ("wire", "worker"), "examiner": ("wire", "worker", "remote", "examiner")}
+FOR_COLLECTING = ("collected", "pytest_module")
 INSIDE = "posttrain/rewards/sandbox"  # no __init__.py there: namespace packages
 MAX_COMPLAINT = 1000
 CHUNK = 65536
@@ -92,20 +94,22 @@ class Crew:
         words: Sequence[str | int],
         *,
         passed: Sequence[int],
+        collects: bool = False,
         stdin: int = subprocess.DEVNULL,
         stdout: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[bytes]:
         """Start ``main`` of a module of the harness; the descriptors passed are closed here."""
+        names = HARNESS[module] + (FOR_COLLECTING if collects else ())
         sandboxed = self.sandbox == "bubblewrap"
         resources = json.dumps(self.limits.resources(sandboxed=sandboxed))
         keep = list(passed)
         if sandboxed:
             filter_fd = self.content(filter_program())
-            files = {f"/box/{INSIDE}/{n}.py": self.content(_text(n)) for n in HARNESS}
+            files = {f"/box/{INSIDE}/{n}.py": self.content(_text(n)) for n in names}
             keep += [filter_fd, *files.values()]
             front, folder = bubblewrap.command(filter_fd, files), "/box"
         else:
-            front, folder = [], self.unpacked()
+            front, folder = [], self.unpacked(names)
         boot = (
             f"import sys; sys.path.insert(0, {folder!r}); "
             f"from {INSIDE.replace('/', '.')}.{module} import main; main()"
@@ -125,12 +129,12 @@ class Crew:
         self.close(*keep)
         return process
 
-    def unpacked(self) -> str:
+    def unpacked(self, names: Sequence[str]) -> str:
         """A folder with the harness alone, for a process without a sandbox: ours imports torch."""
         made = tempfile.TemporaryDirectory(prefix="posttrain-", ignore_cleanup_errors=True)
         home = Path(self.folders.enter_context(made), INSIDE)
         home.mkdir(parents=True)
-        for name in HARNESS:
+        for name in names:
             (home / f"{name}.py").write_bytes(_text(name))
         return made.name
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import json
+import operator
 import os
 import resource
 import sys
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 
 READY = b"ready\n"
 MAX_MESSAGE_LENGTH = 200
+END = object()
 
 
 def set_limits(limits: dict[str, int]) -> None:
@@ -38,12 +42,17 @@ def silence(*descriptors: int) -> None:
 
 
 class Worker:
-    """Answers the examiner's requests about one module, until the line is cut."""
+    """Answers the examiner's requests about one module, until the line is cut.
+
+    What is no plain data stays here, and a number stands for it. ``whole`` in a request asks for
+    that also where the object is of a class of the solution's own that extends a plain one.
+    """
 
     def __init__(self, line: Line) -> None:
         self.line = line
         self.module = types.ModuleType("solution")
         self.objects: list[Any] = []
+        self.numbers: dict[int, int] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Do what a request asks for; whatever is raised is an answer too."""
@@ -51,23 +60,27 @@ class Worker:
             return getattr(self, "do_" + request["do"])(request)
         except BaseException as error:  # noqa: BLE001 - SystemExit as well: it is the model's code
             kinds = [kind.__name__ for kind in type(error).__mro__]
-            return {"raised": kinds, "message": describe(error)}
+            return {"raised": kinds, "message": describe(error), **self.details(error)}
 
     def do_load(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run the solution and say which functions and classes it defines."""
+        """Run the solution; where it asks for input, what it has defined until then counts."""
         sys.modules["solution"] = self.module
-        load_text(request["text"], self.module)
-        return {"names": [name for name, value in vars(self.module).items() if callable(value)]}
+        with contextlib.suppress(EOFError):
+            load_text(request["text"], self.module)
+        return {}
+
+    def do_names(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Those of some names that the solution defines, with their values."""
+        held = vars(self.module)
+        return {"names": [[n, encode(held[n], self.keep)] for n in request["names"] if n in held]}
 
     def do_call(self, request: dict[str, Any]) -> dict[str, Any]:
         """Call a function of the module, or a method of an object that was returned before."""
-        target = self.find(request.get("handle"))
-        function = target if request["name"] is None else getattr(target, request["name"])
         args = [decode(item, self.find) for item in request["args"]]
         named = {key: decode(item, self.find) for key, item in request["named"].items()}
-        value = function(*args, **named)
+        value = self.objects[request["number"]](*args, **named)
         if value is not None:
-            return {"value": encode(value, self.keep)}
+            return {"value": self.encoded(value, request)}
         # A function that returns nothing works in place, and the tests must see what it did. One
         # that returns a value has no business there: emptying the list that a test is about to
         # sort and compare with is a way to cheat.
@@ -79,17 +92,74 @@ class Worker:
         return {"value": None, "changed": changed}
 
     def do_get(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Read an attribute of an object that was returned before."""
-        return {"value": encode(getattr(self.find(request["handle"]), request["name"]), self.keep)}
+        """Read an attribute; without ``whole``, one that the object really has."""
+        target = self.objects[request["number"]]
+        read = type.__getattribute__ if isinstance(target, type) else object.__getattribute__
+        value = (getattr if request["whole"] else read)(target, request["name"])
+        return {"value": self.encoded(value, request)}
 
-    def find(self, handle: Any) -> Any:
-        """What a handle stands for; None for the module."""
-        return self.module if handle is None else self.objects[handle]
+    def do_set(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Set an attribute."""
+        value = decode(request["value"], self.find)
+        setattr(self.objects[request["number"]], request["name"], value)
+        return {}
 
-    def keep(self, value: Any) -> dict[str, int]:
-        """Keep an object here, and let a number stand for it."""
-        self.objects.append(value)
-        return {"handle": len(self.objects) - 1}
+    def do_operate(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Apply a built-in function, an operator, or a special method such as ``__enter__``."""
+        name, values = request["name"], [decode(item, self.find) for item in request["args"]]
+        if name.startswith("__"):
+            value = getattr(type(values[0]), name)(*values)
+        else:
+            value = (getattr(builtins, name, None) or getattr(operator, name))(*values)
+        return {"value": self.encoded(value, request)}
+
+    def do_next(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The next item of an iterator, or its end."""
+        value = next(self.objects[request["number"]], END)
+        return {"end": True} if value is END else {"value": self.encoded(value, request)}
+
+    def do_wait(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Run a coroutine to its end."""
+        import asyncio
+
+        if not hasattr(self, "loop"):  # one for all: queues and locks belong to a loop
+            self.loop = asyncio.new_event_loop()
+        value = self.loop.run_until_complete(self.objects[request["number"]])
+        return {"value": self.encoded(value, request)}
+
+    def do_content(self, request: dict[str, Any]) -> dict[str, Any]:
+        """An object of a class that extends a plain one, as the plain one."""
+        return {"value": encode(self.objects[request["number"]], self.keep)}
+
+    def encoded(self, value: Any, request: dict[str, Any]) -> Any:
+        """A value as it travels."""
+        if request.get("whole") and type(value).__module__ == self.module.__name__:
+            return self.keep(value)
+        return encode(value, self.keep)
+
+    def find(self, content: dict[str, int]) -> Any:
+        """What a handle stands for."""
+        return self.objects[content["number"]]
+
+    def keep(self, value: Any) -> dict[str, Any]:
+        """Keep an object here, and let a number stand for it: the same for the same object."""
+        number = self.numbers.setdefault(id(value), len(self.objects))
+        if number == len(self.objects):
+            self.objects.append(value)
+        content: dict[str, Any] = {"number": number}
+        if isinstance(value, types.CoroutineType):
+            content["waits"] = True
+        elif isinstance(value, type) and issubclass(value, BaseException):
+            content["raises"] = [kind.__name__ for kind in value.__mro__]
+        return {"handle": content}
+
+    def details(self, error: BaseException) -> dict[str, Any]:
+        """What an exception holds, where that is plain data."""
+        try:
+            state = {n: encode(v) for n, v in vars(error).items() if not n.startswith("_")}
+            return {"args": [encode(item) for item in error.args], "state": state}
+        except BaseException:  # noqa: BLE001 - the model's objects may raise anything here
+            return {}
 
 
 def describe(error: BaseException) -> str:
