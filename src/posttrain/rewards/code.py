@@ -33,7 +33,7 @@ FUTURE_IMPORT = re.compile(r"^from __future__ import .*$\n?", re.MULTILINE)
 
 
 def longest_call(*, seconds: float = 5.0, **others: Any) -> float:
-    """The most seconds that one grading takes by its own limits, starting the sandboxes included."""
+    """The most seconds that one grading takes by its own limits, with starting the sandboxes."""
     return IN_ALL * seconds + 3 * START_SECONDS
 
 
@@ -64,7 +64,7 @@ def code_tests(
       in LiveCodeBench; with ``entry_point``, inputs and outputs of that function, as JSON.
 
     Code that is wrong, raises, hangs, crashes or misbehaves scores 0, with the reason. Tests that
-    cannot be put to any code, or test nothing, are ``invalid``, and a sandbox that does not start is
+    cannot be put to any code, or test nothing, are ``invalid``; a sandbox that does not start is
     ``crashed``. ``seconds`` is the limit of all tests of functions, and of each input of a program;
     all inputs together have ten times that.
 

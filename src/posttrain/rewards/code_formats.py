@@ -1,7 +1,8 @@
-"""The forms in which tests of code come: asserts, HumanEval's, MBPP's, LiveCodeBench's and APPS's."""
+"""The forms in which tests of code come: HumanEval's, MBPP's, LiveCodeBench's, APPS's."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,8 @@ from typing import Any
 from posttrain.rewards.sandbox import Questions, prepare
 
 FORMS = (
-    "tests: expected text, a list of asserts, a list of {'input', 'output'}, a table of 'inputs' and "
-    "'outputs' (with 'fn_name'), or a table of 'test', 'entry_point' and 'preamble'"
+    "tests: expected text, a list of asserts, a list of {'input', 'output'}, a table of 'inputs' "
+    "and 'outputs' (with 'fn_name'), or a table of 'test', 'entry_point' and 'preamble'"
 )
 # What LeetCode's problems, and so LiveCodeBench's, take for granted.
 FUNCTIONAL_PREAMBLE = """\
@@ -60,10 +61,8 @@ def read_tests(tests: Any, *, entry_point: str = "", preamble: str = "") -> Exam
     ('total',)
     """
     if isinstance(tests, str) and tests.lstrip()[:1] in ("[", "{"):
-        try:
+        with contextlib.suppress(ValueError):  # Python may begin like that, too
             tests = json.loads(tests)
-        except ValueError:
-            pass  # Python may begin like that, too
     if isinstance(tests, Mapping) and "test" in tests:
         unknown = tests.keys() - {"test", "entry_point", "preamble"}
         if unknown:

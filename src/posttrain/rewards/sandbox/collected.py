@@ -1,12 +1,13 @@
-"""Runs tests as pytest would: functions, classes, unittest's cases; and the examples of a doctest."""
+"""Runs tests as pytest would: functions, classes, unittest's cases; and doctests."""
 
 from __future__ import annotations
 
 import sys
 import types
+from functools import partial
 from itertools import product
 
-from posttrain.rewards.sandbox.examiner import BrokenTestsError, Case, Skipped
+from posttrain.rewards.sandbox.examiner import BrokenTestsError, Case, SkippedError
 from posttrain.rewards.sandbox.pytest_module import Mark, Pytest, Values
 from posttrain.rewards.sandbox.remote import NotDefinedError
 from posttrain.rewards.sandbox.wire import load_text
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from posttrain.rewards.sandbox.examiner import Examiner
+
 
 class Runner:
     """Finds the tests of a module, and runs each as a case."""
@@ -46,7 +48,7 @@ class Runner:
             if isinstance(value, type) and _is_test_case(value):
                 yield from self.cases_of(value)
             elif isinstance(value, type) and name.startswith("Test"):
-                if value.__init__ is object.__init__:
+                if vars(value).get("__init__") is None:
                     yield from self.units(value)
             elif isinstance(value, types.FunctionType) and name.startswith("test"):
                 if hasattr(value, "__fixture__"):
@@ -54,7 +56,7 @@ class Runner:
                 for given in self.rows(home, value):
                     known = given.keys() | self.fixtures(home).keys()
                     if known.issuperset(_wanted(value, home)) or name not in self.called:
-                        yield lambda f=value, given=given: self.single(home, f, given)
+                        yield partial(self.single, home, value, given)
 
     def rows(self, home: Any, function: Any) -> Iterator[dict[str, Any]]:
         """What ``parametrize`` gives a test, one dict for each time that it is run."""
@@ -124,7 +126,9 @@ class Runner:
         wanted = _wanted(fixture, type(owner) if in_class else None)
         for other in wanted:
             self.resolve(other, fixtures, values, owner=owner, endings=endings)
-        made = fixture(*((owner,) if in_class else ()), **{other: values[other] for other in wanted})
+        made = fixture(
+            *((owner,) if in_class else ()), **{other: values[other] for other in wanted}
+        )
         shared = fixture.__fixture__["scope"] != "function"
         if isinstance(made, types.GeneratorType):
             (self.endings if shared else endings).append(made)
@@ -158,7 +162,7 @@ class Runner:
         import unittest
 
         for name in unittest.TestLoader().getTestCaseNames(kind):
-            yield lambda name=name: self.unittest_case(kind, name)
+            yield partial(self.unittest_case, kind, name)
 
     def unittest_case(self, kind: Any, name: str) -> None:
         """Run one test of unittest; the first thing that went wrong in it is raised."""
@@ -168,17 +172,17 @@ class Runner:
         errors: list[BaseException] = []
 
         class Result(unittest.TestResult):
-            def addError(self, test: Any, err: Any) -> None:
+            def addError(self, test: Any, err: Any) -> None:  # noqa: N802 - unittest's
                 errors.append(err[1])
 
-            def addFailure(self, test: Any, err: Any) -> None:
+            def addFailure(self, test: Any, err: Any) -> None:  # noqa: N802
                 errors.append(err[1])
 
-            def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
+            def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:  # noqa: N802
                 errors.extend([err[1]] if err is not None else [])
 
-            def addSkip(self, test: Any, reason: str) -> None:
-                errors.append(Skipped(reason))
+            def addSkip(self, test: Any, reason: str) -> None:  # noqa: N802
+                errors.append(SkippedError(reason))
 
         kind(name).run(Result())
         if errors:
@@ -242,8 +246,8 @@ def _finish(value: Any) -> Any:
     return asyncio.run(value)
 
 
-class _Unittest:
-    """Counts the assertions of unittest, and refuses what cannot work: the solution is elsewhere."""
+class _Refusing:
+    """Refuses what cannot work, because the solution is in another process."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """Asked before every import."""
@@ -263,13 +267,13 @@ def _count_assertions(examiner: Examiner) -> None:
 
     for name in [name for name in dir(unittest.TestCase) if name.startswith("assert")]:
         setattr(unittest.TestCase, name, counted(getattr(unittest.TestCase, name)))
-    unittest.main = lambda *args, **named: None  # type: ignore[assignment,misc]
+    unittest.main = lambda *args, **named: None  # type: ignore[assignment]
 
 
 def run_collected(examiner: Examiner, module: types.ModuleType, task: dict[str, Any]) -> None:
     """Load tests, then run the functions and classes that pytest would."""
     sys.modules["pytest"] = Pytest(examiner)
-    sys.meta_path.insert(0, _Unittest())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Refusing())
     if "unittest" in task["tests"]:
         _count_assertions(examiner)
     load_text(task["tests"], module)

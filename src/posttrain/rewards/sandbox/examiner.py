@@ -37,15 +37,16 @@ class StopExamining(BaseException):
     """A case failed, and one is enough."""
 
 
-class Skipped(Exception):
+class SkippedError(Exception):
     """A test that says it is not to be run."""
 
 
-class SolutionExit(SystemExit, Exception):
+class SolutionExitError(SystemExit, Exception):
     """The solution wanted to end the process; among the tests it is an exception like others."""
 
 
-SolutionExit.__name__ = "SystemExit"  # in what is reported
+SolutionExitError.__name__ = "SystemExit"  # in what is reported
+
 
 class Examiner:
     """Puts the tests to the solution at the other end of a line, and reports case by case."""
@@ -87,7 +88,7 @@ class Examiner:
         kinds, message = list(map(str, reply["raised"])), str(reply.get("message"))
         args = [decode(item) for item in reply.get("args", [])]
         if "SystemExit" in kinds:
-            return SolutionExit(*args)
+            return SolutionExitError(*args)
         error: Exception = RuntimeError(f"{kinds[0]}: {message}")
         if not NEVER_PASSED_ON.isdisjoint(kinds) or "Exception" not in kinds:
             return error
@@ -291,7 +292,7 @@ class Case:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         asserted = self.examiner.num_asserted > self.before
-        if isinstance(error, Skipped) or (error is None and not asserted):
+        if isinstance(error, SkippedError) or (error is None and not asserted):
             return True  # nothing was tested, so nothing has passed
         if error is not None and not isinstance(error, Exception | NotDefinedError):
             return False

@@ -9,7 +9,7 @@ import re
 import types
 from numbers import Number
 
-from posttrain.rewards.sandbox.examiner import BrokenTestsError, Skipped, StopExamining
+from posttrain.rewards.sandbox.examiner import BrokenTestsError, SkippedError, StopExamining
 
 TYPE_CHECKING = False  # see wire.py
 if TYPE_CHECKING:
@@ -76,18 +76,16 @@ class Approx:
         numbers = isinstance(expected, Number) and isinstance(actual, Number)
         if not numbers or isinstance(expected, bool) or isinstance(actual, bool):
             return type(actual) is type(expected) and bool(actual == expected)
-        if expected == actual:
-            return True
+        return bool(expected == actual) or self._close(expected, actual)
+
+    def _close(self, expected: Any, actual: Any) -> bool:
         if expected != expected or actual != actual:
             return self.nan_ok and expected != expected and actual != actual
+        relative = 1e-6 if self.rel is None and self.abs is None else float(self.rel or 0)
+        absolute = 1e-12 if self.abs is None else float(self.abs)
         try:
-            relative = (1e-6 if self.rel is None and self.abs is None else self.rel or 0) * (
-                abs(complex(expected)) if isinstance(expected, complex) else abs(float(expected))
-            )
-            allowed = max(relative, 1e-12 if self.abs is None else float(self.abs))
-            if allowed == float("inf"):
-                return False
-            return abs(complex(expected) - complex(actual)) <= allowed  # type: ignore[arg-type]
+            allowed = max(relative * abs(complex(expected)), absolute)
+            return abs(complex(expected) - complex(actual)) <= allowed < float("inf")
         except (OverflowError, TypeError):
             return False
 
@@ -174,4 +172,4 @@ def _fail(reason: str = "", pytrace: bool = True) -> None:
 
 
 def _skip(reason: str = "", **named: Any) -> None:
-    raise Skipped(reason)
+    raise SkippedError(reason)

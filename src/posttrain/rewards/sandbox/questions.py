@@ -72,7 +72,9 @@ def prepare(tests: str, *, entry_point: str = "", preamble: str = "") -> Questio
     check = _check_function(tree)
     if check is not None and not _calls(tree, "check"):
         if check.args.args and not entry_point:
-            raise ValueError("tests: they define check(candidate); name the function as entry_point")
+            raise ValueError(
+                "tests: they define check(candidate); name the function as entry_point"
+            )
         given = entry_point if check.args.args else ""
         tree.body += ast.parse(f"check({given})").body
     helpers = _helpers(preamble, entry_point)

@@ -8,12 +8,25 @@ if TYPE_CHECKING:
 
     from posttrain.rewards.sandbox.examiner import Examiner
 
-OPERATORS = "add sub mul matmul truediv floordiv mod pow and_ or_ xor lshift rshift".split()
-ORDERINGS = "lt le gt ge".split()
+ORDERINGS = ("lt", "le", "gt", "ge")
+# As the module operator spells them.
+OPERATORS = (
+    "add",
+    "sub",
+    "mul",
+    "matmul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "and_",
+    "or_",
+    "xor",
+)
 
 
 class NotDefinedError(BaseException):
-    """The solution lacks what the tests call: no ``except Exception`` of theirs may swallow that."""
+    """The solution lacks what the tests call: no ``except Exception`` may swallow that."""
 
 
 class Remote:

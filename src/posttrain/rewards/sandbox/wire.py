@@ -59,7 +59,10 @@ DECODERS: dict[str, Callable[[Any, Each], Any]] = {
 # Types of the standard library that equal plain ones or stand in tests beside them: exact types
 # alone, by name, because importing these modules would slow down every start. The second function
 # gets the class, and what the first made.
-_ISO = (lambda value, each: value.isoformat(), lambda kind, content, each: kind.fromisoformat(content))
+_ISO = (
+    lambda value, each: value.isoformat(),
+    lambda kind, content, each: kind.fromisoformat(content),
+)
 _ITEMS = (lambda value, each: each(value), lambda kind, content, each: kind(each(content)))
 _PAIRS = (
     lambda value, each: [each(pair) for pair in value.items()],
@@ -85,7 +88,7 @@ STANDARD: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 
 def _named(name: str, fields: list[str]) -> Any:
-    return namedtuple(name, fields)  # noqa: PYI024 - a class of this name, whoever asks for it
+    return namedtuple(name, fields)
 
 
 class NotPlainError(TypeError):
