@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Runner:
     """Finds the tests of a module, and runs each as a case."""
 
-    def __init__(self, examiner: Examiner, module: types.ModuleType, task: dict[str, Any]) -> None:
+    def __init__(self, examiner: Examiner, module: types.ModuleType, *, task: Any) -> None:
         self.examiner, self.module = examiner, module
         self.entry_point = task["entry_point"]
         self.called = frozenset(task["called"])
@@ -56,7 +56,7 @@ class Runner:
                 for given in self.rows(home, value):
                     known = given.keys() | self.fixtures(home).keys()
                     if known.issuperset(_wanted(value, home)) or name not in self.called:
-                        yield partial(self.single, home, value, given)
+                        yield partial(self.single, home, value, given=given)
 
     def rows(self, home: Any, function: Any) -> Iterator[dict[str, Any]]:
         """What ``parametrize`` gives a test, one dict for each time that it is run."""
@@ -74,7 +74,7 @@ class Runner:
             if not any(map(_is_skipped, skips)):
                 yield {name: value for row in rows for name, value in row[0].items()}
 
-    def single(self, home: Any, function: Any, given: dict[str, Any]) -> None:
+    def single(self, home: Any, function: Any, *, given: dict[str, Any]) -> None:
         """Run one test: set up, call, tear down."""
         owner = home() if isinstance(home, type) else None
         if owner is not None:
@@ -82,17 +82,18 @@ class Runner:
         endings: list[Iterator[Any]] = []
         values = dict(given)
         fixtures = self.fixtures(home)
+        given_to: Any = {"fixtures": fixtures, "values": values, "owner": owner, "endings": endings}
         before, after = ("setup_function", "teardown_function")
         if owner is not None:
             before, after = ("setup_method", "teardown_method")
         try:
             for name, fixture in fixtures.items():
                 if fixture.__fixture__["autouse"]:
-                    self.resolve(name, fixtures, values, owner=owner, endings=endings)
+                    self.resolve(name, **given_to)
             self.hook(owner or self.module, before, function)
             wanted = _wanted(function, home)
             for name in wanted:
-                self.resolve(name, fixtures, values, owner=owner, endings=endings)
+                self.resolve(name, **given_to)
             bound = (owner,) if owner is not None and not _is_static(home, function) else ()
             _finish(function(*bound, **{name: values[name] for name in wanted}))
         finally:
@@ -104,9 +105,9 @@ class Runner:
     def resolve(
         self,
         name: str,
+        *,
         fixtures: dict[str, Any],
         values: dict[str, Any],
-        *,
         owner: Any,
         endings: list[Iterator[Any]],
     ) -> None:
@@ -125,7 +126,7 @@ class Runner:
         in_class = owner is not None and _owns(type(owner), fixture)
         wanted = _wanted(fixture, type(owner) if in_class else None)
         for other in wanted:
-            self.resolve(other, fixtures, values, owner=owner, endings=endings)
+            self.resolve(other, fixtures=fixtures, values=values, owner=owner, endings=endings)
         made = fixture(
             *((owner,) if in_class else ()), **{other: values[other] for other in wanted}
         )
@@ -178,8 +179,8 @@ class Runner:
             def addFailure(self, test: Any, err: Any) -> None:  # noqa: N802
                 errors.append(err[1])
 
-            def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:  # noqa: N802
-                errors.extend([err[1]] if err is not None else [])
+            def addSubTest(self, *about: Any) -> None:  # noqa: N802
+                errors.extend([about[2][1]] if about[2] is not None else [])
 
             def addSkip(self, test: Any, reason: str) -> None:  # noqa: N802
                 errors.append(SkippedError(reason))
@@ -249,7 +250,7 @@ def _finish(value: Any) -> Any:
 class _Refusing:
     """Refuses what cannot work, because the solution is in another process."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+    def find_spec(self, name: str, *others: Any) -> None:
         """Asked before every import."""
         if name == "unittest.mock":
             raise BrokenTestsError("the tests use unittest.mock, which is not supported")
@@ -270,40 +271,40 @@ def _count_assertions(examiner: Examiner) -> None:
     unittest.main = lambda *args, **named: None  # type: ignore[assignment]
 
 
-def run_collected(examiner: Examiner, module: types.ModuleType, task: dict[str, Any]) -> None:
+def run_collected(examiner: Examiner, module: types.ModuleType, *, task: dict[str, Any]) -> None:
     """Load tests, then run the functions and classes that pytest would."""
     sys.modules["pytest"] = Pytest(examiner)
     sys.meta_path.insert(0, _Refusing())
     if "unittest" in task["tests"]:
         _count_assertions(examiner)
     load_text(task["tests"], module)
-    Runner(examiner, module, task).run()
+    Runner(examiner, module, task=task).run()
 
 
-def run_doctest(examiner: Examiner, module: types.ModuleType, task: dict[str, Any]) -> None:
+def run_doctest(examiner: Examiner, module: types.ModuleType, *, task: dict[str, Any]) -> None:
     """Run the examples of a text; each that shows an output is a case."""
     import doctest
 
     class Reporting(doctest.DocTestRunner):
-        def report_start(self, out: Any, test: Any, example: Any) -> None:
+        def report_start(self, *about: Any) -> None:
             pass
 
-        def report_success(self, out: Any, test: Any, example: Any, got: str) -> None:
-            if example.want:
+        def report_success(self, *about: Any) -> None:
+            if about[2].want:
                 examiner.case(examiner.num_asserted)
                 examiner.asserted()
 
-        def report_failure(self, out: Any, test: Any, example: Any, got: str) -> None:
+        def report_failure(self, *about: Any) -> None:
+            _, _, example, got = about
             error = AssertionError(f"expected {example.want.strip()}, got {got.strip()}")
             examiner.case(examiner.num_asserted, error)
             examiner.asserted()
 
-        def report_unexpected_exception(
-            self, out: Any, test: Any, example: Any, exc_info: Any
-        ) -> None:
-            if not isinstance(exc_info[1], Exception | NotDefinedError):
-                raise exc_info[1]
-            examiner.case(examiner.num_asserted, exc_info[1])
+        def report_unexpected_exception(self, *about: Any) -> None:
+            error = about[3][1]
+            if not isinstance(error, Exception | NotDefinedError):
+                raise error
+            examiner.case(examiner.num_asserted, error)
             examiner.asserted()
 
     examples = doctest.DocTestParser().get_examples(task["tests"])

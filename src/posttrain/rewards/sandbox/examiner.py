@@ -249,7 +249,7 @@ class Examiner:
             else:
                 from posttrain.rewards.sandbox import collected
 
-                collected.RUNNERS[task["style"]](self, module, task)
+                collected.RUNNERS[task["style"]](self, module, task=task)
         except (Exception, NotDefinedError) as error:  # noqa: BLE001 - between two cases: the end
             self.case(NO_CASE, error)
         except SystemExit:

@@ -23,7 +23,7 @@ UNSUPPORTED_MARKS = frozenset({"xfail", "usefixtures"})
 class Raises:
     """``with raises(ValueError, match="odd") as caught:``."""
 
-    def __init__(self, examiner: Examiner, kind: Any, match: str | None) -> None:
+    def __init__(self, examiner: Examiner, kind: Any, *, match: str | None) -> None:
         self.examiner, self.kind, self.pattern = examiner, kind, match
         self.value: Any = None
 
@@ -57,8 +57,10 @@ class Approx:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, expected: Any, rel: Any = None, abs: Any = None, nan_ok: bool = False):
-        self.expected, self.rel, self.abs, self.nan_ok = expected, rel, abs, nan_ok
+    def __init__(self, expected: Any, *tolerances: Any, **named: Any) -> None:
+        options = dict(zip(("rel", "abs", "nan_ok"), tolerances), **named)  # noqa: B905
+        self.expected, self.nan_ok = expected, options.get("nan_ok", False)
+        self.rel, self.abs = options.get("rel"), options.get("abs")
 
     def __eq__(self, actual: object) -> bool:
         return self._equal(self.expected, actual)
@@ -96,19 +98,19 @@ class Marks:
     def __getattr__(self, name: str) -> Any:
         if name in UNSUPPORTED_MARKS:
             raise BrokenTestsError(f"the tests use pytest.mark.{name}, which is not supported")
-        return Mark(name, (), {})
+        return Mark(name, (), named={})
 
 
 class Mark:
     """A decorator that notes itself on a test."""
 
-    def __init__(self, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def __init__(self, name: str, args: tuple[Any, ...], *, named: dict[str, Any]) -> None:
         self.name, self.args, self.named = name, args, named
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         bare = len(args) == 1 and not named and isinstance(args[0], type | types.FunctionType)
         if not bare:
-            return Mark(self.name, args, named)
+            return Mark(self.name, args, named=named)
         args[0].__marks__ = [self, *getattr(args[0], "__marks__", [])]
         return args[0]
 
@@ -135,7 +137,7 @@ class Pytest(types.ModuleType):
 
     def raises(self, kind: Any, *args: Any, match: str | None = None, **named: Any) -> Any:
         """A context that must be left by an exception; with a function, its call must raise."""
-        expected = Raises(self._examiner, kind, match)
+        expected = Raises(self._examiner, kind, match=match)
         if args:
             with expected:
                 args[0](*args[1:], **named)
