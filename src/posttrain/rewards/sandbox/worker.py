@@ -15,6 +15,7 @@ from posttrain.rewards.sandbox.wire import Line, decode, encode, load_text
 
 TYPE_CHECKING = False  # see wire.py
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 READY = b"ready\n"
@@ -92,10 +93,15 @@ class Worker:
         return {"value": None, "changed": changed}
 
     def do_get(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Read an attribute; without ``whole``, one that the object really has."""
-        target = self.objects[request["number"]]
+        """Read an attribute that the object has; one that ``__getattr__`` makes only of ``whole``."""
+        target, name = self.objects[request["number"]], request["name"]
         read = type.__getattribute__ if isinstance(target, type) else object.__getattribute__
-        value = (getattr if request["whole"] else read)(target, request["name"])
+        try:
+            value = read(target, name)
+        except AttributeError:
+            if not request["whole"] or says_yes(getattr, target, "x" + os.urandom(4).hex()):
+                raise
+            value = getattr(target, name)
         return {"value": self.encoded(value, request)}
 
     def do_set(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -107,6 +113,8 @@ class Worker:
     def do_operate(self, request: dict[str, Any]) -> dict[str, Any]:
         """Apply a built-in function, an operator, or a special method such as ``__enter__``."""
         name, values = request["name"], [decode(item, self.find) for item in request["args"]]
+        if name in ("eq", "contains") and says_yes(getattr(operator, name), values[0], object()):
+            raise TypeError(f"the object says yes to every {name}")
         if name.startswith("__"):
             value = getattr(type(values[0]), name)(*values)
         else:
@@ -160,6 +168,14 @@ class Worker:
             return {"args": [encode(item) for item in error.args], "state": state}
         except BaseException:  # noqa: BLE001 - the model's objects may raise anything here
             return {}
+
+
+def says_yes(ask: Callable[..., Any], target: Any, other: Any) -> bool:
+    """Whether an object says yes, or anything, to a question that no honest one says yes to."""
+    try:
+        return ask(target, other) is not False
+    except Exception:  # noqa: BLE001 - it need not know what to say
+        return False
 
 
 def describe(error: BaseException) -> str:
