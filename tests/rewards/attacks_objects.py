@@ -108,7 +108,8 @@ OBJECTS = {
     ),
     "a list that lies": built(
         "override a list's operators",
-        "class L(list):\n    def __eq__(s, o): return True\n    def __contains__(s, x): return True\n"
+        "class L(list):\n    def __eq__(s, o): return True\n"
+        "    def __contains__(s, x): return True\n"
         "def solve(n): return L()",
         tests="assert 4 in solve(2)",
     ),

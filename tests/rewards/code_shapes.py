@@ -201,6 +201,16 @@ PYTEST: dict[str, tuple[str, tuple[str, str]]] = {
     "a built-in name, imported": (
         "from solution import sum\nassert sum([1, 2]) == 4",
         ("def sum(xs): return 4", "def sum(xs): return 3")),
+    "what is printed": (
+        "def test(capsys):\n    hello('you')\n    assert capsys.readouterr().out == 'Hello you\\n'",
+        ("def hello(x): print('Hello', x)", "def hello(x): return 'Hello ' + x")),
+    "what is printed, redirected": (
+        """
+        import contextlib, io
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            hello("you")
+        assert out.getvalue() == "Hello you\\n"
+        """, ("def hello(x): print('Hello', x)", "def hello(x): return 'Hello ' + x")),
     "under __main__": ("if __name__ == '__main__':\n    assert add(1, 2) == 3", ADD),
     "a helper under __main__": (
         "def run():\n    assert add(1, 2) == 3\nif __name__ == '__main__':\n    run()", ADD),
@@ -372,7 +382,10 @@ NOTHING_TESTED: dict[str, tuple[str, str]] = {
         "class TestAdd:\n    def __init__(self): pass\n    def test(self):\n"
         "        assert add(1, 2)",
         "never call the solution"),
-    "a fixture of pytest's own": ("def test(capsys):\n    assert add(1, 2) == 3", "'capsys'"),
+    "a fixture of pytest's own": ("def test(tmp_path):\n    assert add(1, 2) == 3", "'tmp_path'"),
+    "standard error": (
+        "def test(capsys):\n    assert add(1, 2) == 3\n    assert capsys.readouterr().err == ''",
+        "standard error"),
     "xfail": (
         "import pytest\n@pytest.mark.xfail\ndef test():\n    assert add(1, 2)",
         "pytest.mark.xfail"),

@@ -161,7 +161,7 @@ ENDLESS: dict[str, tuple[str, Any, str]] = {
     "a sleep": (
         "import time\ndef f(): time.sleep(1e6)", "assert f() == 1", "no answer within"),
     "while it loads": ("while True: pass", "assert f() == 1", "no answer within"),
-    "output": ("def f():\n    while True: print('x' * 99)", "assert f() == 1", "no answer within"),
+    "output": ("def f():\n    while True: print('x' * 99)", "assert f() == 1", ""),
     "forks": ("import os\ndef f():\n    while True: os.fork()", "assert f() == 1", ""),
     "memory": ("def f():\n    x = [0]\n    while True: x += x", "assert f() == 1", ""),
     "a program": ("while True: pass", [{"input": "", "output": "1"}], "case 1: timeout"),

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import product
 
 from posttrain.rewards.sandbox.examiner import BrokenTestsError, Case, SkippedError
-from posttrain.rewards.sandbox.pytest_module import Mark, Pytest, Values
+from posttrain.rewards.sandbox.pytest_module import Capture, Mark, Pytest, Values
 from posttrain.rewards.sandbox.remote import NotDefinedError
 from posttrain.rewards.sandbox.wire import load_text
 
@@ -120,6 +120,9 @@ class Runner:
         if name not in fixtures:
             if name == "candidate" and self.entry_point:
                 values[name] = getattr(self.module, self.entry_point)
+                return
+            if name == "capsys":
+                values[name] = Capture()
                 return
             raise BrokenTestsError(f"the tests want the fixture {name!r}, which is not supported")
         fixture = fixtures[name]

@@ -79,6 +79,8 @@ class Examiner:
             raise RuntimeError(f"the solution's process: {error}") from None
         except (OSError, ValueError) as error:
             raise RuntimeError(f"the solution's process ended ({error})") from None
+        if "printed" in reply:
+            sys.stdout.write(str(reply["printed"]))
         if "raised" in reply:
             raise self.raised(reply)
         return reply

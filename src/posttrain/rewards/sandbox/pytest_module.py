@@ -5,8 +5,11 @@ A feature that is not here makes the tests invalid, with its name: none is silen
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 import types
+from collections import namedtuple
 from numbers import Number
 
 from posttrain.rewards.sandbox.examiner import BrokenTestsError, SkippedError, StopExamining
@@ -119,6 +122,33 @@ class Values(tuple):
     """One row of ``parametrize`` with marks of its own: ``pytest.param``."""
 
     marks: tuple[Mark, ...] = ()
+
+
+CaptureResult = namedtuple("CaptureResult", "out err")
+
+
+class Capture:
+    """The fixture ``capsys``: what is printed while a test runs."""
+
+    def __init__(self) -> None:
+        self.out = sys.stdout = io.StringIO()
+
+    def readouterr(self) -> Any:
+        """What was printed since the last time; standard error is not kept."""
+        text = self.out.getvalue()
+        self.out.seek(0)
+        self.out.truncate()
+        return CaptureResult(text, Unknown())
+
+
+class Unknown:
+    """What the solution wrote to standard error."""
+
+    def __eq__(self, other: object) -> bool:
+        raise BrokenTestsError("the tests look at standard error, which is not supported")
+
+    __hash__ = None  # type: ignore[assignment]
+    __contains__ = __eq__
 
 
 class Pytest(types.ModuleType):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import io
 import json
 import operator
 import os
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 READY = b"ready\n"
 MAX_MESSAGE_LENGTH = 200
+MAX_PRINTED = 16_384  # characters that one call prints: tests may look at them
 END = object()
 
 
@@ -42,6 +44,21 @@ def silence(*descriptors: int) -> None:
         os.dup2(nowhere, descriptor)
 
 
+class Printed(io.StringIO):
+    """Standard output: what is printed beyond a limit is lost."""
+
+    def write(self, text: str) -> int:
+        """Keep a text, or its beginning, or nothing of it."""
+        return super().write(text[: max(0, MAX_PRINTED - self.tell())])
+
+    def take(self) -> str:
+        """What was printed since the last time."""
+        text = self.getvalue()
+        self.seek(0)
+        self.truncate()
+        return text
+
+
 class Worker:
     """Answers the examiner's requests about one module, until the line is cut.
 
@@ -54,6 +71,7 @@ class Worker:
         self.module = types.ModuleType("solution")
         self.objects: list[Any] = []
         self.numbers: dict[int, int] = {}
+        self.output = sys.stdout = Printed()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Do what a request asks for; whatever is raised is an answer too."""
@@ -93,7 +111,7 @@ class Worker:
         return {"value": None, "changed": changed}
 
     def do_get(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Read an attribute that the object has; one that ``__getattr__`` makes only of ``whole``."""
+        """Read an attribute that the object has; with ``whole``, one that it makes up as well."""
         target, name = self.objects[request["number"]], request["name"]
         read = type.__getattribute__ if isinstance(target, type) else object.__getattribute__
         try:
@@ -170,10 +188,10 @@ class Worker:
             return {}
 
 
-def says_yes(ask: Callable[..., Any], target: Any, other: Any) -> bool:
+def says_yes(ask: Callable[..., Any], *values: Any) -> bool:
     """Whether an object says yes, or anything, to a question that no honest one says yes to."""
     try:
-        return ask(target, other) is not False
+        return ask(*values) is not False
     except Exception:  # noqa: BLE001 - it need not know what to say
         return False
 
@@ -187,7 +205,7 @@ def describe(error: BaseException) -> str:
 
 
 def serve(request: int, reply: int) -> None:
-    """Answer calls over a pair of pipes; what the code prints goes nowhere."""
+    """Answer calls over a pair of pipes; what the code prints is part of the answer."""
     line = Line(request, reply, max_bytes=2**40)
     line.sink.write(READY)
     line.sink.flush()
@@ -198,7 +216,9 @@ def serve(request: int, reply: int) -> None:
             asked = line.receive()
         except EOFError:
             os._exit(0)  # threads that were left running do not hold us up
-        line.send(worker.answer(asked))
+        answer = worker.answer(asked)
+        printed = worker.output.take()
+        line.send({**answer, "printed": printed} if printed else answer)
 
 
 def run_program(source: int, status: int) -> None:
