@@ -217,6 +217,7 @@ PYTEST: dict[str, tuple[str, tuple[str, str]]] = {
     "a test that calls check": (
         "def check(f):\n    assert f(1, 2) == 3\ndef test():\n    check(add)", ADD),
     "a doctest": (">>> add(1, 2)\n3\n>>> print(add(2, 2))\n4", ADD),
+    "a doctest that imports": (">>> from solution import add\n>>> add(1, 2)\n3", ADD),
     "a doctest in a docstring": ('"""Adds.\n\n>>> x = add(1, 2)\n>>> x\n3\n"""', ADD),
     "a doctest that raises": (
         ">>> invert(0)\nTraceback (most recent call last):\nZeroDivisionError: division by zero",

@@ -36,6 +36,7 @@ WRITTEN = {
     "a broken draft before it": f"```python\ndef square(n) return\n```\n```python\n{SQUARE}```",
     "in a list": "1. So:\n   ```python\n" + SQUARE.replace("def", "   def").replace(
         "    return", "       return") + "   ```",
+    "a fence after text": f"So: ```python\n{SQUARE}```",
     "tildes": f"~~~python\n{SQUARE}~~~",
     "a longer fence": f"````python\n'''\n```\nnot the end\n```\n'''\n{SQUARE}````",
     "Python 3 and a title": f"```Python3 title=a.py\n{SQUARE}```",

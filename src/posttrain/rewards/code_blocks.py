@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 LANGUAGES = re.compile(r"(python[0-9.]*|py[0-9]?)?")  # what may follow the fence
 FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})[ \t]*[{.]*([\w+#.-]*)(.*)")
+AFTER_TEXT = re.compile(r"()(`{3,})(python\w*|py)\s*$", re.IGNORECASE)  # "So: ```python"
 READS_INPUT = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\(0")
 UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 
@@ -67,6 +68,7 @@ def _blocks(text: str) -> list[Block]:
     for line in text.splitlines(keepends=True):
         match = FENCE.match(line)
         if not fence:
+            match = match or AFTER_TEXT.search(line)
             if match:
                 indent, fence, label = match[1], match[2], match[3].lower()
                 lines = []

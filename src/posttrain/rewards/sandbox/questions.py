@@ -62,9 +62,10 @@ def prepare(tests: str, *, entry_point: str = "", preamble: str = "") -> Questio
     examples = _doctest(tests)
     if examples:
         sources = [example.source for example in doctest.DocTestParser().get_examples(examples)]
-        body = ast.parse("".join(sources)).body
-        names, _ = _free_names(body, entry_point)
-        classes = _classes(body, names)
+        tree = _parse("".join(sources))
+        imported = _take_solution_imports(tree)
+        names = tuple(sorted({*_free_names(tree.body, entry_point)[0], *imported}))
+        classes = _classes(tree.body, names)
         return Questions(text=examples, num_cases=0, names=names, style="doctest", classes=classes)
     tree = _parse(tests)
     imported = _take_solution_imports(tree)

@@ -131,7 +131,9 @@ class Worker:
     def do_operate(self, request: dict[str, Any]) -> dict[str, Any]:
         """Apply a built-in function, an operator, or a special method such as ``__enter__``."""
         name, values = request["name"], [decode(item, self.find) for item in request["args"]]
-        if name in ("eq", "contains") and says_yes(getattr(operator, name), values[0], object()):
+        # Without the method, `in` would iterate over the object, and an iterator be used up.
+        asked = name == "eq" or (name == "contains" and hasattr(type(values[0]), "__contains__"))
+        if asked and says_yes(getattr(operator, name), values[0], object()):
             raise TypeError(f"the object says yes to every {name}")
         if name.startswith("__"):
             value = getattr(type(values[0]), name)(*values)
