@@ -212,6 +212,12 @@ RUNS = {
         "other = 1",
         tests="try:\n    solve(-1)\n    assert False\nexcept Exception:\n    pass",
     ),
+    "no function, all caught": collected(
+        "the same where the test catches everything",
+        "'solve' is not defined",
+        "other = 1",
+        tests="try:\n    solve(-1)\n    assert False\nexcept:\n    pass",
+    ),
     "exit in a test": collected(
         "end the tests by sys.exit",
         "SystemExit: 0",

@@ -58,6 +58,7 @@ class Examiner:
         self.num_asked = 0
         self.num_asserted = 0
         self.failed = False
+        self.missing = ""  # what the tests wanted of the solution in vain
         self.stop_early = True
         self.classes: frozenset[str] = frozenset()  # whose objects are under test
         self.stand_ins: dict[int, Remote] = {}
@@ -263,7 +264,7 @@ class Examiner:
         self.num_asked = 0
         self.blameless = True
         for name in names:
-            value = self.value(found[name]) if name in found else Absent(name)
+            value = self.value(found[name]) if name in found else Absent(self, name)
             setattr(module, name, value)
             if type(value) is Remote and name in self.classes:
                 self.makes_objects.add(value.__number__)
@@ -273,7 +274,9 @@ class Examiner:
                 self.num_asked += name in found
 
     def conclude(self) -> None:
-        """Tests that passed must have tested something."""
+        """Tests that passed must have tested something, and swallowed no error about a name."""
+        if self.missing and not self.failed:
+            self.case(NO_CASE, NotDefinedError(self.missing))
         if self.failed:
             return
         if not self.num_asked:

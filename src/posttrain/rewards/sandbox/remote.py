@@ -143,11 +143,12 @@ for _name in OPERATORS:
 class Absent:
     """Stands for a name that the tests want of the solution and that it does not define."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, examiner: Examiner, name: str) -> None:
+        self.examiner, self.name = examiner, name
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        raise NotDefinedError(f"NameError: name {self.name!r} is not defined")
+        self.examiner.missing = f"NameError: name {self.name!r} is not defined"
+        raise NotDefinedError(self.examiner.missing)
 
     def __getattr__(self, name: str) -> Any:
         return self()
