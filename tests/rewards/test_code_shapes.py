@@ -4,7 +4,7 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from rewards.code_shapes import ADD, NOTHING_TESTED, SHAPES
+from rewards.code_shapes import ADD, SHAPES
 
 from posttrain.rewards import code_tests
 from posttrain.rewards.sandbox import available
@@ -24,6 +24,40 @@ def test_shape(name: str, verdict: str) -> None:
     score = grade(right if verdict == "right" else wrong, dedent(tests))
     assert (score.value, score.state) == (float(verdict == "right"), "ok"), score
     assert bool(score.reason) == (verdict == "wrong")
+
+
+# id: (tests, what is said of them): they test nothing, or want what there is not
+NOTHING_TESTED: dict[str, tuple[str, str]] = {
+    "a helper that is never called": ("def go():\n    assert add(1, 2) == 3", "never call"),
+    "other functions": ("def f(): return 1\nassert f() == 1", "never call the solution"),
+    "constants": ("assert 1 + 1 == 2", "never call the solution"),
+    "no assertion": ("import pytest\ndef test():\n    add(1, 2)", "execute no assertion"),
+    "an empty loop": ("for x in []:\n    assert add(x, x)", "never call the solution"),
+    "a return before": (
+        "def check(f):\n    f(1, 2)\n    return\n    assert f(1, 2) == 3\ncheck(add)",
+        "execute no assertion"),
+    "all skipped": (
+        "import pytest\n@pytest.mark.skip\ndef test():\n    assert add(1, 2) == 3", "never call"),
+    "a class with __init__": (
+        "class TestAdd:\n    def __init__(self): pass\n    def test(self):\n"
+        "        assert add(1, 2)",
+        "never call the solution"),
+    "a fixture of pytest's own": ("def test(tmp_path):\n    assert add(1, 2) == 3", "'tmp_path'"),
+    "standard error": (
+        "def test(capsys):\n    assert add(1, 2) == 3\n    assert capsys.readouterr().err == ''",
+        "standard error"),
+    "xfail": (
+        "import pytest\n@pytest.mark.xfail\ndef test():\n    assert add(1, 2)",
+        "pytest.mark.xfail"),
+    "warns": (
+        "import pytest\ndef test():\n    with pytest.warns(UserWarning):\n        assert add(1, 2)",
+        "pytest.warns"),
+    "params of a fixture": (
+        "import pytest\n@pytest.fixture(params=[1])\ndef one(request): return 1\n"
+        "def test(one):\n    assert add(one, 2)", "params"),
+    "mock": ("from unittest.mock import patch\ndef test():\n    assert add(1, 2)", "unittest.mock"),
+    "sys.exit": ("import sys\nassert add(1, 2) == 3\nsys.exit(0)", "end their own process"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NOTHING_TESTED)
