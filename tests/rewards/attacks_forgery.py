@@ -1,6 +1,7 @@
 """Attacks on the verdict: wrong solutions that try to be taken for right ones."""
 
 from rewards.attacks import FILES, KERNEL, NETWORK, PROCESSES, Attack
+from rewards.attacks_objects import OBJECTS, RUNS
 from rewards.attacks_resources import PROGRAMS, RESOURCES
 
 SQUARES = "assert solve(2) == 4\nassert solve(3) == 9"
@@ -182,7 +183,7 @@ VERDICTS = {
         "    places = [os.path.join(d, f) for top in ('/tmp', '/box')",
         "              for d, _, names in os.walk(top) for f in names]",
         "    mark = 'sol' + 've(3) =='",
-        "    return next(p for p in places if mark in open(p).read())",
+        "    return next(p for p in places if mark in open(p, errors='ignore').read())",
     ),
     "descriptors": claim(
         "write verdicts to every descriptor there is",
@@ -273,5 +274,7 @@ ATTACKS: dict[str, Attack] = {
     **KERNEL,
     **RESOURCES,
     **VERDICTS,
+    **OBJECTS,
+    **RUNS,
     **PROGRAMS,
 }

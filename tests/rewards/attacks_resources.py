@@ -66,8 +66,9 @@ RESOURCES = {
     ),
     "endless iterator": Attack(
         tries="return an iterator without end",
-        happens="too large",
+        happens="no answer within",
         code="import itertools\ndef attack():\n    return itertools.repeat('reached')",
+        tests="assert list(attack()) == ['reached']",
     ),
     "deep recursion": Attack(
         tries="exhaust the stack",

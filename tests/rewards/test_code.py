@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from posttrain.rewards import REWARDS, code_tests
-from posttrain.rewards.code import extract_code
+from posttrain.rewards.code_blocks import extract_code
 from posttrain.rewards.sandbox import SandboxError, available, bubblewrap, choose, prepare
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.types import Prompt
@@ -198,7 +198,7 @@ def test_cases_that_passed_before_a_timeout_count() -> None:
         ("```python\na = 1\n```\nor\n```Python\na = 2\n```\nbye", "a = 2\n"),
         ("```python\na = 1\n```\n```bash\nls\n```", "a = 1\n"),
         ("```bash\nls\n```", "```bash\nls\n```"),
-        ("  ```python\n  a = 1\n  ```", "  a = 1\n"),
+        ("  ```python\n  a = 1\n  ```", "a = 1\n"),
         ("", ""),
     ],
 )

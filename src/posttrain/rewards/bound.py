@@ -31,7 +31,8 @@ class BoundReward:
 
     ``kind`` is how it is called: with one rollout, with lists of a whole chunk (a function whose
     attribute ``batched`` is True), awaited, or as a scorer of whole batches of rollouts.
-    ``checks_answer`` and ``maximum`` are what it declares of itself, see :func:`declare`.
+    ``checks_answer``, ``maximum`` and ``longest_call`` (in seconds, of these options; 0 for none)
+    are what it declares of itself, see :func:`declare`.
     """
 
     name: str
@@ -42,6 +43,7 @@ class BoundReward:
     optional: frozenset[str] = frozenset()
     checks_answer: bool = False
     maximum: float | None = None
+    longest_call: float = 0.0
 
     @property
     def full_marks(self) -> float | None:
@@ -81,8 +83,10 @@ def bind(key: str | Reward | Scorer, given: Weight) -> BoundReward:
     if "weight" in options(function):
         raise ValueError(f"{kind}: rename its option 'weight'; that word sets the reward's weight")
     check_options(function, chosen, kind=kind)
+    longest_call = getattr(function, "longest_call", None)
     return BoundReward(
         **facts,
+        longest_call=longest_call(**chosen) if longest_call is not None else 0.0,
         function=functools.partial(function, **chosen) if chosen else function,
         kind=_kind(function),
         wanted=wanted,

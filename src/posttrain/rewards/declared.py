@@ -9,13 +9,18 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def declare(
-    *, checks_answer: bool | None = None, maximum: float | None = None
+    *,
+    checks_answer: bool | None = None,
+    maximum: float | None = None,
+    longest_call: Callable[..., float] | None = None,
 ) -> Callable[[Function], Function]:
     """Mark a reward function with ``checks_answer`` and ``maximum``, which may also be set plainly.
 
     A reward checks the answer where full marks mean that it is right: accuracy goes by such a one.
     Full marks are 1 unless a ``maximum`` is declared, and no score may be above it. What is not
-    given stays as it was declared before.
+    given stays as it was declared before. ``longest_call`` is for a reward that has a time limit of
+    its own, and scores 0 what exceeds it: given the reward's options, it says how many seconds one
+    call may take, and the grading pool waits for at least as long.
 
     >>> @declare(maximum=10)
     ... def out_of_ten(completion: str, answer: str) -> float:
@@ -30,6 +35,8 @@ def declare(
             declared.checks_answer = checks_answer
         if maximum is not None:
             declared.maximum = maximum
+        if longest_call is not None:
+            declared.longest_call = longest_call
         return function
 
     return mark

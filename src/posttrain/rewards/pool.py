@@ -108,7 +108,7 @@ class GradingPool:
 
     def _listen(self, job: _Job) -> None:
         busy = {worker.connection: worker for worker in self._workers if not worker.idle}
-        until = min((worker.since for worker in busy.values()), default=0.0) + self._seconds
+        until = min((w.since + self._allowed(w) for w in busy.values()), default=0.0)
         patience = max(0.0, until - time.monotonic()) + SLACK
         for connection in wait(list(busy), timeout=min(patience, 1.0)):
             worker = busy[connection]  # type: ignore[index]
@@ -121,9 +121,13 @@ class GradingPool:
     def _look_for_the_late(self, job: _Job) -> None:
         now = time.monotonic()
         for worker in list(self._workers):
-            if not worker.idle and now - worker.since > self._seconds:
-                reason = f"gave no answer within {self._seconds:g} s"
+            if not worker.idle and now - worker.since > self._allowed(worker):
+                reason = f"gave no answer within {self._allowed(worker):g} s"
                 self._replace(worker, job, state="timeout", reason=reason)
+
+    def _allowed(self, worker: _Worker) -> float:
+        """The limit of the reward that a worker is at: ours, or what the reward itself needs."""
+        return max(self._seconds, self._rewards[worker.beat.read()[1]].longest_call)
 
     def _replace(self, worker: _Worker, job: _Job, *, state: ScoreState, reason: str) -> None:
         """Put a new worker in the place of one that died or must; only the culprit pays."""
@@ -134,7 +138,7 @@ class GradingPool:
         culprit = left[0] if len(left) == 1 else None
         if sample != WHOLE_CHUNK and worker.chunk[sample] in left:
             culprit = worker.chunk[sample]
-        if state == "timeout" and time.monotonic() - since <= self._seconds:
+        if state == "timeout" and time.monotonic() - since <= self._allowed(worker):
             culprit = None  # it answered at the last moment and was at another sample already
         if culprit is not None:
             score = Score(value=0.0, state=state, reason=f"reward {name!r} {reason}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import time
 from dataclasses import dataclass
 from typing import Literal
 
+from posttrain.rewards.sandbox.examiner import NO_CASE
 from posttrain.rewards.sandbox.processes import (
     START_SECONDS,
     Crew,
@@ -27,11 +29,12 @@ MAX_REPORT_BYTES = 2**24
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a program ended, with which exit status, and what it printed."""
+    """How a program ended, with which exit status, what it printed, and how long it ran."""
 
     ending: Ending
     status: int = 0
     output: bytes = b""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +48,17 @@ class Report:
     broken: str = ""
 
 
-def run(source: str, stdin: str = "", *, limits: Limits, sandbox: Sandbox) -> Outcome:
+def run(
+    source: str,
+    stdin: str = "",
+    *,
+    limits: Limits,
+    sandbox: Sandbox,
+    seconds: float = math.inf,
+) -> Outcome:
     """Run a program on a standard input; a ``SandboxError`` where it could not be started.
+
+    ``seconds`` may leave it less time than ``limits`` do.
 
     >>> run("print(int(input()) + 1)", "41", limits=Limits(), sandbox="none").output
     b'42\\n'
@@ -65,7 +77,8 @@ def run(source: str, stdin: str = "", *, limits: Limits, sandbox: Sandbox) -> Ou
         )
         team.close(entered, output_write)
         _await_ready(team, status_read)
-        deadline = time.monotonic() + limits.seconds
+        began = time.monotonic()
+        deadline = began + min(limits.seconds, seconds)
         output = bytearray()
         while chunk := read_until(output_read, deadline):
             output += chunk
@@ -78,7 +91,12 @@ def run(source: str, stdin: str = "", *, limits: Limits, sandbox: Sandbox) -> Ou
             process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             return Outcome(ending="timeout", output=bytes(output))
-        return Outcome(ending="finished", status=process.returncode, output=bytes(output))
+        return Outcome(
+            ending="finished",
+            status=process.returncode,
+            output=bytes(output),
+            seconds=time.monotonic() - began,
+        )
 
 
 def _await_ready(team: Crew, descriptor: int) -> None:
@@ -108,6 +126,11 @@ def examine(
         "solution": solution,
         "tests": questions.text,
         "names": questions.names,
+        "classes": questions.classes,
+        "style": questions.style,
+        "called": questions.called,
+        "num_cases": questions.num_cases,
+        "entry_point": questions.entry_point,
         "stop_early": stop_early,
         "max_bytes": limits.output_kb * 1024,
     }
@@ -119,7 +142,7 @@ def examine(
         ends = [request_read, reply_write]
         team.start("worker", ["serve", *ends], passed=ends)
         ends = [team.content(json.dumps(task).encode()), request_write, reply_read, report_write]
-        team.start("examiner", ends, passed=ends)
+        team.start("examiner", ends, passed=ends, collects=questions.style != "script")
         return _listen(team, report_read, num_cases=questions.num_cases)
 
 
@@ -127,7 +150,8 @@ def _listen(team: Crew, descriptor: int, *, num_cases: int) -> Report:
     """Follow the examiner's report to its end, or to the deadline."""
     deadline = time.monotonic() + START_SECONDS
     ready = False
-    passed, reason, pending, size = 0, "", b"", 0
+    passed: dict[int, bool] = {}  # a case may be put more than once: it must pass every time
+    reason, pending, size = "", b"", 0
     while size < MAX_REPORT_BYTES:
         chunk = read_until(descriptor, deadline)
         if not chunk:
@@ -136,21 +160,33 @@ def _listen(team: Crew, descriptor: int, *, num_cases: int) -> Report:
             ending: Ending = "timeout" if chunk is None else "finished"
             late = f"no answer within {team.limits.seconds:g} s"
             reason = reason or (late if chunk is None else "the examination broke off")
-            return Report(passed=passed, cases=num_cases, ending=ending, reason=reason)
+            passed[NO_CASE] = False
+            return _report(passed, num_cases, ending=ending, reason=reason)
         size += len(chunk)
         *lines, pending = (pending + chunk).split(b"\n")
         for message in map(json.loads, lines):
             if "ready" in message:
                 ready, deadline = True, time.monotonic() + team.limits.seconds
             elif "broken" in message:
-                return Report(passed=0, cases=num_cases, broken=_printable(message["broken"]))
+                return Report(passed=0, cases=1, broken=_printable(message["broken"]))
             elif "done" in message:
-                return Report(passed=passed, cases=num_cases, reason=reason)
-            elif message["passed"]:
-                passed += 1
+                unfinished = num_cases if NO_CASE in passed else 0
+                return _report(passed if message["asked"] else {}, unfinished, reason=reason)
+            elif "cases" in message:
+                num_cases = message["cases"]
             else:
+                number = message["case"]
+                passed[number] = passed.get(number, True) and message["passed"]
                 reason = reason or _printable(message["why"])
-    return Report(passed=0, cases=num_cases, reason="the tests report too much")
+    return Report(passed=0, cases=1, reason="the tests report too much")
+
+
+def _report(
+    passed: dict[int, bool], num_cases: int, *, reason: str, ending: Ending = "finished"
+) -> Report:
+    """How many passed of those that were put, or of ``num_cases`` where those are more."""
+    cases = max(len(passed), num_cases, 1)
+    return Report(passed=sum(passed.values()), cases=cases, ending=ending, reason=reason)
 
 
 def _printable(text: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import select
@@ -21,8 +23,17 @@ from posttrain.rewards.sandbox.seccomp import filter_program
 Sandbox = Literal["bubblewrap", "none"]
 
 START_SECONDS = 30.0  # on a machine under load; it does not count as the solution's time
-HARNESS = ("wire", "worker", "examiner")
+# What a program imports of the harness: it gets no more.
+HARNESS = {"worker": ("wire", "worker"), "examiner": ("wire", "worker", "remote", "examiner")}
+FOR_COLLECTING = ("collected", "pytest_module")
 INSIDE = "posttrain/rewards/sandbox"  # no __init__.py there: namespace packages
+COMPILE = """
+import os, py_compile, sys
+for source in sys.argv[2:]:
+    name = os.path.basename(source)
+    target = os.path.join(sys.argv[1], name + "c")
+    py_compile.compile(source, cfile=target, dfile=name, doraise=True)
+"""
 MAX_COMPLAINT = 1000
 CHUNK = 65536
 
@@ -92,20 +103,22 @@ class Crew:
         words: Sequence[str | int],
         *,
         passed: Sequence[int],
+        collects: bool = False,
         stdin: int = subprocess.DEVNULL,
         stdout: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[bytes]:
         """Start ``main`` of a module of the harness; the descriptors passed are closed here."""
+        names = HARNESS[module] + (FOR_COLLECTING if collects else ())
         sandboxed = self.sandbox == "bubblewrap"
         resources = json.dumps(self.limits.resources(sandboxed=sandboxed))
         keep = list(passed)
         if sandboxed:
             filter_fd = self.content(filter_program())
-            files = {f"/box/{INSIDE}/{n}.py": self.content(_text(n)) for n in HARNESS}
+            files = {f"/box/{INSIDE}/{n}.pyc": self.content(_compiled()[n]) for n in names}
             keep += [filter_fd, *files.values()]
             front, folder = bubblewrap.command(filter_fd, files), "/box"
         else:
-            front, folder = [], self.unpacked()
+            front, folder = [], self.unpacked(names)
         boot = (
             f"import sys; sys.path.insert(0, {folder!r}); "
             f"from {INSIDE.replace('/', '.')}.{module} import main; main()"
@@ -125,13 +138,13 @@ class Crew:
         self.close(*keep)
         return process
 
-    def unpacked(self) -> str:
+    def unpacked(self, names: Sequence[str]) -> str:
         """A folder with the harness alone, for a process without a sandbox: ours imports torch."""
         made = tempfile.TemporaryDirectory(prefix="posttrain-", ignore_cleanup_errors=True)
         home = Path(self.folders.enter_context(made), INSIDE)
         home.mkdir(parents=True)
-        for name in HARNESS:
-            (home / f"{name}.py").write_bytes(_text(name))
+        for name in names:
+            (home / f"{name}.pyc").write_bytes(_compiled()[name])
         return made.name
 
     def close(self, *descriptors: int) -> None:
@@ -184,5 +197,14 @@ def _complaint(process: subprocess.Popen[bytes]) -> str:
     return said.decode(errors="replace").strip()
 
 
-def _text(name: str) -> bytes:
-    return Path(__file__).with_name(f"{name}.py").read_bytes()
+@functools.cache
+def _compiled() -> dict[str, bytes]:
+    """The harness, compiled by the Python that runs it: a sandbox keeps nothing from the last."""
+    names = {*itertools.chain(*HARNESS.values()), *FOR_COLLECTING}
+    sources = [str(Path(__file__).with_name(f"{name}.py")) for name in sorted(names)]
+    with tempfile.TemporaryDirectory(prefix="posttrain-") as folder:
+        python = [bubblewrap.interpreter()[0], "-I", "-S", "-c", COMPILE, folder, *sources]
+        result = subprocess.run(python, env={}, capture_output=True, check=False)
+        if result.returncode:
+            raise SandboxError(f"the harness was not compiled: {result.stderr.decode()}")
+        return {name: Path(folder, f"{name}.pyc").read_bytes() for name in names}

@@ -1,17 +1,19 @@
 """What the sandboxed programs share: plain data as JSON lines, and running a text as a module.
 
-This file and its neighbours ``worker`` and ``examiner`` are copied into sandboxes and run there by
-the system's Python, which may be older than ours and has the standard library alone.
+This file and its neighbours ``worker``, ``examiner``, ``remote`` and ``collected`` are copied into
+sandboxes and run there by the system's Python, which may be older than ours and has the standard
+library alone.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.machinery
 import json
 import os
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Mapping
 
 TYPE_CHECKING = False  # importing typing would take a tenth of the sandbox's start
 if TYPE_CHECKING:
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 
     Each = Callable[[Iterable[Any]], list[Any]]  # encodes, or decodes, every item
 
-MAX_ITEMS = 10_000  # of an iterator, which is sent as the items it yields
 EXACT_IN_JSON = 2**53
 
 
@@ -34,12 +35,15 @@ ENCODERS: list[tuple[type, str, Callable[[Any, Each], Any]]] = [
     (bytearray, "bytearray", lambda value, each: bytearray.hex(value)),
     (complex, "complex", lambda value, each: [value.real, value.imag]),
     (range, "range", lambda value, each: each([value.start, value.stop, value.step])),
-    (Iterator, "iterator", lambda value, each: each(islice(value, MAX_ITEMS))),
+    (type({}.keys()), "keys", lambda value, each: each(value)),
+    (type({}.values()), "values", lambda value, each: each(value)),
+    (type({}.items()), "items", lambda value, each: [each(pair) for pair in value]),
 ]
 DECODERS: dict[str, Callable[[Any, Each], Any]] = {
     "int": lambda content, each: int(content, 16),
     "list": lambda content, each: each(content),
     "tuple": lambda content, each: tuple(each(content)),
+    "named": lambda content, each: _named(content[0], content[1])(*each(content[2])),
     "dict": lambda content, each: dict(map(each, content)),
     "set": lambda content, each: set(each(content)),
     "frozenset": lambda content, each: frozenset(each(content)),
@@ -47,8 +51,44 @@ DECODERS: dict[str, Callable[[Any, Each], Any]] = {
     "bytearray": lambda content, each: bytearray.fromhex(content),
     "complex": lambda content, each: complex(*map(float, content)),
     "range": lambda content, each: range(*each(content)),
+    "keys": lambda content, each: dict.fromkeys(each(content)).keys(),
+    "values": lambda content, each: dict(enumerate(each(content))).values(),
+    "items": lambda content, each: dict(map(each, content)).items(),
     "iterator": lambda content, each: iter(each(content)),
 }
+# Types of the standard library that equal plain ones or stand in tests beside them: exact types
+# alone, by name, because importing these modules would slow down every start. The second function
+# gets the class, and what the first made.
+_ISO = (
+    lambda value, each: value.isoformat(),
+    lambda kind, content, each: kind.fromisoformat(content),
+)
+_ITEMS = (lambda value, each: each(value), lambda kind, content, each: kind(each(content)))
+_PAIRS = (
+    lambda value, each: [each(pair) for pair in value.items()],
+    lambda kind, content, each: kind(dict(map(each, content))),
+)
+STANDARD: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "decimal.Decimal": (lambda value, each: str(value), lambda kind, content, each: kind(content)),
+    "fractions.Fraction": (
+        lambda value, each: each([value.numerator, value.denominator]),
+        lambda kind, content, each: kind(*each(content)),
+    ),
+    "datetime.date": _ISO,
+    "datetime.datetime": _ISO,
+    "datetime.time": _ISO,
+    "datetime.timedelta": (
+        lambda value, each: [value.days, value.seconds, value.microseconds],
+        lambda kind, content, each: kind(*content),
+    ),
+    "collections.deque": _ITEMS,
+    "collections.Counter": _PAIRS,
+    "collections.OrderedDict": _PAIRS,
+}
+
+
+def _named(name: str, fields: list[str]) -> Any:
+    return namedtuple(name, fields)
 
 
 class NotPlainError(TypeError):
@@ -66,9 +106,19 @@ def encode(value: Any, keep: Callable[[Any], Any] | None = None) -> Any:
     if isinstance(value, int):
         number = int.__index__(value)
         return number if abs(number) < EXACT_IN_JSON else {"int": hex(number)}
-    for kind, name, content in ENCODERS:
-        if isinstance(value, kind):
-            return {name: content(value, lambda items: [encode(item, keep) for item in items])}
+
+    def each(items: Iterable[Any]) -> list[Any]:
+        return [encode(item, keep) for item in items]
+
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__name__}"
+    if name in STANDARD:
+        return {name: STANDARD[name][0](value, each)}
+    if isinstance(value, tuple) and isinstance(getattr(kind, "_fields", None), tuple):
+        return {"named": [kind.__name__, list(kind._fields), each(tuple.__iter__(value))]}
+    for base, label, content in ENCODERS:
+        if isinstance(value, base):
+            return {label: content(value, each)}
     if keep is None:
         raise NotPlainError(f"a {type(value).__name__} is no plain data")
     return keep(value)
@@ -87,9 +137,16 @@ def decode(data: Any, find: Callable[[Any], Any] | None = None) -> Any:
     ((kind, content),) = data.items()
     if kind == "handle" and find is not None:
         return find(content)
+
+    def each(items: Iterable[Any]) -> list[Any]:
+        return [decode(item, find) for item in items]
+
+    if kind in STANDARD:
+        module, _, name = kind.rpartition(".")
+        return STANDARD[kind][1](getattr(importlib.import_module(module), name), content, each)
     if kind not in DECODERS:
         raise NotPlainError(f"{kind!r} is no kind of plain data")
-    return DECODERS[kind](content, lambda items: [decode(item, find) for item in items])
+    return DECODERS[kind](content, each)
 
 
 class Line:
