@@ -1,7 +1,7 @@
 """The inside of a grading worker: a process of its own, which can be killed.
 
-It gets chunks of samples from the process that made it, and answers in JSON: what a worker says is
-parsed, never unpickled.
+It gets chunks of samples from the process that made it, and answers in lines of JSON: what a worker
+says is parsed, never unpickled.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ import gc
 import json
 import mmap
 import os
+import pickle
 import resource
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, BinaryIO
 
 from posttrain.rewards.bound import BoundReward
 from posttrain.rewards.grading import Results, grade
 
 FLUSH_AFTER = 0.005  # seconds that a finished result may wait to be sent
+NOT_BEGUN = -2  # in place of a sample's number, until a worker has begun with what it got
 _DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -51,7 +53,7 @@ class Beat:
 
 
 def work(
-    connection: Connection,
+    line: socket.socket,
     rewards: Sequence[BoundReward],
     *,
     beat: Beat,
@@ -60,12 +62,13 @@ def work(
 ) -> None:
     """Grade chunks until the other side hangs up."""
     _settle(memory_mb)
+    inbox, answers = line.makefile("rb"), line.makefile("wb")
     while True:
         try:
-            chunk, without = connection.recv()
-        except EOFError:
+            chunk, without = pickle.load(inbox)
+        except (EOFError, pickle.UnpicklingError):  # the latter where it was cut short
             return
-        outbox = _Outbox(connection, [number for number, _ in chunk])
+        outbox = _Outbox(answers, [number for number, _ in chunk])
         samples = [sample for _, sample in chunk]
         grade(
             rewards,
@@ -82,8 +85,8 @@ def work(
 class _Outbox:
     """Results on their way: few messages while all goes fast, none kept back when it does not."""
 
-    def __init__(self, connection: Connection, numbers: Sequence[int]) -> None:
-        self._connection = connection
+    def __init__(self, answers: BinaryIO, numbers: Sequence[int]) -> None:
+        self._answers = answers
         self._numbers = numbers
         self._waiting: list[Any] = []
         self._sent = time.monotonic()
@@ -98,7 +101,8 @@ class _Outbox:
     def send(self, *, last: bool) -> None:
         """Send what waits; ``last`` says that the chunk is finished."""
         message = json.dumps({"results": self._waiting, "last": last})
-        self._connection.send_bytes(message.encode())
+        self._answers.write(message.encode() + b"\n")
+        self._answers.flush()
         self._waiting, self._sent = [], time.monotonic()
 
 
