@@ -20,19 +20,20 @@ import threading
 import time
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
 from posttrain.rewards.bound import BoundReward
 from posttrain.rewards.grading import WHOLE_CHUNK, Results, Sample
 from posttrain.rewards.worker import NOT_BEGUN, Beat, work
-from posttrain.types import Score, ScoreState
+from posttrain.types import Score
 
 CHUNK = 64  # samples that a worker gets at a time, at most
 SLACK = 0.05  # seconds between a limit and the look at it
 START = 30.0  # seconds that a new worker has to begin: copying a large process takes time
 TRIES = 3  # workers that end while they are at a sample before it is taken to be the cause
+VAIN = 10  # workers in a row that end before they have begun with anything
 PAUSES = (0.1, 1.0, 5.0)  # seconds before a new process is tried again
 Progress = Callable[[int, int], None]
 
@@ -65,7 +66,7 @@ class GradingPool:
         self._limits = {"seconds": seconds, "memory_mb": memory_mb}
         self._seconds = seconds
         self._progress = progress
-        self.died = 0
+        self.died = self._in_vain = 0
         self._workers = [self._hire() for _ in range(workers)]
         atexit.register(self.close)
 
@@ -139,6 +140,7 @@ class GradingPool:
             except (EOFError, OSError, ValueError, KeyError, TypeError):  # dead, or out of its mind
                 self._replace(worker, job)
                 continue
+            self._in_vain = 0
             for number, results in found:
                 job.finish(number, results)
 
@@ -156,38 +158,38 @@ class GradingPool:
         self.died += not late
         self._renew(worker)  # first: what a worker at work says it is at may change
         sample, reward, since = worker.beat.read()
-        begun = WHOLE_CHUNK <= sample < len(worker.chunk) and 0 <= reward < len(self._rewards)
+        if sample == NOT_BEGUN:
+            self._count_vain(end)
+            job.waiting.appendleft(worker.chunk)
+            return
         left = [number for number in worker.chunk if not job.known(number)]
         suspect = left[0] if len(left) == 1 else None
-        if begun and sample != WHOLE_CHUNK and worker.chunk[sample] in left:
+        if sample != WHOLE_CHUNK and worker.chunk[sample] in left:
             suspect = worker.chunk[sample]
-        if late and begun and time.monotonic() - since <= self._seconds:
+        if late and time.monotonic() - since <= self._seconds:
             suspect = None  # it answered at the last moment and was at another sample already
-        if suspect is not None and (job.tried(suspect) == TRIES or (late and begun)):
-            reward = reward if begun else self._first_that_counts(job.without(suspect))
+        if suspect is not None and (late or job.tried(suspect) == TRIES):
             name = self._rewards[reward].name
             reason = f"reward {name!r} ended its worker process ({end}), {TRIES} times"
-            if not begun:
-                reason = f"reward {name!r} was begun by none of {TRIES} worker processes ({end})"
-            elif late:
+            if late:
                 reason = f"reward {name!r} gave no answer within {self._seconds:g} s"
-            state: ScoreState = "timeout" if late else "crashed"
-            score = Score(value=0.0, state=state, reason=reason)
-            self._excuse(suspect, reward, job=job, score=score)
+            score = Score(value=0.0, state="timeout" if late else "crashed", reason=reason)
+            job.excuse(suspect, reward, result=(name, score))
+            others = len(job.without(suspect)) < len(self._rewards)
+            if not self._rewards[reward].monitored or not others:  # else those have their say
+                job.finish(suspect, [])
         again = [number for number in left if not job.known(number)]
         job.again(sorted(again, key=lambda number: number != suspect))
 
-    def _first_that_counts(self, without: Collection[int]) -> int:
-        """A reward to name where none had begun."""
-        asked = [number for number in range(len(self._rewards)) if number not in without]
-        return next((number for number in asked if not self._rewards[number].monitored), asked[0])
-
-    def _excuse(self, number: int, reward: int, *, job: _Job, score: Score) -> None:
-        """Give a sample the score of a reward that broke on it; others may have their say."""
-        job.excuse(number, reward, result=(self._rewards[reward].name, score))
-        others = len(job.without(number)) < len(self._rewards)
-        if not self._rewards[reward].monitored or not others:
-            job.finish(number, [])
+    def _count_vain(self, end: str) -> None:
+        """One more worker that has not begun, for which no sample can be blamed."""
+        self._in_vain += 1
+        if self._in_vain == VAIN:
+            raise RuntimeError(
+                f"grading: {VAIN} worker processes in a row ended before they began ({end}). Look "
+                "for what ends them: is there memory for them, in this machine and within "
+                "grading.memory_mb? grading.workers = 0 grades inside this process"
+            )
 
 
 class _Job:
@@ -291,7 +293,8 @@ class _Worker:
     def start(self, chunk: list[tuple[int, Sample]], without: set[int]) -> None:
         self.chunk, self.used = [number for number, _ in chunk], True
         self.beat.write(NOT_BEGUN, 0, since=time.monotonic() + START)  # until it says otherwise
-        self.line.sendall(pickle.dumps((chunk, without)))
+        samples = [sample for _, sample in chunk]
+        self.line.sendall(pickle.dumps((self.chunk, without)) + pickle.dumps(samples))
 
     def receive(self) -> list[tuple[int, Results]]:
         """What has come in; the rest of a message that is not whole is not waited for."""

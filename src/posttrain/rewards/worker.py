@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import json
 import mmap
 import os
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from posttrain.rewards.bound import BoundReward
-from posttrain.rewards.grading import Results, grade
+from posttrain.rewards.grading import WHOLE_CHUNK, Results, grade
 
 FLUSH_AFTER = 0.005  # seconds that a finished result may wait to be sent
 NOT_BEGUN = -2  # in place of a sample's number, until a worker has begun with what it got
@@ -65,11 +66,13 @@ def work(
     inbox, answers = line.makefile("rb"), line.makefile("wb")
     while True:
         try:
-            chunk, without = pickle.load(inbox)
+            numbers, without = pickle.load(inbox)
+            asked = next(reward for reward in itertools.count() if reward not in without)
+            beat.write(WHOLE_CHUNK, asked)  # begun: samples may be more than there is memory for
+            samples = pickle.load(inbox)
         except (EOFError, pickle.UnpicklingError):  # the latter where it was cut short
             return
-        outbox = _Outbox(answers, [number for number, _ in chunk])
-        samples = [sample for _, sample in chunk]
+        outbox = _Outbox(answers, numbers)
         grade(
             rewards,
             samples,
