@@ -13,15 +13,15 @@ import json
 import math
 import multiprocessing
 import os
-import pickle
 import signal
 import socket
+import struct
 import threading
 import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from posttrain.rewards.bound import BoundReward
@@ -258,9 +258,7 @@ class _Worker:
         self._unread = b""
         self.hired_by = threading.current_thread()
         context = multiprocessing.get_context("fork")
-        self.line, theirs = socket.socketpair()
-        self.line.settimeout(START)  # a worker that is stuck reads nothing
-        theirs.settimeout(None)  # some libraries set a limit for every socket
+        self.line, theirs = _line()
         self._process = context.Process(
             target=_begin,
             args=(theirs, self.line),
@@ -293,12 +291,12 @@ class _Worker:
     def start(self, chunk: list[tuple[int, Sample]], without: set[int]) -> None:
         self.chunk, self.used = [number for number, _ in chunk], True
         self.beat.write(NOT_BEGUN, 0, since=time.monotonic() + START)  # until it says otherwise
-        samples = [sample for _, sample in chunk]
-        self.line.sendall(pickle.dumps((self.chunk, without)) + pickle.dumps(samples))
+        self.line.send((self.chunk, without))
+        self.line.send([sample for _, sample in chunk])
 
     def receive(self) -> list[tuple[int, Results]]:
         """What has come in; the rest of a message that is not whole is not waited for."""
-        data = self.line.recv(2**20)
+        data = os.read(self.line.fileno(), 2**20)
         if not data:
             raise EOFError
         *messages, self._unread = (self._unread + data).split(b"\n")
@@ -335,7 +333,16 @@ class _Worker:
         self.line.close()
 
 
-def _begin(theirs: socket.socket, ours: socket.socket, **given: Any) -> None:
+def _line() -> tuple[Connection, Connection]:
+    """Two ends; at the first, sending fails where the other does not read for a while."""
+    ends = socket.socketpair()
+    for end in ends:
+        end.settimeout(None)  # some libraries set a limit for every socket
+    ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START), 0))
+    return Connection(ends[0].detach()), Connection(ends[1].detach())
+
+
+def _begin(theirs: Connection, ours: Connection, **given: Any) -> None:
     """The first thing in the new process: close the copy of the other end, then work."""
     ours.close()
     work(theirs, given.pop("rewards"), **given)

@@ -13,14 +13,13 @@ import itertools
 import json
 import mmap
 import os
-import pickle
 import resource
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, BinaryIO
+from multiprocessing.connection import Connection
+from typing import IO, Any
 
 from posttrain.rewards.bound import BoundReward
 from posttrain.rewards.grading import WHOLE_CHUNK, Results, grade
@@ -54,7 +53,7 @@ class Beat:
 
 
 def work(
-    line: socket.socket,
+    line: Connection,
     rewards: Sequence[BoundReward],
     *,
     beat: Beat,
@@ -63,14 +62,14 @@ def work(
 ) -> None:
     """Grade chunks until the other side hangs up."""
     _settle(memory_mb)
-    inbox, answers = line.makefile("rb"), line.makefile("wb")
+    answers = open(line.fileno(), "wb", closefd=False)  # noqa: SIM115 - while the worker lives
     while True:
         try:
-            numbers, without = pickle.load(inbox)
+            numbers, without = line.recv()
             asked = next(reward for reward in itertools.count() if reward not in without)
             beat.write(WHOLE_CHUNK, asked)  # begun: samples may be more than there is memory for
-            samples = pickle.load(inbox)
-        except (EOFError, pickle.UnpicklingError):  # the latter where it was cut short
+            samples = line.recv()
+        except (EOFError, OSError):  # the latter where it was cut short
             return
         outbox = _Outbox(answers, numbers)
         grade(
@@ -88,7 +87,7 @@ def work(
 class _Outbox:
     """Results on their way: few messages while all goes fast, none kept back when it does not."""
 
-    def __init__(self, answers: BinaryIO, numbers: Sequence[int]) -> None:
+    def __init__(self, answers: IO[bytes], numbers: Sequence[int]) -> None:
         self._answers = answers
         self._numbers = numbers
         self._waiting: list[Any] = []
