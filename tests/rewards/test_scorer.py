@@ -158,7 +158,7 @@ def test_the_line_is_in_the_rewards_own_file_even_when_a_library_raises():
     ],
     ids=lambda error: type(error).__name__,
 )
-@pytest.mark.parametrize("kind", ["single", "batched", "async"])
+@pytest.mark.parametrize("kind", ["single", "batched", "async", "scorer"])
 def test_errors_of_every_kind_are_invalid(error, kind):
     def raises(completion):
         raise error
@@ -166,8 +166,12 @@ def test_errors_of_every_kind_are_invalid(error, kind):
     async def awaited(completion):
         raise error
 
+    class Scorer:
+        def score(self, rollouts):
+            raise error
+
     raises.batched = kind == "batched"
-    result = score(awaited if kind == "async" else raises)
+    result = score({"async": awaited, "scorer": Scorer()}.get(kind, raises))
     assert result.state == "invalid"
     name = "RuntimeError" if (kind, type(error)) == ("async", StopIteration) else None
     assert (name or type(error).__name__) in result.reason

@@ -299,3 +299,32 @@ def test_what_the_display_raises_is_not_taken_for_the_death_of_a_worker(pooled: 
     with pytest.raises(BrokenPipeError):
         scorer.score(rollouts(8))
     assert scorer.grader.died == 0
+
+
+def test_a_pool_whose_workers_are_dead_or_stuck_can_be_closed(pooled: Pooled) -> None:
+    scorer = pooled(lambda n: float(n))
+    first, second = members = processes(scorer)
+    os.kill(first, signal.SIGKILL)
+    os.kill(second, signal.SIGSTOP)
+    scorer.grader.close()
+    assert not [process for process in members if Path(f"/proc/{process}").exists()]
+    with pytest.raises(AssertionError, match="closed"):
+        scorer.score(rollouts(1))
+
+
+def test_an_answer_in_time_that_is_read_late_is_no_timeout(
+    pooled: Pooled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process may be held up: by the copying of a large process, by one that does not read."""
+    listen, held_up = pool.GradingPool._listen, []
+
+    def listens_late(self: pool.GradingPool, job: object) -> None:
+        if held_up:
+            return listen(self, job)
+        for member in self._workers:
+            assert pool.wait([member.line])
+        held_up.append(time.sleep(0.2))  # more than the limit
+        return None
+
+    monkeypatch.setattr(pool.GradingPool, "_listen", listens_late)
+    all_right(pooled(lambda n: float(n), seconds=0.1), count=2)

@@ -147,7 +147,10 @@ class GradingPool:
     def _look_for_the_late(self, job: _Job) -> None:
         now = time.monotonic()
         for worker in [worker for worker in self._workers if not worker.idle]:
-            if worker.ended and not wait([worker.line], timeout=0):
+            ended = worker.ended  # before the look at what it said: nothing comes after it
+            if wait([worker.line], timeout=0):
+                continue  # an answer, which is read first, however late this process comes to it
+            if ended:
                 self._replace(worker, job)  # something that it started holds its line open
             elif now - worker.since > self._seconds:
                 self._replace(worker, job, late=True)
