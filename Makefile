@@ -70,7 +70,7 @@ unit: setup ## pytest: tests and docstring examples (JOBS=2 processes)
 gpu: setup ## the tests that need a GPU
 	@$(BIN)/python -m pytest --quiet -m gpu
 
-# Torn files, SIGTERM and wrong clocks come on top of the kills; a difference ends it with an error.
+# Torn files, SIGTERM, wrong clocks and killed workers come on top of the kills; a difference ends it with an error.
 faults: setup ## kill runs KILLS=200 times and resume them; all must end as if nothing had happened
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
 	for case in grpo ppo ahead seldom default counted; do \

@@ -71,6 +71,6 @@ def same_weights(first: Path, second: Path) -> bool:
 
 
 def timeless(records: list[dict[str, float]]) -> list[dict[str, float]]:
-    """Records without what a clock measured."""
-    clocks = ("time/", "rollout/tokens_per_second")
-    return [{k: v for k, v in record.items() if not k.startswith(clocks)} for record in records]
+    """Records without what a clock measured, or what befell the graders."""
+    left_out = ("time/", "rollout/tokens_per_second", "reward/workers_died", "prefer/workers_died")
+    return [{k: v for k, v in record.items() if not k.startswith(left_out)} for record in records]

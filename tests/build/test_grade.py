@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from posttrain.build.grade import grade_file
 from posttrain.cli.app import app
 from posttrain.config import GradingSection
+from posttrain.rewards.pool import TRIES
 
 SOURCE = """
 import os, time
@@ -67,6 +68,30 @@ def test_the_command_takes_the_rewards_options(moods: Path, tmp_path: Path) -> N
     assert json.loads(out.read_text().splitlines()[0])["value"] == 2.0
     for line in ("timeout", "crashed", "invalid", "the first broken one: reward 'mood_rewards:"):
         assert line in done.output
+
+
+def test_a_file_of_which_every_row_is_broken_is_an_error(
+    moods: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says why, the most frequent reason first; what was asked for is written all the same."""
+    moods_of = ["dies", "raises", "raises", "raises"]
+    written(tmp_path, [{"completion": "c", "mood": mood} for mood in moods_of])
+    monkeypatch.setenv("COLUMNS", "200")
+    out = tmp_path / "out.jsonl"
+    words = ["grade", "mood_rewards:moody", str(moods), "--out", str(out)]
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, ValueError)
+    said = str(done.exception)
+    assert "every row of" in said
+    first, second = said.index("raised ValueError: c"), said.index("ended its worker process")
+    assert first < second
+    assert "(3 of 4)" in said
+    assert "(1 of 4)" in said
+    assert len(out.read_text().splitlines()) == 4
+    assert "mean of what is ok" not in done.output  # of nothing
+    assert re.search(rf"workers that died and were replaced +{TRIES}\b", done.output)
+    written(tmp_path, [{"completion": "c", "mood": mood} for mood in [*moods_of, "fine"]])
+    assert CliRunner().invoke(app, words).exit_code == 0
 
 
 @pytest.mark.parametrize(

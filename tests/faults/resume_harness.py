@@ -3,8 +3,9 @@
 ``python tests/faults/resume_harness.py --case ppo --kills 200`` is what ``make faults`` calls;
 tests/faults/test_resume_faults.py takes a few kills. Every attempt is a process of its own, forked
 from this one so that it need not import everything anew, and ended by SIGKILL at a random moment.
-Between two attempts files are torn and clocks moved, where the case says so. Exits with 1, and says
-where, at the first difference in a metric, a rollout, a finding or a weight.
+Between two attempts files are torn and clocks moved, and within them grading workers are killed,
+where the case says so. Exits with 1, and says where, at the first difference in a metric, a
+rollout, a finding or a weight.
 
 The cases ``default`` and ``counted`` save by time, as a recipe does that says nothing, in every
 stage; some of their kills wait for a checkpoint or a model to be half written. What a kill has cost
@@ -34,6 +35,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path[:0] = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).parents[1])]
 
+from faults.worker_kills import counted as workers_killed  # noqa: E402
+from faults.worker_kills import killing_workers  # noqa: E402
 from small_runs import TINY, recipe, timeless  # noqa: E402
 
 from posttrain.build import keeper  # noqa: E402
@@ -229,7 +232,7 @@ class Harness:
         self.most_lost = 0
         sections = DEFAULTS if self._by_time else {"rl": CASES[case], "sft": {"save_every": 2}}
         values = recipe(root / "unused", **sections)
-        values["grading"] = {"workers": 0}
+        values["grading"] = {"workers": 2, "seconds": 600.0}
         if self._by_time:
             values["run"]["save_minutes"] = MINUTES[case]
         self._recipe = root / "recipe.toml"
@@ -268,7 +271,16 @@ class Harness:
         stage, saved, _ = at_stake(run)
         said = self.log.stat().st_size
         counted = self._counted
-        child = forked(lambda: command(*arguments, clock=clock, counted=counted), log=self.log)
+        seed = self._random.random()
+
+        def work() -> None:
+            with contextlib.ExitStack() as stack:
+                if self._mishaps:
+                    kills = killing_workers(random.Random(seed), self.root / "workers.txt")
+                    stack.enter_context(kills)
+                command(*arguments, clock=clock, counted=counted)
+
+        child = forked(work, log=self.log)
         politely = self._mishaps and self._random.random() < 0.2
         if may_kill:
             self._wait(run)
@@ -331,7 +343,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--case", choices=sorted([*CASES, *MINUTES]), required=True)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mishaps", action="store_true", help="torn files, SIGTERM, wrong clocks")
+    parser.add_argument(
+        "--mishaps", action="store_true", help="torn files, SIGTERM, wrong clocks, dead workers"
+    )
     parser.add_argument("--folder", type=Path, required=True)
     return parser.parse_args()
 
@@ -344,4 +358,5 @@ if __name__ == "__main__":
     harness.whole()
     harness.killed(given.kills)
     counts = {**harness.counts, "most lost steps": harness.most_lost}
+    counts |= workers_killed(given.folder / "workers.txt")
     print(json.dumps({"case": given.case, **counts}))

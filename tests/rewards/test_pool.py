@@ -14,6 +14,7 @@ import pytest
 import torch
 from rewards.mishaps import MISHAPS, Pooled, rollouts
 
+from posttrain.rewards.pool import TRIES
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rewards.worker import Beat
 from posttrain.types import Score
@@ -54,8 +55,9 @@ def test_only_the_culprit_pays(mishap: str, pooled: Pooled) -> None:
     assert "reward 'reward'" in scores[37].reason
     assert [s.value for n, s in enumerate(scores) if n != 37] == [n for n in range(100) if n != 37]
     assert all(score.ok for n, score in enumerate(scores) if n != 37)
-    # Once, not once for each sample that waited behind it.
-    assert len(replaced) == (1 if state in ("timeout", "crashed") else 0)
+    # So often, and not once for each sample that waited behind it.
+    assert len(replaced) == {"timeout": 1, "crashed": TRIES}.get(state, 0)
+    assert scorer.grader.died == (TRIES if state == "crashed" else 0)
     assert [score.value for score in scorer.score(rollouts(20))] == list(range(20))
 
 

@@ -144,13 +144,37 @@ def test_the_line_is_in_the_rewards_own_file_even_when_a_library_raises():
 
 
 @pytest.mark.parametrize(
-    "error", [RecursionError(), MemoryError(), SystemExit(0), StopIteration(), AssertionError()]
+    "error",
+    [
+        RecursionError(),
+        MemoryError(),
+        SystemExit(0),
+        StopIteration(),
+        AssertionError(),
+        BrokenPipeError(32, "Broken pipe"),
+        GeneratorExit(),
+        asyncio.CancelledError(),
+        pytest.fail.Exception("an exception that is no Exception"),
+    ],
+    ids=lambda error: type(error).__name__,
 )
-def test_errors_of_every_kind_are_invalid(error):
-    def fragile(completion):
+@pytest.mark.parametrize("kind", ["single", "batched", "async", "scorer"])
+def test_errors_of_every_kind_are_invalid(error, kind):
+    def raises(completion):
         raise error
 
-    assert type(error).__name__ in score(fragile).reason
+    async def awaited(completion):
+        raise error
+
+    class Scorer:
+        def score(self, rollouts):
+            raise error
+
+    raises.batched = kind == "batched"
+    result = score({"async": awaited, "scorer": Scorer()}.get(kind, raises))
+    assert result.state == "invalid"
+    name = "RuntimeError" if (kind, type(error)) == ("async", StopIteration) else None
+    assert (name or type(error).__name__) in result.reason
 
 
 def test_an_error_that_cannot_be_printed_is_invalid():

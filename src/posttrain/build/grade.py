@@ -22,6 +22,7 @@ from posttrain.types import Completion, Prompt, Rollout, Score
 from posttrain.types.marks import above_one, how_to_declare, no_full_marks
 
 _ROUNDING = 1e-9
+_REASONS = 3  # shown where every row is broken
 _GIVEN = ("completion", "prompt", "num_tokens", "stop_reason")
 
 
@@ -30,7 +31,7 @@ class Graded:
     """The rows of a file with what a reward said of each, and how long it took in all.
 
     ``maximum`` is the most that the reward gives: as declared, else 1; None where nobody knows, and
-    ``advice`` then says how to declare it.
+    ``advice`` then says how to declare it. ``workers_died`` counts the workers that were replaced.
     """
 
     path: Path
@@ -39,6 +40,7 @@ class Graded:
     seconds: float
     maximum: float | None = 1.0
     advice: str = ""
+    workers_died: int = 0
 
     @property
     def states(self) -> dict[str, int]:
@@ -68,6 +70,16 @@ class Graded:
         if self.full_marks is None:
             return no_full_marks(max(score.value for score in self.scores if score.ok))
         return f"{self.full_marks:,}"
+
+    @property
+    def all_broken(self) -> str:
+        """Where no row has a score, the most frequent reasons and how often each came; else ""."""
+        if any(score.ok for score in self.scores):
+            return ""
+        reasons = Counter(score.reason for score in self.scores).most_common(_REASONS)
+        return "; ".join(
+            f"{reason} ({count:,} of {len(self.scores):,})" for reason, count in reasons
+        )
 
     def write(self, path: str | Path) -> None:
         """One line for each row: the row itself, and its state, value, seconds and reason."""
@@ -126,6 +138,7 @@ def grade_file(
         scores=scores,
         seconds=seconds,
         maximum=None if unknown else scorer.rewards[0].full_marks,
+        workers_died=pool.died if pool is not None else 0,
         advice="".join(f"{how_to_declare(*found)}; here, --maximum …" for found in unknown.items()),
     )
 

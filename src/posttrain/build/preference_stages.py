@@ -20,7 +20,7 @@ from posttrain.build.preference_rows import (
     read_split,
     reward_rows,
 )
-from posttrain.build.scoring import close, in_workers, make_scorer
+from posttrain.build.scoring import close, in_workers, make_scorer, workers_died
 from posttrain.build.stages import Context, check_invalid, logged, rendered_prompts
 from posttrain.config import Recipe, RewardSection
 from posttrain.config.preference_rules import OWN_STAGE
@@ -68,11 +68,12 @@ def run_prefer(context: Context) -> dict[str, Any]:
         for split in splits:
             part = progress.setdefault(split, Part.new(f"{context.recipe.run.seed} {split}"))
             ahead -= part.done
-            for more in _annotated(context, judge, work=work[split][part.done :], part=part):
+            left = work[split][part.done :]
+            for more, died in _annotated(context, judge, work=left, part=part):
                 part.add(more)
                 ahead -= 1
                 if split == "train":
-                    context.tracker.log(part.done, _counts(part.found))
+                    context.tracker.log(part.done, _counts(part.found) | died)
                 done = sum(known.done for known in progress.values())
                 context.keeper.stepped(done, last=ahead == 0, more=lambda to: keep(progress, to))
             if not part.found.sets:
@@ -137,7 +138,7 @@ def _annotator(context: Context, splits: Sequence[Split]) -> RewardScorer:
 
 def _annotated(
     context: Context, judge: RewardScorer, *, work: Sequence[Questions], part: Part
-) -> Iterator[Annotated]:
+) -> Iterator[tuple[Annotated, dict[str, float]]]:
     section = filled(context.recipe.prefer)
     scorer = in_workers(judge, context.recipe.grading)
     try:
@@ -152,7 +153,7 @@ def _annotated(
                     ranked=section.ranked,
                     generator=part.generator,
                 )
-            yield found
+            yield found, workers_died(scorer, "prefer/workers_died")
     finally:
         close(scorer)
 

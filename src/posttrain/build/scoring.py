@@ -65,6 +65,13 @@ def close(scorer: object) -> None:
         grader.close()
 
 
+def workers_died(scorer: object, metric: str) -> dict[str, float]:
+    """The workers of a scorer that have ended by themselves; nothing where none has."""
+    grader = getattr(scorer, "grader", None)
+    died = grader.died if isinstance(grader, GradingPool) else 0
+    return {metric: float(died)} if died else {}
+
+
 class Reader:
     """Writes rollouts down as a reward model reads them, with an end token behind each.
 

@@ -21,6 +21,7 @@ from posttrain.build.parts import (
     render_prompts,
 )
 from posttrain.build.resume import check_steps
+from posttrain.build.scoring import workers_died
 from posttrain.config import EvalSection, Recipe
 from posttrain.config.asked import wants_greedy
 from posttrain.learn.learner import LocalLearner
@@ -160,6 +161,7 @@ class _Watch:
         every = self._section.evaluate_every
         if every and (step % every == 0 or step == self._section.steps):
             metrics |= self.evaluate()
+        metrics |= workers_died(self._context.parts.scorer, "reward/workers_died")
         self._context.tracker.log(step, metrics)
         # What run.keep_best goes by: the accuracy, where something checks answers.
         accuracy = metrics.get("eval/accuracy" if self._context.parts.correct_by else "eval/reward")

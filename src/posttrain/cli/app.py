@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
-import select
-import signal
 import sys
-import traceback
 import warnings
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,17 +12,32 @@ import typer
 from typer.core import TyperGroup
 
 from posttrain import __version__
+from posttrain.cli.endings import letting_out, tell
 from posttrain.cli.mistyped import WithOverrides
 
 
 class _Commands(TyperGroup):
     """Lets out what typer or rich would end with, and say nothing."""
 
+    def make_context(self, *given: Any, **more: Any) -> Any:
+        with letting_out():
+            return super().make_context(*given, **more)
+
     def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except (KeyboardInterrupt, BrokenPipeError, SystemExit) as error:
-            raise _UntoldError from error
+        with letting_out():
+            try:
+                result = super().invoke(ctx)
+            except typer.Exit:
+                _flush()
+                raise
+            _flush()
+            return result
+
+
+def _flush() -> None:
+    """Now, not at Python's own end: a full disk is an error of this command."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 app = typer.Typer(
@@ -328,10 +339,6 @@ def _show_warning(message: Warning | str, *place: object, **options: object) -> 
     typer.secho(f"! {message}", fg=typer.colors.YELLOW, err=True)
 
 
-class _UntoldError(Exception):
-    """What typer would end the process with, and say nothing."""
-
-
 def main() -> None:
     """Run the command line; a user's mistake prints as a message, never as a traceback."""
     for stream in (sys.stdout, sys.stderr):  # a model may write what the terminal cannot show
@@ -341,36 +348,7 @@ def main() -> None:
     sys.path.append(str(Path.cwd()))  # a recipe may name "my_module:my_reward" of this folder
     try:
         app()
-    except _UntoldError as untold:
-        sys.exit(_told(untold.__cause__))
-    except (ValueError, RuntimeError, OSError) as error:
-        typer.secho(f"posttrain: {error}", fg=typer.colors.RED, err=True)
-        sys.exit(2)
-
-
-def _told(error: BaseException | None) -> int:
-    """Say what ended the command; the exit code is that of a shell."""
-    if isinstance(error, KeyboardInterrupt):
-        typer.secho(f"posttrain: {str(error) or 'stopped'}", err=True)
-        return 128 + int(getattr(error, "number", signal.SIGINT))
-    if _nobody_reads(error):  # head or less has seen enough: no one is left to be told
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    said = str(error)
-    if isinstance(error, SystemExit):
-        said = f"ended by sys.exit({error.code!r}) in code that posttrain called"
-    typer.secho(f"posttrain: {said}", fg=typer.colors.RED, err=True)
-    return 2
-
-
-def _nobody_reads(error: BaseException | None) -> bool:
-    """Whether a command ended because the reader of its standard output has gone."""
-    if isinstance(error, SystemExit):  # so does rich end a process in which it cannot print
-        calls = traceback.extract_tb(error.__traceback__)
-        return calls[-1].name == "on_broken_pipe"
-    try:
-        watch = select.poll()
-        watch.register(sys.stdout.fileno(), 0)
-        return any(event & select.POLLERR for _, event in watch.poll(0))
-    except (OSError, ValueError):  # not a file, as in a test
-        return False
+    except SystemExit:
+        raise  # typer's own: a command has ended, or is used wrongly
+    except BaseException as error:  # noqa: BLE001 - told, whatever it is
+        sys.exit(tell(error))

@@ -57,6 +57,11 @@ def grade(
         console.print(Text(printable(graded.advice), style="yellow"), soft_wrap=True)
     if out is not None:
         console.print(Text(f"{out}: written"))
+    if graded.all_broken:
+        raise ValueError(
+            f"grade: every row of {path} is broken, none has a score: {graded.all_broken}. "
+            "Mend the reward, its options or the columns of the file"
+        )
 
 
 def _options(arguments: Sequence[str]) -> dict[str, Any]:
@@ -82,8 +87,11 @@ def _table(graded: Graded, *, title: str) -> Table:
     table.add_column("", justify="right")
     for state, count in sorted(graded.states.items(), key=lambda pair: pair[0] != "ok"):
         table.add_row(state, f"{count:,}")
-    table.add_row("mean of what is ok", f"{graded.mean:.4f}")
-    table.add_row("full marks", graded.told_full_marks)
+    if not graded.all_broken:
+        table.add_row("mean of what is ok", f"{graded.mean:.4f}")
+        table.add_row("full marks", graded.told_full_marks)
+    if graded.workers_died:
+        table.add_row("workers that died and were replaced", f"{graded.workers_died:,}")
     table.add_row("slowest", f"{max(score.seconds for score in graded.scores):.3f} s")
     table.add_row("grades per second", f"{len(graded.scores) / graded.seconds:,.0f}")
     return table

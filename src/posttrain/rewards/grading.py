@@ -23,7 +23,7 @@ Done = Callable[[int, Results], None]
 
 WHOLE_CHUNK = -1  # in place of a sample's number, while a call is about all of them
 CONCURRENT = 32  # calls of an async reward under way at a time
-_Faults = tuple[type[BaseException], ...]
+_Passes = tuple[type[BaseException], ...]
 
 
 def grade(
@@ -38,21 +38,20 @@ def grade(
 ) -> list[Results]:
     """The scores of every sample; ``seconds`` is the limit of one call of an async reward.
 
-    The rewards of which ``without`` has the numbers are left out. A ``KeyboardInterrupt`` is the
-    user's and passes through, but not ``in_worker``: there the reward itself raised it.
+    The rewards of which ``without`` has the numbers are left out. Whatever a reward raises makes
+    its score broken. A ``KeyboardInterrupt`` is the user's and passes through, but not
+    ``in_worker``: there the reward itself raised it.
     """
-    faults: _Faults = (Exception, SystemExit)
-    if in_worker:
-        faults = (*faults, KeyboardInterrupt)
+    passes: _Passes = () if in_worker else (KeyboardInterrupt,)
     ahead: dict[str, list[Score]] = {}
     asked = [(number, reward) for number, reward in enumerate(rewards) if number not in without]
     for number, reward in asked:
         if reward.kind == "batched":
             started(WHOLE_CHUNK, number)
-            ahead[reward.name] = _batched(reward, samples, faults=faults)
+            ahead[reward.name] = _batched(reward, samples, passes=passes)
         elif reward.kind == "async":
             tick = _Tick(started, number)
-            calls = _awaited(reward, samples, tick=tick, seconds=seconds, faults=faults)
+            calls = _awaited(reward, samples, tick=tick, seconds=seconds, passes=passes)
             ahead[reward.name] = asyncio.run(calls)
     everything: list[Results] = []
     for index, sample in enumerate(samples):
@@ -61,7 +60,7 @@ def grade(
             known = ahead.get(reward.name)
             if known is None:
                 started(index, number)
-            score = _single(reward, sample, faults=faults) if known is None else known[index]
+            score = _single(reward, sample, passes=passes) if known is None else known[index]
             results.append((reward.name, score))
             if not score.ok and not reward.monitored:
                 break
@@ -71,11 +70,13 @@ def grade(
     return everything
 
 
-def _single(reward: BoundReward, sample: Sample, *, faults: _Faults) -> Score:
+def _single(reward: BoundReward, sample: Sample, *, passes: _Passes) -> Score:
     begun = time.perf_counter()
     try:
         score = checked(reward, _call(reward, sample))
-    except faults as error:
+    except passes:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the reason is kept: broken, not wrong
         score = raised(reward, error)
     return replace(score, seconds=time.perf_counter() - begun)
 
@@ -92,7 +93,7 @@ def _data(reward: BoundReward, sample: Sample) -> dict[str, Any]:
     return {name: sample[name] for name in reward.wanted if name in sample}
 
 
-def _batched(reward: BoundReward, samples: Sequence[Sample], *, faults: _Faults) -> list[Score]:
+def _batched(reward: BoundReward, samples: Sequence[Sample], *, passes: _Passes) -> list[Score]:
     """One call for all; where it raises, one for each, to find out whose fault it is."""
     begun = time.perf_counter()
     try:
@@ -102,10 +103,12 @@ def _batched(reward: BoundReward, samples: Sequence[Sample], *, faults: _Faults)
         returned = reward.function(**{name: [row[name] for row in rows] for name in names})
         if hasattr(returned, "tolist"):  # numpy's or torch's list
             returned = returned.tolist()
-    except faults as error:
+    except passes:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the reason is kept: broken, not wrong
         fault = raised(reward, error)
         if len(samples) > 1:
-            alone = [_batched(reward, [sample], faults=faults) for sample in samples]
+            alone = [_batched(reward, [sample], passes=passes) for sample in samples]
             return [score for scores in alone for score in scores]
         return [fault]
     share = (time.perf_counter() - begun) / len(samples)
@@ -135,7 +138,7 @@ async def _awaited(
     *,
     tick: _Tick,
     seconds: float | None,
-    faults: _Faults,
+    passes: _Passes,
 ) -> list[Score]:
     gate = asyncio.Semaphore(CONCURRENT)
 
@@ -147,7 +150,9 @@ async def _awaited(
                 score = checked(reward, value)
             except TimeoutError:
                 score = replace(broken(reward, f"gave no answer in {seconds} s"), state="timeout")
-            except faults as error:
+            except passes:
+                raise
+            except BaseException as error:  # noqa: BLE001 - the reason is kept: broken, not wrong
                 score = raised(reward, error)
             return replace(score, seconds=time.perf_counter() - begun)
 

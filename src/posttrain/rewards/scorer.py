@@ -171,7 +171,9 @@ def _whole(reward: BoundReward, rollouts: Sequence[Rollout]) -> list[Score]:
         scores = reward.function.score(rollouts)
         if len(scores) != len(rollouts):
             raise ValueError(f"gave {len(scores)} scores for {len(rollouts)} rollouts")
-    except Exception as error:  # noqa: BLE001 - the reason is kept: broken, not wrong
+    except KeyboardInterrupt:  # the user's
+        raise
+    except BaseException as error:  # noqa: BLE001 - the reason is kept: broken, not wrong
         return [raised(reward, error)] * len(rollouts)
     return [checked(reward, score) for score in scores]
 

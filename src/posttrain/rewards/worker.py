@@ -1,7 +1,7 @@
 """The inside of a grading worker: a process of its own, which can be killed.
 
-It gets chunks of samples from the process that made it, and answers in JSON: what a worker says is
-parsed, never unpickled.
+It gets chunks of samples from the process that made it, and answers in lines of JSON: what a worker
+says is parsed, never unpickled.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import json
 import mmap
 import os
@@ -18,12 +19,13 @@ import sys
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import IO, Any
 
 from posttrain.rewards.bound import BoundReward
-from posttrain.rewards.grading import Results, grade
+from posttrain.rewards.grading import WHOLE_CHUNK, Results, grade
 
 FLUSH_AFTER = 0.005  # seconds that a finished result may wait to be sent
+NOT_BEGUN = -2  # in place of a sample's number, until a worker has begun with what it got
 _DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -51,7 +53,7 @@ class Beat:
 
 
 def work(
-    connection: Connection,
+    line: Connection,
     rewards: Sequence[BoundReward],
     *,
     beat: Beat,
@@ -60,13 +62,16 @@ def work(
 ) -> None:
     """Grade chunks until the other side hangs up."""
     _settle(memory_mb)
+    answers = open(line.fileno(), "wb", closefd=False)  # noqa: SIM115 - while the worker lives
     while True:
         try:
-            chunk, without = connection.recv()
-        except EOFError:
+            numbers, without = line.recv()
+            asked = next(reward for reward in itertools.count() if reward not in without)
+            beat.write(WHOLE_CHUNK, asked)  # begun: samples may be more than there is memory for
+            samples = line.recv()
+        except (EOFError, OSError):  # the latter where it was cut short
             return
-        outbox = _Outbox(connection, [number for number, _ in chunk])
-        samples = [sample for _, sample in chunk]
+        outbox = _Outbox(answers, numbers)
         grade(
             rewards,
             samples,
@@ -82,8 +87,8 @@ def work(
 class _Outbox:
     """Results on their way: few messages while all goes fast, none kept back when it does not."""
 
-    def __init__(self, connection: Connection, numbers: Sequence[int]) -> None:
-        self._connection = connection
+    def __init__(self, answers: IO[bytes], numbers: Sequence[int]) -> None:
+        self._answers = answers
         self._numbers = numbers
         self._waiting: list[Any] = []
         self._sent = time.monotonic()
@@ -98,7 +103,8 @@ class _Outbox:
     def send(self, *, last: bool) -> None:
         """Send what waits; ``last`` says that the chunk is finished."""
         message = json.dumps({"results": self._waiting, "last": last})
-        self._connection.send_bytes(message.encode())
+        self._answers.write(message.encode() + b"\n")
+        self._answers.flush()
         self._waiting, self._sent = [], time.monotonic()
 
 

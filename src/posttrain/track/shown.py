@@ -111,6 +111,7 @@ RL = (
     Shown(label="cut short", metrics=("rollout/truncated",), form=share, alarm=True),
     Shown(label="invalid", metrics=("reward/invalid",), form=share, alarm=True),
     Shown(label="held-out invalid", metrics=("eval/invalid",), form=share, alarm=True),
+    Shown(label="workers died", metrics=("reward/workers_died",), form=count, alarm=True),
     Shown(
         label="time", metrics=("time/rollout", "time/reward", "time/train"), form=split, wide=True
     ),
@@ -131,6 +132,7 @@ PREFER = (
     Shown(label="ties", metrics=("prefer/ties",), form=count),
     Shown(label="errors on purpose", metrics=("prefer/errors",), form=count),
     Shown(label="broken scores", metrics=("prefer/broken",), form=count),
+    Shown(label="workers died", metrics=("prefer/workers_died",), form=count, alarm=True),
 )
 
 REWARD = (

@@ -1,0 +1,134 @@
+"""However a command ends, it says why, with an exit code that a shell understands."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from posttrain.track.text import printable
+
+_PACKAGE = Path(__file__).parents[1]
+_MAX_IN_GROUP = 3
+_WHAT_TO_DO: dict[type[BaseException], str] = {
+    MemoryError: "there is not enough memory: take smaller batches, shorter texts or a smaller "
+    "model, or end other programs",
+}
+_OTHERWISE = (
+    "the lines above say where it began; if none of them is in a file of yours, this is a mistake "
+    "of posttrain: please report it, with those lines"
+)
+
+
+class UntoldError(Exception):
+    """What typer would end the process with, and say nothing, or not why."""
+
+
+@contextlib.contextmanager
+def letting_out() -> Iterator[None]:
+    """Take what typer would swallow past it: it has ends of its own for these.
+
+    It takes any broken pipe for a standard output that nobody reads, and any end of a file for
+    that of the standard input.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, EOFError, OSError, SystemExit) as error:
+        raise UntoldError from error
+
+
+def tell(error: BaseException) -> int:
+    """Say what ended the command; the exit code.
+
+    What posttrain itself raises for a user's mistake is a message and has code 2. Anything else is
+    told with its name and place, code 1 and a traceback where it is no error of the outside.
+    """
+    if isinstance(error, UntoldError) and error.__cause__ is not None:
+        error = error.__cause__
+    quiet = _nobody_reads(error)  # head or less has seen enough: no one is left to be told
+    _give_up_broken_stdout()
+    if quiet:
+        return 128 + signal.SIGPIPE
+    if isinstance(error, KeyboardInterrupt):
+        _say(_text(error) or "stopped", colour=None)
+        return 128 + int(getattr(error, "number", signal.SIGINT))
+    if isinstance(error, SystemExit):
+        where = f"in code that posttrain called ({_place(error)})"
+        _say(f"ended by sys.exit({error.code!r}) {where}")
+        return 2
+    name, text = type(error).__name__, _text(error)
+    known = isinstance(error, ValueError | RuntimeError | OSError)
+    if known and text and not isinstance(error, RecursionError):
+        own = _frames(error)[-1:] and Path(_frames(error)[-1].filename).is_relative_to(_PACKAGE)
+        bare = isinstance(error, OSError) and error.errno and not error.filename
+        _say(text if own and not bare else f"{text} ({name} at {_place(error)})")
+        return 2
+    with contextlib.suppress(Exception):
+        _write("".join(traceback.format_exception(error)).rstrip("\n"))
+    advice = next((said for kind, said in _WHAT_TO_DO.items() if isinstance(error, kind)), "")
+    _say(f"{name}: {text or 'no message'} (at {_place(error)}); {advice or _OTHERWISE}")
+    return 1
+
+
+def _text(error: BaseException) -> str:
+    """What an exception says; of a group, what the first in it say."""
+    if isinstance(error, BaseExceptionGroup):
+        inner = [f"{type(one).__name__}: {_text(one)}" for one in error.exceptions[:_MAX_IN_GROUP]]
+        return f"{error}: {'; '.join(inner)}"
+    try:
+        return str(error).strip()
+    except Exception:  # noqa: BLE001 - its own mistake must not hide that it was raised
+        return ""
+
+
+def _frames(error: BaseException) -> traceback.StackSummary:
+    return traceback.extract_tb(error.__traceback__)
+
+
+def _place(error: BaseException) -> str:
+    """The line that raised."""
+    frames = _frames(error)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown line"
+
+
+def _say(line: str, *, colour: str | None = typer.colors.RED) -> None:
+    _write(f"posttrain: {line}", colour=colour)
+
+
+def _write(text: str, *, colour: str | None = None) -> None:
+    """To standard error, if there is still someone; what a terminal would obey is written out."""
+    shown = "\n".join(printable(line) for line in text.split("\n"))
+    with contextlib.suppress(OSError, ValueError):
+        typer.secho(shown, fg=colour, err=True)
+
+
+def _nobody_reads(error: BaseException) -> bool:
+    """Whether a command ended because the reader of its standard output has gone."""
+    if isinstance(error, SystemExit):  # so does rich end a process in which it cannot print
+        return any(frame.name == "on_broken_pipe" for frame in _frames(error)[-1:])
+    if not isinstance(error, OSError) or error.errno != errno.EPIPE:
+        return False
+    try:
+        watch = select.poll()
+        watch.register(sys.stdout.fileno(), 0)
+        return any(event & select.POLLERR for _, event in watch.poll(0))
+    except (AttributeError, OSError, ValueError):  # not a file, as in a test
+        return False
+
+
+def _give_up_broken_stdout() -> None:
+    """Let Python not try once more, at its end, to write what cannot be written."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
