@@ -326,7 +326,7 @@ def _suffix(text: str, prefix: str) -> str:
 def words(text: str) -> str:
     """A text as questions are compared: neither white space nor the form of a letter counts.
 
-    >>> words("２ +\n 3")
+    >>> words("２  + 3")
     '2 + 3'
     """
     return " ".join(unicodedata.normalize("NFKC", text).split())
