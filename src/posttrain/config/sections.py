@@ -74,6 +74,9 @@ class ModelSection(Section):
         "auto", "Use the chat template; auto does where the model has one."
     )
     system: str = key("", "System message put before every chat prompt.")
+    special_tokens: Literal["text", "tokens"] = key(
+        "text", "What <|im_end|> and the like are in the data: text, or the tokens they spell."
+    )
     options: dict[str, Any] = key({}, "Options of loading it: the sizes of tiny, say.")
 
 

@@ -144,21 +144,20 @@ class Template:
         """Have the chats written that are going to be rendered: together it takes far less time."""
         chats: list[Chat] = []
         for prompt in prompts:
-            if self._is_chat(prompt):
+            if self._is_written(prompt):
                 chats.append((self.control.hide(self._messages(prompt))[0], True))
         for messages in conversations:
             chat, _ = self.control.hide(self._with_system(messages))
             for index in _answers(chat):
                 chats += [(chat[:index], True), (chat[: index + 1], False)]
-        for (messages, reply), text in zip(chats, self._write(chats), strict=True):
+        texts = self._write(chats) if chats else []
+        for (messages, reply), text in zip(chats, texts, strict=True):
             self._ahead[_key(messages, reply)] = text
 
     def question(self, prompt: Prompt) -> str:
         """What makes two prompts the same: how they are written for the model, but for spaces."""
-        text = prompt.text
-        if self._is_chat(prompt):
-            text = shown(*self._prompt_text(prompt))
-        return words(text)
+        written = self._is_written(prompt)
+        return words(shown(*self._prompt_text(prompt)) if written else prompt.text)
 
     def encode_exchange(self, prompt: Prompt, completion: str) -> tuple[int, ...]:
         """Prompt and completion as this tokenizer's own model expects to read them.
@@ -192,6 +191,11 @@ class Template:
 
     def _is_chat(self, prompt: Prompt) -> bool:
         return bool(prompt.messages) if self.chat is None else self.chat
+
+    def _is_written(self, prompt: Prompt) -> bool:
+        """Whether the chat template writes it: messages are a chat in any case."""
+        chat_only = bool(prompt.messages) and not prompt.text
+        return self._is_chat(prompt) or (chat_only and bool(self.tokenizer.chat_template))
 
     def _messages(self, prompt: Prompt) -> Sequence[Message]:
         return self._with_system(prompt.messages or [{"role": "user", "content": prompt.text}])
@@ -239,6 +243,11 @@ class Template:
         for messages, _ in chats:
             self.try_chat(messages)
         return self._as_written(chats)
+
+    def try_prompt(self, prompt: Prompt) -> None:
+        """The same of a prompt, where it is a chat."""
+        if self._is_written(prompt):
+            self.try_chat(self._messages(prompt))
 
     def try_chat(self, messages: Sequence[Message]) -> None:
         """Refuse a chat template that leaves out a message of such a chat, and say what it wrote.
