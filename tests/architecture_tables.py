@@ -63,6 +63,7 @@ CONFINED = {
         "models",
         "data.template",
         "data.control_tokens",
+        "data.characters",
         "data.chat_worker",
         "rollout.engines.transformers",
     ],

@@ -123,7 +123,8 @@ def _special_tokens(name: str, rows: Sequence[Row], *, template: Template) -> It
         first, number = first or (row.name if spelled else ""), number + bool(spelled)
     if not number:
         return
-    most = ", ".join(f"{token} in {count:,}" for token, count in counts.most_common(MOST))
+    often = sorted(counts, key=lambda token: (-counts[token], token))[:MOST]
+    most = ", ".join(f"{token} in {counts[token]:,}" for token in often)
     told = f"{number:,} of {len(rows):,} {name} spell special tokens ({most}; the first is {first})"
     if template.control.as_text:
         fix = f"leave it where the text is about them; if they are meant as tokens, {TOKENS}"
