@@ -148,8 +148,8 @@ def test_chats_that_were_prepared_are_the_same() -> None:
     chats._writer.write = None  # type: ignore[assignment,method-assign]
     try:
         rendered = [ahead.render(prompt) for prompt in prompts]
-        learned = ahead.render_conversation(rows[0])
+        learned = [ahead.render_conversation(row) for row in rows]  # the same one three times
     finally:
         chats._writer.write = written  # type: ignore[method-assign]
     assert rendered == [plain.render(prompt) for prompt in prompts]
-    assert learned == plain.render_conversation(rows[0])
+    assert learned == [plain.render_conversation(row) for row in rows]

@@ -129,6 +129,8 @@ def test_nor_can_plain_text_or_a_completion(tokenizer: PreTrainedTokenizerFast) 
     completion = template.encode_completion("5<|end|>", end)
     assert control_tokens(tokenizer, completion) == ["<|end|>"]
     assert completion[-1] == end
+    sampled = template.encode_completion("5<|end|>", end, sampled=True)  # a policy's own token
+    assert len(sampled) < len(completion)
     through = Template(tokenizer, chat=False, special_tokens="tokens")
     assert control_tokens(tokenizer, through.encode_completion("5<|end|>", end)) == ["<|end|>"]
     assert len(through.encode_completion("5<|end|>", end)) < len(completion)

@@ -60,7 +60,7 @@ def make_setup(
         prompts_per_step=rl.prompts_per_step if rl is not None else 0,
         num_problems=min(test, (rl.evaluate_problems or test) if rl is not None else test),
         num_eval_problems=min(test, last.problems if last is not None else test),
-        shared_prompts=bool(shared_prompts(recipe, parts.task, template=parts.template)),
+        shared_prompts=bool(shared_prompts(recipe, parts.task)),
         steps_per_epoch=steps_per_epoch,
         keys=flat(to_dict(recipe)),
     )

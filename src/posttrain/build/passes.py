@@ -40,7 +40,7 @@ def passes(rl: RlSection, num_prompts: int) -> Passes | None:
     return Passes(num_prompts=num_prompts, prompts_per_step=rl.prompts_per_step, steps=rl.steps)
 
 
-def shared_prompts(recipe: Recipe, task: Task | None, *, template: Template) -> int:
+def shared_prompts(recipe: Recipe, task: Task | None, *, template: Template | None = None) -> int:
     """How many of the prompts that rl asks are answered in the demonstrations of sft."""
     section = recipe.sft
     if section is None or task is None or not {"sft", "rl"} <= set(recipe.stages):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from posttrain.build.parts import filled, make_policy, tell_left_out
 from posttrain.build.questions import of_ranked
-from posttrain.config import Recipe
+from posttrain.config import Recipe, RewardSection
 from posttrain.config.defaults import TEST_SHARE
 from posttrain.data.preference_splits import check_apart, split_by_prompt
 from posttrain.data.preferences import Ranked, read_preferences
@@ -66,7 +66,7 @@ def reward_rows(
     for sets, (option, rows) in zip(
         read_split(recipe, prefer, template=template), names, strict=True
     ):
-        tokens = _tokens(sets, policy, template=template, margins=section.margins)
+        tokens = _tokens(sets, policy, template=template, section=section)
         kept = [row for row in tokens if limit is None or max(map(len, row.rows)) <= limit]
         tell_left_out(len(kept), len(sets), option=option, rows=rows, limit=limit)
         parts.append(kept)
@@ -75,18 +75,21 @@ def reward_rows(
 
 
 def _tokens(
-    sets: Sequence[Ranked], policy: Policy, *, template: Template, margins: bool
+    sets: Sequence[Ranked], policy: Policy, *, template: Template, section: RewardSection
 ) -> list[RankedTokens]:
     limit, end = context_length(policy.model), policy.end_tokens[0]
+    own = section.data == "prefer"
     found: list[RankedTokens] = []
     template.prepare([of_ranked(ranked) for ranked in sets])
     for number, ranked in enumerate(sets):
         question = Prompt(id=f"set-{number}", text=ranked.prompt, messages=ranked.messages)
         prompt = template.render(question).tokens
-        completions = [template.encode_completion(text, end) for text in ranked.completions]
+        completions = [
+            template.encode_completion(text, end, sampled=own) for text in ranked.completions
+        ]
         rows = [(*prompt, *completion) for completion in completions]
         rows = [row[:-1] if len(row) - 1 == limit else row for row in rows]  # all but the end fits
         lengths = [len(completion) for completion in completions]
-        margin = ranked.margin if margins else 0.0
+        margin = ranked.margin if section.margins else 0.0
         found.append(RankedTokens(rows=rows, lengths=lengths, margin=margin))
     return found

@@ -48,14 +48,7 @@ class _Read:
 def sft_rows(recipe: Recipe, policy: Policy, *, parts: Parts) -> SftRows:
     """The demonstrations of a recipe, all of them."""
     read, template, end = _read(recipe, parts), parts.template, policy.end_tokens[0]
-    for rows in (read.train, read.test):
-        chats = [row["messages"] for row in rows if "messages" in row]
-        prompts = [first_question(row) for row in rows if "messages" not in row]
-        template.prepare(prompts, conversations=chats)
-    train, test = (
-        [_tokens(row, number, template=template, end=end) for number, row in enumerate(rows)]
-        for rows in (read.train, read.test)
-    )
+    train, test = (_rows(rows, template, end=end) for rows in (read.train, read.test))
     return SftRows(train=train, test=test, note=read.note)
 
 
@@ -79,6 +72,13 @@ def fitting(rows: SftRows, policy: Policy, *, section: SftSection) -> SftRows:
             'it to "last", or give a file in sft.test_data'
         )
     return SftRows(train=train, test=test, note=note)
+
+
+def _rows(rows: Sequence[Demonstration], template: Template, *, end: int) -> list[Row]:
+    chats = [row["messages"] for row in rows if "messages" in row]
+    prompts = [first_question(row) for row in rows if "messages" not in row]
+    template.prepare(prompts, conversations=chats)
+    return [_tokens(row, number, template=template, end=end) for number, row in enumerate(rows)]
 
 
 def _tokens(row: Demonstration, number: int, *, template: Template, end: int) -> Row:

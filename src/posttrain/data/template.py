@@ -107,9 +107,14 @@ class Template:
             )
         return dataclasses.replace(prompt, text=text, tokens=tokens)
 
-    def encode_completion(self, text: str, end_token: int) -> tuple[int, ...]:
-        """The tokens of a completion to learn from, ending with the end token, once."""
-        tokens = self.control.encode(text)
+    def encode_completion(
+        self, text: str, end_token: int, *, sampled: bool = False
+    ) -> tuple[int, ...]:
+        """The tokens of a completion to learn from, ending with the end token, once.
+
+        Where a policy has ``sampled`` it, the special tokens in its text were tokens.
+        """
+        tokens = self.control.encode(text, {} if sampled else None)
         return tokens if tokens[-1:] == (end_token,) else (*tokens, end_token)
 
     def render_conversation(
@@ -141,7 +146,10 @@ class Template:
     def prepare(
         self, prompts: Sequence[Prompt] = (), *, conversations: Sequence[Sequence[Message]] = ()
     ) -> None:
-        """Have the chats written that are going to be rendered: together it takes far less time."""
+        """Have the chats written that are rendered next: together it takes far less time.
+
+        They are kept until others are prepared.
+        """
         chats: list[Chat] = []
         for prompt in prompts:
             if self._is_written(prompt):
@@ -150,9 +158,9 @@ class Template:
             chat, _ = self.control.hide(self._with_system(messages))
             for index in _answers(chat):
                 chats += [(chat[:index], True), (chat[: index + 1], False)]
-        texts = self._write(chats) if chats else []
-        for (messages, reply), text in zip(chats, texts, strict=True):
-            self._ahead[_key(messages, reply)] = text
+        distinct = {_key(messages, reply): (messages, reply) for messages, reply in chats}
+        texts = self._write(list(distinct.values())) if distinct else []
+        self._ahead = dict(zip(distinct, texts, strict=True))
 
     def question(self, prompt: Prompt) -> str:
         """What makes two prompts the same: how they are written for the model, but for spaces."""
@@ -235,7 +243,7 @@ class Template:
         return self._chat_text(chat, reply=True), hidden
 
     def _chat_text(self, messages: Sequence[Message], *, reply: bool) -> str:
-        text = self._ahead.pop(_key(messages, reply), None)
+        text = self._ahead.get(_key(messages, reply))
         return self._write([(messages, reply)])[0] if text is None else text
 
     def _write(self, chats: Sequence[Chat]) -> list[str]:
