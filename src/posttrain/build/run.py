@@ -55,8 +55,8 @@ from posttrain.build.sft_rows import fitting, sft_rows
 from posttrain.build.sft_stage import run_sft, sft_steps
 from posttrain.build.stages import Context, run_rl
 from posttrain.build.supplied import Supplied
-from posttrain.build.texts import find_notes, read_rows
-from posttrain.build.trained_rows import check_data_apart, check_has_test
+from posttrain.build.texts import look_at_data
+from posttrain.build.trained_rows import check_has_test
 from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.models.load import Policy
 from posttrain.protocols import Tracker
@@ -67,7 +67,6 @@ from posttrain.track import TRACKERS, ConsoleTracker, Several
 from posttrain.track import Stage as TrackedStage
 from posttrain.track.diagnosis import Diagnosing, Setup
 from posttrain.track.progress import phase, showing
-from posttrain.track.text import printable
 
 __all__ = ["Supplied", "run"]
 
@@ -189,22 +188,11 @@ class _Job:
         if "eval" in recipe.stages and self._parts is not None and self._parts.task is not None:
             check_has_test(self._parts.task, recipe.task)
         coming = [s for s in recipe.stages if not folder.stage_done(s, self._digests[s])]
-        self._look_at_data(coming)
+        look_at_data(recipe, self._ready, stages=coming, console=console)
 
     def seconds(self) -> float:
         """How long the run has worked, in this process and in those before it."""
         return self._seconds_before + time.monotonic() - self._started
-
-    def _look_at_data(self, coming: Sequence[str]) -> None:
-        """What stages still to come would learn from and be measured by, before any is begun."""
-        parts = self._ready
-        with phase("looking at the data"):
-            check_data_apart(self._recipe, parts.task, template=parts.template, stages=coming)
-            rows = read_rows(self._recipe, parts.task, stages=coming)
-            notes = find_notes(rows, parts.template)
-        for note in notes:
-            text = printable(f"{note.text}; {note.fix}")
-            self._console.print(Text.assemble(("caution: ", "yellow"), text), soft_wrap=True)
 
     def do(self, stage: str) -> None:
         """Run one stage, unless it is finished under this very config."""

@@ -12,13 +12,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.build.parts import filled
+from rich.console import Console
+from rich.text import Text
+
+from posttrain.build.parts import Parts, filled
+from posttrain.build.trained_rows import check_data_apart
 from posttrain.config import Recipe
 from posttrain.data.characters import lost_characters
 from posttrain.data.preferences import read_preferences
 from posttrain.data.sources import read_demonstrations
 from posttrain.data.template import Template
 from posttrain.protocols import Split, Task
+from posttrain.track.progress import phase
+from posttrain.track.text import printable
 from posttrain.types import Prompt
 
 TOKENS = 'set model.special_tokens = "tokens"'
@@ -41,6 +47,18 @@ class Note:
     kind: str
     text: str
     fix: str
+
+
+def look_at_data(
+    recipe: Recipe, parts: Parts, *, stages: Collection[str], console: Console
+) -> None:
+    """Refuse data that these stages must not have, and say what the tokenizer makes of the rest."""
+    with phase("looking at the data"):
+        check_data_apart(recipe, parts.task, template=parts.template, stages=stages)
+        notes = find_notes(read_rows(recipe, parts.task, stages=stages), parts.template)
+    for note in notes:
+        text = printable(f"{note.text}; {note.fix}")
+        console.print(Text.assemble(("caution: ", "yellow"), text), soft_wrap=True)
 
 
 def find_notes(data: Mapping[str, Sequence[Row]], template: Template) -> list[Note]:
