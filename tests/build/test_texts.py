@@ -10,7 +10,7 @@ from tokenizers import normalizers
 
 import posttrain
 from posttrain.build.check import check_recipe
-from posttrain.build.parts import make_parts, make_policy
+from posttrain.build.parts import Parts, make_parts, make_policy
 from posttrain.build.sft_rows import sft_rows
 from posttrain.build.trained_rows import demonstrated_tests
 from posttrain.config import recipe_from_dict, resolve
@@ -146,7 +146,12 @@ def test_a_held_out_question_among_demonstrations_is_refused(
     assert not (tmp_path / "run" / "sft").exists()
 
 
-def test_one_among_preferences_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+def test_one_among_preferences_is_refused_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Parts] = []
+    ends = Parts.close
+    monkeypatch.setattr(Parts, "close", lambda parts: (closed.append(parts), ends(parts)))
     rows = [{"prompt": f"What is 1+{n}?", "chosen": str(1 + n), "rejected": "?"} for n in (1, 5, 6)]
     reward = {"data": lines(tmp_path / "pairs.jsonl", rows)}
     values = given(tmp_path, task=chats(tmp_path), reward=reward, eval={"problems": 1})
@@ -154,6 +159,7 @@ def test_one_among_preferences_is_refused_before_anything_is_trained(tmp_path: P
     with pytest.raises(ValueError, match=r"reward\.data: 1 of 1 held-out problems are in reward"):
         small_run(values)
     assert not (tmp_path / "run" / "reward").exists()
+    assert len(closed) == 1  # no worker is left behind
     [line] = [x for x in check_recipe(values, fast=True).lines if x.name == "preferences of test"]
     assert line.state == "fail"
 

@@ -184,11 +184,14 @@ class _Job:
         self._digests = stage_digests(self._config, recipe.stages)
         self._parts: Parts | None = None
         self._load(recipe.model.name)
-        check_early(recipe, self._policy)
-        if "eval" in recipe.stages and self._parts is not None and self._parts.task is not None:
-            check_has_test(self._parts.task, recipe.task)
-        coming = [s for s in recipe.stages if not folder.stage_done(s, self._digests[s])]
-        look_at_data(recipe, self._ready, stages=coming, console=console)
+        with contextlib.ExitStack() as refused:
+            refused.callback(self.close)
+            check_early(recipe, self._policy)
+            if "eval" in recipe.stages and self._parts is not None and self._parts.task is not None:
+                check_has_test(self._parts.task, recipe.task)
+            coming = [s for s in recipe.stages if not folder.stage_done(s, self._digests[s])]
+            look_at_data(recipe, self._ready, stages=coming, console=console)
+            refused.pop_all()
 
     def seconds(self) -> float:
         """How long the run has worked, in this process and in those before it."""
