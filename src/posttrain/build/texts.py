@@ -153,11 +153,11 @@ def _special_tokens(name: str, rows: Sequence[Row], *, template: Template) -> It
 
 
 def _characters(name: str, rows: Sequence[Row], *, template: Template) -> Iterator[Note]:
-    every = {character for row in rows for text in row.texts for character in text}
+    every: set[str] = set().union(*(text for row in rows for text in row.texts))
     lost = lost_characters(template.tokenizer, every)
-    having = [row for row in rows if any(not lost.keys().isdisjoint(t) for t in row.texts)]
-    if not having:
+    if not lost:
         return
+    having = [row for row in rows if any(not lost.keys().isdisjoint(t) for t in row.texts)]
     read = [f"{character!r} is read as {lost[character]!r}" for character in sorted(lost)[:MOST]]
     told = f"{len(having):,} of {len(rows):,} {name} have characters that the tokenizer lacks"
     yield Note(

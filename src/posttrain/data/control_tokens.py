@@ -51,13 +51,18 @@ class ControlTokens:
         spelled = "|".join(map(re.escape, longest_first)) or "(?!)"
         self._pattern = re.compile(spelled)
         self._starts = re.compile(f"(?=({spelled}))")  # also those that begin within another
+        self._firsts = {text[0] for text in longest_first}
         backend = getattr(tokenizer, "backend_tokenizer", None)
         # A tokenizer that looks for them after normalising finds them in other spellings, too.
         self._normalised = normalised and getattr(backend, "normalizer", None) is not None
 
     def spelled(self, text: str) -> set[str]:
         """The control tokens that a text spells."""
-        return {found[1] for found in self._starts.finditer(text)}
+        return {found[1] for found in self._found(text)}
+
+    def _found(self, text: str) -> Iterator[re.Match[str]]:
+        # Most texts have none of the characters with which they begin, and that is soon known.
+        return iter(()) if self._firsts.isdisjoint(text) else self._starts.finditer(text)
 
     def hide(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], Hidden]:
         """The messages with a stand-in for the first character of each control token they spell.
@@ -120,7 +125,7 @@ class ControlTokens:
         """Where data would become a control token: the place of its first character."""
         if not self.as_text:
             return set()
-        places = {found.start() for found in self._starts.finditer(text)}
+        places = {found.start() for found in self._found(text)}
         if self._normalised and self._tokenizer.is_fast:
             encoded = self._plain(text, return_offsets_mapping=True)
             spans = zip(encoded.input_ids, encoded.offset_mapping, strict=True)
