@@ -154,6 +154,14 @@ def test_what_a_template_writes_after_the_end_token_is_not_learned(
     assert tokenizer.decode(tokens).endswith("2<|end|>\n")
 
 
+def test_a_conversation_may_begin_with_the_assistant(tokenizer: PreTrainedTokenizerFast) -> None:
+    template = Template(tokenizer)
+    template.prepare(conversations=[CONVERSATION[1:2]])
+    tokens, mask = template.render_conversation(CONVERSATION[1:2])
+    assert tokenizer.decode(tokens) == "<|assistant|>2<|end|>"
+    assert mask == (False, True, True)
+
+
 def test_a_conversation_gets_the_system_message_too(tokenizer: PreTrainedTokenizerFast) -> None:
     template = Template(tokenizer, system="be brief")
     tokens, _ = template.render_conversation(CONVERSATION)

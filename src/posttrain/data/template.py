@@ -263,7 +263,7 @@ class Template:
         One that writes other roles like the user's is warned of.
         """
         roles = tuple(message["role"] for message in messages)
-        if roles in self._tried:
+        if not roles or roles in self._tried:
             return
         said = [f"message {number} of {len(roles)}." for number in range(1, len(roles) + 1)]
         chat = [{**m, "content": text} for m, text in zip(messages, said, strict=True)]
@@ -315,7 +315,7 @@ class Template:
         folder = Path(self.tokenizer.name_or_path or "")
         names = ("chat_template.jinja", "tokenizer_config.json")
         files = [str(folder / name) for name in names if (folder / name).is_file()]
-        return [*files, str(self.tokenizer.name_or_path or "its own")][0]
+        return [*files, str(self.tokenizer.name_or_path or "of the tokenizer")][0]
 
     def _length_to_end(self, turn: Sequence[int]) -> int:
         """How many tokens of a turn the assistant wrote; a template's newline after it is not."""
