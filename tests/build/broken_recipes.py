@@ -138,8 +138,22 @@ BROKEN = [
         "The preferences are on the test problems",
         {"run.stages": ["reward", "eval"], "reward": {"data": "test_pairs.jsonl"}},
         "data",
-        "warn",
+        "fail",
         "10 of 10 held-out problems are in reward.data",
+    ),
+    Broken(
+        "A prompt spells a special token",
+        {"task.path": "forged.jsonl"},
+        "data",
+        "warn",
+        "1 of 90 train prompts spell special tokens",
+    ),
+    Broken(
+        "The tokenizer lacks a character of the data",
+        {"task.path": "foreign.jsonl"},
+        "data",
+        "warn",
+        "2 of 90 train prompts have characters that the tokenizer lacks: 'é' is read as",
     ),
     Broken(
         "Rows of the file are repeated",
@@ -336,6 +350,8 @@ def write_files(folder: Path) -> None:
             for number, (prompt, answer) in enumerate(train)
         ],
         "few": train[:3],
+        "forged": [("1+1=<|end|><|system|>", "2"), *train[1:]],
+        "foreign": [("é1+1=", "2"), ("é1+2=", "3"), *train[2:]],
     }
     for name, rows in files.items():
         lines = [json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in rows]

@@ -280,7 +280,8 @@ def test_generate_speaks_as_the_run_did(tmp_path: Path) -> None:
     file = tmp_path / "chat.toml"
     model = f'name = "{tmp_path / "chat"}"\nsystem = "A"'
     file.write_text(f'[model]\n{model}\n[task]\nname = "sort"\n[eval]\nmax_new_tokens = 3\n')
-    spoken = posttrain.generate(file, "BC", temperature=1.0, num_samples=4)
+    with pytest.warns(UserWarning, match="writes the system's messages like the user's"):
+        spoken = posttrain.generate(file, "BC", temperature=1.0, num_samples=4)
     plain = posttrain.generate(tmp_path / "chat", "ABC", chat=False, temperature=1.0, num_samples=4)
     by_eye = [answer.tokens[:3] for answer in plain]
     assert [answer.tokens for answer in spoken] == by_eye

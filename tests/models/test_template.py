@@ -78,9 +78,10 @@ def test_the_start_token_comes_once_and_no_end_token(
     tokenizer: PreTrainedTokenizerFast, pattern: str
 ) -> None:
     template = Template(with_start(tokenizer, pattern))
+    written = Template(tokenizer, special_tokens="tokens")
     start, plain = tokenizer.bos_token_id, tokenizer("ab", add_special_tokens=False).input_ids
-    for text in ("ab", "<s>ab"):
-        rendered = template.render(Prompt(id="a", text=text))
+    for renders, text in ((template, "ab"), (written, "ab"), (written, "<s>ab")):
+        rendered = renders.render(Prompt(id="a", text=text))
         assert rendered.tokens == (start, *plain)
         assert rendered.text == "<s>ab" == tokenizer.decode(rendered.tokens)
     chat = template.render(Prompt(id="a", text="", messages=CONVERSATION[:1]))
@@ -117,16 +118,16 @@ def test_a_system_message_without_a_chat_is_refused(tokenizer: PreTrainedTokeniz
 
 def test_what_a_template_refuses_is_passed_on(tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
-    template = Template(tokenizer, chat=True, system="be brief")
     with pytest.raises(ValueError, match=r"roles system, user: System role not supported"):
-        template.render(Prompt(id="a", text="2+3="))
+        Template(tokenizer, chat=True, system="be brief")
 
 
 def test_a_completion_ends_with_the_end_token_once(tokenizer: PreTrainedTokenizerFast) -> None:
     template = Template(tokenizer)
     expected = (*tokenizer("5").input_ids, 1)
     assert template.encode_completion("5", 1) == expected
-    assert template.encode_completion("5<|end|>", 1) == expected
+    written = Template(tokenizer, special_tokens="tokens")
+    assert written.encode_completion("5<|end|>", 1) == expected
     assert template.encode_completion("", 1) == (1,)
 
 
@@ -151,6 +152,14 @@ def test_what_a_template_writes_after_the_end_token_is_not_learned(
     learned = [token for token, chosen in zip(tokens, mask, strict=True) if chosen]
     assert tokenizer.decode(learned) == "2<|end|>"
     assert tokenizer.decode(tokens).endswith("2<|end|>\n")
+
+
+def test_a_conversation_may_begin_with_the_assistant(tokenizer: PreTrainedTokenizerFast) -> None:
+    template = Template(tokenizer)
+    template.prepare(conversations=[CONVERSATION[1:2]])
+    tokens, mask = template.render_conversation(CONVERSATION[1:2])
+    assert tokenizer.decode(tokens) == "<|assistant|>2<|end|>"
+    assert mask == (False, True, True)
 
 
 def test_a_conversation_gets_the_system_message_too(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -24,6 +24,7 @@ from posttrain.build.rows import Rows, has_test, rows_task
 from posttrain.build.run import Supplied, run
 from posttrain.build.sources import Source, file_name, find_source, folder_name, model_name, over
 from posttrain.build.stages import evaluate_policy
+from posttrain.build.texts import find_notes, read_rows
 from posttrain.build.trained_rows import check_has_test, check_unseen
 from posttrain.config import EvalSection, Recipe, recipe_from_dict, resolve
 from posttrain.config.pieces import MODEL_REWARD
@@ -246,6 +247,8 @@ def evaluate_recipe(
         # Half of the context at most: the other half is for the question.
         section = section.model_copy(update={"max_new_tokens": min(DEFAULT_TOKENS, limit // 2)})
     parts = make_parts(recipe, policy, device=device, task=task, rewards=supplied.rewards)
+    for note in find_notes(read_rows(recipe, task, stages=["eval"]), parts.template):
+        warnings.warn(f"{note.text}; {note.fix}", stacklevel=2)
     try:
         return evaluate_policy(recipe, policy, parts=parts, section=section)
     finally:

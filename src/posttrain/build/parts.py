@@ -149,7 +149,11 @@ def make_template(recipe: Recipe, policy: Policy) -> Template:
     if chat == "auto":
         chat = bool(policy.tokenizer.chat_template)
     return Template(
-        policy.tokenizer, chat=chat, system=recipe.model.system, end_tokens=policy.end_tokens
+        policy.tokenizer,
+        chat=chat,
+        system=recipe.model.system,
+        end_tokens=policy.end_tokens,
+        special_tokens=recipe.model.special_tokens,
     )
 
 
@@ -215,6 +219,7 @@ def render_prompts(
             f"of {limit} tokens; lower it"
         )
     rendered: list[Prompt] = []
+    template.prepare(prompts)
     for prompt in prompts:
         tokens = template.render(prompt).tokens
         if room is None or len(tokens) <= room:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from posttrain.build.questions import demonstrated, questions
 from posttrain.config import Recipe, RlSection
-from posttrain.data.sources import read_demonstrations
+from posttrain.data.template import Template
 from posttrain.protocols import Task
 
 
@@ -39,7 +40,7 @@ def passes(rl: RlSection, num_prompts: int) -> Passes | None:
     return Passes(num_prompts=num_prompts, prompts_per_step=rl.prompts_per_step, steps=rl.steps)
 
 
-def shared_prompts(recipe: Recipe, task: Task | None) -> int:
+def shared_prompts(recipe: Recipe, task: Task | None, *, template: Template | None = None) -> int:
     """How many of the prompts that rl asks are answered in the demonstrations of sft."""
     section = recipe.sft
     if section is None or task is None or not {"sft", "rl"} <= set(recipe.stages):
@@ -47,19 +48,6 @@ def shared_prompts(recipe: Recipe, task: Task | None) -> int:
     prompts = task.prompts("train")
     if section.data == "task":
         return min(section.num_demonstrations or len(prompts), len(prompts))
-    rows = read_demonstrations(section.data)[: section.num_demonstrations]
-    shown = {_question(row) for row in rows}
-    return sum((prompt.text or _last(prompt.messages)) in shown for prompt in prompts)
-
-
-def _question(row: dict[str, object]) -> str:
-    messages = row.get("messages")
-    return _last(messages) if isinstance(messages, list) else str(row.get("prompt", ""))
-
-
-def _last(messages: object) -> str:
-    """The last thing that the user of a chat says."""
-    said = (
-        [m for m in messages if isinstance(m, dict)] if isinstance(messages, list | tuple) else []
-    )
-    return next((str(m.get("content")) for m in reversed(said) if m.get("role") == "user"), "")
+    rows = demonstrated(section.data, section.num_demonstrations)
+    shown = {text for ways in questions(rows, template) for text in ways}
+    return sum(not shown.isdisjoint(ways) for ways in questions(prompts, template))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from posttrain.build.parts import filled, make_policy, tell_left_out
-from posttrain.config import Recipe
+from posttrain.build.questions import of_ranked
+from posttrain.config import Recipe, RewardSection
 from posttrain.config.defaults import TEST_SHARE
 from posttrain.data.preference_splits import check_apart, split_by_prompt
 from posttrain.data.preferences import Ranked, read_preferences
@@ -25,19 +26,30 @@ def backbone_of(recipe: Recipe, policy: Policy, *, device: str) -> Policy:
     return policy if named == "policy" else make_policy(recipe, named, device=device)
 
 
-def read_split(recipe: Recipe, prefer: Path = Path()) -> tuple[list[Ranked], list[Ranked]]:
-    """The preferences to learn from, and those held out; ``prefer`` is that stage's folder."""
+def read_split(
+    recipe: Recipe, prefer: Path = Path(), *, template: Template
+) -> tuple[list[Ranked], list[Ranked]]:
+    """The preferences to learn from, and those held out; ``prefer`` is that stage's folder.
+
+    Which prompts are the same, the template says that writes them.
+    """
     section = filled(recipe.reward)
+
+    def key(ranked: Ranked) -> str:
+        return template.question(of_ranked(ranked))
+
     own = section.data == "prefer"
     train = read_preferences(prefer / PAIRS if own else section.data)
     if section.test_data is not None:
         test = read_preferences(section.test_data)
-        check_apart(train, test, where="reward.test_data")
+        template.prepare([of_ranked(ranked) for ranked in (*train, *test)])
+        check_apart(train, test, where="reward.test_data", key=key)
         return train, test
     if own and not section.test_share and (prefer / TEST_PAIRS).exists():
         return train, read_preferences(prefer / TEST_PAIRS)
     share = section.test_share or TEST_SHARE
-    return split_by_prompt(train, test_share=share, seed=recipe.run.seed)
+    template.prepare([of_ranked(ranked) for ranked in train])
+    return split_by_prompt(train, test_share=share, seed=recipe.run.seed, key=key)
 
 
 def reward_rows(
@@ -51,8 +63,10 @@ def reward_rows(
     held_out = "reward.data" if section.test_data is None else "reward.test_data"
     names = (("reward.data", "sets"), (held_out, "held-out sets"))
     parts: list[list[RankedTokens]] = []
-    for sets, (option, rows) in zip(read_split(recipe, prefer), names, strict=True):
-        tokens = _tokens(sets, policy, template=template, margins=section.margins)
+    for sets, (option, rows) in zip(
+        read_split(recipe, prefer, template=template), names, strict=True
+    ):
+        tokens = _tokens(sets, policy, template=template, section=section)
         kept = [row for row in tokens if limit is None or max(map(len, row.rows)) <= limit]
         tell_left_out(len(kept), len(sets), option=option, rows=rows, limit=limit)
         parts.append(kept)
@@ -61,17 +75,21 @@ def reward_rows(
 
 
 def _tokens(
-    sets: Sequence[Ranked], policy: Policy, *, template: Template, margins: bool
+    sets: Sequence[Ranked], policy: Policy, *, template: Template, section: RewardSection
 ) -> list[RankedTokens]:
     limit, end = context_length(policy.model), policy.end_tokens[0]
+    own = section.data == "prefer"
     found: list[RankedTokens] = []
+    template.prepare([of_ranked(ranked) for ranked in sets])
     for number, ranked in enumerate(sets):
         question = Prompt(id=f"set-{number}", text=ranked.prompt, messages=ranked.messages)
         prompt = template.render(question).tokens
-        completions = [template.encode_completion(text, end) for text in ranked.completions]
+        completions = [
+            template.encode_completion(text, end, sampled=own) for text in ranked.completions
+        ]
         rows = [(*prompt, *completion) for completion in completions]
         rows = [row[:-1] if len(row) - 1 == limit else row for row in rows]  # all but the end fits
         lengths = [len(completion) for completion in completions]
-        margin = ranked.margin if margins else 0.0
+        margin = ranked.margin if section.margins else 0.0
         found.append(RankedTokens(rows=rows, lengths=lengths, margin=margin))
     return found

@@ -212,15 +212,14 @@ def check_early(recipe: Recipe, policy: Policy) -> None:
     """
     critic = recipe.rl.critic if recipe.rl is not None and "rl" in recipe.stages else None
     if recipe.reward is not None and "reward" in recipe.stages:
+        backbone = backbone_of(recipe, policy, device="cpu")
         if recipe.reward.data != "prefer":
             with warnings.catch_warnings():  # they are given when the stage reads them
                 warnings.simplefilter("ignore")
-                read_split(recipe)
-        if recipe.reward.backbone != "policy":
-            backbone = backbone_of(recipe, policy, device="cpu")
-            if critic is not None and critic.source == OWN_STAGE:
-                made = reward_from_policy(backbone, seed=0)
-                check_same_tokens(made, policy, kind="rl.critic.source")
+                read_split(recipe, template=make_template(recipe, backbone))
+        if backbone is not policy and critic is not None and critic.source == OWN_STAGE:
+            made = reward_from_policy(backbone, seed=0)
+            check_same_tokens(made, policy, kind="rl.critic.source")
     if critic is not None and critic.source not in (None, "policy", OWN_STAGE):
         reward = load_reward(critic.source)
         check_same_tokens(reward, policy, kind="rl.critic.source")

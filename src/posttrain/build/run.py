@@ -55,7 +55,8 @@ from posttrain.build.sft_rows import fitting, sft_rows
 from posttrain.build.sft_stage import run_sft, sft_steps
 from posttrain.build.stages import Context, run_rl
 from posttrain.build.supplied import Supplied
-from posttrain.build.trained_rows import check_demonstrations_apart, check_has_test
+from posttrain.build.texts import look_at_data
+from posttrain.build.trained_rows import check_has_test
 from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.models.load import Policy
 from posttrain.protocols import Tracker
@@ -183,9 +184,14 @@ class _Job:
         self._digests = stage_digests(self._config, recipe.stages)
         self._parts: Parts | None = None
         self._load(recipe.model.name)
-        check_early(recipe, self._policy)
-        if "eval" in recipe.stages and self._parts is not None and self._parts.task is not None:
-            check_has_test(self._parts.task, recipe.task)
+        with contextlib.ExitStack() as refused:
+            refused.callback(self.close)
+            check_early(recipe, self._policy)
+            if "eval" in recipe.stages and self._parts is not None and self._parts.task is not None:
+                check_has_test(self._parts.task, recipe.task)
+            coming = [s for s in recipe.stages if not folder.stage_done(s, self._digests[s])]
+            look_at_data(recipe, self._ready, stages=coming, console=console)
+            refused.pop_all()
 
     def seconds(self) -> float:
         """How long the run has worked, in this process and in those before it."""
@@ -241,7 +247,6 @@ class _Job:
         )
 
     def _sft(self) -> Mapping[str, Any]:
-        check_demonstrations_apart(self._recipe, self._ready.task)
         read = sft_rows(self._recipe, self._policy, parts=self._ready)
         rows = fitting(read, self._policy, section=filled(self._recipe.sft))
         if rows.note:

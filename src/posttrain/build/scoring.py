@@ -106,4 +106,5 @@ def reader_of(reward: RewardModel, template: Template) -> Template:
     if same and reward.chat in (None, template.chat):
         return template
     chat = reward.chat if reward.chat is not None else bool(reward.tokenizer.chat_template)
+    # What a policy wrote is never a special token of another model, whatever its own data may be.
     return Template(reward.tokenizer, chat=chat, system=template.system if chat else "")

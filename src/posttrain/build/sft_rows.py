@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from posttrain.build.parts import Parts, filled, tell_left_out
+from posttrain.build.questions import first_question
 from posttrain.config import Recipe, SftSection
 from posttrain.data.demonstration_splits import Demonstration, check_held_out, hold_out
 from posttrain.data.sources import read_demonstrations
@@ -46,11 +47,8 @@ class _Read:
 
 def sft_rows(recipe: Recipe, policy: Policy, *, parts: Parts) -> SftRows:
     """The demonstrations of a recipe, all of them."""
-    read, template, end = _read(recipe, parts.task), parts.template, policy.end_tokens[0]
-    train, test = (
-        [_tokens(row, number, template=template, end=end) for number, row in enumerate(rows)]
-        for rows in (read.train, read.test)
-    )
+    read, template, end = _read(recipe, parts), parts.template, policy.end_tokens[0]
+    train, test = (_rows(rows, template, end=end) for rows in (read.train, read.test))
     return SftRows(train=train, test=test, note=read.note)
 
 
@@ -76,6 +74,13 @@ def fitting(rows: SftRows, policy: Policy, *, section: SftSection) -> SftRows:
     return SftRows(train=train, test=test, note=note)
 
 
+def _rows(rows: Sequence[Demonstration], template: Template, *, end: int) -> list[Row]:
+    chats = [row["messages"] for row in rows if "messages" in row]
+    prompts = [first_question(row) for row in rows if "messages" not in row]
+    template.prepare(prompts, conversations=chats)
+    return [_tokens(row, number, template=template, end=end) for number, row in enumerate(rows)]
+
+
 def _tokens(row: Demonstration, number: int, *, template: Template, end: int) -> Row:
     if "messages" in row:
         return template.render_conversation(row["messages"])
@@ -85,8 +90,8 @@ def _tokens(row: Demonstration, number: int, *, template: Template, end: int) ->
     return (*prompt, *completion), chosen
 
 
-def _read(recipe: Recipe, task: Task | None) -> _Read:
-    section, seed = filled(recipe.sft), recipe.run.seed
+def _read(recipe: Recipe, parts: Parts) -> _Read:
+    section, seed, task = filled(recipe.sft), recipe.run.seed, parts.task
     own = section.data == "task"
     if own and task is None:
         raise ValueError('sft.data: "task" needs a task; name one, or give a JSONL file')
@@ -100,11 +105,18 @@ def _read(recipe: Recipe, task: Task | None) -> _Read:
         return _Read(train=train)
     if section.test_data is not None:
         test = read_demonstrations(section.test_data)
-        check_held_out(train, test, where="sft.test_data")
+        key = _question(parts.template, (*train, *test))
+        check_held_out(train, test, where="sft.test_data", key=key)
         return _Read(train=train, test=_some(test, section.evaluate_demonstrations, seed=seed))
     if own and task is not None:
         return _of_task(train, task, section=section, seed=seed)
-    return _of_file(train, section=section, seed=seed)
+    return _of_file(train, section=section, seed=seed, template=parts.template)
+
+
+def _question(template: Template, rows: Sequence[Demonstration]) -> Callable[[Demonstration], str]:
+    """What makes the prompts of rows the same: how they are written for the model."""
+    template.prepare([first_question(row) for row in rows])
+    return lambda row: template.question(first_question(row))
 
 
 def _of_task(
@@ -126,7 +138,9 @@ def _of_task(
     return _Read(train=train, test=test)
 
 
-def _of_file(rows: Sequence[Demonstration], *, section: SftSection, seed: int) -> _Read:
+def _of_file(
+    rows: Sequence[Demonstration], *, section: SftSection, seed: int, template: Template
+) -> _Read:
     """Held out is a share of the file, all rows of a prompt or none."""
     name, share = section.data, section.test_share
     if share is None and len(rows) < FEWEST_ROWS:
@@ -134,7 +148,7 @@ def _of_file(rows: Sequence[Demonstration], *, section: SftSection, seed: int) -
         return _Read(train=rows, note=f"{NONE}: {few}")
     most = section.evaluate_demonstrations if share is None else len(rows)
     wanted = min(max(1, round((share or TEST_SHARE) * len(rows))), most)
-    train, test = hold_out(rows, wanted, seed=seed)
+    train, test = hold_out(rows, wanted, seed=seed, key=_question(template, rows))
     if not test:
         why = f"every prompt of {name} has more than {wanted} of the {len(rows)} demonstrations"
         if share is not None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from posttrain.build.fingerprint import contents_digest
 from posttrain.build.places import as_recorded
+from posttrain.build.questions import demonstrated, preferred, questions, spellings
 from posttrain.build.resume import BESIDE_RECIPE
 from posttrain.build.sources import run_of
 from posttrain.config import Recipe
-from posttrain.data.preferences import read_preferences
-from posttrain.data.sources import read_demonstrations
+from posttrain.data.template import Template, words
 from posttrain.protocols import Task
 from posttrain.registry import look_up, options
 from posttrain.runs import RunFolder, rollout_table
@@ -36,7 +36,7 @@ def check_unseen(task: Task, model: str, *, chosen: bool = False) -> None:
     test, found = task.prompts("test"), _among(task, seen)
     if not found:
         return
-    shown = printable(_spellings(found[0])[0], limit=60)
+    shown = printable(spellings(found[0])[0], limit=60)
     told = (
         f"{len(found)} of {len(test)} test problems were in the training data of {run} (the first: "
         f"{shown!r}), so the result"
@@ -51,23 +51,28 @@ def check_unseen(task: Task, model: str, *, chosen: bool = False) -> None:
     )
 
 
-def tests_in_demonstrations(recipe: Recipe, task: Task) -> list[Prompt]:
-    """The test problems of a task that the stage sft would learn from a file."""
+def demonstrated_tests(
+    recipe: Recipe, task: Task, *, template: Template | None = None
+) -> list[Prompt]:
+    """The test problems of a task that the stage sft would learn from a file.
+
+    With a template, also those that are written differently and read the same by the model.
+    """
     section = recipe.sft
     if section is None or "sft" not in recipe.stages or section.data == "task":
         return []
-    return _among(task, _shown(section.data, section.num_demonstrations))
+    shown = demonstrated(section.data, section.num_demonstrations)
+    return _among(task, _all(shown, template), template=template)
 
 
-def tests_in_preferences(recipe: Recipe, task: Task) -> list[Prompt]:
+def preferred_tests(
+    recipe: Recipe, task: Task, *, template: Template | None = None
+) -> list[Prompt]:
     """The test problems of a task that a reward model would learn from a file."""
     section = recipe.reward
     if section is None or "reward" not in recipe.stages or section.data == "prefer":
         return []
-    with warnings.catch_warnings():  # they are given when the stage reads them
-        warnings.simplefilter("ignore")
-        rows = read_preferences(section.data)
-    return _among(task, {_words(row.prompt or _asked(row.messages)) for row in rows})
+    return _among(task, _all(preferred(section.data), template), template=template)
 
 
 def asks_test(recipe: Recipe) -> bool:
@@ -76,16 +81,22 @@ def asks_test(recipe: Recipe) -> bool:
     return "eval" in recipe.stages or bool(within)
 
 
-def check_demonstrations_apart(recipe: Recipe, task: Task | None) -> None:
-    """Refuse to train on demonstrations of the very problems that the run is measured by."""
-    found = tests_in_demonstrations(recipe, task) if task is not None and asks_test(recipe) else []
-    if task is not None and found:
-        raise ValueError(f"sft.data: {told_leak(found, task, where='sft.data')}; {APART}")
+def check_data_apart(
+    recipe: Recipe, task: Task | None, *, template: Template, stages: Collection[str]
+) -> None:
+    """Refuse to train on the very problems that the run is measured by, in stages still to come."""
+    if task is None or not asks_test(recipe):
+        return
+    looks = {"sft": demonstrated_tests, "reward": preferred_tests}
+    for stage, look in looks.items():
+        if stage in stages and (found := look(recipe, task, template=template)):
+            where = f"{stage}.data"
+            raise ValueError(f"{where}: {told_leak(found, task, where=where)}; {APART}")
 
 
 def told_leak(found: Sequence[Prompt], task: Task, *, where: str) -> str:
     """How many test problems are in a file, and the first of them."""
-    shown = printable(_spellings(found[0])[0], limit=60)
+    shown = printable(spellings(found[0])[0], limit=60)
     num = len(task.prompts("test"))
     return f"{len(found)} of {num} held-out problems are in {where} (the first: {shown!r})"
 
@@ -127,13 +138,13 @@ def trained_on(run: Path, known: frozenset[Path] = frozenset()) -> set[str]:
     if "rl" in values["run"]["stages"] or sft.get("data") == "task":
         if task is None or _changed(values, config):
             table = rollout_table(folder.stage("rl").rollouts, columns=["prompt"])
-            seen |= {_words(text) for text in table["prompt"].unique().to_pylist()}
+            seen |= {words(text) for text in table["prompt"].unique().to_pylist()}
         if task is not None:
             seen |= _all(task.prompts("train"))
     if task is not None:
         seen -= _all(task.prompts("test"))
     if Path(sft.get("data", "")).is_file():
-        seen |= _shown(sft["data"], sft.get("num_demonstrations"))
+        seen |= _all(demonstrated(sft["data"], sft.get("num_demonstrations")))
     if began_from is not None and began_from not in known:
         seen |= trained_on(began_from, known | {run})
     return seen
@@ -161,36 +172,12 @@ def _changed(values: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     return any(contents_digest(now.get(key)) != then[key] for key in then if key in now)
 
 
-def _all(prompts: Any) -> set[str]:
-    return {text for prompt in prompts for text in _spellings(prompt)}
+def _all(prompts: Sequence[Prompt], template: Template | None = None) -> set[str]:
+    return {text for ways in questions(prompts, template) for text in ways}
 
 
-def _spellings(prompt: Prompt) -> list[str]:
-    """How a question may be written down: what the user says, and a chat as rollouts keep it."""
-    chat = [f"{turn['role']}: {turn['content']}" for turn in prompt.messages]
-    texts = [_words(text) for text in (prompt.text, _asked(prompt.messages), "\n".join(chat))]
-    return [text for text in texts if text]
-
-
-def _among(task: Task, seen: set[str]) -> list[Prompt]:
+def _among(task: Task, seen: set[str], *, template: Template | None = None) -> list[Prompt]:
     """The test problems of a task that are among these questions."""
-    return [prompt for prompt in task.prompts("test") if not seen.isdisjoint(_spellings(prompt))]
-
-
-def _shown(path: str, most: int | None) -> set[str]:
-    """The questions of the demonstrations in a file, of the first so many."""
-    with warnings.catch_warnings():  # they are given when the stage reads them
-        warnings.simplefilter("ignore")
-        rows = read_demonstrations(path)[:most]
-    return {
-        _words(_asked(row["messages"]) if "messages" in row else str(row["prompt"])) for row in rows
-    }
-
-
-def _asked(messages: Sequence[Mapping[str, Any]]) -> str:
-    return " ".join(turn["content"] for turn in messages if turn["role"] == "user")
-
-
-def _words(text: str) -> str:
-    """White space does not make another question."""
-    return " ".join(text.split())
+    test = task.prompts("test")
+    ways = questions(test, template) if seen else []
+    return [p for p, own in zip(test, ways, strict=False) if not seen.isdisjoint(own)]

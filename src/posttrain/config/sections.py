@@ -74,6 +74,9 @@ class ModelSection(Section):
         "auto", "Use the chat template; auto does where the model has one."
     )
     system: str = key("", "System message put before every chat prompt.")
+    special_tokens: Literal["text", "tokens"] = key(
+        "text", "What a special token that the data spells becomes: text, or the token."
+    )
     options: dict[str, Any] = key({}, "Options of loading it: the sizes of tiny, say.")
 
 

@@ -6,20 +6,33 @@ never decoded and encoded again, because the second encoding may differ from the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import functools
+import json
+import unicodedata
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+from posttrain.data.chats import Chat, TemplateLimit, TemplateRefusal, write_chats
+from posttrain.data.control_tokens import ControlTokens, Hidden, may_open, shown
 from posttrain.types import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
+SHOWN = 300  # characters of what a template wrote, in an error
 
 
 class PromptTooLong(ValueError):  # noqa: N818 - it says what is wrong
     """A prompt has more tokens than allowed; a caller may leave it out, and must say so."""
+
+
+class ChatRefused(ValueError):  # noqa: N818 - it says what is wrong
+    """A chat template raised an error: it knows no such chats."""
 
 
 class Template:
@@ -27,7 +40,9 @@ class Template:
 
     ``chat``: True wraps plain text as a user's message, False takes text as it stands, None lets
     each prompt decide (messages are chat, text is not). ``system`` opens every chat that has no
-    system message. ``end_tokens`` are those of the policy; without, the tokenizer's own.
+    system message. ``end_tokens`` are those of the policy; without, the tokenizer's own. A special
+    token that the text of a prompt or completion spells is read as text, unless
+    ``special_tokens`` is "tokens". A chat template that leaves out a message is refused.
     """
 
     def __init__(
@@ -38,6 +53,7 @@ class Template:
         system: str = "",
         max_prompt_tokens: int | None = None,
         end_tokens: Sequence[int] = (),
+        special_tokens: Literal["text", "tokens"] = "text",
     ) -> None:
         if chat is False and system:
             raise ValueError("system: a system message needs a chat; set chat = true")
@@ -46,17 +62,36 @@ class Template:
         self.system = system
         self.max_prompt_tokens = max_prompt_tokens
         self.end_tokens = frozenset(end_tokens or {tokenizer.eos_token_id} - {None})
-        if chat:
-            self._need_chat_template()
+        self._special_tokens = special_tokens
+        self._ahead: dict[str, str] = {}
+        self._tried: set[tuple[str, ...]] = set()
         # Some tokenizers also put an end token behind every text; a prompt wants the start alone.
         start = tokenizer.bos_token_id
         self._start = (start,) if start is not None and self._starts_with(start) else ()
+        if chat:
+            self.try_chat(self._messages(Prompt(id="", text="a question")))
+
+    @functools.cached_property
+    def control(self) -> ControlTokens:
+        """The tokens that no text of the data may become."""
+        written = ""
+        if self.tokenizer.chat_template and may_open(self.tokenizer):
+            turns = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
+            with contextlib.suppress(ChatRefused):  # it may know no such chats
+                [written] = self._as_written([(turns, True)])
+        return ControlTokens(
+            self.tokenizer,
+            end_tokens=self.end_tokens,
+            written=written,
+            as_text=self._special_tokens == "text",
+        )
 
     def render(self, prompt: Prompt) -> Prompt:
         """The prompt with its ``tokens``, and with ``text`` as exactly what they spell."""
         if self._is_chat(prompt):
-            text = self._chat_text(self._messages(prompt), reply=True)
-            tokens = self._encode(text)
+            text, hidden = self._prompt_text(prompt)
+            tokens = self.control.encode(text, hidden)
+            text = shown(text, hidden)
         else:
             text, tokens = self._plain(prompt)
         if not tokens:
@@ -72,9 +107,14 @@ class Template:
             )
         return dataclasses.replace(prompt, text=text, tokens=tokens)
 
-    def encode_completion(self, text: str, end_token: int) -> tuple[int, ...]:
-        """The tokens of a completion to learn from, ending with the end token, once."""
-        tokens = self._encode(text)
+    def encode_completion(
+        self, text: str, end_token: int, *, sampled: bool = False
+    ) -> tuple[int, ...]:
+        """The tokens of a completion to learn from, ending with the end token, once.
+
+        Where a policy has ``sampled`` it, the special tokens in its text were tokens.
+        """
+        tokens = self.control.encode(text, {} if sampled else None)
         return tokens if tokens[-1:] == (end_token,) else (*tokens, end_token)
 
     def render_conversation(
@@ -91,18 +131,41 @@ class Template:
         text = ""
         tokens: list[int] = []
         mask: list[bool] = []
-        for index, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            prompt = self._chat_text(messages[:index], reply=True)
-            through = self._chat_text(messages[: index + 1], reply=False)
-            before = self._encode(_suffix(prompt, text))
-            turn = self._encode(_suffix(through, prompt))
+        chat, hidden = self.control.hide(messages)
+        for index in _answers(chat):
+            prompt = self._chat_text(chat[:index], reply=True)
+            through = self._chat_text(chat[: index + 1], reply=False)
+            before = self.control.encode(_suffix(prompt, text), hidden)
+            turn = self.control.encode(_suffix(through, prompt), hidden)
             length = self._length_to_end(turn)
             tokens += [*before, *turn]
             mask += [False] * len(before) + [position < length for position in range(len(turn))]
             text = through
         return tuple(tokens), tuple(mask)
+
+    def prepare(
+        self, prompts: Sequence[Prompt] = (), *, conversations: Sequence[Sequence[Message]] = ()
+    ) -> None:
+        """Have the chats written that are rendered next: together it takes far less time.
+
+        They are kept until others are prepared.
+        """
+        chats: list[Chat] = []
+        for prompt in prompts:
+            if self._is_written(prompt):
+                chats.append((self.control.hide(self._messages(prompt))[0], True))
+        for messages in conversations:
+            chat, _ = self.control.hide(self._with_system(messages))
+            for index in _answers(chat):
+                chats += [(chat[:index], True), (chat[: index + 1], False)]
+        distinct = {_key(messages, reply): (messages, reply) for messages, reply in chats}
+        texts = self._write(list(distinct.values())) if distinct else []
+        self._ahead = dict(zip(distinct, texts, strict=True))
+
+    def question(self, prompt: Prompt) -> str:
+        """What makes two prompts the same: how they are written for the model, but for spaces."""
+        written = self._is_written(prompt)
+        return words(shown(*self._prompt_text(prompt)) if written else prompt.text)
 
     def encode_exchange(self, prompt: Prompt, completion: str) -> tuple[int, ...]:
         """Prompt and completion as this tokenizer's own model expects to read them.
@@ -113,14 +176,14 @@ class Template:
         """
         if self._is_chat(prompt):
             reply = {"role": "assistant", "content": completion}
-            text = self._chat_text([*self._messages(prompt), reply], reply=False)
-            return self._encode(text)
+            chat, hidden = self.control.hide([*self._messages(prompt), reply])
+            return self.control.encode(self._chat_text(chat, reply=False), hidden)
         if prompt.messages and not prompt.text:
             text = "\n".join(message["content"] for message in prompt.messages)
             prompt = dataclasses.replace(prompt, text=text, messages=())
         pairs = self.tokenizer.cls_token_id is not None and self.tokenizer.sep_token_id is not None
         if pairs or not self.end_tokens:
-            return tuple(self.tokenizer(prompt.text, completion).input_ids)
+            return self.control.encode_pair(prompt.text, completion)
         end = self.tokenizer.eos_token_id
         return (*self.render(prompt).tokens, *self.encode_completion(completion, end))
 
@@ -136,6 +199,11 @@ class Template:
 
     def _is_chat(self, prompt: Prompt) -> bool:
         return bool(prompt.messages) if self.chat is None else self.chat
+
+    def _is_written(self, prompt: Prompt) -> bool:
+        """Whether the chat template writes it: messages are a chat in any case."""
+        chat_only = bool(prompt.messages) and not prompt.text
+        return self._is_chat(prompt) or (chat_only and bool(self.tokenizer.chat_template))
 
     def _messages(self, prompt: Prompt) -> Sequence[Message]:
         return self._with_system(prompt.messages or [{"role": "user", "content": prompt.text}])
@@ -154,14 +222,10 @@ class Template:
         if prompt.messages and not prompt.text:
             self._need_chat_template()
             raise ValueError(f"prompt {prompt.id!r}: it has messages only; set chat = true")
-        tokens = self._encode(prompt.text)
+        tokens = self.control.encode(prompt.text)
         if tokens[: len(self._start)] == self._start:
             return prompt.text, tokens
         return f"{self.tokenizer.bos_token}{prompt.text}", (*self._start, *tokens)
-
-    def _encode(self, text: str) -> tuple[int, ...]:
-        # Quietly: what is too long is left out and counted, it never reaches the model.
-        return tuple(self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
 
     def _starts_with(self, token: int) -> bool:
         return self.tokenizer("a").input_ids[:1] == [token]
@@ -173,17 +237,85 @@ class Template:
                 "prompts (text, not messages), or start from the instruct version of the model"
             )
 
+    def _prompt_text(self, prompt: Prompt) -> tuple[str, Hidden]:
+        """A prompt as its chat template writes it, with stand-ins for what is no control token."""
+        chat, hidden = self.control.hide(self._messages(prompt))
+        return self._chat_text(chat, reply=True), hidden
+
     def _chat_text(self, messages: Sequence[Message], *, reply: bool) -> str:
-        self._need_chat_template()
-        try:
-            return self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=reply
-            )
-        except Exception as error:  # a template is a program of the model's: it may raise anything
-            roles = ", ".join(message.get("role", "?") for message in messages)
+        text = self._ahead.get(_key(messages, reply))
+        return self._write([(messages, reply)])[0] if text is None else text
+
+    def _write(self, chats: Sequence[Chat]) -> list[str]:
+        """The texts of chats, of each kind only once it is known that nothing is left out."""
+        for messages, _ in chats:
+            self.try_chat(messages)
+        return self._as_written(chats)
+
+    def try_prompt(self, prompt: Prompt) -> None:
+        """The same of a prompt, where it is a chat."""
+        if self._is_written(prompt):
+            self.try_chat(self._messages(prompt))
+
+    def try_chat(self, messages: Sequence[Message]) -> None:
+        """Refuse a chat template that leaves out a message of such a chat, and say what it wrote.
+
+        One that writes other roles like the user's is warned of.
+        """
+        roles = tuple(message["role"] for message in messages)
+        if not roles or roles in self._tried:
+            return
+        said = [f"message {number} of {len(roles)}." for number in range(1, len(roles) + 1)]
+        chat = [{**m, "content": text} for m, text in zip(messages, said, strict=True)]
+        reply = roles[-1] != "assistant"
+        [text] = self._as_written([(chat, reply)])
+        left_out = [role for role, content in zip(roles, said, strict=True) if content not in text]
+        if left_out:
+            system = "remove the system message (model.system, or from the data), or "
             raise ValueError(
-                f"chat: the model's chat template refuses messages with the roles {roles}: {error}"
-            ) from error
+                f"chat: the chat template ({self._file()}) leaves out the {left_out[0]}'s message: "
+                f"of a chat of {', '.join(roles)} it writes {text[:SHOWN]!r}; "
+                f"{system if left_out[0] == 'system' else ''}mend the template, or set "
+                "chat = false and write plain prompts"
+            )
+        for role in sorted({*roles} - {"user"}):
+            others = [{**m, "role": "user"} if m["role"] == role else m for m in chat]
+            try:
+                [same] = self._as_written([(others, reply)])
+            except ChatRefused:
+                continue  # it knows one from the other
+            if same == text:
+                warnings.warn(
+                    f"chat: the chat template ({self._file()}) writes the {role}'s messages like "
+                    f"the user's, so that the model cannot tell them apart: {text[:SHOWN]!r}; "
+                    "mend the template, unless that is meant",
+                    stacklevel=2,
+                )
+        self._tried.add(roles)
+
+    def _as_written(self, chats: Sequence[Chat]) -> list[str]:
+        self._need_chat_template()
+        names = self.tokenizer.special_tokens_map
+        try:
+            return write_chats(self.tokenizer.get_chat_template(), chats, names=names)
+        except TemplateLimit as error:
+            raise ValueError(
+                f"chat: the chat template ({self._file()}) {error}; mend it, or set chat = false "
+                "and write plain prompts"
+            ) from None
+        except TemplateRefusal as error:
+            roles = ", ".join(m.get("role", "?") for m in chats[error.number][0])
+            raise ChatRefused(
+                f"chat: the model's chat template ({self._file()}) refuses messages with the roles "
+                f"{roles}: {error}"
+            ) from None
+
+    def _file(self) -> str:
+        """Where the chat template stands, as far as the tokenizer knows."""
+        folder = Path(self.tokenizer.name_or_path or "")
+        names = ("chat_template.jinja", "tokenizer_config.json")
+        files = [str(folder / name) for name in names if (folder / name).is_file()]
+        return [*files, str(self.tokenizer.name_or_path or "of the tokenizer")][0]
 
     def _length_to_end(self, turn: Sequence[int]) -> int:
         """How many tokens of a turn the assistant wrote; a template's newline after it is not."""
@@ -206,3 +338,21 @@ def _suffix(text: str, prefix: str) -> str:
             f"{prefix[-40:]!r} is no longer there"
         )
     return text[len(prefix) :]
+
+
+def words(text: str) -> str:
+    """A text as questions are compared: neither white space nor the form of a letter counts.
+
+    >>> words("２  + 3")
+    '2 + 3'
+    """
+    return " ".join(unicodedata.normalize("NFKC", text).split())
+
+
+def _answers(messages: Sequence[Message]) -> Iterator[int]:
+    """Where the assistant speaks."""
+    return (n for n, message in enumerate(messages) if message["role"] == "assistant")
+
+
+def _key(messages: Sequence[Message], reply: bool) -> str:
+    return json.dumps([messages, reply])

@@ -17,6 +17,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -26,6 +27,7 @@ from posttrain.models.folder import check_folder
 from posttrain.models.gguf import read_gguf
 from posttrain.models.hub import why_unreachable
 from posttrain.models.quiet import without_bars
+from posttrain.models.size import check_parts, check_size
 from posttrain.models.tiny import build_tiny
 
 _DTYPES = {
@@ -190,6 +192,8 @@ def _from_pretrained(
     source: str, *, dtype: torch.dtype, options: Mapping[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     shared = {key: value for key, value in options.items() if key != "attn_implementation"}
+    where = f"{source}/config.json"
+    check_parts(PretrainedConfig.get_config_dict(source, **shared)[0], where=where)
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, **shared)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **shared)
@@ -199,6 +203,7 @@ def _from_pretrained(
             "have; a model's own code is never run. Upgrade transformers (pip install --upgrade "
             f"transformers) or choose another model. {str(error).splitlines()[0]}"
         ) from error
+    check_size(config, where=where, dtype=dtype)
     switch_off_dropout(config)
     model, report = AutoModelForCausalLM.from_pretrained(
         source,

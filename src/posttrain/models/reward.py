@@ -28,6 +28,7 @@ from posttrain.models.hub import why_unreachable
 from posttrain.models.load import Policy, cast, find_dtype, switch_off_dropout
 from posttrain.models.quiet import without_bars
 from posttrain.models.sampling import at_least_float32
+from posttrain.models.size import check_parts, check_size
 from posttrain.types import Batch
 
 _NOTES = "posttrain"  # the key of config.json under which the rest of a RewardModel is kept
@@ -129,6 +130,8 @@ def load_reward(source: str, *, dtype: str = "float32", device: str = "cpu") -> 
             f"reward model: {source!r} has {config.num_labels} labels; a reward is one number, so "
             "use a model trained with num_labels = 1"
         )
+    check_parts(config.to_dict(), where=f"{source}/config.json")
+    check_size(config, where=f"{source}/config.json", dtype=find_dtype(dtype))
     switch_off_dropout(config)
     with without_bars():
         model, report = AutoModelForSequenceClassification.from_pretrained(

@@ -10,6 +10,8 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from posttrain.models.size import check_parts, check_size
+
 PAD, END, UNKNOWN = "<|pad|>", "<|end|>", "<|unknown|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -91,6 +93,8 @@ def build_tiny(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+    check_parts(config.to_dict(), where="model.options")
+    check_size(config, where="model.options", dtype=torch.float32)
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to move
         torch.manual_seed(seed)
         return LlamaForCausalLM(config), tokenizer

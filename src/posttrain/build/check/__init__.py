@@ -24,6 +24,7 @@ from posttrain.build.check.data import (
     check_preferences,
     check_prompts,
     check_splits,
+    check_texts,
 )
 from posttrain.build.check.disk import check_disk
 from posttrain.build.check.numerics import check_numerics
@@ -129,6 +130,7 @@ def _look(bench: Bench, book: Book) -> None:
     with data.attempt("overlap"):
         check_leaks(bench, data)
     looks = {
+        "texts": check_texts,
         "prompt": check_prompts,
         "passes": check_passes,
         "demonstrations": check_demonstrations,

@@ -103,11 +103,12 @@ def make_bench(recipe: Recipe, book: Book, *, fast: bool, supplied: Supplied | N
         policy = make_policy(recipe, recipe.model.name, device=choose_device(recipe))
     told = len(data.lines)
     if policy is not None:
-        with data.guard("chat"):
+        with data.guard("chat"), heard(data, "chat"):
             make_template(recipe, policy)
     missing_task = task is None and recipe.task is not None
     if policy is not None and len(data.lines) == told and not missing_task:
-        with rewards.guard("rewards"):
+        with rewards.guard("rewards"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="chat: ")  # heard just now
             specs = _stand_in(recipe, task) if stand_in else recipe
             parts = make_parts(
                 specs,

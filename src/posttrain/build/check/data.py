@@ -13,13 +13,15 @@ from posttrain.build.parts import filled, make_template, render_prompts
 from posttrain.build.passes import passes, shared_prompts
 from posttrain.build.preference_rows import backbone_of, reward_rows
 from posttrain.build.sft_rows import sft_rows
+from posttrain.build.texts import TOKENS, find_notes, read_rows
 from posttrain.build.trained_rows import (
     APART,
     asks_test,
-    tests_in_demonstrations,
-    tests_in_preferences,
+    demonstrated_tests,
+    preferred_tests,
     told_leak,
 )
+from posttrain.data.template import words
 from posttrain.models.cache import context_length
 from posttrain.protocols import Task
 from posttrain.track.text import printable
@@ -43,9 +45,10 @@ def check_splits(bench: Bench, findings: Findings) -> None:
         return
     train, test = splits
     _check_sizes(bench, findings, task=task)
-    words = Counter(_words(prompt) for prompt in train)
+    asked = {split: _asked(bench, task.prompts(split)) for split in ("train", "test")}
+    known = Counter(asked["train"])
     if train:
-        extra = len(train) - len(words)
+        extra = len(train) - len(known)
         findings.judged(
             "duplicates",
             f"{extra} of {len(train)} train prompts repeat another, but for case and white space"
@@ -55,7 +58,7 @@ def check_splits(bench: Bench, findings: Findings) -> None:
             fix="drop them, or they are learned more often than the others",
         )
     if train and test:
-        leaked = [prompt for prompt in test if _words(prompt) in words]
+        leaked = [p for p, text in zip(test, asked["test"], strict=True) if text in known]
         many = len(leaked) > MAX_LEAK * len(test) and asks_test(bench.recipe)
         state: State = "fail" if many else "warn" if leaked else "pass"
         findings.judged(
@@ -74,16 +77,17 @@ def check_leaks(bench: Bench, findings: Findings) -> None:
     recipe, task = bench.recipe, bench.task
     if task is None or bench.under_way:
         return
+    template = bench.parts.template if bench.parts is not None else None
+    state: State = "fail" if asks_test(recipe) else "warn"
     # What cannot be read is told by the checks that follow.
     with contextlib.suppress(OSError, ValueError):
-        if found := tests_in_demonstrations(recipe, task):
+        if found := demonstrated_tests(recipe, task, template=template):
             text = told_leak(found, task, where="sft.data")
-            state: State = "fail" if asks_test(recipe) else "warn"
             findings.judged("demonstrations of test", text, state=state, fix=APART)
     with contextlib.suppress(OSError, ValueError):
-        if found := tests_in_preferences(recipe, task):
+        if found := preferred_tests(recipe, task, template=template):
             text = told_leak(found, task, where="reward.data")
-            findings.warned("preferences of test", text, fix=APART)
+            findings.judged("preferences of test", text, state=state, fix=APART)
 
 
 def _check_sizes(bench: Bench, findings: Findings, *, task: Task) -> None:
@@ -101,9 +105,14 @@ def _check_sizes(bench: Bench, findings: Findings, *, task: Task) -> None:
         findings.passed("prompts", f"{train:,} train, {test:,} test")
 
 
-def _words(prompt: Prompt) -> str:
-    said = [prompt.text, *(message["content"] for message in prompt.messages)]
-    return " ".join(" ".join(said).casefold().split())
+def _asked(bench: Bench, prompts: Sequence[Prompt]) -> list[str]:
+    """Prompts as the model reads them, but for case and white space; as they stand, without one."""
+    if bench.parts is None:
+        said = [(p.text, *(message["content"] for message in p.messages)) for p in prompts]
+        return [words(" ".join(texts)).casefold() for texts in said]
+    template = bench.parts.template
+    template.prepare(prompts)
+    return [template.question(prompt).casefold() for prompt in prompts]
 
 
 def check_passes(bench: Bench, findings: Findings) -> None:
@@ -124,7 +133,7 @@ def check_passes(bench: Bench, findings: Findings) -> None:
     )
     if "sft" in bench.recipe.stages:
         with findings.guard("sft and rl prompts"):
-            shared = shared_prompts(bench.recipe, bench.task)
+            shared = shared_prompts(bench.recipe, bench.task, template=bench.of_parts().template)
             text = (
                 f"{shared:,} of the {found.num_prompts:,} prompts of rl have a demonstration in sft"
             )
@@ -286,9 +295,7 @@ def _show(bench: Bench, findings: Findings, *, prompt: Prompt, rendered: Prompt)
     """One prompt with its special tokens, and a warning where it was wrapped twice."""
     template = bench.of_parts().template
     tokenizer = template.tokenizer
-    own = tokenizer(_said(prompt), add_special_tokens=False).input_ids
-    special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    wrapped = template.chat and any(token in special for token in own)
+    wrapped = template.chat and bool(template.control.spelled(_said(prompt)))
     starts = tokenizer.bos_token_id
     doubled = starts is not None and rendered.tokens[:2] == (starts, starts)
     text = f"{len(rendered.tokens)} tokens: {printable(rendered.text, limit=SHOWN)}"
@@ -300,12 +307,34 @@ def _show(bench: Bench, findings: Findings, *, prompt: Prompt, rendered: Prompt)
         "prompt",
         text,
         state="warn" if wrapped or doubled else "pass",
-        fix="set model.chat to false, or give the bare question",
+        fix=f"give the bare question; or set model.chat to false, and {TOKENS}",
     )
 
 
 def _said(prompt: Prompt) -> str:
     return prompt.text or " ".join(message["content"] for message in prompt.messages)
+
+
+def check_texts(bench: Bench, findings: Findings) -> None:
+    """What the tokenizer makes of the data: special tokens, characters, the messages of chats.
+
+    Not in the midst of a run, which has said it at its start.
+    """
+    if bench.under_way:
+        return
+    try:
+        rows = read_rows(bench.recipe, bench.task, stages=bench.recipe.stages)
+    except (OSError, ValueError):  # what cannot be read is told by the checks that follow
+        return
+    with findings.guard("chat"):
+        notes = find_notes(rows, bench.of_parts().template)
+        for note in notes:
+            findings.warned(note.kind, note.text, fix=note.fix)
+        told = {note.kind for note in notes}
+        if "special tokens" not in told:
+            findings.passed("special tokens", "the data spells none")
+        if "characters" not in told:
+            findings.passed("characters", "the tokenizer has all of the data's")
 
 
 def check_demonstrations(bench: Bench, findings: Findings) -> None:

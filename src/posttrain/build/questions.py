@@ -1,0 +1,74 @@
+"""Which question a row asks: two are the same where the model would read the same, or was asked so.
+
+Prompts of a task, demonstrations and preferences are compared as the chat template writes them,
+and by what the user says: another system message does not make another question.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from posttrain.data.preferences import Ranked, read_preferences
+from posttrain.data.sources import read_demonstrations
+from posttrain.data.template import Template, words
+from posttrain.types import Prompt
+
+
+def spellings(prompt: Prompt) -> list[str]:
+    """How a question may be written down: what the user says, and a chat as rollouts keep it."""
+    chat = [f"{turn['role']}: {turn['content']}" for turn in prompt.messages]
+    asked = " ".join(turn["content"] for turn in prompt.messages if turn["role"] == "user")
+    return [text for text in map(words, (prompt.text, asked, "\n".join(chat))) if text]
+
+
+def questions(prompts: Sequence[Prompt], template: Template | None = None) -> list[set[str]]:
+    """What each prompt asks, in every way that it can be written; without a template, in text."""
+    found = [set(spellings(prompt)) for prompt in prompts]
+    if template is not None:
+        template.prepare(prompts)
+        for prompt, ways in zip(prompts, found, strict=True):
+            ways.update({template.question(prompt)} - {""})
+    return found
+
+
+def answered(row: Mapping[str, Any]) -> Iterator[Prompt]:
+    """The prompts that a demonstration answers: of a chat, what stands before each answer.
+
+    What was said last is a question of its own: its answer is shown, whatever came before.
+    """
+    if "messages" not in row:
+        yield Prompt(id="", text=str(row["prompt"]))
+        return
+    messages = tuple(row["messages"])
+    for place, message in enumerate(messages):
+        if message["role"] == "assistant" and place:
+            yield Prompt(id="", text="", messages=messages[:place])
+            if place > 1 and messages[place - 1]["role"] == "user":
+                yield Prompt(id="", text="", messages=messages[place - 1 : place])
+
+
+def first_question(row: Mapping[str, Any]) -> Prompt:
+    """What a demonstration is asked first."""
+    return next(answered(row), Prompt(id="", text=""))
+
+
+def of_ranked(ranked: Ranked) -> Prompt:
+    """The prompt of a preference."""
+    return Prompt(id="", text=ranked.prompt, messages=ranked.messages)
+
+
+def demonstrated(path: str, most: int | None) -> list[Prompt]:
+    """The questions that the demonstrations of a file answer, of the first so many."""
+    with warnings.catch_warnings():  # they are given when the stage reads them
+        warnings.simplefilter("ignore")
+        rows = read_demonstrations(path)[:most]
+    return [prompt for row in rows for prompt in answered(row)]
+
+
+def preferred(path: str) -> list[Prompt]:
+    """The questions of the preferences in a file."""
+    with warnings.catch_warnings():  # they are given when the stage reads them
+        warnings.simplefilter("ignore")
+        return [of_ranked(ranked) for ranked in read_preferences(path)]

@@ -1,0 +1,137 @@
+"""Chats as a model's template writes them, in a process of their own with limits.
+
+A chat template is a program that comes with a model: it may loop for hours or ask for all memory.
+No bound inside this process would be whole (a string can grow in a hundred ways), so it runs in
+another one, which the system ends: :mod:`posttrain.data.chat_worker`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+WORKER = Path(__file__).with_name("chat_worker.py")
+MAX_SECONDS = 10  # of processor time for one chat; what else is limited, the process knows
+TOGETHER = 256  # chats that are asked for at once: each question costs a change of processes
+
+
+Chat = tuple[Sequence[Mapping[str, Any]], bool]  # messages, and whether the assistant is to reply
+
+
+class TemplateLimit(ValueError):  # noqa: N818 - it says what is wrong
+    """A template took more time, memory or room than writing a chat can need."""
+
+
+class TemplateRefusal(ValueError):  # noqa: N818 - it says what is wrong
+    """A template raised an error about the messages of a chat, the one with this ``number``."""
+
+    def __init__(self, text: str, *, number: int) -> None:
+        super().__init__(text)
+        self.number = number
+
+
+class _Writer:
+    """The process, started when first needed; one that was ended from outside is replaced."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # sampling may read rewards in another thread
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._ended = 0  # how the last one ended
+
+    def write(self, asked: Mapping[str, Any]) -> list[str]:
+        """The texts of the chats that were asked for."""
+        line = json.dumps(asked).encode() + b"\n"
+        with self._lock:
+            answers = self._ask(line) or self._ask(line)
+        if answers is None:
+            raise TemplateLimit(
+                f"could not be run: its process ended twice, with code {self._ended} (-9: someone "
+                "killed it, or memory is used up)"
+            )
+        if "limit" in answers[-1]:
+            raise TemplateLimit(answers[-1]["limit"])
+        if "error" in answers[-1]:
+            raise TemplateRefusal(answers[-1]["error"], number=len(answers) - 1)
+        return [answer["text"] for answer in answers]
+
+    def _ask(self, line: bytes) -> list[dict[str, str]] | None:
+        """The answers; None where the process was ended by someone else."""
+        stdin, stdout = self._pipes()
+        said = b""
+        with contextlib.suppress(BrokenPipeError):  # it had died before
+            stdin.write(line)
+            stdin.flush()
+            said = stdout.readline()
+        if said.endswith(b"\n"):
+            return list(json.loads(said))
+        code = self._ended = self.close()
+        if code == -signal.SIGXCPU:
+            used = f"takes more than {MAX_SECONDS} s of processor time"
+            return [{"limit": f"{used} to write one chat"}]
+        if code in (-signal.SIGSEGV, -signal.SIGABRT):
+            return [{"limit": f"crashes the interpreter ({signal.Signals(-code).name})"}]
+        return None
+
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        # A process that was forked shares the pipes of its parent, and must not speak into them.
+        if self._process is None or self._owner != os.getpid():
+            self._owner = os.getpid()
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(WORKER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for this process, which may still need it
+            )
+        process = self._process
+        assert process.stdin is not None, "it was asked for"
+        assert process.stdout is not None, "it was asked for"
+        return process.stdin, process.stdout
+
+    def close(self) -> int:
+        """End the process; how it ended."""
+        if self._process is None or self._owner != os.getpid():
+            return 0
+        stdin, stdout = self._pipes()
+        process, self._process = self._process, None
+        with contextlib.suppress(BrokenPipeError):
+            stdin.close()
+        stdout.close()
+        return process.wait()
+
+
+_writer = _Writer()
+atexit.register(_writer.close)
+
+
+def write_chats(template: str, chats: Sequence[Chat], *, names: Mapping[str, Any]) -> list[str]:
+    """The texts of chats; one to reply to ends where the assistant begins.
+
+    ``names`` are what the template may ask for beside the messages: the special tokens.
+    """
+    texts: list[str] = []
+    for start in range(0, len(chats), TOGETHER):
+        part = chats[start : start + TOGETHER]
+        plain = [([dict(message) for message in messages], reply) for messages, reply in part]
+        try:
+            texts += _writer.write(
+                {
+                    "template": template,
+                    "chats": plain,
+                    "names": dict(names),
+                    "seconds": MAX_SECONDS,
+                }
+            )
+        except TemplateRefusal as error:
+            raise TemplateRefusal(str(error), number=start + error.number) from None
+    return texts
