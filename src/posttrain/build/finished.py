@@ -1,0 +1,105 @@
+"""Finished stages are used as they were left, or not at all: who reads one verifies it first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from posttrain.build.sources import run_of
+from posttrain.config import Recipe
+from posttrain.config.pieces import MODEL_REWARD
+from posttrain.runs import RunFolder
+from posttrain.runs.checkpoints import find_fault
+from posttrain.runs.manifest import find_changes, handed_on, read_manifest, some_changes
+
+TRAINS = ("sft", "reward", "rl")  # each leaves a model
+
+
+def check_finished(path: str | Path, digests: Mapping[str, str], *, console: Console) -> None:
+    """Refuse a run whose finished stages are not as they were left; those of ``digests`` count."""
+    if not (Path(path) / "run.json").exists():
+        return
+    folder = RunFolder(path)
+    for stage, digest in digests.items():
+        if not folder.stage_done(stage, digest):
+            continue
+        if "manifest" in (folder.stage_record(stage) or {}):
+            check_stage(folder, stage)
+            continue
+        if stage in TRAINS and not folder.stage(stage).model.is_dir():
+            raise _refused(folder, stage, ["model is missing"])
+        console.print(
+            f"{stage}: was finished by a version of posttrain that recorded no hashes, so nobody "
+            "can tell whether it is as it was left",
+            soft_wrap=True,
+        )
+
+
+def check_stage(folder: RunFolder, stage: str, *, within: str = "", hashes: bool = True) -> None:
+    """Raise where a finished stage is not as it was left; see ``find_changes``."""
+    record, path = folder.stage_record(stage) or {}, folder.stage(stage).path
+    if "manifest" not in record:
+        return
+    try:
+        files = read_manifest(path, digest=record["manifest"])
+        changes = find_changes(path, files, stage=True, within=within, hashes=hashes)
+    except (ValueError, OSError) as error:
+        changes = [str(error)]
+    if changes:
+        raise _refused(folder, stage, changes)
+
+
+def check_still_there(folder: RunFolder, stages: Sequence[str]) -> None:
+    """Raise where finished stages, which were verified, have been taken away or cut since."""
+    for stage in stages:
+        if folder.stage_record(stage) is None:
+            raise _refused(folder, stage, ["done.json is missing"])
+        check_stage(folder, stage, hashes=False)
+
+
+def hands_on(folder: RunFolder, stage: str) -> str:
+    """A name for what a finished stage hands on; empty where it has recorded no hashes."""
+    digest = (folder.stage_record(stage) or {}).get("manifest")
+    return handed_on(read_manifest(folder.stage(stage).path, digest=digest)) if digest else ""
+
+
+def check_models(recipe: Recipe) -> None:
+    """Verify what a recipe takes from run folders: its model, a backbone, reward models."""
+    named = [recipe.model.name, recipe.rewards.get(MODEL_REWARD)]
+    if recipe.prefer is not None and "prefer" in recipe.stages:
+        named.append(recipe.prefer.rewards.get(MODEL_REWARD))
+    if recipe.reward is not None and "reward" in recipe.stages:
+        named.append(recipe.reward.backbone)
+    if recipe.rl is not None and "rl" in recipe.stages and recipe.rl.critic is not None:
+        named.append(recipe.rl.critic.source)
+    paths = [given.get("path") if isinstance(given, Mapping) else given for given in named]
+    for path in dict.fromkeys(path for path in paths if isinstance(path, str)):
+        check_model(path)
+
+
+def check_model(model: str) -> None:
+    """Verify a model that is in a run folder, by what the stage or the checkpoint has recorded."""
+    path = Path(model).expanduser()
+    run = run_of(path)
+    if run is None:
+        return
+    within = path.absolute().is_relative_to(run.absolute())  # else a link leads there
+    place = path.absolute() if within else path.resolve()
+    stage, *inside = place.relative_to(run.absolute()).parts or ("",)
+    if inside[:1] == ["checkpoints"] and len(inside) > 1:
+        place = run / stage / inside[0] / inside[1]
+        if fault := find_fault(place):
+            raise ValueError(f"{place}: is not as it was written: {fault}; take another one")
+    elif stage in TRAINS and inside:
+        check_stage(RunFolder(run), stage, within=f"{'/'.join(inside)}/")
+
+
+def _refused(folder: RunFolder, stage: str, changes: Sequence[str]) -> ValueError:
+    path = folder.stage(stage).path
+    return ValueError(
+        f"{path}: is not as the stage {stage} has left it:\n  {some_changes(changes)}\n"
+        f"Put it back as it was; or remove the folder {path}, and a run that is resumed does the "
+        "stage over"
+    )
