@@ -10,7 +10,7 @@ from rich.console import Console
 from posttrain.build.sources import run_of
 from posttrain.config import Recipe
 from posttrain.config.pieces import MODEL_REWARD
-from posttrain.runs import RunFolder
+from posttrain.runs import RunFolder, StageFolder
 from posttrain.runs.checkpoints import find_fault
 from posttrain.runs.manifest import find_changes, handed_on, read_manifest, some_changes
 
@@ -29,7 +29,7 @@ def check_finished(path: str | Path, digests: Mapping[str, str], *, console: Con
             check_stage(folder, stage)
             continue
         if stage in TRAINS and not folder.stage(stage).model.is_dir():
-            raise _refused(folder, stage, ["model is missing"])
+            raise _refused(folder.stage(stage), ["model is missing"])
         console.print(
             f"{stage}: was finished by a version of posttrain that recorded no hashes, so nobody "
             "can tell whether it is as it was left",
@@ -48,14 +48,14 @@ def check_stage(folder: RunFolder, stage: str, *, within: str = "", hashes: bool
     except (ValueError, OSError) as error:
         changes = [str(error)]
     if changes:
-        raise _refused(folder, stage, changes)
+        raise _refused(folder.stage(stage), changes)
 
 
 def check_still_there(folder: RunFolder, stages: Sequence[str]) -> None:
     """Raise where finished stages, which were verified, have been taken away or cut since."""
     for stage in stages:
         if folder.stage_record(stage) is None:
-            raise _refused(folder, stage, ["done.json is missing"])
+            raise _refused(folder.stage(stage), ["done.json is missing"])
         check_stage(folder, stage, hashes=False)
 
 
@@ -96,10 +96,10 @@ def check_model(model: str) -> None:
         check_stage(RunFolder(run), stage, within=f"{'/'.join(inside)}/")
 
 
-def _refused(folder: RunFolder, stage: str, changes: Sequence[str]) -> ValueError:
-    path = folder.stage(stage).path
+def _refused(stage: StageFolder, changes: Sequence[str]) -> ValueError:
+    path = stage.path
     return ValueError(
-        f"{path}: is not as the stage {stage} has left it:\n  {some_changes(changes)}\n"
+        f"{path}: is not as the stage {path.name} has left it:\n  {some_changes(changes)}\n"
         f"Put it back as it was; or remove the folder {path}, and a run that is resumed does the "
         "stage over"
     )

@@ -23,6 +23,7 @@ from posttrain.build.parts import (
 from posttrain.build.resume import check_steps
 from posttrain.config import EvalSection, Recipe
 from posttrain.config.asked import wants_greedy
+from posttrain.disk import keeping
 from posttrain.learn.learner import LocalLearner
 from posttrain.models.load import Policy
 from posttrain.pipelines import rl as rl_pipeline
@@ -108,7 +109,9 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
     remaining = source.steps(section.steps - keeper.step - len(waiting))
     batches = _checked(remaining, section.max_invalid)
     flow_of = flowing(batches, sync, max_lag=section.max_lag, device=device, waiting=waiting)
-    with keeper.stepping(), flow_of as flow, RolloutWriter(context.folder.rollouts) as writer:
+    place = context.folder.rollouts
+    place.mkdir(exist_ok=True)
+    with keeper.stepping(), flow_of as flow, keeping(place), RolloutWriter(place) as writer:
         watch = _Watch(
             context, flow, engine=engine, learner=learner, prompts=prompts, writer=writer
         )

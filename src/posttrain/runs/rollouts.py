@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from posttrain.disk import keeping, writing
 from posttrain.runs.files import replacing
 from posttrain.types import Batch, Prompt, Rollout, Score
 
@@ -107,7 +105,6 @@ class RolloutWriter:
         self._folder = folder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
         self._pending: Future[None] | None = None
-        self._kept = ExitStack()
 
     def write(
         self,
@@ -128,16 +125,12 @@ class RolloutWriter:
             pending.result()
 
     def __enter__(self) -> RolloutWriter:
-        with writing(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
-        self._kept.enter_context(keeping(self._folder))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._kept:
-            self._thread.shutdown(wait=True)
-            if kind is None:  # else the run ends with its own error
-                self.wait()
+        self._thread.shutdown(wait=True)
+        if kind is None:  # else the run ends with its own error
+            self.wait()
 
 
 def sequence_advantages(batch: Batch) -> list[float | None]:
