@@ -3,8 +3,9 @@
 ``python tests/faults/resume_harness.py --case ppo --kills 200`` is what ``make faults`` calls;
 tests/faults/test_resume_faults.py takes a few kills. Every attempt is a process of its own, forked
 from this one so that it need not import everything anew, and ended by SIGKILL at a random moment.
-Between two attempts files are torn and clocks moved, where the case says so. Exits with 1, and says
-where, at the first difference in a metric, a rollout, a finding or a weight.
+Between two attempts files are torn and clocks moved, and finished stages are harmed
+(tests/faults/moved_stages.py), where the case says so. Exits with 1, and says where, at the first
+difference in a metric, a rollout, a finding or a weight.
 
 The cases ``default`` and ``counted`` save by time, as a recipe does that says nothing, in every
 stage; some of their kills wait for a checkpoint or a model to be half written. What a kill has cost
@@ -34,6 +35,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path[:0] = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).parents[1])]
 
+import moved_stages  # noqa: E402
 from small_runs import TINY, recipe, timeless  # noqa: E402
 
 from posttrain.build import keeper  # noqa: E402
@@ -196,9 +198,10 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def recorded(run: RunFolder, stage: str) -> dict[str, Any]:
-    """The record of a stage, but for clocks."""
+    """The record of a stage, but for clocks and hashes of what holds some."""
     record = run.stage_record(stage) or {}
-    return {key: value for key, value in record.items() if key not in ("seconds", "finished")}
+    clocks = ("seconds", "finished", "manifest", "sha256")
+    return {key: value for key, value in record.items() if key not in clocks}
 
 
 def at_stake(run: Path) -> tuple[str, int, int]:
@@ -319,6 +322,24 @@ class Harness:
         if self._random.random() < 0.3 and tear(run, self._random):
             self.counts["torn"] += 1
         age(run, self._random)
+        if self._random.random() < 0.3:
+            self._harm(run)
+
+    def _harm(self, run: Path) -> None:
+        """Something happens to a finished stage: the next attempt refuses it, or does it over."""
+        harm = moved_stages.harm(run, self._random, kept=self.root / "kept")
+        if harm is None:
+            return
+        self.counts[harm.kind] += 1
+        if not harm.reason:
+            return
+        said = self.log.stat().st_size
+        code = ended(forked(lambda: command("resume", str(run)), log=self.log))
+        text = self.log.read_bytes()[said:].decode(errors="replace")
+        self._expect(code == moved_stages.REFUSED, f"{harm}: an attempt ended with {code}")
+        self._expect(harm.reason in text, f"{harm}: not said")
+        self.counts["refused"] += 1
+        harm.undo()
 
     def _expect(self, holds: bool, what: str) -> None:
         if not holds:

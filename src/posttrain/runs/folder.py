@@ -37,7 +37,14 @@ import pyarrow as pa
 
 from posttrain.registry import near_path
 from posttrain.runs.drift import differences
-from posttrain.runs.files import check_seal, read_json, write_json, write_sealed, write_text
+from posttrain.runs.files import (
+    SEAL,
+    check_seal,
+    read_json,
+    write_json,
+    write_sealed,
+    write_text,
+)
 from posttrain.runs.manifest import write_manifest
 from posttrain.runs.metrics import Record, frame, read_metrics
 from posttrain.track.diagnosis import FILE_NAME as DIAGNOSIS
@@ -227,11 +234,9 @@ class RunFolder:
     @property
     def stages(self) -> list[str]:
         """The finished stages, in the order they ran."""
-        positions = {
-            path.parent.name: read_json(path)["position"]
-            for path in self.path.glob(f"*/{DONE}")
-            if _STAGE.fullmatch(path.parent.name)  # not one that was moved aside
-        }
+        names = [path.parent.name for path in self.path.glob(f"*/{DONE}")]
+        known = filter(_STAGE.fullmatch, names)  # not one that was moved aside
+        positions = {name: (self.stage_record(name) or {})["position"] for name in known}
         return sorted(positions, key=lambda name: positions[name])
 
     def findings(self) -> list[dict[str, Any]]:
@@ -333,7 +338,7 @@ class RunFolder:
         if not path.exists():
             return None
         record = dict(read_json(path))
-        if "manifest" in record:  # else of a version that wrote none
+        if "manifest" in record or SEAL in record:  # else of a version that wrote neither
             check_seal(record, path)
         return record
 
