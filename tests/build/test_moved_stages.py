@@ -1,6 +1,9 @@
 """Finished stages that were moved, deleted or changed: refused with the reason, never used."""
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +14,14 @@ from small_runs import same_weights
 
 import posttrain
 from posttrain.build.run import Supplied
+from posttrain.config import recipe_from_dict, to_toml
 from posttrain.disk import MovedError
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs import new_folder, write_json, write_rollouts
 from posttrain.runs.folder import RunFolder
 from posttrain.runs.manifest import find_changes, read_manifest, write_manifest
 
+SOURCE = Path(__file__).parents[2] / "src"
 PREFERRED: dict[str, Any] = {
     "prefer": {"samples": 4, "rewards": {"length": {"target": 1, "per_token": 0.1}}},
     "reward": {"batch_size": 8, "learning_rate": 1e-3},
@@ -232,6 +237,14 @@ def test_a_folder_of_a_version_without_hashes_says_so_once(
     assert text.count("recorded no hashes") == 1
 
 
+def test_the_model_of_a_checkpoint_is_verified(stopped: dict[str, Any]) -> None:
+    model = RunFolder(stopped["run"]["folder"]).stage("rl").checkpoint(2) / "model"
+    assert posttrain.generate(model, "1+1=", max_new_tokens=2)
+    flip(model / "model.safetensors")
+    with pytest.raises(ValueError, match=r"step-000002: is not as it was written: model/model\."):
+        posttrain.generate(model, "1+1=")
+
+
 def vanishing(folder: Path, act: Callable[[Path], object], *, calls: int) -> Supplied:
     """A reward under which something happens to a folder."""
     seen = 0
@@ -281,6 +294,33 @@ def test_what_was_moved_away_under_a_run_goes_on_where_it_is_put_back(tmp_path: 
     assert "rl: goes on from step 2" in text
     values["run"]["folder"] = str(tmp_path / "whole")
     same(done.folder, go(values, supplied=quiet)[0].folder)
+
+
+def test_the_command_ends_with_a_message_and_a_code(tmp_path: Path) -> None:
+    """Under ``posttrain run`` the folder is deleted by what grades."""
+    (tmp_path / "graders.py").write_text(
+        "import shutil\ncalls = []\n"
+        "def spread(completion: str) -> float:\n"
+        "    calls.append(completion)\n"
+        f"    if len(calls) == 20: shutil.rmtree({str(tmp_path / 'run')!r})\n"
+        "    return len(set(completion)) / 8\n"
+    )
+    values = given(tmp_path / "run", {"steps": 3}, rewards=None, eval=None, sft=None)
+    values["rewards"] = {"graders:spread": 1.0}
+    (tmp_path / "recipe.toml").write_text(to_toml(recipe_from_dict(values)))
+    done = subprocess.run(
+        [sys.executable, "-m", "posttrain.cli", "run", "recipe.toml"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"posttrain: {tmp_path / 'run'}: was deleted, moved or replaced" in done.stderr
+    assert f"posttrain resume {tmp_path / 'run'}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_manifest_names_what_is_missing_changed_and_added(tmp_path: Path) -> None:
