@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from resumed_runs import GRPO, Killed, cut, dying, given, go, same
+from rich.console import Console
 from small_runs import same_weights
 
 import posttrain
-from posttrain.build.run import Supplied
+from posttrain.build.resume import recorded_recipe
+from posttrain.build.run import Supplied, run
 from posttrain.config import recipe_from_dict, to_toml
 from posttrain.disk import MovedError
 from posttrain.rewards.scorer import RewardScorer
@@ -204,6 +206,25 @@ def test_reward_model_and_preferences_are_verified(tmp_path: Path) -> None:
     assert text.count("taken from the run folder") == 3
 
 
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [("config.json", ("0.01", "0.03")), ("rl/begun.json", ('"digest": "', '"digest": "0'))],
+)
+def test_what_a_run_goes_on_by_is_verified(
+    tmp_path: Path, stopped: dict[str, Any], file: str, change: tuple[str, str]
+) -> None:
+    """By another learning rate, or as if begun under another, rl would start anew."""
+    path = tmp_path / "cut" / file
+    text = path.read_text()
+    assert change[0] in text
+    path.write_text(text.replace(*change))
+    with pytest.raises(ValueError, match=f"{file}: has changed since it was written"):
+        run(recorded_recipe(tmp_path / "cut"), console=Console(quiet=True), resume=True)
+    assert not list((tmp_path / "cut").glob("*.old-*"))
+    path.write_text(text)
+    assert "rl: goes on from step 4" in go(stopped, resume=True)[1]
+
+
 @pytest.mark.parametrize("file", ["before.json", "before.jsonl"])
 def test_the_evaluation_before_rl_is_verified(
     tmp_path: Path, stopped: dict[str, Any], file: str, uninterrupted: RunFolder
@@ -227,8 +248,8 @@ def test_a_folder_of_a_version_without_hashes_says_so_once(
     old = {k: v for k, v in record.items() if k not in ("manifest", "sha256", "model", "inputs")}
     write_json(sft / "done.json", old)
     (sft / "manifest.json").unlink()
-    begun = RunFolder(tmp_path / "cut").begun("rl") or {}
-    write_json(tmp_path / "cut" / "rl" / "begun.json", {**begun, "inputs": ""})
+    digest = (RunFolder(tmp_path / "cut").begun("rl") or {})["digest"]
+    write_json(tmp_path / "cut/rl/begun.json", {"stage": "rl", "digest": digest})
     (sft / "model").rename(tmp_path / "model")
     with pytest.raises(ValueError, match=r"model is missing"):
         go(stopped, resume=True)

@@ -206,12 +206,10 @@ def _adopt(folder: RunFolder, *, old: Mapping[str, Any], new: Mapping[str, Any])
     for stage, digest in stage_digests(new, new["run"]["stages"]).items():
         known = before.get(stage)
         path = folder.stage(stage).path
-        for name, record, write in (
-            (BEGUN, folder.begun(stage), write_json),
-            (DONE, folder.stage_record(stage), write_sealed),
-        ):
+        records = {BEGUN: folder.begun(stage), DONE: folder.stage_record(stage)}
+        for name, record in records.items():
             if record is not None and record["digest"] == known:
-                write(path / name, {**record, "digest": digest})
+                write_sealed(path / name, {**record, "digest": digest})
 
 
 def _key(change: str) -> str:

@@ -180,13 +180,14 @@ class RunFolder:
             return run
         if recipe is not None:
             write_text(path / "recipe.toml", recipe)
-        write_json(path / "config.json", config)
+        write_sealed(path / "config.json", config)
         return run
 
     @property
     def config(self) -> dict[str, Any]:
         """The resolved config."""
-        return dict(read_json(self.path / "config.json"))
+        config = _sealed(self.path / "config.json")
+        return {name: value for name, value in config.items() if name != SEAL}
 
     @property
     def recipe(self) -> str | None:
@@ -296,12 +297,12 @@ class RunFolder:
     def mark(self, stage: str, *, digest: str, inputs: str = "") -> None:
         """Note under which config a stage was begun, and from which files of stages before it."""
         begun = {"stage": stage, "digest": digest, "inputs": inputs}
-        write_json(self.stage(stage).path / BEGUN, begun)
+        write_sealed(self.stage(stage).path / BEGUN, begun)
 
     def begun(self, stage: str) -> dict[str, Any] | None:
         """What :meth:`mark` noted, or None."""
         path = self.stage(stage).path / BEGUN
-        return dict(read_json(path)) if path.exists() else None
+        return _sealed(path) if path.exists() else None
 
     def finish(
         self,
@@ -335,17 +336,20 @@ class RunFolder:
     def stage_record(self, stage: str) -> dict[str, Any] | None:
         """What :meth:`finish` wrote, or None where the stage is not finished."""
         path = self.stage(stage).path / DONE
-        if not path.exists():
-            return None
-        record = dict(read_json(path))
-        if "manifest" in record or SEAL in record:  # else of a version that wrote neither
-            check_seal(record, path)
-        return record
+        return _sealed(path) if path.exists() else None
 
     def stage_done(self, stage: str, digest: str) -> bool:
         """Whether the stage is finished under this very config."""
         record = self.stage_record(stage)
         return record is not None and record["digest"] == digest
+
+
+def _sealed(path: Path) -> dict[str, Any]:
+    """A JSON file that vouches for itself, unless it is of a version that wrote no hashes."""
+    record = dict(read_json(path))
+    if SEAL in record or {"inputs", "manifest"} & record.keys():
+        check_seal(record, path)
+    return record
 
 
 def make_writable(path: Path) -> None:
