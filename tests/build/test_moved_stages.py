@@ -285,8 +285,14 @@ def replaced(folder: Path) -> None:
     folder.mkdir()
 
 
-@pytest.mark.parametrize("inside", ["", "rl", "rl/rollouts", "rl/metrics.jsonl", "sft/model"])
-@pytest.mark.parametrize("how", ["deleted", "moved", "replaced"])
+@pytest.mark.parametrize(
+    ("inside", "how"),
+    [
+        *(("", how) for how in ("deleted", "moved", "replaced")),
+        *(("rl", how) for how in ("deleted", "replaced")),
+        *((inside, "deleted") for inside in ("rl/rollouts", "rl/metrics.jsonl", "sft/model")),
+    ],
+)
 def test_a_folder_that_goes_under_a_run_ends_it(tmp_path: Path, inside: str, how: str) -> None:
     """With a message, and without a new folder that holds half of it."""
     values = given(tmp_path / "run", {"steps": 3}, rewards=None, eval=None)

@@ -10,7 +10,7 @@ from rich.console import Console
 from posttrain.build.sources import run_of
 from posttrain.config import Recipe
 from posttrain.config.pieces import MODEL_REWARD
-from posttrain.runs import RunFolder, StageFolder
+from posttrain.runs import RunFolder, StageFolder, config_digest
 from posttrain.runs.checkpoints import find_fault
 from posttrain.runs.manifest import find_changes, handed_on, read_manifest, some_changes
 
@@ -51,18 +51,41 @@ def check_stage(folder: RunFolder, stage: str, *, within: str = "", hashes: bool
         raise _refused(folder.stage(stage), changes)
 
 
-def check_still_there(folder: RunFolder, stages: Sequence[str]) -> None:
-    """Raise where finished stages, which were verified, have been taken away or cut since."""
-    for stage in stages:
-        if folder.stage_record(stage) is None:
-            raise _refused(folder.stage(stage), ["done.json is missing"])
-        check_stage(folder, stage, hashes=False)
+class Finished:
+    """The stages of a run that are done or taken so far, which later ones begin with.
 
+    ``inputs`` is a name for what they hand on: a stage that was made from something else is not
+    taken.
+    """
 
-def hands_on(folder: RunFolder, stage: str) -> str:
-    """A name for what a finished stage hands on; empty where it has recorded no hashes."""
-    digest = (folder.stage_record(stage) or {}).get("manifest")
-    return handed_on(read_manifest(folder.stage(stage).path, digest=digest)) if digest else ""
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder, self._stages = folder, list[str]()
+        self.inputs = ""
+
+    def check(self) -> None:
+        """Raise where what was verified or written before is gone or was cut since."""
+        for stage in self._stages:
+            if self._folder.stage_record(stage) is None:
+                raise _refused(self._folder.stage(stage), ["done.json is missing"])
+            check_stage(self._folder, stage, hashes=False)
+
+    def holds(self, stage: str, *, digest: str, console: Console) -> bool:
+        """Whether a stage is finished, under this config and from what is there now."""
+        record = self._folder.stage_record(stage)
+        if record is None or record["digest"] != digest:
+            return False
+        if record.get("inputs", self.inputs) != self.inputs:
+            console.print(f"{stage}: was made from other files than the stages before it hold")
+            return False
+        return True
+
+    def add(self, stage: str) -> None:
+        """One more is done, or taken."""
+        digest = (self._folder.stage_record(stage) or {}).get("manifest")
+        path = self._folder.stage(stage).path
+        files = read_manifest(path, digest=digest) if digest else {}
+        self._stages.append(stage)
+        self.inputs = config_digest(self.inputs, handed_on(files))
 
 
 def check_models(recipe: Recipe) -> None:

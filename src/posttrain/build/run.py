@@ -22,7 +22,7 @@ from posttrain.build.diagnosis import (
 )
 from posttrain.build.evaluations import after, before
 from posttrain.build.fingerprint import code_version, fingerprints
-from posttrain.build.finished import check_finished, check_models, check_still_there, hands_on
+from posttrain.build.finished import Finished, check_finished, check_models
 from posttrain.build.guards import guarded
 from posttrain.build.interrupts import Interrupts
 from posttrain.build.keeper import Keeper
@@ -61,7 +61,7 @@ from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.disk import keeping
 from posttrain.models.load import Policy
 from posttrain.protocols import Tracker
-from posttrain.runs import RunFolder, config_digest
+from posttrain.runs import RunFolder
 from posttrain.runs.checkpoints import clear
 from posttrain.runs.report import TITLES
 from posttrain.track import TRACKERS, ConsoleTracker, Several
@@ -147,9 +147,9 @@ def _run(
         try:
             for stage in recipe.stages:
                 job.do(stage)
+            job.check()
         finally:
             job.close()
-        check_still_there(folder, recipe.stages)
         return finish_run(folder, recipe=recipe, seconds=job.seconds(), console=console)
 
 
@@ -187,8 +187,7 @@ class _Job:
         self._console = console
         self._device = choose_device(recipe)
         self._digests = stage_digests(self._config, recipe.stages)
-        self._done: list[str] = []
-        self._inputs = ""  # a name for all that the stages done so far hand on
+        self._finished = Finished(folder)
         self._parts: Parts | None = None
         self._load(recipe.model.name)
         check_early(recipe, self._policy)
@@ -199,31 +198,23 @@ class _Job:
         """How long the run has worked, in this process and in those before it."""
         return self._seconds_before + time.monotonic() - self._started
 
+    def check(self) -> None:
+        """Raise where the run was asked to stop, or where something of it was taken away."""
+        self._interrupts.check()
+        self._finished.check()
+
     def do(self, stage: str) -> None:
         """Run one stage, unless it is finished under this very config."""
-        self._interrupts.check()
-        check_still_there(self._folder, self._done)
-        if not self._taken(stage):
+        self.check()
+        if self._finished.holds(stage, digest=self._digests[stage], console=self._console):
+            self._seconds_before = (self._folder.stage_record(stage) or {}).get("seconds", 0.0)
+            self._console.print(f"{stage}: finished already; taken from the run folder")
+            if stage in ("sft", "rl"):
+                self._load(str(self._folder.stage(stage).model))
+        else:
             self._work(stage)
         self._tidy(stage)  # of one that was taken too: the run may have been cut short before
-        self._done.append(stage)
-        self._inputs = config_digest(self._inputs, hands_on(self._folder, stage))
-
-    def _taken(self, stage: str) -> bool:
-        """Whether the stage is finished, under this config and from what is there now."""
-        record = self._folder.stage_record(stage)
-        if record is None or record["digest"] != self._digests[stage]:
-            return False
-        if record.get("inputs", self._inputs) != self._inputs:
-            self._console.print(
-                f"{stage}: was made from other files than the stages before it hold"
-            )
-            return False
-        self._seconds_before = record.get("seconds", 0.0)
-        self._console.print(f"{stage}: finished already; taken from the run folder")
-        if stage in ("sft", "rl"):
-            self._load(str(self._folder.stage(stage).model))
-        return True
+        self._finished.add(stage)
 
     def _work(self, stage: str) -> None:
         work = {
@@ -237,7 +228,7 @@ class _Job:
         self._folder.finish(
             stage,
             digest=self._digests[stage],
-            inputs=self._inputs,
+            inputs=self._finished.inputs,
             position=self._recipe.stages.index(stage),
             record=record,
         )
@@ -330,7 +321,7 @@ class _Job:
 
     @contextlib.contextmanager
     def _prepared(self, stage: str, *, total_steps: int) -> Iterator[Context]:
-        marks: Any = {"digest": self._digests[stage], "inputs": self._inputs}
+        marks: Any = {"digest": self._digests[stage], "inputs": self._finished.inputs}
         begins_at = None
         if self._resume:
             folder, begins_at = take_up(self._folder, stage, console=self._console, **marks)
