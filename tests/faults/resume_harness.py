@@ -43,7 +43,7 @@ from posttrain.build import run as build_run  # noqa: E402
 from posttrain.cli import main  # noqa: E402
 from posttrain.config import recipe_from_dict, to_toml  # noqa: E402
 from posttrain.models.load import load_policy  # noqa: E402
-from posttrain.runs import RunFolder, folder, read_rollouts  # noqa: E402
+from posttrain.runs import RunFolder, folder, plot_curves, read_rollouts  # noqa: E402
 from posttrain.runs.checkpoints import checkpoint_steps, newest  # noqa: E402
 
 RL: dict[str, Any] = {
@@ -360,7 +360,8 @@ def parsed() -> argparse.Namespace:
 if __name__ == "__main__":
     given = parsed()
     given.folder.mkdir(parents=True)
-    load_policy("tiny", options=TINY)  # so that the attempts need not import it
+    load_policy("tiny", options=TINY)  # so that the attempts need not import it, nor what draws
+    plot_curves([{"step": step, "loss/total": 1.0} for step in (1, 2)], given.folder / "curves.png")
     harness = Harness(given.folder, given.case, seed=given.seed, mishaps=given.mishaps)
     harness.whole()
     harness.killed(given.kills)
