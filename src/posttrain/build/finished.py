@@ -11,7 +11,6 @@ from posttrain.build.sources import run_of
 from posttrain.config import Recipe
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.runs import RunFolder, StageFolder, config_digest
-from posttrain.runs.checkpoints import find_fault
 from posttrain.runs.manifest import find_changes, handed_on, read_manifest, some_changes
 
 TRAINS = ("sft", "reward", "rl")  # each leaves a model
@@ -108,13 +107,16 @@ def check_model(model: str) -> None:
     run = run_of(path)
     if run is None:
         return
-    within = path.absolute().is_relative_to(run.absolute())  # else a link leads there
-    place = path.absolute() if within else path.resolve()
+    linked = not path.absolute().is_relative_to(run.absolute())
+    place = path.resolve() if linked else path.absolute()
     stage, *inside = place.relative_to(run.absolute()).parts or ("",)
-    if inside[:1] == ["checkpoints"] and len(inside) > 1:
-        place = run / stage / inside[0] / inside[1]
-        if fault := find_fault(place):
-            raise ValueError(f"{place}: is not as it was written: {fault}; take another one")
+    if inside[:1] == ["checkpoints"] and len(inside) > 2:
+        checkpoint, within = run / stage / inside[0] / inside[1], "/".join(inside[2:])
+        if changes := find_changes(checkpoint, read_manifest(checkpoint), within=f"{within}/"):
+            raise ValueError(
+                f"{checkpoint}: is not as it was written:\n  {some_changes(changes)}\n"
+                "Put it back as it was, or take another one"
+            )
     elif stage in TRAINS and inside:
         check_stage(RunFolder(run), stage, within=f"{'/'.join(inside)}/")
 
