@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+_kept: dict[Path, int] = {}  # folders that must stay where they are, and a descriptor of each
+
 _REMEDIES = {
     errno.ENOSPC: ("the disk is full", "free some space"),
     errno.EDQUOT: ("the disk quota is used up", "free some space"),
@@ -48,9 +50,56 @@ class NotWrittenError(OSError):
         )
 
 
+class MovedError(OSError):
+    """What was being written into is not there any more, or is another."""
+
+    def __init__(self, path: str | os.PathLike[str], *, then: str = "run it again") -> None:
+        super().__init__(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+        self.then = then
+
+    def __str__(self) -> str:
+        return (
+            f"{self.filename}: was deleted, moved or replaced while it was being written into, so "
+            f"nothing more is written. Put it back as it was, then {self.then}; or start anew"
+        )
+
+
+@contextlib.contextmanager
+def keeping(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Inside, nothing is written into a folder once it was deleted, moved or replaced.
+
+    :func:`writing` raises :class:`MovedError` instead of filling a new folder of that name.
+    """
+    path = Path(folder)
+    if os.name != "posix" or path in _kept:  # elsewhere a folder cannot be opened
+        yield
+        return
+    _kept[path] = os.open(path, os.O_RDONLY)  # open, so that no other gets its number
+    try:
+        yield
+    finally:
+        os.close(_kept.pop(path))
+
+
+def check_there(path: str | os.PathLike[str], descriptor: int) -> None:
+    """Raise where a path does not lead to the file or folder that was opened under it."""
+    try:
+        same = os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except (FileNotFoundError, NotADirectoryError):
+        same = False
+    if not same:
+        raise MovedError(path)
+
+
+def _check_kept(path: str | os.PathLike[str]) -> None:
+    for folder, descriptor in list(_kept.items()):
+        if Path(path).is_relative_to(folder):
+            check_there(folder, descriptor)
+
+
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Whatever inside fails to write ``path`` for want of room or rights says so.
+    """Whatever inside fails to write ``path`` for want of room, rights or a folder says so.
 
     >>> with writing("runs/demo/config.json"):
     ...     raise OSError(errno.EROFS, "Read-only file system")
@@ -59,11 +108,13 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     read-only (Read-only file system); mount it writable, or choose another folder, then run the
     same command again. What was written before is whole, and nothing of this file is left
     """
+    _check_kept(path)
     try:
         yield
-    except NotWrittenError:
+    except (NotWrittenError, MovedError):
         raise
     except Exception as error:
+        _check_kept(path)
         number = _number(error)
         if number not in _REMEDIES:
             raise

@@ -23,6 +23,7 @@ from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs import checkpoints
 from posttrain.runs.checkpoints import checkpoint_steps
 from posttrain.runs.folder import RunFolder
+from posttrain.runs.manifest import write_manifest
 from posttrain.types import Batch
 
 
@@ -74,8 +75,7 @@ def test_a_checkpoint_of_the_version_before_is_named_and_left_out(
         waiting = checkpoints.read_json(folder / "waiting.json")
         assert [batch.pop("greedy") for batch in waiting["batches"]]
         checkpoints.write_json(folder / "waiting.json", waiting)
-    (folder / "manifest.json").unlink()
-    checkpoints.write_json(folder / "manifest.json", {"files": checkpoints._listed(folder)})
+    write_manifest(folder)
     done, text = go(values, resume=True)
     assert f"checkpoint left out: {folder}: was written by another version of posttrain" in text
     assert "layout 1, this one knows 2" in text

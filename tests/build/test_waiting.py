@@ -58,6 +58,9 @@ def test_a_run_says_what_it_is_at(phases: Phases, tmp_path: Path) -> None:
     ]
     assert [names.index(name) for name in told] == sorted(names.index(name) for name in told)
     counted = {name: (done, total) for name, done, total in phases if total and done}
+    hashed = [name for name in counted if name.startswith("hashing")]
+    assert all(done == total for done, total in map(counted.pop, hashed))
+    assert hashed[-2:] == [f"hashing what the stage {stage} has left" for stage in ("rl", "eval")]
     assert counted == {
         "evaluating before training": (10, 10),
         "the first rollouts": (16, 16),

@@ -3,9 +3,9 @@
 ``python tests/faults/resume_harness.py --case ppo --kills 200`` is what ``make faults`` calls;
 tests/faults/test_resume_faults.py takes a few kills. Every attempt is a process of its own, forked
 from this one so that it need not import everything anew, and ended by SIGKILL at a random moment.
-Between two attempts files are torn and clocks moved, and within them grading workers are killed,
-where the case says so. Exits with 1, and says where, at the first difference in a metric, a
-rollout, a finding or a weight.
+Between two attempts files are torn and clocks moved, finished stages are harmed
+(tests/faults/moved_stages.py), and within them grading workers are killed, where the case says so.
+Exits with 1, and says where, at the first difference in a metric, a rollout, a finding or a weight.
 
 The cases ``default`` and ``counted`` save by time, as a recipe does that says nothing, in every
 stage; some of their kills wait for a checkpoint or a model to be half written. What a kill has cost
@@ -35,6 +35,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path[:0] = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).parents[1])]
 
+import moved_stages  # noqa: E402
 from faults.worker_kills import counted as workers_killed  # noqa: E402
 from faults.worker_kills import killing_workers  # noqa: E402
 from small_runs import TINY, recipe, timeless  # noqa: E402
@@ -44,7 +45,7 @@ from posttrain.build import run as build_run  # noqa: E402
 from posttrain.cli import main  # noqa: E402
 from posttrain.config import recipe_from_dict, to_toml  # noqa: E402
 from posttrain.models.load import load_policy  # noqa: E402
-from posttrain.runs import RunFolder, folder, read_rollouts  # noqa: E402
+from posttrain.runs import RunFolder, folder, plot_curves, read_rollouts  # noqa: E402
 from posttrain.runs.checkpoints import checkpoint_steps, newest  # noqa: E402
 
 RL: dict[str, Any] = {
@@ -199,9 +200,10 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def recorded(run: RunFolder, stage: str) -> dict[str, Any]:
-    """The record of a stage, but for clocks."""
+    """The record of a stage, but for clocks and hashes of what holds some."""
     record = run.stage_record(stage) or {}
-    return {key: value for key, value in record.items() if key not in ("seconds", "finished")}
+    clocks = ("seconds", "finished", "manifest", "sha256")
+    return {key: value for key, value in record.items() if key not in clocks}
 
 
 def at_stake(run: Path) -> tuple[str, int, int]:
@@ -268,7 +270,7 @@ class Harness:
         arguments = ["run", str(self._recipe), "--run.folder", str(run), "--resume"]
         if (run / "config.json").exists() and self._random.random() < 0.5:
             arguments = ["resume", str(run)]
-        stage, saved, _ = at_stake(run)
+        stage, saved, logged = at_stake(run)
         said = self.log.stat().st_size
         counted = self._counted
         seed = self._random.random()
@@ -300,7 +302,7 @@ class Harness:
             )
         if code:
             self.counts[kinds[code]] += 1
-            self._count_lost(run)
+            self._count_lost(run, torn={stage: logged - saved})
         return code == 0
 
     def _wait(self, run: Path) -> None:
@@ -316,8 +318,12 @@ class Harness:
             time.sleep(0.0005)
         time.sleep(self._random.uniform(0, 0.02))
 
-    def _count_lost(self, run: Path) -> None:
-        """What a kill has cost, in steps; by the clock that counts them there is a limit."""
+    def _count_lost(self, run: Path, *, torn: dict[str, int]) -> None:
+        """What a kill has cost, in steps; by the clock that counts them there is a limit.
+
+        Beyond it is only what had been lost before, with a checkpoint that was ``torn``: an attempt
+        may be killed before it has cut the records back to the one before.
+        """
         stage, saved, logged = at_stake(run)
         self.counts[f"killed in {stage or 'between'}"] += 1
         self.counts["while saving"] += bool(list(run.glob("*/checkpoints/.*.tmp")))
@@ -325,12 +331,30 @@ class Harness:
         self.most_lost = max(self.most_lost, logged - saved)
         if self._counted:
             lost = f"{stage}: step {logged} is logged and step {saved} saved"
-            self._expect(logged - saved <= COUNTED_MINUTES, lost)
+            self._expect(logged - saved <= max(COUNTED_MINUTES, torn.get(stage, 0)), lost)
 
     def _mishap(self, run: Path) -> None:
         if self._random.random() < 0.3 and tear(run, self._random):
             self.counts["torn"] += 1
         age(run, self._random)
+        if self._random.random() < 0.3:
+            self._harm(run)
+
+    def _harm(self, run: Path) -> None:
+        """Something happens to a finished stage: the next attempt refuses it, or does it over."""
+        harm = moved_stages.harm(run, self._random, kept=self.root / "kept")
+        if harm is None:
+            return
+        self.counts[harm.kind] += 1
+        if not harm.reason:
+            return
+        said = self.log.stat().st_size
+        code = ended(forked(lambda: command("resume", str(run)), log=self.log))
+        text = self.log.read_bytes()[said:].decode(errors="replace")
+        self._expect(code == moved_stages.REFUSED, f"{harm}: an attempt ended with {code}")
+        self._expect(harm.reason in text, f"{harm}: not said")
+        self.counts["refused"] += 1
+        harm.undo()
 
     def _expect(self, holds: bool, what: str) -> None:
         if not holds:
@@ -353,7 +377,8 @@ def parsed() -> argparse.Namespace:
 if __name__ == "__main__":
     given = parsed()
     given.folder.mkdir(parents=True)
-    load_policy("tiny", options=TINY)  # so that the attempts need not import it
+    load_policy("tiny", options=TINY)  # so that the attempts need not import it, nor what draws
+    plot_curves([{"step": step, "loss/total": 1.0} for step in (1, 2)], given.folder / "curves.png")
     harness = Harness(given.folder, given.case, seed=given.seed, mishaps=given.mishaps)
     harness.whole()
     harness.killed(given.kills)

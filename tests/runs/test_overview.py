@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from posttrain.runs import RunFolder, compare, find_runs, held_out, overview, write_json
+from posttrain.runs import (
+    RunFolder,
+    compare,
+    find_runs,
+    held_out,
+    overview,
+    write_json,
+    write_sealed,
+)
 from posttrain.track import Stage
 from posttrain.track.jsonl import JsonlTracker
 from posttrain.types.marks import Marks
@@ -72,7 +80,7 @@ def test_evaluations_that_asked_otherwise_are_not_compared(tmp_path: Path) -> No
     path = make(tmp_path / "a")
     record = json.loads((path / "rl" / "done.json").read_text())
     record["before"]["of"] = "y"
-    (path / "rl" / "done.json").write_text(json.dumps(record))
+    write_sealed(path / "rl" / "done.json", record)
     row = overview(path)
     assert (row.accuracy_before, row.accuracy_after) == (None, 0.75)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from posttrain.build.finished import check_model, check_models
 from posttrain.build.parts import (
     choose_device,
     filled,
@@ -240,6 +241,7 @@ def evaluate_recipe(
     task = supplied.task or make_task(recipe.task or {})
     check_has_test(task, recipe.task)
     check_unseen(task, recipe.model.name, chosen=chosen)
+    check_models(recipe)
     device = choose_device(recipe)
     policy = make_policy(recipe, recipe.model.name, device=device)
     section, limit = filled(recipe.eval), context_length(policy.model)
@@ -304,6 +306,7 @@ def generate_from(
     # Without a chat nobody hears a system message.
     changes = {"chat": chat, "system": "" if chat is False else None}
     recipe = source.recipe(over(source.values, model=changes), overrides)
+    check_model(recipe.model.name)
     device = choose_device(recipe)
     policy = make_policy(recipe, recipe.model.name, device=device)
     template = make_template(recipe, policy)

@@ -15,14 +15,14 @@ from posttrain.config import Recipe, to_dict
 from posttrain.protocols import Tracker
 from posttrain.registry import split
 from posttrain.rewards.scorer import RewardScorer
-from posttrain.runs import RunFolder, StageFolder, read_json
+from posttrain.runs import RunFolder, StageFolder
+from posttrain.runs.held_out import read_before
 from posttrain.track import ConsoleTracker, Several
 from posttrain.track.diagnosis import FILE_NAME, Diagnosing, Setup
 
 SAME_PROCESS = ("native", "transformers")
 FLOAT32_ROUNDING, OTHER_ROUNDING = 1e-3, 0.05
 DIAGNOSED = ("sft", "reward", "rl")  # while they go on; eval is judged at its end
-BEFORE = "before.json"
 
 
 def diagnosed(
@@ -34,8 +34,8 @@ def diagnosed(
 ) -> Diagnosing:
     """The trackers of a stage as one that also says what goes wrong; it knows what was logged."""
     tell = [tracker.note for tracker in trackers if isinstance(tracker, ConsoleTracker)]
-    path = folder.path / BEFORE
-    before = held_out(read_json(path), setup) if stage == "rl" and path.exists() else None
+    known = read_before(folder) if stage == "rl" else None
+    before = held_out(known, setup) if known is not None else None
     setup = dataclasses.replace(setup, stage=stage)
     tracker = Diagnosing(Several(trackers), folder.path, setup=setup, tell=tell, before=before)
     tracker.replay(folder.records())

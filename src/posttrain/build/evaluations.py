@@ -8,20 +8,20 @@ from posttrain.build.results import write_evaluation
 from posttrain.build.stages import Context, check_held_out, run_eval
 from posttrain.config import EvalSection
 from posttrain.protocols import Engine
-from posttrain.runs import config_digest, read_json, write_json
+from posttrain.runs import config_digest
+from posttrain.runs.held_out import BEFORE_PROBLEMS, read_before, write_before
 
 
 def before(context: Context, section: EvalSection, *, engine: Engine | None) -> dict[str, Any]:
     """The evaluation that a stage begins with; one that goes on has it already."""
-    path = context.folder.path / "before.json"
-    if path.exists():
-        known = dict(read_json(path))
-        if known["of"] == _of(context, section):
-            return known
+    known = read_before(context.folder)
+    if known is not None and known["of"] == _of(context, section):
+        return known
     found = run_eval(context, section, engine=engine, doing="evaluating before training")
-    told = {**write_evaluation(path.with_suffix(".jsonl"), found), "of": _of(context, section)}
+    told = write_evaluation(context.folder.path / BEFORE_PROBLEMS, found)
+    told["of"] = _of(context, section)
     check_held_out(found, context.recipe)
-    write_json(path, told)
+    write_before(context.folder, told)
     return told
 
 

@@ -26,6 +26,7 @@ from posttrain.runs import (
     replacing,
     series,
 )
+from posttrain.runs.held_out import BEFORE_PROBLEMS
 from posttrain.track.curves import over_steps
 from posttrain.track.encoding import encode_json
 from posttrain.track.progress import phase
@@ -290,7 +291,7 @@ def _broken(held_out: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _pairs(folder: RunFolder, found: HeldOut, *, seed: int) -> tuple[list[Sample], str]:
     """A few held-out problems before and after, drawn at random, and how they were drawn."""
-    before = _problems(folder.stage("rl").path / "before.jsonl") if found.before else {}
+    before = _problems(folder.stage("rl").path / BEFORE_PROBLEMS) if found.before else {}
     after = _problems(folder.stage("eval").path / "problems.jsonl")
     shared = [name for name in after if name in before]
     if not shared:

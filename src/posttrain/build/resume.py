@@ -13,11 +13,20 @@ from rich.console import Console
 from posttrain.build.interrupts import Stopped
 from posttrain.config import Recipe, recipe_from_dict
 from posttrain.config.fields import STAGES
-from posttrain.disk import NotWrittenError
+from posttrain.disk import MovedError, NotWrittenError
 from posttrain.registry import did_you_mean
-from posttrain.runs import RunFolder, StageFolder, config_digest, differences, read_json, write_json
+from posttrain.runs import (
+    RunFolder,
+    StageFolder,
+    config_digest,
+    differences,
+    read_json,
+    write_json,
+    write_sealed,
+)
 from posttrain.runs.checkpoints import Checkpoint, cut_back, newest
 from posttrain.runs.drift import is_within, settings
+from posttrain.runs.folder import BEGUN, DONE
 from posttrain.track.text import command_line
 
 BESIDE_RECIPE = ("supplied", "contents", "code")
@@ -51,9 +60,11 @@ def check_same(path: str | Path, config: Mapping[str, Any], *, allow: Sequence[s
     Where those are allowed to change, what was done under the old ones still counts; the changes
     are returned, and kept in changes.json.
     """
-    if not (Path(path) / "config.json").exists() or RunFolder(path).finished:
+    if not (Path(path) / "config.json").exists():
         return []
     folder = RunFolder(path)
+    if folder.holds(config["run"]["stages"]):
+        return []
     old = folder.config
     for key in allow:
         known = [*settings(old), *settings(config)]
@@ -126,14 +137,16 @@ def _of_rl(key: str) -> bool:
 
 
 def take_up(
-    folder: RunFolder, stage: str, *, digest: str, console: Console
+    folder: RunFolder, stage: str, *, digest: str, inputs: str, console: Console
 ) -> tuple[StageFolder, Checkpoint | None]:
     """The folder of a stage that was begun, taken back to its last checkpoint that is whole.
 
-    A stage that was not begun, or under another config, gets a new folder.
+    A stage that was not begun, or under another config, or from other files of the stages before
+    it (``inputs``), gets a new folder.
     """
-    if folder.begun(stage) != digest:
-        return start(folder, stage, digest=digest, console=console), None
+    begun = folder.begun(stage)
+    if begun is None or begun["digest"] != digest or begun.get("inputs", inputs) != inputs:
+        return start(folder, stage, digest=digest, inputs=inputs, console=console), None
     found = folder.stage(stage)
     begins_at, problems = newest(found)
     for problem in problems:
@@ -146,10 +159,12 @@ def take_up(
     return found, begins_at
 
 
-def start(folder: RunFolder, stage: str, *, digest: str, console: Console) -> StageFolder:
+def start(
+    folder: RunFolder, stage: str, *, digest: str, inputs: str, console: Console
+) -> StageFolder:
     """A new folder for a stage; what an earlier attempt has left is kept, and it is said where."""
     made = folder.begin(stage, replace=True)
-    folder.mark(stage, digest=digest)
+    folder.mark(stage, digest=digest, inputs=inputs)
     _say_where(stage, made.previous, console=console)
     return made
 
@@ -180,7 +195,7 @@ def told(folder: RunFolder) -> Iterator[None]:
             what = f"stopped after step {step}, which is saved"
         stop.args = (f"{what}; to go on: {further}",)
         raise
-    except NotWrittenError as error:
+    except (NotWrittenError, MovedError) as error:
         error.then = further
         raise
 
@@ -190,10 +205,11 @@ def _adopt(folder: RunFolder, *, old: Mapping[str, Any], new: Mapping[str, Any])
     before = stage_digests(old, old["run"]["stages"])
     for stage, digest in stage_digests(new, new["run"]["stages"]).items():
         known = before.get(stage)
-        for name in ("begun.json", "done.json"):
-            path = folder.stage(stage).path / name
-            if path.exists() and (record := read_json(path))["digest"] == known:
-                write_json(path, {**record, "digest": digest})
+        path = folder.stage(stage).path
+        records = {BEGUN: folder.begun(stage), DONE: folder.stage_record(stage)}
+        for name, record in records.items():
+            if record is not None and record["digest"] == known:
+                write_sealed(path / name, {**record, "digest": digest})
 
 
 def _key(change: str) -> str:

@@ -22,6 +22,7 @@ from posttrain.build.diagnosis import (
 )
 from posttrain.build.evaluations import after, before
 from posttrain.build.fingerprint import code_version, fingerprints
+from posttrain.build.finished import Finished, check_finished, check_models
 from posttrain.build.guards import guarded
 from posttrain.build.interrupts import Interrupts
 from posttrain.build.keeper import Keeper
@@ -58,6 +59,7 @@ from posttrain.build.supplied import Supplied
 from posttrain.build.texts import look_at_data
 from posttrain.build.trained_rows import check_has_test
 from posttrain.config import Recipe, cautions, resolve, to_dict
+from posttrain.disk import keeping
 from posttrain.models.load import Policy
 from posttrain.protocols import Tracker
 from posttrain.runs import RunFolder
@@ -117,15 +119,18 @@ def _run(
         console.print(Text.assemble(("caution: ", "yellow"), caution), soft_wrap=True)
     config = {**to_dict(recipe), **supplied.config(), **fingerprints(recipe)}
     config["code"] = code_version()
+    check_models(recipe)
     if resume:
         for change in check_same(recipe.run.folder, config, allow=allow_changes):
             console.print(f"allowed to change: {change}", markup=False, soft_wrap=True)
-    else:
+    check_finished(recipe.run.folder, stage_digests(config, recipe.stages), console=console)
+    if not resume:
         set_unfinished_aside(recipe.run.folder, console)
     folder = RunFolder.create(recipe.run.folder, config=config, recipe=text)
-    if folder.finished:
+    if folder.holds(recipe.stages):
         console.print(f"{folder.path}: finished already; nothing to do")
         return Run(folder)
+    (folder.path / "summary.json").unlink(missing_ok=True)  # of a run whose stages are gone
     note_places(folder, recipe)
     for stage in folder.stages:
         if stage not in recipe.stages:  # of an earlier recipe: its results are not this run's
@@ -143,6 +148,7 @@ def _run(
         try:
             for stage in recipe.stages:
                 job.do(stage)
+            job.check()
         finally:
             job.close()
         return finish_run(folder, recipe=recipe, seconds=job.seconds(), console=console)
@@ -182,6 +188,7 @@ class _Job:
         self._console = console
         self._device = choose_device(recipe)
         self._digests = stage_digests(self._config, recipe.stages)
+        self._finished = Finished(folder)
         self._parts: Parts | None = None
         self._load(recipe.model.name)
         with contextlib.ExitStack() as refused:
@@ -197,16 +204,25 @@ class _Job:
         """How long the run has worked, in this process and in those before it."""
         return self._seconds_before + time.monotonic() - self._started
 
+    def check(self) -> None:
+        """Raise where the run was asked to stop, or where something of it was taken away."""
+        self._interrupts.check()
+        self._finished.check()
+
     def do(self, stage: str) -> None:
         """Run one stage, unless it is finished under this very config."""
-        self._interrupts.check()
-        if self._folder.stage_done(stage, self._digests[stage]):
+        self.check()
+        if self._finished.holds(stage, digest=self._digests[stage], console=self._console):
             self._seconds_before = (self._folder.stage_record(stage) or {}).get("seconds", 0.0)
             self._console.print(f"{stage}: finished already; taken from the run folder")
-            self._tidy(stage)  # the run may have been cut short before
-            if stage != "reward" and self._folder.stage(stage).model.is_dir():
+            if stage in ("sft", "rl"):
                 self._load(str(self._folder.stage(stage).model))
-            return
+        else:
+            self._work(stage)
+        self._tidy(stage)  # of one that was taken too: the run may have been cut short before
+        self._finished.add(stage)
+
+    def _work(self, stage: str) -> None:
         work = {
             "sft": self._sft,
             "prefer": self._prefer,
@@ -215,8 +231,13 @@ class _Job:
             "eval": self._eval,
         }[stage]
         record = {**work(), "seconds": self.seconds()}
-        self._folder.finish(stage, digest=self._digests[stage], record=record)
-        self._tidy(stage)
+        self._folder.finish(
+            stage,
+            digest=self._digests[stage],
+            inputs=self._finished.inputs,
+            position=self._recipe.stages.index(stage),
+            record=record,
+        )
 
     def _tidy(self, stage: str) -> None:
         """Of a finished stage, remove checkpoints that no one asked for: its model is there."""
@@ -299,18 +320,20 @@ class _Job:
 
     @contextlib.contextmanager
     def _stage(self, stage: str, *, total_steps: int) -> Iterator[Context]:
-        with phase(f"stage {stage}"), self._prepared(stage, total_steps=total_steps) as context:
+        prepared = self._prepared(stage, total_steps=total_steps)
+        with phase(f"stage {stage}"), prepared as context, keeping(context.folder.path):
             yield context
 
     @contextlib.contextmanager
     def _prepared(self, stage: str, *, total_steps: int) -> Iterator[Context]:
-        digest, begins_at = self._digests[stage], None
+        marks: Any = {"digest": self._digests[stage], "inputs": self._finished.inputs}
+        begins_at = None
         if self._resume:
-            folder, begins_at = take_up(self._folder, stage, digest=digest, console=self._console)
+            folder, begins_at = take_up(self._folder, stage, console=self._console, **marks)
             if begins_at is not None:
                 self._seconds_before = begins_at.state["seconds"]
         else:
-            folder = start(self._folder, stage, digest=digest, console=self._console)
+            folder = start(self._folder, stage, console=self._console, **marks)
         if stage in ("rl", "eval"):
             folder.write_marks(self._ready.marks)
         keeper = Keeper(
@@ -340,10 +363,10 @@ class _Job:
             if isinstance(seen, ConsoleTracker):
                 keeper.tell = seen.note
         tracker: Tracker = Several(trackers)
-        if stage in DIAGNOSED:
-            setup = self._setup(sft_steps=total_steps if stage == "sft" else 0)
-            tracker = diagnosed(trackers, folder, stage=stage, setup=setup)
         try:
+            if stage in DIAGNOSED:
+                setup = self._setup(sft_steps=total_steps if stage == "sft" else 0)
+                tracker = diagnosed(trackers, folder, stage=stage, setup=setup)
             yield Context(
                 recipe=self._recipe,
                 policy=self._policy,

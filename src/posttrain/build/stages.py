@@ -31,6 +31,7 @@ from posttrain.pipelines.evaluate import Evaluation, evaluate
 from posttrain.protocols import Engine, Scorer, Split, Task, Tracker
 from posttrain.rollout.source import PromptCycle, RolloutSource
 from posttrain.runs import RolloutWriter, StageFolder, sequence_advantages
+from posttrain.runs.rollouts import rollout_writer
 from posttrain.track.progress import phase
 from posttrain.track.text import printable
 from posttrain.types import Collected, Prompt, Rollout, Sampling, Score
@@ -109,7 +110,7 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
     remaining = source.steps(section.steps - keeper.step - len(waiting))
     batches = _checked(remaining, section.max_invalid)
     flow_of = flowing(batches, sync, max_lag=section.max_lag, device=device, waiting=waiting)
-    with keeper.stepping(), flow_of as flow, RolloutWriter(context.folder.rollouts) as writer:
+    with keeper.stepping(), flow_of as flow, rollout_writer(context.folder.rollouts) as writer:
         watch = _Watch(
             context, flow, engine=engine, learner=learner, prompts=prompts, writer=writer
         )

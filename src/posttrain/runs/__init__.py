@@ -1,7 +1,15 @@
 """A run is a folder: what it was given, what it logged, what it wrote, what came out of it."""
 
 from posttrain.runs.drift import config_digest, differences
-from posttrain.runs.files import new_folder, read_json, replacing, write_json, write_text
+from posttrain.runs.files import (
+    check_seal,
+    new_folder,
+    read_json,
+    replacing,
+    write_json,
+    write_sealed,
+    write_text,
+)
 from posttrain.runs.filters import Filter
 from posttrain.runs.folder import RunFolder, StageFolder
 from posttrain.runs.held_out import HeldOut, Interval, Share, held_out
@@ -29,10 +37,12 @@ __all__ = [
     "StageFolder",
     "config_digest",
     "differences",
+    "check_seal",
     "new_folder",
     "read_json",
     "replacing",
     "write_json",
+    "write_sealed",
     "write_text",
     "frame",
     "merge_steps",

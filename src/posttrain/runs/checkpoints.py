@@ -14,21 +14,21 @@ found out by its manifest, and the one before it is taken.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from posttrain.runs.files import new_folder, read_json, write_json
 from posttrain.runs.folder import StageFolder
+from posttrain.runs.manifest import find_changes, read_manifest, write_manifest
 from posttrain.runs.rollouts import rollout_file, rollout_steps
 
 LAYOUT = 2  # of what the stages keep in it: an older one lacks what they go on from
-MANIFEST, STATE = "manifest.json", "state.json"
+STATE = "state.json"
 _NAME = re.compile(r"step-(\d{6,})")
 _LEFTOVERS = (".*.tmp", ".model-*")  # what a killed process was writing
 
@@ -64,7 +64,7 @@ def write_checkpoint(
     with new_folder(path) as folder:
         state = {**fill(folder), "layout": LAYOUT, "step": step, "metrics_bytes": size}
         write_json(folder / STATE, state)
-        write_json(folder / MANIFEST, {"files": _listed(folder)})
+        write_manifest(folder)
     return path
 
 
@@ -93,10 +93,8 @@ def newest(stage: StageFolder) -> tuple[Checkpoint | None, list[str]]:
 def find_fault(path: Path) -> str | None:
     """What is wrong with a checkpoint; None where every file is as it was written."""
     try:
-        listed = read_json(path / MANIFEST)["files"]
-        for name, expected in listed.items():
-            if _described(path / name) != expected:
-                return f"{name} is not as it was written"
+        if changes := find_changes(path, read_manifest(path)):
+            return ", ".join(changes)
         layout = read_json(path / STATE)["layout"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"cannot be read ({error})"
@@ -175,17 +173,3 @@ def _accuracy(path: Path) -> float | None:
         found = read_json(path / STATE).get("accuracy")
         return None if found is None else float(found)
     return None
-
-
-def _listed(folder: Path) -> dict[str, Any]:
-    return {file.relative_to(folder).as_posix(): _described(file) for file in _files(folder)}
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if path.is_file())
-
-
-def _described(file: Path) -> dict[str, Any]:
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    return {"bytes": file.stat().st_size, "sha256": digest}

@@ -11,12 +11,15 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from posttrain.disk import sync, writing
+from posttrain.runs.drift import config_digest
 from posttrain.track.encoding import encode_json
+
+SEAL = "sha256"
 
 
 @contextlib.contextmanager
@@ -84,6 +87,22 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: is not JSON ({error}); restore it, or delete it") from error
+
+
+def write_sealed(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a JSON file with the hash of its own content."""
+    plain = {name: value for name, value in record.items() if name != SEAL}
+    write_json(path, {**plain, SEAL: config_digest(plain)})
+
+
+def check_seal(record: Mapping[str, Any], path: Path) -> None:
+    """Raise where what :func:`write_sealed` wrote to ``path`` has changed since."""
+    plain = {name: value for name, value in record.items() if name != SEAL}
+    if record.get(SEAL) != config_digest(plain):
+        raise ValueError(
+            f"{path}: has changed since it was written; put it back as it was, or remove "
+            "it: what it stands for is then done over"
+        )
 
 
 def _beside(path: Path) -> Path:

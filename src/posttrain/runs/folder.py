@@ -16,7 +16,8 @@
         checkpoints/      step-000012/, …: posttrain.runs.checkpoints
         model/            the trained model, an ordinary Hugging Face folder
         best/model/       the one of the lowest held-out loss (sft), where that is another
-        begun.json        under which config it was begun
+        begun.json        under which config it was begun, and from which files of stages before
+        manifest.json     size and hash of what it has left: posttrain.runs.manifest
         done.json         written last: a stage that has one is not run again
 """
 
@@ -36,7 +37,15 @@ import pyarrow as pa
 
 from posttrain.registry import near_path
 from posttrain.runs.drift import differences
-from posttrain.runs.files import read_json, write_json, write_text
+from posttrain.runs.files import (
+    SEAL,
+    check_seal,
+    read_json,
+    write_json,
+    write_sealed,
+    write_text,
+)
+from posttrain.runs.manifest import write_manifest
 from posttrain.runs.metrics import Record, frame, read_metrics
 from posttrain.track.diagnosis import FILE_NAME as DIAGNOSIS
 from posttrain.track.diagnosis import read_findings
@@ -44,7 +53,7 @@ from posttrain.track.jsonl import FILE_NAME
 from posttrain.types.marks import Marks
 
 LAYOUT = 1
-BEGUN = "begun.json"
+BEGUN, DONE = "begun.json", "done.json"
 REWARDS = "rewards.json"
 _STAGE = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -171,13 +180,14 @@ class RunFolder:
             return run
         if recipe is not None:
             write_text(path / "recipe.toml", recipe)
-        write_json(path / "config.json", config)
+        write_sealed(path / "config.json", config)
         return run
 
     @property
     def config(self) -> dict[str, Any]:
         """The resolved config."""
-        return dict(read_json(self.path / "config.json"))
+        config = _sealed(self.path / "config.json")
+        return {name: value for name, value in config.items() if name != SEAL}
 
     @property
     def recipe(self) -> str | None:
@@ -189,6 +199,10 @@ class RunFolder:
     def finished(self) -> bool:
         """Whether every stage ran and the summary was written."""
         return (self.path / "summary.json").exists()
+
+    def holds(self, stages: Sequence[str]) -> bool:
+        """Whether it is finished, and each of these stages is still there."""
+        return self.finished and set(stages) <= set(self.stages)
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -210,17 +224,20 @@ class RunFolder:
     def model(self) -> Path | None:
         """The policy of the last finished stage that has one; else the reward model."""
         stages = sorted(self.stages, key=lambda stage: stage != "reward")  # it comes first: last
-        models = [self.stage(stage).model for stage in stages]
-        return next((model for model in reversed(models) if model.is_dir()), None)
+        models = [self.stage(stage).model for stage in stages if self._has_model(stage)]
+        return models[-1] if models else None
+
+    def _has_model(self, stage: str) -> bool:
+        """Whether a stage has left a model, though it may be gone."""
+        recorded = (self.stage_record(stage) or {}).get("model")
+        return self.stage(stage).model.is_dir() if recorded is None else bool(recorded)
 
     @property
     def stages(self) -> list[str]:
         """The finished stages, in the order they ran."""
-        positions = {
-            path.parent.name: read_json(path)["position"]
-            for path in self.path.glob("*/done.json")
-            if _STAGE.fullmatch(path.parent.name)  # not one that was moved aside
-        }
+        names = [path.parent.name for path in self.path.glob(f"*/{DONE}")]
+        known = filter(_STAGE.fullmatch, names)  # not one that was moved aside
+        positions = {name: (self.stage_record(name) or {})["position"] for name in known}
         return sorted(positions, key=lambda name: positions[name])
 
     def findings(self) -> list[dict[str, Any]]:
@@ -277,37 +294,62 @@ class RunFolder:
         os.replace(folder.path, previous)
         return previous
 
-    def mark(self, stage: str, *, digest: str) -> None:
-        """Note under which config a stage was begun."""
-        write_json(self.stage(stage).path / BEGUN, {"stage": stage, "digest": digest})
+    def mark(self, stage: str, *, digest: str, inputs: str = "") -> None:
+        """Note under which config a stage was begun, and from which files of stages before it."""
+        begun = {"stage": stage, "digest": digest, "inputs": inputs}
+        write_sealed(self.stage(stage).path / BEGUN, begun)
 
-    def begun(self, stage: str) -> str | None:
-        """The digest that :meth:`mark` noted, or None."""
+    def begun(self, stage: str) -> dict[str, Any] | None:
+        """What :meth:`mark` noted, or None."""
         path = self.stage(stage).path / BEGUN
-        return str(read_json(path)["digest"]) if path.exists() else None
+        return _sealed(path) if path.exists() else None
 
-    def finish(self, stage: str, *, digest: str, record: Mapping[str, Any] | None = None) -> None:
-        """Mark a stage as finished under the config that ``digest`` stands for."""
+    def finish(
+        self,
+        stage: str,
+        *,
+        digest: str,
+        inputs: str = "",
+        position: int | None = None,
+        record: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Mark a stage as finished under the config that ``digest`` stands for.
+
+        The mark vouches for what the stage has left, and for itself. ``position`` is the stage's
+        among all of the run: behind those that are finished, unless one before them is done over.
+        """
         others = [name for name in self.stages if name != stage]
         positions = [(self.stage_record(name) or {})["position"] for name in others]
+        behind = 1 + max(positions, default=-1)
         done = {
             **(record or {}),
             "stage": stage,
             "digest": digest,
-            "position": 1 + max(positions, default=-1),
+            "inputs": inputs,
+            "position": behind if position is None else position,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "model": self.stage(stage).model.is_dir(),
+            "manifest": write_manifest(self.stage(stage).path, stage=True),
         }
-        write_json(self.stage(stage).path / "done.json", done)
+        write_sealed(self.stage(stage).path / DONE, done)
 
     def stage_record(self, stage: str) -> dict[str, Any] | None:
         """What :meth:`finish` wrote, or None where the stage is not finished."""
-        path = self.stage(stage).path / "done.json"
-        return dict(read_json(path)) if path.exists() else None
+        path = self.stage(stage).path / DONE
+        return _sealed(path) if path.exists() else None
 
     def stage_done(self, stage: str, digest: str) -> bool:
         """Whether the stage is finished under this very config."""
         record = self.stage_record(stage)
         return record is not None and record["digest"] == digest
+
+
+def _sealed(path: Path) -> dict[str, Any]:
+    """A JSON file that vouches for itself, unless it is of a version that wrote no hashes."""
+    record = dict(read_json(path))
+    if SEAL in record or {"inputs", "manifest"} & record.keys():
+        check_seal(record, path)
+    return record
 
 
 def make_writable(path: Path) -> None:

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from posttrain.disk import keeping
 from posttrain.runs.folder import make_writable
 
 try:
@@ -38,6 +39,7 @@ class FolderInUseError(RuntimeError):
 def held(folder: str | Path) -> Iterator[None]:
     """Keep every other process out of a run folder; it is made where there is none.
 
+    Where it is deleted, moved or replaced meanwhile, writing into it raises an error.
     Where the file system knows no locks, which some network file systems do not, a warning says so.
     """
     folder = Path(folder)
@@ -48,7 +50,8 @@ def held(folder: str | Path) -> Iterator[None]:
         _take(descriptor, folder)
         with contextlib.suppress(OSError):  # on a full disk the lock holds without a name
             _write(descriptor, _who())
-        yield
+        with keeping(folder):
+            yield
         with contextlib.suppress(OSError):
             _write(descriptor, {})
     finally:

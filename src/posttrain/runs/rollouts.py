@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from posttrain.disk import keeping, writing
 from posttrain.runs.files import replacing
 from posttrain.types import Batch, Prompt, Rollout, Score
 
@@ -131,6 +133,15 @@ class RolloutWriter:
         self._thread.shutdown(wait=True)
         if kind is None:  # else the run ends with its own error
             self.wait()
+
+
+@contextmanager
+def rollout_writer(folder: Path) -> Iterator[RolloutWriter]:
+    """A writer into a folder, which is made; an error where it goes away meanwhile."""
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
+    with keeping(folder), RolloutWriter(folder) as writer:
+        yield writer
 
 
 def sequence_advantages(batch: Batch) -> list[float | None]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
 
-from posttrain.disk import writing
+from posttrain.disk import check_there, writing
 from posttrain.track.encoding import encode_json, encode_number
 from posttrain.track.stage import Stage
 
@@ -38,14 +38,16 @@ class JsonlTracker:
         numbers = {name: encode_number(value) for name, value in metrics.items()}
         line = encode_json({"step": int(step), **numbers}) + b"\n"
         with writing(self.path):
+            check_there(self.path, self._file.fileno())
             _append(self._file, line, size=self._size)
         self._size += len(line)
 
     def close(self) -> None:
         """Bring the file to the disk and close it; a second call does nothing."""
         if not self._file.closed:
-            with writing(self.path), self._file:
+            with self._file, writing(self.path):
                 os.fsync(self._file.fileno())
+                check_there(self.path, self._file.fileno())
 
 
 def append_lines(path: Path, lines: bytes) -> None:

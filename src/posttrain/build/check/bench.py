@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from posttrain.build.check.report import Book, Findings
+from posttrain.build.finished import check_models
 from posttrain.build.parts import (
     Parts,
     choose_device,
@@ -100,6 +101,7 @@ def make_bench(recipe: Recipe, book: Book, *, fast: bool, supplied: Supplied | N
     with data.guard("task"), heard(data, "task"):
         task = task or (make_task(recipe.task) if recipe.task is not None else None)
     with config.guard("model"):
+        check_models(recipe)
         policy = make_policy(recipe, recipe.model.name, device=choose_device(recipe))
     told = len(data.lines)
     if policy is not None:
