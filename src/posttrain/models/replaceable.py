@@ -28,13 +28,13 @@ _MASKED, _UNMASKED = "posttrain_masked", "posttrain_unmasked"
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """No gradient, autocast or TF32 inside: what is to be decided must not drown in rounding."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    products = torch.backends.cuda.matmul  # of a GPU alone: a CPU's would choose other kernels
+    before, products.fp32_precision = products.fp32_precision, "ieee"
     try:
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        products.fp32_precision = before
 
 
 def relative_errors(found: Tensor, expected: Tensor) -> Tensor:
