@@ -1,223 +1,149 @@
-r"""Mathematics as text, before any parser sees it: cleaned, read where plain, refused where a bomb.
+r"""Mathematics as text, before any parser sees it: one plain LaTeX for the many ways to write it.
 
-Everything here is linear in the length of the text, and computes with nothing but short numbers.
+Everything here is linear in the length of the text, and computes with nothing.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from fractions import Fraction
-
-from posttrain.rewards.numeric import parse_number
-
-MAX_DEPTH = 5  # brackets in brackets; the parser takes exponential time in them
-MAX_DIGITS = 100  # of one number
-MAX_EXPONENT_DIGITS = 4
-MAX_COUNTS = {"|": 4, "=": 3, ",": 60, "&": 60}  # of these, the parser takes more than linear time
-MIN_WORD = 4  # letters in a row that are a word; fewer may be a product of symbols
+import unicodedata
 
 _UNICODE = {
-    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "∕": "/",
-    "π": r"\pi ", "∞": r"\infty ", "°": r"^\circ ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}",
-    "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "≤": r"\le ", "≥": r"\ge ", "∪": r"\cup ",
-    "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "±": r"\pm ", "\u00a0": " ", "\u202f": " ",
+    "−": "-", "–": "-", "—": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ",
+    "÷": "/", "∕": "/", "⁄": "/", "∞": r"\infty ", "°": r"^\circ ", "º": r"^\circ ", "≤": r"\le ",
+    "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∖": r"\setminus ", "∈": r"\in ",
+    "∅": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ", "√": r"\surd ", "≈": r"\approx ", "′": "'",
+    "’": "'", "‘": "'", "“": '"', "”": '"', "，": ",", "：": ":", "（": "(", "）": ")", "％": "%",
+    "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "…": r"\ldots ",
+    "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "⟨": r"\langle ",
+    "⟩": r"\rangle ", "→": r"\to ", "∠": r"\angle ", "△": r"\triangle ", "ℏ": r"\hbar ",
+    "µ": r"\mu ", "\ufeff": "", "\u200b": "", "\u2009": " ", "\u00a0": " ", "\u202f": " ",
 }  # fmt: skip
 _TRANSLATE = str.maketrans(_UNICODE)
-_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_GREEK = {
+    letter: f"\\{unicodedata.name(letter).rsplit(' ', 1)[1].lower().replace('lamda', 'lambda')} "
+    for letter in "αβγδεζηθικλμνξπρστυφχψω"
+} | {"Δ": r"\Delta ", "Ω": r"\Omega ", "Σ": r"\Sigma ", "Φ": r"\Phi ", "Γ": r"\Gamma ", "Θ": r"\Theta "}
+_RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "₀₁₂₃₄₅₆₇₈₉₊₋"
+_PLAIN = str.maketrans(_RAISED + _LOWERED, "0123456789+-n0123456789+-")
+_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
 
 # Each is tried in order; none can take more than linear time on a line of bounded length.
 _CLEANING = [
-    (re.compile(r"√\s?(\d+|[a-zA-Z])"), r"\\sqrt{\1}"),
-    (re.compile(r"√\s?\("), r"\\sqrt("),
-    (re.compile(r"\\(?:left|right|big|Big|bigl|bigr|Bigl|Bigr|displaystyle)(?![a-zA-Z])"), ""),
+    (re.compile(f"[{_RAISED}]+"), lambda match: f"^{{{match[0].translate(_PLAIN)}}}"),
+    (re.compile(f"[{_LOWERED}]+"), lambda match: f"_{{{match[0].translate(_PLAIN)}}}"),
+    (re.compile(r"([0-9]?)([¼-¾⅐-⅞])"), lambda match: _vulgar(match[1], match[2])),
+    (re.compile(r"\\(?:left|right)\s?\.(?![0-9])"), ""),
+    (re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|rm|it|bf|tt)(?![a-zA-Z])"), ""),
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
-    (re.compile(r"(?<!\\)\\!"), ""),
-    (re.compile(r"\{,\}"), ","),
-    (re.compile(r"(?<!\\)\\[,;: ]|~"), " "),
-    (re.compile(r"(?:\^\s?\{\s?\\circ\s?\}|\^\s?\\circ|\\degree)(?![a-zA-Z])|\s?\bdegrees?$"), ""),
-    (re.compile(r"(?<=[0-9]) (?=[0-9]{3}(?![0-9]))"), ","),  # 1 000, and 1\,000
-    (re.compile(r"\s?(?:\bpercent|\bper cent|\\text\s?\{\s?percent\s?\})$"), "%"),
-    (
-        re.compile(r"(?<![0-9.])10\s?\^\s?(?:\{\s?([+-]?[0-9]{1,3})\s?\}|([+-]?[0-9]{1,3}))$"),
-        r"1e\1\2",
-    ),
-    (re.compile(r"\s?(?:\\times|\\cdot|\*|x)\s?1e([+-]?[0-9]{1,3})$"), r"e\1"),
-]
-_TEXT = re.compile(r"\\(?:text|textbf|textrm|textit|mathrm|mathbf|mbox)\s?\{([^{}]*)\}")
-_MIXED = re.compile(r"([+-]?)\s?([0-9]{1,30})\s?(?:\\frac\{([0-9]{1,30})\}\{([0-9]{1,30})\})")
-_MIXED_PLAIN = re.compile(r"([+-]?)\s?([0-9]{1,30})(?:\s+|-)([0-9]{1,30})/([0-9]{1,30})")
-_SHORT_FRACTION = re.compile(r"\\frac\s?([0-9])\s?([0-9])(?![0-9])")
-_SHORT_UNITS = "cm|mm|km|ft|yd|mi|kg|mg|lb|lbs|oz|ml|hr|hrs|min|sec|mph|kph|kmh"
-_UNIT = re.compile(
-    r"[0-9}]\s*(?:\\(?:text|textrm|mathrm|mbox)\s?\{\s*([a-zA-Z][a-zA-Z ./]*?)\s*\}"
-    rf"|({_SHORT_UNITS}|[a-zA-Z]{{4,}}))(?:\s?\^\s?\{{?([0-9])\}}?)?$"
-)
-_BASE = re.compile(r"[0-9]_\{?([0-9]{1,2})\}?$")
-_ASSIGNMENT = re.compile(r"[a-zA-Z](?:_\{?[a-zA-Z0-9]+\}?)?(?:\([a-z]\))?\s?=(?!=)([^=<>]+)")
-_WORDS = re.compile(r"[a-zA-Z]{2,}(?:[ -][a-zA-Z]+)*")
-
-# Commands that make the parser compute (and their arguments may be towers), or take a fresh name.
-_COMPUTES = re.compile(
-    r"\\(?:sum|prod|i+nt|oint|lim|operatorname|det|gcd|lcm|max|min|[gG]amma|xrightarrow|Vert|lVert"
-    r"|begin\s?\{[vV]matrix\}|\|)|\|\s?[_^]|\*\*|[-+]\s?[-+]\s?[-+]"
-)
-_BINOMIAL = re.compile(r"\\[dt]?binom(?!\s?\{\s?[0-9]{1,3}\s?\}\s?\{\s?[0-9]{1,3}\s?\})")
-_FACTORIAL = re.compile(r"(?<![0-9])[0-9]{1,3}!(?!\s?!)|(?<![a-zA-Z])[a-zA-Z]!(?!\s?!)")
-_OPENED_AT_ONCE = re.compile(r"[(\[{]\s?[(\[{]\s?[(\[{]\s?[(\[{]")
-_LONG_NUMBER = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
-_PROSE = re.compile(r"(?<![a-zA-Z\\])(?!sqrt|infinity)[a-zA-Z]{4,}")
-_NAMES = re.compile(_TEXT.pattern + r"|\\(?:begin|end)\s?\{[a-zA-Z*]*\}")
-_COMMAND = re.compile(r"\\[a-zA-Z]+")
+    (re.compile(r"\\[dt]binom(?![a-zA-Z])"), r"\\binom"),
+    (re.compile(r"(?<!\\)\\!\s?"), ""),
+    (re.compile(r"\{\s?([,.])\s?\}"), r"\1"),
+    (re.compile(r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![a-zA-Z])|\\(?:hspace|phantom|hphantom)\s?\{[^{}]*\}"), " "),
+    (re.compile(r"\\(?:textbf|textrm|textit|textsf|texttt|textnormal|mathrm|mathsf|mbox|emph|hbox|operatorname\*?)\s?(?=\{)"), r"\\text"),
+    (re.compile(r"\^\s?(?:\{\s?\\(?:circ|degree)\s?\}|\\(?:circ|degree)(?![a-zA-Z]))|\\degree(?![a-zA-Z])"), "°"),
+    (re.compile(r"\^\s?(?:\{\s?\\prime\s?\}|\\prime(?![a-zA-Z]))"), "'"),
+    (re.compile(r"\\(?:geq(?:slant)?)(?![a-zA-Z])|(?<![<>=])>="), r"\\ge "),
+    (re.compile(r"\\(?:leq(?:slant)?)(?![a-zA-Z])|(?<![<>=])<="), r"\\le "),
+    (re.compile(r"\\(?:neq|not\s?=)(?![a-zA-Z])|!="), r"\\ne "),
+    (re.compile(r"\\gt(?![a-zA-Z])"), ">"),
+    (re.compile(r"\\lt(?![a-zA-Z])"), "<"),
+    (re.compile(r"\\varnothing(?![a-zA-Z])|\\O(?![a-zA-Z])|\\\{\s?\\\}|\\text\s?\{\s?Ø\s?\}|Ø"), r"\\emptyset "),
+    (re.compile(r"\\(?:lbrace)(?![a-zA-Z])"), r"\\{"),
+    (re.compile(r"\\(?:rbrace)(?![a-zA-Z])"), r"\\}"),
+    (re.compile(r"\\(?:lvert|rvert|vert|mid)(?![a-zA-Z])"), "|"),
+    (re.compile(r"\\(?:backslash|smallsetminus)(?![a-zA-Z])"), r"\\setminus "),
+    (re.compile(r"\\(?:var)(epsilon|phi|theta|rho|sigma|pi|kappa)(?![a-zA-Z])"), r"\\\1"),
+    (re.compile(r"\\(?:ast|star|times|cdot)(?![a-zA-Z])\s?"), "*"),
+    (re.compile(r"\\div(?![a-zA-Z])\s?"), "/"),
+    (re.compile(r"\\(?:bar|overline)\s?\{?([0-9]+)\}?"), r"\\overline{\1}"),
+    (re.compile(r"\\frac\s?([0-9a-zA-Z])\s?([0-9a-zA-Z])"), r"\\frac{\1}{\2}"),
+    (re.compile(r"\\frac\s?([0-9a-zA-Z])\s?(?=\{)"), r"\\frac{\1}"),
+    (re.compile(r"(\\frac\s?\{[^{}]*\})\s?([0-9a-zA-Z])"), r"\1{\2}"),
+    (re.compile(r"(?<=[0-9])\s?[x✕]\s?(?=10\s?\^)"), "*"),
+    (re.compile(r"(?<=[0-9]),\s?\\!\s?(?=[0-9]{3})"), ","),
+]  # fmt: skip
+_SPACES = re.compile(r"(?<![0-9A-Za-z,]) | (?![0-9A-Za-z])")
+_TEXT = re.compile(r"\\text\s?\{([^{}]*)\}")
+_WORDS = re.compile(r"[a-zA-Z][a-zA-Z' .,()-]*")
+_SHORT_WORDS = frozenset("yes no odd all any none men dog cat red day sun mon tue wed thu fri sat".split())
+_ARTICLES = frozenset({"the", "a", "an"})
 
 
-@dataclass(frozen=True)
-class Plain:
-    """A number that needs no algebra; ``percent`` says that a per cent sign followed it."""
+def _vulgar(digit: str, sign: str) -> str:
+    above, _, below = unicodedata.normalize("NFKC", sign).partition("⁄")
+    return f"{digit}\\frac{{{above}}}{{{below}}}"
 
-    value: Fraction
-    percent: bool = False
+
+_TRANSLATE.update(str.maketrans(_GREEK))
 
 
 def clean(text: str) -> str:
-    r"""One line of LaTeX without delimiters, spacing, degrees and the like.
+    r"""One line of plain LaTeX without delimiters, spacing and synonyms.
 
-    >>> clean(r" $\left(1{,}000\,\right)$. "), clean("30°"), clean(r"1.5 \times 10^{-3}")
-    ('(1,000 )', '30', '1.5e-3')
+    >>> clean(r" $\left(1{,}000\,\right)$. "), clean("x²≤½"), clean(r"\dfrac12")
+    ('(1,000 )', 'x^{2}\\le \\frac{1}{2}', '\\frac{1}{2}')
     """
-    text = " ".join(text.translate(_TRANSLATE).split())
-    text = text.removesuffix(".").strip()
-    for _ in _DELIMITERS:
+    text = _stripped(" ".join(text.translate(_TRANSLATE).split()))
+    for pattern, replacement in _CLEANING:
+        text = pattern.sub(replacement, text)
+    text = _stripped(" ".join(text.split()))
+    whole = _TEXT.fullmatch(text)
+    while whole and (inner := _stripped(whole[1].strip())):
+        text = inner
+        whole = _TEXT.fullmatch(text)
+    return text
+
+
+def _stripped(text: str) -> str:
+    """Without the delimiters around it and the stop after it."""
+    for _ in range(len(_DELIMITERS)):
+        before = text
+        if text.endswith(".") and not text.endswith(("...", "m.", "ft.", "in.")):
+            text = text[:-1].rstrip()
         for start, end in _DELIMITERS:
             inner = text[len(start) : len(text) - len(end)]
-            if (
-                text.startswith(start)
-                and text.endswith(end)
-                and inner.strip()
-                and start not in inner
-            ):
-                text = inner.strip()
-    for pattern, replacement in _CLEANING:
-        text = pattern.sub(replacement, text).strip()
-    whole = _TEXT.fullmatch(text)
-    text = whole[1].strip() if whole else text
-    return text.removesuffix(".").strip()
+            if text.startswith(start) and text.endswith(end) and inner.strip():
+                text = inner.strip() if start not in inner else text
+        if text == before:
+            break
+    return text
 
 
-def plain_number(text: str) -> Plain | None:
-    r"""The number that a cleaned text is, mixed numbers included; None where it takes algebra.
+def key(text: str) -> str:
+    """A cleaned text without the spaces that mean nothing: equal keys are equal answers.
 
-    >>> plain_number(r"2\frac{1}{3}"), plain_number("50%"), plain_number("x")
-    (Plain(value=Fraction(7, 3), percent=False), Plain(value=Fraction(50, 1), percent=True), None)
+    >>> key("x + 1") == key("x+1"), key("1, 234") == key("1,234"), key("1 2") == key("12")
+    (True, False, False)
     """
-    percent = text.endswith("%")
-    text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text)
-    mixed = _MIXED.fullmatch(text) or _MIXED_PLAIN.fullmatch(text)
-    if mixed is not None and int(mixed[4]) != 0:
-        value = int(mixed[2]) + Fraction(int(mixed[3]), int(mixed[4]))
-        return Plain(-value if mixed[1] == "-" else value)
-    number = parse_number(text)
-    return None if number is None else Plain(number, percent)
-
-
-def unit_of(text: str) -> str:
-    r"""The unit after a number, singular and in small letters, or its base; empty without one.
-
-    >>> unit_of(r"5\text{ cm}^2"), unit_of("3 Hours"), unit_of("101_2"), unit_of("7xy")
-    ('cm^2', 'hour', 'base 2', '')
-    """
-    match, base = _UNIT.search(text), _BASE.search(text)
-    if match is None:
-        return f"base {base[1]}" if base else ""
-    name = (match[1] or match[2]).lower().replace(".", "")
-    name = name[:-1] if len(name) > 3 and name.endswith("s") else name
-    return f"{name}^{match[3]}" if match[3] else name
-
-
-def without_unit(text: str) -> str:
-    """A number without the word that follows it.
-
-    >>> without_unit("12 apples"), without_unit("12 xy")
-    ('12', '12 xy')
-    """
-    match = _UNIT.search(text)
-    is_word = match is not None and len(match[2] or "") >= MIN_WORD
-    return text[: match.start(2)].rstrip() if match and is_word else text
-
-
-def assigned(text: str) -> str | None:
-    """The right side of ``x = …``; None where the text is anything else.
-
-    >>> assigned("x_1 = 5"), assigned("2x = 5"), assigned("x = y = 5")
-    ('5', None, None)
-    """
-    match = _ASSIGNMENT.fullmatch(text)
-    return match[1].strip() if match else None
+    return _SPACES.sub("", text).casefold() if words(text) else _SPACES.sub("", text)
 
 
 def words(text: str) -> str | None:
-    """A text that is words and no mathematics, folded for comparison; else None.
+    r"""A cleaned text that is words and no mathematics, folded for comparison; else None.
 
-    >>> words("Evelyn"), words("x"), words("2x")
-    ('evelyn', None, None)
+    >>> words(r"\text{the } Cat"), words("x"), words("2x"), words("ab")
+    ('cat', None, None, None)
     """
-    return text.casefold() if _WORDS.fullmatch(text) else None
+    bare = _TEXT.sub(r" \1 ", text) if "\\text" in text else text
+    bare = " ".join(bare.split())
+    if not _WORDS.fullmatch(bare):
+        return None
+    runs = re.findall("[a-zA-Z]+", bare.casefold())
+    if not any(len(run) > 3 or run in _SHORT_WORDS for run in runs):
+        return None
+    return " ".join(run for run in runs if run not in _ARTICLES or len(runs) == 1)
 
 
-def refused(text: str) -> str:
-    r"""Why a parser must not see a cleaned text: it would not end, or it is prose. Empty if it may.
+def is_balanced(text: str) -> bool:
+    r"""Whether every brace of LaTeX is closed.
 
-    >>> refused(r"\frac{\sqrt{3}}{2}"), refused("9^{9^{9}}"), refused("the answer is 5")
-    ('', 'a power of a power', 'prose')
+    >>> is_balanced(r"\frac{1}{2}"), is_balanced(r"\frac{1}{"), is_balanced(r"\{1")
+    (True, False, True)
     """
-    checks = {
-        "brackets that are too deep or do not match": _too_deep(text),
-        "too many parts": any(text.count(mark) > most for mark, most in MAX_COUNTS.items()),
-        "a number of too many digits": bool(_LONG_NUMBER.search(text)),
-        "a command that computes": bool(_COMPUTES.search(text) or _BINOMIAL.search(text)),
-        "a factorial that is too large": "!" in _FACTORIAL.sub("", text),
-        "a power of a power": any(_too_high(text, at) for at in _carets(text)),
-        "prose": bool(_PROSE.search(_NAMES.sub(" ", text))),
-    }
-    return next((reason for reason, found in checks.items() if found), "")
-
-
-def _too_deep(text: str) -> bool:
-    if _OPENED_AT_ONCE.search(text):
-        return True
     depth = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if not 0 <= depth <= MAX_DEPTH:
-            return True
-    return depth != 0
-
-
-def _carets(text: str) -> list[int]:
-    return [place for place, character in enumerate(text) if character == "^"]
-
-
-def _too_high(text: str, caret: int) -> bool:
-    """Whether the exponent at a caret is a long number, or a number with a power in it."""
-    rest = text[caret + 1 :].lstrip()
-    exponent = rest[: _end_of_group(rest)]
-    if "^" in rest[len(exponent) :].lstrip()[:1]:
-        return True  # a^b^c
-    digits = max((len(run) for run in re.findall(r"[0-9]+", exponent)), default=0)
-    has_letters = bool(re.search(r"[a-zA-Z]", _COMMAND.sub("", exponent)))
-    return digits > MAX_EXPONENT_DIGITS or (
-        not has_letters and ("^" in exponent or "!" in exponent)
-    )
-
-
-def _end_of_group(text: str) -> int:
-    """Where the group, the command or the single character that begins a text ends."""
-    command = _COMMAND.match(text)
-    if command:
-        return command.end()
-    depth = 0
-    for place, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0:
-            return place + 1
-    return len(text)
+    for character in re.sub(r"\\.", "", text):
+        depth += (character == "{") - (character == "}")
+        if depth < 0:
+            return False
+    return depth == 0

@@ -1,0 +1,260 @@
+"""Whether two answers that were read are the same mathematics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from posttrain.rewards.math_expression import Node, number
+from posttrain.rewards.math_sets import same_set
+from posttrain.rewards.math_value import Evaluator, TooMuch, Undefined, close, points
+
+MIN_POINTS = 2  # at which both must have a value
+
+# What an answer may be given a name with: x, x_1, f(x), P(A), \theta, AB, Area, (x, y).
+_NAME = re.compile(
+    r"(?:[a-zA-Z]|\\[a-zA-Z]+|[A-Z]{2,4}|\\text\{[^{}]*\}|[a-zA-Z ]{4,}|(?:\\angle|m\s?\\angle)\s?[A-Z]{1,3}"
+    r"|\|\s?[A-Z]{2}\s?\||\\overline\{[A-Z]{2}\})"
+    r"(?:_(?:\{[^{}]*\}|.))?'*(?:\s?\(\s?[a-zA-Z0-9](?:\s?,\s?[a-zA-Z])*\s?\))?"
+    r"|\(\s?[a-zA-Z](?:_\{?[0-9]\}?)?(?:\s?,\s?[a-zA-Z](?:_\{?[0-9]\}?)?)+\s?\)"
+)
+_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
+_SET_KINDS = {"union", "intersection", "difference", "chain"}
+
+
+def same(expected: Node, given: Node, *, tolerance: float = 0.0) -> bool:
+    """Whether an answer is the expected one. More work than an answer deserves is a wrong answer.
+
+    >>> from posttrain.rewards.math_expression import parse
+    >>> same(parse("(x+1)^2"), parse("x^2+2x+1")), same(parse("5 m"), parse("5 km"))
+    (True, False)
+    """
+    try:
+        return _Comparison(tolerance).same(expected, given)
+    except TooMuch:
+        return False
+
+
+@dataclass
+class _Comparison:
+    tolerance: float
+    operations: list[int] = field(default_factory=lambda: [0])
+    values: dict[Any, Any] = field(default_factory=dict)
+
+    def same(self, one: Node, two: Node) -> bool:
+        if one == two:
+            return True
+        one, two = _expanded(one), _expanded(two)
+        if "quantity" in (one.kind, two.kind) and "chain" not in (one.kind, two.kind):
+            return self.quantities(one, two)
+        if (one.kind == "chain") != (two.kind == "chain"):
+            return self.named(one, two)
+        if one.kind == two.kind == "chain":
+            return self.chains(one, two)
+        if one.kind == two.kind == "matrix":
+            return self.matrices(one, two)
+        if "sequence" in (one.kind, two.kind) and not {one.kind, two.kind} & _SET_KINDS:
+            return self.sequences(one, two)
+        if {one.kind, two.kind} & _SET_KINDS or "mathbb:R" in one.symbols | two.symbols:
+            return self.sets(one, two)
+        if "based" in (one.kind, two.kind):
+            return _same_digits(one, two)
+        return self.expressions(one, two)
+
+    # ------------------------------------------------------------------ quantities
+
+    def quantities(self, one: Node, two: Node) -> bool:
+        """A unit may be left out on either side, but not be another, unless it is converted."""
+        if one.kind == two.kind:
+            (value, unit), (other, other_unit) = one.args, two.args
+            if not unit.agrees(other_unit):
+                return False
+            if unit.factor == other_unit.factor:
+                return self.same(value, other)
+            return self.same(_times(value, unit.factor), _times(other, other_unit.factor))
+        quantity, plain = (one, two) if one.kind == "quantity" else (two, one)
+        value, unit = quantity.args
+        if self.same(*((value, plain) if quantity is one else (plain, value))):
+            return True
+        return unit.is_percent and self.same(_times(value, Fraction(1, 100)), plain)
+
+    # ------------------------------------------------------------------ lists, sets, matrices
+
+    def sequences(self, one: Node, two: Node) -> bool:
+        """In brackets order counts, and in braces or in none it does not."""
+        if one.kind != two.kind:
+            single = one if one.kind == "sequence" else two
+            other = two if single is one else one
+            items = single.args[2]
+            return len(items) == 1 and single.args[0] in ("", "{") and self.same(items[0], other)
+        opened, closed, items, _ = one.args
+        other_opened, other_closed, other_items, _ = two.args
+        if len(items) != len(other_items):
+            return False
+        if opened and other_opened and (opened, closed) != (other_opened, other_closed):
+            return False
+        if opened in ("(", "[") or other_opened in ("(", "["):
+            return "{" not in (opened, other_opened) and all(map(self.same, items, other_items))
+        return self.unordered(items, other_items)
+
+    def unordered(self, items: Sequence[Node], others: Sequence[Node]) -> bool:
+        """Whether each has a partner of its own on the other side."""
+        left = list(others)
+        for item in items:
+            partner = next((other for other in left if self.same(item, other)), None)
+            if partner is None:
+                return False
+            left.remove(partner)
+        return not left
+
+    def matrices(self, one: Node, two: Node) -> bool:
+        shapes = [[len(row) for row in matrix.args] for matrix in (one, two)]
+        return shapes[0] == shapes[1] and all(
+            self.same(a, b)
+            for row, other in zip(one.args, two.args, strict=True)
+            for a, b in zip(row, other, strict=True)
+        )
+
+    def sets(self, one: Node, two: Node) -> bool:
+        if one.kind == two.kind == "union":
+            parts, others = _parts(one), _parts(two)
+            if len(parts) == len(others) and self.unordered(parts, others):
+                return True
+        return same_set(one, two)
+
+    # ------------------------------------------------------------------ relations
+
+    def named(self, one: Node, two: Node) -> bool:
+        """``x = 5`` answers 5, and so does ``2 + 3 = 5``; ``x > 5`` is an interval."""
+        chain, other = (one, two) if one.kind == "chain" else (two, one)
+        value = self.assigned(chain)
+        if value is not None:
+            return self.same(value, other) if chain is one else self.same(other, value)
+        return same_set(one, two)
+
+    def assigned(self, chain: Node) -> Node | None:
+        """What the sides of equations are, where all but a name are the same; else None."""
+        sides, relations, sources = chain.args
+        if not set(relations) <= {"=", "≈", "in"}:
+            return None
+        named = [bool(_NAME.fullmatch(source)) for source in sources]
+        if named[0] or not any(named[:-1]):
+            rest = sides[1:] if named[0] else sides
+        if not named[0] and named[-1]:
+            rest = sides[:-1]
+        if any(not self.same(side, rest[-1]) for side in rest[:-1]):
+            return None
+        return rest[-1]
+
+    def chains(self, one: Node, two: Node) -> bool:
+        sides, relations, _ = one.args
+        others, other_relations, _ = two.args
+        if one.symbols != two.symbols:
+            return False
+        if set(relations) == set(other_relations) == {":"}:
+            return self.ratios(sides, others)
+        if len(sides) == len(others) == 2 and self.relations(one, two):
+            return True
+        if relations == other_relations and len(sides) > 2 and all(map(self.same, sides, others)):
+            return True
+        return bool(one.symbols) and same_set(one, two)
+
+    def ratios(self, sides: Sequence[Node], others: Sequence[Node]) -> bool:
+        return len(sides) == len(others) and all(
+            self.same(
+                Node("multiply", (side, others[0])), Node("multiply", (other, sides[0]))
+            )
+            for side, other in zip(sides, others, strict=True)
+        )
+
+    def relations(self, one: Node, two: Node) -> bool:
+        """Whether the differences of the sides are in a constant ratio, of the right sign."""
+        (left, right), (relation,), _ = one.args
+        (other_left, other_right), (other_relation,), _ = two.args
+        if relation == other_relation and self.same(left, other_left) and self.same(right, other_right):
+            return True
+        if relation not in ("=", "!=", *_FLIPPED):
+            return False
+        ratios = []
+        for place in points(one.symbols):
+            try:
+                evaluator = Evaluator(place, operations=self.operations)
+                first = evaluator.value(left) - evaluator.value(right)
+                second = evaluator.value(other_left) - evaluator.value(other_right)
+                ratios.append(evaluator.compute(lambda _, a, b: a / b, [first, second]))
+            except (Undefined, TypeError):
+                continue
+        if len(ratios) < MIN_POINTS or any(not close(ratio, ratios[0]) for ratio in ratios):
+            return False
+        if ratios[0] == 0 or relation in ("=", "!="):
+            return ratios[0] != 0 and relation == other_relation
+        return other_relation == (relation if ratios[0] > 0 else _FLIPPED[relation])
+
+    # ------------------------------------------------------------------ expressions
+
+    def expressions(self, one: Node, two: Node) -> bool:
+        """Whether both have the same value; a number is never the same as one with symbols."""
+        if bool(one.symbols) != bool(two.symbols):
+            return False
+        bases = (0, 10) if "log" in one.kinds | two.kinds else (0,)
+        return any(self.same_value(one, two, log_base=base) for base in bases)
+
+    def same_value(self, one: Node, two: Node, *, log_base: int) -> bool:
+        symbols = one.symbols | two.symbols
+        places = points(symbols) if symbols else [{}]
+        for real in (True, False) if symbols else (False,):
+            verdicts = []
+            for number_of_point, place in enumerate(places):
+                evaluator = Evaluator(place, real, log_base, self.operations)
+                keys = (number_of_point, real, log_base, tuple(place))
+                values = [self.value(evaluator, node, keys) for node in (one, two)]
+                if None in values:
+                    continue
+                tolerance = 0.0 if symbols else self.tolerance
+                if not close(values[0], values[1], tolerance=tolerance):
+                    return False
+                verdicts.append(True)
+            if len(verdicts) >= min(MIN_POINTS, len(places)):
+                return True
+        return False
+
+    def value(self, evaluator: Evaluator, node: Node, keys: Any) -> Any:
+        found = self.values.get((node, keys), self)
+        if found is self:
+            try:
+                found = evaluator.value(node)
+            except Undefined:
+                found = None
+            self.values[node, keys] = found
+        return found
+
+
+def _expanded(node: Node) -> Node:
+    """``a ± b`` as the list of both, and equations of the same name as a list of what it is."""
+    if node.kind not in ("sequence", "chain", "quantity", "signed") and node.kinds & {"plus_minus", "minus_plus"}:
+        both = tuple(Node("signed", (sign, node)) for sign in (1, -1))
+        return Node("sequence", ("", "", both, "and"))
+    if node.kind == "sequence" and node.args[0] in ("", "{"):
+        items = [_expanded(item) for item in node.args[2]]
+        if any(item.kind == "sequence" and not item.args[0] for item in items):
+            flat = [i for item in items for i in (item.args[2] if item.kind == "sequence" and not item.args[0] else [item])]
+            return Node("sequence", (*node.args[:2], tuple(flat), node.args[3]))
+    return node
+
+
+def _parts(node: Node) -> list[Node]:
+    return [p for arg in node.args for p in _parts(arg)] if node.kind == "union" else [node]
+
+
+def _times(node: Node, factor: Fraction) -> Node:
+    return Node("multiply", (node, number(factor)))
+
+
+def _same_digits(one: Node, two: Node) -> bool:
+    if one.kind == two.kind:
+        return one.args[:2] == two.args[:2]
+    based, plain = (one, two) if one.kind == "based" else (two, one)
+    return plain.kind == "number" and str(plain.args[0]) == based.args[2]

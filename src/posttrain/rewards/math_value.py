@@ -1,0 +1,321 @@
+r"""The value of an expression, with bounded work: exact where it is rational, else to 60 digits.
+
+Expressions in symbols are compared at a few rational points, where a polynomial's value is exact.
+Nothing is simplified, so nothing can take for ever: every number is bounded before it is computed.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from posttrain.rewards.math_expression import Node
+
+DIGITS = 60  # that values are computed with, where they are not exact
+AGREE = 1e-12  # relative: what counts as the same value, where one is not exact
+NOTHING = 1e-40  # what counts as 0, where 0 is the other value
+MAX_BITS = 4096  # of an exact number's numerator and denominator
+MAX_MAGNITUDE = 20_000  # of a number's binary exponent
+MAX_FACTORIAL = 1000
+MAX_OPERATIONS = 10_000  # of one comparison
+NUM_POINTS = 6
+
+Value = Any  # a Fraction, or a real or complex number of mpmath, which has no types
+
+
+class Undefined(Exception):
+    """The expression has no value here."""
+
+
+class TooMuch(Exception):
+    """The comparison would take more work than an answer deserves."""
+
+
+@functools.cache
+def _context() -> Any:
+    import mpmath
+
+    context = mpmath.MPContext()  # a precision of our own: the library's is anyone's
+    context.dps = DIGITS
+    return context
+
+
+@dataclass
+class Evaluator:
+    """Values of expressions at one point; ``operations`` counts the work of all of them."""
+
+    point: Mapping[str, Fraction] = field(default_factory=dict)
+    real: bool = False
+    """Whether what is not real has no value, as the root of a negative number."""
+    log_base: int = 0
+    """What a logarithm without a base is to; 0 is the natural one."""
+    operations: list[int] = field(default_factory=lambda: [0])
+
+    def value(self, node: Node) -> Value:
+        """The value of an expression; raises where it has none, or takes too much."""
+        self.operations[0] += 1
+        if self.operations[0] > MAX_OPERATIONS:
+            raise TooMuch
+        if node.kind == "number":
+            return self.checked(node.args[0])
+        if node.kind == "symbol":
+            return self.point[node.args[0]]
+        if node.kind == "constant":
+            return self.constant(node.args[0])
+        if node.kind == "call":
+            name, *arguments = node.args
+            return self.call(name, [self.value(argument) for argument in arguments])
+        if node.kind == "signed":
+            sign, inner = node.args
+            point = {**self.point, "±": Fraction(sign)}
+            return Evaluator(point, self.real, self.log_base, self.operations).value(inner)
+        operation = _OPERATIONS.get(node.kind)
+        if operation is None:
+            raise Undefined
+        return self.compute(operation, [self.value(argument) for argument in node.args])
+
+    def compute(self, operation: Callable[..., Value], arguments: list[Value]) -> Value:
+        """One operation, its result checked."""
+        if any(not isinstance(argument, Fraction) for argument in arguments):
+            arguments = [approximate(argument) for argument in arguments]
+        try:
+            return self.checked(operation(self, *arguments))
+        except (ArithmeticError, ValueError, TypeError, NotImplementedError):
+            raise Undefined from None
+
+    def constant(self, name: str) -> Value:
+        context = _context()
+        if name == "i" and self.real:
+            raise Undefined
+        return {"pi": +context.pi, "e": +context.e, "i": context.mpc(0, 1), "inf": context.inf}[name]
+
+    def call(self, name: str, arguments: list[Value]) -> Value:
+        """A function of the table."""
+        if name in _EXACT:
+            return self.compute(_EXACT[name], arguments)
+        function = _FUNCTIONS.get(name)
+        if function is None:
+            raise Undefined
+        context = _context()
+        if any(context.isinf(approximate(argument)) for argument in arguments):
+            raise Undefined
+        return self.compute(
+            lambda _, *values: function(context, *values), [approximate(a) for a in arguments]
+        )
+
+    def checked(self, value: Value) -> Value:
+        """A value that later operations can be trusted with."""
+        if isinstance(value, int):
+            value = Fraction(value)
+        if isinstance(value, Fraction):
+            if _bits(value) <= MAX_BITS:
+                return value
+            if not self.point:
+                raise TooMuch
+            value = approximate(value)
+        context = _context()
+        if context.isnan(value):
+            raise Undefined
+        if self.real and isinstance(value, context.mpc):
+            if abs(value.imag) > NOTHING * max(1, abs(value.real)):
+                raise Undefined
+            value = value.real
+        if value != 0 and not context.isinf(value) and abs(context.mag(value)) > MAX_MAGNITUDE:
+            raise TooMuch
+        return value
+
+
+def approximate(value: Value) -> Value:
+    """A value as a number of mpmath."""
+    if isinstance(value, Fraction):
+        return _context().mpf(value.numerator) / value.denominator
+    return value
+
+
+def close(one: Value, two: Value, *, tolerance: float = 0.0) -> bool:
+    """Whether two values are the same: exactly where both are exact, else to twelve digits."""
+    if isinstance(one, Fraction) and isinstance(two, Fraction):
+        return abs(one - two) <= Fraction(str(tolerance))
+    one, two = approximate(one), approximate(two)
+    if one == two:
+        return True
+    distance = abs(one - two)
+    if not _context().isfinite(distance):
+        return False
+    if distance <= tolerance or distance <= AGREE * max(abs(one), abs(two)):
+        return True
+    return bool((abs(one) <= NOTHING or abs(two) <= NOTHING) and distance <= NOTHING)
+
+
+def points(symbols: frozenset[str]) -> list[dict[str, Fraction]]:
+    """Where expressions in symbols are looked at: first of positive numbers, then of both signs."""
+    places: list[dict[str, Fraction]] = []
+    for number in range(NUM_POINTS):
+        place: dict[str, Fraction] = {"±": Fraction(1)}
+        for index, name in enumerate(sorted(symbols)):
+            size = (7919 * (index + 1) * (number + 2) + 104729 * (number + 1)) % 8191 + 400
+            negative = number >= NUM_POINTS // 2 and (number + index) % 2 == 1
+            place[name] = Fraction(-size if negative else size, 1024 if number == 2 else 4096)
+        places.append(place)
+    return places
+
+
+def _bits(value: Fraction) -> int:
+    return max(value.numerator.bit_length(), value.denominator.bit_length())
+
+
+def _power(evaluator: Evaluator, base: Value, exponent: Value) -> Value:
+    context = _context()
+    whole = isinstance(exponent, Fraction) and exponent.denominator == 1
+    if isinstance(base, Fraction) and whole and _bits(base) * abs(exponent) <= 2 * MAX_BITS:
+        return base ** int(exponent)
+    if base == 0:
+        return Fraction(0) if exponent > 0 else base / Fraction(0)
+    one, two = approximate(base), approximate(exponent)
+    if context.isinf(one) or context.isinf(two) or abs(context.mag(two)) > 64:
+        raise TooMuch
+    if abs(two) * (abs(context.mag(one)) + 1) > MAX_MAGNITUDE:
+        raise TooMuch
+    if isinstance(base, Fraction) and base < 0 and isinstance(exponent, Fraction):
+        if exponent.denominator % 2 and exponent.denominator > 1:  # (-8)^{1/3}, as at school
+            return (-1) ** exponent.numerator * (-one) ** two
+    return one**two
+
+
+def _root(evaluator: Evaluator, index: Value, value: Value) -> Value:
+    if not isinstance(index, Fraction) and not _context().isint(index):
+        raise Undefined
+    whole = int(index)
+    if not 2 <= whole <= MAX_FACTORIAL:
+        raise Undefined
+    if isinstance(value, Fraction) and (exact := _exact_root(value, whole)) is not None:
+        return exact
+    number = approximate(value)
+    if whole % 2 and not isinstance(number, _context().mpc) and number < 0:
+        return -_context().root(-number, whole)
+    return _context().root(number, whole)
+
+
+def _exact_root(value: Fraction, index: int) -> Fraction | None:
+    """The rational root of a square, as √(9/4)."""
+    if index != 2 or value < 0:
+        return None
+    root = Fraction(math.isqrt(value.numerator), math.isqrt(value.denominator))
+    return root if root * root == value else None
+
+
+def _factorial(evaluator: Evaluator, value: Value) -> Value:
+    if isinstance(value, Fraction) and value.denominator == 1:
+        if not 0 <= value <= MAX_FACTORIAL:
+            raise TooMuch
+        return Fraction(math.factorial(int(value)))
+    return _gamma(value)
+
+
+def _gamma(value: Value) -> Value:
+    number = approximate(value)
+    if abs(number) > MAX_FACTORIAL:
+        raise TooMuch
+    return _context().gamma(number + 1)
+
+
+def _double_factorial(evaluator: Evaluator, value: Value) -> Value:
+    if not isinstance(value, Fraction) or value.denominator != 1 or not 0 <= value <= MAX_FACTORIAL:
+        raise TooMuch
+    return Fraction(math.prod(range(int(value), 0, -2)))
+
+
+def _binomial(evaluator: Evaluator, above: Value, below: Value) -> Value:
+    if isinstance(above, Fraction) and isinstance(below, Fraction) and above.denominator == 1:
+        if below.denominator == 1 and above >= 0 and below >= 0:
+            size = min(below, max(above - below, Fraction(0)))
+            if size * _bits(above) > 2 * MAX_BITS:
+                raise TooMuch
+            return Fraction(math.comb(int(above), int(below)))
+    return _gamma(above) / (_gamma(below) * _gamma(approximate(above) - below))
+
+
+def _logarithm(evaluator: Evaluator, *arguments: Value) -> Value:
+    context = _context()
+    values = [context.log(approximate(argument)) for argument in arguments]
+    if len(values) == 2:
+        return values[1] / values[0]
+    return values[0] / context.log(evaluator.log_base) if evaluator.log_base else values[0]
+
+
+def _integers(arguments: tuple[Value, ...]) -> list[int]:
+    if any(not isinstance(a, Fraction) or a.denominator != 1 for a in arguments):
+        raise Undefined
+    return [int(argument) for argument in arguments]
+
+
+def _modulo(evaluator: Evaluator, one: Value, two: Value) -> Value:
+    value, modulus = _integers((one, two))
+    return Fraction(value % modulus)
+
+
+def _rounded(direction: Callable[[Any], Any]) -> Callable[..., Value]:
+    def rounded(evaluator: Evaluator, value: Value) -> Value:
+        if isinstance(value, Fraction):
+            return Fraction(direction(value))
+        if isinstance(value, _context().mpc) or _context().isinf(value):
+            raise Undefined
+        return Fraction(int(_context().floor(value) if direction is math.floor else _context().ceil(value)))
+
+    return rounded
+
+
+def _sign(evaluator: Evaluator, value: Value, *, flip: int) -> Value:
+    return value * evaluator.point.get("±", Fraction(1)) * flip if isinstance(value, Fraction) else (
+        value * int(evaluator.point.get("±", 1)) * flip
+    )  # fmt: skip
+
+
+_OPERATIONS: dict[str, Callable[..., Value]] = {
+    "add": lambda _, one, two: one + two,
+    "multiply": lambda _, one, two: one * two,
+    "divide": lambda _, one, two: one / two,
+    "negate": lambda _, one: -one,
+    "power": _power,
+    "modulo": _modulo,
+    "plus_minus": functools.partial(_sign, flip=1),
+    "minus_plus": functools.partial(_sign, flip=-1),
+}
+_EXACT: dict[str, Callable[..., Value]] = {
+    "abs": lambda _, one: abs(one),
+    "sqrt": lambda evaluator, one: _root(evaluator, Fraction(2), one),
+    "root": _root,
+    "factorial": _factorial,
+    "double_factorial": _double_factorial,
+    "binomial": _binomial,
+    "log": _logarithm,
+    "lg": lambda _, *arguments: _logarithm(Evaluator(log_base=10), *arguments),
+    "ln": lambda _, one: _logarithm(Evaluator(), one),
+    "gcd": lambda _, *arguments: Fraction(math.gcd(*_integers(arguments))),
+    "lcm": lambda _, *arguments: Fraction(math.lcm(*_integers(arguments))),
+    "max": lambda _, *arguments: max(arguments),
+    "min": lambda _, *arguments: min(arguments),
+    "floor": _rounded(math.floor),
+    "ceil": _rounded(math.ceil),
+    "sgn": lambda _, one: Fraction((one > 0) - (one < 0)),
+    "exp": lambda evaluator, one: _power(evaluator, _context().e, one),
+    "Re": lambda _, one: approximate(one).real,
+    "Im": lambda _, one: approximate(one).imag,
+}
+_FUNCTIONS: dict[str, Callable[..., Value]] = {
+    "degree": lambda context, one: one * context.pi / 180,
+    "cis": lambda context, one: context.mpc(context.cos(one), context.sin(one)),
+    "arg": lambda context, one: context.arg(one),
+    **{
+        name: functools.partial(lambda context, one, *, of: getattr(context, of)(one), of=of)
+        for name, of in (
+            [(name, name) for name in "sin cos tan cot sec csc sinh cosh tanh coth".split()]
+            + [(f"arc{name}", f"a{name}") for name in "sin cos tan cot sec csc sinh cosh tanh".split()]
+            + [(f"a{name}", f"a{name}") for name in "sin cos tan sinh cosh tanh".split()]
+        )
+    },
+}
