@@ -15,6 +15,11 @@ _CLOCK = re.compile(
     r"([0-9]{1,2})(?::([0-5][0-9]))?(?::([0-5][0-9]))?\s?(?:\\text\s?\{)?\s?(?:([ap])\.?\s?m\.?)?\s?\}?",
     re.IGNORECASE,
 )
+_IN_WORDS = {
+    "empty set": r"\emptyset", "no solution": r"\emptyset", "no solutions": r"\emptyset",
+    "all real numbers": r"\mathbb{R}", "all reals": r"\mathbb{R}", "infinity": r"\infty",
+    "negative infinity": r"-\infty",
+}  # fmt: skip
 _NAMED_TIMES = {"noon": "12:00 pm", "midnight": "12:00 am"}
 _CHOICE = re.compile(r"\(?([A-H])(?:\)|[.:](?=\s))\s?(?:\S.*)?|([A-H])")
 
@@ -64,6 +69,7 @@ def _expected(answer: str | float) -> str:
 
 
 def _is_right(expected: str, given: str, *, tolerance: float) -> bool:
+    expected, given = (_IN_WORDS.get(words(text) or "", text) for text in (expected, given))
     if key(given) == key(expected):
         return True
     times = _clock(expected), _clock(given)

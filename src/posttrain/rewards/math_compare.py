@@ -56,10 +56,10 @@ class _Comparison:
             return self.chains(one, two)
         if one.kind == two.kind == "matrix":
             return self.matrices(one, two)
-        if "sequence" in (one.kind, two.kind) and not {one.kind, two.kind} & _SET_KINDS:
-            return self.sequences(one, two)
         if {one.kind, two.kind} & _SET_KINDS or "mathbb:R" in one.symbols | two.symbols:
             return self.sets(one, two)
+        if "sequence" in (one.kind, two.kind):
+            return self.sequences(one, two)
         if "based" in (one.kind, two.kind):
             return _same_digits(one, two)
         return self.expressions(one, two)
@@ -92,13 +92,18 @@ class _Comparison:
             return len(items) == 1 and single.args[0] in ("", "{") and self.same(items[0], other)
         opened, closed, items, _ = one.args
         other_opened, other_closed, other_items, _ = two.args
-        if len(items) != len(other_items):
+        if opened == other_opened == "{":  # an element counts once
+            return self.within(items, other_items) and self.within(other_items, items)
+        if len(items) != len(other_items) or "[" in (opened, other_opened) and opened != other_opened:
             return False
         if opened and other_opened and (opened, closed) != (other_opened, other_closed):
             return False
         if opened in ("(", "[") or other_opened in ("(", "["):
             return "{" not in (opened, other_opened) and all(map(self.same, items, other_items))
         return self.unordered(items, other_items)
+
+    def within(self, items: Sequence[Node], others: Sequence[Node]) -> bool:
+        return all(any(self.same(item, other) for other in others) for item in items)
 
     def unordered(self, items: Sequence[Node], others: Sequence[Node]) -> bool:
         """Whether each has a partner of its own on the other side."""
@@ -130,6 +135,10 @@ class _Comparison:
     def named(self, one: Node, two: Node) -> bool:
         """``x = 5`` answers 5, and so does ``2 + 3 = 5``; ``x > 5`` is an interval."""
         chain, other = (one, two) if one.kind == "chain" else (two, one)
+        sides, relations, _ = chain.args
+        if relations == (":",):  # 3:5 is 3/5
+            quotient = Node("divide", sides)
+            return self.same(quotient, other) if chain is one else self.same(other, quotient)
         value = self.assigned(chain)
         if value is not None:
             return self.same(value, other) if chain is one else self.same(other, value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -36,6 +36,8 @@ _RELATIONS = {
     "\\subset": "⊂", "\\subseteq": "⊆", "\\iff": "⇔", "\\implies": "⇒", "\\propto": "∝", "\\mid": "|",
     "\\simeq": "≈", "\\cong": "≅", "\\parallel": "∥", "\\perp": "⊥", ":": ":",
 }  # fmt: skip
+_MATRICES = frozenset("pmatrix bmatrix matrix array Bmatrix smallmatrix vmatrix".split())
+_BEGINS = frozenset({"number", "based", "letter", "word", "function", "text"})
 _SETS = {"\\cup": "union", "\\cap": "intersection", "\\setminus": "difference"}
 _SEPARATORS = {",": "and", ";": "and", "\\text{and}": "and", "\\text{or}": "or", "\\lor": "or",
                "\\land": "and", "\\vee": "or", "\\wedge": "and"}  # fmt: skip
@@ -46,8 +48,11 @@ _NOT_SYMBOLS = frozenset(
     "partial nabla bmod mod pmod pm mp frac sqrt forall exists infty text overset underset not to "
     "right left big hline tag label ref because therefore cases stackrel xrightarrow".split()
 )
+_BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
+          "ten": 10, "eleven": 11, "twelve": 12, "sixteen": 16}  # fmt: skip
 _TOKEN = re.compile(
-    r"(?P<number>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+    r"(?P<based>\(?(?:\\text\s?\{)?(?=[A-F]*[0-9])[0-9A-F]+(?:,[0-9]{3})*\}?\)?_(?:\{\s?(?:\\text\s?\{)?[a-z0-9]+\}?\s?\}|[0-9]+))"
+    r"|(?P<number>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
     r"(?:[eE][+-]?[0-9]{1,4}(?![0-9a-zA-Z.]))?)"
     r"|(?P<text>\\text\s?\{[^{}]*\})"
     r"|(?P<command>\\[a-zA-Z]+|\\.)"
@@ -127,6 +132,11 @@ def _tokens(text: str) -> list[Token]:
     while match := _TOKEN.search(text, place):
         kind, found = str(match.lastgroup), match[0]
         place = match.end()
+        if kind == "based":
+            if _based(found) is None:
+                raise Unreadable
+            tokens.append(Token(kind, found, match.start()))
+            continue
         if kind == "number" and "," in found and depth:
             found = found.partition(",")[0]  # in brackets a comma divides
             place = match.start() + len(found)
@@ -137,6 +147,7 @@ def _tokens(text: str) -> list[Token]:
             continue
         if kind == "text":
             found = " ".join(found.partition("{")[2][:-1].split())
+            kind = "function" if found in FUNCTIONS else "text"
             if found.lower() in ("and", "or", "if", "where", "for", "with"):
                 kind, found = "sign", f"\\text{{{found.lower()}}}"
         if kind == "command" and found[1:] in FUNCTIONS and found != "\\sqrt":
@@ -230,7 +241,10 @@ class _Parser:
 
     def listing(self, opened: str) -> Node:
         """Items between brackets, or bare ones; a single one in round brackets is itself."""
+        self.bars = int(opened == "{")  # there a bar divides: {x | x > 2}
         items, joins = [self.chain()], []
+        if opened == "{" and (self.found("|") or _is_condition(items[0])):
+            return self.condition(items[0])
         while self.here in _SEPARATORS:
             join = _SEPARATORS[self.here]
             self.at += 1
@@ -251,6 +265,16 @@ class _Parser:
             return items[0]
         join = "or" if "or" in joins else "and"
         return Node("sequence", (opened, closed, tuple(items), join))
+
+    def condition(self, head: Node) -> Node:
+        """What holds of the elements of a set: ``{x | x > 2}`` or ``{x : x > 2}``."""
+        if head.kind == "chain" and ":" in head.args[1]:
+            sides, relations, sources = head.args
+            node = Node("chain", (sides[1:], relations[1:], sources[1:]))
+        else:
+            node = self.listing("")
+        self.take("\\}")
+        return node
 
     def chain(self) -> Node:
         """Sides with relations between them: ``a < x <= b``."""
@@ -323,7 +347,7 @@ class _Parser:
 
     def starts_factor(self) -> bool:
         here = self.here
-        if self.kind in ("number", "letter", "word", "function", "text") or here in _OPEN:
+        if self.kind in _BEGINS or here in _OPEN:
             return True
         if here == "|":
             return not self.bars
@@ -421,6 +445,8 @@ class _Parser:
         self.at += 1
         if token.kind == "number":
             return self.number(token.text)
+        if token.kind == "based":
+            return Node("based", _based(token.text) or ())
         if token.kind == "function":
             return self.function(token.text)
         if token.kind in ("letter", "word", "text"):
@@ -449,23 +475,7 @@ class _Parser:
             if not repeated.isdigit():
                 raise Unreadable
             return number(_repeating(digits, repeated))
-        if self.here == "_":
-            return self.based(digits)
         return number(Fraction(digits.rstrip(".") if digits[-1] == "." else digits))
-
-    def based(self, digits: str) -> Node:
-        self.at += 1
-        braced = self.found("{")
-        base = self.here if self.kind == "number" else ""
-        self.at += 1
-        if braced:
-            self.take("}")
-        if not base.isdigit() or not 2 <= int(base[:4]) <= 36:
-            raise Unreadable
-        try:
-            return Node("based", (int(digits, int(base)), int(base), digits))
-        except ValueError:
-            raise Unreadable from None
 
     def group(self) -> Node:
         node = self.listing("")
@@ -575,12 +585,18 @@ class _Parser:
         return letters
 
     def accented(self, name: str) -> Node:
+        if name in ("mathbf", "underline", "boldsymbol", "bm") and not self.one_letter():
+            return self.primary()
         inner = self.subscript() if self.here == "{" else self.subscript_like()[:1]
         if not inner:
             raise Unreadable
         if name in ("mathbf", "bm", "boldsymbol", "mathit", "pmb"):
             name = "vec" if name in ("mathbf", "bm", "boldsymbol", "pmb") else ""
         return self.symbol(f"{name}:{inner}" if name else inner)
+
+    def one_letter(self) -> bool:
+        inside = self.tokens[self.at : self.at + 3]
+        return len(inside) == 3 and inside[1].kind == "letter" and inside[2].text == "}"
 
     def root(self) -> Node:
         index = number(2)
@@ -591,7 +607,7 @@ class _Parser:
 
     def matrix(self) -> Node:
         environment = self.subscript()
-        if environment not in ("pmatrix", "bmatrix", "matrix", "array", "Bmatrix", "smallmatrix"):
+        if environment not in _MATRICES:
             raise Unreadable
         if environment == "array":
             self.subscript()
@@ -609,7 +625,38 @@ class _Parser:
             else:
                 raise Unreadable
         self.subscript()
-        return Node("matrix", (*rows, tuple(row)) if row else tuple(rows))
+        rows += [tuple(row)] if row else []
+        if environment != "vmatrix":
+            return Node("matrix", tuple(rows))
+        if len(rows) > 4 or any(len(row) != len(rows) for row in rows):
+            raise Unreadable
+        return _determinant(rows)
+
+
+def _based(text: str) -> tuple[int, int, str] | None:
+    """The value, the base and the digits of ``1010_2``."""
+    digits, _, base = re.sub(r"\\text|[{}(), ]", "", text).partition("_")
+    number_of_base = int(base) if base.isdigit() else _BASES.get(base, 0)
+    try:
+        return int(digits, number_of_base), number_of_base, digits
+    except ValueError:
+        return None
+
+
+def _is_condition(node: Node) -> bool:
+    return node.kind == "chain" and node.args[1][0] == ":" and len(node.args[1]) > 1
+
+
+def _determinant(rows: Sequence[Sequence[Node]]) -> Node:
+    """The _determinant of a small matrix, by its first row."""
+    if len(rows) == 1:
+        return rows[0][0]
+    terms = []
+    for place, entry in enumerate(rows[0]):
+        minor = _determinant([[*row[:place], *row[place + 1 :]] for row in rows[1:]])
+        term = Node("multiply", (entry, minor))
+        terms.append(Node("negate", (term,)) if place % 2 else term)
+    return functools.reduce(lambda one, two: Node("add", (one, two)), terms)
 
 
 def _signed(sign: str, node: Node) -> Node:

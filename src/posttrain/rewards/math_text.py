@@ -17,7 +17,7 @@ _UNICODE = {
     "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "…": r"\ldots ",
     "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "⟨": r"\langle ",
     "⟩": r"\rangle ", "→": r"\to ", "∠": r"\angle ", "△": r"\triangle ", "ℏ": r"\hbar ",
-    "µ": r"\mu ", "\ufeff": "", "\u200b": "", "\u2009": " ", "\u00a0": " ", "\u202f": " ",
+    "µ": r"\mu ", "″": '"', **{chr(0xFEE0 + code): chr(code) for code in range(33, 127)}, "\ufeff": "", "\u200b": "", "\u2009": " ", "\u00a0": " ", "\u202f": " ",
 }  # fmt: skip
 _TRANSLATE = str.maketrans(_UNICODE)
 _GREEK = {
@@ -26,7 +26,7 @@ _GREEK = {
 } | {"Δ": r"\Delta ", "Ω": r"\Omega ", "Σ": r"\Sigma ", "Φ": r"\Phi ", "Γ": r"\Gamma ", "Θ": r"\Theta "}
 _RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "₀₁₂₃₄₅₆₇₈₉₊₋"
 _PLAIN = str.maketrans(_RAISED + _LOWERED, "0123456789+-n0123456789+-")
-_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
+_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'), ("'", "'"), ("``", "''"))
 
 # Each is tried in order; none can take more than linear time on a line of bounded length.
 _CLEANING = [
@@ -35,12 +35,20 @@ _CLEANING = [
     (re.compile(r"([0-9]?)([¼-¾⅐-⅞])"), lambda match: _vulgar(match[1], match[2])),
     (re.compile(r"\\(?:left|right)\s?\.(?![0-9])"), ""),
     (re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|rm|it|bf|tt)(?![a-zA-Z])"), ""),
+    (re.compile(r"\\(?:text)?color\s?\{[a-zA-Z]*\}"), ""),
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
+    (re.compile(r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}"), r"\\frac{\1}{\2}"),
+    (re.compile(r"\\colon(?![a-zA-Z])"), ":"),
     (re.compile(r"\\[dt]binom(?![a-zA-Z])"), r"\\binom"),
     (re.compile(r"(?<!\\)\\!\s?"), ""),
     (re.compile(r"\{\s?([,.])\s?\}"), r"\1"),
     (re.compile(r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![a-zA-Z])|\\(?:hspace|phantom|hphantom)\s?\{[^{}]*\}"), " "),
     (re.compile(r"\\(?:textbf|textrm|textit|textsf|texttt|textnormal|mathrm|mathsf|mbox|emph|hbox|operatorname\*?)\s?(?=\{)"), r"\\text"),
+    (re.compile(r"\\text\s?\{\s?(\\?[$%€£])\s?\}"), r"\1"),
+    (re.compile(r"\bper cent\b"), "percent"),
+    (re.compile(r"(?<=[0-9])\s?(?:\\text\s?\{\s?to\s?\}|\bto\b)\s?(?=[0-9])"), ":"),
+    (re.compile(r"^(?:USD|US\s?\\?\$)\s?(?=[0-9.])"), "$"),
+    (re.compile(r"\^\s?(?:\{\s?\\text\s?\{o\}\s?\}|o(?![a-zA-Z]))"), "°"),
     (re.compile(r"\^\s?(?:\{\s?\\(?:circ|degree)\s?\}|\\(?:circ|degree)(?![a-zA-Z]))|\\degree(?![a-zA-Z])"), "°"),
     (re.compile(r"\^\s?(?:\{\s?\\prime\s?\}|\\prime(?![a-zA-Z]))"), "'"),
     (re.compile(r"\\(?:geq(?:slant)?)(?![a-zA-Z])|(?<![<>=])>="), r"\\ge "),

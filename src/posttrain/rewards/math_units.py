@@ -50,6 +50,7 @@ radian = rad radian 1
 celsius = °C celsius 1
 fahrenheit = °F fahrenheit 1
 percent = % percent 1
+unit = unit 1
 energy = erg 0.0000001, cal calorie 4.184, kcal kilocalorie 4184
 force = dyne dyn 0.00001
 field = G gauss 0.0001
@@ -238,8 +239,6 @@ def _labelled(text: str, *, scale: Fraction) -> Unit | None:
     words = [word.lower().strip(".-") for word in re.split("[ -]", text)]
     if len(words[0]) < 3 or _NO_LABELS & set(words):
         return None
-    if {"unit", "units"} & set(words):
-        return Unit(scale, label=frozenset({"unit"}))
     singular = (w[:-1] if len(w) > 3 and w.endswith("s") else w for w in words)
     certain = len(words[0]) >= 4 or scale != 1
     return Unit(scale, label=frozenset(singular), certain=certain)

@@ -176,7 +176,7 @@ def _power(evaluator: Evaluator, base: Value, exponent: Value) -> Value:
     if base == 0:
         return Fraction(0) if exponent > 0 else base / Fraction(0)
     one, two = approximate(base), approximate(exponent)
-    if context.isinf(one) or context.isinf(two) or abs(context.mag(two)) > 64:
+    if context.isinf(one) or context.isinf(two) or context.mag(two) > 64:
         raise TooMuch
     if abs(two) * (abs(context.mag(one)) + 1) > MAX_MAGNITUDE:
         raise TooMuch
