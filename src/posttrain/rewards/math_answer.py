@@ -8,8 +8,9 @@ import re
 from posttrain.rewards.declared import declare
 from posttrain.rewards.extraction import Extract, extract_answer
 from posttrain.rewards.math_compare import same
-from posttrain.rewards.math_expression import Node, parse
+from posttrain.rewards.math_expression import parse
 from posttrain.rewards.math_text import clean, is_balanced, key, words
+from posttrain.rewards.math_tokens import Node
 
 _CLOCK = re.compile(
     r"([0-9]{1,2})(?::([0-5][0-9]))?(?::([0-5][0-9]))?\s?(?:\\text\s?\{)?\s?(?:([ap])\.?\s?m\.?)?\s?\}?",
@@ -20,6 +21,13 @@ _IN_WORDS = {
     "all real numbers": r"\mathbb{R}", "all reals": r"\mathbb{R}", "infinity": r"\infty",
     "negative infinity": r"-\infty",
 }  # fmt: skip
+_IN_WORDS |= {
+    word: str(value)
+    for value, word in enumerate(
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
+        "fifteen sixteen seventeen eighteen nineteen twenty".split()
+    )
+}
 _NAMED_TIMES = {"noon": "12:00 pm", "midnight": "12:00 am"}
 _CHOICE = re.compile(r"\(?([A-H])(?:\)|[.:](?=\s))\s?(?:\S.*)?|([A-H])")
 
@@ -69,15 +77,16 @@ def _expected(answer: str | float) -> str:
 
 
 def _is_right(expected: str, given: str, *, tolerance: float) -> bool:
-    expected, given = (_IN_WORDS.get(words(text) or "", text) for text in (expected, given))
+    expected, given = (_IN_WORDS.get(words(text) or text.lower(), text) for text in (expected, given))
     if key(given) == key(expected):
         return True
     times = _clock(expected), _clock(given)
     if any(":" in text for text in (expected, given)) or all(times):
         if any(times):
             return _same_time(times)
-    if (choice := _CHOICE.fullmatch(given)) and re.fullmatch(r"\(?[A-H]\)?", expected):
-        return (choice[1] or choice[2]) == expected.strip("()")
+    choices = [_CHOICE.fullmatch(re.sub(r"\\text\s?\{([^{}]*)\}", r"\1", t)) for t in (expected, given)]
+    if all(choices):
+        return len({match[1] or match[2] for match in choices if match}) == 1
     if words(expected) is not None:
         return words(given) == words(expected)
     return any(

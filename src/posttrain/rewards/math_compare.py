@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from posttrain.rewards.math_expression import Node, number
+from posttrain.rewards.math_tokens import Node, number
 from posttrain.rewards.math_sets import same_set
 from posttrain.rewards.math_value import Evaluator, TooMuch, Undefined, close, points
 
@@ -18,7 +18,7 @@ MIN_POINTS = 2  # at which both must have a value
 _NAME = re.compile(
     r"(?:[a-zA-Z]|\\[a-zA-Z]+|[A-Z]{2,4}|\\text\{[^{}]*\}|[a-zA-Z ]{4,}|(?:\\angle|m\s?\\angle)\s?[A-Z]{1,3}"
     r"|\|\s?[A-Z]{2}\s?\||\\overline\{[A-Z]{2}\})"
-    r"(?:_(?:\{[^{}]*\}|.))?'*(?:\s?\(\s?[a-zA-Z0-9](?:\s?,\s?[a-zA-Z])*\s?\))?"
+    r"(?:_(?:\{[^{}]*\}|.))?'*(?:\^\{-1\})?(?:\s?\(\s?[a-zA-Z0-9](?:\s?,\s?[a-zA-Z])*\s?\))?"
     r"|\(\s?[a-zA-Z](?:_\{?[0-9]\}?)?(?:\s?,\s?[a-zA-Z](?:_\{?[0-9]\}?)?)+\s?\)"
 )
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
@@ -54,7 +54,7 @@ class _Comparison:
             return self.named(one, two)
         if one.kind == two.kind == "chain":
             return self.chains(one, two)
-        if one.kind == two.kind == "matrix":
+        if "matrix" in (one.kind, two.kind):
             return self.matrices(one, two)
         if {one.kind, two.kind} & _SET_KINDS or "mathbb:R" in one.symbols | two.symbols:
             return self.sets(one, two)
@@ -116,6 +116,10 @@ class _Comparison:
         return not left
 
     def matrices(self, one: Node, two: Node) -> bool:
+        """Entry by entry; a single column is also written as a tuple."""
+        one, two = (_as_column(node) for node in (one, two))
+        if one.kind != two.kind:
+            return False
         shapes = [[len(row) for row in matrix.args] for matrix in (one, two)]
         return shapes[0] == shapes[1] and all(
             self.same(a, b)
@@ -256,6 +260,12 @@ def _expanded(node: Node) -> Node:
 
 def _parts(node: Node) -> list[Node]:
     return [p for arg in node.args for p in _parts(arg)] if node.kind == "union" else [node]
+
+
+def _as_column(node: Node) -> Node:
+    if node.kind == "sequence" and node.args[:2] == ("(", ")"):
+        return Node("matrix", tuple((item,) for item in node.args[2]))
+    return node
 
 
 def _times(node: Node, factor: Fraction) -> Node:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from posttrain.rewards.math_expression import Node
+from posttrain.rewards.math_tokens import Node
 from posttrain.rewards.math_value import Evaluator, Undefined, approximate, close
 
 # An interval: its ends, and whether it holds them. A point is an interval with the same end twice.

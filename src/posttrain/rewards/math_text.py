@@ -39,6 +39,8 @@ _CLEANING = [
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
     (re.compile(r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}"), r"\\frac{\1}{\2}"),
     (re.compile(r"\\colon(?![a-zA-Z])"), ":"),
+    (re.compile(r"\.\.\.+|\\c?dots(?![a-zA-Z])"), r"\\ldots "),
+    (re.compile(r"\\pmod\s?([0-9a-zA-Z]+)|\(\s?(?:\\(?:bmod|mod)|mod|\\text\s?\{\s?mod\s?\})\s?([0-9a-zA-Z]+)\s?\)"), r"\\pmod{\1\2}"),
     (re.compile(r"\\[dt]binom(?![a-zA-Z])"), r"\\binom"),
     (re.compile(r"(?<!\\)\\!\s?"), ""),
     (re.compile(r"\{\s?([,.])\s?\}"), r"\1"),
@@ -124,7 +126,8 @@ def key(text: str) -> str:
     >>> key("x + 1") == key("x+1"), key("1, 234") == key("1,234"), key("1 2") == key("12")
     (True, False, False)
     """
-    return _SPACES.sub("", text).casefold() if words(text) else _SPACES.sub("", text)
+    bare = _SPACES.sub("", " ".join(_TEXT.sub(r" \1 ", text).split()))
+    return bare.casefold() if words(text) else bare
 
 
 def words(text: str) -> str | None:

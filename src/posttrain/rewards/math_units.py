@@ -130,9 +130,12 @@ def parse_unit(text: str) -> Unit | None:
     >>> parse_unit("million dollars").scale, parse_unit("xy") is None
     (Fraction(1000000, 1), True)
     """
+    if text.lstrip().startswith("\\pmod"):  # 5 (mod 7) may be left out, but not be another
+        return Unit(label=frozenset({text.strip()}))
     bare = "\\text" not in text
     glued = bare and not text[:1].isspace()
     text = _WRAPPER.sub(r" \1 ", re.sub(r"\\mu\s?", "μ", text).replace(r"\Omega", "Ω"))
+    text = text.replace("\\%", "%")
     words = re.sub(r"\s*\^\s*", "^", re.sub("[{}*]", " ", text)).split()
     scale = Fraction(1)
     while words and words[0].lower().removesuffix("s") in _SCALES:
@@ -145,7 +148,8 @@ def parse_unit(text: str) -> Unit | None:
         label = " ".join(words)
         return _labelled(label, scale=scale) if _LABEL.fullmatch(label) else None
     first = re.split("[^a-zA-Z]", words[0])[0]
-    certain = not glued or first in _GLUED or len(first) > 3 or not first
+    letters = bare and len(words) > 1 and all(len(word) == 1 for word in words)  # 3 m g
+    certain = not letters and (not glued or first in _GLUED or len(first) > 3 or not first)
     return Unit(scale, unit.factor, unit.dimension, certain=certain or scale != 1)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from posttrain.rewards.math_expression import Node
+from posttrain.rewards.math_tokens import Node
 
 DIGITS = 60  # that values are computed with, where they are not exact
 AGREE = 1e-12  # relative: what counts as the same value, where one is not exact
