@@ -7,8 +7,6 @@ import sys
 import pytest
 from rewards.security_page import PAGE, bomb_table
 
-from posttrain.rewards.math_text import clean, refused
-
 BOMBS = {
     "tower of stars": "9**9**9**9",
     "tower": "9^{9^{9^{9}}}",
@@ -103,11 +101,6 @@ def test_every_bomb_ends_as_a_wrong_answer():
     assert set(seconds) == set(BOMBS)
     assert not {name for name, value, *_ in rows if value not in ("start", 0.0)}
     assert not {name: time for name, time in seconds.items() if time >= 1}
-
-
-def test_what_is_refused_is_refused_before_it_is_parsed():
-    allowed = {name for name, text in BOMBS.items() if not refused(clean(text[:500]))}
-    assert len(allowed) < len(BOMBS) / 2, allowed
 
 
 def test_the_page_lists_every_bomb():

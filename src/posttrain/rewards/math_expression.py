@@ -27,13 +27,13 @@ from posttrain.rewards.math_tokens import (
 )
 from posttrain.rewards.math_units import Unit, parse_unit
 
-MAX_DEPTH = 40  # of brackets in brackets, exponents in exponents
+MAX_DEPTH = 30  # of brackets in brackets, exponents in exponents
+MAX_POSTFIXES = 4  # of one factor: powers and factorials
 MAX_ITEMS = 64
 MAX_UNIT_TOKENS = 24
 
 _BEGINS = frozenset({"number", "based", "letter", "word", "function", "text"})
 _SIGNS = {"+": "plus", "-": "negate", "\\pm": "plus_minus", "\\mp": "minus_plus"}
-_PRODUCTS = {"*": "multiply", "/": "divide", "\\bmod": "modulo"}
 _UNIT_SIGNS = frozenset({"°", "%", "\\%", "€", "£", "¢", "Å", "\\mu", "\\Omega", "\\pmod"})
 _CURRENCIES = frozenset({"\\$", "$", "€", "£", "¥", "₹"})
 _ROUNDED = {"lfloor": ("\\rfloor", "floor"), "lceil": ("\\rceil", "ceil")}
@@ -183,30 +183,38 @@ class _Parser:
 
     def union(self) -> Node:
         node = self.sum()
-        while self.here in SETS:
+        for _ in range(MAX_ITEMS):
+            if self.here not in SETS:
+                return node
             node = Node(SETS[self.next().text], (node, self.sum()))
-        return node
+        raise Unreadable
 
     # ------------------------------------------------------------------ arithmetic
 
     def sum(self) -> Node:
-        node = self.term()
+        terms = [self.term()]
         while self.here in _SIGNS:
             sign = self.next().text
-            node = Node("add", (node, _signed(sign, self.term())))
-        return node
+            terms.append(_signed(sign, self.term()))
+        return terms[0] if len(terms) == 1 else Node("add", tuple(terms))
 
     def term(self) -> Node:
-        node = self.factor()
+        """Factors and divisors, in one flat product: a long one is not a deep one."""
+        above, below = [self.factor()], list[Node]()
         while True:
-            if quantity := self.quantity(node):
+            if self.may_be_unit() and (quantity := self.quantity(_quotient(above, below))):
                 return quantity
-            if self.here in _PRODUCTS:
-                node = Node(_PRODUCTS[self.next().text], (node, self.factor()))
+            if self.found("*"):
+                above.append(self.factor())
+            elif self.found("/"):
+                below.append(self.factor())
+            elif self.found("\\bmod"):
+                return Node("modulo", (_quotient(above, below), self.factor()))
             elif self.begins_factor():
-                node = self.beside(node)
+                mixes = not below and self.tokens[self.at - 1].kind == "number"
+                above += self.mixed(above.pop()) if mixes else [self.power()]
             else:
-                return node
+                return _quotient(above, below)
 
     def begins_factor(self) -> bool:
         here = self.here
@@ -215,48 +223,49 @@ class _Parser:
         if here == "|":
             return not self.bars
         known = here in RELATIONS or here in SETS or here in SEPARATORS or here in _SIGNS
-        return self.kind == "command" and here[1:].isalpha() and not known and here[1:] not in _UNKNOWN
+        return self.kind == "command" and not known and here[1:] not in _UNKNOWN
 
-    def beside(self, left: Node) -> Node:
-        """The product of two that stand side by side, or a mixed number."""
+    def mixed(self, left: Node) -> list[Node]:
+        """A mixed number such as ``2 1/3``, or the two factors that stand side by side."""
         if left.kind == "negate":
-            return Node("negate", (self.beside(left.args[0]),))
-        after_number = self.tokens[self.at - 1].kind == "number"
-        may_mix = after_number and left.kind == "number" and (
-            self.here == "\\frac" or self.kind == "number"
-        )  # fmt: skip
+            first, *rest = self.mixed(left.args[0])
+            return [Node("negate", (first,)), *rest]
+        may_mix = left.kind == "number" and (self.here == "\\frac" or self.kind == "number")
         right = self.power()
-        if may_mix and right.kind == "number" and self.found("/"):  # 2 1/3
+        if may_mix and right.kind == "number" and self.found("/"):
             right = Node("divide", (right, self.power()))
         if may_mix and _is_proper(right):
-            return Node("add", (left, right))
-        if after_number and right.kind == "number":
+            return [Node("add", (left, right))]
+        if right.kind == "number":
             raise Unreadable  # 1 2
-        return Node("multiply", (left, right))
+        return [left, right]
 
     def factor(self) -> Node:
         signs = []
         while self.here in _SIGNS:
             signs.append(self.next().text)
-        return functools.reduce(lambda node, sign: _signed(sign, node), signs[::-1], self.power())
+        node = self.power()
+        if signs.count("-") % 2:
+            node = _signed("-", node)
+        both = [sign for sign in signs if sign not in ("+", "-")]
+        if len(both) > 1:
+            raise Unreadable
+        return _signed(both[0], node) if both else node
 
     def power(self) -> Node:
         node = self.primary()
-        while True:
+        for _ in range(MAX_POSTFIXES):
             if self.found("!"):
                 node = Node("call", ("double_factorial" if self.found("!") else "factorial", node))
-                if self.here == "!":
-                    raise Unreadable
             elif self.here in ("^", "**"):
                 self.at += 1
                 node = Node("power", (node, self.deeper(self.exponent)))
             elif self.here == "°" and self.functions:
                 self.at += 1
                 node = Node("call", ("degree", node))
-            elif self.here == "°" and self.groups:
-                self.at += 1
-            else:
+            elif not (self.groups and self.found("°")):
                 return node
+        raise Unreadable
 
     def exponent(self) -> Node:
         if self.here in ("+", "-"):
@@ -273,12 +282,14 @@ class _Parser:
 
     # ------------------------------------------------------------------ units
 
+    def may_be_unit(self) -> bool:
+        if self.functions or (self.groups and self.kind != "text"):
+            return False
+        return self.kind in ("text", "word", "letter") or self.here in _UNIT_SIGNS
+
     def quantity(self, node: Node) -> Node | None:
         """A number with the unit that stands from here to the end of the item; None without one."""
-        is_word = self.kind in ("text", "word", "letter")
-        if self.functions or (self.groups and self.kind != "text") or node.kind == "quantity":
-            return None
-        if not (is_word or self.here in _UNIT_SIGNS) or (node.symbols and self.kind != "text"):
+        if node.kind == "quantity" or (node.symbols and self.kind != "text"):
             return None
         unit, end = self.unit_ahead()
         if unit is None or not (unit.certain or self.loose_units):
@@ -300,7 +311,7 @@ class _Parser:
         return parse_unit(" " * spaced + self.source(self.at, end)), end
 
     def money(self, sign: str) -> Node:
-        value = self.factor()
+        value = self.deeper(self.factor)
         if self.kind in ("text", "word"):
             unit, end = self.unit_ahead()
             if unit is not None and unit.scale != 1:  # $2 million
@@ -398,10 +409,10 @@ class _Parser:
         """What a function is of: a group, or the factors that follow it."""
         if self.here in OPEN or self.here == "{":
             return self.primary()
-        node = self.factor()
+        factors = [self.factor()]
         while self.begins_factor() and self.kind != "function" and self.here not in OPEN:
-            node = Node("multiply", (node, self.power()))
-        return node
+            factors.append(self.power())
+        return _quotient(factors, [])
 
     def command(self, name: str) -> Node:
         if name in ("pi", "infty"):
@@ -426,7 +437,7 @@ class _Parser:
             while self.kind in ("letter", "word"):
                 name += " " + self.next().text
             return Node("symbol", (name,))
-        if name in _UNKNOWN or not name.isalpha():
+        if name in _UNKNOWN:
             raise Unreadable
         return self.symbol(f"\\{name}")
 
@@ -469,6 +480,13 @@ def _signed(sign: str, node: Node) -> Node:
     if node.kind == "quantity":
         return Node("quantity", (_signed(sign, node.args[0]), node.args[1]))
     return Node(_SIGNS[sign], (node,))
+
+
+def _quotient(above: Sequence[Node], below: Sequence[Node]) -> Node:
+    products = [
+        nodes[0] if len(nodes) == 1 else Node("multiply", tuple(nodes)) for nodes in (above, below) if nodes
+    ]
+    return products[0] if len(products) == 1 else Node("divide", tuple(products))
 
 
 def _is_proper(node: Node) -> bool:

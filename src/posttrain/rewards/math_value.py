@@ -76,7 +76,10 @@ class Evaluator:
         operation = _OPERATIONS.get(node.kind)
         if operation is None:
             raise Undefined
-        return self.compute(operation, [self.value(argument) for argument in node.args])
+        values = [self.value(argument) for argument in node.args]
+        if node.kind in ("add", "multiply"):
+            return functools.reduce(lambda one, two: self.compute(operation, [one, two]), values)
+        return self.compute(operation, values)
 
     def compute(self, operation: Callable[..., Value], arguments: list[Value]) -> Value:
         """One operation, its result checked."""
