@@ -9,25 +9,22 @@ from posttrain.rewards.declared import declare
 from posttrain.rewards.extraction import Extract, extract_answer
 from posttrain.rewards.math_compare import same
 from posttrain.rewards.math_expression import parse
-from posttrain.rewards.math_text import clean, is_balanced, key, words
-from posttrain.rewards.math_tokens import Node
+from posttrain.rewards.math_nodes import Node
+from posttrain.rewards.math_text import clean, is_balanced, key, unwrapped, words
 
 _CLOCK = re.compile(
-    r"([0-9]{1,2})(?::([0-5][0-9]))?(?::([0-5][0-9]))?\s?(?:\\text\s?\{)?\s?(?:([ap])\.?\s?m\.?)?\s?\}?",
-    re.IGNORECASE,
+    r"([0-9]{1,2})(?::([0-5][0-9]))?(?::([0-5][0-9]))?\s?(?:([ap])\.?\s?m\.?)?", re.IGNORECASE
 )
 _IN_WORDS = {
     "empty set": r"\emptyset", "no solution": r"\emptyset", "no solutions": r"\emptyset",
     "all real numbers": r"\mathbb{R}", "all reals": r"\mathbb{R}", "infinity": r"\infty",
     "negative infinity": r"-\infty",
 }  # fmt: skip
-_IN_WORDS |= {
-    word: str(value)
-    for value, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
-        "fifteen sixteen seventeen eighteen nineteen twenty".split()
-    )
-}
+_NUMBERS = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve",
+)  # fmt: skip
+_IN_WORDS |= {word: str(value) for value, word in enumerate(_NUMBERS)}
 _NAMED_TIMES = {"noon": "12:00 pm", "midnight": "12:00 am"}
 _CHOICE = re.compile(r"\(?([A-H])(?:\)|[.:](?=\s))\s?(?:\S.*)?|([A-H])")
 
@@ -43,10 +40,10 @@ def math_answer(
 ) -> float:
     r"""1 where the extracted answer equals ``answer`` as mathematics, else 0.
 
-    Rational numbers are compared exactly, other values to twelve digits, expressions in symbols at a
-    few points: LaTeX, roots, sets, intervals, matrices, equations, quantities with units. 50% equals
-    50 and 0.5; a unit may be left out, but not be another. What is too large to compute with is
-    wrong, and quickly so.
+    Rational numbers are compared exactly, other values to twelve digits, expressions in symbols at
+    a few points: LaTeX, roots, sets, intervals, matrices, equations, quantities with units. 50%
+    equals 50 and 0.5; a unit may be left out, but not be another. What is too large to compute with
+    is wrong, and quickly so.
 
     >>> math_answer(r"so \boxed{\frac{2}{4}}", "0.5"), math_answer(r"\boxed{x=\sqrt{8}}", "2√2")
     (1.0, 1.0)
@@ -77,14 +74,14 @@ def _expected(answer: str | float) -> str:
 
 
 def _is_right(expected: str, given: str, *, tolerance: float) -> bool:
-    expected, given = (_IN_WORDS.get(words(text) or text.lower(), text) for text in (expected, given))
+    pair = expected, given
+    expected, given = (_IN_WORDS.get(words(text) or text.lower(), text) for text in pair)
     if key(given) == key(expected):
         return True
     times = _clock(expected), _clock(given)
-    if any(":" in text for text in (expected, given)) or all(times):
-        if any(times):
-            return _same_time(times)
-    choices = [_CHOICE.fullmatch(re.sub(r"\\text\s?\{([^{}]*)\}", r"\1", t)) for t in (expected, given)]
+    if any(times) and (all(times) or ":" in expected + given):
+        return _same_time(times)
+    choices = [_CHOICE.fullmatch(unwrapped(text)) for text in (expected, given)]
     if all(choices):
         return len({match[1] or match[2] for match in choices if match}) == 1
     if words(expected) is not None:
@@ -106,7 +103,7 @@ def _readings(expected: str, given: str) -> list[tuple[Node | None, Node | None]
 
 def _clock(text: str) -> tuple[int, int, str] | None:
     """A time of day: seconds since midnight or noon, the hour as written, and which half."""
-    match = _CLOCK.fullmatch(_NAMED_TIMES.get(text.lower(), text))
+    match = _CLOCK.fullmatch(_NAMED_TIMES.get(text.lower(), unwrapped(text)))
     if match is None or not (match[2] or match[4]):
         return None
     hour, minute, second = (int(match[group] or 0) for group in (1, 2, 3))

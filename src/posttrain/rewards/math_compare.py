@@ -8,21 +8,20 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from posttrain.rewards.math_tokens import Node, number
+from posttrain.rewards.math_nodes import Node, number
 from posttrain.rewards.math_sets import same_set
-from posttrain.rewards.math_value import Evaluator, TooMuch, Undefined, close, points
+from posttrain.rewards.math_value import Evaluator, TooMuchError, UndefinedError, close, points
 
 MIN_POINTS = 2  # at which both must have a value
 
 # What an answer may be given a name with: x, x_1, f(x), P(A), \theta, AB, Area, (x, y).
 _NAME = re.compile(
-    r"(?:[a-zA-Z]|\\[a-zA-Z]+|[A-Z]{2,4}|\\text\{[^{}]*\}|[a-zA-Z ]{4,}|(?:\\angle|m\s?\\angle)\s?[A-Z]{1,3}"
+    r"(?:[a-zA-Z]|\\[a-zA-Z]+|[A-Z]{2,4}|\\text\{[^{}]*\}|[a-zA-Z ]{4,}|m?\s?\\angle\s?[A-Z]{1,3}"
     r"|\|\s?[A-Z]{2}\s?\||\\overline\{[A-Z]{2}\})"
     r"(?:_(?:\{[^{}]*\}|.))?'*(?:\^\{-1\})?(?:\s?\(\s?[a-zA-Z0-9](?:\s?,\s?[a-zA-Z])*\s?\))?"
     r"|\(\s?[a-zA-Z](?:_\{?[0-9]\}?)?(?:\s?,\s?[a-zA-Z](?:_\{?[0-9]\}?)?)+\s?\)"
 )
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
-_SET_KINDS = {"union", "intersection", "difference", "chain"}
 
 
 def same(expected: Node, given: Node, *, tolerance: float = 0.0) -> bool:
@@ -34,7 +33,7 @@ def same(expected: Node, given: Node, *, tolerance: float = 0.0) -> bool:
     """
     try:
         return _Comparison(tolerance).same(expected, given)
-    except TooMuch:
+    except TooMuchError:
         return False
 
 
@@ -48,21 +47,19 @@ class _Comparison:
         if one == two:
             return True
         one, two = _expanded(one), _expanded(two)
-        if "quantity" in (one.kind, two.kind) and "chain" not in (one.kind, two.kind):
-            return self.quantities(one, two)
-        if (one.kind == "chain") != (two.kind == "chain"):
-            return self.named(one, two)
-        if one.kind == two.kind == "chain":
-            return self.chains(one, two)
-        if "matrix" in (one.kind, two.kind):
-            return self.matrices(one, two)
-        if {one.kind, two.kind} & _SET_KINDS or "mathbb:R" in one.symbols | two.symbols:
-            return self.sets(one, two)
-        if "sequence" in (one.kind, two.kind):
-            return self.sequences(one, two)
-        if "based" in (one.kind, two.kind):
-            return _same_digits(one, two)
-        return self.expressions(one, two)
+        rules = (
+            ("chain", self.chains),
+            ("quantity", self.quantities),
+            ("matrix", self.matrices),
+            ("union", self.sets),
+            ("intersection", same_set),
+            ("difference", same_set),
+            ("reals", same_set),
+            ("sequence", self.sequences),
+            ("based", _same_digits),
+        )
+        kinds = (one.kind, two.kind)
+        return next((rule for kind, rule in rules if kind in kinds), self.expressions)(one, two)
 
     # ------------------------------------------------------------------ quantities
 
@@ -94,9 +91,10 @@ class _Comparison:
         other_opened, other_closed, other_items, _ = two.args
         if opened == other_opened == "{":  # an element counts once
             return self.within(items, other_items) and self.within(other_items, items)
-        if len(items) != len(other_items) or "[" in (opened, other_opened) and opened != other_opened:
+        if len(items) != len(other_items):
             return False
-        if opened and other_opened and (opened, closed) != (other_opened, other_closed):
+        is_one_bare = "" in (opened, other_opened) and "[" not in (opened, other_opened)
+        if not is_one_bare and (opened, closed) != (other_opened, other_closed):
             return False
         if opened in ("(", "[") or other_opened in ("(", "["):
             return "{" not in (opened, other_opened) and all(map(self.same, items, other_items))
@@ -163,6 +161,8 @@ class _Comparison:
         return rest[-1]
 
     def chains(self, one: Node, two: Node) -> bool:
+        if one.kind != two.kind:
+            return self.named(one, two)
         sides, relations, _ = one.args
         others, other_relations, _ = two.args
         if one.symbols != two.symbols:
@@ -177,9 +177,7 @@ class _Comparison:
 
     def ratios(self, sides: Sequence[Node], others: Sequence[Node]) -> bool:
         return len(sides) == len(others) and all(
-            self.same(
-                Node("multiply", (side, others[0])), Node("multiply", (other, sides[0]))
-            )
+            self.same(Node("multiply", (side, others[0])), Node("multiply", (other, sides[0])))
             for side, other in zip(sides, others, strict=True)
         )
 
@@ -187,7 +185,8 @@ class _Comparison:
         """Whether the differences of the sides are in a constant ratio, of the right sign."""
         (left, right), (relation,), _ = one.args
         (other_left, other_right), (other_relation,), _ = two.args
-        if relation == other_relation and self.same(left, other_left) and self.same(right, other_right):
+        alike = self.same(left, other_left) and self.same(right, other_right)
+        if alike and relation == other_relation:
             return True
         if relation not in ("=", "!=", *_FLIPPED):
             return False
@@ -198,7 +197,7 @@ class _Comparison:
                 first = evaluator.value(left) - evaluator.value(right)
                 second = evaluator.value(other_left) - evaluator.value(other_right)
                 ratios.append(evaluator.compute(lambda _, a, b: a / b, [first, second]))
-            except (Undefined, TypeError):
+            except (UndefinedError, TypeError):
                 continue
         if len(ratios) < MIN_POINTS or any(not close(ratio, ratios[0]) for ratio in ratios):
             return False
@@ -239,23 +238,28 @@ class _Comparison:
         if found is self:
             try:
                 found = evaluator.value(node)
-            except Undefined:
+            except UndefinedError:
                 found = None
             self.values[node, keys] = found
         return found
 
 
 def _expanded(node: Node) -> Node:
-    """``a ± b`` as the list of both, and equations of the same name as a list of what it is."""
-    if node.kind not in ("sequence", "chain", "quantity", "signed") and node.kinds & {"plus_minus", "minus_plus"}:
-        both = tuple(Node("signed", (sign, node)) for sign in (1, -1))
-        return Node("sequence", ("", "", both, "and"))
+    """``a ± b`` as the list of both, also where it stands in a list."""
     if node.kind == "sequence" and node.args[0] in ("", "{"):
-        items = [_expanded(item) for item in node.args[2]]
-        if any(item.kind == "sequence" and not item.args[0] for item in items):
-            flat = [i for item in items for i in (item.args[2] if item.kind == "sequence" and not item.args[0] else [item])]
-            return Node("sequence", (*node.args[:2], tuple(flat), node.args[3]))
-    return node
+        opened, closed, items, join = node.args
+        parts = [part for item in items for part in _listed(_expanded(item))]
+        return Node("sequence", (opened, closed, tuple(parts), join))
+    whole = node.kind in ("sequence", "chain", "quantity", "signed")
+    if whole or not node.kinds & {"plus_minus", "minus_plus"}:
+        return node
+    both = tuple(Node("signed", (sign, node)) for sign in (1, -1))
+    return Node("sequence", ("", "", both, "and"))
+
+
+def _listed(node: Node) -> tuple[Node, ...]:
+    is_list = node.kind == "sequence" and not node.args[0]
+    return node.args[2] if is_list else (node,)
 
 
 def _parts(node: Node) -> list[Node]:

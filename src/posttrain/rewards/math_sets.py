@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from posttrain.rewards.math_tokens import Node
-from posttrain.rewards.math_value import Evaluator, Undefined, approximate, close
+from posttrain.rewards.math_nodes import Node
+from posttrain.rewards.math_value import Evaluator, UndefinedError, approximate, close
 
 # An interval: its ends, and whether it holds them. A point is an interval with the same end twice.
 Interval = tuple[Any, bool, Any, bool]
@@ -25,7 +25,7 @@ def same_set(one: Node, two: Node) -> bool:
     """
     try:
         left, right = _united(_intervals(one)), _united(_intervals(two))
-    except Undefined:
+    except UndefinedError:
         return False
     return len(left) == len(right) and all(
         a[1] == b[1] and a[3] == b[3] and close(a[0], b[0]) and close(a[2], b[2])
@@ -34,7 +34,7 @@ def same_set(one: Node, two: Node) -> bool:
 
 
 def _intervals(node: Node) -> list[Interval]:
-    if node.kind == "symbol" and node.args == ("mathbb:R",):
+    if node.kind == "reals":
         return _ALL
     if node.kind == "chain":
         return _of_relations(node)
@@ -45,7 +45,7 @@ def _intervals(node: Node) -> list[Interval]:
         if node.kind == "union":
             return one + two
         return _common(one, _complement(two) if node.kind == "difference" else two)
-    raise Undefined
+    raise UndefinedError
 
 
 def _of_sequence(node: Node) -> list[Interval]:
@@ -55,12 +55,12 @@ def _of_sequence(node: Node) -> list[Interval]:
         return [(end, True, end, True) for end in ends]
     if opened:
         if len(items) != 2:
-            raise Undefined
+            raise UndefinedError
         low, high = map(_number, items)
         return [(low, opened == "[", high, closed == "]")]
     parts = [_intervals(item) for item in items]
     if len({name for item in items for name in item.symbols}) != 1:
-        raise Undefined
+        raise UndefinedError
     both = functools.reduce(_common, parts)
     return [i for part in parts for i in part] if join == "or" or not _united(both) else both
 
@@ -73,15 +73,15 @@ def _of_relations(node: Node) -> list[Interval]:
     found = _ALL
     for left, relation, right in zip(sides, relations, sides[1:], strict=False):
         if relation not in _FLIPPED:
-            raise Undefined
+            raise UndefinedError
         if left.kind == "symbol":
             found = _common(found, _half(relation, _number(right)))
         elif right.kind == "symbol":
             found = _common(found, _half(_FLIPPED[relation], _number(left)))
         else:
-            raise Undefined
+            raise UndefinedError
     if len(node.symbols) != 1:
-        raise Undefined
+        raise UndefinedError
     return found
 
 
@@ -91,21 +91,21 @@ def _half(relation: str, end: Any) -> list[Interval]:
         return [(end, True, end, True)]
     below: Interval = (-_INFINITY, False, end, equal)
     above: Interval = (end, equal, _INFINITY, False)
-    return {"<": [below], ">": [above], "!=": [below, above]}[relation.removesuffix("=") if relation != "!=" else "!="]
+    return [interval for sign, interval in (("<!", below), (">!", above)) if relation[0] in sign]
 
 
 def _number(node: Node) -> Any:
     if node.symbols or node.kinds & {"plus_minus", "minus_plus"}:
-        raise Undefined
-    value = approximate(Evaluator(real=True).value(node))
-    return value
+        raise UndefinedError
+    return approximate(Evaluator(real=True).value(node))
 
 
 def _complement(intervals: list[Interval]) -> list[Interval]:
     found = _ALL
     for low, has_low, high, has_high in intervals:
-        sides: list[Interval] = [(-_INFINITY, False, low, not has_low), (high, not has_high, _INFINITY, False)]
-        found = _common(found, sides)
+        below: Interval = (-_INFINITY, False, low, not has_low)
+        above: Interval = (high, not has_high, _INFINITY, False)
+        found = _common(found, [below, above])
     return found
 
 

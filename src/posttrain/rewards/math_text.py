@@ -5,89 +5,95 @@ Everything here is linear in the length of the text, and computes with nothing.
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
+from collections.abc import Callable
 
 _UNICODE = {
-    "−": "-", "–": "-", "—": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ",
-    "÷": "/", "∕": "/", "⁄": "/", "∞": r"\infty ", "°": r"^\circ ", "º": r"^\circ ", "≤": r"\le ",
+    "−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∙": "*", "✕": "*", "÷": "/",
+    "∕": "/", "⁄": "/", "∞": r"\infty ", "°": r"^\circ ", "º": r"^\circ ", "≤": r"\le ",
     "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∖": r"\setminus ", "∈": r"\in ",
-    "∅": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ", "√": r"\surd ", "≈": r"\approx ", "′": "'",
-    "’": "'", "‘": "'", "“": '"', "”": '"', "，": ",", "：": ":", "（": "(", "）": ")", "％": "%",
-    "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "…": r"\ldots ",
-    "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "⟨": r"\langle ",
-    "⟩": r"\rangle ", "→": r"\to ", "∠": r"\angle ", "△": r"\triangle ", "ℏ": r"\hbar ",
-    "µ": r"\mu ", "″": '"', **{chr(0xFEE0 + code): chr(code) for code in range(33, 127)}, "\ufeff": "", "\u200b": "", "\u2009": " ", "\u00a0": " ", "\u202f": " ",
+    "∅": r"\emptyset ", "Ø": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ", "√": r"\surd ",
+    "≈": r"\approx ", "→": r"\to ", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"',
+    "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}",
+    "…": r"\ldots ", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
+    "⟨": r"\langle ", "⟩": r"\rangle ", "∠": r"\angle ", "△": r"\triangle ", "ℏ": r"\hbar ",
+    "µ": r"\mu ", "\ufeff": "", "\u200b": "",
+    **{chr(0xFEE0 + code): chr(code) for code in range(33, 127)},  # of full width
 }  # fmt: skip
-_TRANSLATE = str.maketrans(_UNICODE)
 _GREEK = {
-    letter: f"\\{unicodedata.name(letter).rsplit(' ', 1)[1].lower().replace('lamda', 'lambda')} "
+    letter: f"\\{unicodedata.name(letter).split()[-1].lower().replace('lamda', 'lambda')} "
     for letter in "αβγδεζηθικλμνξπρστυφχψω"
-} | {"Δ": r"\Delta ", "Ω": r"\Omega ", "Σ": r"\Sigma ", "Φ": r"\Phi ", "Γ": r"\Gamma ", "Θ": r"\Theta "}
+} | {"Δ": r"\Delta ", "Ω": r"\Omega ", "Σ": r"\Sigma ", "Φ": r"\Phi ", "Γ": r"\Gamma "}
+_TRANSLATE = str.maketrans(_UNICODE | _GREEK)
 _RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "₀₁₂₃₄₅₆₇₈₉₊₋"
-_PLAIN = str.maketrans(_RAISED + _LOWERED, "0123456789+-n0123456789+-")
-_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'), ("'", "'"), ("``", "''"))
+_LEVEL = str.maketrans(_RAISED + _LOWERED, "0123456789+-n0123456789+-")
+_DELIMITERS = (
+    ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'),
+    ("'", "'"), ("``", "''"),
+)  # fmt: skip
+_ABBREVIATED = ("...", "m.", "ft.", "in.")  # a stop that is not the end of a sentence
+
+# Commands that mean the same, or nothing: names to what stands for them.
+_SYNONYMS = {
+    "left right big Big bigg Bigg bigl bigr Bigl Bigr displaystyle textstyle limits": "",
+    "quad qquad": " ", "dfrac tfrac cfrac": r"\frac", "dbinom tbinom": r"\binom",
+    "textbf textrm textit textsf texttt textnormal mathrm mathsf": r"\text",
+    "mbox hbox emph operatorname": r"\text", "geq geqslant": r"\ge ", "leq leqslant": r"\le ",
+    "neq": r"\ne ", "gt": ">", "lt": "<", "varnothing O": r"\emptyset ", "lbrace": r"\{",
+    "rbrace": r"\}", "colon": ":", "lvert rvert vert mid": "|", "circ degree": "°", "prime": "'",
+    "backslash smallsetminus": r"\setminus ", "times cdot ast star": "*", "div": "/",
+    "dots cdots": r"\ldots ", "varepsilon": r"\epsilon ", "varphi": r"\phi ",
+    "vartheta": r"\theta ", "varrho": r"\rho ",
+}  # fmt: skip
+_COMMANDS = {name: plain for names, plain in _SYNONYMS.items() for name in names.split()}
 
 # Each is tried in order; none can take more than linear time on a line of bounded length.
-_CLEANING = [
-    (re.compile(f"[{_RAISED}]+"), lambda match: f"^{{{match[0].translate(_PLAIN)}}}"),
-    (re.compile(f"[{_LOWERED}]+"), lambda match: f"_{{{match[0].translate(_PLAIN)}}}"),
-    (re.compile(r"([0-9]?)([¼-¾⅐-⅞])"), lambda match: _vulgar(match[1], match[2])),
-    (re.compile(r"\\(?:left|right)\s?\.(?![0-9])"), ""),
-    (re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|rm|it|bf|tt)(?![a-zA-Z])"), ""),
-    (re.compile(r"\\(?:text)?color\s?\{[a-zA-Z]*\}"), ""),
-    (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
-    (re.compile(r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}"), r"\\frac{\1}{\2}"),
-    (re.compile(r"\\colon(?![a-zA-Z])"), ":"),
-    (re.compile(r"\.\.\.+|\\c?dots(?![a-zA-Z])"), r"\\ldots "),
-    (re.compile(r"\\pmod\s?([0-9a-zA-Z]+)|\(\s?(?:\\(?:bmod|mod)|mod|\\text\s?\{\s?mod\s?\})\s?([0-9a-zA-Z]+)\s?\)"), r"\\pmod{\1\2}"),
-    (re.compile(r"\\[dt]binom(?![a-zA-Z])"), r"\\binom"),
-    (re.compile(r"(?<!\\)\\!\s?"), ""),
-    (re.compile(r"\{\s?([,.])\s?\}"), r"\1"),
-    (re.compile(r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![a-zA-Z])|\\(?:hspace|phantom|hphantom)\s?\{[^{}]*\}"), " "),
-    (re.compile(r"\\(?:textbf|textrm|textit|textsf|texttt|textnormal|mathrm|mathsf|mbox|emph|hbox|operatorname\*?)\s?(?=\{)"), r"\\text"),
-    (re.compile(r"\\text\s?\{\s?(\\?[$%€£])\s?\}"), r"\1"),
-    (re.compile(r"\bper cent\b"), "percent"),
-    (re.compile(r"(?<=[0-9])\s?(?:\\text\s?\{\s?to\s?\}|\bto\b)\s?(?=[0-9])"), ":"),
-    (re.compile(r"^(?:USD|US\s?\\?\$)\s?(?=[0-9.])"), "$"),
-    (re.compile(r"\^\s?(?:\{\s?\\text\s?\{o\}\s?\}|o(?![a-zA-Z]))"), "°"),
-    (re.compile(r"\^\s?(?:\{\s?\\(?:circ|degree)\s?\}|\\(?:circ|degree)(?![a-zA-Z]))|\\degree(?![a-zA-Z])"), "°"),
-    (re.compile(r"\^\s?(?:\{\s?\\prime\s?\}|\\prime(?![a-zA-Z]))"), "'"),
-    (re.compile(r"\\(?:geq(?:slant)?)(?![a-zA-Z])|(?<![<>=])>="), r"\\ge "),
-    (re.compile(r"\\(?:leq(?:slant)?)(?![a-zA-Z])|(?<![<>=])<="), r"\\le "),
-    (re.compile(r"\\(?:neq|not\s?=)(?![a-zA-Z])|!="), r"\\ne "),
-    (re.compile(r"\\gt(?![a-zA-Z])"), ">"),
-    (re.compile(r"\\lt(?![a-zA-Z])"), "<"),
-    (re.compile(r"\\varnothing(?![a-zA-Z])|\\O(?![a-zA-Z])|\\\{\s?\\\}|\\text\s?\{\s?Ø\s?\}|Ø"), r"\\emptyset "),
-    (re.compile(r"\\(?:lbrace)(?![a-zA-Z])"), r"\\{"),
-    (re.compile(r"\\(?:rbrace)(?![a-zA-Z])"), r"\\}"),
-    (re.compile(r"\\(?:lvert|rvert|vert|mid)(?![a-zA-Z])"), "|"),
-    (re.compile(r"\\(?:backslash|smallsetminus)(?![a-zA-Z])"), r"\\setminus "),
-    (re.compile(r"\\(?:var)(epsilon|phi|theta|rho|sigma|pi|kappa)(?![a-zA-Z])"), r"\\\1"),
-    (re.compile(r"\\(?:ast|star|times|cdot)(?![a-zA-Z])\s?"), "*"),
-    (re.compile(r"\\div(?![a-zA-Z])\s?"), "/"),
-    (re.compile(r"\\(?:bar|overline)\s?\{?([0-9]+)\}?"), r"\\overline{\1}"),
-    (re.compile(r"\\frac\s?([0-9a-zA-Z])\s?([0-9a-zA-Z])"), r"\\frac{\1}{\2}"),
-    (re.compile(r"\\frac\s?([0-9a-zA-Z])\s?(?=\{)"), r"\\frac{\1}"),
-    (re.compile(r"(\\frac\s?\{[^{}]*\})\s?([0-9a-zA-Z])"), r"\1{\2}"),
-    (re.compile(r"(?<=[0-9])\s?[x✕]\s?(?=10\s?\^)"), "*"),
-    (re.compile(r"(?<=[0-9]),\s?\\!\s?(?=[0-9]{3})"), ","),
-]  # fmt: skip
+_CLEANING: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (f"[{_RAISED}]+", lambda match: f"^{{{match[0].translate(_LEVEL)}}}"),
+        (f"[{_LOWERED}]+", lambda match: f"_{{{match[0].translate(_LEVEL)}}}"),
+        ("[¼-¾⅐-⅞]", lambda match: _fraction(match[0])),
+        (r"\\(?:left|right)\s?\.(?![0-9])", ""),
+        (r"(?<!\\)\\([a-zA-Z]+)", lambda match: _COMMANDS.get(match[1], match[0])),
+        (r"(?<!\\)\\!\s?", ""),
+        (r"\{\s?([,.])\s?\}", r"\1"),
+        (r"(?<!\\)\\[,;:> ]|~|\\h?phantom\s?\{[^{}]*\}|\\hspace\s?\{[^{}]*\}", " "),
+        (r"\\(?:text)?color\s?\{[a-zA-Z]*\}", ""),
+        (r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        (r"\\text\s?\{\s?(\\?[$%€£])\s?\}", r"\1"),
+        (r"\^\s?(?:\{\s?(°|')\s?\}|(°|'))", r"\1\2"),
+        (r"\^\s?(?:\{\s?\\text\s?\{o\}\s?\}|o(?![a-zA-Z]))", "°"),
+        (r"\\not\s?=|!=", r"\\ne "),
+        (r">=", r"\\ge "),
+        (r"<=", r"\\le "),
+        (r"\\\{\s?\\\}", r"\\emptyset "),
+        (r"\.\.\.+", r"\\ldots "),
+        (
+            r"\\pmod\s?([0-9a-zA-Z]+)"
+            r"|\(\s?(?:\\b?mod|mod|\\text\s?\{\s?mod\s?\})\s?([0-9a-zA-Z]+)\s?\)",
+            r"\\pmod{\1\2}",
+        ),
+        (r"\bper cent\b", "percent"),
+        (r"(?<=[0-9])\s?(?:\\text\s?\{\s?to\s?\}|\bto\b)\s?(?=[0-9])", ":"),
+        (r"^(?:USD|US\s?\\?\$)\s?(?=[0-9.])", "$"),
+        (r"\\(?:bar|overline)\s?\{?([0-9]+)\}?", r"\\overline{\1}"),
+        (r"\\frac\s?([0-9a-zA-Z])\s?([0-9a-zA-Z])", r"\\frac{\1}{\2}"),
+        (r"\\frac\s?([0-9a-zA-Z])\s?(?=\{)", r"\\frac{\1}"),
+        (r"(\\frac\s?\{[^{}]*\})\s?([0-9a-zA-Z])", r"\1{\2}"),
+        (r"(?<=[0-9])\s?x\s?(?=10\s?\^)", "*"),
+    )
+]
 _SPACES = re.compile(r"(?<![0-9A-Za-z,]) | (?![0-9A-Za-z])")
 _TEXT = re.compile(r"\\text\s?\{([^{}]*)\}")
 _WORDS = re.compile(r"[a-zA-Z][a-zA-Z' .,()-]*")
-_SHORT_WORDS = frozenset("yes no odd all any none men dog cat red day sun mon tue wed thu fri sat".split())
+_SHORT_WORDS = frozenset({"yes", "no", "odd", "all", "any", "men", "dog", "cat", "red", "sun"})
 _ARTICLES = frozenset({"the", "a", "an"})
 
 
-def _vulgar(digit: str, sign: str) -> str:
-    above, _, below = unicodedata.normalize("NFKC", sign).partition("⁄")
-    return f"{digit}\\frac{{{above}}}{{{below}}}"
-
-
-_TRANSLATE.update(str.maketrans(_GREEK))
-
-
+@functools.lru_cache(maxsize=4096)  # a group of completions shares its answer
 def clean(text: str) -> str:
     r"""One line of plain LaTeX without delimiters, spacing and synonyms.
 
@@ -99,25 +105,16 @@ def clean(text: str) -> str:
         text = pattern.sub(replacement, text)
     text = _stripped(" ".join(text.split()))
     whole = _TEXT.fullmatch(text)
-    while whole and (inner := _stripped(whole[1].strip())):
-        text = inner
-        whole = _TEXT.fullmatch(text)
-    return text
+    return _stripped(whole[1].strip()) if whole else text
 
 
-def _stripped(text: str) -> str:
-    """Without the delimiters around it and the stop after it."""
-    for _ in range(len(_DELIMITERS)):
-        before = text
-        if text.endswith(".") and not text.endswith(("...", "m.", "ft.", "in.")):
-            text = text[:-1].rstrip()
-        for start, end in _DELIMITERS:
-            inner = text[len(start) : len(text) - len(end)]
-            if text.startswith(start) and text.endswith(end) and inner.strip():
-                text = inner.strip() if start not in inner else text
-        if text == before:
-            break
-    return text
+def unwrapped(text: str) -> str:
+    r"""A cleaned text without ``\text{…}`` around its words.
+
+    >>> unwrapped(r"5\text{ cm}")
+    '5 cm'
+    """
+    return " ".join(_TEXT.sub(r" \1 ", text).split()) if "\\text" in text else text
 
 
 def key(text: str) -> str:
@@ -126,8 +123,7 @@ def key(text: str) -> str:
     >>> key("x + 1") == key("x+1"), key("1, 234") == key("1,234"), key("1 2") == key("12")
     (True, False, False)
     """
-    bare = _SPACES.sub("", " ".join(_TEXT.sub(r" \1 ", text).split()))
-    return bare.casefold() if words(text) else bare
+    return _SPACES.sub("", unwrapped(text))
 
 
 def words(text: str) -> str | None:
@@ -136,14 +132,12 @@ def words(text: str) -> str | None:
     >>> words(r"\text{the } Cat"), words("x"), words("2x"), words("ab")
     ('cat', None, None, None)
     """
-    bare = _TEXT.sub(r" \1 ", text) if "\\text" in text else text
-    bare = " ".join(bare.split())
-    if not _WORDS.fullmatch(bare):
-        return None
+    bare = unwrapped(text)
     runs = re.findall("[a-zA-Z]+", bare.casefold())
-    if not any(len(run) > 3 or run in _SHORT_WORDS for run in runs):
+    is_prose = any(len(run) > 3 or run in _SHORT_WORDS for run in runs)
+    if not is_prose or not _WORDS.fullmatch(bare):
         return None
-    return " ".join(run for run in runs if run not in _ARTICLES or len(runs) == 1)
+    return " ".join(run for run in runs if run not in _ARTICLES)
 
 
 def is_balanced(text: str) -> bool:
@@ -158,3 +152,20 @@ def is_balanced(text: str) -> bool:
         if depth < 0:
             return False
     return depth == 0
+
+
+def _stripped(text: str) -> str:
+    """Without the delimiters around it and the stop after it."""
+    for _ in _DELIMITERS:
+        if text.endswith(".") and not text.endswith(_ABBREVIATED):
+            text = text[:-1].rstrip()
+        for start, end in _DELIMITERS:
+            inner = text[len(start) : len(text) - len(end)].strip()
+            if text.startswith(start) and text.endswith(end) and inner and start not in inner:
+                text = inner
+    return text
+
+
+def _fraction(sign: str) -> str:
+    above, _, below = unicodedata.normalize("NFKC", sign).partition("⁄")
+    return f"\\frac{{{above}}}{{{below}}}"

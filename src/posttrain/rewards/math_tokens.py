@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any
+
+from posttrain.rewards.math_nodes import Node, UnreadableError
+from posttrain.rewards.math_units import Unit, parse_unit
 
 MAX_TOKENS = 1000
+MAX_DEPTH = 30  # of brackets in brackets, exponents in exponents
+MAX_UNIT_TOKENS = 24
 
 FUNCTIONS = frozenset({
     "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "arccot", "arcsec",
     "arccsc", "asin", "acos", "atan", "sinh", "cosh", "tanh", "coth", "arcsinh", "arccosh",
-    "arctanh", "asinh", "acosh", "atanh", "ln", "log", "lg", "exp", "gcd", "lcm", "max", "min", "abs",
-    "floor", "ceil", "sqrt", "Re", "Im", "arg", "cis", "sgn",
+    "arctanh", "asinh", "acosh", "atanh", "ln", "log", "lg", "exp", "gcd", "lcm", "max", "min",
+    "abs", "floor", "ceil", "sqrt", "Re", "Im", "arg", "cis", "sgn",
 })  # fmt: skip
 RELATIONS = {
     "=": "=", "<": "<", ">": ">", ":": ":", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\in": "in",
@@ -31,8 +34,8 @@ OPEN = {"(": "(", "[": "[", "\\{": "{", "\\langle": "("}
 CLOSE = {")": ")", "]": "]", "\\}": "}", "\\rangle": ")"}
 
 _BASES = {
-    "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
-    "eleven": 11, "twelve": 12, "sixteen": 16,
+    "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
+    "ten": 10, "eleven": 11, "twelve": 12, "sixteen": 16,
 }  # fmt: skip
 _NAMES = frozenset({"and", "or", "pi", "infinity", "inf"})
 _TOKEN = re.compile(
@@ -48,36 +51,6 @@ _TOKEN = re.compile(
 _GROUPED = re.compile(r"(?<![0-9.,])([0-9]{1,3})((?: [0-9]{3})+)(?![0-9])")
 
 
-class Unreadable(Exception):
-    """The text is no mathematics that the parser knows, or more of it than it takes."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """A part of an answer: what it is, and of what it is made."""
-
-    kind: str
-    args: tuple[Any, ...] = ()
-
-    @functools.cached_property
-    def nodes(self) -> tuple[Node, ...]:
-        """The parts that are nodes."""
-        return tuple(arg for arg in _flat(self.args) if isinstance(arg, Node))
-
-    @functools.cached_property
-    def symbols(self) -> frozenset[str]:
-        """The names of the free symbols in it."""
-        if self.kind == "symbol":
-            return frozenset({self.args[0]})
-        return frozenset[str]().union(*(node.symbols for node in self.nodes))
-
-    @functools.cached_property
-    def kinds(self) -> frozenset[str]:
-        """The kinds of all its parts, and the names of the functions."""
-        own = {self.kind, self.args[0]} if self.kind == "call" else {self.kind}
-        return frozenset(own).union(*(node.kinds for node in self.nodes))
-
-
 @dataclass(frozen=True)
 class Token:
     """A number, a letter, a word, text in roman, a function, a command or a sign."""
@@ -86,11 +59,6 @@ class Token:
     text: str
     start: int
     end: int
-
-
-def number(value: Fraction | int) -> Node:
-    """A number as a part of an answer."""
-    return Node("number", (Fraction(value),))
 
 
 def grouped(text: str) -> str:
@@ -121,7 +89,7 @@ def tokens(text: str) -> list[Token]:
             found.append(_token(kind, piece, start))
         depth += (piece in OPEN) - (piece in CLOSE)
         if len(found) > MAX_TOKENS:
-            raise Unreadable
+            raise UnreadableError
     return found
 
 
@@ -132,7 +100,7 @@ def based(text: str) -> tuple[int, int, str]:
         size = int(base) if base.isdigit() else _BASES.get(base, 0)
         return int(digits, size), size, digits
     except ValueError:
-        raise Unreadable from None
+        raise UnreadableError from None
 
 
 def _token(kind: str, piece: str, start: int) -> Token:
@@ -161,15 +129,83 @@ def _of_word(run: str, start: int, *, glued: bool) -> list[Token]:
             break
     found = []
     for piece in pieces:
-        kind = "letter" if len(piece) == 1 else "word"
-        if piece.lower() in ("and", "or"):
-            kind, piece = "sign", piece.lower()
-        elif piece in FUNCTIONS:
-            kind = "function"
-        found.append(Token(kind, piece, start, start + len(piece)))
+        is_join = piece.lower() in ("and", "or")
+        kind = "sign" if is_join else "letter" if len(piece) == 1 else "word"
+        kind = "function" if piece in FUNCTIONS else kind
+        found.append(Token(kind, piece.lower() if is_join else piece, start, start + len(piece)))
         start += len(piece)
     return found
 
 
-def _flat(args: tuple[Any, ...]) -> list[Any]:
-    return [one for arg in args for one in (_flat(arg) if isinstance(arg, tuple) else [arg])]
+class Cursor:
+    """A place in the tokens of a text, and how deep it is in brackets."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens = [*tokens(text), Token("end", "", len(text), len(text))]
+        self.at = 0
+        self.depth = 0
+        self.bars = 0  # that are open, so that the next one closes
+
+    @property
+    def kind(self) -> str:
+        """The kind of the next token."""
+        return self.tokens[self.at].kind
+
+    @property
+    def here(self) -> str:
+        """The next token, where it is more than text."""
+        return "" if self.kind == "text" else self.tokens[self.at].text
+
+    def next(self) -> Token:
+        token = self.tokens[self.at]
+        if token.kind == "end":
+            raise UnreadableError
+        self.at += 1
+        return token
+
+    def found(self, text: str) -> bool:
+        """Whether the next token is this one; if so, it is taken."""
+        if self.here != text:
+            return False
+        self.at += 1
+        return True
+
+    def take(self, text: str) -> None:
+        if not self.found(text):
+            raise UnreadableError
+
+    def source(self, start: int, end: int) -> str:
+        return self.text[self.tokens[start].start : self.tokens[end].start].strip()
+
+    def deeper(self, inner: Callable[[], Node]) -> Node:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise UnreadableError
+        bars, self.bars = self.bars, 0
+        node = inner()
+        self.bars = bars
+        self.depth -= 1
+        return node
+
+    def name(self) -> str:
+        """What stands in braces, or the next token, as it is written."""
+        if not self.found("{"):
+            return self.next().text
+        start, depth = self.at, 1
+        while depth:
+            text = self.next().text
+            depth += (text == "{") - (text == "}")
+        return "".join(token.text for token in self.tokens[start : self.at - 1])
+
+    def unit_ahead(self) -> tuple[Unit | None, int]:
+        end, depth = self.at, 0
+        while self.tokens[end].kind != "end" and end - self.at <= MAX_UNIT_TOKENS:
+            token = self.tokens[end]
+            depth += (token.text == "{") - (token.text == "}")
+            divides = token.text in SEPARATORS or token.text in RELATIONS or token.text in CLOSE
+            if depth < 0 or (divides and token.kind != "text"):
+                break
+            end += 1
+        spaced = self.text[: self.tokens[self.at].start].endswith(" ")
+        return parse_unit(" " * spaced + self.source(self.at, end)), end

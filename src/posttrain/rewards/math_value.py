@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from posttrain.rewards.math_tokens import Node
+from posttrain.rewards.math_nodes import Node
 
 DIGITS = 60  # that values are computed with, where they are not exact
 AGREE = 1e-12  # relative: what counts as the same value, where one is not exact
@@ -27,11 +27,11 @@ NUM_POINTS = 6
 Value = Any  # a Fraction, or a real or complex number of mpmath, which has no types
 
 
-class Undefined(Exception):
+class UndefinedError(Exception):
     """The expression has no value here."""
 
 
-class TooMuch(Exception):
+class TooMuchError(Exception):
     """The comparison would take more work than an answer deserves."""
 
 
@@ -59,27 +59,34 @@ class Evaluator:
         """The value of an expression; raises where it has none, or takes too much."""
         self.operations[0] += 1
         if self.operations[0] > MAX_OPERATIONS:
-            raise TooMuch
-        if node.kind == "number":
-            return self.checked(node.args[0])
-        if node.kind == "symbol":
-            return self.point[node.args[0]]
-        if node.kind == "constant":
-            return self.constant(node.args[0])
-        if node.kind == "call":
-            name, *arguments = node.args
-            return self.call(name, [self.value(argument) for argument in arguments])
+            raise TooMuchError
+        if node.kind in ("number", "symbol", "constant"):
+            return self.leaf(node)
         if node.kind == "signed":
             sign, inner = node.args
             point = {**self.point, "±": Fraction(sign)}
             return Evaluator(point, self.real, self.log_base, self.operations).value(inner)
-        operation = _OPERATIONS.get(node.kind)
-        if operation is None:
-            raise Undefined
+        if node.kind == "call":
+            name, *arguments = node.args
+            return self.call(name, [self.value(argument) for argument in arguments])
+        if node.kind not in _OPERATIONS:
+            raise UndefinedError
+        operation = _OPERATIONS[node.kind]
         values = [self.value(argument) for argument in node.args]
         if node.kind in ("add", "multiply"):
             return functools.reduce(lambda one, two: self.compute(operation, [one, two]), values)
         return self.compute(operation, values)
+
+    def leaf(self, node: Node) -> Value:
+        """The value of a number, a symbol or a constant."""
+        (name,) = node.args
+        if node.kind != "constant":
+            return self.checked(name if node.kind == "number" else self.point[name])
+        context = _context()
+        if name == "i" and self.real:
+            raise UndefinedError
+        values = {"pi": +context.pi, "e": +context.e, "i": context.mpc(0, 1), "inf": context.inf}
+        return values[name]
 
     def compute(self, operation: Callable[..., Value], arguments: list[Value]) -> Value:
         """One operation, its result checked."""
@@ -88,13 +95,7 @@ class Evaluator:
         try:
             return self.checked(operation(self, *arguments))
         except (ArithmeticError, ValueError, TypeError, NotImplementedError):
-            raise Undefined from None
-
-    def constant(self, name: str) -> Value:
-        context = _context()
-        if name == "i" and self.real:
-            raise Undefined
-        return {"pi": +context.pi, "e": +context.e, "i": context.mpc(0, 1), "inf": context.inf}[name]
+            raise UndefinedError from None
 
     def call(self, name: str, arguments: list[Value]) -> Value:
         """A function of the table."""
@@ -102,10 +103,10 @@ class Evaluator:
             return self.compute(_EXACT[name], arguments)
         function = _FUNCTIONS.get(name)
         if function is None:
-            raise Undefined
+            raise UndefinedError
         context = _context()
         if any(context.isinf(approximate(argument)) for argument in arguments):
-            raise Undefined
+            raise UndefinedError
         return self.compute(
             lambda _, *values: function(context, *values), [approximate(a) for a in arguments]
         )
@@ -118,17 +119,17 @@ class Evaluator:
             if _bits(value) <= MAX_BITS:
                 return value
             if not self.point:
-                raise TooMuch
+                raise TooMuchError
             value = approximate(value)
         context = _context()
         if context.isnan(value):
-            raise Undefined
+            raise UndefinedError
         if self.real and isinstance(value, context.mpc):
             if abs(value.imag) > NOTHING * max(1, abs(value.real)):
-                raise Undefined
+                raise UndefinedError
             value = value.real
         if value != 0 and not context.isinf(value) and abs(context.mag(value)) > MAX_MAGNITUDE:
-            raise TooMuch
+            raise TooMuchError
         return value
 
 
@@ -180,21 +181,21 @@ def _power(evaluator: Evaluator, base: Value, exponent: Value) -> Value:
         return Fraction(0) if exponent > 0 else base / Fraction(0)
     one, two = approximate(base), approximate(exponent)
     if context.isinf(one) or context.isinf(two) or context.mag(two) > 64:
-        raise TooMuch
+        raise TooMuchError
     if abs(two) * (abs(context.mag(one)) + 1) > MAX_MAGNITUDE:
-        raise TooMuch
-    if isinstance(base, Fraction) and base < 0 and isinstance(exponent, Fraction):
-        if exponent.denominator % 2 and exponent.denominator > 1:  # (-8)^{1/3}, as at school
-            return (-1) ** exponent.numerator * (-one) ** two
+        raise TooMuchError
+    exact = isinstance(base, Fraction) and isinstance(exponent, Fraction)
+    if exact and base < 0 and exponent.denominator % 2:  # (-8)^{1/3}, as at school
+        return (-1) ** exponent.numerator * (-one) ** two
     return one**two
 
 
 def _root(evaluator: Evaluator, index: Value, value: Value) -> Value:
     if not isinstance(index, Fraction) and not _context().isint(index):
-        raise Undefined
+        raise UndefinedError
     whole = int(index)
     if not 2 <= whole <= MAX_FACTORIAL:
-        raise Undefined
+        raise UndefinedError
     if isinstance(value, Fraction) and (exact := _exact_root(value, whole)) is not None:
         return exact
     number = approximate(value)
@@ -212,33 +213,36 @@ def _exact_root(value: Fraction, index: int) -> Fraction | None:
 
 
 def _factorial(evaluator: Evaluator, value: Value) -> Value:
-    if isinstance(value, Fraction) and value.denominator == 1:
-        if not 0 <= value <= MAX_FACTORIAL:
-            raise TooMuch
-        return Fraction(math.factorial(int(value)))
-    return _gamma(value)
+    if not _is_natural(value):
+        return _gamma(value)
+    if value > MAX_FACTORIAL:
+        raise TooMuchError
+    return Fraction(math.factorial(int(value)))
+
+
+def _is_natural(value: Value) -> bool:
+    return isinstance(value, Fraction) and value.denominator == 1 and value >= 0
 
 
 def _gamma(value: Value) -> Value:
     number = approximate(value)
     if abs(number) > MAX_FACTORIAL:
-        raise TooMuch
+        raise TooMuchError
     return _context().gamma(number + 1)
 
 
 def _double_factorial(evaluator: Evaluator, value: Value) -> Value:
-    if not isinstance(value, Fraction) or value.denominator != 1 or not 0 <= value <= MAX_FACTORIAL:
-        raise TooMuch
+    if not _is_natural(value) or value > MAX_FACTORIAL:
+        raise TooMuchError
     return Fraction(math.prod(range(int(value), 0, -2)))
 
 
 def _binomial(evaluator: Evaluator, above: Value, below: Value) -> Value:
-    if isinstance(above, Fraction) and isinstance(below, Fraction) and above.denominator == 1:
-        if below.denominator == 1 and above >= 0 and below >= 0:
-            size = min(below, max(above - below, Fraction(0)))
-            if size * _bits(above) > 2 * MAX_BITS:
-                raise TooMuch
-            return Fraction(math.comb(int(above), int(below)))
+    if _is_natural(above) and _is_natural(below):
+        size = min(below, max(above - below, Fraction(0)))
+        if size * _bits(above) > 2 * MAX_BITS:
+            raise TooMuchError
+        return Fraction(math.comb(int(above), int(below)))
     return _gamma(above) / (_gamma(below) * _gamma(approximate(above) - below))
 
 
@@ -252,7 +256,7 @@ def _logarithm(evaluator: Evaluator, *arguments: Value) -> Value:
 
 def _integers(arguments: tuple[Value, ...]) -> list[int]:
     if any(not isinstance(a, Fraction) or a.denominator != 1 for a in arguments):
-        raise Undefined
+        raise UndefinedError
     return [int(argument) for argument in arguments]
 
 
@@ -263,21 +267,25 @@ def _modulo(evaluator: Evaluator, one: Value, two: Value) -> Value:
 
 def _rounded(direction: Callable[[Any], Any]) -> Callable[..., Value]:
     def rounded(evaluator: Evaluator, value: Value) -> Value:
-        if isinstance(value, Fraction):
-            return Fraction(direction(value))
-        if isinstance(value, _context().mpc) or _context().isinf(value):
-            raise Undefined
-        return Fraction(int(_context().floor(value) if direction is math.floor else _context().ceil(value)))
+        if not isinstance(value, Fraction):
+            nearest = _context().nint(value)
+            is_whole = abs(value - nearest) < AGREE
+            below = Fraction(int(_context().floor(value)))
+            value = Fraction(int(nearest)) if is_whole else below + Fraction(1, 2)
+        return Fraction(direction(value))
 
     return rounded
 
 
 def _sign(evaluator: Evaluator, value: Value, *, flip: int) -> Value:
-    return value * evaluator.point.get("±", Fraction(1)) * flip if isinstance(value, Fraction) else (
-        value * int(evaluator.point.get("±", 1)) * flip
-    )  # fmt: skip
+    return value * (flip * int(evaluator.point.get("±", 1)))
 
 
+def _method(name: str) -> Callable[..., Value]:
+    return lambda context, one: getattr(context, name)(one)
+
+
+_PLAIN_FUNCTIONS = ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth")
 _OPERATIONS: dict[str, Callable[..., Value]] = {
     "add": lambda _, one, two: one + two,
     "multiply": lambda _, one, two: one * two,
@@ -313,12 +321,7 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "degree": lambda context, one: one * context.pi / 180,
     "cis": lambda context, one: context.mpc(context.cos(one), context.sin(one)),
     "arg": lambda context, one: context.arg(one),
-    **{
-        name: functools.partial(lambda context, one, *, of: getattr(context, of)(one), of=of)
-        for name, of in (
-            [(name, name) for name in "sin cos tan cot sec csc sinh cosh tanh coth".split()]
-            + [(f"arc{name}", f"a{name}") for name in "sin cos tan cot sec csc sinh cosh tanh".split()]
-            + [(f"a{name}", f"a{name}") for name in "sin cos tan sinh cosh tanh".split()]
-        )
-    },
+    **{name: _method(name) for name in _PLAIN_FUNCTIONS},
+    **{f"arc{name}": _method(f"a{name}") for name in _PLAIN_FUNCTIONS},
+    **{f"a{name}": _method(f"a{name}") for name in _PLAIN_FUNCTIONS},
 }
