@@ -26,7 +26,7 @@ _NUMBERS = (
 )  # fmt: skip
 _IN_WORDS |= {word: str(value) for value, word in enumerate(_NUMBERS)}
 _NAMED_TIMES = {"noon": "12:00 pm", "midnight": "12:00 am"}
-_CHOICE = re.compile(r"\(?([A-H])(?:\)|[.:](?=\s))\s?(?:\S.*)?|([A-H])")
+_CHOICE = re.compile(r"\(?([A-H])(?:\)|[.:](?=\s))\s?(?:(?!.*\b[A-H]\b)\S.*)?|([A-H])")
 
 
 @declare(checks_answer=True)

@@ -32,7 +32,7 @@ def same(expected: Node, given: Node, *, tolerance: float = 0.0) -> bool:
     (True, False)
     """
     try:
-        return _Comparison(tolerance).same(expected, given)
+        return _Comparison(tolerance).same(*_without_braces(expected, given))
     except TooMuchError:
         return False
 
@@ -83,22 +83,22 @@ class _Comparison:
     def sequences(self, one: Node, two: Node) -> bool:
         """In brackets order counts, and in braces or in none it does not."""
         if one.kind != two.kind:
-            single = one if one.kind == "sequence" else two
-            other = two if single is one else one
-            items = single.args[2]
-            return len(items) == 1 and single.args[0] in ("", "{") and self.same(items[0], other)
+            return False
         opened, closed, items, _ = one.args
-        other_opened, other_closed, other_items, _ = two.args
-        if opened == other_opened == "{":  # an element counts once
-            return self.within(items, other_items) and self.within(other_items, items)
-        if len(items) != len(other_items):
+        other_opened, other_closed, others, _ = two.args
+        kinds = {opened, other_opened}
+        if kinds == {"{"}:  # an element counts once
+            return self.within(items, others) and self.within(others, items)
+        bare = "" in kinds and "[" not in kinds
+        alike = bare or (opened, closed) == (other_opened, other_closed)
+        if len(items) != len(others) or not alike:
             return False
-        is_one_bare = "" in (opened, other_opened) and "[" not in (opened, other_opened)
-        if not is_one_bare and (opened, closed) != (other_opened, other_closed):
-            return False
-        if opened in ("(", "[") or other_opened in ("(", "["):
-            return "{" not in (opened, other_opened) and all(map(self.same, items, other_items))
-        return self.unordered(items, other_items)
+        if _names(items) != _names(others):
+            items, others = _by_name(items), _by_name(others)
+        named_apart = len(_names(items) ^ _names(others)) > 1  # x = 1, y = 2 is 1, 2 and not 2, 1
+        if "(" in kinds or "[" in kinds or named_apart:
+            return all(map(self.same, items, others))
+        return self.unordered(items, others)
 
     def within(self, items: Sequence[Node], others: Sequence[Node]) -> bool:
         return all(any(self.same(item, other) for other in others) for item in items)
@@ -143,6 +143,7 @@ class _Comparison:
             return self.same(quotient, other) if chain is one else self.same(other, quotient)
         value = self.assigned(chain)
         if value is not None:
+            value, other = _without_braces(value, other)
             return self.same(value, other) if chain is one else self.same(other, value)
         return same_set(one, two)
 
@@ -152,10 +153,7 @@ class _Comparison:
         if not set(relations) <= {"=", "≈", "in"}:
             return None
         named = [bool(_NAME.fullmatch(source)) for source in sources]
-        if named[0] or not any(named[:-1]):
-            rest = sides[1:] if named[0] else sides
-        if not named[0] and named[-1]:
-            rest = sides[:-1]
+        rest = sides[1:] if named[0] else sides[:-1] if named[-1] else sides
         if any(not self.same(side, rest[-1]) for side in rest[:-1]):
             return None
         return rest[-1]
@@ -165,8 +163,10 @@ class _Comparison:
             return self.named(one, two)
         sides, relations, _ = one.args
         others, other_relations, _ = two.args
+        two = _with_same_argument(one, two)
         if one.symbols != two.symbols:
             return False
+        others = two.args[0]
         if set(relations) == set(other_relations) == {":"}:
             return self.ratios(sides, others)
         if len(sides) == len(others) == 2 and self.relations(one, two):
@@ -250,16 +250,69 @@ def _expanded(node: Node) -> Node:
         opened, closed, items, join = node.args
         parts = [part for item in items for part in _listed(_expanded(item))]
         return Node("sequence", (opened, closed, tuple(parts), join))
-    whole = node.kind in ("sequence", "chain", "quantity", "signed")
-    if whole or not node.kinds & {"plus_minus", "minus_plus"}:
+    whole = node.kind in ("sequence", "quantity", "signed")
+    if whole or not node.kinds & {"plus_minus", "minus_plus"} or "signed" in node.kinds:
         return node
-    both = tuple(Node("signed", (sign, node)) for sign in (1, -1))
+    both = tuple(_with_sign(node, sign) for sign in (1, -1))
     return Node("sequence", ("", "", both, "and"))
+
+
+def _with_sign(node: Node, sign: int) -> Node:
+    if node.kind != "chain":
+        return Node("signed", (sign, node))
+    return Node("chain", (tuple(_with_sign(side, sign) for side in node.args[0]), *node.args[1:]))
+
+
+def _without_braces(one: Node, two: Node) -> tuple[Node, Node]:
+    """Where one is a set of a single element and the other none, that element."""
+    sets = [node.kind == "sequence" and node.args[0] == "{" for node in (one, two)]
+    if sets == [True, False] and len(one.args[2]) == 1 and two.kind != "sequence":
+        return one.args[2][0], two
+    if sets == [False, True] and len(two.args[2]) == 1 and one.kind != "sequence":
+        return one, two.args[2][0]
+    return one, two
+
+
+def _by_name(items: Sequence[Node]) -> Sequence[Node]:
+    """Equations in the order of their names, where all are named."""
+    named = len(_names(items)) == len(items) and all(item.kind == "chain" for item in items)
+    return sorted(items, key=lambda item: item.args[2][0]) if named else items
+
+
+def _names(items: Sequence[Node]) -> set[str]:
+    """What the items are said to be equal to."""
+    return {item.args[2][0] for item in items if item.kind == "chain"}
 
 
 def _listed(node: Node) -> tuple[Node, ...]:
     is_list = node.kind == "sequence" and not node.args[0]
     return node.args[2] if is_list else (node,)
+
+
+def _with_same_argument(one: Node, two: Node) -> Node:
+    """Where f(x) and f(t) are defined, the second in the letter of the first."""
+    heads = [node.args[0][0] for node in (one, two)]
+    if all(head.kind == "apply" and len(head.symbols) == 2 for head in heads):
+        letters = [next(iter(head.args[1].symbols), "") for head in heads]
+        return _renamed(two, letters[1], letters[0])
+    return two
+
+
+def _renamed(node: Node, old: str, new: str) -> Node:
+    if node == Node("symbol", (old,)):
+        return Node("symbol", (new,))
+    return Node(node.kind, _renamed_all(node.args, old, new))
+
+
+def _renamed_all(args: tuple[Any, ...], old: str, new: str) -> tuple[Any, ...]:
+    return tuple(
+        _renamed(arg, old, new)
+        if isinstance(arg, Node)
+        else _renamed_all(arg, old, new)
+        if isinstance(arg, tuple)
+        else arg
+        for arg in args
+    )
 
 
 def _parts(node: Node) -> list[Node]:

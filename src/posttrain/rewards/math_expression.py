@@ -15,6 +15,7 @@ from posttrain.rewards.math_nodes import (
     Node,
     UnreadableError,
     determinant,
+    has_condition,
     is_proper,
     number,
     quotient,
@@ -22,21 +23,25 @@ from posttrain.rewards.math_nodes import (
     signed,
 )
 from posttrain.rewards.math_tokens import (
+    ACCENTS,
     CLOSE,
+    MATRICES,
+    OF_LETTERS,
     OPEN,
     RELATIONS,
     SEPARATORS,
     SETS,
+    UNKNOWN,
+    WEIGHTS,
     Cursor,
     based,
     grouped,
 )
-from posttrain.rewards.math_units import parse_unit
+from posttrain.rewards.math_units import Unit, parse_unit
 
 MAX_POSTFIXES = 4  # of one factor: powers and factorials
 MAX_ITEMS = 64
 
-_BEGINS = frozenset({"number", "based", "letter", "word", "function", "text"})
 _UNIT_SIGNS = frozenset({"°", "%", "\\%", "€", "£", "¢", "Å", "\\mu", "\\Omega", "\\pmod"})
 _CURRENCIES = frozenset({"\\$", "$", "€", "£", "¥", "₹"})
 _CONSTANTS = {
@@ -45,21 +50,7 @@ _CONSTANTS = {
 }  # fmt: skip
 _ROUNDED = {"lfloor": "floor", "lceil": "ceil"}
 _NAMED = {"e": "e", "i": "i", "pi": "pi", "infinity": "inf", "inf": "inf"}
-_WEIGHTS = frozenset({"mathbf", "bm", "boldsymbol", "pmb", "underline"})
-_ACCENTS = _WEIGHTS | {
-    "vec", "hat", "bar", "overline", "tilde", "dot", "ddot", "mathbb", "mathcal", "mathit",
-    "mathfrak", "mathscr", "widehat", "overrightarrow", "overleftrightarrow",
-}  # fmt: skip
-_OF_LETTERS = frozenset({"angle", "triangle", "measuredangle"})
-_MATRICES = frozenset({
-    "pmatrix", "bmatrix", "matrix", "array", "Bmatrix", "smallmatrix", "vmatrix"
-})  # fmt: skip
-_UNKNOWN = frozenset({  # commands that are no symbols
-    "sum", "prod", "int", "iint", "oint", "lim", "limsup", "liminf", "end", "ldots", "vdots",
-    "over", "substack", "atop", "partial", "nabla", "pmod", "mod", "forall", "exists", "text",
-    "overset", "underset", "not", "hline", "tag", "rfloor", "rceil", "rangle", "stackrel", "cases",
-})  # fmt: skip
-
+_DERIVATIVE = re.compile(r"\{d[^{}]*\}\{d[a-zA-Z](?:\^[0-9])?\}")
 _RECURRING = re.compile(r"[0-9]*\.[0-9]*?([0-9]{1,6}?)\1{2,}")  # 0.333 before dots
 
 
@@ -104,8 +95,12 @@ class _Parser(Cursor):
         """Items in brackets, or bare ones; a single one in like brackets is itself."""
         self.bars = int(opened == "{")  # there a bar divides: {x | x > 2}
         items, joins = [self.chain()], {"and"}
-        if opened == "{" and (self.found("|") or _has_condition(items[0])):
-            return self.condition(items[0])
+        if opened == "{" and (self.found("|") or has_condition(items[0])):  # also {x : x > 2}
+            head = items[0]
+            given = has_condition(head)
+            node = Node("chain", tuple(p[1:] for p in head.args)) if given else self.listing("")
+            self.take("\\}")
+            return node
         while self.here in SEPARATORS:
             joins.add(SEPARATORS[self.next().text])
             if self.here in ("and", "or"):  # ", and"
@@ -119,12 +114,6 @@ class _Parser(Cursor):
         if len(items) == 1 and opened + closed in ("", "()", "[]"):
             return items[0]
         return Node("sequence", (opened, closed, tuple(items), "or" if "or" in joins else "and"))
-
-    def condition(self, head: Node) -> Node:
-        """What holds of the elements of a set: ``{x | x > 2}`` or ``{x : x > 2}``."""
-        node = self.listing("") if not _has_condition(head) else _without_first(head)
-        self.take("\\}")
-        return node
 
     def chain(self) -> Node:
         """Sides with relations between them: ``a < x <= b``."""
@@ -177,15 +166,6 @@ class _Parser(Cursor):
             else:
                 return quotient(above, below)
 
-    def begins_factor(self) -> bool:
-        here = self.here
-        if self.kind in _BEGINS or here in OPEN or here == "{":
-            return True
-        if here == "|":
-            return not self.bars
-        known = here in RELATIONS or here in SETS or here in SEPARATORS or here in SIGNS
-        return self.kind == "command" and not known and here[1:] not in _UNKNOWN
-
     def mixed(self, left: Node) -> list[Node]:
         """A mixed number such as ``2 1/3``, or the two factors that stand side by side."""
         if left.kind == "negate":
@@ -229,17 +209,11 @@ class _Parser(Cursor):
         raise UnreadableError
 
     def exponent(self) -> Node:
-        if self.here in ("+", "-"):
-            return signed(self.next().text, self.deeper(self.exponent))
+        sign = self.next().text if self.here in ("+", "-") else "+"
         self.groups += 1
-        node = self.primary()
+        node = self.power()
         self.groups -= 1
-        if self.found("!"):
-            node = Node("call", ("factorial", node))
-        if self.here not in ("^", "**"):
-            return node
-        self.at += 1
-        return Node("power", (node, self.deeper(self.exponent)))
+        return signed(sign, node)
 
     # ------------------------------------------------------------------ units
 
@@ -257,7 +231,16 @@ class _Parser(Cursor):
             return None
         self.at = end
         value = node if unit.scale == 1 else Node("multiply", (node, number(unit.scale)))
-        return Node("quantity", (value, unit)) if unit.dimension or unit.label else value
+        if not unit.dimension and not unit.label:
+            return value
+        if self.kind != "number":
+            return Node("quantity", (value, unit))
+        rest = self.deeper(self.term)  # 5 feet 6 inches
+        if rest.kind != "quantity" or not unit.agrees(rest.args[1]):
+            raise UnreadableError
+        parts = ((value, unit.factor), (rest.args[0], rest.args[1].factor))
+        total = Node("add", tuple(Node("multiply", (n, number(f))) for n, f in parts))
+        return Node("quantity", (total, Unit(dimension=unit.dimension, label=unit.label)))
 
     def money(self, sign: str) -> Node:
         value = self.deeper(self.factor)
@@ -278,15 +261,12 @@ class _Parser(Cursor):
         if token.text in _CURRENCIES:
             return self.money(token.text[-1])
         readers = {
-            "number": self.number, "based": self.based, "letter": self.symbol, "word": self.symbol,
+            "number": self.number, "based": based, "letter": self.symbol, "word": self.symbol,
             "text": self.symbol, "function": self.function, "command": self.command,
         }  # fmt: skip
         if token.kind not in readers:
             raise UnreadableError
         return readers[token.kind](token.text)
-
-    def based(self, text: str) -> Node:
-        return Node("based", based(text))
 
     def number(self, text: str) -> Node:
         digits = text.replace(",", "")
@@ -316,7 +296,21 @@ class _Parser(Cursor):
             name += "'"
         if self.found("_"):
             name += "_" + self.name()
-        return Node("symbol", (name,))
+        return self.applied(Node("symbol", (name,)))
+
+    def applied(self, symbol: Node) -> Node:
+        """A function that has no definition here: f(…), g(x), I(0). But h(a+b) is a product."""
+        after = [token for token in self.tokens[self.at : self.at + 3] if token.kind != "end"]
+        if self.here != "(" or len(after) < 3:
+            return symbol
+        letter = symbol.args[0][0]
+        simple = after[1].kind == "letter" and after[2].text in (")", "(", ",")
+        number_alone = after[1].kind == "number" and after[2].text == ")"
+        if not (letter in "fF" or (letter in "ghGHP" and simple) or number_alone):
+            return symbol
+        inner = self.deeper(self.primary)
+        items = inner.args[2] if inner.kind == "sequence" else (inner,)
+        return Node("apply", (symbol, *items))
 
     def function(self, name: str) -> Node:
         base = power = None
@@ -348,7 +342,11 @@ class _Parser(Cursor):
         if name in _CONSTANTS:
             return _CONSTANTS[name]
         if name in ("frac", "binom"):
+            start = self.at
             pair = self.argument(), self.argument()
+            source = self.source(start, self.at).replace(" ", "")
+            if _DERIVATIVE.fullmatch(source):
+                return Node("symbol", (source,))
             return Node("divide", pair) if name == "frac" else Node("call", ("binomial", *pair))
         if name in ("sqrt", "surd", "begin"):
             return self.deeper(self.matrix if name == "begin" else self.root)
@@ -356,23 +354,23 @@ class _Parser(Cursor):
             inner = self.deeper(self.sum)
             self.take(f"\\r{name[1:]}")
             return Node("call", (_ROUNDED[name], inner))
-        if name in _UNKNOWN:
+        if name in UNKNOWN:
             raise UnreadableError
-        return self.accented(name) if name in _ACCENTS | _OF_LETTERS else self.symbol(text)
+        return self.accented(name) if name in ACCENTS | OF_LETTERS else self.symbol(text)
 
     def accented(self, name: str) -> Node:
         """A symbol with a mark over it, or what is named by letters: an angle."""
-        if name in _OF_LETTERS:
+        if name in OF_LETTERS:
             while self.kind in ("letter", "word"):
                 name += " " + self.next().text
             return Node("symbol", (name,))
         is_letter = self.here != "{" or self.tokens[self.at + 1].kind in ("letter", "command")
-        if name in _WEIGHTS and not is_letter:
+        if name in WEIGHTS and not is_letter:
             return self.argument()
         inner = self.name()
         if (name, inner) == ("mathbb", "R"):
             return Node("reals")
-        return self.symbol(f"{'vec' if name in _WEIGHTS else name}:{inner}")
+        return self.symbol(f"{'vec' if name in WEIGHTS else name}:{inner}")
 
     def root(self) -> Node:
         index = number(2)
@@ -383,7 +381,7 @@ class _Parser(Cursor):
 
     def matrix(self) -> Node:
         environment = self.name()
-        if environment not in _MATRICES:
+        if environment not in MATRICES:
             raise UnreadableError
         if environment == "array":
             self.name()
@@ -399,11 +397,3 @@ class _Parser(Cursor):
         if environment == "vmatrix":
             return determinant(rows)
         return Node("matrix", tuple(map(tuple, rows)))
-
-
-def _has_condition(node: Node) -> bool:
-    return node.kind == "chain" and node.args[1][0] == ":" and len(node.args[1]) > 1
-
-
-def _without_first(chain: Node) -> Node:
-    return Node("chain", tuple(part[1:] for part in chain.args))

@@ -79,6 +79,11 @@ def is_proper(node: Node) -> bool:
     return above.denominator == below.denominator == 1 and 0 < above < below
 
 
+def has_condition(node: Node) -> bool:
+    """Whether it is a set's ``x : x > 2``."""
+    return node.kind == "chain" and node.args[1][0] == ":" and len(node.args[1]) > 1
+
+
 def determinant(rows: Sequence[Sequence[Node]]) -> Node:
     """The determinant of a small matrix, by its first row."""
     if len(rows) > 4 or any(len(row) != len(rows) for row in rows):

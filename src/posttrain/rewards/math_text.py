@@ -58,6 +58,7 @@ _CLEANING: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
         ("[¼-¾⅐-⅞]", lambda match: _fraction(match[0])),
         (r"\\(?:left|right)\s?\.(?![0-9])", ""),
         (r"(?<!\\)\\([a-zA-Z]+)", lambda match: _COMMANDS.get(match[1], match[0])),
+        (r"\\\\\s?\[[0-9.]*[a-z]+\]", r"\\\\"),
         (r"(?<!\\)\\!\s?", ""),
         (r"\{\s?([,.])\s?\}", r"\1"),
         (r"(?<!\\)\\[,;:> ]|~|\\h?phantom\s?\{[^{}]*\}|\\hspace\s?\{[^{}]*\}", " "),
@@ -89,7 +90,9 @@ _CLEANING: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
 _SPACES = re.compile(r"(?<![0-9A-Za-z,]) | (?![0-9A-Za-z])")
 _TEXT = re.compile(r"\\text\s?\{([^{}]*)\}")
 _WORDS = re.compile(r"[a-zA-Z][a-zA-Z' .,()-]*")
-_SHORT_WORDS = frozenset({"yes", "no", "odd", "all", "any", "men", "dog", "cat", "red", "sun"})
+_PROSE = re.compile(  # GMmr is none
+    r"\b(?:(?=[a-zA-Z]{4})[A-Z]?[a-z]+|[A-Z]{4,}|(?i:yes|no|odd|all|any|men|dog|cat|red|sun))\b"
+)
 _ARTICLES = frozenset({"the", "a", "an"})
 
 
@@ -114,7 +117,7 @@ def unwrapped(text: str) -> str:
     >>> unwrapped(r"5\text{ cm}")
     '5 cm'
     """
-    return " ".join(_TEXT.sub(r" \1 ", text).split()) if "\\text" in text else text
+    return " ".join(_TEXT.sub(r"\1", text).split()) if "\\text" in text else text
 
 
 def key(text: str) -> str:
@@ -133,11 +136,9 @@ def words(text: str) -> str | None:
     ('cat', None, None, None)
     """
     bare = unwrapped(text)
-    runs = re.findall("[a-zA-Z]+", bare.casefold())
-    is_prose = any(len(run) > 3 or run in _SHORT_WORDS for run in runs)
-    if not is_prose or not _WORDS.fullmatch(bare):
+    if not _WORDS.fullmatch(bare) or not _PROSE.search(bare):
         return None
-    return " ".join(run for run in runs if run not in _ARTICLES)
+    return " ".join(w for w in re.findall("[a-z]+", bare.casefold()) if w not in _ARTICLES)
 
 
 def is_balanced(text: str) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from posttrain.rewards.math_nodes import Node, UnreadableError
+from posttrain.rewards.math_nodes import SIGNS, Node, UnreadableError
 from posttrain.rewards.math_units import Unit, parse_unit
 
 MAX_TOKENS = 1000
@@ -33,6 +33,23 @@ SEPARATORS = {
 OPEN = {"(": "(", "[": "[", "\\{": "{", "\\langle": "("}
 CLOSE = {")": ")", "]": "]", "\\}": "}", "\\rangle": ")"}
 
+# Commands: letters with a mark or in a type, what is named by letters, and what is not read.
+WEIGHTS = frozenset({"mathbf", "bm", "boldsymbol", "pmb", "underline"})
+ACCENTS = WEIGHTS | {
+    "vec", "hat", "bar", "overline", "tilde", "dot", "ddot", "mathbb", "mathcal", "mathit",
+    "mathfrak", "mathscr", "widehat", "overrightarrow", "overleftrightarrow",
+}  # fmt: skip
+OF_LETTERS = frozenset({"angle", "triangle", "measuredangle"})
+MATRICES = frozenset({
+    "pmatrix", "bmatrix", "matrix", "array", "Bmatrix", "smallmatrix", "vmatrix"
+})  # fmt: skip
+UNKNOWN = frozenset({  # commands that are no symbols
+    "sum", "prod", "int", "iint", "oint", "lim", "limsup", "liminf", "end", "ldots", "vdots",
+    "over", "substack", "atop", "partial", "nabla", "pmod", "mod", "forall", "exists", "text",
+    "overset", "underset", "not", "hline", "tag", "rfloor", "rceil", "rangle", "stackrel", "cases",
+})  # fmt: skip
+
+_FACTORS = frozenset({"number", "based", "letter", "word", "function", "text"})
 _BASES = {
     "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
     "ten": 10, "eleven": 11, "twelve": 12, "sixteen": 16,
@@ -48,6 +65,7 @@ _TOKEN = re.compile(
     r"|(?P<word>[a-zA-Z]+)"
     r"|(?P<sign>\*\*|\\.|[^\s])"
 )
+_WORD = re.compile(r"(?=.{4})[A-Z]?[a-z]+")
 _GROUPED = re.compile(r"(?<![0-9.,])([0-9]{1,3})((?: [0-9]{3})+)(?![0-9])")
 
 
@@ -84,7 +102,8 @@ def tokens(text: str) -> list[Token]:
             piece = piece.partition(",")[0]  # in brackets a comma divides
         place = start + len(piece)
         if kind == "word":
-            found += _of_word(piece, start, glued=bool(found) and _is_glued(found[-1], start))
+            glued = bool(found) and found[-1].kind == "number" and found[-1].end == start
+            found += _of_word(piece, start, glued=glued or text[place : place + 1] in ("^", "_"))
         else:
             found.append(_token(kind, piece, start))
         depth += (piece in OPEN) - (piece in CLOSE)
@@ -93,12 +112,12 @@ def tokens(text: str) -> list[Token]:
     return found
 
 
-def based(text: str) -> tuple[int, int, str]:
+def based(text: str) -> Node:
     """The value, the base and the digits of ``1010_2``."""
     digits, _, base = re.sub(r"\\text|[{}(), ]", "", text).partition("_")
     try:
         size = int(base) if base.isdigit() else _BASES.get(base, 0)
-        return int(digits, size), size, digits
+        return Node("based", (int(digits, size), size, digits))
     except ValueError:
         raise UnreadableError from None
 
@@ -114,13 +133,9 @@ def _token(kind: str, piece: str, start: int) -> Token:
     return Token("function" if piece in FUNCTIONS else kind, piece, start, end)
 
 
-def _is_glued(token: Token, start: int) -> bool:
-    return token.kind == "number" and token.end == start
-
-
 def _of_word(run: str, start: int, *, glued: bool) -> list[Token]:
     """A run of letters: a word, a function with its argument, or symbols side by side."""
-    pieces = list(run) if len(run) <= 3 or glued else [run]
+    pieces = [run] if _WORD.fullmatch(run) and not glued else list(run)
     if run in FUNCTIONS or run.lower() in _NAMES:
         pieces = [run]
     for size in (6, 5, 4, 3, 2):
@@ -198,13 +213,29 @@ class Cursor:
             depth += (text == "{") - (text == "}")
         return "".join(token.text for token in self.tokens[start : self.at - 1])
 
+    def is_next_quantity(self, place: int) -> bool:
+        """Whether a number stands after a word: ``5 feet 6 inches``."""
+        token, before = self.tokens[place], self.tokens[place - 1]
+        is_apart = before.kind == "text" or self.text[token.start - 1] == " "
+        return token.kind == "number" and is_apart and before.kind in ("text", "word", "letter")
+
+    def begins_factor(self) -> bool:
+        """Whether a factor stands next, so that it is multiplied without a sign."""
+        here = self.here
+        if self.kind in _FACTORS or here in OPEN or here == "{":
+            return True
+        if here == "|":
+            return not self.bars
+        known = here in RELATIONS or here in SETS or here in SEPARATORS or here in SIGNS
+        return self.kind == "command" and not known and here[1:] not in UNKNOWN
+
     def unit_ahead(self) -> tuple[Unit | None, int]:
         end, depth = self.at, 0
         while self.tokens[end].kind != "end" and end - self.at <= MAX_UNIT_TOKENS:
             token = self.tokens[end]
             depth += (token.text == "{") - (token.text == "}")
             divides = token.text in SEPARATORS or token.text in RELATIONS or token.text in CLOSE
-            if depth < 0 or (divides and token.kind != "text"):
+            if depth < 0 or (divides and token.kind != "text") or self.is_next_quantity(end):
                 break
             end += 1
         spaced = self.text[: self.tokens[self.at].start].endswith(" ")

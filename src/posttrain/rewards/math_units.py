@@ -164,7 +164,8 @@ def parse_unit(text: str) -> Unit | None:
         return _labelled(" ".join(words), scale=scale)
     first = re.split("[^a-zA-Z]", words[0])[0]
     sure = text[0] == " " or first in _GLUED or len(first) > 3 or not first
-    letters = len(words) > 1 and all(len(word) == 1 for word in words)  # 3 m g
+    names = re.findall("[a-zA-Z]+", " ".join(words))
+    letters = max(map(len, names), default=2) == 1 < len(names) and "/" not in text  # 3 m g
     certain = not is_bare or scale != 1 or (sure and not letters)
     return Unit(scale, *found, certain=certain)
 
