@@ -26,7 +26,14 @@ _NUMBERS = (
 )  # fmt: skip
 _IN_WORDS |= {word: str(value) for value, word in enumerate(_NUMBERS)}
 _NAMED_TIMES = {"noon": "12:00 pm", "midnight": "12:00 am"}
-_CHOICE = re.compile(r"\(?([A-H])(?:\)|[.:](?=\s))\s?(?:(?!.*\b[A-H]\b)\S.*)?|([A-H])")
+_CHOICE = re.compile(
+    r"\(?([A-H])(?:\)|[.:](?=\s))\s?((?!.*\b[A-H]\b)\S.*)?|(?:Option |Choice )?\(?([A-H])\)?"
+)
+_CONDITION = re.compile(
+    r",?\s?(?:\\text\s?\{\s?(?:for|where)\b.*|\bfor\s.*|\\forall.*"
+    r"|(?:\\text\s?\{\s?where\s?\})?\s?[kmn]\s?\\in\s?\\mathbb\{[NZ]\})$"
+)
+_VALUE_OF = re.compile(r"\\(?:lim|sum|int|prod).*=([^=]+)")
 
 
 @declare(checks_answer=True)
@@ -74,6 +81,12 @@ def _expected(answer: str | float) -> str:
 
 
 def _is_right(expected: str, given: str, *, tolerance: float) -> bool:
+    conditions = [_CONDITION.search(text) for text in (expected, given)]
+    if conditions.count(None) == 1:  # for which n may be left out
+        pair = (expected, given)
+        expected, given = (_CONDITION.sub("", text).strip() for text in pair)
+    if (limit := _VALUE_OF.fullmatch(given)) and "=" not in expected:
+        given = limit[1].strip()
     pair = expected, given
     expected, given = (_IN_WORDS.get(words(text) or text.lower(), text) for text in pair)
     if key(given) == key(expected):
@@ -82,8 +95,10 @@ def _is_right(expected: str, given: str, *, tolerance: float) -> bool:
     if any(times) and (all(times) or ":" in expected + given):
         return _same_time(times)
     choices = [_CHOICE.fullmatch(unwrapped(text)) for text in (expected, given)]
-    if all(choices):
-        return len({match[1] or match[2] for match in choices if match}) == 1
+    if choices[0] and choices[1]:
+        return (choices[0][1] or choices[0][3]) == (choices[1][1] or choices[1][3])
+    if choices[1] and choices[1][2]:  # (B) 12
+        return _is_right(expected, clean(choices[1][2]), tolerance=tolerance)
     if words(expected) is not None:
         return words(given) == words(expected)
     return any(

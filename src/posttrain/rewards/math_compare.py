@@ -13,11 +13,12 @@ from posttrain.rewards.math_sets import same_set
 from posttrain.rewards.math_value import Evaluator, TooMuchError, UndefinedError, close, points
 
 MIN_POINTS = 2  # at which both must have a value
+ROUGH = 0.01  # relative: how far off what is said to be about the same may be
 
 # What an answer may be given a name with: x, x_1, f(x), P(A), \theta, AB, Area, (x, y).
 _NAME = re.compile(
     r"(?:[a-zA-Z]|\\[a-zA-Z]+|[A-Z]{2,4}|\\text\{[^{}]*\}|[a-zA-Z ]{4,}|m?\s?\\angle\s?[A-Z]{1,3}"
-    r"|\|\s?[A-Z]{2}\s?\||\\overline\{[A-Z]{2}\})"
+    r"|\|\s?[A-Z]{2}\s?\||\\overline\{[A-Z]{2}\}|\\(?:vec|mathbf|overrightarrow)\s?\{[^{}]*\})"
     r"(?:_(?:\{[^{}]*\}|.))?'*(?:\^\{-1\})?(?:\s?\(\s?[a-zA-Z0-9](?:\s?,\s?[a-zA-Z])*\s?\))?"
     r"|\(\s?[a-zA-Z](?:_\{?[0-9]\}?)?(?:\s?,\s?[a-zA-Z](?:_\{?[0-9]\}?)?)+\s?\)"
 )
@@ -86,6 +87,7 @@ class _Comparison:
             return False
         opened, closed, items, _ = one.args
         other_opened, other_closed, others, _ = two.args
+        items, others = _equations(items), _equations(others)
         kinds = {opened, other_opened}
         if kinds == {"{"}:  # an element counts once
             return self.within(items, others) and self.within(others, items)
@@ -152,11 +154,16 @@ class _Comparison:
         sides, relations, sources = chain.args
         if not set(relations) <= {"=", "≈", "in"}:
             return None
-        named = [bool(_NAME.fullmatch(source)) for source in sources]
-        rest = sides[1:] if named[0] else sides[:-1] if named[-1] else sides
-        if any(not self.same(side, rest[-1]) for side in rest[:-1]):
-            return None
-        return rest[-1]
+        named = [_is_name(*pair) for pair in zip(sides, sources, strict=True)]
+        start = int(named[0])
+        exact = relations.index("≈", start) + 1 if "≈" in relations[start:] else len(sides)
+        rest = sides[start:exact] if start or not named[-1] else sides[:-1]
+        last = rest[-1]
+        about = all(
+            _Comparison(ROUGH).expressions(Node("divide", (side, last)), number(1))
+            for side in sides[exact:]
+        )
+        return last if about and all(self.same(side, last) for side in rest[:-1]) else None
 
     def chains(self, one: Node, two: Node) -> bool:
         if one.kind != two.kind:
@@ -250,7 +257,7 @@ def _expanded(node: Node) -> Node:
         opened, closed, items, join = node.args
         parts = [part for item in items for part in _listed(_expanded(item))]
         return Node("sequence", (opened, closed, tuple(parts), join))
-    whole = node.kind in ("sequence", "quantity", "signed")
+    whole = node.kind in ("quantity", "signed", "matrix") or node.args[:1] == ("[",)
     if whole or not node.kinds & {"plus_minus", "minus_plus"} or "signed" in node.kinds:
         return node
     both = tuple(_with_sign(node, sign) for sign in (1, -1))
@@ -258,9 +265,22 @@ def _expanded(node: Node) -> Node:
 
 
 def _with_sign(node: Node, sign: int) -> Node:
-    if node.kind != "chain":
-        return Node("signed", (sign, node))
-    return Node("chain", (tuple(_with_sign(side, sign) for side in node.args[0]), *node.args[1:]))
+    if node.kind == "chain":
+        sides, *rest = node.args
+        return Node("chain", (tuple(_with_sign(side, sign) for side in sides), *rest))
+    if node.kind == "sequence":
+        opened, closed, items, join = node.args
+        signed = tuple(_with_sign(item, sign) for item in items)
+        return Node("sequence", (opened, closed, signed, join))
+    return Node("signed", (sign, node))
+
+
+def _is_name(side: Node, source: str) -> bool:
+    """Whether a side says only what is asked for: x, f(2), m+n, |z|, but not 2x or x^2."""
+    if _NAME.fullmatch(source):
+        return True
+    plain = bool(side.symbols) and not side.kinds & {"number", "negate", "chain", "sequence"}
+    return plain and (side.kind == "call" or len(side.symbols) > 1)
 
 
 def _without_braces(one: Node, two: Node) -> tuple[Node, Node]:
@@ -271,6 +291,19 @@ def _without_braces(one: Node, two: Node) -> tuple[Node, Node]:
     if sets == [False, True] and len(two.args[2]) == 1 and one.kind != "sequence":
         return one, two.args[2][0]
     return one, two
+
+
+def _equations(items: Sequence[Node]) -> Sequence[Node]:
+    """``x = 1, 2`` and ``x_1 = 1, x_2 = 2`` as ``x = 1, x = 2``."""
+    names = {re.sub(r"_\{?[0-9]\}?$", "", name) for name in _names(items)}
+    if len(names) != 1 or any(i.kind == "chain" and i.args[1] != ("=",) for i in items):
+        return items
+    (name,) = names
+    if not name.isalpha() or items[0].kind != "chain":
+        return items
+    values = [item.args[0][1] if item.kind == "chain" else item for item in items]
+    symbol = Node("symbol", (name,))
+    return [Node("chain", ((symbol, value), ("=",), (name, ""))) for value in values]
 
 
 def _by_name(items: Sequence[Node]) -> Sequence[Node]:

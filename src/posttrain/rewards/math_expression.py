@@ -14,6 +14,7 @@ from posttrain.rewards.math_nodes import (
     SIGNS,
     Node,
     UnreadableError,
+    condition,
     determinant,
     has_condition,
     is_proper,
@@ -96,9 +97,7 @@ class _Parser(Cursor):
         self.bars = int(opened == "{")  # there a bar divides: {x | x > 2}
         items, joins = [self.chain()], {"and"}
         if opened == "{" and (self.found("|") or has_condition(items[0])):  # also {x : x > 2}
-            head = items[0]
-            given = has_condition(head)
-            node = Node("chain", tuple(p[1:] for p in head.args)) if given else self.listing("")
+            node = condition(items[0]) if has_condition(items[0]) else self.listing("")
             self.take("\\}")
             return node
         while self.here in SEPARATORS:

@@ -81,7 +81,13 @@ def is_proper(node: Node) -> bool:
 
 def has_condition(node: Node) -> bool:
     """Whether it is a set's ``x : x > 2``."""
-    return node.kind == "chain" and node.args[1][0] == ":" and len(node.args[1]) > 1
+    return node.kind == "chain" and ":" in node.args[1][:-1]
+
+
+def condition(node: Node) -> Node:
+    """What stands after the colon."""
+    place = node.args[1].index(":") + 1
+    return Node("chain", tuple(part[place:] for part in node.args))
 
 
 def determinant(rows: Sequence[Sequence[Node]]) -> Node:

@@ -11,10 +11,11 @@ import unicodedata
 from collections.abc import Callable
 
 _UNICODE = {
-    "−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∙": "*", "✕": "*", "÷": "/",
-    "∕": "/", "⁄": "/", "∞": r"\infty ", "°": r"^\circ ", "º": r"^\circ ", "≤": r"\le ",
+    "−": "-", "‐": "-", "‑": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∙": "*",
+    "✕": "*", "÷": "/", "∕": "/", "⁄": "/", "∞": r"\infty ", "°": r"^\circ ", "º": r"^\circ ", "≤": r"\le ",
     "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∖": r"\setminus ", "∈": r"\in ",
-    "∅": r"\emptyset ", "Ø": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ", "√": r"\surd ",
+    "∅": r"\emptyset ", "Ø": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ",
+    "√": r"\surd ", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]",
     "≈": r"\approx ", "→": r"\to ", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"',
     "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}",
     "…": r"\ldots ", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
@@ -49,6 +50,8 @@ _SYNONYMS = {
 }  # fmt: skip
 _COMMANDS = {name: plain for names, plain in _SYNONYMS.items() for name in names.split()}
 
+_IN_ROMAN = r"\\text\s?\{[^{}]*\}"
+
 # Each is tried in order; none can take more than linear time on a line of bounded length.
 _CLEANING: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(pattern), replacement)
@@ -80,7 +83,10 @@ _CLEANING: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
         (r"\bper cent\b", "percent"),
         (r"(?<=[0-9])\s?(?:\\text\s?\{\s?to\s?\}|\bto\b)\s?(?=[0-9])", ":"),
         (r"^(?:USD|US\s?\\?\$)\s?(?=[0-9.])", "$"),
-        (r"\\(?:bar|overline)\s?\{?([0-9]+)\}?", r"\\overline{\1}"),
+        (r"\\dot\s?\{?([0-9])\}?([0-9]*)\\dot\s?\{?([0-9])\}?", r"\\overline{\1\2\3}"),
+        (r"\\(?:bar|overline|dot)\s?\{?([0-9]+)\}?", r"\\overline{\1}"),
+        (r"(\\text\s?\{[^{}]*\^)\{(-?[0-9])\}", r"\1\2 "),
+        (rf"\\frac\s?\{{\s?({_IN_ROMAN})\s?\}}\s?\{{\s?({_IN_ROMAN})\s?\}}", r"\1/\2"),
         (r"\\frac\s?([0-9a-zA-Z])\s?([0-9a-zA-Z])", r"\\frac{\1}{\2}"),
         (r"\\frac\s?([0-9a-zA-Z])\s?(?=\{)", r"\\frac{\1}"),
         (r"(\\frac\s?\{[^{}]*\})\s?([0-9a-zA-Z])", r"\1{\2}"),
