@@ -143,8 +143,10 @@ class _Parser(Cursor):
     def sum(self) -> Node:
         terms = [self.term()]
         while self.here in SIGNS:
-            sign = self.next().text
-            terms.append(signed(sign, self.term()))
+            sign, term = self.next().text, self.term()
+            if sign == "-" and term.kind == "sequence" and term.args[0] == "{":
+                return Node("difference", (terms[0], term))
+            terms.append(signed(sign, term))
         return terms[0] if len(terms) == 1 else Node("add", tuple(terms))
 
     def term(self) -> Node:
@@ -363,7 +365,9 @@ class _Parser(Cursor):
             while self.kind in ("letter", "word"):
                 name += " " + self.next().text
             return Node("symbol", (name,))
-        is_letter = self.here != "{" or self.tokens[self.at + 1].kind in ("letter", "command")
+        is_letter = (
+            self.here != "{" or self.tokens[min(self.at + 2, len(self.tokens) - 1)].text == "}"
+        )
         if name in WEIGHTS and not is_letter:
             return self.argument()
         inner = self.name()

@@ -36,7 +36,7 @@ CLOSE = {")": ")", "]": "]", "\\}": "}", "\\rangle": ")"}
 # Commands: letters with a mark or in a type, what is named by letters, and what is not read.
 WEIGHTS = frozenset({"mathbf", "bm", "boldsymbol", "pmb", "underline"})
 ACCENTS = WEIGHTS | {
-    "vec", "hat", "bar", "overline", "tilde", "dot", "ddot", "mathbb", "mathcal", "mathit",
+    "vec", "hat", "bar", "overline", "tilde", "dot", "ddot", "mathbb", "mathcal",
     "mathfrak", "mathscr", "widehat", "overrightarrow", "overleftrightarrow",
 }  # fmt: skip
 OF_LETTERS = frozenset({"angle", "triangle", "measuredangle"})
@@ -66,7 +66,7 @@ _TOKEN = re.compile(
     r"|(?P<sign>\*\*|\\.|[^\s])"
 )
 _WORD = re.compile(r"(?=.{4})[A-Z]?[a-z]+")
-_GROUPED = re.compile(r"(?<![0-9.,])([0-9]{1,3})((?: [0-9]{3})+)(?![0-9])")
+_GROUPED = re.compile(r"(?<![0-9.,_^])([0-9]{1,3})((?: [0-9]{3})+)(?![0-9])")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-r"""The value of an expression, with bounded work: exact where it is rational, else to 60 digits.
+r"""The value of an expression, with bounded work: exact where it is rational, else to 100 digits.
 
 Expressions in symbols are compared at a few rational points, where a polynomial's value is exact.
 Nothing is simplified, so nothing can take for ever: every number is bounded before it is computed.
@@ -16,14 +16,15 @@ from typing import Any
 
 from posttrain.rewards.math_nodes import Node
 
-DIGITS = 60  # that values are computed with, where they are not exact
-AGREE = 1e-12  # relative: what counts as the same value, where one is not exact
-NOTHING = 1e-40  # what counts as 0, where 0 is the other value
-MAX_BITS = 4096  # of an exact number's numerator and denominator
-MAX_MAGNITUDE = 20_000  # of a number's binary exponent
-MAX_FACTORIAL = 1000
-MAX_OPERATIONS = 10_000  # of one comparison
-NUM_POINTS = 6
+DIGITS = 100  # that values are computed with, where they are not exact
+AGREE = 1e-60  # relative: what counts as the same value, where one is not exact
+NOTHING = 1e-90  # what counts as 0, where 0 is the other value
+MAX_BITS = 1 << 15  # of an exact number's numerator and denominator
+BITS_OF_ONE = 2048  # of numbers whose multiplication counts as one operation
+MAX_MAGNITUDE = 40_000  # of a number's binary exponent
+MAX_FACTORIAL = 2500
+MAX_OPERATIONS = 5000  # of one comparison
+NUM_POINTS = 8
 
 Value = Any  # a Fraction, or a real or complex number of mpmath, which has no types
 
@@ -58,9 +59,7 @@ class Evaluator:
 
     def value(self, node: Node) -> Value:
         """The value of an expression; raises where it has none, or takes too much."""
-        self.operations[0] += 1
-        if self.operations[0] > MAX_OPERATIONS:
-            raise TooMuchError
+        self.count(1)
         if node.kind in ("number", "symbol", "constant"):
             return self.leaf(node)
         if node.kind == "signed":
@@ -80,6 +79,12 @@ class Evaluator:
         if node.kind in ("add", "multiply"):
             return functools.reduce(lambda one, two: self.compute(operation, [one, two]), values)
         return self.compute(operation, values)
+
+    def count(self, operations: int) -> None:
+        """Add to the work of the comparison, and end it where it is too much."""
+        self.operations[0] += operations
+        if self.operations[0] > MAX_OPERATIONS:
+            raise TooMuchError
 
     def leaf(self, node: Node) -> Value:
         """The value of a number, a symbol or a constant."""
@@ -120,10 +125,12 @@ class Evaluator:
         if isinstance(value, int):
             value = Fraction(value)
         if isinstance(value, Fraction):
-            if _bits(value) <= MAX_BITS:
+            bits = _bits(value)
+            self.count((bits // BITS_OF_ONE) ** 2)
+            if bits <= MAX_BITS:
                 return value
             if not self.point:
-                raise TooMuchError
+                raise UndefinedError
             value = approximate(value)
         context = _context()
         if context.isnan(value):
@@ -133,7 +140,7 @@ class Evaluator:
                 raise UndefinedError
             value = value.real
         if value != 0 and not context.isinf(value) and abs(context.mag(value)) > MAX_MAGNITUDE:
-            raise TooMuchError
+            raise UndefinedError
         return value
 
 
@@ -145,7 +152,7 @@ def approximate(value: Value) -> Value:
 
 
 def close(one: Value, two: Value, *, tolerance: float = 0.0) -> bool:
-    """Whether two values are the same: exactly where both are exact, else to twelve digits."""
+    """Whether two values are the same: exactly where both are exact, else to sixty digits."""
     if isinstance(one, Fraction) and isinstance(two, Fraction):
         return abs(one - two) <= Fraction(str(tolerance))
     one, two = approximate(one), approximate(two)
@@ -160,14 +167,17 @@ def close(one: Value, two: Value, *, tolerance: float = 0.0) -> bool:
 
 
 def points(symbols: frozenset[str]) -> list[dict[str, Fraction]]:
-    """Where expressions in symbols are looked at: first of positive numbers, then of both signs."""
+    """Where expressions in symbols are looked at: fractions, integers, large and negative numbers."""
     places: list[dict[str, Fraction]] = []
     for number in range(NUM_POINTS):
         place: dict[str, Fraction] = {"±": Fraction(1)}
         for index, name in enumerate(sorted(symbols)):
             size = (7919 * (index + 1) * (number + 2) + 104729 * (number + 1)) % 8191 + 400
-            negative = number >= NUM_POINTS // 2 and (number + index) % 2 == 1
-            place[name] = Fraction(-size if negative else size, 1024 if number == 2 else 4096)
+            place[name] = (
+                Fraction(size, 4096), Fraction(size, 3072), Fraction(size, 1024),
+                Fraction(7 + 2 * index), Fraction(12 + 5 * index), Fraction(size + 4096, 256),
+                Fraction(-size if index % 2 else size, 2048), Fraction(size if index % 2 else -size, 2048),
+            )[number]  # fmt: skip
         places.append(place)
     return places
 
@@ -193,9 +203,9 @@ def _power(evaluator: Evaluator, base: Value, exponent: Value) -> Value:
         return Fraction(0) if exponent > 0 else base / Fraction(0)
     one, two = approximate(base), approximate(exponent)
     if context.isinf(one) or context.isinf(two) or context.mag(two) > 64:
-        raise TooMuchError
+        raise UndefinedError
     if abs(two) * (abs(context.mag(one)) + 1) > MAX_MAGNITUDE:
-        raise TooMuchError
+        raise UndefinedError
     exact = isinstance(base, Fraction) and isinstance(exponent, Fraction)
     if exact and base < 0 and exponent.denominator % 2:  # (-8)^{1/3}, as at school
         return (-1) ** exponent.numerator * (-one) ** two
@@ -228,7 +238,7 @@ def _factorial(evaluator: Evaluator, value: Value) -> Value:
     if not _is_natural(value):
         return _gamma(value)
     if value > MAX_FACTORIAL:
-        raise TooMuchError
+        raise UndefinedError
     return Fraction(math.factorial(int(value)))
 
 
@@ -239,13 +249,13 @@ def _is_natural(value: Value) -> bool:
 def _gamma(value: Value) -> Value:
     number = approximate(value)
     if abs(number) > MAX_FACTORIAL:
-        raise TooMuchError
+        raise UndefinedError
     return _context().gamma(number + 1)
 
 
 def _double_factorial(evaluator: Evaluator, value: Value) -> Value:
     if not _is_natural(value) or value > MAX_FACTORIAL:
-        raise TooMuchError
+        raise UndefinedError
     return Fraction(math.prod(range(int(value), 0, -2)))
 
 
@@ -253,7 +263,7 @@ def _binomial(evaluator: Evaluator, above: Value, below: Value) -> Value:
     if _is_natural(above) and _is_natural(below):
         size = min(below, max(above - below, Fraction(0)))
         if size * _bits(above) > 2 * MAX_BITS:
-            raise TooMuchError
+            raise UndefinedError
         return Fraction(math.comb(int(above), int(below)))
     return _gamma(above) / (_gamma(below) * _gamma(approximate(above) - below))
 
