@@ -52,6 +52,7 @@ _CONSTANTS = {
 _ROUNDED = {"lfloor": "floor", "lceil": "ceil"}
 _NAMED = {"e": "e", "i": "i", "pi": "pi", "infinity": "inf", "inf": "inf"}
 _DERIVATIVE = re.compile(r"\{d[^{}]*\}\{d[a-zA-Z](?:\^[0-9])?\}")
+_ONE_NAME = re.compile(r"\{\s?\\?[a-zA-Z]+\s?\}")
 _RECURRING = re.compile(r"[0-9]*\.[0-9]*?([0-9]{1,6}?)\1{2,}")  # 0.333 before dots
 
 
@@ -365,10 +366,8 @@ class _Parser(Cursor):
             while self.kind in ("letter", "word"):
                 name += " " + self.next().text
             return Node("symbol", (name,))
-        is_letter = (
-            self.here != "{" or self.tokens[min(self.at + 2, len(self.tokens) - 1)].text == "}"
-        )
-        if name in WEIGHTS and not is_letter:
+        named = self.here != "{" or _ONE_NAME.match(self.text, self.tokens[self.at].start)
+        if name in WEIGHTS and not named:
             return self.argument()
         inner = self.name()
         if (name, inner) == ("mathbb", "R"):

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 _UNICODE = {
     "−": "-", "‐": "-", "‑": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∙": "*",
-    "✕": "*", "÷": "/", "∕": "/", "⁄": "/", "∞": r"\infty ", "°": r"^\circ ", "º": r"^\circ ", "≤": r"\le ",
-    "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∖": r"\setminus ", "∈": r"\in ",
-    "∅": r"\emptyset ", "Ø": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ",
+    "✕": "*", "÷": "/", "∕": "/", "⁄": "/", "∞": r"\infty ", "°": r"^\circ ", "º": r"^\circ ",
+    "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∖": r"\setminus ",
+    "∈": r"\in ", "∅": r"\emptyset ", "Ø": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ",
     "√": r"\surd ", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]",
     "≈": r"\approx ", "→": r"\to ", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"',
     "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}",

@@ -171,7 +171,9 @@ def parse_unit(text: str) -> Unit | None:
 
 
 def _words(text: str) -> list[str]:
-    text = _TEXT.sub(r" \1 ", re.sub(r"\\mu\s?", "μ", text).replace("\\Omega", "Ω"))
+    text = _TEXT.sub(
+        r" \1 ", re.sub(r"\\mu\s?(\\text\s?\{\s?)?", r"\1μ", text).replace("\\Omega", "Ω")
+    )
     return re.sub(r"\s*\^\s*", "^", re.sub(r"[{}*\\]", " ", text).replace("^ ", "^")).split()
 
 

@@ -167,16 +167,17 @@ def close(one: Value, two: Value, *, tolerance: float = 0.0) -> bool:
 
 
 def points(symbols: frozenset[str]) -> list[dict[str, Fraction]]:
-    """Where expressions in symbols are looked at: fractions, integers, large and negative numbers."""
+    """Where expressions in symbols are looked at: at fractions, integers, negative numbers."""
     places: list[dict[str, Fraction]] = []
     for number in range(NUM_POINTS):
         place: dict[str, Fraction] = {"±": Fraction(1)}
         for index, name in enumerate(sorted(symbols)):
             size = (7919 * (index + 1) * (number + 2) + 104729 * (number + 1)) % 8191 + 400
+            sign = -1 if (index + number) % 2 else 1
             place[name] = (
                 Fraction(size, 4096), Fraction(size, 3072), Fraction(size, 1024),
                 Fraction(7 + 2 * index), Fraction(12 + 5 * index), Fraction(size + 4096, 256),
-                Fraction(-size if index % 2 else size, 2048), Fraction(size if index % 2 else -size, 2048),
+                Fraction(sign * size, 2048), Fraction(sign * size, 2048),
             )[number]  # fmt: skip
         places.append(place)
     return places
