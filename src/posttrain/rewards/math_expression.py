@@ -217,8 +217,6 @@ class _Parser(Cursor):
         self.groups -= 1
         return signed(sign, node)
 
-    # ------------------------------------------------------------------ units
-
     def may_be_unit(self) -> bool:
         if self.functions or (self.groups and self.kind != "text"):
             return False
