@@ -105,7 +105,9 @@ def test_a_number_never_equals_what_has_symbols(number, answer):
         assert math_answer(answer, number) == 0
 
 
-@given(st.text(alphabet="0123456789.,:/%$^_{}()[]|\\+-*=<> abcdefmnxyABCtextfracsqrt°'!", max_size=60))
+@given(
+    st.text(alphabet="0123456789.,:/%$^_{}()[]|\\+-*=<> abcdefmnxyABCtextfracsqrt°'!", max_size=60)
+)
 def test_any_text_is_right_or_wrong_and_nothing_else(text):
     for answer in ("5", "x+1", "(1,2)", "5 m", r"\{1,2\}"):
         assert math_answer(text, answer, extract="whole") in (0.0, 1.0)
