@@ -21,11 +21,6 @@ class Row(NamedTuple):
     equal: bool | None
     why: str
 
-    @property
-    def expected(self) -> str:
-        """The verdict in a word: "right", "wrong" or "invalid"."""
-        return {True: "right", False: "wrong", None: "invalid"}[self.equal]
-
 
 def spelled(text: Any) -> str:
     """A text as it is, or ``{"repeat": [prefix, body, count, suffix]}`` written out."""
