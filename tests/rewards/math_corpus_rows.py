@@ -6,16 +6,19 @@ from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).parent / "math_corpus"
 GOLD_SETS = ("math", "aime", "minerva", "olympiad")
-APART = ("bombs", "heldout")  # the files that are not among the pairs of a theme
+APART = ("bombs", "heldout", "unreadable")  # the files that are not pairs of a theme
 
 
 class Row(NamedTuple):
-    """One pair; ``completions`` are the ways in which the answer is handed in."""
+    """One pair; ``completions`` are the ways in which the answer is handed in.
+
+    ``equal`` is None where the right answer cannot be read: the score must be invalid.
+    """
 
     theme: str
     gold: str
     completions: tuple[str, ...]
-    equal: bool
+    equal: bool | None
     why: str
 
 
