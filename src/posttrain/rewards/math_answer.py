@@ -10,7 +10,7 @@ from posttrain.rewards.extraction import Extract, extract_answer
 from posttrain.rewards.math_compare import same
 from posttrain.rewards.math_expression import parse
 from posttrain.rewards.math_nodes import Node
-from posttrain.rewards.math_text import clean, is_balanced, key, unwrapped, words
+from posttrain.rewards.math_text import clean, is_balanced, key, number_in_words, unwrapped, words
 
 _CLOCK = re.compile(
     r"([0-9]{1,2})(?::([0-5][0-9]))?(?::([0-5][0-9]))?\s?(?:([ap])\.?\s?m\.?)?", re.IGNORECASE
@@ -20,11 +20,6 @@ _IN_WORDS = {
     "all real numbers": r"\mathbb{R}", "all reals": r"\mathbb{R}", "infinity": r"\infty",
     "negative infinity": r"-\infty",
 }  # fmt: skip
-_NUMBERS = (
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
-    "twelve",
-)  # fmt: skip
-_IN_WORDS |= {word: str(value) for value, word in enumerate(_NUMBERS)}
 _NAMED_TIMES = {"noon": "12:00 pm", "midnight": "12:00 am"}
 _CHOICE = re.compile(
     r"\(?([A-H])(?:\)|[.:](?=\s))\s?((?!.*\b[A-H]\b)\S.*)?|(?:Option |Choice )?\(?([A-H])\)?"
@@ -72,7 +67,7 @@ def _expected(answer: str | float) -> str:
         return str(answer)
     if isinstance(answer, str) and is_balanced(answer):
         text = clean(clean(extract_answer(answer, "boxed") or answer))
-        if text:
+        if re.search("[0-9a-zA-Z]", text.replace("\\boxed", "")):
             return text
     raise ValueError(
         f"answer: cannot be read as mathematics: {answer!r}; mend the data, or use the reward "
@@ -88,7 +83,9 @@ def _is_right(expected: str, given: str, *, tolerance: float) -> bool:
     if (limit := _VALUE_OF.fullmatch(given)) and "=" not in expected:
         given = limit[1].strip()
     pair = expected, given
-    expected, given = (_IN_WORDS.get(words(text) or text.lower(), text) for text in pair)
+    expected, given = (
+        _IN_WORDS.get(words(text) or "", number_in_words(text) or text) for text in pair
+    )
     if key(given) == key(expected):
         return True
     times = _clock(expected), _clock(given)
@@ -124,7 +121,7 @@ def _clock(text: str) -> tuple[int, int, str] | None:
     hour, minute, second = (int(match[group] or 0) for group in (1, 2, 3))
     if hour > 24 or (match[4] and not 1 <= hour <= 12):
         return None
-    half = (match[4] or "").lower() or ("p" if hour > 12 else "")
+    half = (match[4] or "").lower() or {0: "a"}.get(hour, "p" if hour > 12 else "")
     return (hour % 12) * 3600 + minute * 60 + second, hour, half
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from posttrain.rewards.math_nodes import Node, number
+from posttrain.rewards.math_nodes import Node, number, quotient
 from posttrain.rewards.math_sets import same_set
 from posttrain.rewards.math_value import Evaluator, TooMuchError, UndefinedError, close, points
 
@@ -91,7 +91,8 @@ class _Comparison:
         kinds = {opened, other_opened}
         if kinds == {"{"}:  # an element counts once
             return self.within(items, others) and self.within(others, items)
-        bare = "" in kinds and "[" not in kinds
+        choice = "or" in (one.args[3], two.args[3]) and "(" in kinds
+        bare = "" in kinds and "[" not in kinds and not choice
         alike = bare or (opened, closed) == (other_opened, other_closed)
         if len(items) != len(others) or not alike:
             return False
@@ -145,7 +146,8 @@ class _Comparison:
             return self.same(quotient, other) if chain is one else self.same(other, quotient)
         value = self.assigned(chain)
         if value is not None:
-            value, other = _without_braces(value, other)
+            if relations[-1] == "in":
+                value, other = _without_braces(value, other)
             return self.same(value, other) if chain is one else self.same(other, value)
         return same_set(one, two)
 
@@ -178,8 +180,10 @@ class _Comparison:
             return self.ratios(sides, others)
         if len(sides) == len(others) == 2 and self.relations(one, two):
             return True
-        if relations == other_relations and len(sides) > 2 and all(map(self.same, sides, others)):
-            return True
+        turned = tuple(_FLIPPED.get(relation, relation) for relation in relations[::-1])
+        for way, found in ((sides, relations), (sides[::-1], turned)):
+            if found == other_relations and len(sides) > 2 and all(map(self.same, way, others)):
+                return True
         return bool(one.symbols) and same_set(one, two)
 
     def ratios(self, sides: Sequence[Node], others: Sequence[Node]) -> bool:
@@ -257,6 +261,11 @@ def _expanded(node: Node) -> Node:
         opened, closed, items, join = node.args
         parts = [part for item in items for part in _listed(_expanded(item))]
         return Node("sequence", (opened, closed, tuple(parts), join))
+    matrices = [part for part in node.args if isinstance(part, Node) and part.kind == "matrix"]
+    if node.kind == "multiply" and len(matrices) == 1:  # a factor before it
+        rest = quotient([part for part in node.args if part is not matrices[0]], ())
+        rows = (tuple(quotient((rest, entry), ()) for entry in row) for row in matrices[0].args)
+        return Node("matrix", tuple(rows))
     whole = node.kind in ("quantity", "signed", "matrix") or node.args[:1] == ("[",)
     if whole or not node.kinds & {"plus_minus", "minus_plus"} or "signed" in node.kinds:
         return node

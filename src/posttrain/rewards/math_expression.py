@@ -365,12 +365,13 @@ class _Parser(Cursor):
                 name += " " + self.next().text
             return Node("symbol", (name,))
         named = self.here != "{" or _ONE_NAME.match(self.text, self.tokens[self.at].start)
-        if name in WEIGHTS and not named:
-            return self.argument()
-        inner = self.name()
-        if (name, inner) == ("mathbb", "R"):
+        if not named and (name in WEIGHTS or name == "overline"):
+            inner = self.argument()
+            return inner if name in WEIGHTS else Node("call", ("conj", inner))
+        letter = self.name()
+        if (name, letter) == ("mathbb", "R"):
             return Node("reals")
-        return self.symbol(f"{'vec' if name in WEIGHTS else name}:{inner}")
+        return self.symbol(f"{'vec' if name in WEIGHTS else name}:{letter}")
 
     def root(self) -> Node:
         index = number(2)
@@ -385,15 +386,17 @@ class _Parser(Cursor):
             raise UnreadableError
         if environment == "array":
             self.name()
-        rows: list[list[Node]] = [[self.sum()]]
-        while not self.found("\\end"):
-            if self.found("&"):
-                rows[-1].append(self.sum())
-            else:
-                self.take("\\\\")
-                if self.here != "\\end":
-                    rows.append([self.sum()])
+        rows: list[list[Node]] = [[]]
+        while True:
+            rows[-1].append(self.chain())
+            if not self.found("&") and self.found("\\\\"):
+                rows.append([])
+            if self.found("\\end"):
+                break
+        rows = [row for row in rows if row]
         self.name()
+        if all(len(row) == 1 and row[0].kind == "chain" for row in rows):  # a system
+            return Node("sequence", ("", "", tuple(row[0] for row in rows), "and"))
         if environment == "vmatrix":
             return determinant(rows)
         return Node("matrix", tuple(map(tuple, rows)))

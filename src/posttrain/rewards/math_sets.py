@@ -57,6 +57,8 @@ def _of_sequence(node: Node) -> list[Interval]:
         if len(items) != 2:
             raise UndefinedError
         low, high = map(_number, items)
+        if low >= high:  # a pair
+            raise UndefinedError
         return [(low, opened == "[", high, closed == "]")]
     parts = [_intervals(item) for item in items]
     if len({name for item in items for name in item.symbols}) != 1:

@@ -90,15 +90,33 @@ _CLEANING: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
         (r"(?<=[0-9])\s?(?:\\text\s?\{\s?to\s?\}|\bto\b)\s?(?=[0-9])", ":"),
         (r"^(?:USD|US\s?\\?\$)\s?(?=[0-9.])", "$"),
         (r"\\dot\s?\{?([0-9])\}?([0-9]*)\\dot\s?\{?([0-9])\}?", r"\\overline{\1\2\3}"),
-        (r"\\(?:bar|overline|dot)\s?\{?([0-9]+)\}?", r"\\overline{\1}"),
+        (r"\\(?:overline|dot)\s?(?:\{\s?([0-9]+)\s?\}|([0-9]))", r"\\overline{\1\2}"),
         (r"(\\text\s?\{[^{}]*\^)\{(-?[0-9])\}", r"\1\2 "),
         (rf"\\frac\s?\{{\s?({_IN_ROMAN})\s?\}}\s?\{{\s?({_IN_ROMAN})\s?\}}", r"\1/\2"),
         (r"\\frac\s?([0-9a-zA-Z])\s?([0-9a-zA-Z])", r"\\frac{\1}{\2}"),
         (r"\\frac\s?([0-9a-zA-Z])\s?(?=\{)", r"\\frac{\1}"),
         (r"(\\frac\s?\{[^{}]*\})\s?([0-9a-zA-Z])", r"\1{\2}"),
         (r"(?<=[0-9])\s?x\s?(?=10\s?\^)", "*"),
+        (r"(?<=[0-9])\s?(?:\\text\s?\{\s?out of\s?\}|\bout of\b)\s?(?=[0-9])", "/"),
+        (r"([0-9]+)°\s?([0-9]{1,2})'(?!')", r"(\1+\2/60)°"),
+        (r"\\\{\s?(?=\\begin\s?\{(?:array|aligned|cases)\})", ""),
+        (r"^\[([^\[\]()]*,[^\[\]()]*)\[$", r"[\1)"),  # brackets turned outwards are open
+        (r"^\]([^\[\]()]*,[^\[\]()]*)\[$", r"(\1)"),
+        (r"^\]([^\[\]()]*,[^\[\]()]*)\]$", r"(\1]"),
     )
 ]
+_SMALL = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen"
+)
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_NUMBERS = {word: value for value, word in enumerate(_SMALL.split())}
+_NUMBERS |= {word: 10 * value for value, word in enumerate(_TENS.split(), start=2)}
+_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
+_PARTS = {
+    "half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6,
+    "eighth": 8, "tenth": 10,
+}  # fmt: skip
 _SPACES = re.compile(r"(?<![0-9A-Za-z,]) | (?![0-9A-Za-z])")
 _TEXT = re.compile(r"\\text\s?\{([^{}]*)\}")
 _WORDS = re.compile(r"[a-zA-Z][a-zA-Z' .,()-]*")
@@ -151,6 +169,27 @@ def words(text: str) -> str | None:
     if not _WORDS.fullmatch(bare) or not _PROSE.search(bare):
         return None
     return " ".join(w for w in re.findall("[a-z]+", bare.casefold()) if w not in _ARTICLES)
+
+
+def number_in_words(text: str) -> str | None:
+    """The number that words are: ``thirty-six``, ``two hundred``, ``two thirds``; else None.
+
+    >>> number_in_words("Thirty-six"), number_in_words("two thirds"), number_in_words("north")
+    ('36', '2/3', None)
+    """
+    runs = re.findall("[a-z]+", text.lower())
+    if not re.fullmatch("[a-zA-Z]{3,}[a-zA-Z -]*", text) or runs[0] == "and":
+        return None
+    below = _PARTS.get(runs[-1].removesuffix("s"), 0) if len(runs) > 1 else 0
+    value = 0
+    for run in runs[:-1] if below else runs:
+        if run in _SCALES:
+            value = max(value, 1) * _SCALES[run]
+        elif run in _NUMBERS:
+            value += _NUMBERS[run]
+        elif run != "and":
+            return None
+    return f"{value}/{below}" if below else str(value)
 
 
 def is_balanced(text: str) -> bool:

@@ -41,12 +41,12 @@ ACCENTS = WEIGHTS | {
 }  # fmt: skip
 OF_LETTERS = frozenset({"angle", "triangle", "measuredangle"})
 MATRICES = frozenset({
-    "pmatrix", "bmatrix", "matrix", "array", "Bmatrix", "smallmatrix", "vmatrix"
+    "pmatrix", "bmatrix", "matrix", "array", "Bmatrix", "smallmatrix", "vmatrix", "cases"
 })  # fmt: skip
 UNKNOWN = frozenset({  # commands that are no symbols
     "sum", "prod", "int", "iint", "oint", "lim", "limsup", "liminf", "end", "ldots", "vdots",
     "over", "substack", "atop", "partial", "nabla", "pmod", "mod", "forall", "exists", "text",
-    "overset", "underset", "not", "hline", "tag", "rfloor", "rceil", "rangle", "stackrel", "cases",
+    "overset", "underset", "not", "hline", "tag", "rfloor", "rceil", "rangle", "stackrel",
 })  # fmt: skip
 
 _FACTORS = frozenset({"number", "based", "letter", "word", "function", "text"})

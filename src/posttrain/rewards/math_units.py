@@ -26,6 +26,7 @@ _TABLE = """
 *L l liter litre = 0.001 m^3
 *N newton = kg m/s^2
 *J joule = N m
+Nm = N m
 *W watt = J/s
 *Pa pascal = N/m^2
 *Hz hertz = s^-1
@@ -50,6 +51,7 @@ oz ounce = 28.349523125 g
 tonne ton = 1000 kg
 min minute = 60 s
 h hr hour = 60 min
+kWh = kW h
 day = 24 h
 week = 7 day
 month

@@ -18,7 +18,7 @@ from posttrain.rewards.math_nodes import Node
 
 DIGITS = 100  # that values are computed with, where they are not exact
 AGREE = 1e-60  # relative: what counts as the same value, where one is not exact
-NOTHING = 1e-90  # what counts as 0, where 0 is the other value
+NOTHING = 1e-85  # what is left when two values that are not exact cancel, in parts of them
 MAX_BITS = 1 << 15  # of an exact number's numerator and denominator
 BITS_OF_ONE = 2048  # of numbers whose multiplication counts as one operation
 MAX_MAGNITUDE = 40_000  # of a number's binary exponent
@@ -117,7 +117,8 @@ class Evaluator:
         if any(context.isinf(approximate(argument)) for argument in arguments):
             raise UndefinedError
         return self.compute(
-            lambda _, *values: function(context, *values), [approximate(a) for a in arguments]
+            lambda _, *values: _snapped(function(context, *values), min(map(abs, values))),
+            [approximate(a) for a in arguments],
         )
 
     def checked(self, value: Value) -> Value:
@@ -136,7 +137,7 @@ class Evaluator:
         if context.isnan(value):
             raise UndefinedError
         if self.real and isinstance(value, context.mpc):
-            if abs(value.imag) > NOTHING * max(1, abs(value.real)):
+            if abs(value.imag) > AGREE * abs(value.real):
                 raise UndefinedError
             value = value.real
         if value != 0 and not context.isinf(value) and abs(context.mag(value)) > MAX_MAGNITUDE:
@@ -161,9 +162,7 @@ def close(one: Value, two: Value, *, tolerance: float = 0.0) -> bool:
     distance = abs(one - two)
     if not _context().isfinite(distance):
         return False
-    if distance <= tolerance or distance <= AGREE * max(abs(one), abs(two)):
-        return True
-    return bool((abs(one) <= NOTHING or abs(two) <= NOTHING) and distance <= NOTHING)
+    return bool(distance <= tolerance or distance <= AGREE * max(abs(one), abs(two)))
 
 
 def points(symbols: frozenset[str]) -> list[dict[str, Fraction]]:
@@ -189,6 +188,12 @@ def _any_function(name: str, arguments: list[Value]) -> Fraction:
     shown = [context.nstr(context.mpmathify(approximate(a)), DIGITS // 2) for a in arguments]
     digest = hashlib.sha256(repr((name, shown)).encode()).digest()
     return Fraction(int.from_bytes(digest[:2]) + 1, 1 << 15)
+
+
+def _snapped(value: Value, scale: Value) -> Value:
+    """0 where a value is nothing beside what it was computed of, as the sine of π is."""
+    is_rest = not isinstance(value, Fraction) and abs(value) < NOTHING * scale
+    return Fraction(0) if is_rest else value
 
 
 def _bits(value: Fraction) -> int:
@@ -271,7 +276,7 @@ def _binomial(evaluator: Evaluator, above: Value, below: Value) -> Value:
 
 def _logarithm(evaluator: Evaluator, *arguments: Value) -> Value:
     context = _context()
-    values = [context.log(approximate(argument)) for argument in arguments]
+    values = [_snapped(context.log(approximate(a)), 1) for a in arguments]
     if len(values) == 2:
         return values[1] / values[0]
     return values[0] / context.log(evaluator.log_base) if evaluator.log_base else values[0]
@@ -310,7 +315,7 @@ def _method(name: str) -> Callable[..., Value]:
 
 _PLAIN_FUNCTIONS = ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth")
 _OPERATIONS: dict[str, Callable[..., Value]] = {
-    "add": lambda _, one, two: one + two,
+    "add": lambda _, one, two: _snapped(one + two, max(abs(one), abs(two))),
     "multiply": lambda _, one, two: one * two,
     "divide": lambda _, one, two: one / two,
     "negate": lambda _, one: -one,
@@ -337,6 +342,7 @@ _EXACT: dict[str, Callable[..., Value]] = {
     "ceil": _rounded(math.ceil),
     "sgn": lambda _, one: Fraction((one > 0) - (one < 0)),
     "exp": lambda evaluator, one: _power(evaluator, _context().e, one),
+    "conj": lambda _, one: _context().conj(approximate(one)),
     "Re": lambda _, one: approximate(one).real,
     "Im": lambda _, one: approximate(one).imag,
 }
