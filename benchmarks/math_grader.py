@@ -1,13 +1,13 @@
-"""The reward `math` on the corpus of tests/rewards/math_corpus: false verdicts, and time per answer.
+"""The reward `math` on the corpus of tests/rewards: false verdicts, and time per answer.
 
     python benchmarks/math_grader.py [--list] [--gsm8k PATH/TO/gsm8k]
 
 Prints false positives and negatives by theme, right answers that do not count against themselves,
-bombs that were misjudged or took more than a second, and the processor time of one answer. A process
-of its own grades, and is replaced when an answer takes too long or takes it down. ``--list`` names
-every mistake. With GSM8K's folder (train.jsonl and test.jsonl) its answers are graded too: each
-against itself, and against numbers that are off by one, have two digits swapped, or are ten times
-as large.
+bombs that were misjudged or took more than a second, and the processor time of one answer. A
+process of its own grades, and is replaced when an answer takes too long or takes it down.
+``--list`` names every mistake. With GSM8K's folder (train.jsonl and test.jsonl) its answers are
+graded too: each against itself, and against numbers that are off by one, have two digits swapped,
+or are ten times as large.
 """
 
 from __future__ import annotations

@@ -34,6 +34,13 @@ def test_a_right_answer_is_itself(name):
     assert failed == []
 
 
+def test_a_right_answer_that_is_none_is_broken_and_not_wrong():
+    for row in rows("unreadable"):
+        for completion in row.completions:
+            with pytest.raises(ValueError, match="answer: cannot be read as mathematics"):
+                math_answer(completion, row.gold)
+
+
 def test_the_corpus_is_large_and_of_both_verdicts():
     verdicts = [row.equal for theme in themes() for row in rows(theme)]
     assert len(verdicts) >= 500

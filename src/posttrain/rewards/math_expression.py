@@ -16,7 +16,6 @@ from posttrain.rewards.math_nodes import (
     UnreadableError,
     condition,
     determinant,
-    has_condition,
     is_proper,
     number,
     quotient,
@@ -97,10 +96,11 @@ class _Parser(Cursor):
         """Items in brackets, or bare ones; a single one in like brackets is itself."""
         self.bars = int(opened == "{")  # there a bar divides: {x | x > 2}
         items, joins = [self.chain()], {"and"}
-        if opened == "{" and (self.found("|") or has_condition(items[0])):  # also {x : x > 2}
-            node = condition(items[0]) if has_condition(items[0]) else self.listing("")
+        if opened == "{" and (
+            held := condition(items[0]) or (self.found("|") and self.listing(""))
+        ):
             self.take("\\}")
-            return node
+            return held
         while self.here in SEPARATORS:
             joins.add(SEPARATORS[self.next().text])
             if self.here in ("and", "or"):  # ", and"
@@ -249,8 +249,6 @@ class _Parser(Cursor):
             if unit is not None and unit.scale != 1:  # $2 million
                 value, self.at = Node("multiply", (value, number(unit.scale))), end
         return Node("quantity", (value, parse_unit(f" {sign}")))
-
-    # ------------------------------------------------------------------ primaries
 
     def primary(self) -> Node:
         token = self.next()

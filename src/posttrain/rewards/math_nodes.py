@@ -79,13 +79,10 @@ def is_proper(node: Node) -> bool:
     return above.denominator == below.denominator == 1 and 0 < above < below
 
 
-def has_condition(node: Node) -> bool:
-    """Whether it is a set's ``x : x > 2``."""
-    return node.kind == "chain" and ":" in node.args[1][:-1]
-
-
-def condition(node: Node) -> Node:
-    """What stands after the colon."""
+def condition(node: Node) -> Node | None:
+    """What a set's ``x : x > 2`` says after the colon; None where there is none."""
+    if node.kind != "chain" or ":" not in node.args[1][:-1]:
+        return None
     place = node.args[1].index(":") + 1
     return Node("chain", tuple(part[place:] for part in node.args))
 

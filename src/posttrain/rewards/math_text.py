@@ -10,6 +10,8 @@ import re
 import unicodedata
 from collections.abc import Callable
 
+from posttrain.rewards.math_tokens import FUNCTIONS
+
 _UNICODE = {
     "−": "-", "‐": "-", "‑": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∙": "*",
     "✕": "*", "÷": "/", "∕": "/", "⁄": "/", "∞": r"\infty ", "°": r"^\circ ", "º": r"^\circ ",
@@ -34,7 +36,7 @@ _DELIMITERS = (
     ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'),
     ("'", "'"), ("``", "''"),
 )  # fmt: skip
-_ABBREVIATED = ("...", "m.", "ft.", "in.")  # a stop that is not the end of a sentence
+_ABBREVIATED = ("...", ".m.", " ft.", " in.")  # a stop that is not the end of a sentence
 
 # Commands that mean the same, or nothing: names to what stands for them.
 _SYNONYMS = {
@@ -117,6 +119,7 @@ _PARTS = {
     "half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6,
     "eighth": 8, "tenth": 10,
 }  # fmt: skip
+_BRACED = re.compile(r"([_^])\{([0-9a-zA-Z])\}(?![0-9])")
 _SPACES = re.compile(r"(?<![0-9A-Za-z,]) | (?![0-9A-Za-z])")
 _TEXT = re.compile(r"\\text\s?\{([^{}]*)\}")
 _WORDS = re.compile(r"[a-zA-Z][a-zA-Z' .,()-]*")
@@ -137,6 +140,8 @@ def clean(text: str) -> str:
     for pattern, replacement in _CLEANING:
         text = pattern.sub(replacement, text)
     text = _stripped(" ".join(text.split()))
+    while text[:1] == "{" and text[-1:] == "}" and is_balanced(text[1:-1]):
+        text = text[1:-1].strip()
     whole = _TEXT.fullmatch(text)
     return _stripped(whole[1].strip()) if whole else text
 
@@ -156,7 +161,7 @@ def key(text: str) -> str:
     >>> key("x + 1") == key("x+1"), key("1, 234") == key("1,234"), key("1 2") == key("12")
     (True, False, False)
     """
-    return _SPACES.sub("", unwrapped(text))
+    return _SPACES.sub("", _BRACED.sub(r"\1\2", unwrapped(text)))
 
 
 def words(text: str) -> str | None:
@@ -166,7 +171,7 @@ def words(text: str) -> str | None:
     ('cat', None, None, None)
     """
     bare = unwrapped(text)
-    if not _WORDS.fullmatch(bare) or not _PROSE.search(bare):
+    if not _WORDS.fullmatch(bare) or not set(_PROSE.findall(bare)) - FUNCTIONS:
         return None
     return " ".join(w for w in re.findall("[a-z]+", bare.casefold()) if w not in _ARTICLES)
 
@@ -213,7 +218,8 @@ def _stripped(text: str) -> str:
             text = text[:-1].rstrip()
         for start, end in _DELIMITERS:
             inner = text[len(start) : len(text) - len(end)].strip()
-            if text.startswith(start) and text.endswith(end) and inner and start not in inner:
+            alone = start not in inner.replace("\\$", "")
+            if text.startswith(start) and text.endswith(end) and inner and alone:
                 text = inner
     return text
 

@@ -45,7 +45,7 @@ MATRICES = frozenset({
 })  # fmt: skip
 UNKNOWN = frozenset({  # commands that are no symbols
     "sum", "prod", "int", "iint", "oint", "lim", "limsup", "liminf", "end", "ldots", "vdots",
-    "over", "substack", "atop", "partial", "nabla", "pmod", "mod", "forall", "exists", "text",
+    "over", "choose", "substack", "atop", "partial", "nabla", "pmod", "mod", "forall", "exists", "text",
     "overset", "underset", "not", "hline", "tag", "rfloor", "rceil", "rangle", "stackrel",
 })  # fmt: skip
 
