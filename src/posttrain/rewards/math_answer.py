@@ -42,7 +42,7 @@ def math_answer(
 ) -> float:
     r"""1 where the extracted answer equals ``answer`` as mathematics, else 0.
 
-    Rational numbers are compared exactly, other values to twelve digits, expressions in symbols at
+    Rational numbers are compared exactly, other values to sixty digits, expressions in symbols at
     a few points: LaTeX, roots, sets, intervals, matrices, equations, quantities with units. 50%
     equals 50 and 0.5; a unit may be left out, but not be another. What is too large to compute with
     is wrong, and quickly so.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -207,7 +207,7 @@ class _Comparison:
                 evaluator = Evaluator(place, operations=self.operations)
                 first = evaluator.value(left) - evaluator.value(right)
                 second = evaluator.value(other_left) - evaluator.value(other_right)
-                ratios.append(evaluator.compute(lambda _, a, b: a / b, [first, second]))
+                ratios.append(evaluator.compute(lambda a, b: a / b, [first, second]))
             except (UndefinedError, TypeError):
                 continue
         if len(ratios) < MIN_POINTS or any(not close(ratio, ratios[0]) for ratio in ratios):
@@ -233,7 +233,7 @@ class _Comparison:
             for number_of_point, place in enumerate(places):
                 evaluator = Evaluator(place, real, log_base, self.operations)
                 keys = (number_of_point, real, log_base, tuple(place))
-                values = [self.value(evaluator, node, keys) for node in (one, two)]
+                values = [self.value(evaluator, (node, *keys)) for node in (one, two)]
                 if None in values:
                     continue
                 tolerance = 0.0 if symbols else self.tolerance
@@ -244,15 +244,14 @@ class _Comparison:
                 return True
         return False
 
-    def value(self, evaluator: Evaluator, node: Node, keys: Any) -> Any:
-        found = self.values.get((node, keys), self)
-        if found is self:
+    def value(self, evaluator: Evaluator, key: tuple[Any, ...]) -> Any:
+        """The value of the node that a key begins with, computed once."""
+        if key not in self.values:
             try:
-                found = evaluator.value(node)
+                self.values[key] = evaluator.value(key[0])
             except UndefinedError:
-                found = None
-            self.values[node, keys] = found
-        return found
+                self.values[key] = None
+        return self.values[key]
 
 
 def _expanded(node: Node) -> Node:
@@ -336,25 +335,19 @@ def _with_same_argument(one: Node, two: Node) -> Node:
     heads = [node.args[0][0] for node in (one, two)]
     if all(head.kind == "apply" and len(head.symbols) == 2 for head in heads):
         letters = [next(iter(head.args[1].symbols), "") for head in heads]
-        return _renamed(two, letters[1], letters[0])
+        renamed: Node = _renamed(two, {letters[1]: letters[0]})
+        return renamed
     return two
 
 
-def _renamed(node: Node, old: str, new: str) -> Node:
-    if node == Node("symbol", (old,)):
-        return Node("symbol", (new,))
-    return Node(node.kind, _renamed_all(node.args, old, new))
-
-
-def _renamed_all(args: tuple[Any, ...], old: str, new: str) -> tuple[Any, ...]:
-    return tuple(
-        _renamed(arg, old, new)
-        if isinstance(arg, Node)
-        else _renamed_all(arg, old, new)
-        if isinstance(arg, tuple)
-        else arg
-        for arg in args
-    )
+def _renamed(part: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(part, tuple):
+        return tuple(_renamed(inner, names) for inner in part)
+    if not isinstance(part, Node):
+        return part
+    if part.kind == "symbol":
+        return Node("symbol", (names.get(part.args[0], part.args[0]),))
+    return Node(part.kind, _renamed(part.args, names))
 
 
 def _parts(node: Node) -> list[Node]:

@@ -45,8 +45,8 @@ MATRICES = frozenset({
 })  # fmt: skip
 UNKNOWN = frozenset({  # commands that are no symbols
     "sum", "prod", "int", "iint", "oint", "lim", "limsup", "liminf", "end", "ldots", "vdots",
-    "over", "choose", "substack", "atop", "partial", "nabla", "pmod", "mod", "forall", "exists", "text",
-    "overset", "underset", "not", "hline", "tag", "rfloor", "rceil", "rangle", "stackrel",
+    "over", "choose", "substack", "atop", "partial", "nabla", "pmod", "mod", "forall", "exists",
+    "text", "overset", "underset", "not", "hline", "tag", "rfloor", "rceil", "rangle", "stackrel",
 })  # fmt: skip
 
 _FACTORS = frozenset({"number", "based", "letter", "word", "function", "text"})
@@ -105,7 +105,7 @@ def tokens(text: str) -> list[Token]:
             glued = bool(found) and found[-1].kind == "number" and found[-1].end == start
             found += _of_word(piece, start, glued=glued or text[place : place + 1] in ("^", "_"))
         else:
-            found.append(_token(kind, piece, start))
+            found.append(_token(kind, piece, start=start))
         depth += (piece in OPEN) - (piece in CLOSE)
         if len(found) > MAX_TOKENS:
             raise UnreadableError
@@ -122,7 +122,7 @@ def based(text: str) -> Node:
         raise UnreadableError from None
 
 
-def _token(kind: str, piece: str, start: int) -> Token:
+def _token(kind: str, piece: str, *, start: int) -> Token:
     end = start + len(piece)
     if kind == "text":
         piece = " ".join(piece.partition("{")[2][:-1].split())

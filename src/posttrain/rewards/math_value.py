@@ -62,16 +62,12 @@ class Evaluator:
         self.count(1)
         if node.kind in ("number", "symbol", "constant"):
             return self.leaf(node)
-        if node.kind == "signed":
-            sign, inner = node.args
-            point = {**self.point, "±": Fraction(sign)}
-            return Evaluator(point, self.real, self.log_base, self.operations).value(inner)
-        if node.kind == "call":
+        if node.kind in ("signed", "plus_minus", "minus_plus"):
+            return self.signed(node)
+        if node.kind in ("call", "apply"):
             name, *arguments = node.args
-            return self.call(name, [self.value(argument) for argument in arguments])
-        if node.kind == "apply":
-            name, *arguments = node.args
-            return _any_function(name.args[0], [self.value(argument) for argument in arguments])
+            values = [self.value(argument) for argument in arguments]
+            return self.call(name, values) if node.kind == "call" else _any_function(name, values)
         if node.kind not in _OPERATIONS:
             raise UndefinedError
         operation = _OPERATIONS[node.kind]
@@ -79,6 +75,14 @@ class Evaluator:
         if node.kind in ("add", "multiply"):
             return functools.reduce(lambda one, two: self.compute(operation, [one, two]), values)
         return self.compute(operation, values)
+
+    def signed(self, node: Node) -> Value:
+        """A part with ± before it, or one in which ± has become the one or the other."""
+        if node.kind != "signed":
+            sign = int(self.point.get("±", 1)) * (1 if node.kind == "plus_minus" else -1)
+            return sign * self.value(node.args[0])
+        point = {**self.point, "±": Fraction(node.args[0])}
+        return Evaluator(point, self.real, self.log_base, self.operations).value(node.args[1])
 
     def count(self, operations: int) -> None:
         """Add to the work of the comparison, and end it where it is too much."""
@@ -102,12 +106,14 @@ class Evaluator:
         if any(not isinstance(argument, Fraction) for argument in arguments):
             arguments = [approximate(argument) for argument in arguments]
         try:
-            return self.checked(operation(self, *arguments))
+            return self.checked(operation(*arguments))
         except (ArithmeticError, ValueError, TypeError, NotImplementedError):
             raise UndefinedError from None
 
     def call(self, name: str, arguments: list[Value]) -> Value:
         """A function of the table."""
+        if name == "log" and len(arguments) == 1 and self.log_base:
+            arguments = [Fraction(self.log_base), *arguments]
         if name in _EXACT:
             return self.compute(_EXACT[name], arguments)
         function = _FUNCTIONS.get(name)
@@ -117,7 +123,7 @@ class Evaluator:
         if any(context.isinf(approximate(argument)) for argument in arguments):
             raise UndefinedError
         return self.compute(
-            lambda _, *values: _snapped(function(context, *values), min(map(abs, values))),
+            lambda *values: _snapped(function(context, *values), min(map(abs, values))),
             [approximate(a) for a in arguments],
         )
 
@@ -182,11 +188,11 @@ def points(symbols: frozenset[str]) -> list[dict[str, Fraction]]:
     return places
 
 
-def _any_function(name: str, arguments: list[Value]) -> Fraction:
+def _any_function(name: Node, arguments: list[Value]) -> Fraction:
     """A value of an undefined function: any number, but always the same of the same arguments."""
     context = _context()
     shown = [context.nstr(context.mpmathify(approximate(a)), DIGITS // 2) for a in arguments]
-    digest = hashlib.sha256(repr((name, shown)).encode()).digest()
+    digest = hashlib.sha256(repr((name.args, shown)).encode()).digest()
     return Fraction(int.from_bytes(digest[:2]) + 1, 1 << 15)
 
 
@@ -200,7 +206,7 @@ def _bits(value: Fraction) -> int:
     return max(value.numerator.bit_length(), value.denominator.bit_length())
 
 
-def _power(evaluator: Evaluator, base: Value, exponent: Value) -> Value:
+def _power(base: Value, exponent: Value) -> Value:
     context = _context()
     whole = isinstance(exponent, Fraction) and exponent.denominator == 1
     if isinstance(base, Fraction) and whole and _bits(base) * abs(exponent) <= 2 * MAX_BITS:
@@ -218,7 +224,7 @@ def _power(evaluator: Evaluator, base: Value, exponent: Value) -> Value:
     return one**two
 
 
-def _root(evaluator: Evaluator, index: Value, value: Value) -> Value:
+def _root(index: Value, value: Value) -> Value:
     if not isinstance(index, Fraction) and not _context().isint(index):
         raise UndefinedError
     whole = int(index)
@@ -240,7 +246,7 @@ def _exact_root(value: Fraction, index: int) -> Fraction | None:
     return root if root * root == value else None
 
 
-def _factorial(evaluator: Evaluator, value: Value) -> Value:
+def _factorial(value: Value) -> Value:
     if not _is_natural(value):
         return _gamma(value)
     if value > MAX_FACTORIAL:
@@ -259,13 +265,13 @@ def _gamma(value: Value) -> Value:
     return _context().gamma(number + 1)
 
 
-def _double_factorial(evaluator: Evaluator, value: Value) -> Value:
+def _double_factorial(value: Value) -> Value:
     if not _is_natural(value) or value > MAX_FACTORIAL:
         raise UndefinedError
     return Fraction(math.prod(range(int(value), 0, -2)))
 
 
-def _binomial(evaluator: Evaluator, above: Value, below: Value) -> Value:
+def _binomial(above: Value, below: Value) -> Value:
     if _is_natural(above) and _is_natural(below):
         size = min(below, max(above - below, Fraction(0)))
         if size * _bits(above) > 2 * MAX_BITS:
@@ -274,12 +280,10 @@ def _binomial(evaluator: Evaluator, above: Value, below: Value) -> Value:
     return _gamma(above) / (_gamma(below) * _gamma(approximate(above) - below))
 
 
-def _logarithm(evaluator: Evaluator, *arguments: Value) -> Value:
-    context = _context()
-    values = [_snapped(context.log(approximate(a)), 1) for a in arguments]
-    if len(values) == 2:
-        return values[1] / values[0]
-    return values[0] / context.log(evaluator.log_base) if evaluator.log_base else values[0]
+def _logarithm(*arguments: Value) -> Value:
+    """To the base that comes first, or the natural one."""
+    values = [_snapped(_context().log(approximate(a)), 1) for a in arguments]
+    return values[-1] / values[0] if len(values) == 2 else values[0]
 
 
 def _integers(arguments: tuple[Value, ...]) -> list[int]:
@@ -288,13 +292,13 @@ def _integers(arguments: tuple[Value, ...]) -> list[int]:
     return [int(argument) for argument in arguments]
 
 
-def _modulo(evaluator: Evaluator, one: Value, two: Value) -> Value:
+def _modulo(one: Value, two: Value) -> Value:
     value, modulus = _integers((one, two))
     return Fraction(value % modulus)
 
 
 def _rounded(direction: Callable[[Any], Any]) -> Callable[..., Value]:
-    def rounded(evaluator: Evaluator, value: Value) -> Value:
+    def rounded(value: Value) -> Value:
         if not isinstance(value, Fraction):
             nearest = _context().nint(value)
             is_whole = abs(value - nearest) < AGREE
@@ -305,46 +309,40 @@ def _rounded(direction: Callable[[Any], Any]) -> Callable[..., Value]:
     return rounded
 
 
-def _sign(evaluator: Evaluator, value: Value, *, flip: int) -> Value:
-    return value * (flip * int(evaluator.point.get("±", 1)))
-
-
 def _method(name: str) -> Callable[..., Value]:
     return lambda context, one: getattr(context, name)(one)
 
 
 _PLAIN_FUNCTIONS = ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth")
 _OPERATIONS: dict[str, Callable[..., Value]] = {
-    "add": lambda _, one, two: _snapped(one + two, max(abs(one), abs(two))),
-    "multiply": lambda _, one, two: one * two,
-    "divide": lambda _, one, two: one / two,
-    "negate": lambda _, one: -one,
+    "add": lambda one, two: _snapped(one + two, max(abs(one), abs(two))),
+    "multiply": lambda one, two: one * two,
+    "divide": lambda one, two: one / two,
+    "negate": lambda one: -one,
     "power": _power,
     "modulo": _modulo,
-    "plus_minus": functools.partial(_sign, flip=1),
-    "minus_plus": functools.partial(_sign, flip=-1),
 }
 _EXACT: dict[str, Callable[..., Value]] = {
-    "abs": lambda _, one: abs(one),
-    "sqrt": lambda evaluator, one: _root(evaluator, Fraction(2), one),
+    "abs": lambda one: abs(one),
+    "sqrt": lambda one: _root(Fraction(2), one),
     "root": _root,
     "factorial": _factorial,
     "double_factorial": _double_factorial,
     "binomial": _binomial,
     "log": _logarithm,
-    "lg": lambda _, *arguments: _logarithm(Evaluator(log_base=10), *arguments),
-    "ln": lambda _, one: _logarithm(Evaluator(), one),
-    "gcd": lambda _, *arguments: Fraction(math.gcd(*_integers(arguments))),
-    "lcm": lambda _, *arguments: Fraction(math.lcm(*_integers(arguments))),
-    "max": lambda _, *arguments: max(arguments),
-    "min": lambda _, *arguments: min(arguments),
+    "lg": lambda one: _logarithm(Fraction(10), one),
+    "ln": _logarithm,
+    "gcd": lambda *arguments: Fraction(math.gcd(*_integers(arguments))),
+    "lcm": lambda *arguments: Fraction(math.lcm(*_integers(arguments))),
+    "max": lambda *arguments: max(arguments),
+    "min": lambda *arguments: min(arguments),
     "floor": _rounded(math.floor),
     "ceil": _rounded(math.ceil),
-    "sgn": lambda _, one: Fraction((one > 0) - (one < 0)),
-    "exp": lambda evaluator, one: _power(evaluator, _context().e, one),
-    "conj": lambda _, one: _context().conj(approximate(one)),
-    "Re": lambda _, one: approximate(one).real,
-    "Im": lambda _, one: approximate(one).imag,
+    "sgn": lambda one: Fraction((one > 0) - (one < 0)),
+    "exp": lambda one: _power(_context().e, one),
+    "conj": lambda one: _context().conj(approximate(one)),
+    "Re": lambda one: approximate(one).real,
+    "Im": lambda one: approximate(one).imag,
 }
 _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "degree": lambda context, one: one * context.pi / 180,
