@@ -1,6 +1,6 @@
 """The reward `math`: a table of pairs that are the same or not, and what is broken, not wrong."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -230,11 +230,8 @@ def test_an_answer_that_is_not_understood_is_compared_as_text(answer):
     assert math_answer("5", answer) == 0
 
 
-def test_it_runs_outside_the_main_thread():  # where no signal arrives
-    found = []
-    worker = threading.Thread(
-        target=lambda: found.append(math_answer(r"x < \sqrt{4}", r"\sqrt{4} > x"))
-    )
-    worker.start()
-    worker.join()
-    assert found == [1.0]
+def test_it_runs_in_threads():
+    """Where no signal arrives, and where no precision may be another thread's."""
+    pairs = [(r"\cot 1", r"\frac{1}{\tan 1}"), (r"\binom{x}{y}", r"\frac{x!}{y!(x-y)!}")] * 40
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda pair: math_answer(*pair), pairs)) == {1.0}

@@ -28,6 +28,7 @@ _CONDITION = re.compile(
     r",?\s?(?:\\text\s?\{\s?(?:for|where)\b.*|\bfor\s.*|\\forall.*"
     r"|(?:\\text\s?\{\s?where\s?\})?\s?[kmn]\s?\\in\s?\\mathbb\{[NZ]\})$"
 )
+_EXCEPTION = re.compile(r"((?:(?!\\[lgn]e\b)[^<>])*),\s?[a-z]\s?\\ne\b[^,]*")
 _VALUE_OF = re.compile(r"\\(?:lim|sum|int|prod).*=([^=]+)")
 
 
@@ -76,10 +77,9 @@ def _expected(answer: str | float) -> str:
 
 
 def _is_right(expected: str, given: str, *, tolerance: float) -> bool:
-    conditions = [_CONDITION.search(text) for text in (expected, given)]
-    if conditions.count(None) == 1:  # for which n may be left out
-        pair = (expected, given)
-        expected, given = (_CONDITION.sub("", text).strip() for text in pair)
+    heads = _without_condition(expected), _without_condition(given)
+    if (heads[0] == expected) != (heads[1] == given):  # for which n may be left out
+        expected, given = heads
     if (limit := _VALUE_OF.fullmatch(given)) and "=" not in expected:
         given = limit[1].strip()
     pair = expected, given
@@ -102,6 +102,12 @@ def _is_right(expected: str, given: str, *, tolerance: float) -> bool:
         one is not None and two is not None and same(one, two, tolerance=tolerance)
         for one, two in _readings(expected, given)
     )
+
+
+def _without_condition(text: str) -> str:
+    """An answer without the numbers that it holds for: ``2k+1, k ∈ ℤ``, ``1/x, x ≠ 0``."""
+    exception = _EXCEPTION.fullmatch(text)
+    return exception[1] if exception else _CONDITION.sub("", text).strip()
 
 
 def _readings(expected: str, given: str) -> list[tuple[Node | None, Node | None]]:

@@ -136,12 +136,11 @@ def _token(kind: str, piece: str, *, start: int) -> Token:
 def _of_word(run: str, start: int, *, glued: bool) -> list[Token]:
     """A run of letters: a word, a function with its argument, or symbols side by side."""
     pieces = [run] if _WORD.fullmatch(run) and not glued else list(run)
+    sizes = [size for size in (6, 5, 4, 3, 2) if run[:size] in FUNCTIONS and len(run) - size <= 2]
     if run in FUNCTIONS or run.lower() in _NAMES:
         pieces = [run]
-    for size in (6, 5, 4, 3, 2):
-        if run[:size] in FUNCTIONS and 0 < len(run) - size <= 2:
-            pieces = [run[:size], *run[size:]]
-            break
+    elif sizes:
+        pieces = [run[: sizes[0]], *run[sizes[0] :]]
     found = []
     for piece in pieces:
         is_join = piece.lower() in ("and", "or")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -26,6 +27,7 @@ MAX_FACTORIAL = 2500
 MAX_OPERATIONS = 5000  # of one comparison
 NUM_POINTS = 8
 
+_OF_THREAD = threading.local()
 Value = Any  # a Fraction, or a real or complex number of mpmath, which has no types
 
 
@@ -37,13 +39,14 @@ class TooMuchError(Exception):
     """The comparison would take more work than an answer deserves."""
 
 
-@functools.cache
 def _context() -> Any:
-    import mpmath
+    """The arithmetic of this thread: mpmath changes a context's precision while it computes."""
+    if not hasattr(_OF_THREAD, "context"):
+        import mpmath
 
-    context = mpmath.MPContext()  # a precision of our own: the library's is anyone's
-    context.dps = DIGITS
-    return context
+        _OF_THREAD.context = mpmath.MPContext()
+        _OF_THREAD.context.dps = DIGITS
+    return _OF_THREAD.context
 
 
 @dataclass
