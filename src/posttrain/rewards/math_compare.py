@@ -239,7 +239,7 @@ class _Comparison:
                 tolerance = 0.0 if symbols else self.tolerance
                 if not close(values[0], values[1], tolerance=tolerance):
                     return False
-                verdicts.append(True)
+                verdicts += [True] if not symbols or values[0] != 0 else []  # 0 says little
             if len(verdicts) >= min(MIN_POINTS, len(places)):
                 return True
         return False
@@ -335,6 +335,8 @@ def _with_same_argument(one: Node, two: Node) -> Node:
     heads = [node.args[0][0] for node in (one, two)]
     if all(head.kind == "apply" and len(head.symbols) == 2 for head in heads):
         letters = [next(iter(head.args[1].symbols), "") for head in heads]
+        if letters[0] in two.symbols:
+            return two
         renamed: Node = _renamed(two, {letters[1]: letters[0]})
         return renamed
     return two

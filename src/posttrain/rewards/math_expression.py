@@ -304,7 +304,7 @@ class _Parser(Cursor):
         letter = symbol.args[0][0]
         simple = after[1].kind == "letter" and after[2].text in (")", "(", ",")
         number_alone = after[1].kind == "number" and after[2].text == ")"
-        if not (letter in "fF" or (letter in "ghGHP" and simple) or number_alone):
+        if not (letter in "fF" or (letter in "ghGHP\\" and simple) or number_alone):
             return symbol
         inner = self.deeper(self.primary)
         items = inner.args[2] if inner.kind == "sequence" else (inner,)

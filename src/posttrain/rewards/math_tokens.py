@@ -126,6 +126,8 @@ def _token(kind: str, piece: str, *, start: int) -> Token:
     end = start + len(piece)
     if kind == "text":
         piece = " ".join(piece.partition("{")[2][:-1].split())
+        if not piece:
+            raise UnreadableError
         if piece.lower() in ("and", "or"):
             kind, piece = "sign", piece.lower()
     elif kind == "command" and piece != "\\sqrt" and piece[1:] in FUNCTIONS:

@@ -24,8 +24,9 @@ MAX_BITS = 1 << 15  # of an exact number's numerator and denominator
 BITS_OF_ONE = 2048  # of numbers whose multiplication counts as one operation
 MAX_MAGNITUDE = 40_000  # of a number's binary exponent
 MAX_FACTORIAL = 2500
+MAX_ARGUMENT = 10**30  # of a sine: of a larger one too few digits would be left
 MAX_OPERATIONS = 5000  # of one comparison
-NUM_POINTS = 8
+NUM_POINTS = 9
 
 _OF_THREAD = threading.local()
 Value = Any  # a Fraction, or a real or complex number of mpmath, which has no types
@@ -123,7 +124,7 @@ class Evaluator:
         if function is None:
             raise UndefinedError
         context = _context()
-        if any(context.isinf(approximate(argument)) for argument in arguments):
+        if any(abs(argument) > MAX_ARGUMENT for argument in arguments):
             raise UndefinedError
         return self.compute(
             lambda *values: _snapped(function(context, *values), min(map(abs, values))),
@@ -186,6 +187,7 @@ def points(symbols: frozenset[str]) -> list[dict[str, Fraction]]:
                 Fraction(size, 4096), Fraction(size, 3072), Fraction(size, 1024),
                 Fraction(7 + 2 * index), Fraction(12 + 5 * index), Fraction(size + 4096, 256),
                 Fraction(sign * size, 2048), Fraction(sign * size, 2048),
+                Fraction((60, 84, 90, 126, 350)[index % 5] * (index // 5 + 1)),
             )[number]  # fmt: skip
         places.append(place)
     return places
@@ -197,6 +199,14 @@ def _any_function(name: Node, arguments: list[Value]) -> Fraction:
     shown = [context.nstr(context.mpmathify(approximate(a)), DIGITS // 2) for a in arguments]
     digest = hashlib.sha256(repr((name.args, shown)).encode()).digest()
     return Fraction(int.from_bytes(digest[:2]) + 1, 1 << 15)
+
+
+def _sum(one: Value, two: Value) -> Value:
+    small, large = sorted((abs(one), abs(two)))
+    swallowed = not isinstance(one, Fraction) and 0 < small < AGREE * large < _context().inf
+    if swallowed:  # 1 + e^{1000}: what is added would not be seen
+        raise UndefinedError
+    return _snapped(one + two, large)
 
 
 def _snapped(value: Value, scale: Value) -> Value:
@@ -318,7 +328,7 @@ def _method(name: str) -> Callable[..., Value]:
 
 _PLAIN_FUNCTIONS = ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth")
 _OPERATIONS: dict[str, Callable[..., Value]] = {
-    "add": lambda one, two: _snapped(one + two, max(abs(one), abs(two))),
+    "add": _sum,
     "multiply": lambda one, two: one * two,
     "divide": lambda one, two: one / two,
     "negate": lambda one: -one,
