@@ -67,7 +67,7 @@ def _expected(answer: str | float) -> str:
     if isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer):
         return str(answer)
     if isinstance(answer, str) and is_balanced(answer):
-        text = clean(clean(extract_answer(answer, "boxed") or answer))
+        text = clean(extract_answer(answer, "boxed") or answer)
         if re.search("[0-9a-zA-Z]", text.replace("\\boxed", "")):
             return text
     raise ValueError(

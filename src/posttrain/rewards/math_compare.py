@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from posttrain.rewards.math_nodes import Node, number, quotient
+from posttrain.rewards.math_nodes import Node, divides_by_symbols, number, quotient
 from posttrain.rewards.math_sets import same_set
 from posttrain.rewards.math_value import Evaluator, TooMuchError, UndefinedError, close, points
 
@@ -89,6 +89,8 @@ class _Comparison:
         other_opened, other_closed, others, _ = two.args
         items, others = _equations(items), _equations(others)
         kinds = {opened, other_opened}
+        if {one.args[3], two.args[3]} == {"or", "both"}:
+            return False
         if kinds == {"{"}:  # an element counts once
             return self.within(items, others) and self.within(others, items)
         choice = "or" in (one.args[3], two.args[3]) and "(" in kinds
@@ -201,20 +203,29 @@ class _Comparison:
             return True
         if relation not in ("=", "!=", *_FLIPPED):
             return False
-        ratios = []
-        for place in points(one.symbols):
-            try:
-                evaluator = Evaluator(place, operations=self.operations)
-                first = evaluator.value(left) - evaluator.value(right)
-                second = evaluator.value(other_left) - evaluator.value(other_right)
-                ratios.append(evaluator.compute(lambda a, b: a / b, [first, second]))
-            except (UndefinedError, TypeError):
-                continue
+        differences = [_difference(left, right), _difference(other_left, other_right)]
+        places = points(one.symbols)
+        ratios = [self.ratio(differences, place) for place in places]
+        solved = _solved(one) or _solved(two)
+        if solved and relation == other_relation == "=":  # y = 1/x is xy = 1: a factor without y
+            moved = [{**place, solved: place[solved] + Fraction(1, 3)} for place in places]
+            pairs = zip(ratios, (self.ratio(differences, place) for place in moved), strict=True)
+            kept = [(a, b) for a, b in pairs if a is not None and b is not None]
+            return len(kept) >= MIN_POINTS and all(a != 0 and close(a, b) for a, b in kept)
+        ratios = [ratio for ratio in ratios if ratio is not None]
         if len(ratios) < MIN_POINTS or any(not close(ratio, ratios[0]) for ratio in ratios):
             return False
         if ratios[0] == 0 or relation in ("=", "!="):
             return ratios[0] != 0 and relation == other_relation
         return other_relation == (relation if ratios[0] > 0 else _FLIPPED[relation])
+
+    def ratio(self, differences: Sequence[Node], place: Mapping[str, Fraction]) -> Any:
+        try:
+            return Evaluator(place, operations=self.operations).value(
+                quotient(differences[:1], differences[1:])
+            )
+        except UndefinedError:
+            return None
 
     # ------------------------------------------------------------------ expressions
 
@@ -335,7 +346,11 @@ def _with_same_argument(one: Node, two: Node) -> Node:
     heads = [node.args[0][0] for node in (one, two)]
     if all(head.kind == "apply" and len(head.symbols) == 2 for head in heads):
         letters = [next(iter(head.args[1].symbols), "") for head in heads]
-        if letters[0] in two.symbols:
+        bound = all(
+            letter in node.args[0][1].symbols
+            for letter, node in zip(letters, (one, two), strict=True)
+        )
+        if not bound or letters[0] in two.symbols:
             return two
         renamed: Node = _renamed(two, {letters[1]: letters[0]})
         return renamed
@@ -360,6 +375,17 @@ def _as_column(node: Node) -> Node:
     if node.kind == "sequence" and node.args[:2] == ("(", ")"):
         return Node("matrix", tuple((item,) for item in node.args[2]))
     return node
+
+
+def _difference(one: Node, two: Node) -> Node:
+    return Node("add", (one, Node("negate", (two,))))
+
+
+def _solved(chain: Node) -> str:
+    """The symbol that an equation is solved for by a division; empty where it is for none."""
+    left, right = chain.args[0]
+    alone = left.kind == "symbol" and left.args[0] not in right.symbols
+    return str(left.args[0]) if alone and divides_by_symbols(right) else ""
 
 
 def _times(node: Node, factor: Fraction) -> Node:

@@ -113,7 +113,7 @@ class _Parser(Cursor):
             raise UnreadableError
         if len(items) == 1 and opened + closed in ("", "()", "[]"):
             return items[0]
-        return Node("sequence", (opened, closed, tuple(items), "or" if "or" in joins else "and"))
+        return Node("sequence", (opened, closed, tuple(items), max(joins)))  # and, both, or
 
     def chain(self) -> Node:
         """Sides with relations between them: ``a < x <= b``."""

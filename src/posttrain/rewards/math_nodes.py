@@ -87,6 +87,12 @@ def condition(node: Node) -> Node | None:
     return Node("chain", tuple(part[place:] for part in node.args))
 
 
+def divides_by_symbols(node: Node) -> bool:
+    """Whether there is a symbol below a bar in it."""
+    here = node.kind == "divide" and bool(node.args[1].symbols)
+    return here or any(map(divides_by_symbols, node.nodes))
+
+
 def determinant(rows: Sequence[Sequence[Node]]) -> Node:
     """The determinant of a small matrix, by its first row."""
     if len(rows) > 4 or any(len(row) != len(rows) for row in rows):

@@ -90,7 +90,7 @@ _CLEANING: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
         ),
         (r"\bper cent\b", "percent"),
         (r"\bdegrees? (C|F)(?:elsius|ahrenheit)?\b", r"°\1"),
-        (r"\\$", ""),
+        (r"\\+$", ""),
         (r"(?<=[0-9])\s?(?:\\text\s?\{\s?to\s?\}|\bto\b)\s?(?=[0-9])", ":"),
         (r"^(?:USD|US\s?\\?\$)\s?(?=[0-9.])", "$"),
         (r"\\dot\s?\{?([0-9])\}?([0-9]*)\\dot\s?\{?([0-9])\}?", r"\\overline{\1\2\3}"),

@@ -25,9 +25,16 @@ RELATIONS = {
     "\\notin": "notin", "\\subset": "⊂", "\\subseteq": "⊆", "\\iff": "⇔", "\\implies": "⇒",
     "\\propto": "∝", "\\cong": "≅", "\\parallel": "∥", "\\perp": "⊥",
 }  # fmt: skip
+RELATIONS |= {
+    f"\\{name}": name
+    for name in (
+        "Rightarrow", "Leftarrow", "Leftrightarrow", "leftarrow", "leftrightarrow", "mapsto",
+        "longrightarrow", "oplus", "otimes", "supset", "supseteq", "prec", "succ", "models", "vdash",
+    )
+}  # fmt: skip
 SETS = {"\\cup": "union", "\\cap": "intersection", "\\setminus": "difference"}
 SEPARATORS = {
-    ",": "and", ";": "and", "and": "and", "or": "or", "\\land": "and", "\\wedge": "and",
+    ",": "and", ";": "and", "and": "and", "or": "or", "\\land": "both", "\\wedge": "both",
     "\\lor": "or", "\\vee": "or",
 }  # fmt: skip
 OPEN = {"(": "(", "[": "[", "\\{": "{", "\\langle": "("}

@@ -71,7 +71,9 @@ class Evaluator:
         if node.kind in ("call", "apply"):
             name, *arguments = node.args
             values = [self.value(argument) for argument in arguments]
-            return self.call(name, values) if node.kind == "call" else _any_function(name, values)
+            if node.kind == "call":
+                return self.call(name, values)
+            return _any_function(self.point.get(name.args[0]), values)
         if node.kind not in _OPERATIONS:
             raise UndefinedError
         operation = _OPERATIONS[node.kind]
@@ -193,11 +195,14 @@ def points(symbols: frozenset[str]) -> list[dict[str, Fraction]]:
     return places
 
 
-def _any_function(name: Node, arguments: list[Value]) -> Fraction:
-    """A value of an undefined function: any number, but always the same of the same arguments."""
+def _any_function(name: Value, arguments: list[Value]) -> Fraction:
+    """A value of an undefined function: any number, but always the same of the same arguments.
+
+    The function is known by the value that its name has at a point, so that it changes with it.
+    """
     context = _context()
     shown = [context.nstr(context.mpmathify(approximate(a)), DIGITS // 2) for a in arguments]
-    digest = hashlib.sha256(repr((name.args, shown)).encode()).digest()
+    digest = hashlib.sha256(repr((name, shown)).encode()).digest()
     return Fraction(int.from_bytes(digest[:2]) + 1, 1 << 15)
 
 
