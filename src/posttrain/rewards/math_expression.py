@@ -42,7 +42,7 @@ from posttrain.rewards.math_units import Unit, parse_unit
 MAX_POSTFIXES = 4  # of one factor: powers and factorials
 MAX_ITEMS = 64
 
-_UNIT_SIGNS = frozenset({"°", "%", "\\%", "€", "£", "¢", "Å", "\\mu", "\\Omega", "\\pmod"})
+_UNIT_SIGNS = frozenset({"°", "%", "\\%", "€", "£", "¢", "Å", "\\mu", "\\Omega", "\\pmod", "min"})
 _CURRENCIES = frozenset({"\\$", "$", "€", "£", "¥", "₹"})
 _CONSTANTS = {
     "pi": Node("constant", ("pi",)), "infty": Node("constant", ("inf",)),

@@ -29,7 +29,8 @@ RELATIONS |= {
     f"\\{name}": name
     for name in (
         "Rightarrow", "Leftarrow", "Leftrightarrow", "leftarrow", "leftrightarrow", "mapsto",
-        "longrightarrow", "oplus", "otimes", "supset", "supseteq", "prec", "succ", "models", "vdash",
+        "longrightarrow", "oplus", "otimes", "supset", "supseteq", "prec", "succ", "models",
+        "vdash",
     )
 }  # fmt: skip
 SETS = {"\\cup": "union", "\\cap": "intersection", "\\setminus": "difference"}
