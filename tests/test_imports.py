@@ -7,7 +7,6 @@ import pytest
 
 OPTIONAL = {
     "gguf",
-    "math_verify",
     "reasoning_gym",
     "tensorboard",
     "triton",

@@ -26,11 +26,18 @@ from posttrain.rewards.extraction import EXTRACTORS, extract_answer
         ("hashes", "2+2=4\n#### 4", "4"),
         ("hashes", "#### 3\nno, wait\n####4\nthat is it", "4"),
         ("hashes", "##### 4", "4"),
+        ("hashes", "#### **42**", "42"),
         ("hashes", "### 4", None),
         ("hashes", "####", None),
         ("boxed", r"so \boxed{42}.", "42"),
         ("boxed", r"\boxed{1} or \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         ("boxed", r"\boxed{4", None),
+        ("boxed", r"so $\boxed 42$.", "42"),
+        ("boxed", r"it is \boxed7.", "7"),
+        ("boxed", r"\boxed {42}", "42"),
+        ("boxed", r"\fbox{42}", "42"),
+        ("boxed", r"\boxed{\boxed{42}}", "42"),
+        ("boxed", r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),  # of LaTeX's braces alone
         ("boxed", r"\boxed{}", None),
         ("boxed", "boxed{4}", None),
         ("auto", r"#### 3 and \boxed{4}", "4"),  # the mark that comes last

@@ -1,13 +1,16 @@
 """Answers that would take for ever, or all memory, end at once as wrong ones."""
 
 import json
+import resource
 import subprocess
 import sys
 
 import pytest
+from rewards.math_corpus_rows import rows
 from rewards.security_page import PAGE, bomb_table
 
-from posttrain.rewards.math_text import clean, refused
+from posttrain.rewards.math_answer import math_answer
+from posttrain.rewards.math_value import MAX_OPERATIONS, Evaluator
 
 BOMBS = {
     "tower of stars": "9**9**9**9",
@@ -40,6 +43,7 @@ BOMBS = {
     "determinant": r"\begin{vmatrix}9^{99}&x\\y&9^{99}\end{vmatrix}",
     "gamma": r"\Gamma(999999999)",
     "gcd": r"\gcd(9^{9^9}, 3)",
+    "products of sums": r"\boxed{(a+b+c+d+f+g+h)^20}",
     "deep parentheses": "(" * 200 + "1" + ")" * 200,
     "deep braces": "{" * 30 + "1" + "}" * 30,
     "braces as deep as may be": "{" * 3 + "1" + "}" * 3,
@@ -72,42 +76,54 @@ BOMBS = {
     "not numbers": "\u0663" * 499,
 }
 
+MAX_CPU_SECONDS = 120  # for all of them together: one that goes off takes for ever
+
 GRADE_ALL = """
-import json, sys, time
+import json, sys
 from posttrain.rewards.math_answer import math_answer
-math_answer("x^2+x", "x+x^2")  # the imports are not what is timed
-for name, text in json.load(sys.stdin).items():
-    print(json.dumps([name, "start"]), flush=True)
-    started = time.process_time()  # of this process alone: the machine may be busy
-    values = [math_answer(text, answer, extract="whole") for answer in ("7", "x+1", "(1,2)")]
-    print(json.dumps([name, max(values), time.process_time() - started]), flush=True)
+for text, answers in json.load(sys.stdin):
+    print(json.dumps([text[:40], "starts"]), flush=True)
+    print(json.dumps([math_answer(text, answer) for answer in answers]), flush=True)
 """
 
 
+def _limit() -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_SECONDS, MAX_CPU_SECONDS))
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+
+
 def test_every_bomb_ends_as_a_wrong_answer():
-    command = [sys.executable, "-c", GRADE_ALL]
-    try:
-        result = subprocess.run(
-            command,
-            input=json.dumps(BOMBS),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        pytest.fail(f"a bomb went off: {str(error.stdout)[-200:]}")
-    assert result.returncode == 0, result.stderr
-    rows = [json.loads(line) for line in result.stdout.splitlines()]
-    seconds = {name: rest[1] for name, *rest in rows if rest[0] != "start"}
-    assert set(seconds) == set(BOMBS)
-    assert not {name for name, value, *_ in rows if value not in ("start", 0.0)}
-    assert not {name: time for name, time in seconds.items() if time >= 1}
+    """In one process, as with ``grading.workers = 0``: nothing could be killed there."""
+    bombs = [(text, ["7", "x+1", "(1,2)"], [0.0] * 3) for text in BOMBS.values()]
+    bombs += [(t, [row.gold], [float(row.equal)]) for row in rows("bombs") for t in row.completions]
+    result = subprocess.run(
+        [sys.executable, "-c", GRADE_ALL],
+        input=json.dumps([bomb[:2] for bomb in bombs]),
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=_limit,  # of processor time, not of a clock
+    )
+    assert result.returncode == 0, f"went off: {result.stdout[-200:]}{result.stderr[-2000:]}"
+    graded = [json.loads(line) for line in result.stdout.splitlines()[1::2]]
+    assert graded == [verdicts for *_, verdicts in bombs]
 
 
-def test_what_is_refused_is_refused_before_it_is_parsed():
-    allowed = {name for name, text in BOMBS.items() if not refused(clean(text[:500]))}
-    assert len(allowed) < len(BOMBS) / 2, allowed
+@pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS)
+def test_the_work_of_a_bomb_is_counted(text, monkeypatch):
+    """However slow the machine: no more operations than any answer may take, of bounded numbers."""
+    counted: list[int] = []
+    count = Evaluator.count
+
+    def counting(evaluator: Evaluator, operations: int) -> None:
+        counted.append(operations)
+        count(evaluator, operations)
+
+    monkeypatch.setattr(Evaluator, "count", counting)
+    for answer in ("7", "x+1", "(1,2)"):
+        counted.clear()
+        assert math_answer(text, answer, extract="whole") == 0
+        assert sum(counted[:-1]) <= MAX_OPERATIONS
 
 
 def test_the_page_lists_every_bomb():

@@ -8,7 +8,8 @@ from typing import Literal
 
 Extract = Literal["whole", "tag", "hashes", "boxed", "last_number", "auto"]
 
-_MARKS = {"boxed": "\\boxed{", "tag": "<answer>", "hashes": "####"}
+_MARKS = {"boxed": ("\\boxed", "\\fbox"), "tag": ("<answer>",), "hashes": ("####",)}
+_UNBRACED = re.compile(r"[^\s{}$]+?(?=[.,;]?(?:[\s{}$]|\\[)\]]|$))")
 
 # Digits as in 1,000 or 1000, then a fraction, an exponent, a denominator. A sign counts as one only
 # where nothing stands before it that it could be subtracted from: the last number of 10-4 is 4.
@@ -26,7 +27,7 @@ def extract_answer(text: str, how: Extract) -> str | None:
     ``whole``        the whole text
     ``tag``          what the last complete ``<answer>…</answer>`` holds
     ``hashes``       what follows the last ``####``, to the end of its line (as in GSM8K)
-    ``boxed``        what the last ``\boxed{…}`` holds, braces balanced
+    ``boxed``        what the last ``\boxed{…}`` or ``\boxed …`` holds, braces balanced
     ``last_number``  the last number in the text
     ``auto``         ``boxed``, ``tag`` or ``hashes``, whichever mark comes last; else the whole
     ===============  =====================================================================
@@ -53,17 +54,30 @@ def _tag(text: str) -> str | None:
 
 def _hashes(text: str) -> str | None:
     _, mark, rest = text.rpartition("####")
-    return rest.partition("\n")[0].strip() or None if mark else None
+    return rest.partition("\n")[0].strip().strip("*_` ") or None if mark else None
 
 
 def _boxed(text: str) -> str | None:
-    _, mark, rest = text.rpartition("\\boxed{")
-    depth = 1
-    for place, character in enumerate(rest if mark else ""):
-        depth += (character == "{") - (character == "}")
+    start = max(_ends(text, mark) for mark in _MARKS["boxed"])
+    rest = text[start:].lstrip() if start >= 0 else ""
+    if rest[:1] != "{":
+        bare = _UNBRACED.match(rest)
+        return bare[0] if bare else None
+    depth = 0
+    escaped = False
+    for place, character in enumerate(rest):
+        if not escaped:
+            depth += (character == "{") - (character == "}")
+        escaped = character == "\\" and not escaped
         if depth == 0:
-            return rest[:place].strip() or None
+            return rest[1:place].strip() or None
     return None
+
+
+def _ends(text: str, mark: str) -> int:
+    """Where the last of a mark ends; -1 without one."""
+    place = text.rfind(mark)
+    return place + len(mark) if place >= 0 else -1
 
 
 def _last_number(text: str) -> str | None:
@@ -74,7 +88,7 @@ def _last_number(text: str) -> str | None:
 
 
 def _auto(text: str) -> str | None:
-    places = {name: text.rfind(mark) for name, mark in _MARKS.items()}
+    places = {name: max(_ends(text, mark) for mark in marks) for name, marks in _MARKS.items()}
     for name in sorted(places, key=lambda name: -places[name]):  # the mark that comes last
         found = EXTRACTORS[name](text) if places[name] >= 0 else None
         if found is not None:

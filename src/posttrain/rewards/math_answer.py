@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any
+import re
 
 from posttrain.rewards.declared import declare
 from posttrain.rewards.extraction import Extract, extract_answer
-from posttrain.rewards.math_expression import equivalent, number_expression, parse_expression
-from posttrain.rewards.math_text import (
-    Plain,
-    assigned,
-    clean,
-    plain_number,
-    unit_of,
-    without_unit,
-    words,
+from posttrain.rewards.math_compare import same
+from posttrain.rewards.math_expression import parse
+from posttrain.rewards.math_nodes import Node
+from posttrain.rewards.math_text import clean, is_balanced, key, number_in_words, unwrapped, words
+
+_CLOCK = re.compile(
+    r"([0-9]{1,2})(?::([0-5][0-9]))?(?::([0-5][0-9]))?\s?(?:([ap])\.?\s?m\.?)?", re.IGNORECASE
 )
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A text as mathematics: a plain number, words, or an expression that takes algebra."""
-
-    text: str
-    number: Plain | None
-    words: str | None
-    expression: Any = None
-
-    @property
-    def is_nothing(self) -> bool:
-        """Whether the text could not be read at all."""
-        return self.number is None and self.words is None and self.expression is None
+_IN_WORDS = {
+    "empty set": r"\emptyset", "no solution": r"\emptyset", "no solutions": r"\emptyset",
+    "all real numbers": r"\mathbb{R}", "all reals": r"\mathbb{R}", "infinity": r"\infty",
+    "negative infinity": r"-\infty",
+}  # fmt: skip
+_NAMED_TIMES = {"noon": "12:00 pm", "midnight": "12:00 am"}
+_CHOICE = re.compile(
+    r"\(?([A-H])(?:\)|[.:](?=\s))\s?((?!.*\b[A-H]\b)\S.*)?|(?:Option |Choice )?\(?([A-H])\)?"
+)
+_CONDITION = re.compile(
+    r",?\s?(?:\\text\s?\{\s?(?:for|where)\b.*|\bfor\s.*|\\forall.*"
+    r"|(?:\\text\s?\{\s?where\s?\})?\s?[kmn]\s?\\in\s?\\mathbb\{[NZ]\})$"
+)
+_EXCEPTION = re.compile(r"((?:(?!\\[lgn]e\b)[^<>])*),\s?[a-z]\s?\\ne\b[^,]*")
+_VALUE_OF = re.compile(r"\\(?:lim|sum|int|prod).*=([^=]+)")
 
 
 @declare(checks_answer=True)
@@ -48,9 +43,10 @@ def math_answer(
 ) -> float:
     r"""1 where the extracted answer equals ``answer`` as mathematics, else 0.
 
-    Plain numbers are compared as exact fractions; all else is parsed by math-verify and compared by
-    value: LaTeX, roots, sets, intervals, matrices, equations. 50% equals 50 and 0.5; a unit may be
-    left out, but not be another. What is too large to compute with is wrong, and quickly so.
+    Rational numbers are compared exactly, other values to sixty digits, expressions in symbols at
+    a few points: LaTeX, roots, sets, intervals, matrices, equations, quantities with units. 50%
+    equals 50 and 0.5; a unit may be left out, but not be another. What is too large to compute with
+    is wrong, and quickly so.
 
     >>> math_answer(r"so \boxed{\frac{2}{4}}", "0.5"), math_answer(r"\boxed{x=\sqrt{8}}", "2√2")
     (1.0, 1.0)
@@ -66,64 +62,77 @@ def math_answer(
     return float(_is_right(expected, clean(given), tolerance=tolerance))
 
 
-def _expected(answer: str | float) -> Reading:
-    """The right answer. One that cannot be read is a fault of the data, not a wrong answer."""
+def _expected(answer: str | float) -> str:
+    """The right answer, cleaned. One that is none is a fault of the data, not a wrong answer."""
     if isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer):
-        return Reading(str(answer), Plain(Fraction(str(answer))), None)
-    if isinstance(answer, str) and not (reading := _read(_unboxed(answer))).is_nothing:
-        return reading
+        return str(answer)
+    if isinstance(answer, str) and is_balanced(answer):
+        text = clean(extract_answer(answer, "boxed") or answer)
+        if re.search("[0-9a-zA-Z]", text.replace("\\boxed", "")):
+            return text
     raise ValueError(
         f"answer: cannot be read as mathematics: {answer!r}; mend the data, or use the reward "
         "'exact' where the answers are text"
     )
 
 
-def _unboxed(text: str) -> str:
-    text = clean(text)
-    return clean(extract_answer(text, "boxed") or text)
-
-
-@functools.lru_cache(maxsize=4096)  # a group of completions shares its answer
-def _read(text: str) -> Reading:
-    bare = without_unit(text)
-    number, word = plain_number(bare), words(text)
-    if number is not None or word is not None:
-        return Reading(text, number, word)
-    return Reading(text, None, None, parse_expression(bare))
-
-
-def _is_right(expected: Reading, given: str, *, tolerance: float) -> bool:
-    if given == expected.text:
+def _is_right(expected: str, given: str, *, tolerance: float) -> bool:
+    heads = _without_condition(expected), _without_condition(given)
+    if (heads[0] == expected) != (heads[1] == given):  # for which n may be left out
+        expected, given = heads
+    if (limit := _VALUE_OF.fullmatch(given)) and "=" not in expected:
+        given = limit[1].strip()
+    pair = expected, given
+    expected, given = (
+        _IN_WORDS.get(words(text) or "", number_in_words(text) or text) for text in pair
+    )
+    if key(given) == key(expected):
         return True
-    if expected.words is not None:
-        return words(given) == expected.words
-    if "=" not in expected.text:
-        given = assigned(given) or given  # x = 5 answers 5
-    elif "=" not in given:
-        expected = _read(assigned(expected.text) or expected.text)
-    units = unit_of(expected.text), unit_of(given)
-    if all(units) and units[0] != units[1]:
+    times = _clock(expected), _clock(given)
+    if any(times) and (all(times) or ":" in expected + given):
+        return _same_time(times)
+    choices = [_CHOICE.fullmatch(unwrapped(text)) for text in (expected, given)]
+    if choices[0] and choices[1]:
+        return (choices[0][1] or choices[0][3]) == (choices[1][1] or choices[1][3])
+    if choices[1] and choices[1][2]:  # (B) 12
+        return _is_right(expected, clean(choices[1][2]), tolerance=tolerance)
+    if words(expected) is not None:
+        return words(given) == words(expected)
+    return any(
+        one is not None and two is not None and same(one, two, tolerance=tolerance)
+        for one, two in _readings(expected, given)
+    )
+
+
+def _without_condition(text: str) -> str:
+    """An answer without the numbers that it holds for: ``2k+1, k ∈ ℤ``, ``1/x, x ≠ 0``."""
+    exception = _EXCEPTION.fullmatch(text)
+    return exception[1] if exception else _CONDITION.sub("", text).strip()
+
+
+def _readings(expected: str, given: str) -> list[tuple[Node | None, Node | None]]:
+    """Both as they stand, and both as quantities, where a letter may be a symbol or a unit."""
+    plain = parse(expected), parse(given)
+    loose = parse(expected, loose_units=True), parse(given, loose_units=True)
+    if loose != plain and all(node is not None and node.kind == "quantity" for node in loose):
+        return [plain, loose]
+    return [plain]
+
+
+def _clock(text: str) -> tuple[int, int, str] | None:
+    """A time of day: seconds since midnight or noon, the hour as written, and which half."""
+    match = _CLOCK.fullmatch(_NAMED_TIMES.get(text.lower(), unwrapped(text)))
+    if match is None or not (match[2] or match[4]):
+        return None
+    hour, minute, second = (int(match[group] or 0) for group in (1, 2, 3))
+    if hour > 24 or (match[4] and not 1 <= hour <= 12):
+        return None
+    half = (match[4] or "").lower() or {0: "a"}.get(hour, "p" if hour > 12 else "")
+    return (hour % 12) * 3600 + minute * 60 + second, hour, half
+
+
+def _same_time(times: tuple[tuple[int, int, str] | None, tuple[int, int, str] | None]) -> bool:
+    one, two = times
+    if one is None or two is None:
         return False
-    if {expected.text[:2] == "\\{", given[:2] == "\\{"} == {True, False} and (
-        expected.text[:1] in "([" or given[:1] in "(["
-    ):
-        return False  # the parser takes (1, 2) and {1, 2} for the same
-    given = without_unit(given)
-    number = plain_number(given)
-    if expected.number is not None and number is not None:
-        return _same_number(expected.number, number, tolerance=tolerance)
-    one, two = _expression(expected), parse_expression(given)
-    return one is not None and two is not None and equivalent(one, two, tolerance=tolerance)
-
-
-def _same_number(expected: Plain, given: Plain, *, tolerance: float) -> bool:
-    values = [given.value]
-    if expected.percent != given.percent:  # 50% may be asked for as 50 or as 0.5
-        values.append(given.value / 100 if given.percent else given.value * 100)
-    return any(abs(value - expected.value) <= Fraction(str(tolerance)) for value in values)
-
-
-def _expression(reading: Reading) -> Any:
-    if reading.number is None:
-        return reading.expression
-    return number_expression(reading.number.value)
+    return one[0] == two[0] and (one[2] == two[2] or "" in (one[2], two[2]))

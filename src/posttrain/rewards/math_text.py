@@ -1,223 +1,231 @@
-r"""Mathematics as text, before any parser sees it: cleaned, read where plain, refused where a bomb.
+r"""Mathematics as text, before any parser sees it: one plain LaTeX for the many ways to write it.
 
-Everything here is linear in the length of the text, and computes with nothing but short numbers.
+Everything here is linear in the length of the text, and computes with nothing.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from dataclasses import dataclass
-from fractions import Fraction
+import unicodedata
+from collections.abc import Callable
 
-from posttrain.rewards.numeric import parse_number
-
-MAX_DEPTH = 5  # brackets in brackets; the parser takes exponential time in them
-MAX_DIGITS = 100  # of one number
-MAX_EXPONENT_DIGITS = 4
-MAX_COUNTS = {"|": 4, "=": 3, ",": 60, "&": 60}  # of these, the parser takes more than linear time
-MIN_WORD = 4  # letters in a row that are a word; fewer may be a product of symbols
+from posttrain.rewards.math_tokens import FUNCTIONS
 
 _UNICODE = {
-    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "∕": "/",
-    "π": r"\pi ", "∞": r"\infty ", "°": r"^\circ ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}",
-    "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "≤": r"\le ", "≥": r"\ge ", "∪": r"\cup ",
-    "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "±": r"\pm ", "\u00a0": " ", "\u202f": " ",
+    "−": "-", "‐": "-", "‑": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∙": "*",
+    "✕": "*", "÷": "/", "∕": "/", "⁄": "/", "∞": r"\infty ", "°": r"^\circ ", "º": r"^\circ ",
+    "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∖": r"\setminus ",
+    "∈": r"\in ", "∅": r"\emptyset ", "Ø": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ",
+    "√": r"\surd ", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]",
+    "≈": r"\approx ", "→": r"\to ", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"',
+    "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}",
+    "…": r"\ldots ", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
+    "⟨": r"\langle ", "⟩": r"\rangle ", "∠": r"\angle ", "△": r"\triangle ", "ℏ": r"\hbar ",
+    "µ": r"\mu ", "\ufeff": "", "\u200b": "",
+    **{chr(0xFEE0 + code): chr(code) for code in range(33, 127)},  # of full width
 }  # fmt: skip
-_TRANSLATE = str.maketrans(_UNICODE)
-_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_GREEK = {
+    letter: f"\\{unicodedata.name(letter).split()[-1].lower().replace('lamda', 'lambda')} "
+    for letter in "αβγδεζηθικλμνξπρστυφχψω"
+} | {"Δ": r"\Delta ", "Ω": r"\Omega ", "Σ": r"\Sigma ", "Φ": r"\Phi ", "Γ": r"\Gamma "}
+_TRANSLATE = str.maketrans(_UNICODE | _GREEK)
+_RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "₀₁₂₃₄₅₆₇₈₉₊₋"
+_LEVEL = str.maketrans(_RAISED + _LOWERED, "0123456789+-n0123456789+-")
+_DELIMITERS = (
+    ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'),
+    ("'", "'"), ("``", "''"),
+)  # fmt: skip
+_ABBREVIATED = ("...", ".m.", " ft.", " in.")  # a stop that is not the end of a sentence
+
+# Commands that mean the same, or nothing: names to what stands for them.
+_SYNONYMS = {
+    "left right big Big bigg Bigg bigl bigr Bigl Bigr displaystyle textstyle limits": "",
+    "tiny small large Large LARGE huge Huge bf rm it sf tt": "", "lbrack": "[", "rbrack": "]",
+    "Vert lVert rVert": r"\|", "bar": r"\overline", "overrightarrow": r"\vec",
+    "quad qquad": " ", "dfrac tfrac cfrac": r"\frac", "dbinom tbinom": r"\binom",
+    "textbf textrm textit textsf texttt textnormal mathrm mathsf": r"\text",
+    "mbox hbox emph operatorname": r"\text", "geq geqslant": r"\ge ", "leq leqslant": r"\le ",
+    "neq": r"\ne ", "gt": ">", "lt": "<", "varnothing O": r"\emptyset ", "lbrace": r"\{",
+    "rbrace": r"\}", "colon": ":", "lvert rvert vert mid": "|", "circ degree": "°", "prime": "'",
+    "backslash smallsetminus": r"\setminus ", "times cdot ast star": "*", "div": "/",
+    "dots cdots": r"\ldots ", "varepsilon": r"\epsilon ", "varphi": r"\phi ",
+    "vartheta": r"\theta ", "varrho": r"\rho ",
+}  # fmt: skip
+_COMMANDS = {name: plain for names, plain in _SYNONYMS.items() for name in names.split()}
+
+_IN_ROMAN = r"\\text\s?\{[^{}]*\}"
 
 # Each is tried in order; none can take more than linear time on a line of bounded length.
-_CLEANING = [
-    (re.compile(r"√\s?(\d+|[a-zA-Z])"), r"\\sqrt{\1}"),
-    (re.compile(r"√\s?\("), r"\\sqrt("),
-    (re.compile(r"\\(?:left|right|big|Big|bigl|bigr|Bigl|Bigr|displaystyle)(?![a-zA-Z])"), ""),
-    (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
-    (re.compile(r"(?<!\\)\\!"), ""),
-    (re.compile(r"\{,\}"), ","),
-    (re.compile(r"(?<!\\)\\[,;: ]|~"), " "),
-    (re.compile(r"(?:\^\s?\{\s?\\circ\s?\}|\^\s?\\circ|\\degree)(?![a-zA-Z])|\s?\bdegrees?$"), ""),
-    (re.compile(r"(?<=[0-9]) (?=[0-9]{3}(?![0-9]))"), ","),  # 1 000, and 1\,000
-    (re.compile(r"\s?(?:\bpercent|\bper cent|\\text\s?\{\s?percent\s?\})$"), "%"),
-    (
-        re.compile(r"(?<![0-9.])10\s?\^\s?(?:\{\s?([+-]?[0-9]{1,3})\s?\}|([+-]?[0-9]{1,3}))$"),
-        r"1e\1\2",
-    ),
-    (re.compile(r"\s?(?:\\times|\\cdot|\*|x)\s?1e([+-]?[0-9]{1,3})$"), r"e\1"),
+_CLEANING: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (f"[{_RAISED}]+", lambda match: f"^{{{match[0].translate(_LEVEL)}}}"),
+        (f"[{_LOWERED}]+", lambda match: f"_{{{match[0].translate(_LEVEL)}}}"),
+        ("[¼-¾⅐-⅞]", lambda match: _fraction(match[0])),
+        (r"\\(?:left|right)\s?\.(?![0-9])", ""),
+        (r"\\tag\s?\{[^{}]*\}", ""),
+        (r"\{\s?\\rm(?![a-zA-Z])([^{}]*)\}", r"\\text{\1}"),
+        (r"\\mathit\s?\{([^{}]*)\}", r"\1"),
+        (r"(?<!\\)\\([a-zA-Z]+)", lambda match: _COMMANDS.get(match[1], match[0])),
+        (r"\\\\\s?\[[0-9.]*[a-z]+\]", r"\\\\"),
+        (r"(?<!\\)\\!\s?", ""),
+        (r"\{\s?([,.])\s?\}", r"\1"),
+        (r"(?<!\\)\\[,;:> ]|~|\\h?phantom\s?\{[^{}]*\}|\\hspace\s?\{[^{}]*\}", " "),
+        (r"\\(?:text)?color\s?\{[a-zA-Z]*\}", ""),
+        (r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        (r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+        (r"\\text\s?\{\s?(\\?[$%€£])\s?\}", r"\1"),
+        (r"\^\s?(?:\{\s?(°|'+)\s?\}|(°|'))", r"\1\2"),
+        (r"\^\s?(?:\{\s?\\text\s?\{o\}\s?\}|o(?![a-zA-Z]))", "°"),
+        (r"\\not\s?=|!=", r"\\ne "),
+        (r">=", r"\\ge "),
+        (r"<=", r"\\le "),
+        (r"\\\{\s?\\\}", r"\\emptyset "),
+        (r"\.\.\.+", r"\\ldots "),
+        (
+            r"\\pmod\s?([0-9a-zA-Z]+)"
+            r"|\(\s?(?:\\b?mod|mod|\\text\s?\{\s?mod\s?\})\s?([0-9a-zA-Z]+)\s?\)",
+            r"\\pmod{\1\2}",
+        ),
+        (r"\bper cent\b", "percent"),
+        (r"\bdegrees? (C|F)(?:elsius|ahrenheit)?\b", r"°\1"),
+        (r"\\+$", ""),
+        (r"(?<=[0-9])\s?(?:\\text\s?\{\s?to\s?\}|\bto\b)\s?(?=[0-9])", ":"),
+        (r"^(?:USD|US\s?\\?\$)\s?(?=[0-9.])", "$"),
+        (r"\\dot\s?\{?([0-9])\}?([0-9]*)\\dot\s?\{?([0-9])\}?", r"\\overline{\1\2\3}"),
+        (r"\\(?:overline|dot)\s?(?:\{\s?([0-9]+)\s?\}|([0-9]))", r"\\overline{\1\2}"),
+        (r"(\\text\s?\{[^{}]*\^)\{(-?[0-9])\}", r"\1\2 "),
+        (rf"\\frac\s?\{{\s?({_IN_ROMAN})\s?\}}\s?\{{\s?({_IN_ROMAN})\s?\}}", r"\1/\2"),
+        (r"\\frac\s?([0-9a-zA-Z])\s?([0-9a-zA-Z])", r"\\frac{\1}{\2}"),
+        (r"\\frac\s?([0-9a-zA-Z])\s?(?=\{)", r"\\frac{\1}"),
+        (r"(\\frac\s?\{[^{}]*\})\s?([0-9a-zA-Z])", r"\1{\2}"),
+        (r"(?<=[0-9])\s?x\s?(?=10\s?\^)", "*"),
+        (r"(?<=[0-9])\s?(?:\\text\s?\{\s?out of\s?\}|\bout of\b)\s?(?=[0-9])", "/"),
+        (r"([0-9]+)°\s?([0-9]{1,2})'(?!')", r"(\1+\2/60)°"),
+        (r"\\\{\s?(?=\\begin\s?\{(?:array|aligned|cases)\})", ""),
+        (r"^\[([^\[\]()]*,[^\[\]()]*)\[$", r"[\1)"),  # brackets turned outwards are open
+        (r"^\]([^\[\]()]*,[^\[\]()]*)\[$", r"(\1)"),
+        (r"^\]([^\[\]()]*,[^\[\]()]*)\]$", r"(\1]"),
+    )
 ]
-_TEXT = re.compile(r"\\(?:text|textbf|textrm|textit|mathrm|mathbf|mbox)\s?\{([^{}]*)\}")
-_MIXED = re.compile(r"([+-]?)\s?([0-9]{1,30})\s?(?:\\frac\{([0-9]{1,30})\}\{([0-9]{1,30})\})")
-_MIXED_PLAIN = re.compile(r"([+-]?)\s?([0-9]{1,30})(?:\s+|-)([0-9]{1,30})/([0-9]{1,30})")
-_SHORT_FRACTION = re.compile(r"\\frac\s?([0-9])\s?([0-9])(?![0-9])")
-_SHORT_UNITS = "cm|mm|km|ft|yd|mi|kg|mg|lb|lbs|oz|ml|hr|hrs|min|sec|mph|kph|kmh"
-_UNIT = re.compile(
-    r"[0-9}]\s*(?:\\(?:text|textrm|mathrm|mbox)\s?\{\s*([a-zA-Z][a-zA-Z ./]*?)\s*\}"
-    rf"|({_SHORT_UNITS}|[a-zA-Z]{{4,}}))(?:\s?\^\s?\{{?([0-9])\}}?)?$"
+_SMALL = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen"
 )
-_BASE = re.compile(r"[0-9]_\{?([0-9]{1,2})\}?$")
-_ASSIGNMENT = re.compile(r"[a-zA-Z](?:_\{?[a-zA-Z0-9]+\}?)?(?:\([a-z]\))?\s?=(?!=)([^=<>]+)")
-_WORDS = re.compile(r"[a-zA-Z]{2,}(?:[ -][a-zA-Z]+)*")
-
-# Commands that make the parser compute (and their arguments may be towers), or take a fresh name.
-_COMPUTES = re.compile(
-    r"\\(?:sum|prod|i+nt|oint|lim|operatorname|det|gcd|lcm|max|min|[gG]amma|xrightarrow|Vert|lVert"
-    r"|begin\s?\{[vV]matrix\}|\|)|\|\s?[_^]|\*\*|[-+]\s?[-+]\s?[-+]"
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_NUMBERS = {word: value for value, word in enumerate(_SMALL.split())}
+_NUMBERS |= {word: 10 * value for value, word in enumerate(_TENS.split(), start=2)}
+_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
+_PARTS = {
+    "half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6,
+    "eighth": 8, "tenth": 10,
+}  # fmt: skip
+_BRACED = re.compile(r"([_^])\{([0-9a-zA-Z])\}(?![0-9])")
+_SPACES = re.compile(r"(?<![0-9A-Za-z,]) | (?![0-9A-Za-z])")
+_TEXT = re.compile(r"\\text\s?\{([^{}]*)\}")
+_WORDS = re.compile(r"[a-zA-Z][a-zA-Z' .,()-]*")
+_PROSE = re.compile(  # GMmr is none
+    r"\b(?:(?=[a-zA-Z]{4})[A-Z]?[a-z]+|[A-Z]{4,}|(?i:yes|no|odd|all|any|men|dog|cat|red|sun))\b"
 )
-_BINOMIAL = re.compile(r"\\[dt]?binom(?!\s?\{\s?[0-9]{1,3}\s?\}\s?\{\s?[0-9]{1,3}\s?\})")
-_FACTORIAL = re.compile(r"(?<![0-9])[0-9]{1,3}!(?!\s?!)|(?<![a-zA-Z])[a-zA-Z]!(?!\s?!)")
-_OPENED_AT_ONCE = re.compile(r"[(\[{]\s?[(\[{]\s?[(\[{]\s?[(\[{]")
-_LONG_NUMBER = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
-_PROSE = re.compile(r"(?<![a-zA-Z\\])(?!sqrt|infinity)[a-zA-Z]{4,}")
-_NAMES = re.compile(_TEXT.pattern + r"|\\(?:begin|end)\s?\{[a-zA-Z*]*\}")
-_COMMAND = re.compile(r"\\[a-zA-Z]+")
+_ARTICLES = frozenset({"the", "a", "an"})
 
 
-@dataclass(frozen=True)
-class Plain:
-    """A number that needs no algebra; ``percent`` says that a per cent sign followed it."""
-
-    value: Fraction
-    percent: bool = False
-
-
+@functools.lru_cache(maxsize=4096)  # a group of completions shares its answer
 def clean(text: str) -> str:
-    r"""One line of LaTeX without delimiters, spacing, degrees and the like.
+    r"""One line of plain LaTeX without delimiters, spacing and synonyms.
 
-    >>> clean(r" $\left(1{,}000\,\right)$. "), clean("30°"), clean(r"1.5 \times 10^{-3}")
-    ('(1,000 )', '30', '1.5e-3')
+    >>> clean(r" $\left(1{,}000\,\right)$. "), clean("x²≤½"), clean(r"\dfrac12")
+    ('(1,000 )', 'x^{2}\\le \\frac{1}{2}', '\\frac{1}{2}')
     """
-    text = " ".join(text.translate(_TRANSLATE).split())
-    text = text.removesuffix(".").strip()
-    for _ in _DELIMITERS:
-        for start, end in _DELIMITERS:
-            inner = text[len(start) : len(text) - len(end)]
-            if (
-                text.startswith(start)
-                and text.endswith(end)
-                and inner.strip()
-                and start not in inner
-            ):
-                text = inner.strip()
+    text = _stripped(" ".join(text.translate(_TRANSLATE).split()))
     for pattern, replacement in _CLEANING:
-        text = pattern.sub(replacement, text).strip()
+        text = pattern.sub(replacement, text)
+    text = _stripped(" ".join(text.split()))
+    while text[:1] == "{" and text[-1:] == "}" and is_balanced(text[1:-1]):
+        text = text[1:-1].strip()
     whole = _TEXT.fullmatch(text)
-    text = whole[1].strip() if whole else text
-    return text.removesuffix(".").strip()
+    return _stripped(whole[1].strip()) if whole else text
 
 
-def plain_number(text: str) -> Plain | None:
-    r"""The number that a cleaned text is, mixed numbers included; None where it takes algebra.
+def unwrapped(text: str) -> str:
+    r"""A cleaned text without ``\text{…}`` around its words.
 
-    >>> plain_number(r"2\frac{1}{3}"), plain_number("50%"), plain_number("x")
-    (Plain(value=Fraction(7, 3), percent=False), Plain(value=Fraction(50, 1), percent=True), None)
+    >>> unwrapped(r"5\text{ cm}")
+    '5 cm'
     """
-    percent = text.endswith("%")
-    text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text)
-    mixed = _MIXED.fullmatch(text) or _MIXED_PLAIN.fullmatch(text)
-    if mixed is not None and int(mixed[4]) != 0:
-        value = int(mixed[2]) + Fraction(int(mixed[3]), int(mixed[4]))
-        return Plain(-value if mixed[1] == "-" else value)
-    number = parse_number(text)
-    return None if number is None else Plain(number, percent)
+    return " ".join(_TEXT.sub(r"\1", text).split()) if "\\text" in text else text
 
 
-def unit_of(text: str) -> str:
-    r"""The unit after a number, singular and in small letters, or its base; empty without one.
+def key(text: str) -> str:
+    """A cleaned text without the spaces that mean nothing: equal keys are equal answers.
 
-    >>> unit_of(r"5\text{ cm}^2"), unit_of("3 Hours"), unit_of("101_2"), unit_of("7xy")
-    ('cm^2', 'hour', 'base 2', '')
+    >>> key("x + 1") == key("x+1"), key("1, 234") == key("1,234"), key("1 2") == key("12")
+    (True, False, False)
     """
-    match, base = _UNIT.search(text), _BASE.search(text)
-    if match is None:
-        return f"base {base[1]}" if base else ""
-    name = (match[1] or match[2]).lower().replace(".", "")
-    name = name[:-1] if len(name) > 3 and name.endswith("s") else name
-    return f"{name}^{match[3]}" if match[3] else name
-
-
-def without_unit(text: str) -> str:
-    """A number without the word that follows it.
-
-    >>> without_unit("12 apples"), without_unit("12 xy")
-    ('12', '12 xy')
-    """
-    match = _UNIT.search(text)
-    is_word = match is not None and len(match[2] or "") >= MIN_WORD
-    return text[: match.start(2)].rstrip() if match and is_word else text
-
-
-def assigned(text: str) -> str | None:
-    """The right side of ``x = …``; None where the text is anything else.
-
-    >>> assigned("x_1 = 5"), assigned("2x = 5"), assigned("x = y = 5")
-    ('5', None, None)
-    """
-    match = _ASSIGNMENT.fullmatch(text)
-    return match[1].strip() if match else None
+    return _SPACES.sub("", _BRACED.sub(r"\1\2", unwrapped(text)))
 
 
 def words(text: str) -> str | None:
-    """A text that is words and no mathematics, folded for comparison; else None.
+    r"""A cleaned text that is words and no mathematics, folded for comparison; else None.
 
-    >>> words("Evelyn"), words("x"), words("2x")
-    ('evelyn', None, None)
+    >>> words(r"\text{the } Cat"), words("x"), words("2x"), words("ab")
+    ('cat', None, None, None)
     """
-    return text.casefold() if _WORDS.fullmatch(text) else None
+    bare = unwrapped(text)
+    if not _WORDS.fullmatch(bare) or not set(_PROSE.findall(bare)) - FUNCTIONS:
+        return None
+    return " ".join(w for w in re.findall("[a-z]+", bare.casefold()) if w not in _ARTICLES)
 
 
-def refused(text: str) -> str:
-    r"""Why a parser must not see a cleaned text: it would not end, or it is prose. Empty if it may.
+def number_in_words(text: str) -> str | None:
+    """The number that words are: ``thirty-six``, ``two hundred``, ``two thirds``; else None.
 
-    >>> refused(r"\frac{\sqrt{3}}{2}"), refused("9^{9^{9}}"), refused("the answer is 5")
-    ('', 'a power of a power', 'prose')
+    >>> number_in_words("Thirty-six"), number_in_words("two thirds"), number_in_words("north")
+    ('36', '2/3', None)
     """
-    checks = {
-        "brackets that are too deep or do not match": _too_deep(text),
-        "too many parts": any(text.count(mark) > most for mark, most in MAX_COUNTS.items()),
-        "a number of too many digits": bool(_LONG_NUMBER.search(text)),
-        "a command that computes": bool(_COMPUTES.search(text) or _BINOMIAL.search(text)),
-        "a factorial that is too large": "!" in _FACTORIAL.sub("", text),
-        "a power of a power": any(_too_high(text, at) for at in _carets(text)),
-        "prose": bool(_PROSE.search(_NAMES.sub(" ", text))),
-    }
-    return next((reason for reason, found in checks.items() if found), "")
+    runs = re.findall("[a-z]+", text.lower())
+    if not re.fullmatch("[a-zA-Z]{3,}[a-zA-Z -]*", text) or runs[0] == "and":
+        return None
+    below = _PARTS.get(runs[-1].removesuffix("s"), 0) if len(runs) > 1 else 0
+    value = 0
+    for run in runs[:-1] if below else runs:
+        if run in _SCALES:
+            value = max(value, 1) * _SCALES[run]
+        elif run in _NUMBERS:
+            value += _NUMBERS[run]
+        elif run != "and":
+            return None
+    return f"{value}/{below}" if below else str(value)
 
 
-def _too_deep(text: str) -> bool:
-    if _OPENED_AT_ONCE.search(text):
-        return True
+def is_balanced(text: str) -> bool:
+    r"""Whether every brace of LaTeX is closed.
+
+    >>> is_balanced(r"\frac{1}{2}"), is_balanced(r"\frac{1}{"), is_balanced(r"\{1")
+    (True, False, True)
+    """
     depth = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if not 0 <= depth <= MAX_DEPTH:
-            return True
-    return depth != 0
+    for character in re.sub(r"\\.", "", text):
+        depth += (character == "{") - (character == "}")
+        if depth < 0:
+            return False
+    return depth == 0
 
 
-def _carets(text: str) -> list[int]:
-    return [place for place, character in enumerate(text) if character == "^"]
+def _stripped(text: str) -> str:
+    """Without the delimiters around it and the stop after it."""
+    for _ in _DELIMITERS:
+        if text.endswith(".") and not text.endswith(_ABBREVIATED):
+            text = text[:-1].rstrip()
+        for start, end in _DELIMITERS:
+            inner = text[len(start) : len(text) - len(end)].strip()
+            alone = start not in inner.replace("\\$", "")
+            if text.startswith(start) and text.endswith(end) and inner and alone:
+                text = inner
+    return text
 
 
-def _too_high(text: str, caret: int) -> bool:
-    """Whether the exponent at a caret is a long number, or a number with a power in it."""
-    rest = text[caret + 1 :].lstrip()
-    exponent = rest[: _end_of_group(rest)]
-    if "^" in rest[len(exponent) :].lstrip()[:1]:
-        return True  # a^b^c
-    digits = max((len(run) for run in re.findall(r"[0-9]+", exponent)), default=0)
-    has_letters = bool(re.search(r"[a-zA-Z]", _COMMAND.sub("", exponent)))
-    return digits > MAX_EXPONENT_DIGITS or (
-        not has_letters and ("^" in exponent or "!" in exponent)
-    )
-
-
-def _end_of_group(text: str) -> int:
-    """Where the group, the command or the single character that begins a text ends."""
-    command = _COMMAND.match(text)
-    if command:
-        return command.end()
-    depth = 0
-    for place, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0:
-            return place + 1
-    return len(text)
+def _fraction(sign: str) -> str:
+    above, _, below = unicodedata.normalize("NFKC", sign).partition("⁄")
+    return f"\\frac{{{above}}}{{{below}}}"
