@@ -66,6 +66,7 @@ from posttrain.track import TRACKERS, ConsoleTracker, Several
 from posttrain.track import Stage as TrackedStage
 from posttrain.track.diagnosis import Diagnosing, Setup
 from posttrain.track.progress import phase, showing
+from posttrain.track.terminal import Terminal
 
 __all__ = ["Supplied", "run"]
 
@@ -88,7 +89,7 @@ def run(
     for the keys in ``allow_changes``. Without, it starts anew. ``clock`` tells the seconds by
     which checkpoints come.
     """
-    supplied, console = supplied or Supplied(), console or Console()
+    supplied, console = supplied or Supplied(), console or Terminal()
     recipe = resolve(recipe, supplied=supplied.names())
     with showing(console), guarded(recipe):
         return _run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import select
 import signal
@@ -16,15 +17,21 @@ import typer
 from typer.core import TyperGroup
 
 from posttrain import __version__
-from posttrain.cli.mistyped import WithOverrides
+from posttrain.cli.mistyped import WithOverrides, harmless_mistypings
+from posttrain.track.terminal import HarmlessRecord, say
 
 
 class _Commands(TyperGroup):
-    """Lets out what typer or rich would end with, and say nothing."""
+    """Lets out what typer or rich would end with, and say nothing; mistypings are said harmless."""
+
+    def make_context(self, *given: Any, **options: Any) -> Any:
+        with harmless_mistypings():
+            return super().make_context(*given, **options)
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with harmless_mistypings():
+                return super().invoke(ctx)
         except (KeyboardInterrupt, BrokenPipeError, SystemExit) as error:
             raise _UntoldError from error
 
@@ -64,7 +71,7 @@ Allow = Annotated[
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"posttrain {__version__}")
+        say(f"posttrain {__version__}")
         raise typer.Exit
 
 
@@ -226,7 +233,6 @@ def generate(
     check_arguments(context.args, [name for item in context.command.params for name in item.opts])
     with loading():
         from posttrain.build.api import find_source, generate_from
-        from posttrain.runs import printable
 
     completions = generate_from(
         find_source(model),
@@ -241,7 +247,7 @@ def generate(
         top_p=top_p,
     )
     for completion in completions:
-        typer.echo("\n".join(printable(line) for line in completion.text.split("\n")))
+        say(completion.text)
 
 
 @app.command()
@@ -284,7 +290,7 @@ def import_model(
 
     import_gguf(file, folder)
     command = command_line("posttrain", "generate", folder, "What is 2 + 2?")
-    typer.echo(f"{folder}: written; to try it: {command}")
+    say(f"{folder}: written; to try it: {command}")
 
 
 @app.command()
@@ -325,7 +331,7 @@ def walkthrough(
 
 def _show_warning(message: Warning | str, *place: object, **options: object) -> None:
     """A warning as a line of its own: where in the source it arose helps no user."""
-    typer.secho(f"! {message}", fg=typer.colors.YELLOW, err=True)
+    say(f"! {message}", style="yellow", error=True)
 
 
 class _UntoldError(Exception):
@@ -338,20 +344,24 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     warnings.showwarning = _show_warning
+    logging.setLogRecordFactory(HarmlessRecord)
     sys.path.append(str(Path.cwd()))  # a recipe may name "my_module:my_reward" of this folder
     try:
         app()
     except _UntoldError as untold:
         sys.exit(_told(untold.__cause__))
     except (ValueError, RuntimeError, OSError) as error:
-        typer.secho(f"posttrain: {error}", fg=typer.colors.RED, err=True)
+        say(f"posttrain: {error}", style="red", error=True)
         sys.exit(2)
+    except Exception as error:  # noqa: BLE001 - a fault of ours: its traceback may quote a file
+        say("".join(traceback.format_exception(error)).rstrip(), error=True)
+        sys.exit(1)
 
 
 def _told(error: BaseException | None) -> int:
     """Say what ended the command; the exit code is that of a shell."""
     if isinstance(error, KeyboardInterrupt):
-        typer.secho(f"posttrain: {str(error) or 'stopped'}", err=True)
+        say(f"posttrain: {str(error) or 'stopped'}", error=True)
         return 128 + int(getattr(error, "number", signal.SIGINT))
     if _nobody_reads(error):  # head or less has seen enough: no one is left to be told
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -359,7 +369,7 @@ def _told(error: BaseException | None) -> int:
     said = str(error)
     if isinstance(error, SystemExit):
         said = f"ended by sys.exit({error.code!r}) in code that posttrain called"
-    typer.secho(f"posttrain: {said}", fg=typer.colors.RED, err=True)
+    say(f"posttrain: {said}", style="red", error=True)
     return 2
 
 
