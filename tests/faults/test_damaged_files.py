@@ -26,6 +26,7 @@ Damage = Callable[[Path], object]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = "model-00001-of-00001.safetensors"
 PROJECTION = "model.layers.1.mlp.up_proj.weight"
+OVER = "model.layers.2.mlp.up_proj.weight"
 
 
 @pytest.fixture(scope="module")
@@ -116,11 +117,9 @@ MODELS: dict[str, tuple[Damage, str, str]] = {
     ),
     "a weight missing": (weights(lambda held: held.pop(PROJECTION)), "damaged", "lacks 1 weights"),
     "a weight over": (
-        weights(
-            lambda held: held.update({"model.layers.2.mlp.up_proj.weight": torch.ones(128, 32)})
-        ),
+        weights(lambda held: held.update({OVER: torch.ones(128, 32)})),
         "damaged",
-        "config.json knows nothing of (model.layers.2.mlp.up_proj.weight)",
+        f"config.json knows nothing of ({OVER})",
     ),
     "weights as whole numbers": (
         weights(lambda held: held.update({PROJECTION: held[PROJECTION].to(torch.int8)})),
@@ -207,7 +206,7 @@ def test_a_damaged_reward_model_is_named(good: Path, tmp_path: Path, damage: str
     load_reward(str(folder))
     spoil, name, says = MODELS[damage]
     spoil(folder)
-    with pytest.raises(ValueError, match="^reward model: ") as caught:
+    with pytest.raises(ValueError, match=r"^reward model: ") as caught:
         load_reward(str(folder))
     assert name in str(caught.value)
     assert says in str(caught.value)
