@@ -59,6 +59,7 @@ from posttrain.build.trained_rows import check_demonstrations_apart, check_has_t
 from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.models.load import Policy
 from posttrain.protocols import Tracker
+from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs import RunFolder
 from posttrain.runs.checkpoints import clear
 from posttrain.runs.report import TITLES
@@ -185,6 +186,9 @@ class _Job:
         self._parts: Parts | None = None
         self._load(recipe.model.name)
         check_early(recipe, self._policy)
+        scorer = self._ready.scorer
+        if isinstance(scorer, RewardScorer) and {"prefer", "rl", "eval"} & {*recipe.stages}:
+            scorer.check_ready()
         if "eval" in recipe.stages and self._parts is not None and self._parts.task is not None:
             check_has_test(self._parts.task, recipe.task)
 

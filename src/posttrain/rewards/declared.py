@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def declare(
-    *, checks_answer: bool | None = None, maximum: float | None = None
+    *,
+    checks_answer: bool | None = None,
+    maximum: float | None = None,
+    check_options: Callable[..., None] | None = None,
+    check_ready: Callable[..., None] | None = None,
 ) -> Callable[[Function], Function]:
     """Mark a reward function with ``checks_answer`` and ``maximum``, which may also be set plainly.
 
     A reward checks the answer where full marks mean that it is right: accuracy goes by such a one.
     Full marks are 1 unless a ``maximum`` is declared, and no score may be above it. What is not
     given stays as it was declared before.
+
+    ``check_options`` and ``check_ready`` are called with the options of the reward, and raise
+    ``ValueError``: the first when a recipe is read, where an option makes no sense, the second
+    before anything is trained, where what the reward needs (a server, say) is not there.
 
     >>> @declare(maximum=10)
     ... def out_of_ten(completion: str, answer: str) -> float:
@@ -30,6 +38,21 @@ def declare(
             declared.checks_answer = checks_answer
         if maximum is not None:
             declared.maximum = maximum
+        if check_options is not None:
+            declared.check_options = check_options
+        if check_ready is not None:
+            declared.check_ready = check_ready
         return function
 
     return mark
+
+
+def called(check: str, function: Any, *, kind: str, chosen: Mapping[str, Any]) -> None:
+    """Call what a reward has declared as ``check`` with its options; errors begin with ``kind``."""
+    given = getattr(function, check, None)
+    if given is None:
+        return
+    try:
+        given(**chosen)
+    except ValueError as error:
+        raise ValueError(f"{kind}: {error}") from None
