@@ -292,7 +292,7 @@ def test_options_are_checked(monkeypatch):
         ({"url": "http://api.openai.com/v1"}, "in the clear"),
         ({"url": "https://api.openai.com@example.com/v1"}, "expected https"),
         ({"url": "https://api.openai.com\\@example.com/v1"}, "expected https"),
-        ({"url": "https://api.openai.com\n.example.com/v1"}, "expected https|not sent"),
+        ({"url": "https://api.openai.com\n.example.com/v1"}, "expected https"),
     ]
     for options, message in cases:
         given = {"url": "https://localhost/v1", "model": "m", **options}
@@ -362,7 +362,7 @@ def test_no_server_sees_a_key_that_is_not_for_it(server, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     server.replies = ["<score>7</score>"]
     assert ask(server).value == 0.7
-    with pytest.raises(ValueError, match="OPENAI_API_KEY is not sent to '127.0.0.1'"):
+    with pytest.raises(ValueError, match=r"OPENAI_API_KEY is not sent to '127\.0\.0\.1'"):
         ask(server, api_key_variable="OPENAI_API_KEY")
     assert ["Authorization" in headers for _, headers, _ in server.requests] == [False]
     other = Server()
