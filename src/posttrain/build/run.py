@@ -28,6 +28,7 @@ from posttrain.build.keeper import Keeper
 from posttrain.build.pace import Clock
 from posttrain.build.parts import (
     Parts,
+    check_room,
     choose_device,
     filled,
     make_parts,
@@ -186,6 +187,7 @@ class _Job:
         self._parts: Parts | None = None
         self._load(recipe.model.name)
         check_early(recipe, self._policy)
+        check_room(recipe, self._ready, policy=self._policy)
         scorer = self._ready.scorer
         if isinstance(scorer, RewardScorer) and {"prefer", "rl", "eval"} & {*recipe.stages}:
             scorer.check_ready()

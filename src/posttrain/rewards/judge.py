@@ -93,7 +93,9 @@ def judge_verdict(
         if attempt < retries:
             time.sleep(wait_before(attempt, failure))
     state: ScoreState = "timeout" if failure.timed_out else "invalid"
-    reason = f"the judge gave no verdict: {failure}{_hint(failure, url, api_key_variable)}"
+    reason = (
+        f"the judge gave no verdict: {failure}{_hint(failure, url=url, variable=api_key_variable)}"
+    )
     return Score(value=0.0, state=state, reason=reason)
 
 
@@ -146,14 +148,14 @@ def check_ready(
         if not error.there:
             raise ValueError(
                 f"the judge {model!r} at {url!r} cannot be asked: {error}"
-                f"{_hint(error, url, api_key_variable)}; mend its url, model or key"
+                f"{_hint(error, url=url, variable=api_key_variable)}; mend its url, model or key"
             ) from None
 
 
 declare(check_options=check_options, check_ready=check_ready)(judge_verdict)
 
 
-def _hint(error: ChatError, url: str, variable: str) -> str:
+def _hint(error: ChatError, *, url: str, variable: str) -> str:
     """Where a server asks for a key, which one it is given."""
     if "HTTP 401" not in str(error):
         return ""
