@@ -47,7 +47,9 @@ def test_a_broken_annotator_is_no_tie(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(RuntimeError, match=r"scores are broken.*raised ValueError: odd"):
         posttrain.prefer(**given, reward=reward, max_new_tokens=6, folder=tmp_path / "run")
     with pytest.raises(ValueError, match="wants the column 'answer'"):
-        posttrain.prefer(**given, reward={"exact": 1.0}, folder=tmp_path / "other")
+        posttrain.prefer(
+            **given, reward={"exact": 1.0}, max_new_tokens=6, folder=tmp_path / "other"
+        )
 
 
 def test_a_scorer_that_fails_breaks_its_scores_and_not_the_run() -> None:

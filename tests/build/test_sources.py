@@ -182,7 +182,7 @@ def test_demonstrations_of_the_held_out_problems_are_refused(
     rows = [{"prompt": f" {text}", "completion": "1"} for text in held]
     data = str(write_rows(tmp_path / "d.jsonl", rows))
     values = recipe(tmp_path / "leak", task={}, sft={"data": data, "wrong_share": 0.0}, rl=None)
-    values["task"] = task
+    values["task"], values["eval"]["max_new_tokens"] = task, 4
     told = rf"{len(held)} of {len(held)} held-out problems are in sft\.data"
     with pytest.raises(ValueError, match=told):
         go(values)

@@ -159,6 +159,13 @@ RL_REFUSED: dict[str, Cases] = {
 
 # rule: (values of the recipe, the message)
 RECIPE_REFUSED: dict[str, Cases] = {
+    "decay_of_everything": [
+        (
+            {"rl": {"weight_decay": 500, "learning_rate": 0.01}},
+            "rl.weight_decay: 500 × rl.learning_rate = 0.01 takes 5 of every weight off at each "
+            "step; set it below 100 (0.01 and 0.1 are usual)",
+        )
+    ],
     "repeated_names": [
         (
             {"run": {"stages": ["rl", "eval", "rl"]}},

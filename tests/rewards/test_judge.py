@@ -9,7 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
+from small_runs import recipe, small_run
 
+from posttrain.build.check import check_recipe
+from posttrain.config import recipe_from_dict, resolve
 from posttrain.rewards import chat
 from posttrain.rewards.judge import judge_verdict, parse_verdict
 from posttrain.rewards.scorer import RewardScorer
@@ -87,6 +90,7 @@ def ask(server, completion="The answer is 4.", **options):
 
 def test_a_verdict(server, monkeypatch):
     monkeypatch.setenv("MY_KEY", "secret")
+    monkeypatch.setenv("MY_KEY_HOSTS", "judge.example, 127.0.0.1")
     server.replies = ["Right. <score>7</score>"]
     score = ask(server, api_key_variable="MY_KEY", price_in=1.0, price_out=4.0)
     assert (score.value, score.state) == (0.7, "ok")
@@ -134,7 +138,7 @@ def test_retries_end(server, waits):
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
-        (status(401), "HTTP 401; is OPENAI_API_KEY set?"),
+        (status(401), "HTTP 401; name the variable of its key: api_key_variable"),
         (status(400), "HTTP 400"),
         (status(302, Location="http://127.0.0.1:1/"), "HTTP 302"),  # it would take the key along
         (status(429, Retry_After="86400"), "HTTP 429"),
@@ -276,12 +280,19 @@ def test_verdicts(reply, verdict):
 
 def test_options_are_checked(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setenv("OTHER_KEY", "secret")
+    monkeypatch.setenv("OTHER_KEY_HOSTS", "example.com")
+    clear = {"url": "http://example.com/v1", "api_key_variable": "OTHER_KEY"}
     cases = [
         ({"rubric": "how good?"}, "must hold {completion}"),
         ({"scale": 0.0}, "above 0"),
         ({"api_key_variable": "sk-abc"}, "never the key itself"),
         ({"url": "file:///etc/passwd"}, "expected https"),
-        ({"url": "http://example.com/v1"}, "in the clear"),
+        (clear, "in the clear"),
+        ({"url": "http://api.openai.com/v1"}, "in the clear"),
+        ({"url": "https://api.openai.com@example.com/v1"}, "expected https"),
+        ({"url": "https://api.openai.com\\@example.com/v1"}, "expected https"),
+        ({"url": "https://api.openai.com\n.example.com/v1"}, "expected https"),
     ]
     for options, message in cases:
         given = {"url": "https://localhost/v1", "model": "m", **options}
@@ -298,3 +309,140 @@ def test_it_is_a_reward_of_a_recipe(server):
     score = scorer.score_text(prompt, "4")
     assert score.value == 1.4
     assert score.parts == {"judge": 0.7, "judge/cost": 0, "judge/calls": 1}
+
+
+HOSTS = {
+    "the usual key of its own host": ("https://api.openai.com/v1", "", {}, "openai"),
+    "another port of it": ("https://api.openai.com:8443/v1", "", {}, "openai"),
+    "the same by name": ("https://api.openai.com/v1", "OPENAI_API_KEY", {}, "openai"),
+    "no key for a host without one": ("https://example.com/v1", "", {}, ""),
+    "none for this machine": ("http://localhost:8000/v1", "", {}, ""),
+    "none that is not set": ("https://example.com/v1", "UNSET_KEY", {}, ""),
+    "a usual key elsewhere": ("https://example.com/v1", "OPENAI_API_KEY", {}, None),
+    "a host that only looks alike": (
+        "https://api.openai.com.example.com/v1",
+        "OPENAI_API_KEY",
+        {},
+        None,
+    ),
+    "below a named host": ("https://x.api.openai.com/v1", "OPENAI_API_KEY", {}, None),
+    "another secret": ("https://api.openai.com/v1", "AWS_SECRET", {}, None),
+    "another secret on this machine": ("http://127.0.0.1:9/v1", "AWS_SECRET", {}, None),
+    "a host that was named": (
+        "https://example.com/v1",
+        "OPENAI_API_KEY",
+        {"OPENAI_API_KEY_HOSTS": "a.example, Example.com"},
+        "openai",
+    ),
+    "another than was named": (
+        "https://other.com/v1",
+        "OPENAI_API_KEY",
+        {"OPENAI_API_KEY_HOSTS": "example.com"},
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOSTS)
+def test_a_key_goes_only_to_hosts_that_were_named(monkeypatch, case):
+    url, variable, environment, expected = HOSTS[case]
+    monkeypatch.delenv("UNSET_KEY", raising=False)
+    held = {"OPENAI_API_KEY": "openai", "AWS_SECRET": "aws", **environment}
+    for name, value in held.items():
+        monkeypatch.setenv(name, value)
+    if expected is not None:
+        assert chat.key_for(url, variable) == expected
+        return
+    with pytest.raises(ValueError, match=f"{variable} is not sent to .*export {variable}_HOSTS="):
+        chat.key_for(url, variable)
+
+
+def test_no_server_sees_a_key_that_is_not_for_it(server, monkeypatch):
+    """Neither by its address, nor by a redirect, nor through a proxy."""
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    server.replies = ["<score>7</score>"]
+    assert ask(server).value == 0.7
+    with pytest.raises(ValueError, match=r"OPENAI_API_KEY is not sent to '127\.0\.0\.1'"):
+        ask(server, api_key_variable="OPENAI_API_KEY")
+    assert ["Authorization" in headers for _, headers, _ in server.requests] == [False]
+    other = Server()
+    other.replies = ["<score>7</score>"]
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, other.url)
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("OPENAI_API_KEY_HOSTS", "127.0.0.1")
+    away = status(307, Location=f"{other.url}/chat/completions")
+    server.replies, server.requests = [away], []
+    assert ask(server, api_key_variable="OPENAI_API_KEY").state == "invalid"
+    assert [headers["Authorization"] for _, headers, _ in server.requests] == ["Bearer secret"]
+    assert other.requests == []
+    other.http.shutdown()
+    other.http.server_close()
+
+
+READY = {
+    "it answers": ("<score>0</score>", ""),
+    "it is busy": (status(429), ""),
+    "it is down for now": (status(503), ""),
+    "it wants a key": (status(401), r"HTTP 401; name the variable .*mend its url, model or key"),
+    "it has no such model": (status(404), "'m' at .* cannot be asked: HTTP 404"),
+    "it is something else": (lambda handler: send(handler, b"<html>"), "no chat completion"),
+}
+
+
+@pytest.mark.parametrize("case", READY)
+def test_a_judge_that_cannot_be_asked_is_found_before_a_run(server, case):
+    reply, message = READY[case]
+    server.replies = [reply]
+    scorer = RewardScorer({"judge": {"url": server.url, "model": "m"}, "exact": 1.0})
+    if not message:
+        scorer.check_ready()
+    else:
+        with pytest.raises(ValueError, match=rf"^rewards\.judge: .*{message}"):
+            scorer.check_ready()
+    assert len(server.requests) == 1
+
+
+def test_a_judge_that_is_not_there_is_found_before_a_run(server, tmp_path, monkeypatch):
+    monkeypatch.delenv("UNSET_KEY", raising=False)
+    options = {"url": server.url, "model": "m"}
+    unset = RewardScorer({"judge": {**options, "api_key_variable": "UNSET_KEY"}})
+    with pytest.raises(ValueError, match="UNSET_KEY is not set"):
+        unset.check_ready()
+    server.http.shutdown()
+    server.http.server_close()
+    with pytest.raises(ValueError, match="no connection"):
+        RewardScorer({"judge": options}).check_ready()
+    known = tmp_path / "verdicts.sqlite"
+    known.touch()
+    RewardScorer({"judge": {**options, "cache": str(known)}}).check_ready()  # it has been asked
+
+
+def test_a_run_ends_before_sft_where_its_judge_is_not_there(server, tmp_path):
+    server.http.shutdown()
+    server.http.server_close()
+    judge = {"judge": {"url": server.url, "model": "m"}}
+    given = recipe(tmp_path / "run") | {"rewards": {**judge, "numeric": {"extract": "whole"}}}
+    with pytest.raises(ValueError, match=r"rewards\.judge: the judge 'm' at .*no connection"):
+        small_run(given)
+    assert not (tmp_path / "run" / "sft").exists()
+    report = check_recipe(given, fast=True)
+    assert any("no connection" in line.text for line in report.of("fail"))
+
+
+def test_options_are_checked_with_the_recipe(monkeypatch, tmp_path):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    for options, message in [
+        ({"url": "ftp://x", "model": "m"}, r"rewards\.judge: url: expected https"),
+        (
+            {"url": "https://x/v1", "model": "m", "rubric": "?"},
+            r"rewards\.judge: rubric: must hold",
+        ),
+        (
+            {"url": "https://x/v1", "model": "m", "api_key_variable": "OPENAI_API_KEY"},
+            r"rewards\.judge: api_key_variable: OPENAI_API_KEY is not sent",
+        ),
+    ]:
+        given = recipe(tmp_path / "run") | {"rewards": {"judge": options}}
+        with pytest.raises(ValueError, match=message):
+            resolve(recipe_from_dict(given))

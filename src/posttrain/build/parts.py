@@ -26,7 +26,7 @@ from posttrain.config.pieces import MODEL_REWARD
 from posttrain.data.template import PromptTooLong, Template
 from posttrain.models.cache import context_length
 from posttrain.models.load import Policy, load_policy
-from posttrain.protocols import Engine, Scorer, Task
+from posttrain.protocols import Engine, Scorer, Split, Task
 from posttrain.registry import Spec, look_up, options, resolve, split
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines import ENGINES
@@ -34,6 +34,8 @@ from posttrain.tasks import make_task
 from posttrain.track.progress import phase
 from posttrain.types import Prompt, Sampling
 from posttrain.types.marks import Marks
+
+SHORTEST = 50  # prompts that are tried for room, by their text
 
 THREADS_BESIDE_GPU = 4
 WORTH_COMPILING = 100  # steps: sampling alone makes up for compilation in about forty
@@ -230,6 +232,33 @@ def render_prompts(
             f"less max_new_tokens = {max_new_tokens}; lower max_new_tokens or shorten the prompts"
         )
     return rendered, len(prompts) - len(rendered)
+
+
+def check_room(recipe: Recipe, parts: Parts, *, policy: Policy) -> None:
+    """Raise where a stage to come asks for completions that leave no prompt any room.
+
+    Now, and not after the stages before it: the shortest prompts are tried, by their text.
+    """
+    splits: dict[str, Split] = {"prefer": "train", "rl": "train", "eval": "test"}
+    for stage, asked in splits.items():
+        if stage not in recipe.stages or parts.task is None:
+            continue
+        prompts = sorted(parts.task.prompts(asked), key=_num_characters)[:SHORTEST]
+        limit = filled(getattr(recipe, stage)).max_new_tokens
+        try:
+            render_prompts(prompts, parts.template, policy=policy, max_new_tokens=limit)
+        except PromptTooLong:
+            raise PromptTooLong(
+                f"{stage}.max_new_tokens: {limit} leaves no room even for the shortest {asked} "
+                f"prompts in the model's context of {context_length(policy.model)} tokens; lower "
+                "it, or shorten the prompts"
+            ) from None
+        except ValueError as error:
+            raise ValueError(f"{stage}.{error}") from None
+
+
+def _num_characters(prompt: Prompt) -> int:
+    return len(prompt.text) + sum(len(message["content"]) for message in prompt.messages)
 
 
 def tell_left_out(kept: int, total: int, *, option: str, rows: str, limit: int | None) -> None:

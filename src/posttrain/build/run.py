@@ -29,6 +29,7 @@ from posttrain.build.keeper import Keeper
 from posttrain.build.pace import Clock
 from posttrain.build.parts import (
     Parts,
+    check_room,
     choose_device,
     filled,
     make_parts,
@@ -62,6 +63,7 @@ from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.disk import keeping
 from posttrain.models.load import Policy
 from posttrain.protocols import Tracker
+from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs import RunFolder
 from posttrain.runs.checkpoints import clear
 from posttrain.runs.report import TITLES
@@ -69,6 +71,7 @@ from posttrain.track import TRACKERS, ConsoleTracker, Several
 from posttrain.track import Stage as TrackedStage
 from posttrain.track.diagnosis import Diagnosing, Setup
 from posttrain.track.progress import phase, showing
+from posttrain.track.terminal import Terminal
 
 __all__ = ["Supplied", "run"]
 
@@ -91,7 +94,7 @@ def run(
     for the keys in ``allow_changes``. Without, it starts anew. ``clock`` tells the seconds by
     which checkpoints come.
     """
-    supplied, console = supplied or Supplied(), console or Console()
+    supplied, console = supplied or Supplied(), console or Terminal()
     recipe = resolve(recipe, supplied=supplied.names())
     with showing(console), guarded(recipe):
         return _run(
@@ -194,6 +197,10 @@ class _Job:
         with contextlib.ExitStack() as refused:
             refused.callback(self.close)
             check_early(recipe, self._policy)
+            check_room(recipe, self._ready, policy=self._policy)
+            scorer = self._ready.scorer
+            if isinstance(scorer, RewardScorer) and {"prefer", "rl", "eval"} & {*recipe.stages}:
+                scorer.check_ready()
             if "eval" in recipe.stages and self._parts is not None and self._parts.task is not None:
                 check_has_test(self._parts.task, recipe.task)
             coming = [s for s in recipe.stages if not folder.stage_done(s, self._digests[s])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 import warnings
 from pathlib import Path
@@ -13,18 +14,19 @@ from typer.core import TyperGroup
 
 from posttrain import __version__
 from posttrain.cli.endings import letting_out, tell
-from posttrain.cli.mistyped import WithOverrides
+from posttrain.cli.mistyped import WithOverrides, harmless_mistypings
+from posttrain.track.terminal import HarmlessRecord, say
 
 
 class _Commands(TyperGroup):
-    """Lets out what typer or rich would end with, and say nothing."""
+    """Lets out what typer or rich would end with, and say nothing; mistypings are said harmless."""
 
     def make_context(self, *given: Any, **more: Any) -> Any:
-        with letting_out():
+        with letting_out(), harmless_mistypings():
             return super().make_context(*given, **more)
 
     def invoke(self, ctx: Any) -> Any:
-        with letting_out():
+        with letting_out(), harmless_mistypings():
             try:
                 result = super().invoke(ctx)
             except typer.Exit:
@@ -75,7 +77,7 @@ Allow = Annotated[
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"posttrain {__version__}")
+        say(f"posttrain {__version__}")
         raise typer.Exit
 
 
@@ -237,7 +239,6 @@ def generate(
     check_arguments(context.args, [name for item in context.command.params for name in item.opts])
     with loading():
         from posttrain.build.api import find_source, generate_from
-        from posttrain.runs import printable
 
     completions = generate_from(
         find_source(model),
@@ -252,7 +253,7 @@ def generate(
         top_p=top_p,
     )
     for completion in completions:
-        typer.echo("\n".join(printable(line) for line in completion.text.split("\n")))
+        say(completion.text)
 
 
 @app.command()
@@ -295,7 +296,7 @@ def import_model(
 
     import_gguf(file, folder)
     command = command_line("posttrain", "generate", folder, "What is 2 + 2?")
-    typer.echo(f"{folder}: written; to try it: {command}")
+    say(f"{folder}: written; to try it: {command}")
 
 
 @app.command()
@@ -336,7 +337,7 @@ def walkthrough(
 
 def _show_warning(message: Warning | str, *place: object, **options: object) -> None:
     """A warning as a line of its own: where in the source it arose helps no user."""
-    typer.secho(f"! {message}", fg=typer.colors.YELLOW, err=True)
+    say(f"! {message}", style="yellow", error=True)
 
 
 def main() -> None:
@@ -345,6 +346,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     warnings.showwarning = _show_warning
+    logging.setLogRecordFactory(HarmlessRecord)
     sys.path.append(str(Path.cwd()))  # a recipe may name "my_module:my_reward" of this folder
     try:
         app()

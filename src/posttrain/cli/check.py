@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +15,7 @@ from posttrain.cli.loading import loading
 from posttrain.config import Quantity
 from posttrain.config.read import parse_overrides
 from posttrain.track.progress import phase, showing
+from posttrain.track.terminal import Terminal, say_json
 from posttrain.track.text import MARKS
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def check(arguments: Sequence[str], *, fast: bool, as_json: bool) -> int:
     with contextlib.redirect_stdout(sys.stderr), showing(), phase("checking"):
         report = check_file(path, overrides, fast=fast)
     if as_json:
-        print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2))
+        say_json(report.to_dict())
     else:
-        Console().print(render(report))
+        Terminal().print(render(report))
     return 0 if report.ok else 1
 
 

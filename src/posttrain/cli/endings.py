@@ -12,9 +12,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-import typer
-
-from posttrain.track.text import printable
+from posttrain.track.terminal import say
 
 _PACKAGE = Path(__file__).parents[1]
 _MAX_IN_GROUP = 3
@@ -58,7 +56,7 @@ def tell(error: BaseException) -> int:
     if quiet:
         return 128 + signal.SIGPIPE
     if isinstance(error, KeyboardInterrupt):
-        _say(_text(error) or "stopped", colour=None)
+        _say(_text(error) or "stopped", colour="")
         return 128 + int(getattr(error, "number", signal.SIGINT))
     if isinstance(error, SystemExit):
         where = f"in code that posttrain called ({_place(error)})"
@@ -99,15 +97,14 @@ def _place(error: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown line"
 
 
-def _say(line: str, *, colour: str | None = typer.colors.RED) -> None:
+def _say(line: str, *, colour: str = "red") -> None:
     _write(f"posttrain: {line}", colour=colour)
 
 
-def _write(text: str, *, colour: str | None = None) -> None:
-    """To standard error, if there is still someone; what a terminal would obey is written out."""
-    shown = "\n".join(printable(line) for line in text.split("\n"))
-    with contextlib.suppress(OSError, ValueError):
-        typer.secho(shown, fg=colour, err=True)
+def _write(text: str, *, colour: str = "") -> None:
+    """To standard error, if there is still someone."""
+    with contextlib.suppress(OSError, ValueError, SystemExit):
+        say(text, style=colour, error=True)
 
 
 def _nobody_reads(error: BaseException) -> bool:

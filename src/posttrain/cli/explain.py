@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from posttrain.algorithms.choices import GRADIENTS
 from posttrain.algorithms.table import (
@@ -18,6 +18,7 @@ from posttrain.algorithms.table import (
     kinds_of,
     pieces,
 )
+from posttrain.track.terminal import Terminal
 
 ABOUT_KL = (
     "The gradient that a KL in the loss has on average, where π is still π_old, with "
@@ -28,16 +29,17 @@ ABOUT_KL = (
 
 def explain(names: Sequence[str]) -> None:
     """Print all algorithms, one, the difference of two, a piece, or what a KL pulls along."""
-    console = Console()
+    console = Terminal()
     if len(names) > 2:
         raise ValueError("explain: give no name, one name, or two names to compare")
     if not names:
         console.print(_all())
         console.print(
-            "\n[dim]posttrain explain grpo       its equation, pieces and neighbours\n"
+            "\nposttrain explain grpo       its equation, pieces and neighbours\n"
             "posttrain explain grpo ppo   what sets two apart\n"
             "posttrain explain gae        a piece with its options: an advantage, a loss …\n"
-            "posttrain explain kl         the gradient of each KL estimator in the loss[/dim]"
+            "posttrain explain kl         the gradient of each KL estimator in the loss",
+            style="dim",
         )
     elif names == ["kl"]:
         _divergences(console)
@@ -68,22 +70,22 @@ def _all() -> Table:
     for name, row in ALGORITHMS.items():
         kl = "—" if row.kl.placement == "none" else f"{row.kl.placement} {row.kl.coefficient:g}"
         advantage = row.advantage["name"] + (" + critic" if row.critic else "")
-        table.add_row(f"[bold]{name}[/bold]", advantage, row.loss["name"], row.weights["name"], kl)
+        table.add_row(Text(name, "bold"), advantage, row.loss["name"], row.weights["name"], kl)
     return table
 
 
 def _one(console: Console, name: str) -> None:
     row = algorithm(name)
-    console.print(f"[bold]{name}[/bold]  {row.title}\n[dim]{row.reference}[/dim]\n")
-    console.print(Padding(row.equation, (0, 0, 1, 4)), markup=False)
+    console.print(Text.assemble((name, "bold"), f"  {row.title}\n", (f"{row.reference}\n", "dim")))
+    console.print(Padding(row.equation, (0, 0, 1, 4)))
     table = Table(box=None, show_header=False, padding=(0, 2))
     for piece, value in pieces(name).items():
-        table.add_row(f"[dim]{piece}[/dim]", value)
+        table.add_row(Text(piece, "dim"), value)
     console.print(table)
     if row.kl.placement == "loss":
         gradient = GRADIENTS[row.kl.estimator, "reverse"][0]  # as every row has it
         text = f"\nThe gradient of its KL is on average {gradient}: posttrain explain kl"
-        console.print(text, markup=False, style="dim")
+        console.print(text, style="dim")
     for neighbour in row.neighbours:
         console.print(_compared(name, neighbour))
 
@@ -93,8 +95,8 @@ def _divergences(console: Console) -> None:
     for heading in ("estimator", "direction", "k, plain", "ρ·k, weighted"):
         table.add_column(heading)
     for (estimator, direction), gradients in GRADIENTS.items():
-        table.add_row(estimator, direction, *map(escape, gradients))
-    console.print(ABOUT_KL.replace("`", ""), markup=False)
+        table.add_row(estimator, direction, *gradients)
+    console.print(ABOUT_KL.replace("`", ""))
     console.print(table)
 
 

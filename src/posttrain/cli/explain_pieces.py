@@ -8,6 +8,7 @@ import re
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from posttrain.algorithms.pieces import needed, smallest_group
 from posttrain.algorithms.table import ALGORITHMS, Algorithm, PieceKind, piece_table, real_piece
@@ -46,12 +47,12 @@ HEADINGS: dict[PieceKind, tuple[str, str]] = {
 
 def explain_piece(console: Console, name: str, *, kind: PieceKind) -> None:
     """Print what a piece does, its options, what it asks for, and who has it."""
-    console.print(f"[bold]{name}[/bold]  {kind}\n")
+    console.print(Text.assemble((name, "bold"), f"  {kind}\n"))
     for paragraph in told(name, kind):
-        console.print(Padding(paragraph, (0, 0, 1, 4)), markup=False)
+        console.print(Padding(paragraph, (0, 0, 1, 4)))
     table = Table(box=None, show_header=False, padding=(0, 2))
     for label, value in _rows(name, kind).items():
-        table.add_row(f"[dim]{label}[/dim]", value)
+        table.add_row(Text(label, "dim"), value)
     console.print(table)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +15,7 @@ from posttrain.cli.loading import loading
 from posttrain.config import GradingSection
 from posttrain.config.pieces import complete_reward
 from posttrain.config.read import parse_value
+from posttrain.track.terminal import Terminal
 from posttrain.track.text import printable
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def grade(
 
     if out is not None:
         check_out(out, path)  # now, not after an hour of grading
-    console = Console()
+    console = Terminal()
     columns = ("grading", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bars:
         bar = bars.add_task("", total=None)

@@ -1,11 +1,15 @@
-"""A mistyped option of a command that also takes overrides: it is not taken for one of them."""
+"""What was mistyped: an option is not taken for an override, and no word acts when it is shown."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+from collections.abc import Iterator
 from typing import Any
 
 from typer.core import TyperCommand
+
+from posttrain.track.text import harmless
 
 
 class WithOverrides(TyperCommand):
@@ -20,3 +24,14 @@ class WithOverrides(TyperCommand):
                 if near:
                     raise ValueError(f"{self.name}: no option {name}; did you mean {near[0]}?")
         return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def harmless_mistypings() -> Iterator[None]:
+    """What typer refuses it shows itself, with the words that were typed."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "format_message"):
+            error.message = harmless(error.message)  # type: ignore[attr-defined]
+        raise

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from posttrain.cli.evaluate import check_typed, evaluation_recipe
@@ -21,6 +20,7 @@ from posttrain.config import (
     render_dry_run,
     resolve,
 )
+from posttrain.track.terminal import Terminal
 
 Command = Literal["run", "sft", "prefer", "reward", "rl"]
 
@@ -40,9 +40,9 @@ def run_recipe(
     audited = ["--rl.audit", "true"] if audit else []
     recipe, text = _read([*arguments, *audited], command)
     if dry_run:
-        Console().print(render_dry_run(recipe), markup=False, highlight=False, soft_wrap=True)
+        Terminal().print(render_dry_run(recipe), highlight=False, soft_wrap=True)
         return
-    console = Console()
+    console = Terminal()
     with loading(console):  # a mistake in the recipe shows before the libraries are there
         resolved = resolve(recipe)
         importlib.import_module("posttrain.build.run")
@@ -53,7 +53,7 @@ def run_recipe(
 
 def resume_run(folder: Path, *, allow_changes: Sequence[str]) -> None:
     """Go on with the run in a folder, by the recipe that it holds."""
-    console = Console()
+    console = Terminal()
     folder = folder.absolute()
     with loading():
         from posttrain.build.places import go_back
@@ -61,7 +61,7 @@ def resume_run(folder: Path, *, allow_changes: Sequence[str]) -> None:
         from posttrain.runs import RunFolder
 
     if moved := go_back(RunFolder(folder)):
-        console.print(f"{folder}: {moved}", markup=False, soft_wrap=True)
+        console.print(f"{folder}: {moved}", soft_wrap=True)
     recipe = recorded_recipe(folder)
     _run(recipe, console=console, resume=True, allow_changes=_keys(allow_changes))
 
@@ -89,7 +89,7 @@ def evaluate_model(
         from posttrain.build.evaluation_table import render_evaluation
         from posttrain.build.results import write_evaluation
 
-    console = Console()
+    console = Terminal()
     recipe = evaluation_recipe(model, task=task, overrides=overrides, out=out, console=console)
     found = evaluate_recipe(recipe)
     title = (recipe.task or {})["name"]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from posttrain.runs import Overview, compare, find_runs, overview, printable
+from posttrain.track.terminal import Terminal, say, say_json
 
 STYLES = {"finished": "green", "running": "cyan", "unfinished": "yellow", "broken": "bold red"}
 REWARD_IS = "reward: of training, means of the first and the last tenth of the steps (ten at most)"
@@ -29,9 +29,9 @@ def show_runs(folders: Sequence[Path], *, as_json: bool) -> None:
     differing = compare(paths) if named else {}
     if as_json:
         found = {"runs": [asdict(row) for row in rows]} | ({"config": differing} if named else {})
-        print(json.dumps(found, default=str, ensure_ascii=False, indent=2))
+        say_json(found)
         return
-    console = Console()
+    console = Terminal()
     if not rows:
         console.print(Text(f"{asked[0]}: holds no runs; posttrain run RECIPE.toml makes one"))
         return
@@ -132,4 +132,4 @@ def export_run(folder: Path, *, out: Path | None) -> None:
     from posttrain.runs import RunFolder, export
 
     for path in export(RunFolder(folder), out):
-        Console().print(Text(f"{path}: written"), soft_wrap=True)
+        say(f"{path}: written")

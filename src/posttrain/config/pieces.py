@@ -128,6 +128,7 @@ def complete_reward(name: str, given: Spec, *, key: str = "rewards") -> Spec:
     ``maximum`` says what the reward gives at most, where the function has no such option itself.
     """
     from posttrain.rewards.bound import take_maximum
+    from posttrain.rewards.declared import called
 
     chosen = {option: value for option, value in given.items() if option != "weight"}
     function = look_up(name, reward_table(), kind=key)
@@ -135,6 +136,7 @@ def complete_reward(name: str, given: Spec, *, key: str = "rewards") -> Spec:
     if "maximum" in chosen and "maximum" not in options(function) and name != MODEL_REWARD:
         declared["maximum"] = take_maximum(function, chosen, kind=f"{key} {name!r}")
     _check(function, chosen, key=f"{key} {name!r}")
+    called("check_options", function, kind=f"{key}.{name}", chosen=chosen)
     return {"weight": given["weight"], **declared, **_written_out(function, chosen)}
 
 

@@ -11,6 +11,7 @@ from posttrain.config.preference_rules import PREFERENCE_RULES
 from posttrain.config.rl_rules import ENGINE_RULES, PIECE_RULES, RL_CAUTIONS, RL_RULES
 from posttrain.config.rules import EVAL_RULES, RECIPE_CAUTIONS, RECIPE_RULES, SFT_RULES
 from posttrain.config.toml import value_text
+from posttrain.config.usual import USUAL
 
 HEAD = """\
 # Configuration
@@ -180,4 +181,7 @@ def _rules() -> str:
     lines = [f"* {(rule.__doc__ or '').strip()}" for rule in refused] + [KL_RULE]
     lines += ["", "Said, but not refused:", ""]
     lines += [f"* {(rule.__doc__ or '').strip()}" for rule in cautions]
+    lines += ["* A value that is not usual (`clip_low` and the next three are options of pieces):"]
+    lines += ["", "| key | usual | beyond |", "|---|---|---|"]
+    lines += [f"| `{key}` | {usual} | {usual.why} |" for key, usual in USUAL.items()]
     return "\n".join(lines) + "\n"

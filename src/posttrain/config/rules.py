@@ -12,7 +12,8 @@ from pathlib import Path
 
 from posttrain.config.preference_rules import PREFERENCE_RULES
 from posttrain.config.rl_rules import ENGINE_RULES, PIECE_RULES, RL_CAUTIONS, RL_RULES
-from posttrain.config.sections import EvalSection, Recipe, RlSection, SftSection
+from posttrain.config.sections import EvalSection, Recipe, RewardSection, RlSection, SftSection
+from posttrain.config.usual import unusual
 from posttrain.registry import did_you_mean
 
 NO_WEIGHT = "every weight is 0, so nothing can be learned; give one another weight"
@@ -76,6 +77,25 @@ def best_without_measure(recipe: Recipe) -> str | None:
             "rl.save_every to a multiple of rl.evaluate_every, or run.keep_best to 0"
         )
     return None
+
+
+def decay_of_everything(recipe: Recipe) -> str | None:
+    """learning_rate × weight_decay is below 1: each step takes that share off every weight."""
+    for stage, section in _learning(recipe).items():
+        share = section.learning_rate * section.weight_decay
+        if share >= 1:
+            return (
+                f"{stage}.weight_decay: {section.weight_decay:g} × {stage}.learning_rate = "
+                f"{section.learning_rate:g} takes {share:g} of every weight off at each step; set "
+                f"it below {1 / section.learning_rate:g} (0.01 and 0.1 are usual)"
+            )
+    return None
+
+
+def _learning(recipe: Recipe) -> dict[str, SftSection | RewardSection | RlSection]:
+    """The sections of the stages that train, where they are run."""
+    found = {"sft": recipe.sft, "reward": recipe.reward, "rl": recipe.rl}
+    return {name: part for name, part in found.items() if part and name in recipe.stages}
 
 
 # ------------------------------------------------------------------------------------- [sft]
@@ -152,15 +172,14 @@ def temperature_of_greedy(section: EvalSection) -> str | None:
 
 def update_lost_in_rounding(recipe: Recipe) -> str | None:
     """Weights in bfloat16 lose small updates."""
-    learning = {"sft": recipe.sft, "reward": recipe.reward, "rl": recipe.rl}
-    run = [section for stage, section in learning.items() if stage in recipe.stages]
-    rates = [section.learning_rate for section in run if section is not None]
+    rates = [section.learning_rate for section in _learning(recipe).values()]
     if recipe.model.dtype == "bfloat16" and any(rate < 1e-4 for rate in rates):
         return "model.dtype: in bfloat16 updates below 1/256 of a weight vanish; use float32"
     return None
 
 
 RECIPE_RULES: list[Callable[[Recipe], str | None]] = [
+    decay_of_everything,
     repeated_names,
     system_without_chat,
     compute_above_weights,
@@ -206,7 +225,7 @@ def broken_engine_rules(rl: RlSection) -> list[str]:
 
 def cautions(recipe: Recipe) -> list[str]:
     """What may not be meant in a resolved recipe, though it can be run."""
-    found = [*recipe.told, *(rule(recipe) for rule in RECIPE_CAUTIONS)]
+    found = [*recipe.told, *(rule(recipe) for rule in RECIPE_CAUTIONS), *unusual(recipe)]
     if recipe.rl is not None and "rl" in recipe.stages:
         found += [rule(recipe.rl) for rule in RL_CAUTIONS]
     return [caution for caution in found if caution]

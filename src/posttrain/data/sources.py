@@ -10,6 +10,17 @@ from typing import Any
 
 MAX_LINE_BYTES = 64 * 2**20
 MAX_FILE_BYTES = 8 * 2**30
+_OTHERS = {
+    b"\x1f\x8b": ("a gzip archive", "unpack it with gunzip"),
+    b"BZh": ("a bzip2 archive", "unpack it with bunzip2"),
+    b"\xfd7zXZ": ("an xz archive", "unpack it with unxz"),
+    b"\x28\xb5\x2f\xfd": ("a zstd archive", "unpack it with unzstd"),
+    b"PK\x03\x04": ("a zip archive", "unpack it with unzip"),
+    b"PAR1": ("a Parquet file", "write its rows as JSON objects, one per line"),
+    b"\xff\xfe": ("UTF-16 text", "convert it with iconv -f UTF-16 -t UTF-8"),
+    b"\xfe\xff": ("UTF-16 text", "convert it with iconv -f UTF-16 -t UTF-8"),
+}
+MEND = "mend or remove the line"
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -110,11 +121,19 @@ def check_messages(messages: Any, *, where: str) -> tuple[dict[str, str], ...]:
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
     """The lines that are not blank. Split at newlines alone: U+2028 may stand inside a string."""
     with file.open("rb") as opened:
-        for number, line in enumerate(opened, start=1):
+        _check_begins(opened.read(8), file)
+        opened.seek(0)
+        read = iter(lambda: opened.readline(MAX_LINE_BYTES + 1), b"")
+        for number, line in enumerate(read, start=1):
             if len(line) > MAX_LINE_BYTES:
                 raise ValueError(
-                    f"{file}:{number}: a line of {len(line) / 2**20:.0f} MiB; is this one JSON "
-                    "array? Write one object per line"
+                    f"{file}:{number}: a line of more than {MAX_LINE_BYTES / 2**20:.0f} MiB; is "
+                    "this one JSON array? Write one object per line"
+                )
+            if b"\0" in line:
+                raise ValueError(
+                    f"{file}:{number}: NUL bytes, which JSON has none of: the file is damaged, or "
+                    "UTF-16; copy it again, or convert it with iconv -f UTF-16 -t UTF-8"
                 )
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -127,16 +146,23 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
                 yield number, text
 
 
+def _check_begins(begins: bytes, file: Path) -> None:
+    """Raise where the first bytes are those of another kind of file."""
+    for magic, (what, mend) in _OTHERS.items():
+        if begins.startswith(magic):
+            raise ValueError(f"{file}: is {what}, not JSONL; {mend}")
+
+
 def _parse(text: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
-        hint = "; is this one JSON array? Write one object per line" if text[0] == "[" else ""
+        array = "is this one JSON array? Write one object per line" if text[0] == "[" else MEND
         raise ValueError(
-            f"{where}: not valid JSON ({error.msg} at column {error.colno}){hint}"
+            f"{where}: not valid JSON ({error.msg} at column {error.colno}); {array}"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not valid JSON ({error})") from error
+        raise ValueError(f"{where}: not valid JSON ({error}); {MEND}") from error
     if not isinstance(row, dict):
         raise ValueError(f"{where}: expected a JSON object like {{…}}, got {_short(row)}")
     return row

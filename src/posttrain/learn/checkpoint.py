@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -27,6 +27,7 @@ from posttrain.learn.learner import LocalLearner
 from posttrain.learn.trained import Trained
 
 MODEL = "model"
+ELSEWHERE = "resume from another checkpoint, or start the stage anew"
 
 
 def save_learner(learner: LocalLearner, folder: Path) -> dict[str, Any]:
@@ -122,9 +123,12 @@ def _stored(path: Path) -> Iterator[tuple[str, Tensor]]:
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     for file in files:
         if file.exists():
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 - it is no dict
-                    yield name, opened.get_tensor(name)
+            try:
+                with safe_open(file, framework="pt") as opened:
+                    for name in opened.keys():  # noqa: SIM118 - it is no dict
+                        yield name, opened.get_tensor(name)
+            except SafetensorError as error:
+                raise ValueError(f"{file}: is damaged ({error}); {ELSEWHERE}") from error
 
 
 @torch.no_grad()
@@ -175,14 +179,22 @@ def _save_optimizer(trained: Trained, path: Path) -> dict[str, Any]:
 
 def _load_optimizer(trained: Trained, path: Path, *, numbers: Mapping[str, Any]) -> None:
     positions = {name: number for number, name in enumerate(_names(trained))}
+    weights = dict(trained.module.named_parameters())
     state: dict[int, dict[str, Any]] = {}
     for given, value in _stored(path):
         key, _, name = given.partition(" ")
         if name not in positions:
-            raise ValueError(f"{path}: holds {name!r}, which is not trained here")
+            raise ValueError(f"{path}: holds {given!r}, which is not trained here; {ELSEWHERE}")
+        if value.ndim and value.shape != weights[name].shape:
+            shapes = f"{list(value.shape)}, not {list(weights[name].shape)}"
+            raise ValueError(f"{path}: {given!r} has the shape {shapes}; {ELSEWHERE}")
         state.setdefault(positions[name], {})[key] = value
     for name, held in numbers["numbers"].items():
         state.setdefault(positions[name], {}).update(held)
+    kinds = {frozenset(moments) for moments in state.values()}
+    if numbers["num_steps"] and len(kinds) != 1:
+        what = "some weights lack moments" if kinds else "holds no moments of an optimiser"
+        raise ValueError(f"{path}: {what}; {ELSEWHERE}")
     groups = trained.optimizer.state_dict()["param_groups"]
     trained.optimizer.load_state_dict({"state": state, "param_groups": groups})
     trained.num_steps = int(numbers["num_steps"])

@@ -8,9 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from posttrain.disk import sync, writing
+from posttrain.models.damaged import check_files
 
 
 def check_folder(folder: Path, *, kind: str = "model") -> None:
@@ -41,14 +40,7 @@ def check_folder(folder: Path, *, kind: str = "model") -> None:
             f"{kind}: {str(folder)!r} holds no tokenizer; copy tokenizer.json and "
             "tokenizer_config.json of the model it was made from into it"
         )
-    for path in weights:
-        try:
-            with safe_open(path, framework="pt"):  # reads what it holds, not the weights
-                pass
-        except SafetensorError as error:
-            raise ValueError(
-                f"{kind}: {str(path)!r} is damaged ({error}); copy it again"
-            ) from error
+    check_files(folder, kind=kind)
 
 
 @contextlib.contextmanager

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import struct
 from pathlib import Path
 
 import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from posttrain.models.damaged import AGAIN
+
+_MAGIC = b"GGUF"
+_HEADER = struct.Struct("<4sIQQ")  # the magic, the version, how many tensors, how many facts
+_WEIGHTS_PER_BYTE = 8  # no quantisation takes less than a bit
 
 
 def read_gguf(
@@ -28,10 +36,12 @@ def read_gguf(
         raise ValueError(
             f"model: reading {file.name!r} needs the package gguf: pip install 'posttrain[gguf]'"
         )
+    _check_magic(file)
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     config = AutoConfig.from_pretrained(**where)
     # By class: the automatic choice of some versions adds tokens that the file does not have.
     tokenizer = PreTrainedTokenizerFast.from_pretrained(**where)
+    _check_size(config, file)
     model = AutoModelForCausalLM.from_config(
         config, dtype=dtype, attn_implementation=attn_implementation
     )
@@ -46,3 +56,27 @@ def read_gguf(
             "upgrade transformers, or start from the model's safetensors folder"
         )
     return model, tokenizer
+
+
+def _check_magic(file: Path) -> None:
+    with file.open("rb") as opened:
+        begins = opened.read(_HEADER.size)
+    if not begins.startswith(_MAGIC) or len(begins) < _HEADER.size:
+        what = "is empty" if not begins else f"begins with {begins[:8]!r}"
+        raise ValueError(f"model: {str(file)!r} {what}, so it is no GGUF file, or cut off; {AGAIN}")
+
+
+def _check_size(config: PretrainedConfig, file: Path) -> None:
+    """Raise where the file asks for a model that it cannot hold, before there is memory for it."""
+    with file.open("rb") as opened:
+        num_tensors = int(_HEADER.unpack(opened.read(_HEADER.size))[2])
+    size, layers = file.stat().st_size, config.get_text_config().num_hidden_layers
+    if layers <= num_tensors:
+        with torch.device("meta"):
+            planned = AutoModelForCausalLM.from_config(config)
+        if planned.num_parameters() <= _WEIGHTS_PER_BYTE * size:
+            return
+    raise ValueError(
+        f"model: {str(file)!r} is damaged: it speaks of a model that does not fit into its "
+        f"{num_tensors:,} tensors and {size:,} bytes; {AGAIN}"
+    )

@@ -23,10 +23,11 @@ from transformers import (
 )
 
 from posttrain import registry
+from posttrain.models.damaged import check_finite, check_fit, explained
 from posttrain.models.folder import check_folder
 from posttrain.models.gguf import read_gguf
 from posttrain.models.hub import why_unreachable
-from posttrain.models.quiet import without_bars
+from posttrain.models.quiet import without_bars, without_reports
 from posttrain.models.size import check_parts, check_size
 from posttrain.models.tiny import build_tiny
 
@@ -76,11 +77,13 @@ def load_policy(
         model, tokenizer = build_tiny(**{"seed": seed, **options})
     elif path.is_file():
         _check_gguf_name(path)
-        model, tokenizer = read_gguf(path, dtype=precision, **_local_options(path, options))
+        given = _local_options(path, options)
+        with explained(str(path), kind="model"):
+            model, tokenizer = read_gguf(path, dtype=precision, **given)
     elif path.is_dir():
         check_folder(path)
         given = {"local_files_only": True, **_local_options(path, options)}
-        with without_bars():
+        with without_bars(), explained(str(path), kind="model"):
             model, tokenizer = _from_pretrained(str(path), dtype=precision, options=given)
     else:
         _check_hub_name(source, path)
@@ -88,6 +91,7 @@ def load_policy(
         given = _hub_options(**options)
         model, tokenizer = _from_hub(source, dtype=precision, options=given)
     cast(model, precision)
+    check_finite(model, source=source, kind="model")
     return _finish(model.to(_device(device)), tokenizer, source=source)
 
 
@@ -162,7 +166,8 @@ def _from_hub(
     unreachable = why_unreachable()
     try:
         local = {"local_files_only": bool(unreachable)}
-        return _from_pretrained(name, dtype=dtype, options={**options, **local})
+        with explained(name, kind="model", local=False):
+            return _from_pretrained(name, dtype=dtype, options={**options, **local})
     except OSError as error:
         near = _near(name)
         download = f"(hf download {name} --local-dir FOLDER) and give the folder"
@@ -205,21 +210,25 @@ def _from_pretrained(
         ) from error
     check_size(config, where=where, dtype=dtype)
     switch_off_dropout(config)
-    model, report = AutoModelForCausalLM.from_pretrained(
-        source,
-        config=config,
-        dtype=dtype,
-        use_safetensors=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-        **options,
-    )
+    with without_reports():
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are named below
+            **options,
+        )
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise ValueError(
             f"model: {source!r} lacks {len(missing)} weights of a {type(model).__name__} "
-            f"({', '.join(missing[:3])} …): it is not a causal language model, or not all of it"
+            f"({', '.join(missing[:3])} …): it is not a causal language model, or "
+            "not all of it; give the folder of a whole one"
         )
+    check_fit(report, source=source, kind="model")
     return model, tokenizer
 
 

@@ -1,4 +1,4 @@
-"""Silence for what takes no time: the bars transformers draws while it reads or writes a folder."""
+"""Silence for what transformers draws and reports while it reads or writes a folder."""
 
 from __future__ import annotations
 
@@ -18,3 +18,14 @@ def without_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def without_reports() -> Iterator[None]:
+    """No warnings of transformers inside, for the caller looks at what they are about itself."""
+    shown = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(shown)

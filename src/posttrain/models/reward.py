@@ -23,10 +23,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from posttrain.models.damaged import check_finite, check_fit, explained
 from posttrain.models.folder import check_folder, replacing_folder
 from posttrain.models.hub import why_unreachable
 from posttrain.models.load import Policy, cast, find_dtype, switch_off_dropout
-from posttrain.models.quiet import without_bars
+from posttrain.models.quiet import without_bars, without_reports
 from posttrain.models.sampling import at_least_float32
 from posttrain.models.size import check_parts, check_size
 from posttrain.types import Batch
@@ -133,18 +134,22 @@ def load_reward(source: str, *, dtype: str = "float32", device: str = "cpu") -> 
     check_parts(config.to_dict(), where=f"{source}/config.json")
     check_size(config, where=f"{source}/config.json", dtype=find_dtype(dtype))
     switch_off_dropout(config)
-    with without_bars():
+    local = path.is_dir()
+    with without_bars(), without_reports(), explained(source, kind="reward model", local=local):
         model, report = AutoModelForSequenceClassification.from_pretrained(
             source,
             config=config,
             dtype=find_dtype(dtype),
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are named below
             **given,
         )
     if report["missing_keys"]:
         missing = ", ".join(sorted(report["missing_keys"])[:3])
         raise ValueError(f"reward model: {source!r} lacks the weights {missing}: it {_NO_HEAD}")
+    check_fit(report, source=source, kind="reward model", leave="lm_head")
+    check_finite(model, source=source, kind="reward model")
     return _with_notes(model.to(device).eval(), tokenizer, source=source)
 
 

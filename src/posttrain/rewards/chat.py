@@ -5,7 +5,9 @@ from __future__ import annotations
 import email.utils
 import http.client
 import json
+import os
 import random
+import re
 import time
 import urllib.error
 import urllib.parse
@@ -18,17 +20,39 @@ MAX_RESPONSE_BYTES = 1_000_000
 MAX_WAIT = 60.0  # seconds between two attempts; a server that asks for more is given up on
 _CHUNK = 65_536
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+_HOST = re.compile(r"[A-Za-z0-9._-]+(:[0-9]+)?|\[[0-9A-Fa-f:.]+\](:[0-9]+)?")
+KEYS = {
+    "api.openai.com": "OPENAI_API_KEY",
+    "api.anthropic.com": "ANTHROPIC_API_KEY",
+    "api.deepseek.com": "DEEPSEEK_API_KEY",
+    "api.groq.com": "GROQ_API_KEY",
+    "api.mistral.ai": "MISTRAL_API_KEY",
+    "api.together.xyz": "TOGETHER_API_KEY",
+    "generativelanguage.googleapis.com": "GEMINI_API_KEY",
+    "openrouter.ai": "OPENROUTER_API_KEY",
+}
+"""Hosts, and the variable that usually holds their key: it goes to its own host unasked."""
 
 
 class ChatError(Exception):
-    """A call that brought no answer; ``passing`` says that a later one may."""
+    """A call that brought no answer; ``passing`` says that a later one may.
+
+    ``there`` says that a server of this kind has answered, or took too long over it.
+    """
 
     def __init__(
-        self, reason: str, *, passing: bool, timed_out: bool = False, after: float | None = None
+        self,
+        reason: str,
+        *,
+        passing: bool,
+        timed_out: bool = False,
+        there: bool = False,
+        after: float | None = None,
     ) -> None:
         super().__init__(reason)
         self.passing = passing
         self.timed_out = timed_out
+        self.there = there or timed_out
         self.after = after  # seconds that the server asks for
 
 
@@ -55,8 +79,10 @@ def endpoint(url: str, *, has_key: bool) -> str:
     'https://api.openai.com/v1/chat/completions'
     """
     parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"url: expected https://… (or http://…), got {url!r}")
+    # A user's name, or a backslash, would let one reader see another host than the next.
+    strange = any(character <= " " or character == "\x7f" for character in url)
+    if strange or parts.scheme not in ("http", "https") or not _HOST.fullmatch(parts.netloc):
+        raise ValueError(f"url: expected https://HOST/… (or http://HOST/…), got {url!r}")
     if has_key and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
         raise ValueError(
             f"url: {url!r} would send the API key in the clear; use https, or unset the key's "
@@ -64,6 +90,24 @@ def endpoint(url: str, *, has_key: bool) -> str:
         )
     url = url.rstrip("/")
     return url if url.endswith("/chat/completions") else f"{url}/chat/completions"
+
+
+def key_for(url: str, variable: str) -> str:
+    """The key for a host: the one that is usual there, or that of the ``variable`` named.
+
+    A recipe may be a stranger's, and name any variable and any host. So a key goes only to the host
+    of :data:`KEYS` that it is for, and to those that ``VARIABLE_HOSTS`` in the environment names.
+    """
+    host = urllib.parse.urlsplit(url).hostname or ""
+    name = variable or KEYS.get(host, "")
+    key = os.environ.get(name, "") if name else ""
+    named = [word.strip().lower() for word in os.environ.get(f"{name}_HOSTS", "").split(",")]
+    if key and KEYS.get(host) != name and host not in named:
+        raise ValueError(
+            f"api_key_variable: {name} is not sent to {host!r}, because nobody outside the recipe "
+            f"has said that it is for that host; if it is: export {name}_HOSTS={host}"
+        )
+    return key
 
 
 def ask(url: str, body: Mapping[str, Any], *, key: str, seconds: float) -> Reply:
@@ -75,8 +119,11 @@ def ask(url: str, body: Mapping[str, Any], *, key: str, seconds: float) -> Reply
         endpoint(url, has_key=bool(key)), data=json.dumps(body).encode(), headers=headers
     )
     deadline = time.monotonic() + seconds
+    handlers: list[Any] = [_NoRedirect]
+    if urllib.parse.urlsplit(url).hostname in _LOOPBACK:  # a proxy would read the key
+        handlers.append(urllib.request.ProxyHandler({}))
     try:
-        with urllib.request.build_opener(_NoRedirect).open(request, timeout=seconds) as response:
+        with urllib.request.build_opener(*handlers).open(request, timeout=seconds) as response:
             return _reply(_read(response, deadline))
     except urllib.error.HTTPError as error:
         with error:  # it holds the connection
@@ -132,7 +179,10 @@ def _refusal(error: urllib.error.HTTPError) -> ChatError:
     after = _seconds(error.headers.get("Retry-After", ""))
     passing = error.code in (408, 429) or error.code >= 500
     return ChatError(
-        f"HTTP {error.code}", passing=passing and (after or 0.0) <= MAX_WAIT, after=after
+        f"HTTP {error.code}",
+        passing=passing and (after or 0.0) <= MAX_WAIT,
+        there=passing,
+        after=after,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -13,6 +13,8 @@ def declare(
     checks_answer: bool | None = None,
     maximum: float | None = None,
     longest_call: Callable[..., float] | None = None,
+    check_options: Callable[..., None] | None = None,
+    check_ready: Callable[..., None] | None = None,
 ) -> Callable[[Function], Function]:
     """Mark a reward function with ``checks_answer`` and ``maximum``, which may also be set plainly.
 
@@ -21,6 +23,10 @@ def declare(
     given stays as it was declared before. ``longest_call`` is for a reward that has a time limit of
     its own, and scores 0 what exceeds it: given the reward's options, it says how many seconds one
     call may take, and the grading pool waits for at least as long.
+
+    ``check_options`` and ``check_ready`` are called with the options of the reward, and raise
+    ``ValueError``: the first when a recipe is read, where an option makes no sense, the second
+    before anything is trained, where what the reward needs (a server, say) is not there.
 
     >>> @declare(maximum=10)
     ... def out_of_ten(completion: str, answer: str) -> float:
@@ -37,6 +43,21 @@ def declare(
             declared.maximum = maximum
         if longest_call is not None:
             declared.longest_call = longest_call
+        if check_options is not None:
+            declared.check_options = check_options
+        if check_ready is not None:
+            declared.check_ready = check_ready
         return function
 
     return mark
+
+
+def called(check: str, function: Any, *, kind: str, chosen: Mapping[str, Any]) -> None:
+    """Call what a reward has declared as ``check`` with its options; errors begin with ``kind``."""
+    given = getattr(function, check, None)
+    if given is None:
+        return
+    try:
+        given(**chosen)
+    except ValueError as error:
+        raise ValueError(f"{kind}: {error}") from None

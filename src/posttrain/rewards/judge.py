@@ -9,9 +9,11 @@ import os
 import re
 import sqlite3
 import time
+import urllib.parse
 from typing import Any
 
-from posttrain.rewards.chat import ChatError, ask, wait_before
+from posttrain.rewards.chat import KEYS, ChatError, ask, endpoint, key_for, wait_before
+from posttrain.rewards.declared import declare
 from posttrain.types import Score
 from posttrain.types.text import ScoreState
 
@@ -49,7 +51,7 @@ def judge_verdict(
     model: str,
     rubric: str = RUBRIC,
     scale: float = 10.0,
-    api_key_variable: str = "OPENAI_API_KEY",
+    api_key_variable: str = "",
     seconds: float = 30.0,
     retries: int = 3,
     cache: str = "",
@@ -63,7 +65,9 @@ def judge_verdict(
     the whole of it. No verdict after all retries makes the score invalid, not 0. The parts ``cost``
     (by the prices of a million tokens) and ``calls`` say what the verdict took: 0 from the cache.
     """
-    _check(rubric=rubric, scale=scale, api_key_variable=api_key_variable, seconds=seconds)
+    check_options(
+        url=url, rubric=rubric, scale=scale, api_key_variable=api_key_variable, seconds=seconds
+    )
     texts = {"prompt": prompt, "completion": completion, "answer": str(answer)}
     messages = _messages(texts, rubric=rubric, scale=scale)
     body = {"model": model, "messages": messages, **(settings or {"temperature": 0.0})}
@@ -74,8 +78,7 @@ def judge_verdict(
     cost, failure = 0.0, ChatError("", passing=False)
     for attempt in range(retries + 1):
         try:
-            secret = os.environ.get(api_key_variable, "")
-            reply = ask(url, body, key=secret, seconds=seconds)
+            reply = ask(url, body, key=key_for(url, api_key_variable), seconds=seconds)
             cost += (reply.tokens_in * price_in + reply.tokens_out * price_out) / 1e6
             verdict = parse_verdict(reply.text, scale=scale)
             if verdict is not None:
@@ -89,9 +92,75 @@ def judge_verdict(
             break
         if attempt < retries:
             time.sleep(wait_before(attempt, failure))
-    hint = f"; is {api_key_variable} set?" if "HTTP 401" in str(failure) else ""
     state: ScoreState = "timeout" if failure.timed_out else "invalid"
-    return Score(value=0.0, state=state, reason=f"the judge gave no verdict: {failure}{hint}")
+    reason = (
+        f"the judge gave no verdict: {failure}{_hint(failure, url=url, variable=api_key_variable)}"
+    )
+    return Score(value=0.0, state=state, reason=reason)
+
+
+def check_options(
+    *,
+    url: str,
+    rubric: str = RUBRIC,
+    scale: float = 10.0,
+    api_key_variable: str = "",
+    seconds: float = 30.0,
+    **others: Any,
+) -> None:
+    """Raise where an option of the judge can only be a mistake, without asking anyone."""
+    if "{completion}" not in rubric:
+        raise ValueError("rubric: must hold {completion}, where the text to judge goes")
+    if scale <= 0 or seconds <= 0:
+        raise ValueError(f"scale and seconds must be above 0, got {scale} and {seconds}")
+    if api_key_variable and not _VARIABLE.fullmatch(api_key_variable):
+        raise ValueError(  # what was given may be the key: it is not repeated
+            "api_key_variable: expected the name of an environment variable, never the key itself"
+        )
+    endpoint(url, has_key=False)
+    endpoint(url, has_key=bool(key_for(url, api_key_variable)))
+
+
+def check_ready(
+    *,
+    url: str,
+    model: str,
+    api_key_variable: str = "",
+    seconds: float = 30.0,
+    cache: str = "",
+    settings: dict[str, Any] | None = None,
+    **others: Any,
+) -> None:
+    """Raise where the judge cannot be asked at all: a wrong address, model or key.
+
+    Where there is a cache already the judge has been asked before, and may not be needed.
+    """
+    secret = key_for(url, api_key_variable)
+    if api_key_variable and not secret:
+        raise ValueError(f"api_key_variable: {api_key_variable} is not set; export it")
+    if cache and os.path.exists(cache):
+        return
+    question = [{"role": "user", "content": "Say <score>0</score> and nothing else."}]
+    body = {"model": model, "messages": question, **(settings or {"temperature": 0.0})}
+    try:
+        ask(url, body, key=secret, seconds=seconds)
+    except ChatError as error:
+        if not error.there:
+            raise ValueError(
+                f"the judge {model!r} at {url!r} cannot be asked: {error}"
+                f"{_hint(error, url=url, variable=api_key_variable)}; mend its url, model or key"
+            ) from None
+
+
+declare(check_options=check_options, check_ready=check_ready)(judge_verdict)
+
+
+def _hint(error: ChatError, *, url: str, variable: str) -> str:
+    """Where a server asks for a key, which one it is given."""
+    if "HTTP 401" not in str(error):
+        return ""
+    known = variable or KEYS.get(urllib.parse.urlsplit(url).hostname or "")
+    return f"; is {known} set?" if known else "; name the variable of its key: api_key_variable"
 
 
 def parse_verdict(reply: str, *, scale: float) -> float | None:
@@ -116,17 +185,6 @@ def _json_score(reply: str) -> float | None:
         return None
     score = data.get("score") if isinstance(data, dict) else None
     return score if isinstance(score, int | float) and not isinstance(score, bool) else None
-
-
-def _check(*, rubric: str, scale: float, api_key_variable: str, seconds: float) -> None:
-    if "{completion}" not in rubric:
-        raise ValueError("rubric: must hold {completion}, where the text to judge goes")
-    if scale <= 0 or seconds <= 0:
-        raise ValueError(f"scale and seconds must be above 0, got {scale} and {seconds}")
-    if not _VARIABLE.fullmatch(api_key_variable):
-        raise ValueError(  # what was given may be the key: it is not repeated
-            "api_key_variable: expected the name of an environment variable, never the key itself"
-        )
 
 
 def _messages(texts: dict[str, str], *, rubric: str, scale: float) -> list[dict[str, str]]:

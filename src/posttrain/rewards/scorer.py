@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 from posttrain.registry import did_you_mean
 from posttrain.rewards import REWARDS
 from posttrain.rewards.bound import BoundReward, Weight, bind, checked, raised, usable
+from posttrain.rewards.declared import called
 from posttrain.rewards.grading import Results, Sample, grade
 from posttrain.types import Completion, Prompt, Rollout, Score
 
@@ -86,6 +88,18 @@ class RewardScorer:
     def functions(self) -> tuple[BoundReward, ...]:
         """The rewards that are functions, not scorers of whole batches."""
         return tuple(reward for reward in self.rewards if reward.kind != "scorer")
+
+    def check_ready(self) -> None:
+        """Raise ``ValueError`` where what a reward needs (a server, say) is not there."""
+        for reward in self.rewards:
+            function: Any = reward.function
+            bound = isinstance(function, functools.partial)
+            called(
+                "check_ready",
+                function.func if bound else function,
+                kind=f"rewards.{reward.name}",
+                chosen=function.keywords if bound else {},
+            )
 
     def check_columns(self, prompt: Prompt) -> None:
         """Raise a ``ValueError`` where a reward wants a column that the prompt does not have."""

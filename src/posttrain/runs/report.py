@@ -71,8 +71,9 @@ def metrics_csv(records: Sequence[Record]) -> str:
     columns = to_columns(merge_steps(records))
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    # A spreadsheet takes a cell that begins like this for a formula.
-    table.writerow([f"'{name}" if name[:1] in "=+-@\t\r" else name for name in columns])
+    # A name may hold anything; a spreadsheet takes a cell that begins like this for a formula.
+    names = map(printable, columns)
+    table.writerow([f"'{name}" if name.startswith(tuple("=+-@")) else name for name in names])
     table.writerows(zip(*columns.values(), strict=True))
     return text.getvalue()
 

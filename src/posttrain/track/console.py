@@ -18,6 +18,7 @@ from rich.text import Text
 from posttrain.track.progress import QUIET, current
 from posttrain.track.shown import Shown, choose, duration, sparkline
 from posttrain.track.stage import Stage
+from posttrain.track.terminal import Terminal
 from posttrain.track.text import printable
 
 _MISSING = "-"
@@ -191,4 +192,4 @@ def _cell(shown: Shown, text: str | None) -> Text | None:
 
 def _standard_output() -> Console:
     """Standard output; colours asked for by the environment do not make a file a terminal."""
-    return Console(force_interactive=None if sys.stdout.isatty() else False)
+    return Terminal(force_interactive=None if sys.stdout.isatty() else False)

@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from posttrain.track.shown import duration
+from posttrain.track.terminal import Terminal
 from posttrain.track.text import printable
 
 SHOWN_AFTER = 2.0  # seconds that a phase lasts before a log says a word
@@ -200,7 +201,7 @@ def showing(console: Console | None = None) -> Iterator[None]:
         return
     if console is None:
         force = None if sys.stderr.isatty() else False
-        console = Console(stderr=True, force_interactive=force)
+        console = Terminal(stderr=True, force_interactive=force)
     progress = Progress(console)
     token = _CURRENT.set(progress)
     try:

@@ -19,7 +19,7 @@ _ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\\": r"\\", "'": r"\'", "!":
 def printable(text: str, *, limit: int | None = None) -> str:
     r"""One line of harmless characters; a text over ``limit`` loses its middle, not its end.
 
-    Rich markup stays as it is: show the result in a ``rich.text.Text``, which knows none.
+    Rich markup stays as it is: :class:`posttrain.track.terminal.Terminal` knows none.
 
     >>> printable("a\x1b[2Jb\nc")
     'a\\x1b[2Jb\\nc'
@@ -30,6 +30,15 @@ def printable(text: str, *, limit: int | None = None) -> str:
         head = limit // 2
         text = f"{text[:head]}…{text[len(text) - (limit - head - 1) :]}" if limit > 1 else "…"
     return "".join(_visible(character) for character in text)
+
+
+def harmless(text: str) -> str:
+    r"""The lines of a text, each of harmless characters.
+
+    >>> harmless("one\ntwo\x1b[2J")
+    'one\ntwo\\x1b[2J'
+    """
+    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def command_line(*arguments: object) -> str:

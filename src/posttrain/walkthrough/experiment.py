@@ -17,6 +17,7 @@ from rich.progress import (
 )
 from torch import Tensor
 
+from posttrain.track.terminal import Terminal
 from posttrain.walkthrough import plots, report
 from posttrain.walkthrough.analysis import Row, make_row
 from posttrain.walkthrough.published import SEED
@@ -42,7 +43,7 @@ def run(*, out: Path, quick: bool = False, seeds: int | None = None) -> list[Row
     if num_seeds < 2:
         raise ValueError(f"seeds: a spread needs at least 2, got {num_seeds}; raise --seeds")
     out.mkdir(parents=True, exist_ok=True)
-    console, schedule = Console(), Schedule()
+    console, schedule = Terminal(), Schedule()
     num_gradients = NUM_GRADIENTS_QUICK if quick else NUM_GRADIENTS
     configurations = grid(quick=quick)
     with _progress(console) as progress:

@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from posttrain.track.terminal import Terminal
 from posttrain.walkthrough.settings import Configuration
 from posttrain.walkthrough.training import one_thread, train
 
@@ -34,7 +34,7 @@ def run_as_published(*, out: Path | None = None) -> list[dict[str, Any]]:
     also written there as ``as_published.json``.
     """
     rows = rerun()
-    console = Console()
+    console = Terminal()
     console.print(_table(rows))
     wrong = [row["delta"] for row in rows if not row["matches"]]
     if wrong:

@@ -30,7 +30,7 @@ def show(rows: Sequence[Row], console: Console) -> None:
     for line in summary(rows):
         console.print(line, highlight=False)
     for grid in grids(rows):
-        console.print(f"\n[bold]{grid.title}[/bold]", highlight=False)
+        console.print(f"\n{grid.title}", style="bold", highlight=False)
         console.print(_rich(grid))
 
 

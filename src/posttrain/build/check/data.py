@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from posttrain.build.check.answers import Answers, better_extract
 from posttrain.build.check.bench import Bench, heard
 from posttrain.build.check.report import Findings, State
-from posttrain.build.parts import filled, make_template, render_prompts
+from posttrain.build.parts import check_room, filled, make_template, render_prompts
 from posttrain.build.passes import passes, shared_prompts
 from posttrain.build.preference_rows import backbone_of, reward_rows
 from posttrain.build.sft_rows import sft_rows
@@ -21,6 +21,7 @@ from posttrain.build.trained_rows import (
     preferred_tests,
     told_leak,
 )
+from posttrain.config import RewardSection, SftSection
 from posttrain.data.template import words
 from posttrain.models.cache import context_length
 from posttrain.protocols import Task
@@ -102,7 +103,12 @@ def _check_sizes(bench: Bench, findings: Findings, *, task: Task) -> None:
             fix="set task.test_share or task.test_path, or drop [eval]",
         )
     else:
-        findings.passed("prompts", f"{train:,} train, {test:,} test")
+        findings.judged(
+            "prompts",
+            f"{train:,} train, {test:,} test",
+            state="warn" if 0 < train < test and "rl" in stages else "pass",
+            fix="hold out less: more prompts are held out than there are to learn from",
+        )
 
 
 def _asked(bench: Bench, prompts: Sequence[Prompt]) -> list[str]:
@@ -247,6 +253,8 @@ def check_prompts(bench: Bench, findings: Findings) -> None:
         rendered = parts.template.render(prompts[0])
         with findings.attempt("prompt"):
             _show(bench, findings, prompt=prompts[0], rendered=rendered)
+    with findings.guard("room for answers"):
+        check_room(bench.recipe, parts, policy=policy)
     limit = _limit(bench)
     if limit is None:
         return
@@ -353,6 +361,20 @@ def check_demonstrations(bench: Bench, findings: Findings) -> None:
             state="fail" if long == len(rows) else "warn" if long else "pass",
             fix="shorten the long ones" if long else "give some",
         )
+        _check_warmup(filled(bench.recipe.sft), len(rows) - long, stage="sft", findings=findings)
+
+
+def _check_warmup(
+    section: SftSection | RewardSection, num_rows: int, *, stage: str, findings: Findings
+) -> None:
+    total = section.epochs * -(-num_rows // section.batch_size)
+    if section.warmup_steps > total:
+        findings.warned(
+            f"{stage}.warmup_steps",
+            f"{section.warmup_steps}, but {stage} takes {total} optimiser steps: the learning rate "
+            "is not reached",
+            fix=f"set it to less than {total}",
+        )
 
 
 def check_preferences(bench: Bench, findings: Findings) -> None:
@@ -373,3 +395,4 @@ def check_preferences(bench: Bench, findings: Findings) -> None:
             f"{len(train):,} to learn from, {len(test):,} held out, the longest has {longest} "
             "tokens",
         )
+        _check_warmup(section, len(train), stage="reward", findings=findings)

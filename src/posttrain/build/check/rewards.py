@@ -92,6 +92,9 @@ def check_kinds(bench: Bench, findings: Findings) -> None:
     """What lies behind the rewards: a sandbox, or a model."""
     scorer = bench.of_parts().scorer
     functions = scorer.rewards if isinstance(scorer, RewardScorer) else ()
+    if isinstance(scorer, RewardScorer):
+        with findings.guard("ready"):
+            scorer.check_ready()
     if any(reward.name == CODE_REWARD for reward in functions):
         with findings.guard("sandbox"):
             _check_sandbox(bench, findings)

@@ -1,0 +1,109 @@
+"""What is usual: a setting that can be run, and can hardly be meant, is said before a run.
+
+What can only be a mistake is refused by the key's own limits, or by a rule. A value outside the
+range here is a caution: a line of ``posttrain check``, and one at the start of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from posttrain.config.fields import STAGES, Section
+from posttrain.config.sections import Recipe
+
+
+class Usual(NamedTuple):
+    """The smallest and the largest value that is usual, and what goes wrong beyond."""
+
+    low: float
+    high: float
+    why: str
+
+    def __str__(self) -> str:
+        if self.high == float("inf"):
+            return f"{self.low:g} or more"
+        return f"{self.low:g} to {self.high:g}"
+
+
+_MANY = float("inf")
+_NATS = "it is never reached, or always passed at once"
+USUAL: dict[str, Usual] = {
+    # Of every section that has the key.
+    "learning_rate": Usual(1e-9, 0.03, "AdamW moves every weight by about so much at each step"),
+    "weight_decay": Usual(0, 1, "each step takes that times the learning rate off every weight"),
+    "max_gradient_norm": Usual(1e-3, _MANY, "every gradient is cut to next to nothing"),
+    "epochs": Usual(1, 1000, "what is shown so often is learned by heart"),
+    "temperature": Usual(0.05, 5, "far below it is greedy, far above every token is as likely"),
+    "max_skipped": Usual(1, 100, "a stage that is NaN for so long has broken down"),
+    "max_invalid": Usual(0, 0.9, "the run goes on though its grader is broken"),
+    # Of one.
+    "run.save_minutes": Usual(0, 1440, "a run that is cut short loses more than a day"),
+    "grading.workers": Usual(0, 512, "each is a process of its own"),
+    "grading.seconds": Usual(0.05, 3600, "graders are cut off as they begin, or hold up the run"),
+    "grading.memory_mb": Usual(64, _MANY, "a worker takes as much to begin with"),
+    "prefer.samples": Usual(2, 1024, "so many completions of one prompt"),
+    "rl.group_size": Usual(1, 1024, "so many completions of one prompt hold up every step"),
+    "rl.max_lag": Usual(0, 64, "rollouts of so old a policy say little of this one"),
+    "rl.max_resamples": Usual(1, 1000, "a step may never end"),
+    "rl.top_p": Usual(0.1, 1, "what is left is nearly greedy, and explores nothing"),
+    "rl.entropy_coefficient": Usual(0, 1, "being undecided is worth more than being right"),
+    "rl.missing_end_penalty": Usual(0, 100, "no other reward counts beside it"),
+    "rl.kl_stop": Usual(1e-6, 100, _NATS),
+    "rl.penalty_target": Usual(1e-6, 100, _NATS),
+    "rl.kl.coefficient": Usual(0, 10, "nothing but staying where it is can be learned"),
+    "rl.kl.target": Usual(1e-4, 1e4, _NATS),
+    "rl.critic.coefficient": Usual(1e-4, 100, "the critic's loss is all that counts, or nothing"),
+    "eval.samples": Usual(0, 4096, "so many completions of every problem"),
+    # Of the pieces of [rl] that have such an option.
+    "clip_low": Usual(1e-5, 1, "at 0 no token may become less likely, whatever its reward"),
+    "clip_high": Usual(1e-5, 10, "at 0 no token may become likelier, far above 1 none is held"),
+    "clip": Usual(1e-3, 1e3, "a value may hardly move, or is not held at all"),
+    "gamma": Usual(0.5, 1, "a reward is forgotten within a token or two"),
+    # Of [rewards]; its sign does not matter.
+    "weight": Usual(0, 1000, "the rewards beside it do not count, and gradients grow with it"),
+}
+"""Settings by key, or by the dotted end of one."""
+_PIECES = ("advantage", "loss", "weights", "correction")
+
+
+def unusual(recipe: Recipe) -> list[str]:
+    """What lies outside its range in a resolved recipe; stages that are not run are left alone."""
+    return [
+        f"{key}: {value:g} is far from usual ({usual}): {usual.why}"
+        for key, value in _settings(recipe)
+        if (usual := _find(key)) is not None and not usual.low <= value <= usual.high
+    ]
+
+
+def _find(key: str) -> Usual | None:
+    parts = key.split(".")
+    ends = (".".join(parts[begin:]) for begin in range(len(parts)))
+    return next((USUAL[end] for end in ends if end in USUAL), None)
+
+
+def _settings(recipe: Recipe) -> Iterator[tuple[str, float]]:
+    """The numbers of a recipe by their dotted keys."""
+    for name in type(recipe).model_fields:
+        section = getattr(recipe, name)
+        if isinstance(section, Section) and (name not in STAGES or name in recipe.stages):
+            yield from _numbers(section, name)
+    rl = recipe.rl if "rl" in recipe.stages else None
+    for piece in _PIECES if rl is not None else ():
+        spec = getattr(rl, piece)
+        if ":" not in spec["name"]:  # in one of a user's own a word may mean another thing
+            yield from ((f"rl.{piece}.{n}", v) for n, v in spec.items() if _is_number(v))
+    yield from ((f"rewards.{n}.weight", abs(s["weight"])) for n, s in recipe.rewards.items())
+
+
+def _numbers(section: Section, prefix: str) -> Iterator[tuple[str, float]]:
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from _numbers(value, f"{prefix}.{name}")
+        elif _is_number(value):
+            yield f"{prefix}.{name}", value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
