@@ -32,7 +32,6 @@ from posttrain.build.parts import (
     filled,
     make_parts,
     make_policy,
-    threads,
 )
 from posttrain.build.places import note_places
 from posttrain.build.preference_stages import (
@@ -55,6 +54,7 @@ from posttrain.build.sft_rows import fitting, sft_rows
 from posttrain.build.sft_stage import run_sft, sft_steps
 from posttrain.build.stages import Context, run_rl
 from posttrain.build.supplied import Supplied
+from posttrain.build.threads import own_threads, settle_threads
 from posttrain.build.trained_rows import check_demonstrations_apart, check_has_test
 from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.models.load import Policy
@@ -129,7 +129,7 @@ def _run(
     for stage in folder.stages:
         if stage not in recipe.stages:  # of an earlier recipe: its results are not this run's
             folder.set_aside(stage)
-    with threads(recipe), told(folder), Interrupts() as interrupts:
+    with own_threads(), told(folder), Interrupts() as interrupts:
         job = _Job(
             recipe,
             folder,
@@ -183,6 +183,9 @@ class _Job:
         self._digests = stage_digests(self._config, recipe.stages)
         self._parts: Parts | None = None
         self._load(recipe.model.name)
+        chosen = settle_threads(recipe, self._policy, folder=folder, resume=resume)
+        if chosen.worth_saying:
+            console.print(str(chosen), markup=False, soft_wrap=True)
         check_early(recipe, self._policy)
         if "eval" in recipe.stages and self._parts is not None and self._parts.task is not None:
             check_has_test(self._parts.task, recipe.task)
