@@ -29,7 +29,7 @@ def test_a_core_that_others_take_is_said_once(monkeypatch: pytest.MonkeyPatch) -
     remark = told([(9.0, 0.0), *[QUIET] * 50, *[BUSY] * 30])
     assert len(remark) == 1
     assert "3.1 times as long a token as at first" in remark[0]
-    assert "--run.threads 1 --allow-changes run.threads, which rounds differently" in remark[0]
+    assert "--resume --run.threads 1 --allow-changes run.threads, which rounds" in remark[0]
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert "run.threads" not in told([(9.0, 0.0), *[QUIET] * 5, *[BUSY] * 5])[0]
 

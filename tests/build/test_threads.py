@@ -63,10 +63,21 @@ def test_numbers_are_tried_in_turns_and_one_slow_round_does_not_count() -> None:
 
     def measure(count: int) -> float:
         asked.append(count)
-        return 9.0 if len(asked) == hiccup else 1.0 / count
+        return 0.9 if len(asked) == hiccup else 0.1 / count
 
-    assert try_each([2, 1], measure) == {2: 0.5, 1: 1.0}
-    assert asked[:6] == [2, 1, 2, 1, 2, 1]
+    assert try_each([2, 1], measure) == {2: 0.05, 1: 0.1}
+    assert asked == [2, 1] * 6
+
+
+def test_where_each_try_takes_long_one_round_is_enough() -> None:
+    asked: list[int] = []
+
+    def measure(count: int) -> float:
+        asked.append(count)
+        return 5.0 / count
+
+    assert try_each([2, 1], measure) == {2: 2.5, 1: 5.0}
+    assert asked == [2, 1] * 2
 
 
 def test_fewer_threads_must_be_clearly_faster() -> None:
@@ -145,7 +156,7 @@ def test_fewer_cores_than_the_run_began_with_are_said(
     _, printed = go(values, resume=True)
     assert seen[-1] == 3
     assert "threads: 3, as the run began, though here are 2 cores" in printed
-    assert "--run.threads 2 --allow-changes run.threads" in printed
+    assert "posttrain run RECIPE --resume --run.threads 2 --allow-changes run.threads" in printed
 
 
 def test_other_threads_are_a_change_that_must_be_allowed(tmp_path: Path) -> None:

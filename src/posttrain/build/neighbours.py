@@ -65,8 +65,8 @@ class Neighbours:
         self._said = True
         times = statistics.median(pace for pace, _ in lately) / first
         fewer = (
-            " To go on with fewer threads: --run.threads 1 --allow-changes run.threads, which "
-            "rounds differently."
+            " To go on with fewer threads: posttrain run RECIPE --resume --run.threads 1 "
+            "--allow-changes run.threads, which rounds differently."
             if torch.get_num_threads() > 1
             else ""
         )

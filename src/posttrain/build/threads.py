@@ -26,7 +26,7 @@ FILE_NAME = "threads.json"
 BESIDE_GPU = 4
 LARGE = 200_000_000  # weights: every operation of such a model has work for all cores
 WORTH = 1.2  # how many times as fast fewer threads must be, for the same choice again tomorrow
-ROUNDS = 5
+ROUNDS, ENOUGH = 5, 2.0  # seconds, after which no further round begins
 OPERATIONS = 1e10  # in a trial of learning: a fraction of a second
 SAMPLED = 4  # passes that sample, to one that learns
 
@@ -116,9 +116,11 @@ def choose_threads(recipe: Recipe, policy: Policy, *, measure: Measure | None = 
 
 def try_each(counts: Sequence[int], measure: Measure) -> dict[int, float]:
     """The median seconds with each number of threads, measured in turns after a first try."""
-    for count in counts:
-        measure(count)  # starts the threads, and finds memory
-    rounds = [{count: measure(count) for count in counts} for _ in range(ROUNDS)]
+    spent = sum([measure(count) for count in counts])  # starts the threads, and finds memory
+    rounds: list[dict[int, float]] = []
+    while not rounds or (len(rounds) < ROUNDS and spent < ENOUGH):
+        rounds.append({count: measure(count) for count in counts})
+        spent += sum(rounds[-1].values())
     return {count: statistics.median(took[count] for took in rounds) for count in counts}
 
 
@@ -140,8 +142,8 @@ def _as_recorded(number: int) -> Threads:
     return Threads(
         number=number,
         reason=f"as the run began, though here are {cores} cores: its numbers stay the same to the "
-        f"last bit, and it is slower; --run.threads {cores} --allow-changes run.threads is faster "
-        "and rounds differently",
+        f"last bit, and it is slower; posttrain run RECIPE --resume --run.threads {cores} "
+        "--allow-changes run.threads is faster and rounds differently",
         worth_saying=True,
     )
 
@@ -150,7 +152,7 @@ def _trial(policy: Policy, weights: int) -> Measure:
     """A small step of the model: passes of one token a row, as in sampling, and one that learns."""
     model, length = policy.model, 16
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    rows = min(32, max(1, int(OPERATIONS / (6 * weights * length))))
+    rows = min(16, max(1, int(OPERATIONS / (6 * weights * length))))
     tokens = torch.arange(rows * length).remainder(model.config.get_text_config().vocab_size)
 
     def measure(count: int) -> float:
