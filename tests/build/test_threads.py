@@ -82,8 +82,8 @@ def test_where_each_try_takes_long_one_round_is_enough() -> None:
 
 def test_fewer_threads_must_be_clearly_faster() -> None:
     """A choice on the edge would fall one way today and the other tomorrow."""
-    assert pick({4: 1.19, 2: 1.0, 1: 1.5}) == 4
-    assert pick({4: 1.21, 2: 1.0, 1: 1.5}) == 2
+    assert pick({4: 1.49, 2: 1.0, 1: 1.5}) == 4
+    assert pick({4: 1.51, 2: 1.0, 1: 1.5}) == 2
     assert pick({4: 1.0, 2: 2.0, 1: 3.0}) == 4
 
 
