@@ -3,22 +3,28 @@
     pip install 'posttrain[benchmarks]'
     python benchmarks/compare_trl.py --device cpu
     python benchmarks/compare_trl.py --device cuda --json compare.json
+    python benchmarks/compare_trl.py --quick --only "tiny 16" --busy
 
 Both run in processes of their own, in turns, with the same model folder, prompts, group size,
 limit of new tokens, precision, optimiser and reward. A step is the time between two calls of the
 reward: sampling, scoring, learning and whatever a library does besides. The first steps, in which
 memory is found and kernels are compiled, are not counted. TRL runs without a reference model, with
-the fused optimiser, no gradient checkpointing, and the micro-batch size that is fastest for it.
+the fused optimiser, no gradient checkpointing, and the micro-batch size that is fastest for it. On
+a CPU it runs with one thread and with one for each core, and the faster counts; posttrain chooses
+for itself. ``--busy`` keeps all to two cores and measures each case twice: as the machine is, and
+with a process that never rests on the second of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +32,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from grpo_steps import RUNNERS, Case
+
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+"""As it was before posttrain was imported, which has waiting threads sleep: TRL gets none of it."""
 
 
 def cases(device: str, *, quick: bool) -> list[Case]:
@@ -55,8 +64,8 @@ def _case(model: str, lengths: str, *, group: int, device: str, quick: bool) -> 
     )
 
 
-def measure(who: str, case: Case, folder: Path) -> dict[str, Any]:
-    """One library, in a process of its own."""
+def measure(who: str, case: Case, folder: Path, *, threads: int | None = None) -> dict[str, Any]:
+    """One library, in a process of its own; without ``threads`` it has its own default."""
     given = json.dumps({"who": who, "case": asdict(case), "folder": str(folder)})
     out = folder / f"{who}.json"
     done = subprocess.run(
@@ -64,25 +73,45 @@ def measure(who: str, case: Case, folder: Path) -> dict[str, Any]:
         check=False,
         capture_output=True,
         text=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
+        env=ENVIRONMENT | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
     )
     if done.returncode:
         raise SystemExit(f"{who} failed on {case}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    return dict(json.loads(out.read_text()))
+    return {**json.loads(out.read_text()), "threads": threads}
+
+
+@contextlib.contextmanager
+def neighbour(core: int | None) -> Iterator[None]:
+    """Inside, another process never rests on this core; None: there is none."""
+    if core is None:
+        yield
+        return
+    code = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def compare(case: Case, *, rounds: int) -> dict[str, Any]:
     """Both libraries in turns; the best round of each."""
     from bench_models import NEVER, write_model
 
+    cores = sorted(os.sched_getaffinity(0)) if case.device == "cpu" else []
+    tried: dict[str, list[int | None]] = {"ours": [None], "peer": [1, len(cores)]}
+    if case.device != "cpu":
+        tried["peer"] = [None]
+    found: dict[str, list[dict[str, Any]]] = {"ours": [], "peer": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         chance = 4 / case.new_tokens if case.lengths == "ragged" else NEVER
         write_model(folder, shape=case.model, end_probability=chance)
-        found: dict[str, list[dict[str, Any]]] = {"ours": [], "peer": []}
-        for _ in range(rounds):
-            for who in found:
-                found[who].append(measure(who, case, folder))
+        with neighbour(cores[-1] if case.busy else None):
+            for _ in range(rounds):
+                for who, threads in tried.items():
+                    found[who] += [measure(who, case, folder, threads=n) for n in threads]
     best = {who: min(runs, key=lambda run: run["seconds"]) for who, runs in found.items()}
     ours, peer = best["ours"], best["peer"]
     return {
@@ -90,6 +119,7 @@ def compare(case: Case, *, rounds: int) -> dict[str, Any]:
         "ours_samples_per_s": case.sequences / ours["seconds"],
         "peer_samples_per_s": case.sequences / peer["seconds"],
         "ratio": peer["seconds"] / ours["seconds"],
+        "peer_threads": peer["threads"],
         "ours_tokens_per_s": case.sequences * ours["split"]["rollout/length"] / ours["seconds"],
         "peer_tokens_per_s": case.sequences * peer["split"]["rollout/length"] / peer["seconds"],
         "ours_peak_bytes": ours["peak"],
@@ -106,13 +136,24 @@ def show(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    titles = ("model", "lengths", "group", "posttrain", "TRL", "ratio", "peak", "TRL's peak")
+    titles = (
+        "model",
+        "lengths",
+        "group",
+        "core",
+        "posttrain",
+        "TRL",
+        "ratio",
+        "peak",
+        "TRL's peak",
+    )
     table = Table(*titles, title="Whole GRPO steps: samples a second, peak memory")
     for row in rows:
         table.add_row(
             row["model"],
             row["lengths"],
             str(row["group"]),
+            "one busy" if row["busy"] else "",
             f"{row['ours_samples_per_s']:,.1f}",
             f"{row['peer_samples_per_s']:,.1f}",
             f"{row['ratio']:.1f}×",
@@ -130,6 +171,7 @@ def main() -> None:
     parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--only", default="", help="only the cases with these words, 'tiny ragged'")
     parser.add_argument("--peer-compile", action="store_true", help="TRL's torch_compile=True")
+    parser.add_argument("--busy", action="store_true", help="also with one of two cores busy")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
@@ -138,14 +180,17 @@ def main() -> None:
         Path(given.json).write_text(json.dumps(found))
         return
     rows: list[dict[str, Any]] = []
+    if given.busy:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     for case in cases(given.device, quick=given.quick):
         words = (case.model, case.lengths, str(case.group))
         if all(word in words for word in given.only.split()):
-            chosen = replace(case, peer_compile=given.peer_compile)
-            rows.append(compare(chosen, rounds=1 if given.quick else 2))
-            print(json.dumps(rows[-1]), flush=True)
-            if given.json:
-                Path(given.json).write_text(json.dumps(rows, indent=1))
+            for busy in (False, True) if given.busy else (False,):
+                chosen = replace(case, peer_compile=given.peer_compile, busy=busy)
+                rows.append(compare(chosen, rounds=1 if given.quick else 2))
+                print(json.dumps(rows[-1]), flush=True)
+                if given.json:
+                    Path(given.json).write_text(json.dumps(rows, indent=1))
     show(rows)
 
 

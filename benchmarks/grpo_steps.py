@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from bench_models import prompts
-
 RATE = 1e-12  # all the work of learning, and completions that stay as long as they were
 
 
@@ -31,6 +28,7 @@ class Case:
     device: str
     peer_micro_batch: int
     peer_compile: bool = False
+    busy: bool = False
     seed: int = 0
 
     @property
@@ -51,6 +49,8 @@ class Clock:
         """A reward that differs within nearly every group."""
         if self._seen % self._case.sequences == 0:
             if len(self.times) == self._case.warmup and self._case.device == "cuda":
+                import torch
+
                 torch.cuda.reset_peak_memory_stats()
             self.times.append(time.perf_counter())
         self._seen += 1
@@ -64,8 +64,11 @@ class Clock:
 
 
 def run_ours(case: Case, folder: Path) -> dict[str, Any]:
-    """posttrain."""
-    import posttrain
+    """posttrain, as a program has it that imports it first."""
+    import posttrain  # before torch: OpenMP reads but once how its threads are to wait
+
+    # isort: split
+    from bench_models import prompts
 
     clock = Clock(case)
 
@@ -96,6 +99,8 @@ def run_ours(case: Case, folder: Path) -> dict[str, Any]:
 
 def run_trl(case: Case, folder: Path) -> dict[str, Any]:
     """TRL at its best settings for this workload."""
+    import torch  # before anything of ours
+    from bench_models import prompts
     from datasets import Dataset
     from transformers import AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
@@ -166,6 +171,8 @@ def peak(device: str) -> dict[str, int]:
     if device == "cpu":
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return {"peak": most, "reserved": most}
+    import torch
+
     from posttrain.models.gpu_memory import recorded_bytes
 
     used = torch.cuda.max_memory_allocated() + recorded_bytes("cuda")

@@ -7,7 +7,12 @@ something needs it.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+# Read when torch loads OpenMP. Threads that spin while they wait for work take a core from those
+# that have some: beside another busy process a small model is then several times as slow.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
     from posttrain.build.api import evaluate, generate, prefer, reward, rl, sft

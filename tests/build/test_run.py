@@ -12,10 +12,9 @@ import torch
 from small_runs import recipe, same_weights, small_run, timeless
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from posttrain.build.parts import choose_threads
 from posttrain.build.results import Run
 from posttrain.build.run import Supplied, run
-from posttrain.config import read_recipe, recipe_from_dict, resolve
+from posttrain.config import read_recipe, resolve
 from posttrain.rewards.scorer import RewardScorer
 
 
@@ -223,25 +222,6 @@ def test_an_edited_reward_is_another_run(tmp_path: Path, monkeypatch: pytest.Mon
     linecache.clearcache()
     with pytest.raises(ValueError, match="holds the finished run of another recipe"):
         small_run(given)
-
-
-def test_beside_a_gpu_few_cpu_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A GPU's host has small tensors only, and a container often fewer cores than it shows."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
-
-    def threads(*, gpu: bool, model: str = "tiny", **options: Any) -> int:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-        given = recipe(tmp_path, model={"name": model, "options": {}})
-        given["run"] |= options
-        return choose_threads(recipe_from_dict(given))
-
-    assert threads(gpu=True) == 4
-    assert threads(gpu=True, device="cpu") == 1  # the tiny model
-    assert threads(gpu=False) == 1
-    assert threads(gpu=False, model="a/larger-one") == 64
-    assert threads(gpu=True, device="cpu", model="a/larger-one") == 64
-    assert threads(gpu=True, threads=16) == 16
-    assert threads(gpu=False, threads=16) == 16
 
 
 def test_a_run_leaves_the_threads_of_its_process_as_they_were(tmp_path: Path) -> None:

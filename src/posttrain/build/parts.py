@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,8 +35,6 @@ from posttrain.types import Prompt, Sampling
 from posttrain.types.marks import Marks
 
 SHORTEST = 50  # prompts that are tried for room, by their text
-
-THREADS_BESIDE_GPU = 4
 WORTH_COMPILING = 100  # steps: sampling alone makes up for compilation in about forty
 
 Section = TypeVar("Section", SftSection, PreferSection, RewardSection, RlSection, EvalSection)
@@ -77,34 +74,6 @@ def choose_device(recipe: Recipe) -> str:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ValueError('run.device: "cuda" asked for, and there is no GPU here; use "cpu"')
     return wanted
-
-
-def choose_threads(recipe: Recipe) -> int:
-    """CPU threads: beside a GPU the CPU has only small things to do, and many would be in the way.
-
-    In a container PyTorch starts one for each core of the machine, however few it may use; what the
-    tiny model computes is so little that several only wait for each other.
-    """
-    if recipe.run.threads is not None:
-        return recipe.run.threads
-    own = torch.get_num_threads()
-    if recipe.run.device != "cpu" and torch.cuda.is_available():
-        return min(own, THREADS_BESIDE_GPU)
-    return 1 if recipe.model.name == "tiny" else own
-
-
-@contextlib.contextmanager
-def threads(recipe: Recipe) -> Iterator[None]:
-    """Inside, torch has the threads of a recipe; afterwards, those that it had before.
-
-    The next run of this process may be of a larger model.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(choose_threads(recipe))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def choose_compute(model: ModelSection, device: str) -> torch.dtype:

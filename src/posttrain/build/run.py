@@ -29,16 +29,13 @@ from posttrain.build.keeper import Keeper
 from posttrain.build.pace import Clock
 from posttrain.build.parts import (
     Parts,
-    check_room,
     choose_device,
     filled,
     make_parts,
     make_policy,
-    threads,
 )
 from posttrain.build.places import note_places
 from posttrain.build.preference_stages import (
-    check_early,
     prefer_steps,
     prepare_reward,
     run_prefer,
@@ -57,13 +54,11 @@ from posttrain.build.sft_rows import fitting, sft_rows
 from posttrain.build.sft_stage import run_sft, sft_steps
 from posttrain.build.stages import Context, run_rl
 from posttrain.build.supplied import Supplied
-from posttrain.build.texts import look_at_data
-from posttrain.build.trained_rows import check_has_test
+from posttrain.build.threads import own_threads, settle_threads
 from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.disk import keeping
 from posttrain.models.load import Policy
 from posttrain.protocols import Tracker
-from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs import RunFolder
 from posttrain.runs.checkpoints import clear
 from posttrain.runs.report import TITLES
@@ -138,7 +133,7 @@ def _run(
     for stage in folder.stages:
         if stage not in recipe.stages:  # of an earlier recipe: its results are not this run's
             folder.set_aside(stage)
-    with threads(recipe), told(folder), Interrupts() as interrupts:
+    with own_threads(), told(folder), Interrupts() as interrupts:
         job = _Job(
             recipe,
             folder,
@@ -196,15 +191,11 @@ class _Job:
         self._load(recipe.model.name)
         with contextlib.ExitStack() as refused:
             refused.callback(self.close)
-            check_early(recipe, self._policy)
-            check_room(recipe, self._ready, policy=self._policy)
-            scorer = self._ready.scorer
-            if isinstance(scorer, RewardScorer) and {"prefer", "rl", "eval"} & {*recipe.stages}:
-                scorer.check_ready()
-            if "eval" in recipe.stages and self._parts is not None and self._parts.task is not None:
-                check_has_test(self._parts.task, recipe.task)
+            chosen = settle_threads(recipe, self._policy, folder=folder, resume=resume)
+            if chosen.worth_saying:
+                console.print(str(chosen), soft_wrap=True)
             coming = [s for s in recipe.stages if not folder.stage_done(s, self._digests[s])]
-            look_at_data(recipe, self._ready, stages=coming, console=console)
+            look_ahead(recipe, self._policy, parts=self._ready, coming=coming, console=console)
             refused.pop_all()
 
     def seconds(self) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 from posttrain.build.guards import make_guard
 from posttrain.build.keeper import Keeper, More, go_on, rl_state
 from posttrain.build.learners import make_audit, make_learner, make_plan
+from posttrain.build.neighbours import Neighbours
 from posttrain.build.overlap import Flow, flowing, make_sampler
 from posttrain.build.parts import (
     Parts,
@@ -152,12 +153,19 @@ class _Watch:
         self._learner = learner
         self._prompts = prompts
         self._writer = writer
+        self._neighbours = Neighbours()
 
     def on_step(self, report: rl_pipeline.Report) -> None:
         """Record a finished step."""
         step, metrics = report.state.step, dict(report.metrics)
         rollouts = report.collected.rollouts
         metrics["time/step"] = metrics["time/wait"] + metrics["time/train"]
+        waited = self._neighbours.waited()
+        if waited is not None:
+            metrics["time/core_wait"] = waited
+        remark = self._neighbours.remark(metrics["time/step"] / max(1, metrics["rollout/tokens"]))
+        if remark:
+            self._context.keeper.tell(remark)
         self._writer.write(rollouts, step=step, advantages=sequence_advantages(report.batch))
         every = self._section.evaluate_every
         if every and (step % every == 0 or step == self._section.steps):

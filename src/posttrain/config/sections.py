@@ -44,8 +44,8 @@ class RunSection(Section):
         "auto", "Where the models live; auto takes a GPU where there is one."
     )
     threads: int | None = later(
-        "torch's own; 4 beside a GPU, 1 for tiny without one",
-        "CPU threads; a small model is fastest, and steadiest, with 1.",
+        "torch's own, or fewer if a trial at the start is faster; 4 beside a GPU",
+        "CPU threads; another number rounds differently, so a run keeps its own.",
         ge=1,
     )
     trackers: Trackers = key((), "Trackers besides the run folder itself.")

@@ -6,6 +6,7 @@
       run.json        marks a run folder, and the version of this layout
       recipe.toml     as written          config.json   as resolved
       places.json     the folder it was started in, and the recipe's
+      threads.json    how many CPU threads it computes with, and why
       summary.json    written last: a run that has one is finished
       samples.json    answers before and after        curves.png
       sft/  rl/  eval/                    one folder for each stage:

@@ -33,8 +33,8 @@ from posttrain.build.check.resources import check_resources, enough_memory
 from posttrain.build.check.rewards import check_grading, check_kinds
 from posttrain.build.check.signal import check_signal, sample
 from posttrain.build.check.trial import take_step
-from posttrain.build.parts import threads
 from posttrain.build.stages import Context
+from posttrain.build.threads import own_threads, use_threads
 from posttrain.config import (
     Recipe,
     arithmetic,
@@ -112,9 +112,12 @@ def _check(read: Callable[[], Recipe], *, fast: bool, supplied: Supplied | None)
     for caution in cautions(recipe):
         key, _, text = caution.partition(": ")
         book["config"].warned(key, text, fix="see docs/configuration.md, or leave it if meant")
-    with threads(recipe):
+    with own_threads():
         bench = make_bench(recipe, book, fast=fast, supplied=supplied)
         try:
+            if bench.policy is not None:
+                threads = use_threads(recipe, bench.policy)
+                book["resources"].passed("threads", f"{threads.number}, {threads.reason}")
             _look(bench, book)
         finally:
             if bench.parts is not None:

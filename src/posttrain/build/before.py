@@ -1,0 +1,28 @@
+"""What a run refuses or says before anything is trained, however late it would matter."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from rich.console import Console
+
+from posttrain.build.parts import Parts, check_room
+from posttrain.build.preference_stages import check_early
+from posttrain.build.texts import look_at_data
+from posttrain.build.trained_rows import check_has_test
+from posttrain.config import Recipe
+from posttrain.models.load import Policy
+from posttrain.rewards.scorer import RewardScorer
+
+
+def look_ahead(
+    recipe: Recipe, policy: Policy, *, parts: Parts, coming: Collection[str], console: Console
+) -> None:
+    """Raise what a stage would only find when it comes; ``coming`` are those not done yet."""
+    check_early(recipe, policy)
+    check_room(recipe, parts, policy=policy)
+    if isinstance(parts.scorer, RewardScorer) and {"prefer", "rl", "eval"} & {*recipe.stages}:
+        parts.scorer.check_ready()
+    if "eval" in recipe.stages and parts.task is not None:
+        check_has_test(parts.task, recipe.task)
+    look_at_data(recipe, parts, stages=coming, console=console)
