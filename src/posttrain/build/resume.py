@@ -150,7 +150,7 @@ def take_up(
     found = folder.stage(stage)
     begins_at, problems = newest(found)
     for problem in problems:
-        console.print(f"checkpoint left out: {problem}", markup=False, soft_wrap=True)
+        console.print(f"checkpoint left out: {problem}", soft_wrap=True)
     cut_back(found, begins_at)
     if begins_at is None:
         console.print(f"{stage}: starts over, for it has no whole checkpoint")
@@ -172,7 +172,7 @@ def start(
 def _say_where(stage: str, moved: Path | None, *, console: Console) -> None:
     if moved is not None:
         told = f"{stage}: starts anew; what it had left is in {moved}"
-        console.print(told, markup=False, soft_wrap=True)
+        console.print(told, soft_wrap=True)
 
 
 def how_to_continue(folder: RunFolder) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from posttrain.build.before import look_ahead
 from posttrain.build.check import before_rl
 from posttrain.build.diagnosis import (
     DIAGNOSED,
@@ -120,7 +121,7 @@ def _run(
     check_models(recipe)
     if resume:
         for change in check_same(recipe.run.folder, config, allow=allow_changes):
-            console.print(f"allowed to change: {change}", markup=False, soft_wrap=True)
+            console.print(f"allowed to change: {change}", soft_wrap=True)
     check_finished(recipe.run.folder, stage_digests(config, recipe.stages), console=console)
     if not resume:
         set_unfinished_aside(recipe.run.folder, console)
@@ -269,7 +270,7 @@ class _Job:
         read = sft_rows(self._recipe, self._policy, parts=self._ready)
         rows = fitting(read, self._policy, section=filled(self._recipe.sft))
         if rows.note:
-            self._console.print(rows.note, markup=False, soft_wrap=True)
+            self._console.print(rows.note, soft_wrap=True)
         with self._stage("sft", total_steps=sft_steps(self._recipe, len(rows.train))) as context:
             return run_sft(context, rows)
 
