@@ -94,3 +94,11 @@ def test_what_is_done_to_logits_is_found_however_large_the_states(monkeypatch):
     monkeypatch.setattr(type(model), "forward", capped)
     with pytest.warns(UserWarning, match="not its output head"):
         assert not logits_are_head_of_states(model, TOKENS)
+
+
+def test_a_token_whose_state_is_zero_hides_nothing():
+    model = trained_like("llama")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] = 0.0  # as padding has it in some models
+    assert replaceable(model)
+    assert can_be_packed(model.get_decoder())
