@@ -40,7 +40,8 @@ def full_precision(device: torch.device) -> Iterator[None]:
 def relative_errors(found: Tensor, expected: Tensor) -> Tensor:
     """How far states are from those expected, by their size. Shapes: [..., D] → [...].
 
-    >>> relative_errors(torch.tensor([[3.0, 5.0], [0.0, 0.0]]), torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    >>> expected = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    >>> relative_errors(expected + torch.tensor([[0.0, 1.0], [0.0, 0.0]]), expected)
     tensor([0.2000, 0.0000])
     """
     sizes = expected.float().norm(dim=-1)  # of a token whose embedding is 0, as padding's may be, 0
