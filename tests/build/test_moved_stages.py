@@ -225,6 +225,17 @@ def test_what_a_run_goes_on_by_is_verified(
     assert "rl: goes on from step 4" in go(stopped, resume=True)[1]
 
 
+def test_a_finished_run_without_its_config_is_looked_at_again(tmp_path: Path) -> None:
+    values = {**given(tmp_path / "run", GRPO), "eval": {"problems": 4, "max_new_tokens": 4}}
+    values["rl"] = {**values["rl"], "steps": 2}
+    go(values)
+    (tmp_path / "run" / "config.json").unlink()
+    assert go(values)[1].count("taken from the run folder") == 3
+    (tmp_path / "run" / "config.json").unlink()
+    values["rl"]["steps"] = 3
+    assert "sft: finished already; taken from the run folder\nrl: starts anew" in go(values)[1]
+
+
 @pytest.mark.parametrize("file", ["before.json", "before.jsonl"])
 def test_the_evaluation_before_rl_is_verified(
     tmp_path: Path, stopped: dict[str, Any], file: str, uninterrupted: RunFolder

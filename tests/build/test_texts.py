@@ -27,6 +27,9 @@ def lines(path: Path, rows: list[Any]) -> str:
     return str(path)
 
 
+EVAL = {"problems": 1, "max_new_tokens": 16}
+
+
 def chats(path: Path, *, test: str = "What is 1+1?") -> dict[str, Any]:
     """A task of chats, and its test problem."""
     rows = [{"prompt": f"What is {n}+2?", "answer": str(n + 2)} for n in range(4)]
@@ -97,7 +100,7 @@ def dropping(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1="}]
     rows = [{"messages": [*messages, {"role": "assistant", "content": "2"}]}]
     sft = {"data": lines(tmp_path / "rows.jsonl", rows)}
-    values = given(tmp_path, task=chats(tmp_path), sft=sft, eval={"problems": 1})
+    values = given(tmp_path, task=chats(tmp_path), sft=sft, eval=EVAL)
     return request.param, {**values, "model": {"name": str(tmp_path / "model")}}
 
 
@@ -139,7 +142,7 @@ def test_a_held_out_question_among_demonstrations_is_refused(
 ) -> None:
     rows = [{"messages": [*messages, {"role": "assistant", "content": "2"}]}]
     sft = {"data": lines(tmp_path / "rows.jsonl", rows)}
-    values = given(tmp_path, task=chats(tmp_path), sft=sft, eval={"problems": 1})
+    values = given(tmp_path, task=chats(tmp_path), sft=sft, eval=EVAL)
     says = r"sft\.data: 1 of 1 held-out problems are in sft\.data .*1\+1.*; remove them there"
     with pytest.raises(ValueError, match=says):
         small_run(values)
@@ -154,7 +157,7 @@ def test_one_among_preferences_is_refused_before_anything_is_trained(
     monkeypatch.setattr(Parts, "close", lambda parts: (closed.append(parts), ends(parts)))
     rows = [{"prompt": f"What is 1+{n}?", "chosen": str(1 + n), "rejected": "?"} for n in (1, 5, 6)]
     reward = {"data": lines(tmp_path / "pairs.jsonl", rows)}
-    values = given(tmp_path, task=chats(tmp_path), reward=reward, eval={"problems": 1})
+    values = given(tmp_path, task=chats(tmp_path), reward=reward, eval=EVAL)
     values["run"]["stages"] = ["reward", "eval"]
     with pytest.raises(ValueError, match=r"reward\.data: 1 of 1 held-out problems are in reward"):
         small_run(values)
@@ -175,7 +178,7 @@ def test_prompts_that_the_template_writes_alike_are_the_same(tmp_path: Path) -> 
     rows = [{"prompt": "What is 1+1?//in words", "completion": "two"}]
     task = chats(tmp_path, test="What is 1+1?//as a number")
     sft = {"data": lines(tmp_path / "rows.jsonl", rows)}
-    values = given(tmp_path, task=task, sft=sft, eval={"problems": 1})
+    values = given(tmp_path, task=task, sft=sft, eval=EVAL)
     found = resolve(recipe_from_dict({**values, "model": {"name": str(tmp_path / "model")}}))
     made = make_parts(found, make_policy(found, found.model.name, device="cpu"), device="cpu")
     assert made.task is not None

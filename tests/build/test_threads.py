@@ -17,6 +17,7 @@ from posttrain.build.check import check_recipe
 from posttrain.build.threads import Threads, choose_threads, pick, try_each
 from posttrain.config import recipe_from_dict
 from posttrain.models.load import load_policy
+from posttrain.runs import write_sealed
 
 
 def chosen(folder: Path, *, seconds: dict[int, float] | None = None, **run: Any) -> Threads:
@@ -151,7 +152,7 @@ def test_fewer_cores_than_the_run_began_with_are_said(
     seen = used(monkeypatch)
     values = short(tmp_path)
     cut(values, save=2)
-    (tmp_path / "run" / "threads.json").write_text('{"threads": 3, "reason": "by trial"}')
+    write_sealed(tmp_path / "run" / "threads.json", {"threads": 3, "reason": "by trial"})
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
     _, printed = go(values, resume=True)
     assert seen[-1] == 3
@@ -167,7 +168,18 @@ def test_other_threads_are_a_change_that_must_be_allowed(tmp_path: Path) -> None
         go(values, resume=True)
     go(values, resume=True, allow_changes=["run.threads"])
     record = json.loads((tmp_path / "run" / "threads.json").read_text())
-    assert record == {"threads": 2, "reason": "as run.threads says"}
+    assert (record["threads"], record["reason"]) == (2, "as run.threads says")
+
+
+def test_a_number_of_threads_that_was_changed_in_the_folder_is_refused(tmp_path: Path) -> None:
+    values = short(tmp_path)
+    cut(values, save=2)
+    path = tmp_path / "run" / "threads.json"
+    record = json.loads(path.read_text())
+    for changed in ({**record, "threads": 7}, {"reason": "?"}):
+        path.write_text(json.dumps(changed))
+        with pytest.raises(ValueError, match=r"threads\.json: has changed since it was written"):
+            go(values, resume=True)
 
 
 def test_check_says_the_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

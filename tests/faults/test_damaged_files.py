@@ -18,8 +18,7 @@ from small_runs import TINY, recipe, small_run
 from posttrain.models.load import load_policy
 from posttrain.models.reward import load_reward, reward_from_policy, save_reward
 from posttrain.models.save import save_policy
-from posttrain.runs.checkpoints import MANIFEST, _listed
-from posttrain.runs.files import write_json
+from posttrain.runs.manifest import write_manifest
 
 Tensors = dict[str, torch.Tensor]
 Damage = Callable[[Path], object]
@@ -328,8 +327,7 @@ def test_moments_that_are_none_are_named(
     shutil.copytree(saved, folder)
     for checkpoint in (folder / "rl" / "checkpoints").iterdir():
         spoil(checkpoint / "optimizer.safetensors")
-        (checkpoint / MANIFEST).unlink()
-        write_json(checkpoint / MANIFEST, {"files": _listed(checkpoint)})
+        write_manifest(checkpoint)
     for left in ("rl/done.json", "summary.json"):  # as if it had been cut short before its end
         (folder / left).unlink()
     refused(posttrain, "resume", folder, name="optimizer.safetensors", says=says)

@@ -426,8 +426,20 @@ def test_a_run_ends_before_sft_where_its_judge_is_not_there(server, tmp_path):
     with pytest.raises(ValueError, match=r"rewards\.judge: the judge 'm' at .*no connection"):
         small_run(given)
     assert not (tmp_path / "run" / "sft").exists()
-    report = check_recipe(given, fast=True)
-    assert any("no connection" in line.text for line in report.of("fail"))
+    failed = check_recipe(given, fast=True).of("fail")
+    assert [line.name for line in failed] == ["ready"]
+    assert "no connection" in failed[0].text
+
+
+def test_the_judge_of_preferences_is_asked_before_sft_too(server, tmp_path):
+    server.replies = [status(404)] * 2
+    judge = {"judge": {"url": server.url, "model": "m"}}
+    given = recipe(tmp_path / "run", prefer={"rewards": judge, "max_new_tokens": 4})
+    with pytest.raises(ValueError, match=r"^prefer\.rewards\.judge: the judge 'm' at .*HTTP 404"):
+        small_run(given)
+    assert not (tmp_path / "run" / "sft").exists()
+    failed = check_recipe(given, fast=True).of("fail")
+    assert [line.name for line in failed] == ["ready"]
 
 
 def test_options_are_checked_with_the_recipe(monkeypatch, tmp_path):

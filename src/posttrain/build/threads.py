@@ -12,14 +12,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from posttrain.build.parts import choose_compile, choose_device
 from posttrain.config import Recipe
 from posttrain.models.load import Policy
-from posttrain.runs import RunFolder, read_json, write_json
+from posttrain.runs import RunFolder, read_json, write_sealed
+from posttrain.runs.files import check_seal
 from posttrain.track.progress import phase
 
 FILE_NAME = "threads.json"
@@ -65,12 +65,14 @@ def settle_threads(
     """
     path = folder.path / FILE_NAME
     if resume and recipe.run.threads is None and path.exists():
-        return _used(_as_recorded(int(read_json(path)["threads"])))
+        record = dict(read_json(path))
+        check_seal(record, path)
+        return _used(_as_recorded(int(record["threads"])))
     chosen = use_threads(recipe, policy)
-    record: dict[str, Any] = {"threads": chosen.number, "reason": chosen.reason}
+    record = {"threads": chosen.number, "reason": chosen.reason}
     if chosen.seconds:
         record["seconds"] = {str(number): seconds for number, seconds in chosen.seconds.items()}
-    write_json(path, record)
+    write_sealed(path, record)
     return chosen
 
 

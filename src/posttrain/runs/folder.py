@@ -171,6 +171,8 @@ class RunFolder:
             made = datetime.now(UTC).isoformat(timespec="seconds")
             write_json(path / "run.json", {"layout": LAYOUT, "made": made})
         run = cls(path)
+        if not (path / "config.json").exists():  # finished or not, it may be of another config
+            (path / "summary.json").unlink(missing_ok=True)
         if run.finished:
             changes = differences(run.config, config, ignore=ignore)
             if changes:

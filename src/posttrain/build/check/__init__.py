@@ -30,7 +30,7 @@ from posttrain.build.check.disk import check_disk
 from posttrain.build.check.numerics import check_numerics
 from posttrain.build.check.report import AREAS, Area, Book, CheckFailedError, Line, Report, new_book
 from posttrain.build.check.resources import check_resources, enough_memory
-from posttrain.build.check.rewards import check_grading, check_kinds
+from posttrain.build.check.rewards import check_grading, check_kinds, is_ready
 from posttrain.build.check.signal import check_signal, sample
 from posttrain.build.check.trial import take_step
 from posttrain.build.stages import Context
@@ -161,6 +161,8 @@ def _rewards(bench: Bench, book: Book) -> Answers | None:
     answers: Answers | None = None
     with rewards.attempt("rewards"):
         check_kinds(bench, rewards)
+    if not is_ready(bench, rewards):  # every answer would wait for it, and none have a score
+        return None
     with rewards.guard("rewards"):
         answers = grade_answers(bench)
     if answers is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
+from posttrain.build.before import check_ready
 from posttrain.build.check.answers import Answers
 from posttrain.build.check.bench import Bench
 from posttrain.build.check.report import Findings, State
@@ -88,13 +89,19 @@ def _check_worth(answers: Answers, findings: Findings) -> None:
         )
 
 
+def is_ready(bench: Bench, findings: Findings) -> bool:
+    """Whether what the rewards need is there; a line only where it is not."""
+    stages = ("rl",) if bench.under_way else bench.recipe.stages
+    with findings.guard("ready"):
+        check_ready(bench.recipe, bench.of_parts(), stages=stages)
+        return True
+    return False
+
+
 def check_kinds(bench: Bench, findings: Findings) -> None:
     """What lies behind the rewards: a sandbox, or a model."""
     scorer = bench.of_parts().scorer
     functions = scorer.rewards if isinstance(scorer, RewardScorer) else ()
-    if isinstance(scorer, RewardScorer):
-        with findings.guard("ready"):
-            scorer.check_ready()
     if any(reward.name == CODE_REWARD for reward in functions):
         with findings.guard("sandbox"):
             _check_sandbox(bench, findings)
