@@ -21,7 +21,7 @@ from roofline import synchronize
 from torch import Tensor
 from transformers import GenerationConfig
 
-from posttrain.build.parts import THREADS_BESIDE_GPU
+from posttrain.build.threads import BESIDE_GPU
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.types import Prompt, Sampling
 
@@ -121,7 +121,7 @@ class Native:
 def set_threads(device: str) -> None:
     """Beside a GPU the CPU gets as few threads as in every run."""
     if device == "cuda":
-        torch.set_num_threads(min(torch.get_num_threads(), THREADS_BESIDE_GPU))
+        torch.set_num_threads(min(torch.get_num_threads(), BESIDE_GPU))
 
 
 @contextlib.contextmanager

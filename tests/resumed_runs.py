@@ -22,7 +22,7 @@ from posttrain.runs.folder import RunFolder
 GRPO = {"steps": 6, "save_every": 2, "evaluate_every": 2, "evaluate_problems": 5}
 
 
-class Killed(BaseException):
+class Killed(KeyboardInterrupt):
     """Ends a run where it stands, as no handler would."""
 
 

@@ -35,7 +35,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path[:0] = [str(Path(__file__).parents[2] / "src"), str(Path(__file__).parents[1])]
 
-import moved_stages  # noqa: E402
+from faults import moved_stages  # noqa: E402
 from faults.worker_kills import counted as workers_killed  # noqa: E402
 from faults.worker_kills import killing_workers  # noqa: E402
 from small_runs import TINY, recipe, timeless  # noqa: E402
