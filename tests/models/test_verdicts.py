@@ -1,5 +1,7 @@
 """What is asked once of a model must not depend on how its weights make rounding grow."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import transformers
@@ -102,3 +104,10 @@ def test_a_token_whose_state_is_zero_hides_nothing():
         model.get_input_embeddings().weight[0] = 0.0  # as padding has it in some models
     assert replaceable(model)
     assert can_be_packed(model.get_decoder())
+
+
+def test_threads_that_decide_at_the_same_time_do_not_mix():
+    """A learner asks of its model while an engine asks of its own."""
+    models = [trained_like("llama") for _ in range(16)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(replaceable, models)) == [True] * 16

@@ -7,6 +7,7 @@ into 0.06, so whole passes of two kernels say little about what a model does.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _VERDICT = "_posttrain_attention_is_replaceable"
 _MASKED, _UNMASKED = "posttrain_masked", "posttrain_unmasked"
+_deciding = threading.local()  # transformers knows one function by name, for all threads
 
 
 @contextmanager
@@ -70,9 +72,7 @@ def _decide(model: Any) -> bool:
     tokens = (places * 7 + torch.tensor([[0], [5]], device=model.device)) % config.vocab_size
     inputs = {"input_ids": tokens, "position_ids": places, "use_cache": False}
     trunk, layers = model.get_decoder(), _Layers(model)
-    AttentionInterface.register(_MASKED, layers.compare)
-    AttentionInterface.register(_UNMASKED, layers.repeat)
-    AttentionMaskInterface.register(_MASKED, eager_mask)
+    _deciding.layers = layers
     try:
         with implementation(model, _MASKED):
             expected = trunk(**inputs).last_hidden_state
@@ -124,3 +124,12 @@ class _Layers:
 def _own_code(module: Any) -> Any:
     """The attention that the model's own file writes out in plain PyTorch."""
     return vars(sys.modules[type(module).__module__])["eager_attention_forward"]
+
+
+AttentionInterface.register(
+    _MASKED, lambda *states, **options: _deciding.layers.compare(*states, **options)
+)
+AttentionInterface.register(
+    _UNMASKED, lambda *states, **options: _deciding.layers.repeat(*states, **options)
+)
+AttentionMaskInterface.register(_MASKED, eager_mask)
