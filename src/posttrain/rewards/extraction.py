@@ -9,8 +9,9 @@ from typing import Literal
 Extract = Literal["whole", "tag", "hashes", "boxed", "last_number", "auto"]
 
 _MARKS = {"boxed": ("\\boxed", "\\fbox"), "tag": ("<answer>",), "hashes": ("####",)}
-_ANNOUNCED = re.compile(  # "The answer is 18", \\text{Answer: }18
-    r"(\\text\s?\{)?\s*(?:so,? )?(?:the |my )?(?:final |correct )?answer[*_]*\s*(?:is\b|:)[\s:*_]*(\})?",
+_ANNOUNCED = re.compile(  # The answer is 18; \\text{Answer: }18
+    r"(\\text\s?\{)?\s*(?:so,? )?(?:the |my )?(?:final |correct )?answer[*_]*\s*(?:is\b|:)"
+    r"[\s:*_]*(\})?",
     re.IGNORECASE,
 )
 _AFTER = " *_`,;\ufe0f" + "".join(map(chr, [*range(0x2600, 0x27C0), *range(0x1F300, 0x1FB00)]))
