@@ -27,20 +27,20 @@ _PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4} | {
 _SIGNS = frozenset({"negative", "minus"})
 _ACTING = frozenset({
     # multiply, divide, raise, add, or write on
-    "double", "doubled", "twice", "triple", "tripled", "thrice", "quadruple", "quadrupled", "fold",
+    "double", "doubled", "twice", "triple", "tripled", "thrice", "quadruple", "quadrupled",
     "halved", "times", "multiplied", "squared", "cubed", "percent", "percentage", "over", "divided",
     "plus", "added", "subtracted", "mod", "modulo", "base", "power", "factorial", "gross", "grand",
     "couple", "several", "inverse", "reciprocal", "inverted", "reversed", "backwards", "repeating",
-    "recurring", "point", "decimal", "rounded",
+    "recurring", "point", "decimal", "rounded", "halfway", "score", "myriad", "googol",
     # turn round, or give a bound
     "negative", "negated", "minus", "opposite", "below", "beneath", "under", "lower", "down",
-    "less", "fewer", "short", "loss", "deficit", "debt", "without", "except", "not", "no", "never",
-    "none", "nothing", "neither", "nor", "least", "most",
+    "less", "fewer", "short", "owed", "overdrawn", "overdraft", "loss", "deficit", "debt",
+    "without", "except", "not", "no", "never", "none", "nothing", "neither", "nor", "least", "most",
     # another guess, or a doubt
     "or", "else", "either", "maybe", "perhaps", "probably", "possibly", "alternatively", "versus",
     "otherwise", "unless", "instead", "rather", "actually", "wait", "sorry", "oops", "something",
     "anything", "unknown", "unsure", "guess", "about", "around", "approximately", "roughly",
-    "almost", "nearly",
+    "approx", "circa", "estimated", "ish", "almost", "nearly",
     # a sentence: "5 is wrong" is not five of something
     "is", "isn", "are", "was", "were", "be", "if", "then", "than", "but", "because", "since", "for",
     "so", "as", "with", "when", "where", "which", "that", "this", "the", "it", "its", "and", "at",
@@ -58,7 +58,9 @@ def acts_on_number(word: str) -> bool:
     (True, True, False)
     """
     singular = word.removesuffix("s")
-    return word in _ACTING or any(singular in table for table in (_NUMBERS, _SCALES, _PARTS))
+    if word in _ACTING or word.endswith("fold"):
+        return True
+    return any(singular in table for table in (_NUMBERS, _SCALES, _PARTS))
 
 
 def scale_of(word: str) -> Fraction | None:
