@@ -37,6 +37,11 @@ WRITTEN = {
     "in a list": "1. So:\n   ```python\n" + SQUARE.replace("def", "   def").replace(
         "    return", "       return") + "   ```",
     "a fence after text": f"So: ```python\n{SQUARE}```",
+    "a fence named in a sentence": f"It goes in ```python\nand ends so.\n```python\n{SQUARE}```",
+    "after its reasoning": (
+        f"<think>```python\n{SQUARE.replace('n * n', 'n')}```</think>\n```python\n{SQUARE}```"
+    ),
+    "no fence after its reasoning": f"<think>a draft:\n```\nnone\n```\n</think>\n{SQUARE}",
     "tildes": f"~~~python\n{SQUARE}~~~",
     "a longer fence": f"````python\n'''\n```\nnot the end\n```\n'''\n{SQUARE}````",
     "Python 3 and a title": f"```Python3 title=a.py\n{SQUARE}```",
@@ -68,6 +73,14 @@ def test_written(name: str, verdict: str) -> None:
         text = text.replace("n * n", "n + n + 1")
     score = grade(text, SQUARES, extract="fence")
     assert (score.value, score.state) == (float(verdict == "right"), "ok"), score
+
+
+@pytest.mark.parametrize("end", ["</think>\nI give up.", "</think>", ""])
+@pytest.mark.parametrize("extract", ["fence", "whole"])
+def test_a_draft_in_the_reasoning_is_no_answer(extract: str, end: str) -> None:
+    draft = f"```python\n{SQUARE}```" if extract == "fence" else SQUARE
+    score = grade(f"<think>\n{draft}\n{end}", SQUARES, extract=extract)
+    assert (score.value, score.state) == (0.0, "ok"), score
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,17 @@ from posttrain.rewards.extraction import EXTRACTORS, extract_answer
         ("hashes", "#### **42**", "42"),
         ("hashes", "### 4", None),
         ("hashes", "####", None),
+        ("hashes", "####\n42\nthat is it", "42"),  # on the next line
+        ("hashes", "#### 5,", "5"),
+        ("hashes", "#### 42 ✅", "42"),
+        ("hashes", "#### 90°", "90°"),
+        ("hashes", "#### **Answer:** 42", "42"),
+        ("tag", "<answer>The answer is 18.</answer>", "18."),
+        ("tag", "<answer>The answer is not 18</answer>", "not 18"),
+        ("boxed", r"\boxed{\text{The answer is }18}", "18"),
+        ("boxed", r"\boxed{\text{Answer: 18}}", r"\text{18}"),
+        ("boxed", r"\boxed{\text{answers}}", r"\text{answers}"),
+        ("whole", "the answer is 5", "the answer is 5"),  # no mark
         ("boxed", r"so \boxed{42}.", "42"),
         ("boxed", r"\boxed{1} or \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         ("boxed", r"\boxed{4", None),
@@ -93,3 +104,22 @@ def test_time_is_linear(how, piece):
     started = time.process_time()
     extract_answer(text, how)
     assert time.process_time() - started < 60  # of this process; quadratic would take many minutes
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (r"<think>maybe \boxed{18}</think> I give up", None),
+        (r"<think>maybe \boxed{18}</think> so \boxed{19}", "19"),
+        (r"maybe \boxed{18}</think>\boxed{19}", "19"),  # the prompt ended with <think>
+        (r"<think>\boxed{17}</think><think>\boxed{18}</think>\boxed{19}", "19"),
+        (r"<think>maybe \boxed{18}", None),  # cut off
+        (r"\boxed{18} <think>or is it", None),
+        (r"<think></think>", None),
+    ],
+)
+def test_what_stands_in_a_reasoning_block_is_no_answer(text, said):
+    marks = {"boxed": text, "tag": text.replace(r"\boxed{", "<answer>").replace("}", "</answer>")}
+    for how, marked in marks.items():
+        assert extract_answer(marked, how) == said
+    assert extract_answer(text, "last_number") == said

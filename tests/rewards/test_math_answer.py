@@ -233,5 +233,5 @@ def test_an_answer_that_is_not_understood_is_compared_as_text(answer):
 def test_it_runs_in_threads():
     """Where no signal arrives, and where no precision may be another thread's."""
     pairs = [(r"\cot 1", r"\frac{1}{\tan 1}"), (r"\binom{x}{y}", r"\frac{x!}{y!(x-y)!}")] * 40
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(lambda pair: math_answer(*pair), pairs)) == {1.0}

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from posttrain.rewards.code_blocks import UNREADABLE, extract_code
 from posttrain.rewards.code_formats import Examination, read_tests
 from posttrain.rewards.declared import declare
+from posttrain.rewards.extraction import answered
 from posttrain.rewards.sandbox import (
     START_SECONDS,
     Limits,
@@ -75,10 +76,10 @@ def code_tests(
     limits = Limits(seconds=seconds, memory_mb=memory_mb, output_kb=output_kb)
     backend = choose(sandbox)
     read = read_tests(tests, entry_point=entry_point, preamble=preamble)
-    source = completion.lstrip("\ufeff")
+    source = answered(completion).lstrip("\ufeff")
     if extract == "fence":
         names = read.questions.names if read.questions is not None else ()
-        source = extract_code(completion, names, reads_input=any(c[0].strip() for c in read.cases))
+        source = extract_code(source, names, reads_input=any(c[0].strip() for c in read.cases))
     source = _framed(source, read)
     try:
         if read.questions is None:

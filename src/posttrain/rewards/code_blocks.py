@@ -65,9 +65,12 @@ def _blocks(text: str) -> list[Block]:
     found: list[Block] = []
     lines: list[str] = []
     fence = label = indent = ""
+    after_text = False
     for line in text.splitlines(keepends=True):
         match = FENCE.match(line)
-        if not fence:
+        if not fence or (after_text and match and match[3]):  # one within a line may be only named
+            found += _block(lines, label) if fence else []
+            after_text = not match
             match = match or AFTER_TEXT.search(line)
             if match:
                 indent, fence, label = match[1], match[2], match[3].lower()

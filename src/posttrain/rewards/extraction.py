@@ -9,6 +9,12 @@ from typing import Literal
 Extract = Literal["whole", "tag", "hashes", "boxed", "last_number", "auto"]
 
 _MARKS = {"boxed": ("\\boxed", "\\fbox"), "tag": ("<answer>",), "hashes": ("####",)}
+_ANNOUNCED = re.compile(  # The answer is 18; \\text{Answer: }18
+    r"(\\text\s?\{)?\s*(?:so,? )?(?:the |my )?(?:final |correct )?answer[*_]*\s*(?:is\b|:)"
+    r"[\s:*_]*(\})?",
+    re.IGNORECASE,
+)
+_AFTER = " *_`,;\ufe0f" + "".join(map(chr, [*range(0x2600, 0x27C0), *range(0x1F300, 0x1FB00)]))
 _UNBRACED = re.compile(r"[^\s{}$]+?(?=[.,;]?(?:[\s{}$]|\\[)\]]|$))")
 
 # Digits as in 1,000 or 1000, then a fraction, an exponent, a denominator. A sign counts as one only
@@ -26,11 +32,14 @@ def extract_answer(text: str, how: Extract) -> str | None:
     ===============  =====================================================================
     ``whole``        the whole text
     ``tag``          what the last complete ``<answer>…</answer>`` holds
-    ``hashes``       what follows the last ``####``, to the end of its line (as in GSM8K)
+    ``hashes``       what follows the last ``####`` on its line or the next (as in GSM8K)
     ``boxed``        what the last ``\boxed{…}`` or ``\boxed …`` holds, braces balanced
     ``last_number``  the last number in the text
     ``auto``         ``boxed``, ``tag`` or ``hashes``, whichever mark comes last; else the whole
     ===============  =====================================================================
+
+    Only what is :func:`answered` counts. At a mark "The answer is" is left out, and after
+    hashes also a comma, a star or an emoji at the end.
 
     >>> extract_answer("<think>2+2</think><answer> 4 </answer>", "tag")
     '4'
@@ -39,22 +48,42 @@ def extract_answer(text: str, how: Extract) -> str | None:
     >>> extract_answer("no tag here", "tag") is None
     True
     """
-    return EXTRACTORS[how](text)
+    return EXTRACTORS[how](answered(text))
+
+
+def answered(text: str) -> str:
+    """What a completion says after its reasoning: nothing, while a ``<think>`` is still open.
+
+    >>> answered("<think>4?</think> It is 5."), answered("5, or <think>is it 4?")
+    (' It is 5.', '')
+    """
+    said = text.rpartition("</think>")[2]
+    return "" if "<think>" in said else said
 
 
 def _whole(text: str) -> str | None:
     return text.strip() or None
 
 
+def _bare(text: str) -> str | None:
+    """What stands at a mark, without what announces it."""
+    text = text.strip()
+    found = _ANNOUNCED.match(text)
+    if found:
+        text = ("" if found[2] else found[1] or "") + text[found.end() :]
+    return text.strip() or None
+
+
 def _tag(text: str) -> str | None:
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(end, 0))
-    return text[start + len("<answer>") : end].strip() or None if start >= 0 else None
+    return _bare(text[start + len("<answer>") : end]) if start >= 0 else None
 
 
 def _hashes(text: str) -> str | None:
     _, mark, rest = text.rpartition("####")
-    return rest.partition("\n")[0].strip().strip("*_` ") or None if mark else None
+    line = rest.lstrip().partition("\n")[0]
+    return _bare(line.lstrip(" *_`").rstrip(_AFTER)) if mark else None
 
 
 def _boxed(text: str) -> str | None:
@@ -70,7 +99,7 @@ def _boxed(text: str) -> str | None:
             depth += (character == "{") - (character == "}")
         escaped = character == "\\" and not escaped
         if depth == 0:
-            return rest[1:place].strip() or None
+            return _bare(rest[1:place])
     return None
 
 

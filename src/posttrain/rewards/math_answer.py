@@ -10,7 +10,9 @@ from posttrain.rewards.extraction import Extract, extract_answer
 from posttrain.rewards.math_compare import same
 from posttrain.rewards.math_expression import parse
 from posttrain.rewards.math_nodes import Node
-from posttrain.rewards.math_text import clean, is_balanced, key, number_in_words, unwrapped, words
+from posttrain.rewards.math_text import clean, is_balanced, key, unwrapped, words
+from posttrain.rewards.math_units import parse_unit
+from posttrain.rewards.math_words import number_in_words
 
 _CLOCK = re.compile(
     r"([0-9]{1,2})(?::([0-5][0-9]))?(?::([0-5][0-9]))?\s?(?:([ap])\.?\s?m\.?)?", re.IGNORECASE
@@ -29,6 +31,7 @@ _CONDITION = re.compile(
     r"|(?:\\text\s?\{\s?where\s?\})?\s?[kmn]\s?\\in\s?\\mathbb\{[NZ]\})$"
 )
 _EXCEPTION = re.compile(r"((?:(?!\\[lgn]e\b)[^<>])*),\s?[a-z]\s?\\ne\b[^,]*")
+_TWO_UNITS = re.compile(r"([0-9][0-9.,]*)\s?([a-zA-Z]+),?\sand\s([0-9][0-9.,]*)\s?([a-zA-Z]+)")
 _VALUE_OF = re.compile(r"\\(?:lim|sum|int|prod).*=([^=]+)")
 
 
@@ -82,10 +85,7 @@ def _is_right(expected: str, given: str, *, tolerance: float) -> bool:
         expected, given = heads
     if (limit := _VALUE_OF.fullmatch(given)) and "=" not in expected:
         given = limit[1].strip()
-    pair = expected, given
-    expected, given = (
-        _IN_WORDS.get(words(text) or "", number_in_words(text) or text) for text in pair
-    )
+    expected, given = _in_figures(expected), _in_figures(given)
     if key(given) == key(expected):
         return True
     times = _clock(expected), _clock(given)
@@ -102,6 +102,23 @@ def _is_right(expected: str, given: str, *, tolerance: float) -> bool:
         one is not None and two is not None and same(one, two, tolerance=tolerance)
         for one, two in _readings(expected, given)
     )
+
+
+def _in_figures(text: str) -> str:
+    """What is said in words as it is written: ``fifty percent``, ``1 hour and 30 minutes``."""
+    said = _IN_WORDS.get(words(text) or "") or number_in_words(text)
+    if said:
+        return said
+    bare = unwrapped(text)
+    number, _, name = bare.rpartition(" ")
+    unit, figures = parse_unit(f" {name}"), number_in_words(number)
+    if unit and unit.dimension and figures:
+        return f"{figures} {name}"
+    if parts := _TWO_UNITS.fullmatch(bare):
+        larger, smaller = parse_unit(f" {parts[2]}"), parse_unit(f" {parts[4]}")
+        if larger and smaller and smaller.is_part_of(larger):
+            return " ".join(parts.groups())
+    return text
 
 
 def _without_condition(text: str) -> str:

@@ -236,11 +236,11 @@ class _Parser(Cursor):
         if self.kind != "number":
             return Node("quantity", (value, unit))
         rest = self.deeper(self.term)  # 5 feet 6 inches
-        if rest.kind != "quantity" or not unit.agrees(rest.args[1]):
+        if rest.kind != "quantity" or not rest.args[1].is_part_of(unit):
             raise UnreadableError
         parts = ((value, unit.factor), (rest.args[0], rest.args[1].factor))
         total = Node("add", tuple(Node("multiply", (n, number(f))) for n, f in parts))
-        return Node("quantity", (total, Unit(dimension=unit.dimension, label=unit.label)))
+        return Node("quantity", (total, Unit(dimension=unit.dimension)))
 
     def money(self, sign: str) -> Node:
         value = self.deeper(self.factor)

@@ -89,6 +89,14 @@ _CLEANING: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
             r"\\pmod{\1\2}",
         ),
         (r"\bper cent\b", "percent"),
+        (
+            r"^(?i:\\text\s?\{\s?(?:negative|minus)\s?\}\s?|(?:negative|minus)\s)(?=[0-9.$\\])",
+            "-",
+        ),
+        (r"(?<=[0-9])\s?(?:\\text\s?\{\s?squared\s?\}|squared)$", "^{2}"),
+        (r"(?<=[0-9])\s?(?:\\text\s?\{\s?cubed\s?\}|cubed)$", "^{3}"),
+        (r"(?<=[0-9])\s?(?:\\text\s?\{\s?o'clock\s?\}|o'clock)", ":00"),
+        (r"^\\?\$\s?([0-9][0-9,.]*)\s?(\\text\s?\{)?\s?per\b", r"\1 \2dollars per"),
         (r"\bdegrees? (C|F)(?:elsius|ahrenheit)?\b", r"°\1"),
         (r"\\+$", ""),
         (r"(?<=[0-9])\s?(?:\\text\s?\{\s?to\s?\}|\bto\b)\s?(?=[0-9])", ":"),
@@ -109,18 +117,6 @@ _CLEANING: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
         (r"^\]([^\[\]()]*,[^\[\]()]*)\]$", r"(\1]"),
     )
 ]
-_SMALL = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen"
-)
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-_NUMBERS = {word: value for value, word in enumerate(_SMALL.split())}
-_NUMBERS |= {word: 10 * value for value, word in enumerate(_TENS.split(), start=2)}
-_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
-_PARTS = {
-    "half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6,
-    "eighth": 8, "tenth": 10,
-}  # fmt: skip
 _BRACED = re.compile(r"([_^])\{([0-9a-zA-Z])\}(?![0-9])")
 _SPACES = re.compile(r"(?<![0-9A-Za-z,]) | (?![0-9A-Za-z])")
 _TEXT = re.compile(r"\\text\s?\{([^{}]*)\}")
@@ -145,7 +141,7 @@ def clean(text: str) -> str:
     while text[:1] == "{" and text[-1:] == "}" and is_balanced(text[1:-1]):
         text = text[1:-1].strip()
     whole = _TEXT.fullmatch(text)
-    return _stripped(whole[1].strip()) if whole else text
+    return clean(whole[1]) if whole else text
 
 
 def unwrapped(text: str) -> str:
@@ -176,27 +172,6 @@ def words(text: str) -> str | None:
     if not _WORDS.fullmatch(bare) or not set(_PROSE.findall(bare)) - FUNCTIONS:
         return None
     return " ".join(w for w in re.findall("[a-z]+", bare.casefold()) if w not in _ARTICLES)
-
-
-def number_in_words(text: str) -> str | None:
-    """The number that words are: ``thirty-six``, ``two hundred``, ``two thirds``; else None.
-
-    >>> number_in_words("Thirty-six"), number_in_words("two thirds"), number_in_words("north")
-    ('36', '2/3', None)
-    """
-    runs = re.findall("[a-z]+", text.lower())
-    if not re.fullmatch("[a-zA-Z]{3,}[a-zA-Z -]*", text) or runs[0] == "and":
-        return None
-    below = _PARTS.get(runs[-1].removesuffix("s"), 0) if len(runs) > 1 else 0
-    value = 0
-    for run in runs[:-1] if below else runs:
-        if run in _SCALES:
-            value = max(value, 1) * _SCALES[run]
-        elif run in _NUMBERS:
-            value += _NUMBERS[run]
-        elif run != "and":
-            return None
-    return f"{value}/{below}" if below else str(value)
 
 
 def is_balanced(text: str) -> bool:

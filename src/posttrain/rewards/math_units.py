@@ -1,6 +1,6 @@
 """Units of measurement after a number: whole words of a table, with dimensions and factors.
 
-A word that no table knows is a label (``12 apples``): it may be left out, but not be another.
+Up to three words that no table knows are a label (``12 apples``), unless one acts on the number.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+
+from posttrain.rewards.math_words import acts_on_number, scale_of
 
 Dimension = tuple[tuple[str, int], ...]
 
@@ -54,8 +56,8 @@ h hr hour = 60 min
 kWh = kW h
 day = 24 h
 week = 7 day
-month
 yr year
+month = 1/12 year
 decade = 10 year
 century = 100 year
 gal gallon = 3.785411784 L
@@ -93,11 +95,11 @@ _PREFIXES = {
     "k kilo": 3, "M mega": 6, "G giga": 9, "T tera": 12, "hecto": 2, "deci": -1, "c centi": -2,
     "m milli": -3, "μ u micro": -6, "n nano": -9, "p pico": -12, "f femto": -15,
 }  # fmt: skip
-_SCALES = {
-    "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12,
-    "dozen": 12,
-}  # fmt: skip
 _PLURALS = {"feet": "foot", "inches": "inch", "centuries": "century", "pennies": "penny"}
+_IRREGULAR = {
+    "children": "child", "people": "person", "men": "man", "women": "woman", "mice": "mouse",
+    "geese": "goose", "teeth": "tooth",
+}  # fmt: skip
 _POWERS = {"square": 2, "sq": 2, "sq.": 2, "cubic": 3, "cu": 3, "cu.": 3}
 _POWERS_AFTER = {"squared": 2, "cubed": 3}
 
@@ -107,16 +109,9 @@ _GLUED = frozenset({
     "kph", "Hz", "kHz", "MHz", "GHz", "kJ", "kW", "kcal", "mol", "kPa", "MPa", "eV", "keV", "MeV",
     "GeV", "nm",
 })  # fmt: skip
-_NO_LABELS = frozenset({  # "5 is wrong" is not five of something
-    "is", "are", "was", "were", "be", "not", "no", "if", "then", "than", "but", "because", "since",
-    "for", "so", "as", "with", "when", "where", "which", "that", "this", "the", "it", "its", "or",
-    "and", "at", "in", "on", "to", "from", "by", "also", "only", "maybe", "perhaps", "either",
-    "answer", "solution", "wrong", "right", "correct", "incorrect", "number", "times", "over",
-    "divided", "plus", "minus", "mod", "base", "squared", "cubed",
-})  # fmt: skip
 _NAME = re.compile(r"(°[CF]?|[a-zA-Z$€£¥₹%¢ΩÅμ][a-zA-Z.]*)(?:\^?(-?[0-9]{1,2}))?")
 _TEXT = re.compile(r"\\text\s?\{([^{}]*)\}")
-_LABEL = re.compile(r"[a-zA-Z]{3,}(?:[ -][a-zA-Z]+){0,3}\.?")
+_LABEL = re.compile(r"[a-zA-Z]{3,}(?:[ -](?:[a-zA-Z]{2,}|a)){0,2}\.?")
 
 
 @dataclass(frozen=True)
@@ -141,6 +136,11 @@ class Unit:
             return self.label <= other.label or other.label <= self.label
         return self.dimension == other.dimension and not self.label and not other.label
 
+    def is_part_of(self, larger: Unit) -> bool:
+        """Whether it measures what a larger unit leaves over: inches after feet."""
+        alike = not self.label and self.agrees(larger) and bool(self.dimension)
+        return alike and self.factor < larger.factor
+
 
 @functools.lru_cache(maxsize=4096)
 def parse_unit(text: str) -> Unit | None:
@@ -156,8 +156,10 @@ def parse_unit(text: str) -> Unit | None:
     is_bare = "\\text" not in text
     words = _words(text)
     scale = Fraction(1)
-    while words and words[0].lower().removesuffix("s") in _SCALES:
-        scale *= _SCALES[words.pop(0).lower().removesuffix("s")]
+    while words and (factor := scale_of(words[0])):
+        if factor < 1 and len(words) > 1:  # 5 fifth graders
+            return None
+        scale, words = scale * factor, words[1:]
         words = words[1:] if words[:1] == ["of"] else words
     if not words:
         return Unit(scale) if scale != 1 else None
@@ -241,8 +243,15 @@ def _units() -> dict[str, tuple[Fraction, Dimension]]:
 
 def _labelled(text: str, *, scale: Fraction) -> Unit | None:
     words = re.findall("[a-z]+", text.lower())
-    if not _LABEL.fullmatch(text) or _NO_LABELS & set(words):
+    if not _LABEL.fullmatch(text) or any(map(acts_on_number, words)):
         return None
-    singular = (word[:-1] if len(word) > 3 and word.endswith("s") else word for word in words)
     certain = len(words[0]) > 3 or len(words) > 1 or scale != 1
-    return Unit(scale, label=frozenset(singular), certain=certain)
+    return Unit(scale, label=frozenset(map(_stem, words)), certain=certain)
+
+
+def _stem(word: str) -> str:
+    """What a word has in common with its plural: boxes and box, babies and baby."""
+    word = _IRREGULAR.get(word, word)
+    if len(word) > 3 and not word.endswith("ss"):
+        word = word.removesuffix("s")
+    return re.sub("y$", "i", word.removesuffix("e"))
