@@ -110,8 +110,9 @@ def _check(read: Callable[[], Recipe], *, fast: bool, supplied: Supplied | None)
         return _report(book, begun=begun)
     book["config"].passed("recipe", f"{' → '.join(recipe.stages)}, every key resolved")
     for caution in cautions(recipe):
-        key, _, text = caution.partition(": ")
-        book["config"].warned(key, text, fix="see docs/configuration.md, or leave it if meant")
+        key, _, said = caution.partition(": ")
+        text, _, fix = said.partition("; ")
+        book["config"].warned(key, text, fix=f"{fix}, or leave it if meant")
     with own_threads():
         bench = make_bench(recipe, book, fast=fast, supplied=supplied)
         try:
