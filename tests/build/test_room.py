@@ -24,8 +24,7 @@ def test_completions_that_leave_no_room_end_a_run_before_sft(
     with pytest.raises(ValueError, match=message):
         small_run(given)
     assert not (tmp_path / "run" / "sft").exists()
-    report = check_recipe(given, fast=True)
-    assert [line for line in report.of("fail") if line.name == "room for answers"]
+    assert [line.name for line in check_recipe(given, fast=True).of("fail")] == ["room for answers"]
 
 
 def test_a_setting_far_from_usual_is_a_line_of_check_and_of_a_run(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ from posttrain.config import (
     resolve,
 )
 from posttrain.config.read import parse_overrides
+from posttrain.data.template import PromptTooLong
 from posttrain.protocols import Engine, Task
 
 if TYPE_CHECKING:
@@ -184,7 +185,10 @@ def _rollouts(bench: Bench, book: Book, *, answers: Answers) -> None:
     seconds = [r.score.seconds for r in answers.everything if r.score is not None]
     sampled = trial = None
     with signal.guard("rollouts"):
-        sampled = sample(bench, seconds_per_grade=sum(seconds) / max(1, len(seconds)))
+        try:
+            sampled = sample(bench, seconds_per_grade=sum(seconds) / max(1, len(seconds)))
+        except PromptTooLong:  # a line of the data says how much
+            _left_out(book, "no prompt leaves room for an answer")
     if sampled is None:
         return
     with signal.attempt("rollouts"):

@@ -253,9 +253,10 @@ def check_prompts(bench: Bench, findings: Findings) -> None:
         rendered = parts.template.render(prompts[0])
         with findings.attempt("prompt"):
             _show(bench, findings, prompt=prompts[0], rendered=rendered)
+    limit = None
     with findings.guard("room for answers"):
         check_room(bench.recipe, parts, policy=policy)
-    limit = _limit(bench)
+        limit = _limit(bench)
     if limit is None:
         return
     found: dict[str, tuple[list[Prompt], int]] = {}
