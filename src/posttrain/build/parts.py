@@ -219,8 +219,9 @@ def check_room(recipe: Recipe, parts: Parts, *, policy: Policy) -> None:
         except PromptTooLong as error:
             context = context_length(policy.model) or limit
             even_short = (
-                f"max_new_tokens: {limit} leaves no room even for the shortest {asked} prompts in "
-                f"the model's context of {context} tokens; lower it, or shorten the prompts"
+                f"max_new_tokens: {limit} leaves no room even for the shortest {asked} prompts, "
+                f"which are longer than {context - limit} tokens, the model's context of {context} "
+                "less that; lower it, or shorten the prompts"
             )
             raise PromptTooLong(f"{stage}.{error if limit >= context else even_short}") from None
         except ValueError as error:
