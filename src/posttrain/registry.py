@@ -28,9 +28,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     "did you mean 'grpo'? Known: grpo, ppo"
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    near = nearest(name, names, cutoff=0.5)
+    hint = f"did you mean {near!r}? " if near else ""
     return f"{hint}Known: {', '.join(names) if names else 'none'}"
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """The known name that is most like one, whatever the case; "" where none is like it.
+
+    >>> nearest("GRPO", ["ppo", "grpo"])
+    'grpo'
+    """
+    folded = {candidate.casefold(): candidate for candidate in known}
+    near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=cutoff)
+    return folded[near[0]] if near else ""
 
 
 def near_path(path: Path) -> Path | None:
@@ -124,11 +135,20 @@ def check_options(function: Function, given: Mapping[str, Any], *, kind: str) ->
         if name not in known:
             raise ValueError(f"{kind}: unknown option {name!r}; {did_you_mean(name, known)}")
         if not _fits(value, known[name].annotation):
-            expected = inspect.formatannotation(known[name].annotation)
-            raise ValueError(f"{kind}: option {name!r} must be {expected}, got {value!r}")
+            expected, hint = _expected(value, known[name].annotation)
+            raise ValueError(f"{kind}: option {name!r} must be {expected}, got {value!r}{hint}")
     for name, option in known.items():
         if option.default is inspect.Parameter.empty and name not in given:
             raise ValueError(f"{kind}: option {name!r} is required")
+
+
+def _expected(value: Any, annotation: Any) -> tuple[str, str]:
+    """What an option may be, in words, and which of its choices a value was meant to be."""
+    if typing.get_origin(annotation) is not typing.Literal:
+        return inspect.formatannotation(annotation), ""
+    choices = [str(choice) for choice in typing.get_args(annotation)]
+    near = nearest(str(value), choices)
+    return f"one of {', '.join(choices)}", f"; did you mean {near}?" if near else ""
 
 
 def _fits(value: Any, annotation: Any) -> bool:

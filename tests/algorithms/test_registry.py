@@ -95,7 +95,12 @@ def test_a_spec_without_a_name_is_refused(spec: object) -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("sclae", "did you mean 'scale'? "), ("stric", "did you mean 'strict'? "), ("zzz", "")],
+    [
+        ("SCALE", "did you mean 'scale'? "),
+        ("sclae", "did you mean 'scale'? "),
+        ("stric", "did you mean 'strict'? "),
+        ("zzz", ""),
+    ],
 )
 def test_an_unknown_name_gets_a_hint(name: str, hint: str) -> None:
     with refuses(f"tool: unknown name {name!r}; {hint}{NAMES}"):
@@ -181,7 +186,7 @@ def test_options_of_the_right_type_pass(name: str, value: object) -> None:
         ("factor", None, "float"),
         ("count", 1.5, "int"),
         ("count", False, "int"),
-        ("mode", "sideways", "Literal['up', 'down']"),
+        ("mode", "sideways", "one of up, down"),
         ("name_of", 3, "str"),
         ("flag", 1, "bool"),
         ("flag", "yes", "bool"),
@@ -193,6 +198,12 @@ def test_options_of_the_right_type_pass(name: str, value: object) -> None:
 def test_options_of_the_wrong_type_are_refused(name: str, value: object, expected: str) -> None:
     with refuses(f"tool 'scale': option {name!r} must be {expected}, got {value!r}"):
         resolve({"name": "scale", name: value})
+
+
+def test_a_mistyped_choice_gets_a_hint() -> None:
+    message = "tool 'scale': option 'mode' must be one of up, down, got 'Dwon'; did you mean down?"
+    with refuses(message):
+        resolve({"name": "scale", "mode": "Dwon"})
 
 
 def test_the_options_of_a_function_are_its_keyword_only_parameters() -> None:

@@ -100,9 +100,10 @@ def test_a_file_of_which_every_row_is_broken_is_an_error(
         ([{"answer": "5"}], "exact", r"rows.jsonl:1: no column 'completion'"),
         ([{"completion": 5, "answer": "5"}], "exact", r"rows.jsonl:1: 'completion' must be text"),
         (
-            [{"completion": "5", "answer": "5"}, {"completion": "5"}],
+            [{"completion": "5", "answer": "5"}, {"completion": "5", "gold": "5"}],
             "exact",
-            r"rows.jsonl:2: reward 'exact': wants the column 'answer'",
+            r"^reward 'exact': wants the column 'answer', which prompt '.*rows.jsonl:2' does not "
+            r"have \(it has 'gold'\); add the column to the data, or choose another reward$",
         ),
         ([{"completion": "5"}], "length", r"the reward wants 'num_tokens'"),
         ([{"completion": "5", "answer": "5"}], "exakt", r"did you mean 'exact'"),

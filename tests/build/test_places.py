@@ -74,8 +74,8 @@ def test_the_current_folder_comes_first_and_it_is_said(command: Command, project
     fill(Path(), first=50, value=0.5)
     said = command("run", project / "sums.toml", "--run.folder", "out", "--rl.steps", 1)
     assert said.code == 0, said.err
-    assert "task.path 'sums.jsonl': is in the current folder and, different, beside" in said.out
-    assert "module 'mine_of_places': is in the current folder and, different, beside" in said.out
+    assert "task.path 'sums.jsonl': the one in the current folder is taken, and" in said.out
+    assert "module 'mine_of_places': the one in the current folder is taken, and" in said.out
     records = RunFolder("out").stage("rl").records()
     assert records[0]["reward/part/mine_of_places:tidy"] == 0.5
     assert RunFolder("out").config["task"]["path"] == "sums.jsonl"

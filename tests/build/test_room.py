@@ -24,16 +24,16 @@ def test_completions_that_leave_no_room_end_a_run_before_sft(
     with pytest.raises(ValueError, match=message):
         small_run(given)
     assert not (tmp_path / "run" / "sft").exists()
-    report = check_recipe(given, fast=True)
-    assert [line for line in report.of("fail") if line.name == "room for answers"]
+    assert [line.name for line in check_recipe(given, fast=True).of("fail")] == ["room for answers"]
 
 
 def test_a_setting_far_from_usual_is_a_line_of_check_and_of_a_run(tmp_path: Path) -> None:
     given = recipe(tmp_path / "run", rl={"weight_decay": 50, "steps": 1}, eval=None)
     (line,) = check_recipe(given, fast=True).of("warn")[:1]
     assert (line.area, line.name) == ("config", "rl.weight_decay")
+    assert line.fix == "set it from 0 to 1, or leave it if meant"
     _, said = small_run(given)
-    assert "caution: rl.weight_decay: 50 is far from usual (0 to 1)" in said
+    assert "caution: rl.weight_decay: 50 is far from usual: each step takes" in said
 
 
 def test_a_warm_up_longer_than_sft_and_more_held_out_than_learned_are_said(tmp_path: Path) -> None:

@@ -30,7 +30,12 @@ RL_REFUSED: dict[str, Cases] = {
             {"temperature": 0},
             "rl.temperature: 0 is greedy: all completions of a prompt are the same and nothing "
             "can be learned; set it above 0 (1.0 is the model's own distribution)",
-        )
+        ),
+        (
+            {"engine": "native", "top_k": 1},
+            "rl.top_k: 1 is greedy: all completions of a prompt are the same and nothing can be "
+            "learned; set it above 1, or to 0 (off)",
+        ),
     ],
     "buffer_above_limit": [
         (

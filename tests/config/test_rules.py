@@ -208,7 +208,10 @@ def test_several_broken_rules_are_reported_together() -> None:
         ({"rl": {"algorithm": "reinforce"}}, []),
         (
             {"rl": {"warmup_steps": 13, "steps": 3, "epochs": 2, "minibatches": 2}},
-            ["rl.warmup_steps: 13, but rl takes 12 optimiser steps: the peak is not reached"],
+            [
+                "rl.warmup_steps: 13, but rl takes 12 optimiser steps: the peak is not reached; "
+                "set it to less"
+            ],
         ),
         ({"rl": {"warmup_steps": 12, "steps": 3, "epochs": 2, "minibatches": 2}}, []),
         ({"rl": {"epochs": 2}}, []),

@@ -89,7 +89,8 @@ def test_what_can_hardly_be_meant_is_said(changes: dict[str, str], key: str) -> 
     found = cautions(resolve(recipe_from_dict(BASE, overrides=given(changes))))
     told = [caution for caution in found if caution.startswith(f"{key}: ")]
     assert len(told) == 1, found
-    assert re.search(r"is far from usual \(.+\): \w", told[0])
+    low_or_both = r"(to \S+ or more|from \S+ to \S+)"
+    assert re.search(rf"is far from usual: \w.*; set it {low_or_both}$", told[0])
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED)

@@ -29,6 +29,7 @@ def test_blank_lines_a_mark_at_the_start_and_other_line_ends(tmp_path):
     ("text", "message"),
     [
         ('{"a": 1}\n{"a": \n', r"rows\.jsonl:2: not valid JSON \(Expecting value at column"),
+        ('{"a": "', r"rows\.jsonl:1: not valid JSON \(Unterminated string starting at column 7\)"),
         ("{'a': 1}", r"rows\.jsonl:1: not valid JSON"),
         ('[{"a": 1},\n{"a": 2}]', r"rows\.jsonl:1: .*one JSON array\? Write one object per line"),
         ('[{"a": 1}]', r"rows\.jsonl:1: expected a JSON object"),
@@ -76,7 +77,9 @@ def test_demonstrations_of_both_kinds(tmp_path):
         ({"completion": "5"}, ":1: no column 'prompt'"),
         ({"prompt": "2+3=", "completion": " "}, ":1: 'completion' is empty"),
         ({"prompt": "", "completion": "5"}, ":1: 'prompt' is empty"),
-        ({"prompt": "2+3=", "completion": 5}, ":1: 'completion' must be text, got 5"),
+        ({"prompt": "2+3=", "completion": 5}, ":1: .* must be text, got 5; put it in quotes"),
+        ({"prompt": "2+3=", "completion": None}, ":1: .* got null; write text in its place, or"),
+        ({"prompt": "2+3=", "completion": [5]}, r":1: .* got \[5\]; write text in its place"),
         ({"messages": []}, ":1: 'messages' must be a list of at least one"),
         ({"messages": "hi"}, ":1: 'messages' must be a list"),
         ({"messages": ["hi"]}, ":1: message 1: expected role and content"),

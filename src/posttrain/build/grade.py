@@ -162,10 +162,7 @@ def _rollout(row: Mapping[str, Any], *, where: str, scorer: RewardScorer) -> Rol
             raise ValueError(f"{where}: the reward wants {name!r}; add that column to the file")
     columns = {name: value for name, value in row.items() if name not in _GIVEN}
     prompt = Prompt(id=where, text=str(row.get("prompt", "")), columns=columns)
-    try:
-        scorer.check_columns(prompt)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+    scorer.check_columns(prompt)
     tokens = (0,) * int(row.get("num_tokens", 0))
     completion = Completion(
         tokens=tokens,

@@ -185,7 +185,7 @@ def render_prompts(
     limit = context_length(policy.model)
     room = None if limit is None else limit - max_new_tokens
     if room is not None and room < 1:
-        raise ValueError(
+        raise PromptTooLong(
             f"max_new_tokens: {max_new_tokens} leaves no room for a prompt in the model's context "
             f"of {limit} tokens; lower it"
         )
@@ -216,12 +216,14 @@ def check_room(recipe: Recipe, parts: Parts, *, policy: Policy) -> None:
         limit = filled(getattr(recipe, stage)).max_new_tokens
         try:
             render_prompts(prompts, parts.template, policy=policy, max_new_tokens=limit)
-        except PromptTooLong:
-            raise PromptTooLong(
-                f"{stage}.max_new_tokens: {limit} leaves no room even for the shortest {asked} "
-                f"prompts in the model's context of {context_length(policy.model)} tokens; lower "
-                "it, or shorten the prompts"
-            ) from None
+        except PromptTooLong as error:
+            context = context_length(policy.model) or limit
+            even_short = (
+                f"max_new_tokens: {limit} leaves no room even for the shortest {asked} prompts, "
+                f"which are longer than {context - limit} tokens, the model's context of {context} "
+                "less that; lower it, or shorten the prompts"
+            )
+            raise PromptTooLong(f"{stage}.{error if limit >= context else even_short}") from None
         except ValueError as error:
             raise ValueError(f"{stage}.{error}") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from pydantic.fields import FieldInfo
 from posttrain.config.fields import Expected, Section
 from posttrain.config.sections import Recipe
 from posttrain.config.toml import value_text
-from posttrain.registry import did_you_mean
+from posttrain.registry import did_you_mean, nearest
 
 _PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 _LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
@@ -152,9 +151,9 @@ def unknown_key(path: Sequence[str | int], given: Any = None) -> str:
     known = dict(tables())[name].model_fields
     what = "unknown key" if parents or not isinstance(given, Mapping) else "unknown section"
     home = elsewhere(key, besides=name)
-    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.9 if home else 0.6)
+    near = nearest(key, known, cutoff=0.9 if home else 0.6)
     if near:
-        return f"{what}; did you mean {near[0] if parents else f'[{near[0]}]'}?"
+        return f"{what}; did you mean {near if parents else f'[{near}]'}?"
     if home:
         return f"{what}; {home}"
     return f"{what}; {did_you_mean(key, known)}"
@@ -185,8 +184,8 @@ def _near(given: Any, field: FieldInfo | None) -> str:
     choices = [choice for part in literals for choice in typing.get_args(part)]
     if typing.get_origin(annotation) is tuple and given in choices:
         return f"; write {value_text([given])}"
-    near = difflib.get_close_matches(given, choices, n=1) if isinstance(given, str) else []
-    return f"; did you mean {value_text(near[0])}?" if near else ""
+    near = nearest(given, choices) if isinstance(given, str) else ""
+    return f"; did you mean {value_text(near)}?" if near else ""
 
 
 def _short(given: Any) -> str:

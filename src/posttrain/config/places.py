@@ -115,6 +115,6 @@ def _same(one: Path, other: Path) -> bool:
 
 def _twice(what: str, theirs: Path) -> str:
     return (
-        f"{what}: is in the current folder and, different, beside the recipe ({theirs}); the one "
-        "in the current folder is taken"
+        f"{what}: the one in the current folder is taken, and a different one is beside the recipe "
+        f"({theirs}); rename one"
     )

@@ -59,7 +59,12 @@ def uneven_minibatches(rl: RlSection) -> str | None:
 
 
 def greedy_sampling(rl: RlSection) -> str | None:
-    """RL samples: at temperature 0 nothing is explored, and no ratio is defined."""
+    """RL samples: at temperature 0, or with top_k = 1, nothing is explored."""
+    if rl.top_k == 1:
+        return (
+            "rl.top_k: 1 is greedy: all completions of a prompt are the same and nothing can be "
+            "learned; set it above 1, or to 0 (off)"
+        )
     if rl.temperature == 0:
         return (
             "rl.temperature: 0 is greedy: all completions of a prompt are the same and nothing "
@@ -98,7 +103,10 @@ def rl_warmup_too_long(rl: RlSection) -> str | None:
     total = rl.steps * optimiser_steps(rl)
     if rl.warmup_steps > total:
         have = f"{total} optimiser step{'s' if total != 1 else ''}"
-        return f"rl.warmup_steps: {rl.warmup_steps}, but rl takes {have}: the peak is not reached"
+        return (
+            f"rl.warmup_steps: {rl.warmup_steps}, but rl takes {have}: the peak is not reached; "
+            "set it to less"
+        )
     return None
 
 

@@ -25,6 +25,14 @@ class Usual(NamedTuple):
             return f"{self.low:g} or more"
         return f"{self.low:g} to {self.high:g}"
 
+    def advice(self, key: str) -> str:
+        """What to set a key to.
+
+        >>> Usual(0, 10, "why").advice("rl.kl.coefficient")
+        'set rl.kl.coefficient from 0 to 10'
+        """
+        return f"set {key} {'to' if self.high == float('inf') else 'from'} {self}"
+
 
 _MANY = float("inf")
 _NATS = "it is never reached, or always passed at once"
@@ -60,8 +68,8 @@ USUAL: dict[str, Usual] = {
     "clip_high": Usual(1e-5, 10, "at 0 no token may become likelier, far above 1 none is held"),
     "clip": Usual(1e-3, 1e3, "a value may hardly move, or is not held at all"),
     "gamma": Usual(0.5, 1, "a reward is forgotten within a token or two"),
-    # Of [rewards]; its sign does not matter.
-    "weight": Usual(0, 1000, "the rewards beside it do not count, and gradients grow with it"),
+    # Of [rewards].
+    "weight": Usual(-1000, 1000, "the rewards beside it do not count, and gradients grow with it"),
 }
 """Settings by key, or by the dotted end of one."""
 _PIECES = ("advantage", "loss", "weights", "correction")
@@ -70,10 +78,17 @@ _PIECES = ("advantage", "loss", "weights", "correction")
 def unusual(recipe: Recipe) -> list[str]:
     """What lies outside its range in a resolved recipe; stages that are not run are left alone."""
     return [
-        f"{key}: {value:g} is far from usual ({usual}): {usual.why}"
-        for key, value in _settings(recipe)
-        if (usual := _find(key)) is not None and not usual.low <= value <= usual.high
+        f"{key}: {value:g} is far from usual: {usual.why}; {usual.advice('it')}"
+        for key, value, usual in far_from_usual(recipe)
     ]
+
+
+def far_from_usual(recipe: Recipe) -> Iterator[tuple[str, float, Usual]]:
+    """Every setting outside its range, with its value and that range."""
+    for key, value in _settings(recipe):
+        usual = _find(key)
+        if usual is not None and not usual.low <= value <= usual.high:
+            yield key, value, usual
 
 
 def _find(key: str) -> Usual | None:
@@ -93,7 +108,7 @@ def _settings(recipe: Recipe) -> Iterator[tuple[str, float]]:
         spec = getattr(rl, piece)
         if ":" not in spec["name"]:  # in one of a user's own a word may mean another thing
             yield from ((f"rl.{piece}.{n}", v) for n, v in spec.items() if _is_number(v))
-    yield from ((f"rewards.{n}.weight", abs(s["weight"])) for n, s in recipe.rewards.items())
+    yield from ((f"rewards.{n}.weight", s["weight"]) for n, s in recipe.rewards.items())
 
 
 def _numbers(section: Section, prefix: str) -> Iterator[tuple[str, float]]:

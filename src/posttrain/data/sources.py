@@ -86,7 +86,9 @@ def check_text(row: Mapping[str, Any], column: str, *, where: str) -> str:
         raise ValueError(f"{where}: no column {column!r} (the row has {known}); add it or rename")
     value = row[column]
     if not isinstance(value, str):
-        raise ValueError(f"{where}: {column!r} must be text, got {_short(value)}; put it in quotes")
+        plain = isinstance(value, int | float)  # and true and false, which are numbers to Python
+        mend = "put it in quotes" if plain else "write text in its place, or remove the line"
+        raise ValueError(f"{where}: {column!r} must be text, got {_short(value)}; {mend}")
     if not value.strip():
         raise ValueError(f"{where}: {column!r} is empty; fill it in or remove the line")
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
@@ -159,7 +161,8 @@ def _parse(text: str, where: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         array = "is this one JSON array? Write one object per line" if text[0] == "[" else MEND
         raise ValueError(
-            f"{where}: not valid JSON ({error.msg} at column {error.colno}); {array}"
+            f"{where}: not valid JSON ({error.msg.removesuffix(' at')} at column {error.colno}); "
+            f"{array}"
         ) from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: not valid JSON ({error}); {MEND}") from error

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from posttrain.registry import did_you_mean
+from posttrain.registry import nearest
 from posttrain.rewards import REWARDS
 from posttrain.rewards.bound import BoundReward, Weight, bind, checked, raised, usable
 from posttrain.rewards.declared import called
@@ -107,10 +107,13 @@ class RewardScorer:
         for reward in self.rewards:
             for name in reward.wanted:
                 if name not in known and name not in reward.optional:
+                    near = nearest(name, known)
+                    hint = f"did you mean {near!r}? Else " if near else ""
+                    has = ", ".join(map(repr, prompt.columns)) or "none"
                     raise ValueError(
                         f"reward {reward.name!r}: wants the column {name!r}, which prompt "
-                        f"{prompt.id!r} does not have; {did_you_mean(name, known)}. Add the column "
-                        "to the data, or choose another reward"
+                        f"{prompt.id!r} does not have (it has {has}); {hint}add the column to the "
+                        "data, or choose another reward"
                     )
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:

@@ -44,6 +44,7 @@ from posttrain.config import (
     resolve,
 )
 from posttrain.config.read import parse_overrides
+from posttrain.data.template import PromptTooLong
 from posttrain.protocols import Engine, Task
 
 if TYPE_CHECKING:
@@ -110,8 +111,9 @@ def _check(read: Callable[[], Recipe], *, fast: bool, supplied: Supplied | None)
         return _report(book, begun=begun)
     book["config"].passed("recipe", f"{' → '.join(recipe.stages)}, every key resolved")
     for caution in cautions(recipe):
-        key, _, text = caution.partition(": ")
-        book["config"].warned(key, text, fix="see docs/configuration.md, or leave it if meant")
+        key, _, said = caution.partition(": ")
+        text, _, fix = said.partition("; ")
+        book["config"].warned(key, text, fix=f"{fix}, or leave it if meant")
     with own_threads():
         bench = make_bench(recipe, book, fast=fast, supplied=supplied)
         try:
@@ -183,7 +185,10 @@ def _rollouts(bench: Bench, book: Book, *, answers: Answers) -> None:
     seconds = [r.score.seconds for r in answers.everything if r.score is not None]
     sampled = trial = None
     with signal.guard("rollouts"):
-        sampled = sample(bench, seconds_per_grade=sum(seconds) / max(1, len(seconds)))
+        try:
+            sampled = sample(bench, seconds_per_grade=sum(seconds) / max(1, len(seconds)))
+        except PromptTooLong:  # a line of the data says how much
+            _left_out(book, "no prompt leaves room for an answer")
     if sampled is None:
         return
     with signal.attempt("rollouts"):

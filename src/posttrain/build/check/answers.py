@@ -9,13 +9,19 @@ from dataclasses import dataclass, field, replace
 
 from posttrain.build.check.bench import Bench
 from posttrain.rewards import REWARDS
-from posttrain.rewards.extraction import Extract
+from posttrain.rewards.extraction import Extract, extract_answer
 from posttrain.rewards.scorer import FROM_ROLLOUT, RewardScorer
 from posttrain.types import Completion, Prompt, Rollout
 from posttrain.types.marks import Marks, above_one, is_right
 
 ROWS, FAST_ROWS = 16, 8
 MAX_SECONDS = 15.0  # what grading known answers may take in all
+# An answer is compared as it stands: with a mark in it, only a copy of the whole text can be right.
+_MARKED: dict[Extract, tuple[str, str]] = {
+    "hashes": ("####", "put only what follows it there, or use the task gsm8k"),
+    "boxed": ("\\boxed", "put only what it holds there"),
+    "tag": ("<answer>", "put only what it holds there"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +107,19 @@ def _claims(bench: Bench) -> bool:
     return not learned or checks or any(name not in FROM_ROLLOUT for name in read)
 
 
-def better_extract(bench: Bench, answers: Answers) -> str:
+def mend_gold(bench: Bench, answers: Answers) -> str:
+    """What lets gold answers get full marks: other answers, or another ``extract``; else ""."""
+    given = [str(r.prompt.columns.get("answer", "")) for r in answers.scored["gold"]]
+    for how, (mark, mend) in _MARKED.items():
+        if any(extract_answer(answer, how) is not None for answer in given):
+            return f"the answers of the data carry {mark} themselves: {mend}"
+    extract = _better_extract(bench, answers)
+    if not extract:
+        return ""
+    return f'set extract = "{extract}" for the reward {answers.judges}, or mend the answers'
+
+
+def _better_extract(bench: Bench, answers: Answers) -> str:
     """The option ``extract`` under which most gold answers get full marks; "" where none helps."""
     name, task = answers.marks.check, bench.task
     function = REWARDS.get(name)

@@ -26,6 +26,7 @@ from posttrain.build.parts import (
 from posttrain.config import Recipe
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.preference_rules import OWN_STAGE
+from posttrain.config.usual import far_from_usual
 from posttrain.models.load import Policy
 from posttrain.protocols import Engine, Task
 from posttrain.tasks import make_task
@@ -89,6 +90,12 @@ class Bench:
         """At most ``limit`` train prompts, spread evenly over the split."""
         prompts = self.task.prompts("train") if self.task is not None else ()
         return list(prompts[:: max(1, -(-len(prompts) // limit))])
+
+    def usual_first(self, fix: str, *, of: tuple[str, ...]) -> str:
+        """The fix; or that of a setting ``of`` these that is far from usual: it explains more."""
+        far = far_from_usual(self.recipe)
+        found = next((usual.advice(key) for key, _, usual in far if key.startswith(of)), "")
+        return f"{found} first: it is far from usual" if found else fix
 
 
 def make_bench(recipe: Recipe, book: Book, *, fast: bool, supplied: Supplied | None) -> Bench:

@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from posttrain.build.check.answers import Answers, better_extract
+from posttrain.build.check.answers import Answers, mend_gold
 from posttrain.build.check.bench import Bench, heard
 from posttrain.build.check.report import Findings, State
 from posttrain.build.parts import check_room, filled, make_template, render_prompts
@@ -202,9 +202,9 @@ def _check_gold(bench: Bench, answers: Answers, *, findings: Findings) -> None:
     gold, others = answers.decided("gold") or 0.0, _best_other(answers)
     better = others is not None and gold > others
     shown = _first(answers)
-    extract = better_extract(bench, answers)
-    if extract:
-        fix = f'set extract = "{extract}" for the reward {answers.judges}, or mend the answers'
+    mend = mend_gold(bench, answers)
+    if mend:
+        fix = mend
     elif better and share == 0:
         text += f", though they score {gold:.2f} on average and others {others:.2f}"
         fix = "let the reward give 1 for full marks, or declare its maximum: accuracy counts those"
@@ -253,9 +253,10 @@ def check_prompts(bench: Bench, findings: Findings) -> None:
         rendered = parts.template.render(prompts[0])
         with findings.attempt("prompt"):
             _show(bench, findings, prompt=prompts[0], rendered=rendered)
+    limit = None
     with findings.guard("room for answers"):
         check_room(bench.recipe, parts, policy=policy)
-    limit = _limit(bench)
+        limit = _limit(bench)
     if limit is None:
         return
     found: dict[str, tuple[list[Prompt], int]] = {}

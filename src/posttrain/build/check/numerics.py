@@ -21,6 +21,17 @@ from posttrain.types import Prompt, Sampling
 
 FAR, TOO_FAR, NOWHERE = 0.5, 2.0, 1e-7  # nats a token that one optimiser step may move
 NO_GRADIENT = 1e-3
+# Settings beside the learning rate that say how far a step goes.
+STEP = (
+    "rl.max_gradient_norm",
+    "rl.weight_decay",
+    "rl.temperature",
+    "rl.top_p",
+    "rl.entropy_coefficient",
+    "rl.kl.coefficient",
+    "rl.loss.",
+    "rewards.",
+)
 FEW = 16  # rollouts that show whether micro-batches change anything
 PROBED = 2  # prompts that show whether new weights reach the engine
 
@@ -116,7 +127,9 @@ def _check_step(bench: Bench, trial: Trial, *, findings: Findings) -> None:
         "one step",
         text,
         state="fail" if trial.moved > TOO_FAR else state,
-        fix="raise rl.learning_rate: nothing moves" if low else "lower rl.learning_rate",
+        fix=bench.usual_first(
+            "raise rl.learning_rate: nothing moves" if low else "lower rl.learning_rate", of=STEP
+        ),
     )
 
 

@@ -23,6 +23,7 @@ MAX_GROUP, MAX_ROLLOUTS = 16, 128
 AGAIN = 3  # times as many prompts before it is said that nothing can be learned
 MAX_GRADING = 20.0  # seconds that grading them may take
 RENDERED = 500
+SAMPLING = ("rl.temperature", "rl.top_p", "rl.group_size")  # settings that say what is sampled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +153,9 @@ def _check_accuracy(bench: Bench, sampled: Sampled, *, findings: Findings) -> No
         "accuracy" if marks.check else "full marks",
         f"{text} (right by {marks.check!r})" if marks.check else text,
         state="warn" if not sum(counts) and sampled.useful and learned else "pass",
-        fix=f"{_learnable(marks)}: take an easier task, or {_warmer(bench)}",
+        fix=bench.usual_first(
+            f"{_learnable(marks)}: take an easier task, or {_warmer(bench)}", of=SAMPLING
+        ),
     )
 
 
@@ -182,8 +185,11 @@ def _check_groups(bench: Bench, sampled: Sampled, *, answers: Answers, findings:
         "groups with signal",
         f"{useful} of {total} ({part:.0%})",
         state="warn" if part < 0.2 else "pass",
-        fix="most of the time is wasted: set rl.dynamic_sampling, raise rl.group_size, or take "
-        "prompts of a difficulty that fits",
+        fix=bench.usual_first(
+            "most of the time is wasted: set rl.dynamic_sampling, raise rl.group_size, or take "
+            "prompts of a difficulty that fits",
+            of=SAMPLING,
+        ),
     )
 
 
@@ -210,16 +216,20 @@ def _nothing(bench: Bench, sampled: Sampled) -> tuple[str, str]:
     elif all(is_right(rollout, replace(marks, check="")) for rollout in rollouts):
         why, fix = "full marks for all", "mend a reward that gives full marks to everything"
     elif alike and many:
-        why, fix = "all completions of a prompt are the same", "raise rl.temperature"
+        why = "all completions of a prompt are the same"
+        fix = bench.usual_first("raise rl.temperature", of=SAMPLING)
     elif right == 0:
         why = "all wrong" if marks.judged else "all alike"
-        fix = (
+        fix = bench.usual_first(
             f"take an easier task, {_warmer(bench)}, give partial credit in [rewards], or raise "
-            "rl.group_size or rl.temperature"
+            "rl.group_size or rl.temperature",
+            of=SAMPLING,
         )
     else:
         why = "some all right, some all wrong"
-        fix = "raise rl.temperature or rl.group_size, or take prompts in between"
+        fix = bench.usual_first(
+            "raise rl.temperature or rl.group_size, or take prompts in between", of=SAMPLING
+        )
     text = f"nothing to learn from: 100 % of {len(sampled.groups)} groups agree ({why})"
     return text, fix
 
@@ -232,7 +242,10 @@ def _check_length(bench: Bench, sampled: Sampled, *, findings: Findings) -> None
         "length",
         f"mean {sum(lengths) / len(lengths):.1f} of {limit} tokens, {cut:.0%} truncated",
         state="warn" if cut > 0.5 else "pass",  # what is cut can still be graded
-        fix=f"raise rl.max_new_tokens, or {_warmer(bench)}, so that answers come to an end",
+        fix=bench.usual_first(
+            f"raise rl.max_new_tokens, or {_warmer(bench)}, so that answers come to an end",
+            of=SAMPLING,
+        ),
     )
 
 
