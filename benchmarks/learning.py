@@ -37,7 +37,7 @@ from posttrain.algorithms.weights import token_mean
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.models.compiled import compile_layers
-from posttrain.protocols import Outputs
+from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms
 
 WAYS = {  # compiled, recorded
@@ -100,6 +100,7 @@ def make_batch(work: Work, *, vocabulary: int) -> Batch:
     return token_mean(batch)
 
 
+@Objective
 def objective(outputs: Outputs, batch: Batch) -> Terms:
     """The clipped loss of PPO and GRPO."""
     return clipped(outputs.need("logprobs"), batch)

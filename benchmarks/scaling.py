@@ -51,8 +51,8 @@ from posttrain.data.collate import collate
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.models.tiny import build_tiny
-from posttrain.pipelines.plan import Plan
-from posttrain.pipelines.rl import State, optimise, prepare
+from posttrain.pipelines.plan import Plan, State
+from posttrain.pipelines.rl import optimise, prepare
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.types import Completion, Prompt, Rollout, Sampling, Score
 

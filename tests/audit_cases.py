@@ -20,7 +20,7 @@ from posttrain.learn.optim import adamw
 from posttrain.models.frozen import Reference
 from posttrain.pipelines.audit import Audit
 from posttrain.pipelines.plan import Plan
-from posttrain.pipelines.rl import train
+from posttrain.pipelines.rl import Step, train
 from posttrain.protocols import Objective, StepResult
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.rollout.source import PromptCycle, RolloutSource
@@ -53,8 +53,8 @@ class Learner(LocalLearner):
     def infer(self, batch: Batch) -> Batch:
         return self.doctor(super().infer(batch))
 
-    def step(self, batch: Batch, objective: Objective, *, only_critic: bool = False) -> StepResult:
-        result = super().step(batch, objective, only_critic=only_critic)
+    def step(self, batch: Batch, objective: Objective) -> StepResult:
+        result = super().step(batch, objective)
         kept = {name: value for name, value in result.metrics.items() if name != self.hidden}
         return replace(result, metrics=kept)
 
@@ -110,6 +110,12 @@ def audited(case: Case) -> int:
     )
     learner.doctor, learner.hidden = case.doctor, case.hidden
     done: list[Any] = []
+    audit = Audit(case.promised or case.loop, normalised=case.normalised)
+
+    def on_step(step: Step) -> None:
+        audit.check(step)
+        done.append(step)
+
     train(
         source.steps(3),
         learner,
@@ -117,8 +123,7 @@ def audited(case: Case) -> int:
         sync=SharedWeights(engine) if case.syncs else lambda version: None,
         pad_token=0,
         seed=0,
-        on_step=done.append,
-        audit=Audit(case.promised or case.loop, normalised=case.normalised),
+        on_step=on_step,
     )
     return len(done)
 
@@ -182,7 +187,8 @@ BROKEN: dict[str, list[Case]] = {
         Case(loop=plan(epochs=2, shaping=(twice,)), found="sequence 0 was given"),
         Case(loop=plan(epochs=2), promised=plan(epochs=2, **IN_REWARD), found="no token rewards"),
         Case(
-            loop=plan(epochs=2, kl_placement="loss", kl=Coefficient(value=0.1)),
+            loop=plan(epochs=2),
+            promised=plan(epochs=2, kl_placement="loss", kl=Coefficient(value=0.1)),
             reference=False,
             found="no reference log-probs",
         ),

@@ -17,7 +17,7 @@ from posttrain.learn.optim import adamw
 from posttrain.learn.trained import Trained
 from posttrain.models.critic import Critic, separate_critic, shared_critic
 from posttrain.models.load import load_policy
-from posttrain.protocols import Outputs
+from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms
 
 RATE, CRITIC_RATE = 1e-3, 5e-3
@@ -66,13 +66,17 @@ def learner(model: nn.Module, critic: Critic | None, **options: object) -> Local
     )
 
 
+@Objective
 def objective(outputs: Outputs, part: Batch) -> Terms:
     """PPO's: the policy's clipped loss and 0.7 times the critic's."""
     values = squared(outputs.need("values"), part)
     return with_values(clipped(outputs.logprobs, part), values, coefficient=COEFFICIENT)
 
 
-def value_objective(outputs: Outputs, part: Batch) -> Terms:
+def value_terms(outputs: Outputs, part: Batch) -> Terms:
     """The critic's alone; the policy must not have been asked."""
     assert outputs.logprobs is outputs.entropy is None
     return squared(outputs.need("values"), part)
+
+
+value_objective = Objective(value_terms, only_critic=True)

@@ -63,8 +63,8 @@ class FakeLearner:
             ref_logprobs=torch.full(batch.tokens.shape, REFERENCE),
         )
 
-    def step(self, batch: Batch, objective: Objective, *, only_critic: bool = False) -> StepResult:
-        self.calls.append("critic" if only_critic else "step")
+    def step(self, batch: Batch, objective: Objective) -> StepResult:
+        self.calls.append("critic" if objective.only_critic else "step")
         self.batches.append(batch)
         self.objectives.append(objective)
         moved = self._approx_kl.pop(0) if self._approx_kl else 0.0

@@ -102,7 +102,19 @@ class Outputs:
         return tensor
 
 
-Objective = Callable[["Outputs", "Batch"], "Terms"]
+@dataclass(frozen=True)
+class Objective:
+    """What a step minimises: ``terms(outputs, micro-batch)``, one loss for each token.
+
+    It pickles where ``terms`` does, so that a learner may live in another process. With
+    ``only_critic`` the policy is left as it is, and the outputs are the critic's alone.
+    """
+
+    terms: Callable[[Outputs, Batch], Terms]
+    only_critic: bool = False
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> Terms:
+        return self.terms(outputs, batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +141,8 @@ class Learner(Protocol):
         """Add what the models say without gradient: old and reference log-probs, values."""
         ...
 
-    def step(self, batch: Batch, objective: Objective, *, only_critic: bool = False) -> StepResult:
-        """Exactly one optimiser step on ``Σ weights · objective``, in micro-batches that fit.
-
-        With ``only_critic`` the policy is left as it is, and the outputs are the critic's alone.
-        """
+    def step(self, batch: Batch, objective: Objective) -> StepResult:
+        """Exactly one optimiser step on ``Σ weights · objective``, in micro-batches that fit."""
         ...
 
     def refresh_reference(self) -> None:
@@ -142,6 +151,14 @@ class Learner(Protocol):
 
     def save(self, folder: Path) -> None:
         """Write the weights as an ordinary Hugging Face model folder."""
+        ...
+
+    def state(self, folder: Path) -> dict[str, Any]:
+        """Write all that the next step depends on; what is no tensor is returned, for JSON."""
+        ...
+
+    def restore(self, folder: Path, numbers: Mapping[str, Any]) -> None:
+        """Make a learner of the same recipe what it was when :meth:`state` wrote it."""
         ...
 
 

@@ -9,7 +9,8 @@ from posttrain.build.learners import make_learner, make_plan, make_reward_learne
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.models.load import load_policy
 from posttrain.models.reward import reward_from_policy
-from posttrain.pipelines.rl import State, prepare
+from posttrain.pipelines.plan import State
+from posttrain.pipelines.rl import prepare
 from posttrain.types import Batch
 
 BETAS = [0.8, 0.99]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from posttrain.build.learners import make_plan
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.learn.learner import LocalLearner
-from posttrain.pipelines.plan import Plan
-from posttrain.pipelines.rl import State, optimise
+from posttrain.pipelines.plan import Plan, State
+from posttrain.pipelines.rl import optimise
 from posttrain.protocols import Outputs
 from posttrain.types import Batch
 

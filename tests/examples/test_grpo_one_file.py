@@ -17,8 +17,9 @@ from posttrain.algorithms.weights import sequence_mean, total
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.models.frozen import Reference
-from posttrain.pipelines.plan import Plan
-from posttrain.pipelines.rl import Report, State, make_objective, train
+from posttrain.pipelines.objective import make_objective
+from posttrain.pipelines.plan import Plan, State
+from posttrain.pipelines.rl import Step, train
 from posttrain.protocols import Outputs
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.rollout.source import PromptCycle, RolloutSource
@@ -70,7 +71,7 @@ def gradients(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([weight.grad.flatten().clone() for weight in model.parameters()])
 
 
-def library_run(example: ModuleType, model: torch.nn.Module) -> tuple[list[Report], list]:
+def library_run(example: ModuleType, model: torch.nn.Module) -> tuple[list[Step], list]:
     """Three steps by the library: what it reported and the gradient of each step."""
     engine = NativeEngine(model, end_tokens=(example.END,), decode=example.decode)
     prompts = [
@@ -89,10 +90,10 @@ def library_run(example: ModuleType, model: torch.nn.Module) -> tuple[list[Repor
     learner = LocalLearner(
         model, adamw(model, learning_rate=RATE), save=lambda folder: None, reference=Reference()
     )
-    reports: list[Report] = []
+    reports: list[Step] = []
     slopes: list[torch.Tensor] = []
 
-    def on_step(report: Report) -> None:
+    def on_step(report: Step) -> None:
         reports.append(report)
         slopes.append(gradients(model))
 
@@ -127,8 +128,8 @@ def test_three_steps_equal_those_of_the_library(example: ModuleType) -> None:
             max_new_tokens=LENGTH,
         )
         # The policy term of the first, on-policy step sums to zero: only rounding is left of it.
-        assert loss == pytest.approx(report.metrics["loss/total"], rel=1e-5, abs=1e-7)
-        assert mean_reward == pytest.approx(report.metrics["reward/mean"], rel=1e-12)
+        assert loss == pytest.approx(report.metrics()["loss/total"], rel=1e-5, abs=1e-7)
+        assert mean_reward == pytest.approx(report.metrics()["reward/mean"], rel=1e-12)
         assert (gradients(mine) - slope).norm() < 1e-4 * slope.norm()
         assert call == 0 or loss > 1e-2
 

@@ -26,17 +26,15 @@ def poison(monkeypatch: pytest.MonkeyPatch, calls: set[int]) -> None:
     """Put a NaN into the loss of these optimiser steps, counted from 1."""
     seen: list[int] = []
 
-    def ill(
-        self: LocalLearner, batch: Batch, objective: Objective, *, only_critic: bool = False
-    ) -> StepResult:
+    def ill(self: LocalLearner, batch: Batch, objective: Objective) -> StepResult:
         seen.append(1)
 
         def poisoned(outputs: Outputs, part: Batch) -> Terms:
             terms = objective(outputs, part)
             return Terms(loss=terms.loss * math.nan, parts=terms.parts, means=terms.means)
 
-        chosen = poisoned if len(seen) in calls else objective
-        return step(self, batch, chosen, only_critic=only_critic)
+        ill = Objective(poisoned, only_critic=objective.only_critic)
+        return step(self, batch, ill if len(seen) in calls else objective)
 
     monkeypatch.setattr(LocalLearner, "step", ill)
 
@@ -86,13 +84,11 @@ def test_a_batch_that_is_no_number_itself_is_named(
 ) -> None:
     """Which sequence, and in which field."""
 
-    def ill(
-        self: LocalLearner, batch: Batch, objective: Objective, *, only_critic: bool = False
-    ) -> StepResult:
+    def ill(self: LocalLearner, batch: Batch, objective: Objective) -> StepResult:
         if batch.advantages is not None and not calls:
             calls.append(1)
             batch.advantages[3][batch.mask[3]] = math.inf
-        return step(self, batch, objective, only_critic=only_critic)
+        return step(self, batch, objective)
 
     calls: list[int] = []
     monkeypatch.setattr(LocalLearner, "step", ill)

@@ -15,7 +15,8 @@ from posttrain.models.compiled import compile_layers
 from posttrain.models.graphs import Pool, RecordingError, empty_cache, recording
 from posttrain.models.logprobs import score_tokens
 from posttrain.models.recorded_pass import Recordings, pausing, playing
-from posttrain.types import Batch, Terms
+from posttrain.pipelines.supervised import likelihood
+from posttrain.types import Batch
 
 pytestmark = pytest.mark.gpu
 
@@ -95,7 +96,7 @@ def test_a_learner_takes_the_same_steps(tied: bool) -> None:
         )
         for answered in (104, 90, 104):
             given = rows(prompts=4, siblings=8, asked=40, answered=answered)
-            learner.step(token_mean(given), lambda out, part: Terms(loss=-out.need("logprobs")))
+            learner.step(token_mean(given), likelihood)
         after = torch.cat([weight.detach().flatten() for weight in policy.parameters()])
         return after - before
 

@@ -24,7 +24,7 @@ from posttrain.models.critic import separate_critic, shared_critic
 from posttrain.models.frozen import Reference
 from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
-from posttrain.protocols import Outputs
+from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms
 
 
@@ -38,6 +38,7 @@ def batch() -> Batch:
     )
 
 
+@Objective
 def objective(outputs: Outputs, part: Batch) -> Terms:
     terms = clipped(outputs.need("logprobs"), part)
     if outputs.values is None:

@@ -33,6 +33,7 @@ def batch() -> Batch:
     return made.replace(advantages=advantages, rewards=advantages[:, 0])
 
 
+@Objective
 def policy_loss(outputs: Outputs, part: Batch) -> Terms:
     return clipped(outputs.logprobs, part)
 
@@ -63,6 +64,7 @@ def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
 def poisoned(value: float, *, only: str = "loss") -> Objective:
     """The objective, with this value in the loss or in the gradient of one token."""
 
+    @Objective
     def loss(outputs: Outputs, part: Batch) -> Terms:
         terms = policy_loss(outputs, part)
         poison = torch.zeros_like(terms.loss)
@@ -164,6 +166,7 @@ def test_a_repeated_step_is_the_step_of_the_smaller_size() -> None:
     student = learner(model, micro_batch_tokens=12)
     calls: list[int] = []
 
+    @Objective
     def fails_once(outputs: Outputs, part: Batch) -> Terms:
         calls.append(len(part.tokens))
         if len(calls) == 2:

@@ -50,6 +50,6 @@ def test_a_critic_that_learns_alone_is_guarded_too() -> None:
     given = sequence_mean(student.infer(batch()))
     broken = given.replace(returns=given.returns / 0)
     before = parameters(critic)
-    assert student.step(broken, value_objective, only_critic=True).skipped
+    assert student.step(broken, value_objective).skipped
     assert torch.equal(parameters(critic), before)
-    assert not student.step(given, value_objective, only_critic=True).skipped
+    assert not student.step(given, value_objective).skipped

@@ -17,7 +17,7 @@ from posttrain.learn.optim import adamw, rate_factor
 from posttrain.models.frozen import Reference
 from posttrain.models.logprobs import score_tokens
 from posttrain.pipelines.rl import quiet
-from posttrain.protocols import Outputs
+from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms
 
 RATE = 1e-3
@@ -41,6 +41,7 @@ def batch(dtype: torch.dtype = torch.float64) -> Batch:
     )
 
 
+@Objective
 def policy_loss(outputs: Outputs, part: Batch) -> Terms:
     return clipped(outputs.logprobs, part)
 
@@ -264,6 +265,7 @@ def test_the_entropy_has_a_gradient_only_where_it_is_asked_for() -> None:
     """Its value is −Σ p log p of a naive forward pass either way."""
     given = token_mean(batch())
 
+    @Objective
     def entropy_loss(outputs: Outputs, part: Batch) -> Terms:
         return Terms(
             loss=outputs.logprobs * 0 + outputs.entropy, means={"entropy": outputs.entropy.detach()}

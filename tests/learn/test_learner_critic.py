@@ -26,7 +26,7 @@ from posttrain.learn.learner import scores
 from posttrain.models.load import load_policy
 from posttrain.models.reward import reward_from_policy
 from posttrain.pipelines.preferences import preference
-from posttrain.protocols import Outputs
+from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms
 
 METRICS = ("policy_loss", "value_loss", "critic_gradient_norm")
@@ -138,7 +138,7 @@ def test_only_the_critic_learns_where_it_is_told_so(kind: str, micro_batch_token
     state = copy.deepcopy(student.trained.optimizer.state_dict()["state"])
     for _ in range(2):
         before = parameters(critic)
-        result = student.step(sequence_mean(prepared), value_objective, only_critic=True)
+        result = student.step(sequence_mean(prepared), value_objective)
         losses = hand.losses(given, old)
         (norm,) = hand.step(*losses, only_critic=True)
         found = (result.loss, result.metrics["critic_gradient_norm"])
@@ -162,7 +162,7 @@ def test_without_an_active_token_nothing_changes() -> None:
     before = torch.cat([parameters(model), parameters(critic)])
     broken = batch().replace(valid=torch.zeros(3, dtype=torch.bool))
     for only_critic in (False, True):
-        result = student.step(sequence_mean(broken), objective, only_critic=only_critic)
+        result = student.step(sequence_mean(broken), value_objective if only_critic else objective)
         assert (result.loss, result.gradient_norm) == (0.0, 0.0)
     assert torch.equal(torch.cat([parameters(model), parameters(critic)]), before)
     assert student.trained.num_steps == student._critic.num_steps == 0
@@ -171,7 +171,7 @@ def test_without_an_active_token_nothing_changes() -> None:
 def test_without_a_critic_there_is_none_to_train() -> None:
     student = learner(small_model(), None)
     with pytest.raises(ValueError, match="only_critic: this learner has no critic"):
-        student.step(sequence_mean(batch()), value_objective, only_critic=True)
+        student.step(sequence_mean(batch()), value_objective)
     assert student.infer(batch()).values is None
 
 
@@ -233,6 +233,7 @@ def test_sets_are_compared_whole(micro_batch_tokens: int) -> None:
     student = learner(model, None, forward=scores, **cut)
     seen: list[list[int]] = []
 
+    @Objective
     def watched(outputs: Outputs, part: Batch) -> Terms:
         seen.append(part.groups.tolist())
         return preference(outputs, part)

@@ -25,8 +25,8 @@ from posttrain.learn.optim import adamw, rate_factor
 from posttrain.learn.trained import Trained
 from posttrain.models.critic import Critic, separate_critic
 from posttrain.models.load import Policy
-from posttrain.pipelines.plan import Plan
-from posttrain.pipelines.rl import State, optimise, prepare
+from posttrain.pipelines.plan import Plan, State
+from posttrain.pipelines.rl import optimise, prepare
 from posttrain.types import Batch, Completion, Prompt, Rollout, Score
 
 END, TOKENS, LONGEST = 0, range(4), 3

@@ -20,7 +20,7 @@ from posttrain.learn.trained import Trained
 from posttrain.models.critic import Critic
 from posttrain.models.frozen import Reference
 from posttrain.pipelines.plan import Plan
-from posttrain.pipelines.rl import Report, train
+from posttrain.pipelines.rl import Step, train
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.rollout.source import PromptCycle, RolloutSource
 from posttrain.sync.shared import SharedWeights
@@ -74,7 +74,7 @@ def learn(chosen: Plan, *, steps: int, rate: float = 1e-2) -> list[dict[str, flo
         sync=SharedWeights(engine),
         pad_token=0,
         seed=0,
-        on_step=lambda report: found.append(dict(report.metrics)),
+        on_step=lambda report: found.append(dict(report.metrics())),
     )
     return found
 
@@ -119,7 +119,7 @@ def test_a_fixed_coefficient_does_not() -> None:
 def test_the_coefficient_waits_while_only_the_critic_learns(rule: str) -> None:
     """A policy that stands still has divergence 0, which is no reason to let go of it."""
     kl = Coefficient(value=0.1, rule=rule, target=10.0, horizon=4)
-    reports: list[Report] = []
+    reports: list[Step] = []
     train(
         [collected(1.0, 0.0, 1.0, 0.0)] * 4,
         FakeLearner(),

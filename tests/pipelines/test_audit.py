@@ -59,7 +59,7 @@ def test_the_same_loop_without_a_violation(case: Case) -> None:
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls of the audit, as they are made."""
     calls: list[str] = []
-    for name in ("prepared", "learned"):
+    for name in ("_prepared", "_learned"):
 
         def counted(
             *arguments: Any, _name: str, _real: Callable[..., None], **options: Any
@@ -89,7 +89,7 @@ def test_every_algorithm_passes(tmp_path: Path, checks: list[str], name: str) ->
     run, _ = small_run(
         recipe(tmp_path / "r", sft=None, eval=None, rl={**VARIANTS[name], "audit": True})
     )
-    assert checks == ["prepared", "learned"] * 3
+    assert checks == ["_prepared", "_learned"] * 3
     assert len(run.folder.stage("rl").records()) == 3
 
 

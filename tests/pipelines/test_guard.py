@@ -6,10 +6,11 @@ import pytest
 from loop_parts import FakeLearner, collected, plan, sampled
 
 from posttrain.algorithms.kl import Coefficient
-from posttrain.pipelines import preferences, supervised
-from posttrain.pipelines.guard import Guard, Skipped
+from posttrain.pipelines import supervised
+from posttrain.pipelines.fit import Fitted, fit
+from posttrain.pipelines.guard import Guard, Guarded, Skipped
 from posttrain.pipelines.plan import Plan
-from posttrain.pipelines.rl import Report, train
+from posttrain.pipelines.rl import Step, train
 from posttrain.protocols import Objective, StepResult
 from posttrain.types import Batch
 
@@ -32,33 +33,33 @@ class Skipping(FakeLearner):
         super().__init__()
         self._script = list(script)
 
-    def step(self, batch: Batch, objective: Objective, *, only_critic: bool = False) -> StepResult:
-        super().step(batch, objective, only_critic=only_critic)
+    def step(self, batch: Batch, objective: Objective) -> StepResult:
+        super().step(batch, objective)
         return RESULTS[self._script.pop(0)]
 
 
-def run(script: str, chosen: Plan, guard: Guard) -> list[Report]:
+def run(script: str, chosen: Plan, guard: Guard, *, totals: list[int] | None = None) -> list[Step]:
+    totals = [] if totals is None else totals
     learner = Skipping(script)
     steps = [collected(1.0, 0.0, 1.0, 0.0)] * (len(script) // (chosen.epochs * chosen.minibatches))
-    reports: list[Report] = []
+    reports: list[Step] = []
     train(
         sampled(learner, steps),
-        learner,
+        Guarded(learner, guard),
         plan=chosen,
         sync=lambda version: None,
         pad_token=0,
         seed=0,
-        on_step=reports.append,
-        guard=guard,
+        on_step=lambda step: (reports.append(step), totals.append(guard.total), guard.check()),
     )
     return reports
 
 
 def test_skipped_steps_are_counted_and_their_batches_kept() -> None:
     kept: list[Skipped] = []
-    reports = run(".xx-x..x", plan(), Guard(most=4, keep=kept.append))
-    assert [report.metrics["train/skipped"] for report in reports] == [0, 1, 1, 0, 1, 0, 0, 1]
-    totals = [report.metrics["train/skipped_total"] for report in reports]
+    totals: list[int] = []
+    reports = run(".xx-x..x", plan(), Guard(most=4, keep=kept.append), totals=totals)
+    assert [report.metrics()["train/skipped"] for report in reports] == [0, 1, 1, 0, 1, 0, 0, 1]
     assert totals == [0, 1, 2, 2, 3, 3, 3, 4]
     assert [(each.step, each.number) for each in kept] == [(2, 1), (3, 1), (5, 1), (8, 1)]
     assert all(each.batch.weights is not None for each in kept)  # as the learner got it
@@ -69,8 +70,8 @@ def test_minibatches_are_kept_by_their_number() -> None:
     reports = run(".x..x...", plan(minibatches=2, epochs=2), Guard(keep=kept.append))
     assert [(each.step, each.number) for each in kept] == [(1, 2), (2, 1)]
     assert [len(each.batch.tokens) for each in kept] == [2, 2]
-    assert [report.metrics["train/optimiser_steps"] for report in reports] == [3, 3]
-    assert reports[0].metrics["loss/total"] == 1.0
+    assert [report.metrics()["train/optimiser_steps"] for report in reports] == [3, 3]
+    assert reports[0].metrics()["loss/total"] == 1.0
 
 
 @pytest.mark.parametrize(("script", "num_steps"), [("xxx.", 3), (".x.xx-x", 7), ("xx.xx.xxx", 9)])
@@ -99,7 +100,7 @@ def test_nothing_that_is_steered_by_numbers_is_steered_by_those_of_a_skipped_ste
         epochs=2,
     )
     reports = run("xx", steered, Guard())
-    assert reports[0].metrics["train/skipped"] == 2
+    assert reports[0].metrics()["train/skipped"] == 2
     assert (reports[0].state.kl.value, reports[0].state.penalty.value) == (0.5, 2.0)
     assert reports[0].state.step == 1
     reports = run("x.", steered, Guard())
@@ -108,22 +109,20 @@ def test_nothing_that_is_steered_by_numbers_is_steered_by_those_of_a_skipped_ste
 
 def test_supervised_stages_are_guarded_too() -> None:
     rows = [((5, 6, 7), (False, True, True))] * 5
-    sets = [preferences.RankedTokens(rows=[(5, 6), (5, 7)], lengths=[1, 1])] * 5
-    for module, data in ((supervised, rows), (preferences, sets)):
-        log: list[tuple[int, float, float]] = []
-        kept: list[Skipped] = []
-        with pytest.raises(RuntimeError, match="last 2 optimiser steps"):
-            module.train(
-                data,
-                Skipping("x.xx."),
-                epochs=1,
-                batch_size=1,
-                pad_token=0,
-                seed=0,
-                on_step=lambda step, found, log=log: log.append(
-                    (step, found["train/skipped"], found["train/skipped_total"])
-                ),
-                guard=Guard(most=2, keep=kept.append),
-            )
-        assert log == [(1, 1, 1), (2, 0, 1), (3, 1, 2), (4, 1, 3)]
-        assert [each.step for each in kept] == [1, 3, 4]
+    log: list[tuple[int, float, int]] = []
+    kept: list[Skipped] = []
+    guard = Guard(most=2, keep=kept.append)
+
+    def on_step(fitted: Fitted) -> None:
+        log.append((fitted.step, fitted.metrics()["train/skipped"], guard.total))
+        guard.check()
+
+    with pytest.raises(RuntimeError, match="last 2 optimiser steps"):
+        fit(
+            supervised.batches(rows, 1, epochs=1, pad_token=0, seed=0),
+            Guarded(Skipping("x.xx."), guard),
+            objective=supervised.likelihood,
+            on_step=on_step,
+        )
+    assert log == [(1, 1, 1), (2, 0, 1), (3, 1, 2), (4, 1, 3)]
+    assert [(each.step, each.number) for each in kept] == [(1, 1), (3, 1), (4, 1)]

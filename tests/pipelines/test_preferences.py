@@ -11,7 +11,8 @@ from posttrain.algorithms.weights import total
 from posttrain.data.collate import collate_ranked
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
-from posttrain.pipelines.preferences import RankedTokens, batches, judge, preference, train
+from posttrain.pipelines.fit import Fitted, fit
+from posttrain.pipelines.preferences import RankedTokens, batches, judge, preference
 from posttrain.protocols import Outputs
 from posttrain.types import Batch
 
@@ -168,12 +169,13 @@ def test_training_ranks_what_can_be_ranked(micro_batch_tokens: int) -> None:
     losses: list[float] = []
     accuracies: list[float] = []
 
-    def watch(step: int, metrics: dict[str, float]) -> None:
-        steps.append(step)
-        losses.append(metrics["loss/total"])
-        accuracies.append(metrics["preference/accuracy"])
+    def watch(fitted: Fitted) -> None:
+        steps.append(fitted.step)
+        losses.append(fitted.metrics()["loss/total"])
+        accuracies.append(fitted.metrics()["preference/accuracy"])
 
-    train(separable(), learner, epochs=10, batch_size=4, pad_token=0, seed=0, on_step=watch)
+    made = batches(separable(), 4, epochs=10, pad_token=0, seed=0)
+    fit(made, learner, objective=preference, on_step=watch)
     assert steps == list(range(1, 21))
     assert losses[0] == pytest.approx(math.log(6), rel=1e-6)
     assert losses[-1] < 0.3
@@ -181,4 +183,4 @@ def test_training_ranks_what_can_be_ranked(micro_batch_tokens: int) -> None:
     unseen = torch.tensor([[15, 11], [15, 12], [15, 13]])
     scores = model.worth(unseen)[..., 0].sum(dim=1).tolist()
     assert scores[0] > scores[1] + 1 > scores[2] + 2
-    assert learner.version == 1
+    assert learner.version == 20

@@ -6,8 +6,8 @@ from loop_parts import OLD, REFERENCE, FakeLearner, collected, plan, sampled
 
 from posttrain.algorithms.advantages import moving_baseline, plain_return
 from posttrain.algorithms.kl import Coefficient
-from posttrain.pipelines.plan import Plan
-from posttrain.pipelines.rl import Report, State, train
+from posttrain.pipelines.plan import Plan, State
+from posttrain.pipelines.rl import Step, train
 from posttrain.protocols import Outputs
 from posttrain.types import Collected
 
@@ -24,8 +24,8 @@ def run(
     *,
     steps: list[Collected] = STEPS,
     state: State | None = None,
-) -> list[Report]:
-    reports: list[Report] = []
+) -> list[Step]:
+    reports: list[Step] = []
     train(
         sampled(learner, steps),
         learner,
@@ -61,7 +61,7 @@ def test_epochs_times_minibatches_are_the_optimiser_steps(epochs: int, minibatch
     """Each pass is a partition of the batch, and weights are those of the mini-batch."""
     learner = FakeLearner()
     (report,) = run(learner, plan(epochs=epochs, minibatches=minibatches), steps=STEPS[:1])
-    assert report.metrics["train/optimiser_steps"] == epochs * minibatches
+    assert report.metrics()["train/optimiser_steps"] == epochs * minibatches
     assert len(learner.batches) == epochs * minibatches
     for start in range(0, len(learner.batches), minibatches):
         rewards = [
@@ -76,8 +76,8 @@ def test_kl_stop_leaves_the_batch_after_the_step_that_passes_it() -> None:
     """The step that went too far is the last of its batch; the next batch starts afresh."""
     learner = FakeLearner(approx_kl=[0.0, 0.2, 0.0, 0.05, 0.0, 0.0])
     reports = run(learner, plan(epochs=4, kl_stop=0.1), steps=STEPS[:2])
-    assert [report.metrics["train/optimiser_steps"] for report in reports] == [2, 4]
-    assert reports[0].metrics["policy/approx_kl"] == pytest.approx(0.1)
+    assert [report.metrics()["train/optimiser_steps"] for report in reports] == [2, 4]
+    assert reports[0].metrics()["policy/approx_kl"] == pytest.approx(0.1)
 
 
 def test_an_adaptive_coefficient_follows_the_divergence() -> None:
@@ -85,8 +85,8 @@ def test_an_adaptive_coefficient_follows_the_divergence() -> None:
     for target, factor in ((0.1, 2.0), (10.0, 0.5)):
         kl = Coefficient(value=0.1, rule="doubling", target=target)
         reports = run(FakeLearner(), plan(kl_placement="loss", kl=kl))
-        assert [report.metrics["objective/kl"] for report in reports] == pytest.approx([1.0] * 3)
-        assert [report.metrics["kl/coefficient"] for report in reports] == pytest.approx(
+        assert [report.metrics()["objective/kl"] for report in reports] == pytest.approx([1.0] * 3)
+        assert [report.metrics()["kl/coefficient"] for report in reports] == pytest.approx(
             [0.1, 0.1 * factor, 0.1 * factor**2]
         )
         assert reports[-1].state.kl.value == pytest.approx(0.1 * factor**3)
@@ -111,7 +111,7 @@ def test_a_state_that_is_handed_in_goes_on() -> None:
     chosen = plan(advantage=moving_baseline, kl_placement="loss", refresh_every=4)
     (report,) = run(learner, chosen, steps=STEPS[:1], state=state)
     assert report.batch.advantages[0, 2] == -9.0
-    assert report.metrics["kl/coefficient"] == 0.3
+    assert report.metrics()["kl/coefficient"] == 0.3
     assert report.state.step == 5
     assert learner.calls[:2] == ["sample", "refresh"]
 
@@ -165,8 +165,8 @@ def test_broken_scores_are_in_no_baseline_and_no_gradient() -> None:
     (report,) = run(learner, plan(), steps=[collected(1.0, 0.0, None, group_size=3)])
     assert report.batch.advantages[:, 3].tolist() == [0.5, -0.5, 0.0]
     assert learner.batches[0].weights[:, 3].tolist() == [0.25, 0.25, 0.0]
-    assert report.metrics["reward/mean"] == 0.5
-    assert report.metrics["reward/invalid"] == pytest.approx(1 / 3)
+    assert report.metrics()["reward/mean"] == 0.5
+    assert report.metrics()["reward/invalid"] == pytest.approx(1 / 3)
     assert report.state.baseline == 0.5
 
 

@@ -13,7 +13,7 @@ from posttrain.learn.optim import adamw
 from posttrain.models.frozen import Reference
 from posttrain.models.logprobs import score_tokens
 from posttrain.pipelines.plan import Plan
-from posttrain.pipelines.rl import Report, train
+from posttrain.pipelines.rl import Step, train
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.rollout.source import PromptCycle, RolloutSource
 from posttrain.sync.shared import SharedWeights
@@ -32,7 +32,7 @@ class SmallTokens:
         ]
 
 
-def learn(model: torch.nn.Module, chosen: Plan, *, steps: int, rate: float = 5e-3) -> list[Report]:
+def learn(model: torch.nn.Module, chosen: Plan, *, steps: int, rate: float = 5e-3) -> list[Step]:
     """Sample, score and learn for real."""
     engine = NativeEngine(model, end_tokens=(END,), decode=str)
     prompts = [Prompt(id=str(n), text="", tokens=(5 + n, 6, 7)[: 2 + n % 2]) for n in range(6)]
@@ -54,7 +54,7 @@ def learn(model: torch.nn.Module, chosen: Plan, *, steps: int, rate: float = 5e-
             score_tokens, entropy="gradient" if chosen.entropy_coefficient > 0 else "value"
         ),
     )
-    reports: list[Report] = []
+    reports: list[Step] = []
     train(
         source.steps(steps),
         learner,
@@ -89,7 +89,7 @@ def test_the_entropy_bonus_raises_entropy(coefficient: float) -> None:
         entropy_coefficient=coefficient,
     )
     reports = learn(model, silent, steps=6)
-    entropies = [report.metrics["objective/entropy"] for report in reports]
+    entropies = [report.metrics()["objective/entropy"] for report in reports]
     if coefficient:
         assert entropies[-1] > entropies[0] + 0.2
     else:

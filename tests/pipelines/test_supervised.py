@@ -8,14 +8,8 @@ from posttrain.algorithms.weights import token_mean
 from posttrain.data.collate import collate_demonstrations
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
-from posttrain.pipelines.supervised import (
-    Row,
-    batches,
-    held_out_loss,
-    likelihood,
-    num_steps,
-    train,
-)
+from posttrain.pipelines.fit import fit, num_steps
+from posttrain.pipelines.supervised import Row, batches, held_out_loss, likelihood
 from posttrain.types import Batch
 
 END = 1
@@ -38,21 +32,18 @@ def test_four_sequences_are_memorised() -> None:
     model = small_model()
     log: list[tuple[int, float]] = []
     student = learner(model)
-    train(
-        ROWS,
+    fit(
+        batches(ROWS, 4, epochs=60, pad_token=0, seed=0),
         student,
-        epochs=60,
-        batch_size=4,
-        pad_token=0,
-        seed=0,
-        on_step=lambda step, metrics: log.append((step, metrics["loss/total"])),
+        objective=likelihood,
+        on_step=lambda fitted: log.append((fitted.step, fitted.metrics()["loss/total"])),
     )
     assert [step for step, _ in log] == [*range(1, 61)]
     assert log[0][1] > 4
     batch = collate_demonstrations(ROWS, pad_token=0)
     with torch.no_grad():
         assert float(naive_logprobs(model, batch).min()) > -0.2
-    assert student.version == 1
+    assert student.version == 60
 
 
 def test_the_first_loss_is_the_mean_over_completion_tokens() -> None:

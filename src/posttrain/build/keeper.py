@@ -14,11 +14,10 @@ from posttrain.algorithms.kl import Coefficient
 from posttrain.build.interrupts import Interrupts
 from posttrain.build.pace import SHARE, Clock, Pace
 from posttrain.disk import NotWrittenError
-from posttrain.learn.checkpoint import load_learner, save_learner
-from posttrain.learn.learner import LocalLearner
 from posttrain.pipelines.guard import Guard
-from posttrain.pipelines.rl import Report, State
-from posttrain.protocols import Sync
+from posttrain.pipelines.plan import State
+from posttrain.pipelines.rl import Step
+from posttrain.protocols import Learner, Sync
 from posttrain.rollout.source import RolloutSource
 from posttrain.rollout.waiting import from_plain, to_plain
 from posttrain.runs import StageFolder, read_json, write_json
@@ -85,17 +84,17 @@ class Keeper:
         self._pace.start()
         return self._interrupts.stepping()
 
-    def restore(self, learner: LocalLearner) -> None:
+    def restore(self, learner: Learner) -> None:
         """Make a new learner the one of the checkpoint, where there is one."""
         if self._begins_at is not None:
             numbers = self._begins_at.state["learner"]
-            load_learner(learner, self._begins_at.path, numbers=numbers)
+            learner.restore(self._begins_at.path, numbers)
 
     def stepped(
         self,
         step: int,
         *,
-        learner: LocalLearner | None = None,
+        learner: Learner | None = None,
         every: int | None = None,
         last: bool = False,
         more: More | None = None,
@@ -127,12 +126,12 @@ class Keeper:
         """Whether it is the checkpoint that was not written, not the rollouts it waits for."""
         return Path(error.filename).is_relative_to(self._folder.checkpoints)
 
-    def _save(self, step: int, learner: LocalLearner | None, *, more: More | None) -> None:
+    def _save(self, step: int, learner: Learner | None, *, more: More | None) -> None:
         def fill(folder: Path) -> dict[str, Any]:
             kept = dict(more(folder)) if more is not None else {}
             counted = {"total": self._guard.total, "in_a_row": self._guard.in_a_row}
             kept |= {"guard": counted, "seconds": self._seconds()}
-            return kept if learner is None else {**kept, "learner": save_learner(learner, folder)}
+            return kept if learner is None else {**kept, "learner": learner.state(folder)}
 
         write_checkpoint(self._folder, step, fill=fill)
         self._saved, self._said_unwritten = step, False
@@ -165,7 +164,7 @@ class Keeper:
 
 
 def rl_state(
-    report: Report,
+    step: Step,
     waiting: Sequence[Collected],
     *,
     prompts: Sequence[Prompt],
@@ -177,7 +176,7 @@ def rl_state(
     The batches that wait were sampled by older weights: they are kept as they are, and the source
     goes on behind the last of them.
     """
-    last = waiting[-1] if waiting else report.collected
+    last = waiting[-1] if waiting else step.collected
 
     def place(batch: Collected) -> dict[str, int]:
         return {"position": batch.position, "num_calls": batch.num_calls}
@@ -185,8 +184,8 @@ def rl_state(
     def more(folder: Path) -> dict[str, Any]:
         write_json(folder / WAITING, to_plain(waiting, prompts))
         return {
-            "loop": asdict(report.state),
-            "source": {"max_lag": max_lag, "last": place(last), "learned": place(report.collected)},
+            "loop": asdict(step.state),
+            "source": {"max_lag": max_lag, "last": place(last), "learned": place(step.collected)},
             "accuracy": accuracy,
         }
 
@@ -195,7 +194,7 @@ def rl_state(
 
 def go_on(
     keeper: Keeper,
-    learner: LocalLearner,
+    learner: Learner,
     *,
     source: RolloutSource,
     prompts: Sequence[Prompt],

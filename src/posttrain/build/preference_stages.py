@@ -35,9 +35,11 @@ from posttrain.models.reward import (
     with_normalisation,
 )
 from posttrain.models.scorer import ModelScorer
-from posttrain.pipelines import preferences, supervised
+from posttrain.pipelines import preferences
 from posttrain.pipelines.annotate import Annotated, annotate
 from posttrain.pipelines.evaluate import answer
+from posttrain.pipelines.fit import fit, num_steps
+from posttrain.pipelines.guard import Guarded
 from posttrain.pipelines.preferences import RankedTokens, Verdict
 from posttrain.protocols import Scorer, Split
 from posttrain.rewards.scorer import RewardScorer
@@ -189,7 +191,7 @@ class RewardJob:
 
     def num_steps(self, section: RewardSection) -> int:
         """Optimiser steps of the stage."""
-        return supervised.num_steps(len(self.train), section.batch_size, epochs=section.epochs)
+        return num_steps(len(self.train), section.batch_size, epochs=section.epochs)
 
 
 def prepare_reward(recipe: Recipe, policy: Policy, *, device: str, prefer: Path) -> RewardJob:
@@ -239,17 +241,28 @@ def run_reward(context: Context, job: RewardJob) -> dict[str, Any]:
     )
     context.keeper.restore(learner)
     guard = make_guard(section, context.folder.path, decode=job.reward.tokenizer.decode)
+    on_step = logged(
+        context,
+        learner,
+        guard=context.keeper.keep(guard),
+        every=section.save_every,
+        total_steps=total_steps,
+    )
+    batches = preferences.batches(
+        job.train,
+        section.batch_size,
+        epochs=section.epochs,
+        pad_token=job.reward.pad_token,
+        seed=recipe.run.seed,
+        start=context.keeper.step,
+    )
     with context.keeper.stepping():
-        preferences.train(
-            job.train,
-            learner,
-            epochs=section.epochs,
-            batch_size=section.batch_size,
-            pad_token=job.reward.pad_token,
-            seed=recipe.run.seed,
-            on_step=logged(context, learner, every=section.save_every, total_steps=total_steps),
+        fit(
+            batches,
+            Guarded(learner, guard),
+            objective=preferences.preference,
+            on_step=on_step,
             start=context.keeper.step,
-            guard=context.keeper.keep(guard),
         )
     verdict = _judge(job, learner.micro_batch_tokens)
     save_reward(with_normalisation(job.reward, verdict.scores), context.folder.model)

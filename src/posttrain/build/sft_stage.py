@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from typing import Any
 
 from posttrain.build.best import Best
@@ -15,6 +14,8 @@ from posttrain.build.stages import Context, logged
 from posttrain.config import Recipe
 from posttrain.learn.learner import LocalLearner
 from posttrain.pipelines import supervised
+from posttrain.pipelines.fit import fit, num_steps
+from posttrain.pipelines.guard import Guarded
 from posttrain.runs import plot_curves
 from posttrain.track.progress import phase
 
@@ -25,7 +26,7 @@ EVALUATIONS = 10  # in a stage, about, where the recipe does not say how often
 def sft_steps(recipe: Recipe, num_rows: int) -> int:
     """Optimiser steps of the SFT stage."""
     section = filled(recipe.sft)
-    return supervised.num_steps(num_rows, section.batch_size, epochs=section.epochs)
+    return num_steps(num_rows, section.batch_size, epochs=section.epochs)
 
 
 def evaluation_steps(total_steps: int, *, epochs: int) -> int:
@@ -49,9 +50,6 @@ def run_sft(context: Context, rows: SftRows) -> dict[str, Any]:
     guard = make_guard(section, context.folder.path, decode=context.parts.template.decode)
     best = Best(learner, last_step=total_steps)
     best.take_up(keeper.begins_at)
-    log = logged(
-        context, learner, every=section.save_every, total_steps=total_steps, more=best.keep
-    )
     every = section.evaluate_every or evaluation_steps(total_steps, epochs=section.epochs)
 
     def measured(step: int) -> dict[str, float]:
@@ -61,22 +59,32 @@ def run_sft(context: Context, rows: SftRows) -> dict[str, Any]:
         best.saw(step, loss)
         return {TEST_LOSS: loss}
 
-    def on_step(step: int, metrics: Mapping[str, float]) -> None:
-        log(step, {**metrics, **measured(step)})
-
+    on_step = logged(
+        context,
+        learner,
+        guard=keeper.keep(guard),
+        every=section.save_every,
+        total_steps=total_steps,
+        measured=lambda step: {"sft/tokens": float(step.batch.mask.sum()), **measured(step.step)},
+        more=best.keep,
+    )
     with keeper.stepping():
         if rows.test and not keeper.step:
             context.tracker.log(0, measured(0))
-        supervised.train(
+        batches = supervised.batches(
             rows.train,
-            learner,
+            section.batch_size,
             epochs=section.epochs,
-            batch_size=section.batch_size,
             pad_token=policy.pad_token,
             seed=recipe.run.seed,
+            start=keeper.step,
+        )
+        fit(
+            batches,
+            Guarded(learner, guard),
+            objective=supervised.likelihood,
             on_step=on_step,
             start=keeper.step,
-            guard=keeper.keep(guard),
         )
     with phase("saving the model"):
         _save(context, learner, best=best)

@@ -25,11 +25,14 @@ from posttrain.build.resume import check_steps
 from posttrain.build.scoring import workers_died
 from posttrain.config import EvalSection, Recipe
 from posttrain.config.asked import wants_greedy
-from posttrain.learn.learner import LocalLearner
 from posttrain.models.load import Policy
 from posttrain.pipelines import rl as rl_pipeline
+from posttrain.pipelines.audit import Audit
+from posttrain.pipelines.clock import Clock
 from posttrain.pipelines.evaluate import Evaluation, evaluate
-from posttrain.protocols import Engine, Scorer, Split, Task, Tracker
+from posttrain.pipelines.fit import Fitted
+from posttrain.pipelines.guard import Guard, Guarded
+from posttrain.protocols import Engine, Learner, Scorer, Split, Task, Tracker
 from posttrain.rollout.source import PromptCycle, RolloutSource
 from posttrain.runs import RolloutWriter, StageFolder, sequence_advantages
 from posttrain.runs.rollouts import rollout_writer
@@ -56,18 +59,22 @@ class Context:
 
 def logged(
     context: Context,
-    learner: LocalLearner,
+    learner: Learner,
     *,
+    guard: Guard,
     every: int | None,
     total_steps: int,
+    measured: Callable[[Fitted], Mapping[str, float]] = lambda fitted: {},
     more: More | None = None,
-) -> Callable[[int, Mapping[str, float]], None]:
+) -> Callable[[Fitted], None]:
     """What follows a step of supervised training: its record, and a checkpoint where one is due."""
 
-    def on_step(step: int, metrics: Mapping[str, float]) -> None:
-        context.tracker.log(step, metrics)
+    def on_step(fitted: Fitted) -> None:
+        step, skipped = fitted.step, {"train/skipped_total": float(guard.total)}
+        context.tracker.log(step, {**fitted.metrics(), **skipped, **measured(fitted)})
         last = step == total_steps
         context.keeper.stepped(step, learner=learner, every=every, last=last, more=more)
+        guard.check()
 
     return on_step
 
@@ -78,7 +85,6 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
     section = filled(recipe.rl)
     _, scorer = _graded(parts)
     engine, sync = make_sampler(recipe, policy, parts=parts, engine=engine)
-    sampling = make_sampling(section)
     prompts = rendered_prompts(parts, policy, split="train", max_new_tokens=section.max_new_tokens)
     total = section.steps * section.epochs * section.minibatches
     learner = make_learner(
@@ -90,17 +96,7 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
         reward_model=context.reward_model,
     )
     plan = make_plan(section)
-    source = RolloutSource(
-        engine,
-        scorer,
-        prompts=PromptCycle(prompts, seed=recipe.run.seed),
-        sampling=sampling,
-        prompts_per_step=section.prompts_per_step,
-        group_size=section.group_size,
-        seed=recipe.run.seed,
-        max_resamples=section.max_resamples or 0,
-        greedy=wants_greedy(section),
-    )
+    source = _make_source(recipe, engine, scorer=scorer, prompts=prompts)
     keeper, device, decode = context.keeper, policy.model.device, parts.template.decode
     check_steps(section.steps, done=keeper.step)
     state, waiting = go_on(
@@ -111,26 +107,50 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
     remaining = source.steps(section.steps - keeper.step - len(waiting))
     batches = _checked(remaining, section.max_invalid)
     flow_of = flowing(batches, sync, max_lag=section.max_lag, device=device, waiting=waiting)
+    guard, clock = keeper.keep(make_guard(section, context.folder.path, decode=decode)), Clock()
     with keeper.stepping(), flow_of as flow, rollout_writer(context.folder.rollouts) as writer:
         watch = _Watch(
-            context, flow, engine=engine, learner=learner, prompts=prompts, writer=writer
+            context,
+            flow,
+            engine=engine,
+            learner=learner,
+            prompts=prompts,
+            writer=writer,
+            audit=make_audit(recipe, section, plan=plan, device=parts.device),
+            guard=guard,
+            clock=clock,
         )
         if section.evaluate_every and not keeper.step:
             context.tracker.log(0, watch.evaluate())
         rl_pipeline.train(
-            _told(flow.batches, recipe, device=parts.device),
-            learner,
+            clock.source(_told(flow.batches, recipe, device=parts.device)),
+            Guarded(learner, guard),
             plan=plan,
-            sync=flow.sync,
+            sync=clock.sync(flow.sync),
             pad_token=policy.pad_token,
             seed=recipe.run.seed,
             on_step=watch.on_step,
             state=state,
-            audit=make_audit(recipe, section, plan=plan, device=parts.device),
-            guard=keeper.keep(make_guard(section, context.folder.path, decode=decode)),
         )
     with phase("saving the model"):
         learner.save(context.folder.model)
+
+
+def _make_source(
+    recipe: Recipe, engine: Engine, *, scorer: Scorer, prompts: Sequence[Prompt]
+) -> RolloutSource:
+    section = filled(recipe.rl)
+    return RolloutSource(
+        engine,
+        scorer,
+        prompts=PromptCycle(prompts, seed=recipe.run.seed),
+        sampling=make_sampling(section),
+        prompts_per_step=section.prompts_per_step,
+        group_size=section.group_size,
+        seed=recipe.run.seed,
+        max_resamples=section.max_resamples or 0,
+        greedy=wants_greedy(section),
+    )
 
 
 class _Watch:
@@ -142,11 +162,15 @@ class _Watch:
         flow: Flow,
         *,
         engine: Engine,
-        learner: LocalLearner,
+        learner: Learner,
         prompts: Sequence[Prompt],
         writer: RolloutWriter,
+        audit: Audit | None,
+        guard: Guard,
+        clock: Clock,
     ) -> None:
         self._context = context
+        self._audit, self._guard, self._clock = audit, guard, clock
         self._flow = flow
         self._section = filled(context.recipe.rl)
         self._engine = engine
@@ -155,10 +179,13 @@ class _Watch:
         self._writer = writer
         self._neighbours = Neighbours()
 
-    def on_step(self, report: rl_pipeline.Report) -> None:
-        """Record a finished step."""
-        step, metrics = report.state.step, dict(report.metrics)
-        rollouts = report.collected.rollouts
+    def on_step(self, taken: rl_pipeline.Step) -> None:
+        """Record a finished step, and stop the run where audit or guard say so."""
+        if self._audit is not None:
+            self._audit.check(taken)
+        step, rollouts = taken.state.step, taken.collected.rollouts
+        metrics = {**taken.metrics(), "train/skipped_total": float(self._guard.total)}
+        metrics |= self._clock.seconds()
         metrics["time/step"] = metrics["time/wait"] + metrics["time/train"]
         waited = self._neighbours.waited()
         if waited is not None:
@@ -166,7 +193,7 @@ class _Watch:
         remark = self._neighbours.remark(metrics["time/step"] / max(1, metrics["rollout/tokens"]))
         if remark:
             self._context.keeper.tell(remark)
-        self._writer.write(rollouts, step=step, advantages=sequence_advantages(report.batch))
+        self._writer.write(rollouts, step=step, advantages=sequence_advantages(taken.batch))
         every = self._section.evaluate_every
         if every and (step % every == 0 or step == self._section.steps):
             metrics |= self.evaluate()
@@ -175,7 +202,7 @@ class _Watch:
         # What run.keep_best goes by: the accuracy, where something checks answers.
         accuracy = metrics.get("eval/accuracy" if self._context.parts.correct_by else "eval/reward")
         more = rl_state(
-            report,
+            taken,
             self._flow.waiting(),
             prompts=self._prompts,
             max_lag=self._section.max_lag,
@@ -188,6 +215,7 @@ class _Watch:
             last=step == self._section.steps,
             more=lambda place: self._on_disk(more(place)),
         )
+        self._guard.check()
 
     def _on_disk(self, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
         self._writer.wait()  # a checkpoint never knows more than the disk

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,8 +23,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from posttrain.disk import writing
-from posttrain.learn.learner import LocalLearner
 from posttrain.learn.trained import Trained
+
+if TYPE_CHECKING:
+    from posttrain.learn.learner import LocalLearner
 
 MODEL = "model"
 ELSEWHERE = "resume from another checkpoint, or start the stage anew"

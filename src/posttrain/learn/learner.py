@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.data.minibatch import micro_batches
+from posttrain.learn.checkpoint import load_learner, save_learner
 from posttrain.learn.fit import sampling_bytes, tokens_on_cpu, tokens_on_gpu, unallocated
 from posttrain.learn.memory import free, not_repeated, smaller, until_it_fits
 from posttrain.learn.sums import Sums
@@ -112,7 +113,7 @@ class LocalLearner:
         """Add ``old_logprobs``, ``values`` with a critic, ``ref_logprobs`` with a reference."""
         return self._in_memory(lambda: self._inferred(batch), batch)
 
-    def step(self, batch: Batch, objective: Objective, *, only_critic: bool = False) -> StepResult:
+    def step(self, batch: Batch, objective: Objective) -> StepResult:
         """One optimiser step; a batch without an active token changes nothing.
 
         Nor does one whose loss or gradient is not finite, of the policy or of the critic: the step
@@ -120,7 +121,7 @@ class LocalLearner:
         computed: it is only looked at, for the diagnostics.
         """
         learning = [part for part in (self.trained, self._critic) if part is not None]
-        learning = learning[1:] if only_critic else learning
+        learning = learning[1:] if objective.only_critic else learning
         if not learning:
             raise ValueError("only_critic: this learner has no critic")
         sums = self._in_memory(lambda: self._summed(batch, objective, learning=learning), batch)
@@ -148,6 +149,14 @@ class LocalLearner:
     def save(self, folder: Path) -> None:
         """Write the model folder."""
         self._save(folder)
+
+    def state(self, folder: Path) -> dict[str, Any]:
+        """Write everything that the next step depends on; the numbers among it are returned."""
+        return save_learner(self, folder)
+
+    def restore(self, folder: Path, numbers: Mapping[str, Any]) -> None:
+        """Become what :meth:`state` wrote."""
+        load_learner(self, folder, numbers=numbers)
 
     def _in_memory(self, work: Callable[[], Result], batch: Batch) -> Result:
         """Do ``work``, which cuts ``batch``, as often as it takes until the parts are small enough.
@@ -187,24 +196,21 @@ class LocalLearner:
         for trained in learning:
             trained.clear()
         sums = Sums()
-        only_critic = self.trained not in learning
         teaches = (batch.need("weights") != 0).any(dim=1) | self._keep_groups
         for learns, rows in ((True, batch.select(teaches)), (False, batch.select(~teaches))):
             if bool(rows.active.any()):
                 with torch.set_grad_enabled(learns):
-                    self._go_over(rows, objective, sums=sums, only_critic=only_critic)
+                    self._go_over(rows, objective, sums=sums)
         if not bool((teaches & batch.active.any(dim=1)).any()):
             for part in learning:  # a step with a gradient of 0: the optimiser's momentum goes on
                 part.fill()
         return sums
 
-    def _go_over(
-        self, batch: Batch, objective: Objective, *, sums: Sums, only_critic: bool
-    ) -> None:
+    def _go_over(self, batch: Batch, objective: Objective, *, sums: Sums) -> None:
         """Forward, and backward where gradients are enabled, in micro-batches."""
         for _, rows in self._cut(batch):
             part = rows.to(self.device)
-            outputs = self._outputs(part, only_critic=only_critic)
+            outputs = self._outputs(part, only_critic=objective.only_critic)
             if rows.old_logprobs is None and outputs.logprobs is not None:
                 # The first and only step on this batch: π is π_old.
                 part = part.replace(old_logprobs=outputs.logprobs.detach())

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from posttrain.algorithms.ops import Deviation
+from posttrain.pipelines.guard import is_finite
 from posttrain.pipelines.plan import Plan
-from posttrain.protocols import Learner, StepResult
+from posttrain.pipelines.rl import Step
+from posttrain.protocols import StepResult
 from posttrain.types import Batch
 
 Normalised = Literal["batch", "group", "none"]
@@ -60,17 +62,24 @@ class Audit:
         self._step = 0
         self._mismatch: float | None = None
 
-    def prepared(self, batch: Batch, *, learner: Learner, coefficient: float) -> None:
-        """Check a batch after the advantage, before the first optimiser step on it."""
-        self._step = learner.version + 1  # also where a run goes on in the middle
+    def check(self, step: Step) -> None:
+        """Check a finished step, before anything else is told of it."""
+        self._step = step.version + 1
+        if is_finite(step.batch):
+            self._prepared(step.batch, version=step.version, coefficient=step.before.kl.value)
+        only_critic = step.before.step < self._plan.critic_warmup
+        self._learned(step.results, only_critic=only_critic)
+
+    def _prepared(self, batch: Batch, *, version: int, coefficient: float) -> None:
+        """The batch after the advantage, as the optimiser steps found it."""
         self._detached(batch)  # first: the others read numbers
-        self._frozen(batch, learner.version)
+        self._frozen(batch, version)
         self._copied(batch)
         self._rewards(batch, coefficient)
         self._advantages(batch)
 
-    def learned(self, results: Sequence[StepResult], *, only_critic: bool) -> None:
-        """Check the optimiser steps that were taken on the batch."""
+    def _learned(self, results: Sequence[StepResult], *, only_critic: bool) -> None:
+        """The optimiser steps that were taken on the batch."""
         self._epochs(results)
         taken = [result for result in results if result.metrics and not result.skipped]
         if not taken:  # no token was active, or nothing was finite: nothing was learned

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from posttrain.protocols import StepResult
+from posttrain.protocols import Learner, Objective, StepResult
 from posttrain.types import Batch
 
 
@@ -21,16 +24,20 @@ class Skipped:
     result: StepResult
 
 
-def has_no_numbers(batch: Batch) -> bool:
-    """Whether what the models said of a batch before the first step is NaN or infinite somewhere.
+def is_finite(batch: Batch) -> bool:
+    """Whether what the models said of a batch before the first step is finite everywhere.
 
-    >>> batch = Batch.from_rewards([1.0])
-    >>> has_no_numbers(batch.replace(old_logprobs=torch.tensor([[float("nan")]])))
-    True
+    >>> is_finite(Batch.from_rewards([1.0]).replace(old_logprobs=torch.tensor([[math.nan]])))
+    False
     """
     said = (batch.old_logprobs, batch.ref_logprobs, batch.values)
     known = [numbers[batch.mask] for numbers in said if numbers is not None]
-    return not all(bool(torch.isfinite(numbers).all()) for numbers in known)
+    return all(bool(torch.isfinite(numbers).all()) for numbers in known)
+
+
+def as_skipped(result: StepResult) -> StepResult:
+    """A step on a batch that is not finite, as a skipped one: nothing was learned from it."""
+    return replace(result, loss=math.nan, gradient_norm=math.nan, skipped=True)
 
 
 @dataclass(kw_only=True)
@@ -47,7 +54,7 @@ class Guard:
     total: int = 0
     in_a_row: int = 0
 
-    def saw(self, result: StepResult, batch: Batch, *, step: int, number: int = 1) -> None:
+    def saw(self, result: StepResult, batch: Batch, *, step: int, number: int) -> None:
         """Count an optimiser step; one without an active token says nothing."""
         if result.skipped:
             self.total += 1
@@ -58,7 +65,7 @@ class Guard:
             self.in_a_row = 0
 
     def check(self) -> None:
-        """Stop the stage where too many were skipped; called when the step is logged."""
+        """Stop the stage where too many were skipped; to be called once the step is logged."""
         if self.in_a_row < self.most:
             return
         kept = f" Their batches are kept in {self.where}." if self.where else ""
@@ -68,3 +75,51 @@ class Guard:
             f"{kept} Look there for the sequence at fault, and for rewards or advantages that are "
             "too large; lower learning_rate, or set model.dtype and model.compute to float32"
         )
+
+
+class Guarded:
+    """A learner whose steps a guard watches; everything else is the learner's own."""
+
+    def __init__(self, learner: Learner, guard: Guard) -> None:
+        self._learner = learner
+        self._guard = guard
+        self._seen = (learner.version, 0)  # a version, and the optimiser steps taken from it
+
+    @property
+    def version(self) -> int:
+        """That of the learner."""
+        return self._learner.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._learner.version = version
+
+    def step(self, batch: Batch, objective: Objective) -> StepResult:
+        """One optimiser step of the learner, counted."""
+        result = self._learner.step(batch, objective)
+        version, number = self._seen
+        number = number + 1 if version == self.version else 1
+        self._seen = (self.version, number)
+        told = result if is_finite(batch) else as_skipped(result)
+        self._guard.saw(told, batch, step=self.version + 1, number=number)
+        return result
+
+    def infer(self, batch: Batch) -> Batch:
+        """What the learner infers."""
+        return self._learner.infer(batch)
+
+    def refresh_reference(self) -> None:
+        """Refresh the learner's reference."""
+        self._learner.refresh_reference()
+
+    def save(self, folder: Path) -> None:
+        """Write the learner's model."""
+        self._learner.save(folder)
+
+    def state(self, folder: Path) -> dict[str, Any]:
+        """Write what the learner's next step depends on."""
+        return self._learner.state(folder)
+
+    def restore(self, folder: Path, numbers: Mapping[str, Any]) -> None:
+        """Make the learner what it was."""
+        self._learner.restore(folder, numbers)

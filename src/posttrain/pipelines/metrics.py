@@ -59,13 +59,26 @@ def batch_metrics(batch: Batch, collected: Collected) -> dict[str, float]:
     groups = batch.need("groups")
     if len(groups.unique()) < len(groups):  # a group of one has nothing to compare
         metrics["rollout/groups_without_signal"] = share_without_signal(batch)
-    if batch.ref_logprobs is not None and len(kept):
-        log_ratio = keep(batch.need("old_logprobs") - batch.ref_logprobs, batch.active)
-        metrics["objective/kl"] = float(log_ratio.sum(dim=1)[valid].mean())
+    divergence = kl_to_reference(batch)
+    if divergence is not None:
+        metrics["objective/kl"] = divergence
     metrics |= _objective(batch, collected) | _greedy(collected)
     return (
         metrics | _states(collected) | _parts(collected) | _times(collected, float(lengths.sum()))
     )
+
+
+def kl_to_reference(batch: Batch) -> float | None:
+    """Mean ``Σ log π_old − log π_ref`` of the valid sequences; None where one of them is missing.
+
+    >>> kl_to_reference(Batch.from_rewards([1.0])) is None
+    True
+    """
+    valid = batch.need("valid")
+    if batch.ref_logprobs is None or not bool(valid.any()):
+        return None
+    log_ratio = keep(batch.need("old_logprobs") - batch.ref_logprobs, batch.active)
+    return float(log_ratio.detach().sum(dim=1)[valid].mean())
 
 
 def step_metrics(results: Sequence[StepResult]) -> dict[str, float]:

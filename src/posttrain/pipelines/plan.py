@@ -1,4 +1,4 @@
-"""An algorithm with every option bound: what the loop calls at each place."""
+"""An algorithm with every option bound, and what the loop carries from step to step."""
 
 from __future__ import annotations
 
@@ -56,3 +56,13 @@ class Plan:
         compares = self.kl_placement != "none" or self.correction is not None
         ranks = facts(self.loss).whole_batch is not None
         return several_steps or compares or ranks or self.value_loss is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What the loop carries from step to step beside the weights."""
+
+    step: int = 0
+    kl: Coefficient
+    penalty: Coefficient | None = None
+    baseline: float | None = None

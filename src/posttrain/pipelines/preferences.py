@@ -1,10 +1,8 @@
-"""Training a reward model: ranked sets in, one ``Learner.step`` a batch, by the same learner."""
+"""Training a reward model: the batches and the objective of ranked sets, for ``fit``."""
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,10 +18,8 @@ from posttrain.algorithms.preferences import (
     pair_calibration,
 )
 from posttrain.data.collate import collate_ranked
-from posttrain.pipelines.guard import Guard
-from posttrain.pipelines.metrics import step_metrics
-from posttrain.pipelines.supervised import shuffled
-from posttrain.protocols import Learner, Outputs
+from posttrain.pipelines.fit import shuffled
+from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms
 
 
@@ -58,36 +54,6 @@ class Verdict:
     scores: Tensor
 
 
-def train(
-    sets: Sequence[RankedTokens],
-    learner: Learner,
-    *,
-    epochs: int,
-    batch_size: int,
-    pad_token: int,
-    seed: int,
-    on_step: Callable[[int, Mapping[str, float]], None],
-    start: int = 0,
-    guard: Guard | None = None,
-) -> None:
-    """Make the completions that were preferred the ones that score higher.
-
-    A stage that goes on has taken ``start`` steps; the learner is the one it had then.
-    """
-    guard = guard or Guard()
-    chosen = batches(sets, batch_size, epochs=epochs, pad_token=pad_token, seed=seed, start=start)
-    for step, batch in enumerate(chosen, start=start + 1):
-        started = time.perf_counter()
-        result = learner.step(batch, preference)
-        guard.saw(result, batch, step=step)
-        metrics = step_metrics([result])
-        metrics["train/skipped_total"] = float(guard.total)
-        metrics["time/train"] = time.perf_counter() - started
-        on_step(step, metrics)
-        guard.check()
-    learner.version += 1
-
-
 def batches(
     sets: Sequence[RankedTokens],
     batch_size: int,
@@ -97,18 +63,14 @@ def batches(
     seed: int,
     start: int = 0,
 ) -> Iterator[Batch]:
-    """Shuffled batches of sets, ``epochs`` times over; the last one of an epoch may be smaller.
-
-    The first ``start`` of them are left out.
-    """
-    orders = shuffled(len(sets), batch_size, epochs=epochs, seed=seed)
-    for order in itertools.islice(orders, start, None):
+    """Shuffled batches of sets, ``epochs`` times over all of them."""
+    for order in shuffled(len(sets), batch_size, epochs=epochs, seed=seed, start=start):
         pairs = [(sets[index].rows, sets[index].margin) for index in order]
         yield collate_ranked(pairs, pad_token=pad_token)
 
 
-def preference(outputs: Outputs, batch: Batch) -> Terms:
-    """The objective: Plackett–Luce over each set, which for pairs is Bradley–Terry.
+def preference_terms(outputs: Outputs, batch: Batch) -> Terms:
+    """Plackett–Luce over each set, which for pairs is Bradley–Terry.
 
     The loss of a set stands at the last token of its first row, where its weight is.
     """
@@ -130,6 +92,9 @@ def preference(outputs: Outputs, batch: Batch) -> Terms:
     spread = {name: value[index][:, None] * batch.mask for name, value in means.items()}
     spread["preference/score"] = scores.detach()[:, None] * batch.mask
     return Terms(loss=lead[:, None] * batch.mask, means=spread)
+
+
+preference = Objective(preference_terms)
 
 
 def judge(sets: Sequence[RankedTokens], scores: Sequence[Sequence[float]]) -> Verdict:

@@ -18,7 +18,9 @@ from posttrain.build.learners import make_learner, make_plan
 from posttrain.build.parts import filled
 from posttrain.data.collate import collate
 from posttrain.data.minibatch import micro_batches
-from posttrain.pipelines.rl import State, make_objective, prepare
+from posttrain.pipelines.objective import make_objective
+from posttrain.pipelines.plan import State
+from posttrain.pipelines.rl import prepare
 from posttrain.protocols import StepResult
 from posttrain.types import Batch, Rollout
 

@@ -1,0 +1,46 @@
+"""Where the time of a step goes: waiting for rollouts and weights, or training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from posttrain.protocols import Sync
+from posttrain.types import Collected
+
+
+class Clock:
+    """Wraps source and sync of a loop: what they take is waiting, the rest of a step is training.
+
+    With lag 0 waiting is sampling and grading.
+    """
+
+    def __init__(self) -> None:
+        self._begun = time.perf_counter()
+        self._waited = 0.0
+
+    def source(self, batches: Iterable[Collected]) -> Iterator[Collected]:
+        """The same batches; a step begins when its batch is asked for."""
+        remaining = iter(batches)
+        while True:
+            self._begun = time.perf_counter()
+            collected = next(remaining, None)
+            if collected is None:
+                return
+            self._waited = time.perf_counter() - self._begun
+            yield collected
+
+    def sync(self, sync: Sync) -> Sync:
+        """The same sync."""
+
+        def waited(version: int) -> None:
+            begun = time.perf_counter()
+            sync(version)
+            self._waited += time.perf_counter() - begun
+
+        return waited
+
+    def seconds(self) -> dict[str, float]:
+        """The step up to now."""
+        spent = time.perf_counter() - self._begun
+        return {"time/wait": self._waited, "time/train": spent - self._waited}

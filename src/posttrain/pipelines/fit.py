@@ -1,0 +1,78 @@
+"""Learning from batches that are there already: demonstrations, preferences. One step a batch."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from posttrain.pipelines.metrics import step_metrics
+from posttrain.protocols import Learner, Objective, StepResult
+from posttrain.types import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """One finished step, counted from 1."""
+
+    step: int
+    batch: Batch
+    result: StepResult
+    seconds: float
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers of the step, by the names that ``docs/metrics.md`` explains."""
+        return step_metrics([self.result]) | {"time/train": self.seconds}
+
+
+def fit(
+    batches: Iterable[Batch],
+    learner: Learner,
+    *,
+    objective: Objective,
+    on_step: Callable[[Fitted], None],
+    start: int = 0,
+) -> None:
+    """One optimiser step on each batch, whose ``weights`` say what counts how much.
+
+    A stage that is resumed has taken ``start`` steps; the learner is the one it had then.
+    """
+    for step, batch in enumerate(batches, start=start + 1):
+        begun = time.perf_counter()
+        result = learner.step(batch, objective)
+        learner.version += 1
+        seconds = time.perf_counter() - begun
+        on_step(Fitted(step=step, batch=batch, result=result, seconds=seconds))
+
+
+def shuffled(
+    count: int, batch_size: int, *, epochs: int, seed: int, start: int = 0
+) -> Iterator[list[int]]:
+    """Which rows make each batch: every epoch is a new permutation, the seed decides them all.
+
+    The last batch of an epoch may be smaller; the first ``start`` batches are left out.
+
+    >>> [len(batch) for batch in shuffled(5, 2, epochs=2, seed=0)]
+    [2, 2, 1, 2, 2, 1]
+    """
+
+    def orders() -> Iterator[list[int]]:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(epochs):
+            order = torch.randperm(count, generator=generator).tolist()
+            for first in range(0, count, batch_size):
+                yield order[first : first + batch_size]
+
+    return itertools.islice(orders(), start, None)
+
+
+def num_steps(num_rows: int, batch_size: int, *, epochs: int) -> int:
+    """How many batches :func:`shuffled` gives.
+
+    >>> num_steps(10, 4, epochs=2)
+    6
+    """
+    return -(-num_rows // batch_size) * epochs
