@@ -1,4 +1,5 @@
-"""The least time that sampling can take on a device: bytes moved, operations done, both at peak.
+"""The least time that sampling can take on a device: bytes moved, operations done, both at peak;
+and the operations of learning.
 
 Nothing here is measured but the peaks of a device without a data sheet. ``benchmarks/rollout.py``
 shows every term of the counting beside what it measured.
@@ -132,6 +133,27 @@ def average(prompt_lengths: Sequence[int], lengths: Sequence[int]) -> Average:
     tokens, steps = sum(lengths), max(lengths)
     seen = sum(n * p + n * (n - 1) / 2 for p, n in zip(prompt_lengths, lengths, strict=True))
     return Average(steps=steps, rows=tokens / steps, length=seen / tokens)
+
+
+def operations_of(shape: Shape, groups: Sequence[tuple[int, Sequence[int]]]) -> dict[str, float]:
+    """Operations of a step of learning: forward, and backward at twice as many.
+
+    A group is the length p of its prompt and the lengths n of its completions, of each of which the
+    last token is read by no layer. With N weights in layers and H·V in the head: layers
+    ``6·N·Σ(p + Σ(n−1))``, head ``6·H·V·ΣΣn``, attention ``12·L·heads·D`` a pair of tokens of which
+    one sees the other.
+    """
+    read = sum(p + sum(n - 1 for n in lengths) for p, lengths in groups)
+    pairs = sum(
+        p * (p + 1) / 2 + sum(p * (n - 1) + (n - 1) * n / 2 for n in lengths)
+        for p, lengths in groups
+    )
+    head = shape.width * shape.vocabulary
+    return {
+        "layers": 6 * (shape.weights - head) * read,
+        "head": 6 * head * sum(sum(lengths) for _, lengths in groups),
+        "attention": 12 * shape.layers * shape.heads * shape.head_size * pairs,
+    }
 
 
 def explain(work: Average, *, step: Step, peak: Peak) -> str:
