@@ -122,7 +122,7 @@ def trained(began: float) -> Row:
 
 
 def evaluate(work: Work) -> Iterator[Row]:
-    """The points of both curves; weights that were evaluated are removed."""
+    """The points of both curves, as far as they have come."""
     import posttrain
 
     lines = (Path(work.folder) / "curve_ours" / "rl" / "metrics.jsonl").read_text().splitlines()
@@ -135,7 +135,8 @@ def evaluate(work: Work) -> Iterator[Row]:
     if first is not None:
         yield point("TRL + vLLM", 0, minutes=0.0, found=first)
     points = Path(work.folder) / "curve_trl"
-    for line in (points / "minutes.jsonl").read_text().splitlines():
+    kept = points / "minutes.jsonl"
+    for line in kept.read_text().splitlines() if kept.is_file() else ():
         told = json.loads(line)
         found = posttrain.evaluate(
             points / str(told["step"]),

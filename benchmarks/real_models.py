@@ -41,11 +41,11 @@ from real_cases import JOBS, Row, Work
 from real_curve import CURVE_JOBS, draw
 
 ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its engine in the process that is measured
     **os.environ,
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "PYTHONUNBUFFERED": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
 ALL_JOBS = JOBS | CURVE_JOBS
 
@@ -54,9 +54,9 @@ def jobs(given: argparse.Namespace, works: Sequence[Work]) -> Iterator[tuple[str
     """The jobs asked for: a label, the name of the job, its work."""
     for work in works:
         for name in CURVE_JOBS if given.curve else JOBS:
-            sizes = given.micro_batches if name.startswith("steps trl") else [work.micro_batch]
-            for size in sizes:
-                label = f"{work.model} {name}" + (f" {size}" if len(sizes) > 1 else "")
+            tried = given.micro_batches if name.startswith("steps trl") else given.micro_batches[:1]
+            for size in tried:
+                label = f"{work.model} {name}" + (f" {size}" if len(tried) > 1 else "")
                 words = label.split()
                 wanted = [one.split() for one in given.only] or [[]]
                 if any(all(word in words for word in one) for one in wanted):
@@ -227,7 +227,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--new-tokens", type=int, default=256)
     add("--rounds", type=int, default=4, help="of sampling, and steps of learning, that count")
     add("--steps", type=int, default=3, help="GRPO steps that count; of a curve: all")
-    add("--micro-batches", type=int, nargs="+", default=[32, 64, 128], help="that TRL tries")
+    add("--micro-batches", type=int, nargs="+", default=[32, 64, 128], help="that TRL tries; of a curve: the first")
     add("--share", type=float, default=0.3, help="of the memory, for vLLM inside TRL")
     add("--seconds", type=float, default=520.0, help="for all jobs; one that is over is ended")
     add("--limit", type=float, default=300.0, help="seconds of one job")
