@@ -227,7 +227,13 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--new-tokens", type=int, default=256)
     add("--rounds", type=int, default=4, help="of sampling, and steps of learning, that count")
     add("--steps", type=int, default=3, help="GRPO steps that count; of a curve: all")
-    add("--micro-batches", type=int, nargs="+", default=[32, 64, 128], help="that TRL tries; of a curve: the first")
+    add(
+        "--micro-batches",
+        type=int,
+        nargs="+",
+        default=[32, 64, 128],
+        help="that TRL tries; of a curve: the first",
+    )
     add("--share", type=float, default=0.3, help="of the memory, for vLLM inside TRL")
     add("--seconds", type=float, default=520.0, help="for all jobs; one that is over is ended")
     add("--limit", type=float, default=300.0, help="seconds of one job")
