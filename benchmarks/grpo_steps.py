@@ -152,7 +152,7 @@ def trl_parts(
         rows = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
     micro = case.peer_micro_batch
     settings: dict[str, Any] = {
-        "output_dir": str(folder.parent / "trl"),
+        "output_dir": str(folder / "trl"),
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": case.sequences // micro,
         "num_generations": case.group,
@@ -212,7 +212,8 @@ def peak(device: str) -> dict[str, int]:
 
     ``reserved`` is the most that PyTorch took from the GPU, with all that was only in reserve; no
     more than that can have been in use, though the sum says so where a recording was made. On a
-    CPU both are the most that the whole process ever had.
+    CPU both are the most that the whole process ever had. ``device_used`` is what was taken of the
+    GPU at the end, by libraries that do not ask PyTorch too.
     """
     if device == "cpu":
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -223,7 +224,8 @@ def peak(device: str) -> dict[str, int]:
 
     used = torch.cuda.max_memory_allocated() + recorded_bytes("cuda")
     reserved = torch.cuda.max_memory_reserved()
-    return {"peak": min(used, reserved), "reserved": reserved}
+    free, total = torch.cuda.mem_get_info()
+    return {"peak": min(used, reserved), "reserved": reserved, "device_used": total - free}
 
 
 RUNNERS: dict[str, Callable[[Case, Path], dict[str, Any]]] = {"ours": run_ours, "peer": run_trl}

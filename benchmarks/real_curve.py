@@ -111,9 +111,10 @@ def train_trl(work: Work) -> Iterator[Row]:
 def keep(work: Work, folder: Path, model: Any) -> None:
     """The weights as a model folder, with the tokenizer and end tokens of the first one."""
     unwrapped = getattr(model, "module", model)
-    shutil.copytree(work.weights, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
     unwrapped.save_pretrained(folder)
-    shutil.copy(work.weights / "generation_config.json", folder)
+    for file in work.weights.iterdir():
+        if file.is_file() and file.name != "config.json" and ".safetensors" not in file.name:
+            shutil.copy(file, folder)
 
 
 def trained(began: float) -> Row:

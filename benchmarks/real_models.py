@@ -105,8 +105,19 @@ def child(job: dict[str, Any]) -> None:
     with Path(job["place"]).with_suffix(".jsonl").open("a") as rows:
         for row in work_on(work):
             told = {"model": work.model, "who": who, "label": job["label"], **row}
-            rows.write(json.dumps(told) + "\n")
+            rows.write(json.dumps(told | {"ran_with": ran_with()}) + "\n")
             rows.flush()
+
+
+def ran_with() -> dict[str, str]:
+    """The device and the versions of this process."""
+    import torch
+
+    found = {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"}
+    for name in ("torch", "transformers", "trl", "vllm"):
+        if name in sys.modules:
+            found[name] = str(getattr(sys.modules[name], "__version__", "unknown"))
+    return found
 
 
 def parts(given: argparse.Namespace) -> Path:
@@ -124,7 +135,6 @@ def gather(given: argparse.Namespace, failed: dict[str, str]) -> dict[str, Any]:
     ]
     failures = {**known["failed"], **failed}
     report = {
-        "machine": machine(),
         "sizes": sizes(given),
         "rows": [json.loads(line) for line in lines],
         "failed": {
@@ -135,22 +145,6 @@ def gather(given: argparse.Namespace, failed: dict[str, str]) -> dict[str, Any]:
     }
     given.json.write_text(json.dumps(report, indent=1))
     return report
-
-
-def machine() -> dict[str, str]:
-    """Where it ran, and with what."""
-    import importlib.metadata
-
-    import torch
-
-    found = {"python": sys.version.split()[0], "torch": torch.__version__}
-    found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    for name in ("transformers", "posttrain"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def sizes(given: argparse.Namespace) -> dict[str, int]:
