@@ -24,6 +24,7 @@ with the fused optimiser and the fastest of a few micro-batches. The first two s
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -84,13 +85,11 @@ def run(label: str, name: str, work: Work, *, given: argparse.Namespace, limit: 
             code = child.wait(limit)
         except subprocess.TimeoutExpired:
             code = None
-        except BaseException:
-            os.killpg(child.pid, signal.SIGKILL)
-            raise
-    if code != 0:
-        if code is None:
-            os.killpg(child.pid, signal.SIGKILL)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)  # and what it has started
             child.wait()
+    if code != 0:
         last = place.with_suffix(".log").read_text().strip().splitlines() or ["no output"]
         why = f"over {limit:.0f} s" if code is None else f"exit {code}"
         return f"{why}: {last[-1][:300]}"
@@ -246,7 +245,9 @@ def main() -> None:
     given = arguments()
     if given.child:
         child(given.child)
-        return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # its rows are written, and some engines never end by themselves
     if not given.show:
         measure(given)
     report = json.loads(given.json.read_text())
