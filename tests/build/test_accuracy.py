@@ -305,7 +305,7 @@ def test_an_added_check_counts_for_nothing_and_reads_answers_where_the_task_says
         checked_by({"numeric": 1.0}, "arithmetic", options)
 
 
-def test_the_recipes_of_the_repository_decide_the_same_in_every_order() -> None:
+def test_the_recipes_of_the_repository_decide_the_same_in_every_order(tmp_path: Path) -> None:
     """Reward models stand in their tables as scorers of whole batches, of any scale."""
 
     class Model:
@@ -314,15 +314,18 @@ def test_the_recipes_of_the_repository_decide_the_same_in_every_order() -> None:
         def score(self, rollouts: Any) -> Any:
             raise AssertionError("only its name and weight are asked for")
 
+    for split in ("train", "test"):
+        problem = {"question": f"one {split} problem", "answer": "#### 1"}
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(problem))
     found = {}
     for path in sorted((ROOT / "recipes").glob("*.toml")):
         given = read_recipe(path)
         if given.task is None:
             continue
-        task = make_task(given.task)
+        task = make_task(given.task | ({"path": str(tmp_path)} if "path" in given.task else {}))
         table = {
             Model() if name == "model" else name: spec["weight"] if name == "model" else spec
-            for name, spec in (given.rewards or {n: {"weight": 1.0} for n in task.rewards}).items()
+            for name, spec in (given.rewards or task.rewards).items()
         }
         marks = [
             with_check(RewardScorer(dict(order)), task, accuracy=None)[1]
@@ -331,6 +334,7 @@ def test_the_recipes_of_the_repository_decide_the_same_in_every_order() -> None:
         assert len({(m.check, m.judged, tuple(sorted(m.weights.items()))) for m in marks}) == 1
         found[path.stem] = (marks[0].check, marks[0].judged)
     assert found["demo"] == ("numeric", ("numeric",))
+    assert found["gsm8k"] == ("numeric", ("numeric",))
     assert found["smollm2_arithmetic"] == ("numeric", ("numeric",))
     assert found["rlhf"] == ("", ())  # no answers, and a model that has no full marks
 

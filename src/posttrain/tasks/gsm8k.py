@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from posttrain.data.sources import check_text, read_numbered
 from posttrain.protocols import Split
-from posttrain.rewards.extraction import extract_answer
+from posttrain.rewards.extraction import MARKS, extract_answer
 from posttrain.rewards.numeric import parse_number
 from posttrain.tasks.task import PromptTask
 from posttrain.types import Prompt
 
-TEMPLATE = (
-    "Solve the problem step by step. End with a line of its own: #### and the number.\n\n"
-    "{question}\n"
-)
+TEMPLATE = '{question} Let\'s think step by step and output the final answer after "####".'
 
 
 def gsm8k_task(
@@ -30,17 +28,27 @@ def gsm8k_task(
     ``answer``, the answer a solution that ends in ``#### N``. The gold answer is that solution,
     the column ``answer`` the number N without commas. ``num_train`` and ``num_test`` take the first
     rows; without them, all.
+
+    An answer counts however it is written (``extract = "answer"``), so that what is measured is
+    whether a model can solve problems. Whether it keeps to the mark that the template names
+    (``####``, ``\\boxed`` or ``<answer>``) is monitored beside it, as ``format``.
     """
     if "{question}" not in template:
         raise ValueError(f"task 'gsm8k': template must contain {{question}}, got {template!r}")
     return PromptTask(
         name="gsm8k",
-        rewards={"numeric": {"weight": 1.0, "extract": "hashes"}},
+        rewards={"numeric": {"weight": 1.0, "extract": "answer"}, **_obedience(template)},
         train=_read(Path(path), "train", template=template, limit=num_train),
         test=_read(Path(path), "test", template=template, limit=num_test),
         solve=lambda prompt: prompt.columns["solution"],
-        accuracy={"name": "numeric", "extract": "hashes"},
+        accuracy={"name": "numeric", "extract": "answer"},
     )
+
+
+def _obedience(template: str) -> dict[str, dict[str, Any]]:
+    """What monitors the mark that a template asks for; nothing where it names none."""
+    asked = [how for how, marks in MARKS.items() if any(mark in template for mark in marks)]
+    return {"format": {"weight": 0.0, "extract": asked[0]}} if asked else {}
 
 
 def _read(folder: Path, split: Split, *, template: str, limit: int | None) -> tuple[Prompt, ...]:
