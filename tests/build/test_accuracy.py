@@ -125,14 +125,14 @@ def test_a_reward_out_of_ten_does_not_make_an_untrained_model_right(folder: Path
     done, text = run_toml(folder, '"flattering:ten" = 1.0')
     summary = done.summary
     assert "100.0%" not in text
-    assert (summary["accuracy_by"], summary["accuracy_before"]) == ("exact", 0.0)
+    assert (summary["accuracy_by"], summary["accuracy_before"]) == ("numeric", 0.0)
     assert summary["accuracy_after"] == 0.0
     assert summary["rewards"]["flattering:ten"] == {"weight": 1.0, "before": 2.0, "after": 2.0}
-    assert summary["rewards"]["exact"] == {"weight": 0.0, "before": 0.0, "after": 0.0}
+    assert summary["rewards"]["numeric"] == {"weight": 0.0, "before": 0.0, "after": 0.0}
     assert "held-out flattering:ten | 2.000 | 2.000 | +0.000" in rows(text)
-    assert "held-out exact (monitored) | 0.000 | 0.000 | +0.000" in rows(text)
+    assert "held-out numeric (monitored) | 0.000 | 0.000 | +0.000" in rows(text)
     for shown in (text, page(done)):
-        assert "held-out accuracy (exact)" in shown
+        assert "held-out accuracy (numeric)" in shown
         assert "→ 100.0%" not in shown
         assert "✓" not in shown
         assert "✗" in shown
@@ -185,14 +185,14 @@ def test_a_hacked_reward_is_no_accuracy_wherever_it_stands(
     """It was 0 → 100 % with the hackable one first, and the truth with the lines swapped."""
     done, text = run_toml(folder, "\n".join(order), says=("zz", "3333"))
     summary = done.summary
-    assert summary["accuracy_by"] == "exact"
+    assert summary["accuracy_by"] == "numeric"
     assert (summary["accuracy_before"], summary["accuracy_after"]) == (0.0, 0.0)
     assert "full_marks" not in summary
     truth = {"weight": 0.0, "before": 0.0, "after": 0.0}
     assert summary["rewards"] == {
         "flattering:digits": {"weight": 1.0, "before": 0.0, "after": 1.0},
         "flattering:ok": truth,
-        "exact": truth,
+        "numeric": truth,
     }
     shown = set(rows(text))
     assert {
@@ -203,7 +203,7 @@ def test_a_hacked_reward_is_no_accuracy_wherever_it_stands(
     for told in (text, page(done)):
         assert "✓" not in told
         assert "→ 100.0%" not in told
-        assert "held-out accuracy (exact)" in told
+        assert "held-out accuracy (numeric)" in told
         assert "flattering:ok (monitored)" in told
 
 
@@ -219,7 +219,7 @@ def test_the_order_of_the_table_changes_no_number(folder: Path) -> None:
     assert timeless(first.summary) == timeless(other.summary)
     held_out = [sorted(row for row in rows(t) if "held-out" in row) for t in (text, other_text)]
     assert held_out[0] == held_out[1]
-    assert first.folder.stage("rl").accuracy_by == other.folder.stage("rl").accuracy_by == "exact"
+    assert first.folder.stage("rl").accuracy_by == other.folder.stage("rl").accuracy_by == "numeric"
 
 
 def test_a_format_reward_beside_the_answer_check_of_the_data(folder: Path) -> None:

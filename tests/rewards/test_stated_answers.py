@@ -8,6 +8,12 @@ from posttrain.rewards.extraction import extract_answer
 from posttrain.rewards.numeric import numeric_answer
 
 RIGHT = [
+    # of Qwen2.5-Coder-0.5B-Instruct
+    (r"Therefore, Solo needs to read \(\boxed{13.25}\) pages on average in one day.", "13.25"),
+    ("it will take for the fog bank to cover the whole city is:\n\\[ \\boxed{140} \\]", "140"),
+    ("```output\n14\n```\nThe time for the fog bank is \\(\\boxed{14}\\) minutes.", "14"),
+    ("Therefore, the answer is:\n\\[\n\\boxed{165}\n\\]", "165"),
+    (r"\[ \frac{60 \text{ pages}}{4 \text{ days}} = 15 \text{ pages/day} \]", "15"),
     # in a box
     (r"She makes 9 * 2 = 18 dollars.\n\n\boxed{18}", "18"),
     (r"Therefore, Janet makes $\boxed{18}$ dollars every day.", "18"),
@@ -100,6 +106,8 @@ RIGHT = [
     ("16 - 7 = 9 eggs, and 9 * 2 = 18, so", "18"),  # cut at the limit
 ]
 WRONG = [
+    ("4. The fourth friend pressed it 60 times.\n   - Therefore, the number of", "175"),  # cut
+    ("Pieces on the board = \\frac{83}{3} = 27.33\\ldots\n\\]\nAs it must be whole, we", "27"),
     (r"\boxed{17}", "18"),
     (r"\boxed{17} and not 18", "18"),  # a box before a later number
     (r"\boxed{18} … \boxed{17}", "18"),  # the last box

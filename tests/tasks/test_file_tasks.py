@@ -30,7 +30,22 @@ def test_rows_become_prompts(tmp_path):
     assert first.columns == {"answer": "1", "level": 0}
     assert len(task.prompts("train")) == 40
     assert task.prompts("test") == ()
-    assert (task.rewards, task.gold(first)) == ({"exact": 1.0}, "1")
+    assert (task.rewards, task.gold(first)) == ({"numeric": 1.0}, "1")
+
+
+def test_what_checks_the_answers_of_a_file(tmp_path):
+    """Numbers count however they are written; of other answers, the marked or the whole text."""
+    task = jsonl_task(path=write(tmp_path, ROWS))
+    assert (task.rewards, task.accuracy["name"]) == ({"numeric": 1.0}, "numeric")
+    texts = ("1", "0+1=1.", "The answer is 1.", r"\boxed{1}", "1 or 2", "one")
+    scored = [RewardScorer(task.rewards).score_text(task.prompts("train")[0], t) for t in texts]
+    assert [score.value for score in scored] == [1, 1, 1, 1, 0, 0]
+    task = jsonl_task(path=write(tmp_path, [*ROWS, {"prompt": "x+x=", "answer": "2x"}]))
+    assert (task.rewards, task.accuracy) == ({"exact": 1.0}, {"name": "exact", "extract": "auto"})
+    numbers = write(tmp_path, ROWS)
+    unknown = write(tmp_path, [{"prompt": "9+9="}], name="test.jsonl")
+    task = jsonl_task(path=numbers, test_path=unknown)
+    assert (task.rewards, task.accuracy) == ({"numeric": 1.0}, None)
 
 
 def test_messages_and_other_names(tmp_path):
@@ -169,16 +184,16 @@ def test_gsm8k_rows(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("template", "form", "in_form"),
+    ("template", "form", "gold"),
     [
-        (None, "hashes", "so\n#### 1920"),
-        ("{question} Use \\boxed{}.", "boxed", r"so \boxed{1920}"),
-        ("{question} Use <answer></answer>.", "tag", "so <answer>1920</answer>"),
-        ("{question}", None, ""),
+        (None, "boxed", "2,000-80\n\\boxed{1,920}"),
+        ("{question} Use ####.", "hashes", "2,000-80\n#### 1,920"),
+        ("{question} Use <answer></answer>.", "tag", "2,000-80\n<answer>1,920</answer>"),
+        ("{question}", None, PROBLEM["answer"]),
     ],
 )
 def test_gsm8k_counts_answers_in_any_form_and_monitors_the_form_that_is_asked_for(
-    tmp_path, template, form, in_form
+    tmp_path, template, form, gold
 ):
     write(tmp_path, [PROBLEM], name="train.jsonl")
     write(tmp_path, [OTHER], name="test.jsonl")
@@ -186,12 +201,13 @@ def test_gsm8k_counts_answers_in_any_form_and_monitors_the_form_that_is_asked_fo
     scorer, marks = with_check(RewardScorer(task.rewards), task, accuracy=None)
     assert marks.check == "numeric"
     prompt = task.prompts("train")[0]
+    assert task.gold(prompt) == gold
     plain = scorer.score_text(prompt, "She has 1,920 nuts left.")
     assert plain.value == 1
     assert plain.parts == ({"numeric": 1, "format": 0} if form else {"numeric": 1})
     if form:
         assert task.rewards["format"] == {"weight": 0.0, "extract": form}
-        for text, right in ((in_form, 1), (in_form.replace("1920", "1921"), 0)):
+        for text, right in ((gold, 1), (gold.replace("1,920", "1,921"), 0)):
             score = scorer.score_text(prompt, text)
             assert score.value == right
             assert score.parts == {"numeric": right, "format": 1}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-Extract = Literal["whole", "tag", "hashes", "boxed", "last_number", "auto", "answer"]
+Extract = Literal["whole", "tag", "hashes", "boxed", "last_number", "auto", "answer", "expression"]
 
 MARKS = {"boxed": ("\\boxed", "\\fbox"), "tag": ("<answer>",), "hashes": ("####",)}
 _ANNOUNCED = re.compile(  # The answer is 18; \\text{Answer: }18
@@ -32,6 +32,8 @@ _FIRST = re.compile(rf"[\s:=*_`~$({{}}\[\\]*({_NUMBER.pattern})")
 _GOES_ON = re.compile(r"[a-zA-Z%*_ ]{0,40}[-+*/=] ?[$({\[]*[0-9]")
 _SENTENCE = re.compile(r"(?:[^.!?\n]|[.!?](?!\s|$))*")
 _ITEM = re.compile(r"[.):]\s*[^\W_]")
+_RUN = re.compile(r"[-0-9(][-+*/()0-9= ]*")
+_OPERATION = re.compile(r"[0-9)] *[-+*/] *[-(]*[0-9]")
 _MOST = 300  # characters of a sentence that are read: a bound on the work
 _PLAIN = [  # LaTeX that stands around numbers, in the order in which it is replaced
     (re.compile("[−–‑]"), "-"),
@@ -43,6 +45,7 @@ _PLAIN = [  # LaTeX that stands around numbers, in the order in which it is repl
     (re.compile(r"\\[dt]?frac\s?\{([0-9]+)\}\s?\{([0-9]+)\}"), r"\1/\2"),
     (re.compile(r"\\(?:times|cdot)\b|[×·]"), "*"),
     (re.compile(r"\\div\b|÷"), "/"),
+    (re.compile(r"\\(?:left|right)(?=[()])"), ""),
     (re.compile(r"\\approx\b|≈"), "="),
     (re.compile(r"\\[,;: ]|[\u00a0\u202f\u2009]"), " "),
 ]
@@ -60,6 +63,7 @@ def extract_answer(text: str, how: Extract) -> str | None:
     ``auto``         ``boxed``, ``tag`` or ``hashes``, whichever mark comes last; else the whole
     ``answer``       the number that is stated last as the answer, in a box, a tag, after hashes or
                      after "the answer is"; else the last number
+    ``expression``   the last arithmetic in what ``auto`` finds, without what it equals
     ===============  =====================================================================
 
     Only what is :func:`answered` counts. At a mark "The answer is" is left out, and after
@@ -202,6 +206,15 @@ def _stated(rest: str, match: re.Match[str]) -> str | None:
     return result[1] if result else None
 
 
+def _expression(text: str) -> str | None:
+    """The last run of numbers with operators; of an equation, the first side that has one."""
+    last = None
+    for run in _RUN.finditer(_plain(_auto(text) or "")):
+        sides = [side.strip() for side in run[0].split("=") if _OPERATION.search(side)]
+        last = sides[0] if sides else last
+    return last
+
+
 def _plain(text: str) -> str:
     """A text with the LaTeX around its numbers replaced, and every minus a hyphen."""
     for pattern, plain in _PLAIN:
@@ -226,4 +239,5 @@ EXTRACTORS: dict[str, Callable[[str], str | None]] = {
     "last_number": _last_number,
     "auto": _auto,
     "answer": _answer,
+    "expression": _expression,
 }
