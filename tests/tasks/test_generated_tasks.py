@@ -99,6 +99,8 @@ def test_a_sum_counts_however_an_instruct_model_writes_it(says, right):
         ("To make {target}:\n\n\\[ {latex} = {target} \\]", 1),
         (r"$\boxed{{{latex}}}$. It uses 1 + 1 ways.", 1),
         ("We can use {way}. That works.", 1),
+        (r"{way} = {target}, so the answer is \boxed{{{target}}}.", 1),
+        ("Answer:\nWe have three numbers.\n{way} = {target}", 1),
         ("<answer>{way}</answer>", 1),
         ("I try {way}, but 1+1 is better.", 0),  # the last one
         ("<answer>1+1</answer> {way}", 0),

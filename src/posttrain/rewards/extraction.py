@@ -29,7 +29,7 @@ _NUMBER = re.compile(
 # Where a sentence states the answer: four hashes, "answer is", "answer =", "Answer:".
 _STATES = re.compile(r"(?P<hashes>####)|\banswer[*_]*\s?(?:(?:is|=)|(?P<colon>:))", re.IGNORECASE)
 _FIRST = re.compile(rf"[\s:=*_`~$({{}}\[\\]*({_NUMBER.pattern})")
-_GOES_ON = re.compile(r"[a-zA-Z%*_ ]{0,40}[-+*/=] ?[$({\[]*[0-9]")
+_GOES_ON = re.compile(r"[a-zA-Z%*_ ]{0,40}(?:[-+*/=]|\bx) ?[$({\[]*[0-9]")
 _SENTENCE = re.compile(r"(?:[^.!?\n]|[.!?](?!\s|$))*")
 _ITEM = re.compile(r"[.):]\s*[^\W_]")
 _RUN = re.compile(r"[-0-9(][-+*/()0-9= ]*")
@@ -60,10 +60,12 @@ def extract_answer(text: str, how: Extract) -> str | None:
     ``hashes``       what follows the last ``####`` on its line or the next (as in GSM8K)
     ``boxed``        what the last ``\boxed{…}`` or ``\boxed …`` holds, braces balanced
     ``last_number``  the last number in the text
-    ``auto``         ``boxed``, ``tag`` or ``hashes``, whichever mark comes last; else the whole
+    ``auto``         ``boxed``, ``tag`` or ``hashes``, whichever mark comes last; else the rest of
+                     the last sentence with "the answer is" or "Answer:"; else the whole text
     ``answer``       the number that is stated last as the answer, in a box, a tag, after hashes or
                      after "the answer is"; else the last number
-    ``expression``   the last arithmetic in what ``auto`` finds, without what it equals
+    ``expression``   the last arithmetic in what ``auto`` finds, else in the text, without what it
+                     equals
     ===============  =====================================================================
 
     Only what is :func:`answered` counts. At a mark "The answer is" is left out, and after
@@ -162,7 +164,7 @@ def _answer(text: str) -> str | None:
     A box or a tag holds one number, with words beside it, or an equation that ends in it: with two
     numbers it is no number. After hashes and phrases the first number counts, or where an equation
     begins there, what it ends in. A heading (``#### Step 2``, ``#### 2. Costs``) states nothing,
-    nor does "Answer:" before a line of several numbers, which is a solution.
+    nor does "Answer:" that begins the text before a line of several numbers, which is a solution.
     """
     text = _plain(text)
     found: dict[int, str] = {}
@@ -195,7 +197,9 @@ def _stated(rest: str, match: re.Match[str]) -> str | None:
     next_line = "\n" in rest[: first.start(1)]
     line = rest[first.end() :].partition("\n")[0]
     if match["colon"]:
-        return None if next_line or re.search("[0-9]", line) else first[1]
+        begins = not match.string[: min(match.start(), 20)].strip(" *_#\n")
+        if next_line or (begins and re.search("[0-9]", line.partition("(")[0])):
+            return None
     if (next_line or match["hashes"]) and _ITEM.match(line):
         return None
     if not _GOES_ON.match(line):
@@ -207,12 +211,17 @@ def _stated(rest: str, match: re.Match[str]) -> str | None:
 
 
 def _expression(text: str) -> str | None:
-    """The last run of numbers with operators; of an equation, the first side that has one."""
-    last = None
-    for run in _RUN.finditer(_plain(_auto(text) or "")):
-        sides = [side.strip() for side in run[0].split("=") if _OPERATION.search(side)]
-        last = sides[0] if sides else last
-    return last
+    """The last run of numbers with operators; of an equation, the first side that has one.
+
+    Where a box holds none, as in ``2*3 = \\boxed{6}``, that of the text.
+    """
+    for part in (_auto(text) or "", text):
+        equations = [run[0].split("=") for run in _RUN.finditer(_plain(part))]
+        sides = [[s.strip() for s in sides if _OPERATION.search(s)] for sides in equations]
+        found = [first[0] for first in sides if first]
+        if found:
+            return found[-1]
+    return None
 
 
 def _plain(text: str) -> str:
@@ -224,11 +233,16 @@ def _plain(text: str) -> str:
 
 def _auto(text: str) -> str | None:
     places = {name: max(_ends(text, mark) for mark in marks) for name, marks in MARKS.items()}
+    found = None
     for name in sorted(places, key=lambda name: -places[name]):  # the mark that comes last
         found = EXTRACTORS[name](text) if places[name] >= 0 else None
         if found is not None:
             return found
-    return _whole(text)
+    said = [match.end() for match in _STATES.finditer(text) if not match["hashes"]]
+    if said:
+        sentence = _SENTENCE.match(text[said[-1] :].lstrip(" \n:*_`"))
+        found = _whole(sentence[0].rstrip(" *_`")) if sentence else None
+    return found or _whole(text)
 
 
 EXTRACTORS: dict[str, Callable[[str], str | None]] = {
