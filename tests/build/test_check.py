@@ -168,7 +168,7 @@ def test_a_reward_model_still_to_be_trained_is_stood_in_for(folder: Path) -> Non
     }
     report = check_recipe(recipe_of(changes), fast=True)
     assert report.ok, told(report)
-    assert "exact stands in" in find(report, "reward model").text
+    assert "numeric stands in" in find(report, "reward model").text
 
 
 def test_an_engine_that_keeps_its_own_weights_is_found_out(folder: Path) -> None:
