@@ -164,12 +164,12 @@ def _rollout(row: Mapping[str, Any], *, where: str, scorer: RewardScorer) -> Rol
     prompt = Prompt(id=where, text=str(row.get("prompt", "")), columns=columns)
     scorer.check_columns(prompt)
     tokens = (0,) * int(row.get("num_tokens", 0))
-    reasons: dict[Any, StopReason] = {"length": "length", "stop_string": "stop_string"}
+    reasons: dict[str, StopReason] = {"length": "length", "stop_string": "stop_string"}
     completion = Completion(
         tokens=tokens,
         logprobs=(0.0,) * len(tokens),
         text=row["completion"],
-        stop_reason=reasons.get(row.get("stop_reason"), "stop"),
+        stop_reason=reasons.get(str(row.get("stop_reason")), "stop"),
         version=0,
     )
     return Rollout(prompt=prompt, completion=completion, group=0)
