@@ -277,4 +277,5 @@ def make_sampling(rl: RlSection) -> Sampling:
         temperature=rl.temperature,
         top_k=rl.top_k,
         top_p=rl.top_p,
+        stop=tuple(rl.stop),
     )

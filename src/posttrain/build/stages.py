@@ -253,7 +253,9 @@ def evaluate_policy(
             scorer=scorer,
             marks=parts.marks,
             sampling=Sampling(
-                max_new_tokens=section.max_new_tokens, temperature=section.temperature or 1.0
+                max_new_tokens=section.max_new_tokens,
+                temperature=section.temperature or 1.0,
+                stop=tuple(recipe.rl.stop) if recipe.rl is not None else (),
             ),
             samples=section.samples,
             seed=recipe.run.seed,

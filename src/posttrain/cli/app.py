@@ -291,8 +291,11 @@ def import_model(
     folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
 ) -> None:
     """Turn a GGUF file into an ordinary Hugging Face folder."""
-    from posttrain.build.api import import_gguf
-    from posttrain.runs import command_line
+    from posttrain.cli.loading import loading
+
+    with loading():
+        from posttrain.build.api import import_gguf
+        from posttrain.runs import command_line
 
     import_gguf(file, folder)
     command = command_line("posttrain", "generate", folder, "What is 2 + 2?")

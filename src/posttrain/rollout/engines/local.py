@@ -10,8 +10,9 @@ import torch
 
 from posttrain.models.cache import bytes_per_sequence, context_length
 from posttrain.models.gpu_memory import free_bytes
-from posttrain.rollout.engines.draws import Decode, Draws, uniforms
+from posttrain.rollout.engines.draws import Draws, uniforms
 from posttrain.rollout.engines.requests import check_num_samples, check_prompts, in_parts
+from posttrain.rollout.engines.stops import Decode
 from posttrain.track.progress import advance
 from posttrain.types import Completion, Prompt, Sampling
 

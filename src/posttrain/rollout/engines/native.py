@@ -89,7 +89,7 @@ class NativeEngine(LocalEngine):
             return uniforms(seed, sequences=numbers, num_steps=sampling.max_new_tokens)
 
         with self.precision(keep_casts=False):
-            for drawn in decoder.run(requests, sampling, randomness=randomness):
+            for drawn in decoder.run(requests, sampling, randomness=randomness, decode=self.decode):
                 texts = completions(
                     drawn.tokens,
                     drawn.logprobs,
@@ -97,6 +97,7 @@ class NativeEngine(LocalEngine):
                     end_tokens=self.end_tokens,
                     decode=self.decode,
                     version=self.version,
+                    stop=sampling.stop,
                 )
                 found.update(zip(drawn.numbers, texts, strict=True))
                 advance(len(drawn.numbers))
@@ -154,6 +155,7 @@ class NativeEngine(LocalEngine):
             if draws.full:
                 return
             if draws.step % CHECK_EVERY == 0:
+                draws.end_stopped(self.decode, new=CHECK_EVERY)
                 left = (~draws.ended[rows]).nonzero()[:, 0]
                 if not len(left):
                     return

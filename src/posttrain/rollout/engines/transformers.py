@@ -8,13 +8,18 @@ default of the model's own generation_config has a say, and a seed means the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+)
 
 from posttrain.rollout.engines.draws import Draws
 from posttrain.rollout.engines.local import LocalEngine
@@ -39,7 +44,17 @@ class TransformersEngine(LocalEngine):
                 attention_mask=attention.long(),
                 generation_config=settings,
                 logits_processor=LogitsProcessorList([_Draw(draws)]),
+                stopping_criteria=StoppingCriteriaList([self._stopped(draws)]),
             )
+
+    def _stopped(self, draws: Draws) -> Callable[..., Tensor]:
+        """Whose text holds a stop string, asked after every token."""
+
+        def ended(input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+            draws.end_stopped(self.decode, new=1)
+            return draws.ended
+
+        return ended
 
     def _pad_token(self, last_tokens: set[int]) -> int:
         """One that ends no prompt: such a prompt would be taken for padded on the right."""
