@@ -19,10 +19,24 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from posttrain.rollout.engines.draws import Draws
 from posttrain.rollout.engines.local import LocalEngine
 from posttrain.rollout.engines.requests import left_pad
+from posttrain.types.ways import Missing, Way
 
 
 class TransformersEngine(LocalEngine):
-    """Decodes with ``model.generate``: slower than the native engine, and takes any decoder."""
+    """Decodes with ``model.generate``: slower than the native engine, and takes any decoder.
+
+    ``instead`` says why it does so in the place of the native engine, where that was asked for.
+    """
+
+    def __init__(self, model: Any, *, instead: str = "", **options: Any) -> None:
+        super().__init__(model, **options)
+        self._instead = instead
+
+    def way(self) -> Way:
+        """That of transformers."""
+        cost = "a batch waits for its longest, and each token copies the whole cache"
+        lost = Missing(what="native engine", why=self._instead, cost=cost)
+        return Way(uses=("transformers' generate",), without=(lost,) if self._instead else ())
 
     def decode_part(self, prompts: Sequence[tuple[int, ...]], draws: Draws) -> None:
         """Draw until each sequence has ended or is full."""
