@@ -41,14 +41,18 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 def relative_errors(found: Tensor, expected: Tensor) -> Tensor:
-    """How far states are from those expected, by their size. Shapes: [..., D] → [...].
+    """How far states are from those expected, by how far these are apart from token to token.
 
-    >>> expected = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    ``‖found − expected‖ / √mean ‖expected − mean expected‖²``: what all tokens have in common, as
+    the few large channels of trained models, hides nothing. Shapes: [..., D] → [...].
+
+    >>> expected = torch.tensor([[99.0, 5.0], [99.0, -5.0]])
     >>> relative_errors(expected + torch.tensor([[0.0, 1.0], [0.0, 0.0]]), expected)
-    tensor([0.2000, 0.0000])
+    tensor([0.2000, 0.0000], dtype=torch.float64)
     """
-    sizes = expected.float().norm(dim=-1)  # of a token whose embedding is 0, as padding's may be, 0
-    return (found - expected).float().norm(dim=-1) / sizes.clamp_min(torch.finfo(sizes.dtype).tiny)
+    found, expected = found.double(), expected.double()
+    apart = (expected - expected.flatten(0, -2).mean(0)).norm(dim=-1).square().mean().sqrt()
+    return (found - expected).norm(dim=-1) / apart.clamp_min(torch.finfo(apart.dtype).tiny)
 
 
 def replaceable(model: PreTrainedModel) -> Verdict:
@@ -84,7 +88,7 @@ def _decide(model: Any) -> Verdict:
         return Verdict(f"it has {error}")
     except (TypeError, AttributeError, KeyError) as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())
-        return Verdict(f"its attention is not called as that of other models is ({said})")
+        return Verdict(f"a pass with attention of ours breaks ({said})")
     finally:
         del _deciding.layers  # it holds the model, and this thread may live long
     # A model that does more with a mask than to attend differs by about 1; of rounding, hardly any.

@@ -116,7 +116,7 @@ def _look(model: Any) -> Verdict:
     try:
         expected = KeyShape.of(model)
     except (AttributeError, RuntimeError, TypeError):  # there is no one shape
-        return Verdict("its configuration says no one shape of keys")
+        return Verdict("its layers have keys of more than one shape")
     seen = _Shapes()
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     with attending(model, seen):
@@ -124,7 +124,8 @@ def _look(model: Any) -> Verdict:
     if seen.found == {(expected.heads, expected.size)}:
         return Verdict()
     shapes = " and ".join(f"{heads} heads of {size}" for heads, size in sorted(seen.found))
-    return Verdict(f"its keys and values are not all of one shape ({shapes})")
+    said = f"{expected.heads} heads of {expected.size}"
+    return Verdict(f"its keys and values are {shapes}, where its configuration says {said}")
 
 
 class _Shapes(Causal):

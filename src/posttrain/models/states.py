@@ -167,7 +167,8 @@ def _compare(trunk: PreTrainedModel) -> Verdict:
     prompt = length // 2 - 1
     tokens[1, :prompt] = tokens[0, :prompt]
     mask = torch.zeros(tokens.shape, dtype=torch.bool, device=trunk.device)
-    mask[:, prompt:] = True
+    mask[:2, prompt:] = True
+    mask[2, 1:] = True  # what crosses sequences reaches the first tokens of the next one
     batch = Batch(tokens=tokens, mask=mask)
     packing = pack(batch, spans(batch))
     others = tokens.clone()

@@ -33,7 +33,9 @@ from posttrain.types.ways import Missing, Verdict, Way
 CHECK_EVERY = 4  # steps between two looks at who has ended (a look makes a GPU's queue run dry)
 HALF = (torch.bfloat16, torch.float16)
 SHRINK_AT = 0.75  # ended sequences are dropped once only this share of the rows is still running
-WITHOUT_SLOTS = "a batch waits for its longest, every kernel is launched anew, nothing is compiled"
+WITHOUT_SLOTS = (
+    "each step is launched kernel by kernel, uncompiled, and a batch waits for the one before it"
+)
 
 
 class NativeEngine(LocalEngine):

@@ -34,7 +34,7 @@ class TransformersEngine(LocalEngine):
 
     def way(self) -> Way:
         """That of transformers."""
-        cost = "a batch waits for its longest, and each token copies the whole cache"
+        cost = "a batch waits for its longest, and each step copies its whole cache"
         lost = Missing(what="native engine", why=self._instead, cost=cost)
         return Way(uses=("transformers' generate",), without=(lost,) if self._instead else ())
 
