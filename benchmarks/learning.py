@@ -37,6 +37,7 @@ from posttrain.algorithms.weights import token_mean
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.models.compiled import compile_layers
+from posttrain.models.roofline import learning_flops
 from posttrain.protocols import Outputs
 from posttrain.types import Batch, Terms
 
@@ -64,21 +65,11 @@ class Work:
 
 
 def operations(shape: Shape, work: Work) -> dict[str, float]:
-    """Operations of a step: forward, and backward at twice as many.
-
-    With N weights in layers, H·V in the head, P prompts of p tokens, G completions of n each, of
-    which the last token is read by no layer: layers ``6·N·P·(p + G·(n−1))``, head
-    ``6·H·V·P·G·n``, attention ``12·L·heads·D`` a pair of tokens of which one sees the other.
-    """
-    read = work.prompts * (work.asked + work.group * (work.length - 1))
+    """Operations of a step: :func:`learning_flops` of P prompts of p tokens, G completions of n."""
     p, n = work.asked, work.length - 1
     pairs = work.prompts * (p * (p + 1) / 2 + work.group * (p * n + n * (n + 1) / 2))
-    head = shape.width * shape.vocabulary
-    return {
-        "layers": 6 * (shape.weights - head) * read,
-        "head": 6 * head * work.tokens,
-        "attention": 12 * shape.layers * shape.heads * shape.head_size * pairs,
-    }
+    read = work.prompts * (p + work.group * n)
+    return learning_flops(shape, read=read, chosen=work.tokens, pairs=pairs)
 
 
 def make_batch(work: Work, *, vocabulary: int) -> Batch:

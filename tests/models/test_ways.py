@@ -60,7 +60,7 @@ def test_the_page_is_in_step(rows: dict[str, str]) -> None:
 
 def test_large_channels_do_not_hide_what_crosses_sequences() -> None:
     """A convolution reads the tokens before, of whichever sequence: its states change by half."""
-    engine, learner = ways_page.parts("lfm2")
+    _, learner = ways_page.parts("lfm2")
     trunk = learner.model.get_decoder()
     assert "would cross sequences" in states.can_be_packed(trunk).why_not
 
