@@ -72,15 +72,16 @@ def compiler_explained() -> Iterator[None]:
         tell(record.getMessage())
         return False
 
-    def show(message: Warning | str, category: type[Warning], filename: str, *place: Any) -> None:
+    def show(message: Any, category: Any, filename: str, *place: Any, **more: Any) -> None:
         if _COMPILER.search(Path(filename).as_posix()):
             tell(str(message))
         else:
-            before(message, category, filename, *place)
+            before(message, category, filename, *place, **more)
 
     loggers = dict(standard_logging.root.manager.loggerDict)
     shown = {h for n in loggers if n.startswith("torch") for h in _handlers(loggers[n])}
-    before, warnings.showwarning = warnings.showwarning, show
+    before: Any = warnings.showwarning
+    setattr(warnings, "showwarning", show)  # noqa: B010 - its type names every parameter
     for handler in shown:
         handler.addFilter(keep)
     try:

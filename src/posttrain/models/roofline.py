@@ -5,7 +5,6 @@ Both at the device's peak, which is measured by a large copy and a large matrix 
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -154,7 +153,6 @@ def learning_flops(shape: Shape, *, read: int, chosen: int, pairs: float) -> dic
     }
 
 
-@functools.cache
 def measured_peak(device: str, dtype: torch.dtype) -> Peak:
     """What a large copy and a large matrix product reach."""
     name = torch.cuda.get_device_name() if device == "cuda" else "this CPU"

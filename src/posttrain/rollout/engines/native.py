@@ -28,14 +28,15 @@ from posttrain.rollout.engines.requests import left_pad
 from posttrain.rollout.engines.slots import SlotDecoder
 from posttrain.track.progress import advance
 from posttrain.types import Completion, Prompt, Sampling
-from posttrain.types.ways import Missing, Verdict, Way
+from posttrain.types.ways import Verdict, Way
 
 CHECK_EVERY = 4  # steps between two looks at who has ended (a look makes a GPU's queue run dry)
 HALF = (torch.bfloat16, torch.float16)
 SHRINK_AT = 0.75  # ended sequences are dropped once only this share of the rows is still running
-WITHOUT_SLOTS = (
-    "each step is launched kernel by kernel, uncompiled, and a batch waits for the one before it"
-)
+WITHOUT_SLOTS = {
+    "cuda": "each step is launched kernel by kernel, uncompiled, and batches wait for each other",
+    "cpu": "batches wait for each other (measured on a CPU: about as fast)",
+}
 
 
 class NativeEngine(LocalEngine):
@@ -110,8 +111,8 @@ class NativeEngine(LocalEngine):
         """Slots where the model allows them; on a GPU their steps are played from CUDA graphs."""
         verdict = self._can_use_slots() if self._slots else Verdict("they are turned off")
         if not verdict:
-            lost = Missing(what="slots", why=verdict.why_not, cost=WITHOUT_SLOTS)
-            return Way(uses=("batches with a growing cache",), without=(lost,))
+            cost = WITHOUT_SLOTS["cuda" if self.model.device.type == "cuda" else "cpu"]
+            return Way.of("batches with a growing cache", wanted=[("slots", verdict, cost)])
         wanted = []
         if self.model.device.type == "cuda":
             broken = "" if self._decoder is None else self._decoder.not_recorded

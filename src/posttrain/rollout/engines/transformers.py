@@ -19,7 +19,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from posttrain.rollout.engines.draws import Draws
 from posttrain.rollout.engines.local import LocalEngine
 from posttrain.rollout.engines.requests import left_pad
-from posttrain.types.ways import Missing, Way
+from posttrain.types.ways import Verdict, Way
 
 
 class TransformersEngine(LocalEngine):
@@ -35,8 +35,8 @@ class TransformersEngine(LocalEngine):
     def way(self) -> Way:
         """That of transformers."""
         cost = "a batch waits for its longest, and each step copies its whole cache"
-        lost = Missing(what="native engine", why=self._instead, cost=cost)
-        return Way(uses=("transformers' generate",), without=(lost,) if self._instead else ())
+        native = [("native engine", Verdict(self._instead), cost)] if self._instead else []
+        return Way.of("transformers' generate", wanted=native)
 
     def decode_part(self, prompts: Sequence[tuple[int, ...]], draws: Draws) -> None:
         """Draw until each sequence has ended or is full."""
