@@ -72,11 +72,12 @@ def compiler_explained() -> Iterator[None]:
         tell(record.getMessage())
         return False
 
-    def show(message: Any, category: Any, filename: str, *place: Any, **more: Any) -> None:
+    def show(message: Warning | str, *given: Any, **more: Any) -> None:
+        _, filename, *_ = given  # after its category
         if _COMPILER.search(Path(filename).as_posix()):
             tell(str(message))
         else:
-            before(message, category, filename, *place, **more)
+            before(message, *given, **more)
 
     loggers = dict(standard_logging.root.manager.loggerDict)
     shown = {h for n in loggers if n.startswith("torch") for h in _handlers(loggers[n])}

@@ -157,7 +157,8 @@ def measured_peak(device: str, dtype: torch.dtype) -> Peak:
     """What a large copy and a large matrix product reach."""
     name = torch.cuda.get_device_name() if device == "cuda" else "this CPU"
     big = device == "cuda"
-    source = torch.zeros((1 << 30 if big else 1 << 26) // dtype.itemsize, dtype=dtype).to(device)
+    numbers = (1 << 28 if big else 1 << 26) // dtype.itemsize  # far beyond any cache
+    source = torch.zeros(numbers, dtype=dtype, device=device)
     target = torch.empty_like(source)
     size = 8192 if big else 1024
     left = torch.ones(size, size, dtype=dtype, device=device)

@@ -36,7 +36,7 @@ def enough_memory(bench: Bench, findings: Findings) -> bool:
 def check_resources(bench: Bench, sampled: Sampled, *, trial: Trial, findings: Findings) -> None:
     """Memory and time, from the step that was tried and from a smaller one."""
     with findings.attempt("way"):
-        check_way(bench, trial, findings)
+        check_way(bench, trial, findings=findings)
     with findings.attempt("memory and time"):
         part = sampled.part(trial.sequences // 4)
         less = take_step(bench, part) if len(part) < trial.sequences else trial

@@ -36,7 +36,7 @@ CHECKPOINTED = "turn rl.checkpoint_activations off where memory allows, or accep
 BUSY = "look for other work on this machine, try another run.threads, or accept it"
 
 
-def check_way(bench: Bench, trial: Trial, findings: Findings) -> None:
+def check_way(bench: Bench, trial: Trial, *, findings: Findings) -> None:
     """How it samples and learns; a run under way says so itself."""
     if bench.under_way:
         return

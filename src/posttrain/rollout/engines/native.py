@@ -116,7 +116,9 @@ class NativeEngine(LocalEngine):
         wanted = []
         if self.model.device.type == "cuda":
             broken = "" if self._decoder is None else self._decoder.not_recorded
-            triton = "" if kernels.has_triton() else "Triton is not installed"
+            exact = (self.compute or self.model.dtype) == torch.float64
+            triton = "they do not compute in float64" if exact else ""
+            triton = triton if kernels.has_triton() else "Triton is not installed"
             wanted = [
                 ("CUDA graphs", Verdict(broken), "each step takes longer"),
                 ("Triton kernels", Verdict(triton), "plain PyTorch attends and draws"),
