@@ -27,6 +27,7 @@ from posttrain.runs import (
     series,
 )
 from posttrain.runs.held_out import BEFORE_PROBLEMS
+from posttrain.runs.report import ways_of
 from posttrain.track.curves import over_steps
 from posttrain.track.encoding import encode_json
 from posttrain.track.progress import phase
@@ -137,6 +138,7 @@ def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Co
         measures[f"training reward, {over_steps(rewards.num)}"] = (rewards.first, rewards.last)
     findings = folder.findings()
     summary |= {"diagnosis": findings}
+    summary |= {"ways": ways_of(folder)}
     if "rl" in folder.stages:
         Rollouts(folder.stage("rl").path)  # leaves its index, for whoever looks at the run first
     folder.write_summary(summary)

@@ -23,6 +23,7 @@ from posttrain.build.parts import (
 )
 from posttrain.build.resume import check_steps
 from posttrain.build.scoring import workers_died
+from posttrain.build.ways import Ways, tell_ways
 from posttrain.config import EvalSection, Recipe
 from posttrain.config.asked import wants_greedy
 from posttrain.learn.learner import LocalLearner
@@ -76,9 +77,7 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
     """Reinforcement learning."""
     recipe, policy, parts = context.recipe, context.policy, context.parts
     section = filled(recipe.rl)
-    _, scorer = _graded(parts)
     engine, sync = make_sampler(recipe, policy, parts=parts, engine=engine)
-    sampling = make_sampling(section)
     prompts = rendered_prompts(parts, policy, split="train", max_new_tokens=section.max_new_tokens)
     total = section.steps * section.epochs * section.minibatches
     learner = make_learner(
@@ -89,18 +88,10 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
         total_steps=total,
         reward_model=context.reward_model,
     )
+    longest = section.max_new_tokens + max(len(prompt.tokens) for prompt in prompts)
+    ways = tell_ways(context, learner, longest=longest, engine=engine)
     plan = make_plan(section)
-    source = RolloutSource(
-        engine,
-        scorer,
-        prompts=PromptCycle(prompts, seed=recipe.run.seed),
-        sampling=sampling,
-        prompts_per_step=section.prompts_per_step,
-        group_size=section.group_size,
-        seed=recipe.run.seed,
-        max_resamples=section.max_resamples or 0,
-        greedy=wants_greedy(section),
-    )
+    source = _source(context, engine, prompts=prompts)
     keeper, device, decode = context.keeper, policy.model.device, parts.template.decode
     check_steps(section.steps, done=keeper.step)
     state, waiting = go_on(
@@ -113,7 +104,13 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
     flow_of = flowing(batches, sync, max_lag=section.max_lag, device=device, waiting=waiting)
     with keeper.stepping(), flow_of as flow, rollout_writer(context.folder.rollouts) as writer:
         watch = _Watch(
-            context, flow, engine=engine, learner=learner, prompts=prompts, writer=writer
+            context,
+            flow,
+            engine=engine,
+            learner=learner,
+            prompts=prompts,
+            writer=writer,
+            ways=ways,
         )
         if section.evaluate_every and not keeper.step:
             context.tracker.log(0, watch.evaluate())
@@ -133,6 +130,23 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
         learner.save(context.folder.model)
 
 
+def _source(context: Context, engine: Engine, *, prompts: Sequence[Prompt]) -> RolloutSource:
+    """Where the rollouts of the RL stage come from."""
+    section, seed = filled(context.recipe.rl), context.recipe.run.seed
+    _, scorer = _graded(context.parts)
+    return RolloutSource(
+        engine,
+        scorer,
+        prompts=PromptCycle(prompts, seed=seed),
+        sampling=make_sampling(section),
+        prompts_per_step=section.prompts_per_step,
+        group_size=section.group_size,
+        seed=seed,
+        max_resamples=section.max_resamples or 0,
+        greedy=wants_greedy(section),
+    )
+
+
 class _Watch:
     """What happens after every RL step: numbers, rollouts, evaluations, checkpoints."""
 
@@ -145,6 +159,7 @@ class _Watch:
         learner: LocalLearner,
         prompts: Sequence[Prompt],
         writer: RolloutWriter,
+        ways: Ways,
     ) -> None:
         self._context = context
         self._flow = flow
@@ -153,6 +168,7 @@ class _Watch:
         self._learner = learner
         self._prompts = prompts
         self._writer = writer
+        self._ways = ways
         self._neighbours = Neighbours()
 
     def on_step(self, report: rl_pipeline.Report) -> None:
@@ -166,6 +182,7 @@ class _Watch:
         remark = self._neighbours.remark(metrics["time/step"] / max(1, metrics["rollout/tokens"]))
         if remark:
             self._context.keeper.tell(remark)
+        self._ways.look()
         self._writer.write(rollouts, step=step, advantages=sequence_advantages(report.batch))
         every = self._section.evaluate_every
         if every and (step % every == 0 or step == self._section.steps):

@@ -25,7 +25,9 @@ from posttrain.models.reward import score_sequences
 from posttrain.models.states import shares_prompts
 from posttrain.protocols import Objective, Outputs, StepResult
 from posttrain.types import Batch
+from posttrain.types.ways import Verdict, Way
 
+WITHOUT_PACKING = "padding is computed, and a prompt again for each of its completions"
 Forward = Callable[..., Outputs]
 Result = TypeVar("Result")
 
@@ -248,7 +250,7 @@ class LocalLearner:
             batch,
             tokens or self.micro_batch_tokens,
             keep_groups=self._keep_groups,
-            share_prompts=self._shares_prompts(batch),
+            share_prompts=bool(self._shares_prompts(batch.tokens.shape[1])),
         )
 
     def _fitting_tokens(self) -> int:
@@ -280,15 +282,26 @@ class LocalLearner:
             given = [answer.sum() for answer in answers if answer is not None]
             torch.stack(given).sum().backward()
 
-    def _shares_prompts(self, batch: Batch) -> bool:
+    def way(self, longest: int) -> Way:
+        """How it computes sequences of at most ``longest`` tokens."""
+        packed = self._shares_prompts(longest)
+        if not packed:
+            return Way.of("padded rows", wanted=[("packing", packed, WITHOUT_PACKING)])
+        captured = []
+        if self._recordings:
+            broken = next((one.pool.broken for one in self._recordings if one.pool.broken), "")
+            captured = [("captured passes", Verdict(broken), "each pass takes longer")]
+        when = "" if self.device.type == "cuda" else " where that saves work"
+        return Way.of(f"packed{when}", "prompts shared", wanted=captured)
+
+    def _shares_prompts(self, longest: int) -> Verdict:
         """Whether the forward passes compute a prompt once for all who have it."""
-        if self._ask is scores:  # a reward model reads rows
-            return False
+        if self._ask is scores:
+            return Verdict("a reward model reads rows")
         critic = None if self._critic is None else getattr(self._critic.module, "trunk", None)
         with self._precision():
-            return shares_prompts(self.model, batch) and (
-                critic is None or shares_prompts(critic, batch)
-            )
+            policy = shares_prompts(self.model, longest)
+            return policy if critic is None else policy and shares_prompts(critic, longest)
 
     @contextlib.contextmanager
     def _precision(self) -> Iterator[None]:

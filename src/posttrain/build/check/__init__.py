@@ -45,6 +45,7 @@ from posttrain.config import (
 )
 from posttrain.config.read import parse_overrides
 from posttrain.data.template import PromptTooLong
+from posttrain.models.quiet import compiler_explained
 from posttrain.protocols import Engine, Task
 from posttrain.track.progress import phase
 
@@ -115,7 +116,7 @@ def _check(read: Callable[[], Recipe], *, fast: bool, supplied: Supplied | None)
         key, _, said = caution.partition(": ")
         text, _, fix = said.partition("; ")
         book["config"].warned(key, text, fix=f"{fix}, or leave it if meant")
-    with own_threads():
+    with own_threads(), compiler_explained():
         bench = make_bench(recipe, book, fast=fast, supplied=supplied)
         try:
             if bench.policy is not None:

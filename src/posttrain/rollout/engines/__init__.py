@@ -44,7 +44,7 @@ def native_engine(
         return NativeEngine(policy.model, compiled=compiled, **options)
     except UnknownMemoryError as reason:
         warnings.warn(f"{reason}; sampling with transformers' generate, slower", stacklevel=2)
-        return TransformersEngine(policy.model, **options)
+        return TransformersEngine(policy.model, instead=f"the model has {reason.has}", **options)
 
 
 def transformers_engine(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from posttrain.models.cache import bytes_per_sequence, context_length
+from posttrain.models.compiled import uncompiled
 from posttrain.models.gpu_memory import free_bytes
 from posttrain.rollout.engines.draws import Draws, uniforms
 from posttrain.rollout.engines.requests import check_num_samples, check_prompts, in_parts
@@ -79,7 +80,7 @@ class LocalEngine:
         for numbers in in_parts(lengths, num_samples=num_samples, size=size):
             randomness = uniforms(seed, sequences=numbers, num_steps=sampling.max_new_tokens)
             draws = Draws(sampling, randomness.to(self.model.device), end_tokens=self.end_tokens)
-            with self.precision():
+            with self.precision(), uncompiled(self.model):
                 self.decode_part([prompts[n // num_samples].tokens for n in numbers], draws)
             completions = draws.completions(self.decode, version=self.version)
             found.update(zip(numbers, completions, strict=True))

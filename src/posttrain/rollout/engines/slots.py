@@ -73,6 +73,11 @@ class SlotDecoder:
         self._grouping: Grouping | None = None
         self._pool = Pool() if device.type == "cuda" else None
 
+    @property
+    def not_recorded(self) -> str:
+        """Why its steps cannot be played from recordings; empty where they can, or none are."""
+        return "" if self._pool is None else self._pool.broken
+
     def run(
         self,
         requests: Sequence[Request],

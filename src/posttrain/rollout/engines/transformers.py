@@ -24,10 +24,24 @@ from transformers import (
 from posttrain.rollout.engines.draws import Draws
 from posttrain.rollout.engines.local import LocalEngine
 from posttrain.rollout.engines.requests import left_pad
+from posttrain.types.ways import Verdict, Way
 
 
 class TransformersEngine(LocalEngine):
-    """Decodes with ``model.generate``: slower than the native engine, and takes any decoder."""
+    """Decodes with ``model.generate``: slower than the native engine, and takes any decoder.
+
+    ``instead`` says why it does so in the place of the native engine, where that was asked for.
+    """
+
+    def __init__(self, model: Any, *, instead: str = "", **options: Any) -> None:
+        super().__init__(model, **options)
+        self._instead = instead
+
+    def way(self) -> Way:
+        """That of transformers."""
+        cost = "a batch waits for its longest, and each step copies its whole cache"
+        native = [("native engine", Verdict(self._instead), cost)] if self._instead else []
+        return Way.of("transformers' generate", wanted=native)
 
     def decode_part(self, prompts: Sequence[tuple[int, ...]], draws: Draws) -> None:
         """Draw until each sequence has ended or is full."""
