@@ -88,6 +88,7 @@ RIGHT = [
     ("The answer is that on each of 7 days she makes 18 dollars", "18"),
     ("Answer: 16 - 3 - 4 = 9 eggs are left.\nThey make 9 * 2 = 18 dollars.", "18"),
     ("Answer:\n1. 16 - 7 = 9\n2. 9 * 2 = 18", "18"),
+    ("Let us see.\n**Answer:**\n16 eggs are laid.\n16 - 7 = 9, and 9 * 2 = 18", "18"),
     ("The answer is:\n1. Eggs: 16 - 7 = 9\n2. Money: 9 * 2 = 18", "18"),
     # the last number
     ("Janet makes $18 every day at the farmers' market.", "18"),
