@@ -271,7 +271,7 @@ def _so_far(seed: Seed) -> str:
     curve = seed["curve"]
     pairs = zip(curve["step"], curve["accuracy"], strict=True)
     known = [f"{100 * value:.1f} at step {step}" for step, value in pairs if value is not None]
-    return f"unfinished ({known[-1] if known else f'step {seed["steps"]}'})"
+    return f"unfinished ({known[-1] if known else 'not evaluated yet'})"
 
 
 def spread(values: Sequence[float], unit: str = "", *, digits: int = 1) -> str:

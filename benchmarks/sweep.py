@@ -42,12 +42,12 @@ def main() -> None:
     add_running(parser)
     given, overrides = parser.parse_known_args()
     asked = tomllib.loads(given.table.read_text(encoding="utf-8"))
-    variants = chosen(asked, given.only)
+    variants = {name: [*v, *overrides] for name, v in chosen(asked, given.only).items()}
     folder = given.folder or Path("runs") / given.table.stem
     jobs = {
         (name, seed): Job(
             recipe=Path(asked["recipe"]),
-            overrides=(*variant, *overrides),
+            overrides=tuple(variant),
             seed=seed,
             folder=folder / f"{name}-{seed}",
         )
