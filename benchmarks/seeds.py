@@ -250,7 +250,10 @@ def write_result(path: Path, content: Mapping[str, Any]) -> None:
 
 def table(groups: Mapping[str, Sequence[Seed]]) -> str:
     """Rows of Markdown, one for each group of seeds: accuracy, entropy at the end, minutes."""
-    rows = ["| | before | after | of each seed | entropy at the end | minutes |", "|---" * 6 + "|"]
+    rows = [
+        f"| | accuracy before | after | of each seed | entropy, last {LAST} steps | minutes |",
+        "|---" * 6 + "|",
+    ]
     for name, seeds in groups.items():
         done = [seed for seed in seeds if seed["after"] is not None]
         each = [f"{100 * seed['after']:.1f}" for seed in done]

@@ -13,7 +13,8 @@ where it was. The table file::
     [variants.clip_higher]
     rl.loss.clip_high = 0.28
 
-All variants are begun with the first seed before any is with the second.
+All variants are begun with the first seed before any is with the second. Of runs beside each other
+on one device the minutes say little about one alone, so the picture is over steps.
 """
 
 from __future__ import annotations
@@ -60,10 +61,17 @@ def main() -> None:
             name: read_seeds([job.folder for (of, _), job in jobs.items() if of == name])
             for name in variants
         }
-        write_sweep(given.out, groups, overrides=variants, recipe=asked["recipe"])
+        told = [
+            {"variant": name, "overrides": variants[name], **_without_config(seed)}
+            for name, seeds in groups.items()
+            for seed in seeds
+        ]
+        content = {"recipe": asked["recipe"], "parallel": given.parallel, "seeds": told}
+        write_result(given.out.with_suffix(".json"), content)
+        draw(groups, given.out.with_suffix(".png"), over="step")
+        print(table(groups), flush=True)
 
     ended = run_all(jobs.values(), parallel=given.parallel, minutes=given.minutes, after_each=write)
-    print(json.loads(given.out.with_suffix(".json").read_text(encoding="utf-8"))["table"])
     sys.exit(0 if ended else 1)
 
 
@@ -92,27 +100,6 @@ def as_overrides(table: Mapping[str, Any], within: str = "") -> Iterator[str]:
         else:
             yield f"--{within}{key}"
             yield value if isinstance(value, str) else json.dumps(value)
-
-
-def write_sweep(
-    out: Path,
-    groups: Mapping[str, Sequence[Seed]],
-    *,
-    overrides: Mapping[str, Sequence[str]],
-    recipe: str,
-) -> None:
-    """What there is so far, unfinished runs included, as JSON and as a picture over steps.
-
-    Minutes are of runs beside each other on one device, so they say little about one alone.
-    """
-    told = [
-        {"variant": name, "overrides": list(overrides[name]), **_without_config(seed)}
-        for name, seeds in groups.items()
-        for seed in seeds
-    ]
-    content = {"recipe": recipe, "table": table(groups), "seeds": told}
-    write_result(out.with_suffix(".json"), content)
-    draw(groups, out.with_suffix(".png"), over="step")
 
 
 def _without_config(seed: Seed) -> dict[str, Any]:
