@@ -21,7 +21,7 @@ from posttrain.runs.files import write_text
 
 DOCS = Path(__file__).parents[1] / "docs"
 SWEEPS = Path(__file__).parent / "sweeps"
-HEAD = f"""# Results
+HEAD = """# Results
 
 Every result here is the outcome of several seeds of one recipe, and can be had again:
 
@@ -30,6 +30,8 @@ posttrain reproduce            # lists them, with hardware and minutes
 posttrain reproduce demo       # runs one here, and says whether it comes out the same
 posttrain reproduce demo --seed 7 --out runs/again
 ```
+"""
+RULES = f"""## How to read them
 
 `posttrain reproduce` takes the recipe as it was resolved then, every default included, and by
 default the first seed that was not published. It ends with exit code 0 where the accuracy falls
@@ -90,7 +92,7 @@ def digest(path: Path) -> str:
 def page() -> str:
     """The whole page."""
     results = {path: read(path) for path in files(RESULTS)}
-    parts = [HEAD, _overview(results.values())]
+    parts = [HEAD, _overview(results.values()), RULES]
     parts += ["\n".join(_result(path, found)) for path, found in results.items()]
     parts += ["\n".join(_sweep(path, read(path))) for path in files(SWEEPS)]
     return "\n".join(parts)
@@ -167,12 +169,8 @@ def _link(found: Mapping[str, Any]) -> str:
 
 def _code(seeds: Sequence[Mapping[str, Any]]) -> str:
     codes = [seed["code"] for seed in seeds]
-    return _joined(
-        {
-            f"posttrain {c['posttrain']} (source {c['source'][:8]}), torch {c['torch']}"
-            for c in codes
-        }
-    )
+    versions = {f"posttrain {code['posttrain']}, torch {code['torch']}" for code in codes}
+    return f"{_joined(versions)} (source {_joined({code['source'][:8] for code in codes})})"
 
 
 def _joined(names: set[Any]) -> str:

@@ -171,7 +171,8 @@ def result(
 ) -> dict[str, Any]:
     """A result as it is published, of the finished ones of these runs of one recipe."""
     done = sorted((seed for seed in seeds if seed["minutes"]), key=lambda seed: seed["seed"])
-    config = _published(to_dict(resolve(read_recipe(recipe, overrides))))
+    asked = _published(to_dict(resolve(read_recipe(recipe, overrides))))
+    config = _known(asked, done[0]["config"])
     for seed in done:
         _check(seed, config)
     named = {hardware or seed["hardware"] for seed in done}
@@ -214,6 +215,21 @@ def _published(config: Mapping[str, Any]) -> dict[str, Any]:
     given = {key: value for key, value in config.items() if key not in NOT_THE_RECIPES}
     run = {k: v for k, v in config["run"].items() if f"run.{k}" not in NOT_THE_RECIPES}
     return dict(json.loads(json.dumps({**given, "run": run})))
+
+
+def _known(config: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
+    """A config without the keys that there were not yet when the run was made.
+
+    >>> _known({"rl": {"steps": 6, "new": 1}, "newer": {}}, {"rl": {"steps": 6}})
+    {'rl': {'steps': 6}}
+    """
+    return {
+        key: _known(value, then[key])
+        if isinstance(value, Mapping) and isinstance(then[key], Mapping)
+        else value
+        for key, value in config.items()
+        if key in then
+    }
 
 
 def _check(seed: Seed, config: Mapping[str, Any]) -> None:

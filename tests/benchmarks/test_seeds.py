@@ -91,6 +91,17 @@ def test_runs_of_another_recipe_are_no_result_of_this_one(made: dict[str, Any]) 
         seeds.result(found, name="small", recipe=made["recipe"], overrides=["--rl.steps", "4"])
 
 
+def test_a_key_that_is_newer_than_the_runs_is_not_published(made: dict[str, Any]) -> None:
+    found = json.loads(json.dumps(seeds.read_seeds(made["folders"])))
+    for seed in found:
+        del seed["config"]["rl"]["audit"]
+    result = seeds.result(found, name="small", recipe=made["recipe"])
+    assert "audit" not in result["config"]["rl"]
+    found[1]["config"]["rl"]["gone_since"] = 1
+    with pytest.raises(ValueError, match=r"seed 1: is not a run .*rl\.gone_since: unset → 1"):
+        seeds.result(found, name="small", recipe=made["recipe"])
+
+
 def test_an_unfinished_run_is_shown_and_not_counted(made: dict[str, Any], tmp_path: Path) -> None:
     cut = tmp_path / "2"
     (cut / "rl").mkdir(parents=True)
