@@ -190,7 +190,7 @@ def _held_out_numbers(found: HeldOut) -> dict[str, Any]:
             means.setdefault(name, {})[when] = value
         numbers |= {when: found.estimates(when), f"mean_reward_{when}": told["reward"]}
         numbers[f"invalid_{when}"] = told["invalid"]
-        numbers["problems"] = told["problems"]
+        numbers["problems"] = told.get("problems")  # one from before this was kept has none
         if told["invalid"]:
             numbers.setdefault("invalid_reason", told.get("reason", ""))
     weighed = {name: {"weight": weight} for name, weight in found.weights.items()}
