@@ -317,6 +317,29 @@ def explain(
     show(names or [])
 
 
+@app.command(name="reproduce")
+def reproduce_result(
+    name: Annotated[
+        str | None, typer.Argument(help="A published result, or FILE.json; none lists them.")
+    ] = None,
+    *,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="By default the first that was not published.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The same model under another name, or elsewhere.")
+    ] = None,
+) -> None:
+    """Run a published result again: exit code 0 inside of its interval, 1 outside."""
+    from posttrain.cli.reproduce import list_results, reproduce
+
+    if name is None:
+        list_results()
+    else:
+        raise typer.Exit(reproduce(name, seed=seed, out=out, model=model))
+
+
 @app.command()
 def walkthrough(
     *,
