@@ -9,6 +9,7 @@ import pytest
 import torch
 from small_runs import recipe, small_run
 
+from posttrain.build import ways as ways_module
 from posttrain.build.ways import Ways, declared, sampling_way, told
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.rollout.engines import native
@@ -49,7 +50,9 @@ def test_a_run_that_falls_back_says_why_and_what_is_lost(
     assert "it attends otherwise" not in printed  # the check before the stage leaves it to the run
 
 
-def test_what_changes_is_told_again_and_only_then(tmp_path: Path) -> None:
+def test_what_changes_is_told_again_and_only_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A recording that fails shows only once it was tried."""
     said: list[tuple[str, str]] = []
     keeper = SimpleNamespace(
@@ -66,6 +69,12 @@ def test_what_changes_is_told_again_and_only_then(tmp_path: Path) -> None:
     after = "samples: slots (no CUDA graphs: it syncs, so steps take longer)"
     assert said == [("say", "samples: slots"), ("tell", after)]
     assert json.loads(folder.ways.read_text())["line"] == after
+    monkeypatch.setattr(ways_module, "compiler_remarks", ["PyTorch's compiler gives up on f"])
+    ways.look()
+    assert (
+        json.loads(folder.ways.read_text())["line"] == f"{after}; PyTorch's compiler gives up on f"
+    )
+    assert len(said) == 2
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from posttrain.models.quiet import compiler_explained, compiler_sentence
+from posttrain.models.quiet import compiler_explained, compiler_remarks, compiler_sentence
 
 
 @pytest.fixture
@@ -36,6 +36,7 @@ def test_a_limit_of_the_compiler_is_told_in_our_words(raw: io.StringIO) -> None:
     assert said.startswith("PyTorch's compiler gives up on 'add' (test_quiet.py:")
     assert "number == " in said
     assert said.endswith("It runs uncompiled from here on: the same numbers, slower steps")
+    assert compiler_remarks == [said]
     assert raw.getvalue() == ""
 
 

@@ -46,7 +46,7 @@ def run_sft(context: Context, rows: SftRows) -> dict[str, Any]:
     learner = make_learner(
         recipe, policy, section=section, device=context.parts.device, total_steps=total_steps
     )
-    tell_ways(context, learner, longest=max(len(tokens) for tokens, _ in rows.train))
+    tell_ways(context, learner, longest=max((len(row[0]) for row in rows.train), default=1))
     keeper.restore(learner)
     guard = make_guard(section, context.folder.path, decode=context.parts.template.decode)
     best = Best(learner, last_step=total_steps)

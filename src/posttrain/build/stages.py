@@ -88,7 +88,7 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
         total_steps=total,
         reward_model=context.reward_model,
     )
-    longest = section.max_new_tokens + max(len(prompt.tokens) for prompt in prompts)
+    longest = section.max_new_tokens + max((len(p.tokens) for p in prompts), default=0)
     ways = tell_ways(context, learner, longest=longest, engine=engine)
     plan = make_plan(section)
     source = _source(context, engine, prompts=prompts)

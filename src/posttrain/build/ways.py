@@ -10,6 +10,7 @@ from posttrain.build.parts import WORTH_COMPILING, choose_compile
 from posttrain.config import Recipe
 from posttrain.learn.learner import LocalLearner
 from posttrain.models.compiled import compilable
+from posttrain.models.quiet import compiler_remarks
 from posttrain.protocols import Engine
 from posttrain.runs import write_json
 from posttrain.types.ways import Missing, Way
@@ -70,19 +71,22 @@ class Ways:
     def __init__(self, context: Context, ask: Callable[[], Mapping[str, Way]]) -> None:
         self._context, self._ask = context, ask
         self._known: Mapping[str, Way] = {}
+        self._remarks: list[str] = []
         self.look()
 
     def look(self) -> None:
         """Ask the parts: what cannot be recorded or compiled shows only once it was tried."""
-        ways = self._ask()
-        if ways == self._known:
+        ways, remarks = self._ask(), list(compiler_remarks)
+        if (ways, remarks) == (self._known, self._remarks):
             return
-        self._known, line = ways, told(ways)
-        fell_back = any(way.fell_back for way in ways.values())
-        keeper = self._context.keeper
-        (keeper.tell if fell_back else keeper.say)(line)
+        line = told(ways)
+        if ways != self._known:  # the compiler's remarks are warnings, and told by now
+            fell_back = any(way.fell_back for way in ways.values())
+            keeper = self._context.keeper
+            (keeper.tell if fell_back else keeper.say)(line)
+        self._known, self._remarks = ways, remarks
         record = {what: asdict(way) for what, way in ways.items()}
-        write_json(self._context.folder.ways, {"line": line, **record})
+        write_json(self._context.folder.ways, {"line": "; ".join([line, *remarks]), **record})
 
 
 def tell_ways(

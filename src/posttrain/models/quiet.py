@@ -14,6 +14,7 @@ from typing import Any
 from transformers.utils import logging
 
 _COMPILER = re.compile(r"torch[./](_dynamo|_inductor|_functorch|_subclasses|fx)\b")
+compiler_remarks: list[str] = []  # of the run under way: what compiler_explained has told
 # What PyTorch says (a part of it), and what that means here; {…} is filled in from its words.
 _MEANINGS = {
     "recompile_limit": "PyTorch's compiler gives up on {function}: it was called in more ways than "
@@ -58,12 +59,12 @@ def compiler_explained() -> Iterator[None]:
     if "TORCH_LOGS" in os.environ:
         yield
         return
-    told: set[str] = set()
+    compiler_remarks.clear()
 
     def tell(text: str) -> None:
         sentence = compiler_sentence(text)
-        if sentence not in told:
-            told.add(sentence)
+        if sentence not in compiler_remarks:
+            compiler_remarks.append(sentence)
             warnings.warn(sentence, stacklevel=2)
 
     def keep(record: standard_logging.LogRecord) -> bool:
