@@ -16,7 +16,7 @@ from posttrain.track.progress import advance
 from posttrain.types import Completion, Prompt, Sampling
 
 CPU_BYTES = 4 << 30  # what decoding may take where free memory cannot be asked for
-SHARED = 2**16  # weights of a matrix, on average, from which a CPU's threads share a step's products
+SHARED = 2**16  # weights of a matrix, on average, from which a CPU's threads share its product
 
 
 class LocalEngine:
