@@ -1,17 +1,23 @@
-"""Whole GRPO steps of posttrain and of TRL on one workload: what :mod:`compare_trl` compares."""
+"""Whole GRPO steps of posttrain and of TRL on one workload, for compare_trl.py and real_models.py.
+
+TRL samples with the ``generate`` of transformers, or with vLLM in the same process and on the same
+GPU (``peer_share`` of its memory).
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 RATE = 1e-12  # all the work of learning, and completions that stay as long as they were
+LONGEST_PROMPT = 768  # tokens that vLLM inside TRL has room for, beside the completion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +36,22 @@ class Case:
     peer_compile: bool = False
     busy: bool = False
     seed: int = 0
+    questions: str = ""  # a JSON file of them; empty: random letters
+    peer_share: float = 0.0  # of the GPU's memory, for vLLM inside TRL; 0: without vLLM
 
     @property
     def sequences(self) -> int:
         """Completions in a step."""
         return self.prompts * self.group
+
+    @property
+    def texts(self) -> list[str]:
+        """Four times as many prompts as a step takes."""
+        if self.questions:
+            return json.loads(Path(self.questions).read_text())[: 4 * self.prompts]
+        from bench_models import prompts
+
+        return prompts(self.prompts * 4, ragged=self.lengths == "ragged", seed=self.seed)
 
 
 class Clock:
@@ -67,9 +84,6 @@ def run_ours(case: Case, folder: Path) -> dict[str, Any]:
     """posttrain, as a program has it that imports it first."""
     import posttrain  # before torch: OpenMP reads but once how its threads are to wait
 
-    # isort: split
-    from bench_models import prompts
-
     clock = Clock(case)
 
     def reward(completion: str) -> float:
@@ -77,7 +91,7 @@ def run_ours(case: Case, folder: Path) -> dict[str, Any]:
 
     result = posttrain.rl(
         model=folder,
-        prompts=prompts(case.prompts * 4, ragged=case.lengths == "ragged", seed=case.seed),
+        prompts=case.texts,
         reward=reward,
         grading={"workers": 0},
         model_options={"compile": case.device == "cuda"},
@@ -100,16 +114,13 @@ def run_ours(case: Case, folder: Path) -> dict[str, Any]:
 def run_trl(case: Case, folder: Path) -> dict[str, Any]:
     """TRL at its best settings for this workload."""
     import torch  # before anything of ours
-    from bench_models import prompts
-    from datasets import Dataset
-    from transformers import AutoTokenizer
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     clock = Clock(case)
     sampled: list[float] = []
 
-    def reward(completions: list[str], **_: Any) -> list[float]:
-        return [clock.score(text) for text in completions]
+    def reward(completions: list[Any], **_: Any) -> list[float]:
+        return [clock.score(text_of(completion)) for completion in completions]
 
     class Timed(GRPOTrainer):
         def _generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -118,41 +129,8 @@ def run_trl(case: Case, folder: Path) -> dict[str, Any]:
             sampled.append(time.perf_counter() - began)
             return found
 
-    texts = prompts(case.prompts * 4, ragged=case.lengths == "ragged", seed=case.seed)
-    micro = case.peer_micro_batch
-    settings = GRPOConfig(
-        output_dir=str(folder / "trl"),
-        per_device_train_batch_size=micro,
-        gradient_accumulation_steps=case.sequences // micro,
-        num_generations=case.group,
-        max_completion_length=case.new_tokens,
-        max_steps=case.steps + case.warmup + 1,
-        learning_rate=RATE,
-        lr_scheduler_type="constant",
-        optim="adamw_torch_fused",
-        beta=0.0,
-        loss_type="grpo",
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        bf16=case.device == "cuda",
-        use_cpu=case.device == "cpu",
-        gradient_checkpointing=False,
-        torch_compile=case.peer_compile,
-        report_to="none",
-        save_strategy="no",
-        logging_steps=1,
-        disable_tqdm=True,
-        dataloader_pin_memory=case.device == "cuda",
-        model_init_kwargs={"dtype": "float32"},
-    )
-    trainer = Timed(
-        model=str(folder),
-        processing_class=AutoTokenizer.from_pretrained(folder, padding_side="left"),
-        reward_funcs=reward,
-        args=settings,
-        train_dataset=Dataset.from_list([{"prompt": text} for text in texts]),
-    )
+    rows = [{"prompt": text} for text in case.texts]
+    trainer = Timed(reward_funcs=reward, **trl_parts(case, folder, rows=rows))
     assert next(trainer.model.parameters()).dtype == torch.float32
     trainer.train()
     rollout = statistics.median(sampled[case.warmup :])
@@ -161,12 +139,81 @@ def run_trl(case: Case, folder: Path) -> dict[str, Any]:
     return {"seconds": clock.seconds, **peak(case.device), "split": split}
 
 
+def trl_parts(
+    case: Case, folder: Path, *, rows: Sequence[dict[str, Any]], **changes: Any
+) -> dict[str, Any]:
+    """What a GRPOTrainer is made of, but for the reward; ``changes`` are other settings."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import GRPOConfig
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    if tokenizer.chat_template:
+        rows = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
+    micro = case.peer_micro_batch
+    settings: dict[str, Any] = {
+        "output_dir": str(folder / "trl"),
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": case.sequences // micro,
+        "num_generations": case.group,
+        "max_completion_length": case.new_tokens,
+        "max_steps": case.steps + case.warmup + 1,
+        "learning_rate": RATE,
+        "lr_scheduler_type": "constant",
+        "optim": "adamw_torch_fused",
+        "beta": 0.0,
+        "loss_type": "grpo",
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "bf16": case.device == "cuda",
+        "use_cpu": case.device == "cpu",
+        "gradient_checkpointing": False,
+        "torch_compile": case.peer_compile,
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": case.device == "cuda",
+        "model_init_kwargs": {"dtype": "float32"},
+    }
+    return {
+        "model": str(folder),
+        "processing_class": tokenizer,
+        "args": GRPOConfig(**settings | vllm_settings(case) | changes),
+        "train_dataset": Dataset.from_list(list(rows)),
+    }
+
+
+def vllm_settings(case: Case) -> dict[str, Any]:
+    """vLLM inside TRL: in its process, on its GPU."""
+    if not case.peer_share:
+        return {}
+    return {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": case.peer_share,
+        "vllm_max_model_length": LONGEST_PROMPT + case.new_tokens,
+        "vllm_importance_sampling_correction": False,  # it would cost a pass over the batch
+    }
+
+
+def text_of(completion: Any) -> str:
+    """A completion of TRL as text: of a chat it is a list of messages.
+
+    >>> text_of("4"), text_of([{"role": "assistant", "content": "4"}])
+    ('4', '4')
+    """
+    return completion if isinstance(completion, str) else completion[-1]["content"]
+
+
 def peak(device: str) -> dict[str, int]:
     """The most memory in use during the measured steps on a GPU, recordings (CUDA graphs) included.
 
     ``reserved`` is the most that PyTorch took from the GPU, with all that was only in reserve; no
     more than that can have been in use, though the sum says so where a recording was made. On a
-    CPU both are the most that the whole process ever had.
+    CPU both are the most that the whole process ever had. ``device_used`` is what was taken of the
+    GPU at the end, by libraries that do not ask PyTorch too.
     """
     if device == "cpu":
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -177,7 +224,8 @@ def peak(device: str) -> dict[str, int]:
 
     used = torch.cuda.max_memory_allocated() + recorded_bytes("cuda")
     reserved = torch.cuda.max_memory_reserved()
-    return {"peak": min(used, reserved), "reserved": reserved}
+    free, total = torch.cuda.mem_get_info()
+    return {"peak": min(used, reserved), "reserved": reserved, "device_used": total - free}
 
 
 RUNNERS: dict[str, Callable[[Case, Path], dict[str, Any]]] = {"ours": run_ours, "peer": run_trl}

@@ -29,7 +29,7 @@ from gpu_time import kernels_of, tell
 from grpo_steps import peak
 from rich.console import Console
 from rich.table import Table
-from roofline import Peak, Shape, find_peak, measured_peak
+from roofline import Peak, Shape, find_peak, measured_peak, operations_of
 from samplers import free, set_threads, timed
 
 from posttrain.algorithms.losses.policy import clipped
@@ -64,21 +64,8 @@ class Work:
 
 
 def operations(shape: Shape, work: Work) -> dict[str, float]:
-    """Operations of a step: forward, and backward at twice as many.
-
-    With N weights in layers, H·V in the head, P prompts of p tokens, G completions of n each, of
-    which the last token is read by no layer: layers ``6·N·P·(p + G·(n−1))``, head
-    ``6·H·V·P·G·n``, attention ``12·L·heads·D`` a pair of tokens of which one sees the other.
-    """
-    read = work.prompts * (work.asked + work.group * (work.length - 1))
-    p, n = work.asked, work.length - 1
-    pairs = work.prompts * (p * (p + 1) / 2 + work.group * (p * n + n * (n + 1) / 2))
-    head = shape.width * shape.vocabulary
-    return {
-        "layers": 6 * (shape.weights - head) * read,
-        "head": 6 * head * work.tokens,
-        "attention": 12 * shape.layers * shape.heads * shape.head_size * pairs,
-    }
+    """Operations of a step on completions of one length."""
+    return operations_of(shape, [(work.asked, [work.length] * work.group)] * work.prompts)
 
 
 def make_batch(work: Work, *, vocabulary: int) -> Batch:
@@ -109,11 +96,11 @@ def objective(outputs: Outputs, batch: Batch) -> Terms:
 class Bench:
     """A model, run in one way."""
 
-    def __init__(self, given: Any, way: str) -> None:
+    def __init__(self, model: Any, way: str, *, device: str) -> None:
         compiled, self._recorded = WAYS[way]
-        self._device = given.device
-        self._cuda = given.device == "cuda"
-        self._model = build_model(given.model)[0].to(given.device)
+        self._device = device
+        self._cuda = device == "cuda"
+        self._model = model.to(device)
         self.shape = Shape.of(self._model)
         if compiled:
             compile_layers(self._model)
@@ -194,7 +181,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     report: dict[str, Any] = {"work": vars(work), "peak": vars(most), "rows": rows}
     for way in given.ways or (list(WAYS) if cuda else ["eager"]):
-        bench = Bench(given, way)
+        bench = Bench(build_model(given.model)[0], way, device=given.device)
         report["operations"] = count = operations(bench.shape, work)
         batch = make_batch(work, vocabulary=100)
         for tokens in given.micro_batches:

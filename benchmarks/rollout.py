@@ -135,7 +135,7 @@ def race(
         try:
             settings = sampler.prepare(job)
             sampler.sample(job, seed=1)  # not counted: memory, kernels, recordings
-            found[name] = {"settings": settings, "seconds": []}
+            found[name] = {"settings": settings, "seconds": [], "rates": []}
         except Exception as error:  # noqa: BLE001 - the others go on
             failed[name] = reason(error)
     for _ in range(effort.rounds):
@@ -146,6 +146,7 @@ def race(
                 # The same seed: what differs between rounds is the machine, not the lengths.
                 taken, entry["lengths"] = samplers[name].sample(job, seed=1)
                 entry["seconds"].append(taken)
+                entry["rates"].append(sum(entry["lengths"]) / taken)  # some draw anew every round
             except Exception as error:  # noqa: BLE001 - the others go on
                 failed[name] = reason(error)
                 del found[name]
@@ -160,7 +161,7 @@ def describe(entry: Mapping[str, Any], job: Job, *, shape: Shape, peak: Peak, si
     least = work.steps * step.seconds(peak)
     return {
         "settings": entry["settings"],
-        "tokens_per_s": sum(lengths) / seconds,
+        "tokens_per_s": statistics.median(entry["rates"]),
         "median_s": seconds,
         "rounds_s": entry["seconds"],
         "mean_length": statistics.mean(lengths),

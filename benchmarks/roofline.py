@@ -1,137 +1,56 @@
-"""The least time that sampling can take on a device: bytes moved, operations done, both at peak.
+"""What the benchmarks say of the least time that sampling can take: peaks of data sheets, in words.
 
-Nothing here is measured but the peaks of a device without a data sheet. ``benchmarks/rollout.py``
-shows every term of the counting beside what it measured.
+The counting is that of :mod:`posttrain.models.roofline`. ``benchmarks/rollout.py`` shows every term
+of it beside what it measured.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import torch
+
+from posttrain.models.roofline import (
+    Average,
+    Peak,
+    Shape,
+    Step,
+    average,
+    decode_step,
+    learning_flops,
+    measured_peak,
+    synchronize,
+)
+
+__all__ = [
+    "Average",
+    "Peak",
+    "Shape",
+    "Step",
+    "average",
+    "decode_step",
+    "explain",
+    "find_peak",
+    "measured_peak",
+    "operations_of",
+    "synchronize",
+]
 
 DATA_SHEETS = {"H200": (4.8e12, 989e12)}  # bytes/s, dense bfloat16 operations/s
 
 
-@dataclass(frozen=True, kw_only=True)
-class Peak:
-    """What a device can do in a second, and who says so."""
+def operations_of(shape: Shape, groups: Sequence[tuple[int, Sequence[int]]]) -> dict[str, float]:
+    """:func:`learning_flops` of groups: the length p of a prompt, the lengths n of its completions.
 
-    bytes_per_second: float
-    flops_per_second: float
-    source: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """What of a decoder decides the work of a step; ``weights`` are the parameters it reads."""
-
-    weights: int
-    layers: int
-    heads: int
-    key_heads: int
-    head_size: int
-    vocabulary: int
-    width: int
-
-    @classmethod
-    def of(cls, model: Any) -> Shape:
-        """Of a model of transformers; embeddings that are no head are looked up, not read."""
-        config = model.config
-        table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-        looked_up = 0 if table is head else table.numel()
-        return cls(
-            weights=sum(weight.numel() for weight in model.parameters()) - looked_up,
-            layers=config.num_hidden_layers,
-            heads=config.num_attention_heads,
-            key_heads=config.num_key_value_heads,
-            head_size=getattr(config, "head_dim", None)
-            or config.hidden_size // config.num_attention_heads,
-            vocabulary=config.vocab_size,
-            width=config.hidden_size,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """The work of one decode step, term by term."""
-
-    weight_bytes: float
-    key_bytes: float
-    logit_bytes: float
-    matrix_flops: float
-    attention_flops: float
-
-    @property
-    def bytes(self) -> float:
-        """All that is moved."""
-        return self.weight_bytes + self.key_bytes + self.logit_bytes
-
-    @property
-    def flops(self) -> float:
-        """All that is computed."""
-        return self.matrix_flops + self.attention_flops
-
-    def seconds(self, peak: Peak) -> float:
-        """The roofline: whichever of the two takes longer at the device's peak."""
-        return max(self.bytes / peak.bytes_per_second, self.flops / peak.flops_per_second)
-
-
-def decode_step(shape: Shape, *, rows: float, length: float, item_bytes: int) -> Step:
-    """The work of one step in which ``rows`` sequences of ``length`` tokens each get one more.
-
-    With W weights, L layers, H heads, K key heads of size D, vocabulary V, b bytes a number:
-
-    * bytes: ``W·b`` weights, ``2·L·K·D·length·rows·b`` keys and values, ``2·V·rows·b`` logits
-      (written once, read once)
-    * operations: ``2·W·rows`` matrix products, ``4·L·H·D·length·rows`` attention (queries with
-      keys, shares with values, two operations each)
-
-    Not counted: activations, the new key and value (1 / length of those read), sampling itself.
-    Every row reads its own prompt; an engine that reads a group's prompt once moves less.
-
-    >>> sizes = {"layers": 2, "heads": 4, "key_heads": 2, "head_size": 8, "width": 32}
-    >>> shape = Shape(weights=1000, vocabulary=50, **sizes)
-    >>> step = decode_step(shape, rows=3, length=10, item_bytes=2)
-    >>> step.bytes, step.flops  # 2000 + 3840 + 600, and 6000 + 7680
-    (6440, 13680)
+    The last token of a completion is read by no layer.
     """
-    keys = shape.layers * shape.key_heads * shape.head_size * length * rows
-    return Step(
-        weight_bytes=shape.weights * item_bytes,
-        key_bytes=2 * keys * item_bytes,
-        logit_bytes=2 * shape.vocabulary * rows * item_bytes,
-        matrix_flops=2 * shape.weights * rows,
-        attention_flops=4 * shape.layers * shape.heads * shape.head_size * length * rows,
+    read = sum(p + sum(n - 1 for n in lengths) for p, lengths in groups)
+    pairs = sum(
+        p * (p + 1) / 2 + sum(p * (n - 1) + (n - 1) * n / 2 for n in lengths)
+        for p, lengths in groups
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Average:
-    """Completions of any lengths as ``steps`` equal steps: as many bytes and operations."""
-
-    steps: int
-    rows: float
-    length: float
-
-
-def average(prompt_lengths: Sequence[int], lengths: Sequence[int]) -> Average:
-    """The average step over completions of these ``lengths`` to prompts of those, one each.
-
-    No engine can take fewer steps than the longest completion has tokens (the reading of prompts
-    is counted as one of them: it reads the weights too). All work but that of reading the weights
-    is proportional to rows · length, so averages lose nothing. Token t looks at p + t − 1 others:
-    ``rows = Σ n / max n``, ``length = Σ (n·p + n·(n − 1)/2) / Σ n``.
-
-    >>> average([4, 4], [1, 3])  # 4 + (4 + 5 + 6) over 4 tokens
-    Average(steps=3, rows=1.3333333333333333, length=4.75)
-    """
-    tokens, steps = sum(lengths), max(lengths)
-    seen = sum(n * p + n * (n - 1) / 2 for p, n in zip(prompt_lengths, lengths, strict=True))
-    return Average(steps=steps, rows=tokens / steps, length=seen / tokens)
+    chosen = sum(sum(lengths) for _, lengths in groups)
+    return learning_flops(shape, read=read, chosen=chosen, pairs=pairs)
 
 
 def explain(work: Average, *, step: Step, peak: Peak) -> str:
@@ -154,35 +73,3 @@ def find_peak(device: str, dtype: torch.dtype) -> Peak:
         if known in name and dtype == torch.bfloat16:
             return Peak(bytes_per_second=moved, flops_per_second=done, source=f"{name}, data sheet")
     return measured_peak(device, dtype)
-
-
-def measured_peak(device: str, dtype: torch.dtype) -> Peak:
-    """What a large copy and a large matrix product reach."""
-    name = torch.cuda.get_device_name() if device == "cuda" else "this CPU"
-    big = device == "cuda"
-    source = torch.zeros((1 << 30 if big else 1 << 26) // dtype.itemsize, dtype=dtype).to(device)
-    target = torch.empty_like(source)
-    size = 8192 if big else 1024
-    left = torch.ones(size, size, dtype=dtype, device=device)
-    moved = 2 * source.numel() * dtype.itemsize / _best(lambda: target.copy_(source), device)
-    done = 2 * size**3 / _best(lambda: left @ left, device)
-    how = f"{name}, measured by a copy and a matrix product in {dtype}"
-    return Peak(bytes_per_second=moved, flops_per_second=done, source=how)
-
-
-def synchronize(device: str) -> None:
-    """Wait until the device has done all it was asked."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def _best(work: Callable[[], object], device: str) -> float:
-    """The shortest of several times, the first of which does not count."""
-    times = []
-    for _ in range(6):
-        synchronize(device)
-        began = time.perf_counter()
-        work()
-        synchronize(device)
-        times.append(time.perf_counter() - began)
-    return min(times[1:])

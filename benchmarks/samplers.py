@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -23,16 +25,20 @@ from transformers import GenerationConfig
 
 from posttrain.build.threads import BESIDE_GPU
 from posttrain.rollout.engines.native import NativeEngine
-from posttrain.types import Prompt, Sampling
+from posttrain.types import Completion, Prompt, Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is sampled: ``group`` completions for each prompt."""
+    """What is sampled: ``group`` completions for each prompt.
+
+    ``end_tokens`` end a completion; None: the tokenizer's own, none: all are as long as they may.
+    """
 
     prompts: Sequence[tuple[int, ...]]
     group: int
     new_tokens: int
+    end_tokens: tuple[int, ...] | None = None
 
     @property
     def rows(self) -> list[list[int]]:
@@ -49,6 +55,7 @@ class Setup:
     device: str
     compute: torch.dtype
     caches: Sequence[str] = ("dynamic",)
+    folder: Path | None = None  # where the model can be read from; vLLM alone asks
 
     def own_model(self, dtype: torch.dtype) -> Any:
         """A copy on the device."""
@@ -92,29 +99,35 @@ class Native:
             raise RuntimeError("layers are compiled on a GPU only")
         self._device = setup.device
         self._model = setup.own_model(torch.float32)
-        self._engine = NativeEngine(
+        self._engine_with = functools.partial(
+            NativeEngine,
             self._model,
-            end_tokens=[setup.tokenizer.eos_token_id],
             decode=lambda tokens: "",  # the others give tokens, not text
             compute=None if setup.compute == torch.float32 else setup.compute,
             compiled=compiled,
         )
+        self._engine = self._engine_with(end_tokens=[setup.tokenizer.eos_token_id])
+        self.found: list[list[Completion]] = []
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         self._model.load_state_dict(weights)
 
     def prepare(self, job: Job) -> str:
+        if job.end_tokens is not None and job.end_tokens != self._engine.end_tokens:
+            del self._engine  # its memory goes before that of the next one comes
+            free(self._device)
+            self._engine = self._engine_with(end_tokens=job.end_tokens)
         return "log-probs returned"
 
     def sample(self, job: Job, seed: int) -> tuple[float, list[int]]:
         prompts = [Prompt(id=str(n), text="", tokens=p) for n, p in enumerate(job.prompts)]
         sampling = Sampling(max_new_tokens=job.new_tokens)
         with timed(self._device) as taken:
-            found = self._engine.generate(prompts, sampling, num_samples=job.group, seed=seed)
-        return taken[0], [len(one.tokens) for group in found for one in group]
+            self.found = self._engine.generate(prompts, sampling, num_samples=job.group, seed=seed)
+        return taken[0], [len(one.tokens) for group in self.found for one in group]
 
     def close(self) -> None:
-        del self._engine, self._model
+        del self._engine, self._engine_with, self._model
         free(self._device)
 
 

@@ -139,11 +139,15 @@ def _check(found: Mapping[str, Any], wanted: int) -> None:
 class Vllm:
     """vLLM, where it is installed; CUDA graphs and compilation as it chooses."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(
+        self, setup: Setup, *, logprobs: bool = True, share: float = SHARE_OF_MEMORY, **more: Any
+    ) -> None:
         import vllm  # noqa: F401 - if it is not there, say so now
 
         self._setup = setup
-        self._weights: Mapping[str, Tensor] = setup.model.state_dict()
+        self.logprobs = logprobs
+        self._options = {"gpu_memory_utilization": share, "max_num_seqs": 1024, **more}
+        self._weights: Mapping[str, Tensor] | None = None
         self._engine: Any = None
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
@@ -153,35 +157,50 @@ class Vllm:
     def prepare(self, job: Job) -> str:
         if self._engine is None:
             self._start()
-        return "log-probs returned"
+        return "log-probs returned" if self.logprobs else "no log-probs"
 
     def _start(self) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            folder = self._setup.folder
+            if folder is None or self._weights is not None:
+                folder = Path(name)
+                weights = self._weights or self._setup.model.state_dict()
+                self._setup.model.save_pretrained(folder, state_dict=dict(weights))
+                self._setup.tokenizer.save_pretrained(folder)
+            self._engine = self._read(folder)
+
+    def _read(self, folder: Path) -> Any:
+        from transformers import AutoConfig
         from vllm import LLM
 
-        with tempfile.TemporaryDirectory() as name:
-            self._setup.model.save_pretrained(Path(name), state_dict=dict(self._weights))
-            self._setup.tokenizer.save_pretrained(Path(name))
-            self._engine = LLM(
-                model=name,
-                dtype=str(self._setup.compute).removeprefix("torch."),
-                enforce_eager=False,
-                gpu_memory_utilization=SHARE_OF_MEMORY,
-                max_model_len=self._setup.model.config.max_position_embeddings,
-                max_num_seqs=1024,
-            )
+        positions = AutoConfig.from_pretrained(folder).max_position_embeddings
+        options = {"max_model_len": positions, **self._options}
+        return LLM(
+            model=str(folder),
+            dtype=str(self._setup.compute).removeprefix("torch."),
+            enforce_eager=self._setup.device == "cpu",
+            logprobs_mode="processed_logprobs",
+            **options,
+        )
 
     def sample(self, job: Job, seed: int) -> tuple[float, list[int]]:
         """A seed for each request would make it slower: it has the one it started with."""
         from vllm import SamplingParams
 
+        ends = job.end_tokens
         settings = SamplingParams(
             n=job.group,
             temperature=1.0,
+            top_p=1.0,
+            top_k=0,  # all of them, whatever the model's generation config says
             max_tokens=job.new_tokens,
-            logprobs=0,  # of the token drawn, and no others
+            ignore_eos=ends == (),
+            stop_token_ids=list(ends or ()),
+            logprobs=0 if self.logprobs else None,  # 0: of the token drawn, and no others
             detokenize=False,
         )
         prompts = [{"prompt_token_ids": list(prompt)} for prompt in job.prompts]
+        self._engine.reset_prefix_cache()  # as after every update of the weights
         with timed(self._setup.device) as taken:
             found = self._engine.generate(prompts, settings, use_tqdm=False)
         return taken[0], [len(one.token_ids) for answer in found for one in answer.outputs]

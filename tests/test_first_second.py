@@ -53,6 +53,7 @@ ANSWERS: dict[str, tuple[list[str], int, str]] = {
     "reward model": ([*RUN, "--rewards.model.pth", "a"], 2, "did you mean 'path'?"),
     "size of tiny": ([*RUN, "--model.options.num_layer", "1"], 2, "did you mean 'num_layers'?"),
     "eval": (["eval", "tiny", "--task", "aritmetic"], 2, "did you mean 'arithmetic'?"),
+    "result": (["reproduce", "dmo"], 2, "no such result; there are: demo"),
     "grade": (["grade", "numerc", "rows.jsonl"], 2, "did you mean 'numeric'?"),
     "tiny": (
         [*RUN, "--model.name", "tyni", "--model.options.num_layers", "1"],

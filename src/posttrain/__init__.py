@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from posttrain.build.results import Run
     from posttrain.types import Batch, Completion, Prompt, Rollout, Sampling, Score, Terms
 
-__version__ = "0.1.0"
+__version__ = "0.1.0"  # the one place: pyproject.toml reads it from here
 
 __all__ = [
     "Batch",

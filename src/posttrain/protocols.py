@@ -47,7 +47,10 @@ class Task(Protocol):
 
 
 class Engine(Protocol):
-    """Samples completions from a policy, and says how likely each sampled token was."""
+    """Samples completions from a policy, and says how likely each sampled token was.
+
+    It may also have a method ``way()``: how it does that, a :class:`posttrain.types.ways.Way`.
+    """
 
     version: int
     """The policy version whose weights it samples from."""

@@ -125,14 +125,14 @@ def test_a_reward_out_of_ten_does_not_make_an_untrained_model_right(folder: Path
     done, text = run_toml(folder, '"flattering:ten" = 1.0')
     summary = done.summary
     assert "100.0%" not in text
-    assert (summary["accuracy_by"], summary["accuracy_before"]) == ("exact", 0.0)
+    assert (summary["accuracy_by"], summary["accuracy_before"]) == ("numeric", 0.0)
     assert summary["accuracy_after"] == 0.0
     assert summary["rewards"]["flattering:ten"] == {"weight": 1.0, "before": 2.0, "after": 2.0}
-    assert summary["rewards"]["exact"] == {"weight": 0.0, "before": 0.0, "after": 0.0}
+    assert summary["rewards"]["numeric"] == {"weight": 0.0, "before": 0.0, "after": 0.0}
     assert "held-out flattering:ten | 2.000 | 2.000 | +0.000" in rows(text)
-    assert "held-out exact (monitored) | 0.000 | 0.000 | +0.000" in rows(text)
+    assert "held-out numeric (monitored) | 0.000 | 0.000 | +0.000" in rows(text)
     for shown in (text, page(done)):
-        assert "held-out accuracy (exact)" in shown
+        assert "held-out accuracy (numeric)" in shown
         assert "→ 100.0%" not in shown
         assert "✓" not in shown
         assert "✗" in shown
@@ -185,14 +185,14 @@ def test_a_hacked_reward_is_no_accuracy_wherever_it_stands(
     """It was 0 → 100 % with the hackable one first, and the truth with the lines swapped."""
     done, text = run_toml(folder, "\n".join(order), says=("zz", "3333"))
     summary = done.summary
-    assert summary["accuracy_by"] == "exact"
+    assert summary["accuracy_by"] == "numeric"
     assert (summary["accuracy_before"], summary["accuracy_after"]) == (0.0, 0.0)
     assert "full_marks" not in summary
     truth = {"weight": 0.0, "before": 0.0, "after": 0.0}
     assert summary["rewards"] == {
         "flattering:digits": {"weight": 1.0, "before": 0.0, "after": 1.0},
         "flattering:ok": truth,
-        "exact": truth,
+        "numeric": truth,
     }
     shown = set(rows(text))
     assert {
@@ -203,7 +203,7 @@ def test_a_hacked_reward_is_no_accuracy_wherever_it_stands(
     for told in (text, page(done)):
         assert "✓" not in told
         assert "→ 100.0%" not in told
-        assert "held-out accuracy (exact)" in told
+        assert "held-out accuracy (numeric)" in told
         assert "flattering:ok (monitored)" in told
 
 
@@ -219,7 +219,7 @@ def test_the_order_of_the_table_changes_no_number(folder: Path) -> None:
     assert timeless(first.summary) == timeless(other.summary)
     held_out = [sorted(row for row in rows(t) if "held-out" in row) for t in (text, other_text)]
     assert held_out[0] == held_out[1]
-    assert first.folder.stage("rl").accuracy_by == other.folder.stage("rl").accuracy_by == "exact"
+    assert first.folder.stage("rl").accuracy_by == other.folder.stage("rl").accuracy_by == "numeric"
 
 
 def test_a_format_reward_beside_the_answer_check_of_the_data(folder: Path) -> None:
@@ -305,7 +305,7 @@ def test_an_added_check_counts_for_nothing_and_reads_answers_where_the_task_says
         checked_by({"numeric": 1.0}, "arithmetic", options)
 
 
-def test_the_recipes_of_the_repository_decide_the_same_in_every_order() -> None:
+def test_the_recipes_of_the_repository_decide_the_same_in_every_order(tmp_path: Path) -> None:
     """Reward models stand in their tables as scorers of whole batches, of any scale."""
 
     class Model:
@@ -314,15 +314,18 @@ def test_the_recipes_of_the_repository_decide_the_same_in_every_order() -> None:
         def score(self, rollouts: Any) -> Any:
             raise AssertionError("only its name and weight are asked for")
 
+    for split in ("train", "test"):
+        problem = {"question": f"one {split} problem", "answer": "#### 1"}
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(problem))
     found = {}
     for path in sorted((ROOT / "recipes").glob("*.toml")):
         given = read_recipe(path)
         if given.task is None:
             continue
-        task = make_task(given.task)
+        task = make_task(given.task | ({"path": str(tmp_path)} if "path" in given.task else {}))
         table = {
             Model() if name == "model" else name: spec["weight"] if name == "model" else spec
-            for name, spec in (given.rewards or {n: {"weight": 1.0} for n in task.rewards}).items()
+            for name, spec in (given.rewards or task.rewards).items()
         }
         marks = [
             with_check(RewardScorer(dict(order)), task, accuracy=None)[1]
@@ -331,6 +334,7 @@ def test_the_recipes_of_the_repository_decide_the_same_in_every_order() -> None:
         assert len({(m.check, m.judged, tuple(sorted(m.weights.items()))) for m in marks}) == 1
         found[path.stem] = (marks[0].check, marks[0].judged)
     assert found["demo"] == ("numeric", ("numeric",))
+    assert found["gsm8k"] == ("numeric", ("numeric",))
     assert found["smollm2_arithmetic"] == ("numeric", ("numeric",))
     assert found["rlhf"] == ("", ())  # no answers, and a model that has no full marks
 

@@ -139,7 +139,7 @@ def test_rows_become_prompts() -> None:
     assert [prompt.columns["answer"] for prompt in train] == ["2", "3", "0.5"]
     assert train[0].columns["marks"] is marks
     assert (train[2].text, train[2].messages) == ("", (USER,))
-    assert task.rewards == {"exact": 1.0}
+    assert task.rewards == {"numeric": 1.0}
     assert [task.gold(prompt) for prompt in task.prompts("test")] == ["2"]
 
 

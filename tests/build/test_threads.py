@@ -102,6 +102,19 @@ def test_a_trial_leaves_weights_gradients_and_random_numbers_alone() -> None:
         assert torch.equal(weight, before[name])
 
 
+def test_a_trial_samples_only_where_the_threads_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, widths = load_policy("tiny", options=TINY), []
+    policy.model.register_forward_pre_hook(
+        lambda *given: widths.append(given[-1]["input_ids"].shape[1]), with_kwargs=True
+    )
+    with threads.own_threads():
+        threads._trial(policy, 1000)(2)
+        assert widths == [16]
+        monkeypatch.setattr("posttrain.rollout.engines.local.SHARED", 0)
+        threads._trial(policy, 1000)(2)
+    assert widths == [16, 1, 1, 1, 1, 16]
+
+
 def short(folder: Path) -> dict[str, Any]:
     """A run that chooses its threads, of four steps and two checkpoints."""
     values = given(folder / "run", {"steps": 4, "save_every": 2}, sft=None, eval=None)

@@ -13,6 +13,7 @@ from rollout.cases import END, ragged, spell
 from small_runs import TINY, recipe, small_run
 
 import posttrain
+from posttrain.build.api import import_gguf
 from posttrain.build.run import run
 from posttrain.config import recipe_from_dict
 from posttrain.rollout.engines import NativeEngine, TransformersEngine
@@ -42,11 +43,12 @@ def phases(monkeypatch: pytest.MonkeyPatch) -> Phases:
 def test_a_run_says_what_it_is_at(phases: Phases, tmp_path: Path) -> None:
     small_run(recipe(tmp_path / "run", sft=None, rl={"check": "stop", "steps": 2}))
     names = [name for name, _, _ in phases]
-    checking = next(name for name in names if name.startswith("checking"))
     told = [
         "loading the model tiny",
         "reading the data",
-        checking,
+        "checking: a few rollouts",
+        "checking: one step",
+        "checking: data, rewards, a few rollouts, one step",
         "evaluating before training",
         "the first rollouts",
         "learning",
@@ -86,6 +88,22 @@ def test_an_evaluation_from_python_says_so_too(
     assert ("loading the model tiny", 0, None) in phases
     assert ("evaluating", 15, 15) in phases
     assert capsys.readouterr().out == ""
+
+
+def test_an_import_and_an_answer_say_so(phases: Phases, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    from models.test_gguf import build as build_small
+    from models.test_gguf import write
+
+    file, folder = tmp_path / "small.gguf", tmp_path / "out"
+    write(file, build_small(tied=True))
+    import_gguf(file, folder)
+    posttrain.generate(folder, "ab", num_samples=2, max_new_tokens=3, chat=False)
+    assert phases == [
+        (f"importing {file} into {folder}", 0, None),
+        (f"loading the model {folder}", 0, None),
+        ("sampling", 2, 2),
+    ]
 
 
 def test_a_quiet_run_is_quiet(phases: Phases, tmp_path: Path) -> None:

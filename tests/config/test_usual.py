@@ -103,7 +103,7 @@ def test_what_can_only_be_a_mistake_is_refused(changes: dict[str, str], message:
 def test_no_recipe_of_ours_is_unusual(path: Path, tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.jsonl"
     pairs.touch()
-    data = ["--reward.data", str(pairs)] if "gsm8k" in path.name else []
+    data = ["--reward.data", str(pairs)] if "verifier" in path.name else []
     assert cautions(resolve(read_recipe(path, data))) == []
 
 

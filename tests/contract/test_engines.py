@@ -1,8 +1,10 @@
 """What every engine keeps: its log-probs are the learner's, and a seed decides every token."""
 
 import contextlib
+import dataclasses
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -184,6 +186,57 @@ def test_an_end_at_the_last_allowed_token_is_a_stop(make: Callable[..., Any]) ->
         )
         assert (len(completion.tokens), completion.stop_reason) == (1, "stop")
         assert completion.text == ""
+
+
+WAYS = {**REAL, "native, in parts": partial(NativeEngine, slots=False)}
+SPELLED = [b"a", b"b", *(bytes([half]) for half in "é".encode()), b"ba"]
+
+
+def utf8(tokens: Sequence[int]) -> str:
+    """Text of tokens that are a character, half of one, or two."""
+    return b"".join(SPELLED[token % 5] for token in tokens).decode(errors="replace")
+
+
+@pytest.mark.parametrize("stop", [("ab",), ("aab", "bbb"), ("é",), ("aé", "ba")])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_completion_ends_with_the_token_that_completes_a_stop_string(
+    way: str, stop: tuple[str, ...]
+) -> None:
+    engine = WAYS[way](build("llama"), end_tokens=(END,), decode=utf8)
+    free = Sampling(max_new_tokens=40)
+    # The first prompt ends in an "a": what stands in a prompt completes no string.
+    prompts = [Prompt(id="a", text="", tokens=(1, 5)), *PROMPTS]
+    whole, cut = (
+        [c for group in engine.generate(prompts, sampling, num_samples=8, seed=4) for c in group]
+        for sampling in (free, dataclasses.replace(free, stop=stop))
+    )
+    assert utf8(prompts[0].tokens)[-1] == "a"
+    assert "b" in {utf8(completion.tokens[:1]) for completion in whole[:8]}
+    assert {"stop_string", "stop"} <= {completion.stop_reason for completion in cut}
+    for long, short in zip(whole, cut, strict=True):
+        said = long.tokens[:-1] if long.stop_reason == "stop" else long.tokens
+        texts = [utf8(said[:number]) for number in range(len(said) + 1)]
+        first = next((n for n, text in enumerate(texts) if any(s in text for s in stop)), None)
+        if first is None:
+            assert (short.text, short.stop_reason) == (long.text, long.stop_reason)
+        else:
+            place = min(texts[first].find(s) for s in stop if s in texts[first])
+            assert (short.text, short.stop_reason) == (texts[first][:place], "stop_string")
+        assert short.tokens == long.tokens[:first]  # all that was sampled, and nothing behind it
+        assert short.logprobs == pytest.approx(long.logprobs[:first], abs=1e-4)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stop_string_ends_the_work_too(way: str) -> None:
+    model, passes = build("llama"), []
+    handle = model.model.layers[0].register_forward_hook(lambda *_: passes.append(1))
+    engine = WAYS[way](model, end_tokens=(), decode=lambda tokens: "x" * len(tokens))
+    for stop in ((), ("xxx",)):
+        passes.clear()
+        sampling = Sampling(max_new_tokens=40, stop=stop)
+        engine.generate(PROMPTS[:1], sampling, num_samples=1, seed=0)
+        assert (len(passes) < 10) == bool(stop)
+    handle.remove()
 
 
 @pytest.mark.usefixtures("float64_throughout")

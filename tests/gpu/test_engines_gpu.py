@@ -96,8 +96,10 @@ def test_a_model_that_waits_for_the_gpu_is_sampled_step_by_step() -> None:
     model = build("qwen3_moe")
     expected = native(model).generate(PROMPTS, SAMPLING, num_samples=4, seed=0)
     engine = native(model.cuda())
+    assert "CUDA graphs" in engine.way().uses
     with pytest.warns(UserWarning, match="cannot be recorded"):
         answers = engine.generate(PROMPTS, SAMPLING, num_samples=4, seed=0)
+    assert "CUDA graphs" in [missing.what for missing in engine.way().fell_back]
     assert drawn(answers) == drawn(expected)
     assert drawn(engine.generate(PROMPTS, SAMPLING, num_samples=4, seed=0)) == drawn(expected)
 

@@ -3,15 +3,18 @@
 import importlib.util
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from posttrain.models.load import load_policy
 from posttrain.models.save import import_gguf
 
 gguf = pytest.importorskip("gguf")
+reader = pytest.importorskip("posttrain.models.gguf_reader")
 
 END, TEXT = "<|endoftext|>", "ab c"
 # Byte-level BPE: a space is written Ġ. "ab" is a merge, so a wrong tokenizer shows.
@@ -117,6 +120,74 @@ def test_a_file_without_all_weights_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "small.gguf", build(tied=True), leave_out="blk.1.attn_q.weight")
     with pytest.raises(ValueError, match=r"without \['model\.layers\.1\.self_attn\.q_proj"):
         load_policy(str(tmp_path / "small.gguf"))
+
+
+def test_the_header_is_what_transformers_reads(tmp_path: Path) -> None:
+    file = tmp_path / "small.gguf"
+    write(file, build(tied=True))
+    read = load_gguf_checkpoint(str(file))
+    with reader.reading_once():
+        assert load_gguf_checkpoint(str(file)) == read
+    assert read["tokenizer"]["tokens"] == WORDS
+
+
+ARRAYS = [["é", "", "日本"], ["only"], [True, False], [-3, 2**31 - 1], [7], [0.5, -1e-3]]
+
+
+@pytest.mark.parametrize("values", ARRAYS)
+def test_an_array_of_the_header_is_one_list(tmp_path: Path, values: list[object]) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "small.gguf", "llama")
+    writer.add_array("some.values", values)
+    writer.add_uint32("some.number", 5)  # found only where the array's end is right
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    plain = gguf.GGUFReader(tmp_path / "small.gguf").fields["some.values"].contents()
+    fields = reader.Reader(tmp_path / "small.gguf").fields
+    (index,) = fields["some.values"].data
+    assert fields["some.values"].parts[index] == (plain if len(plain) > 1 else plain[0])
+    assert fields["some.number"].contents() == 5
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q5_0", "Q4_1", "Q4_K", "Q6_K", "IQ4_XS"])
+def test_weights_are_dequantised_to_the_bit(
+    monkeypatch: pytest.MonkeyPatch, kind: str, rows: int
+) -> None:
+    monkeypatch.setattr(reader, "_AT_ONCE", 1536)  # three rows, and what is left
+    found, width = gguf.GGMLQuantizationType[kind], 512
+    per_block, num_bytes = gguf.GGML_QUANT_SIZES[found]
+    raw = np.random.default_rng(0).integers(
+        0, 256, (rows, width // per_block * num_bytes), np.uint8
+    )
+    data = raw.view(np.dtype({"F32": "f4", "F16": "f2"}.get(kind, "u1")))
+    tensor = gguf.ReaderTensor("w", found, np.array([width, rows]), 0, 0, 0, data, field=None)
+    with np.errstate(invalid="ignore"):  # some of the random scales are no numbers
+        expected, actual = gguf.dequantize(data, found), reader.dequantised(tensor)
+    assert actual.shape == (rows, width)
+    assert actual.tobytes() == expected.tobytes()
+
+
+def test_a_file_is_read_once_and_no_weight_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "small.gguf", build(tied=True))
+    made: list[str] = []
+
+    def counted(what: str, original):
+        def call(*given, **named):
+            made.append(what)
+            return original(*given, **named)
+
+        return call
+
+    for owner, name in [(gguf.GGUFReader, "__init__"), (gguf, "get_tensor_name_map")]:
+        monkeypatch.setattr(owner, name, counted(name, getattr(owner, name)))
+    before = torch.random.get_rng_state()
+    load_policy(str(tmp_path / "small.gguf"))
+    assert made == ["__init__", "get_tensor_name_map"]
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_without_the_package_the_fix_is_named(

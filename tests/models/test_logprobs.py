@@ -198,7 +198,7 @@ def test_half_precision_does_not_round_the_logits() -> None:
     model, given = build("llama", dtype=torch.bfloat16), batch()
     found = score_tokens(model, given, chunk_elements=3 * VOCABULARY)
     assert found.logprobs.dtype == torch.float32
-    states = head.hidden_states(model, given.tokens)
+    states = head.trunk_states(model.get_decoder(), given.tokens)
     logits = states.double() @ model.lm_head.weight.double().t()
     exact = torch.log_softmax(logits[:, :-1], -1).gather(-1, given.tokens[:, 1:, None]).squeeze(-1)
     close(found.logprobs[:, 1:][given.mask[:, 1:]], exact[given.mask[:, 1:]], rtol=1e-6)

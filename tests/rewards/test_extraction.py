@@ -55,6 +55,9 @@ from posttrain.rewards.extraction import EXTRACTORS, extract_answer
         ("auto", "<answer>3</answer>\n#### 4", "4"),
         ("auto", "it is <answer>", "it is <answer>"),  # no complete mark: the whole text
         ("auto", " 42 ", "42"),
+        ("auto", "I think the answer is **Paris**. It is large.", "Paris"),
+        ("auto", "Answer: Paris", "Paris"),
+        ("auto", "The answer is", "The answer is"),
         ("auto", "", None),
         ("last_number", "first 3, then 4.", "4"),
         ("last_number", "it is $1,234.50!", "$1,234.50"),

@@ -185,7 +185,14 @@ def test_an_answer_is_itself(answer):
         ("<answer>4</answer>\n#### 5", "auto", 1),
         ("<answer>5</answer> and then <answer>", "auto", 1),
         ("5", "auto", 1),
-        ("the answer is 5", "auto", 0),  # no mark: the whole text
+        ("2 and 3, so the answer is 5.", "auto", 1),  # no mark: what is said to be the answer
+        ("**Answer:** $5$\nThat is all.", "auto", 1),
+        ("The answer is:\n\n\\[ \\frac{10}{2} \\]", "auto", 1),
+        ("The answer is 4. No, the answer is 5!", "auto", 1),
+        ("The answer is not 5.", "auto", 0),
+        ("The answer is 5 or 6.", "auto", 0),
+        (r"The answer is 5, in a box \boxed{4}", "auto", 0),  # a mark counts before words
+        ("it is 5", "auto", 0),  # neither: the whole text
         ("the answer is 5", "last_number", 1),
         ("#### 5", "hashes", 1),
         ("#### 5", "boxed", 0),

@@ -161,6 +161,28 @@ def test_format(completion, value, partial):
     assert think_answer_format(completion, partial=True) == pytest.approx(partial, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("completion", "extract", "value"),
+    [
+        (r"so \boxed{5}", "boxed", 1),
+        ("so 5", "boxed", 0),
+        (r"so \boxed{}", "boxed", 0),
+        ("#### 5", "hashes", 1),
+        (r"<think>\boxed{5}</think> 5", "boxed", 0),
+        ("5", "answer", 1),
+        ("five", "answer", 0),
+    ],
+)
+def test_format_of_a_mark(completion, extract, value):
+    assert think_answer_format(completion, extract=extract) == value
+
+
+@pytest.mark.parametrize("also", [{"partial": True}, {"opened": True}, {"pattern": "5"}])
+def test_format_takes_one_form(also):
+    with pytest.raises(ValueError, match=r"^format: (extract and pattern take|give extract or)"):
+        think_answer_format("5", extract="boxed", **also)
+
+
 def test_format_opened_by_the_prompt():
     assert think_answer_format("2+3</think><answer>5</answer>", opened=True) == 1
     assert think_answer_format("<think>2+3</think><answer>5</answer>", opened=True) == 0

@@ -3,6 +3,7 @@
 That is the way of models whose attention is not ours to replace; any model can go it.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -156,3 +157,36 @@ def test_prompt_columns_and_text_are_not_read() -> None:
     assert one.generate(bare, sampling, num_samples=2, seed=0) == one.generate(
         PROMPTS, sampling, num_samples=2, seed=0
     )
+
+
+def test_a_small_model_is_sampled_by_one_thread_and_a_larger_one_by_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It follows from the weights alone; afterwards, also of an error, all threads are back."""
+    model, seen = build("llama"), []
+
+    def spell_and_note(tokens: Sequence[int]) -> str:
+        seen.append(torch.get_num_threads())
+        return spell(tokens)
+
+    small = engine(model, decode=spell_and_note)
+    sampling, before = Sampling(max_new_tokens=2), torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        small.generate(PROMPTS[:1], sampling, num_samples=1, seed=0)
+        sizes = [weight.numel() for weight in model.parameters() if weight.ndim == 2]
+        average = sum(sizes) / len(sizes)
+        monkeypatch.setattr(local, "SHARED", average)
+        small.generate(PROMPTS, sampling, num_samples=1, seed=0)
+        assert seen == [1, 3, 3, 3, 3]
+        monkeypatch.setattr(local, "SHARED", average + 1)
+        model.get_decoder().register_forward_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            small.generate(PROMPTS, sampling, num_samples=1, seed=0)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from posttrain.build.answer_check import with_check
+from posttrain.rewards.numeric import numeric_answer, parse_number
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.tasks import make_task
 from posttrain.tasks.gsm8k import gsm8k_task
@@ -28,7 +30,22 @@ def test_rows_become_prompts(tmp_path):
     assert first.columns == {"answer": "1", "level": 0}
     assert len(task.prompts("train")) == 40
     assert task.prompts("test") == ()
-    assert (task.rewards, task.gold(first)) == ({"exact": 1.0}, "1")
+    assert (task.rewards, task.gold(first)) == ({"numeric": 1.0}, "1")
+
+
+def test_what_checks_the_answers_of_a_file(tmp_path):
+    """Numbers count however they are written; of other answers, the marked or the whole text."""
+    task = jsonl_task(path=write(tmp_path, ROWS))
+    assert (task.rewards, task.accuracy["name"]) == ({"numeric": 1.0}, "numeric")
+    texts = ("1", "0+1=1.", "The answer is 1.", r"\boxed{1}", "1 or 2", "one")
+    scored = [RewardScorer(task.rewards).score_text(task.prompts("train")[0], t) for t in texts]
+    assert [score.value for score in scored] == [1, 1, 1, 1, 0, 0]
+    task = jsonl_task(path=write(tmp_path, [*ROWS, {"prompt": "x+x=", "answer": "2x"}]))
+    assert (task.rewards, task.accuracy) == ({"exact": 1.0}, {"name": "exact", "extract": "auto"})
+    numbers = write(tmp_path, ROWS)
+    unknown = write(tmp_path, [{"prompt": "9+9="}], name="test.jsonl")
+    task = jsonl_task(path=numbers, test_path=unknown)
+    assert (task.rewards, task.accuracy) == ({"numeric": 1.0}, None)
 
 
 def test_messages_and_other_names(tmp_path):
@@ -163,7 +180,37 @@ def test_gsm8k_rows(tmp_path):
         text: scorer.score_text(prompt, text).value
         for text in ("#### 1920", "#### 1,920.00", "####$1920", "1920", "#### 1921", "#### about")
     }
-    assert list(values.values()) == [1, 1, 1, 0, 0, 0]
+    assert list(values.values()) == [1, 1, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("template", "form", "gold"),
+    [
+        (None, "boxed", "2,000-80\n\\boxed{1,920}"),
+        ("{question} Use ####.", "hashes", "2,000-80\n#### 1,920"),
+        ("{question} Use <answer></answer>.", "tag", "2,000-80\n<answer>1,920</answer>"),
+        ("{question}", None, PROBLEM["answer"]),
+    ],
+)
+def test_gsm8k_counts_answers_in_any_form_and_monitors_the_form_that_is_asked_for(
+    tmp_path, template, form, gold
+):
+    write(tmp_path, [PROBLEM], name="train.jsonl")
+    write(tmp_path, [OTHER], name="test.jsonl")
+    task = gsm8k_task(path=tmp_path, **({"template": template} if template else {}))
+    scorer, marks = with_check(RewardScorer(task.rewards), task, accuracy=None)
+    assert marks.check == "numeric"
+    prompt = task.prompts("train")[0]
+    assert task.gold(prompt) == gold
+    plain = scorer.score_text(prompt, "She has 1,920 nuts left.")
+    assert plain.value == 1
+    assert plain.parts == ({"numeric": 1, "format": 0} if form else {"numeric": 1})
+    if form:
+        assert task.rewards["format"] == {"weight": 0.0, "extract": form}
+        for text, right in ((gold, 1), (gold.replace("1,920", "1,921"), 0)):
+            score = scorer.score_text(prompt, text)
+            assert score.value == right
+            assert score.parts == {"numeric": right, "format": 1}
 
 
 @pytest.mark.parametrize(
@@ -205,4 +252,26 @@ def test_gsm8k_itself():
     assert [len(task.prompts(split)) for split in ("train", "test")] == [7473, 1319]
     scorer = RewardScorer(task.rewards)
     for split in ("train", "test"):
-        assert all(scorer.score_text(p, task.gold(p)).value == 1 for p in task.prompts(split))
+        prompts = list(task.prompts(split))
+        assert all(scorer.score_text(p, task.gold(p)).parts["format"] == 1 for p in prompts)
+        for shift in (0, 1, 100):
+            for prompt, other in zip(prompts, prompts[shift:] + prompts[:shift], strict=True):
+                numbers = [parse_number(p.columns["answer"]) for p in (prompt, other)]
+                value = scorer.score_text(prompt, task.gold(other)).value
+                assert value == float(numbers[0] == numbers[1])
+
+
+@pytest.mark.skipif(
+    "POSTTRAIN_GSM8K" not in os.environ, reason="POSTTRAIN_GSM8K does not name GSM8K's folder"
+)
+def test_the_labels_of_the_solutions_that_come_with_gsm8k_are_our_verdicts():
+    """1,319 solutions of each of four models, with labels by those who published them."""
+    num_judged = 0
+    file = Path(os.environ["POSTTRAIN_GSM8K"]) / "example_model_solutions.jsonl"
+    for line in file.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        answer = row["ground_truth"].rpartition("A:")[2].strip()
+        for made in (value for value in row.values() if isinstance(value, dict)):
+            assert numeric_answer(made["solution"], answer) == float(made["is_correct"])
+            num_judged += 1
+    assert num_judged == 5276

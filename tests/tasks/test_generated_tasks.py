@@ -64,9 +64,60 @@ def test_arithmetic_in_both_forms():
     worked, answer = prompt.columns["steps"], prompt.columns["answer"]
     assert thinking.gold(prompt) == f"<think>{worked}</think><answer>{answer}</answer>"
     scorer = RewardScorer(thinking.rewards)
-    assert scorer.score_text(prompt, answer).value == 0  # right, in the wrong form
+    assert scorer.score_text(prompt, answer).value == 0.9  # right, in the wrong form
+    assert scorer.score_text(prompt, f"<think>{answer}").value == 0  # nothing is answered
     assert scorer.score_text(prompt, f"<answer>{answer}</answer>").value == 0.9
     assert scorer.score_text(prompt, "<think></think><answer>x</answer>").value == 0.1
+
+
+@pytest.mark.parametrize(
+    ("says", "right"),
+    [
+        ("{answer}", 1),
+        ("{question}{answer}", 1),
+        ("The answer is {answer}.", 1),
+        (r"So \boxed{{{answer}}}.", 1),
+        ("{answer}1", 0),
+        ("{answer}, or is it 12345?", 0),
+        ("{question}", 0),
+    ],
+)
+def test_a_sum_counts_however_an_instruct_model_writes_it(says, right):
+    task = arithmetic_task(operators="+", num_train=50, num_test=5)
+    scorer = RewardScorer(task.rewards)
+    for prompt in task.prompts("train"):
+        text = says.format(question=prompt.text, answer=task.gold(prompt))
+        assert scorer.score_text(prompt, text).value == right
+
+
+@pytest.mark.parametrize(
+    ("says", "right"),
+    [
+        ("{way}", 1),
+        ("{way} = {target}", 1),
+        ("{target} = {way}", 1),
+        ("To make {target}:\n\n\\[ {latex} = {target} \\]", 1),
+        (r"$\boxed{{{latex}}}$. It uses 1 + 1 ways.", 1),
+        ("We can use {way}. That works.", 1),
+        (r"{way} = {target}, so the answer is \boxed{{{target}}}.", 1),
+        ("Answer:\nWe have three numbers.\n{way} = {target}", 1),
+        ("<answer>{way}</answer>", 1),
+        ("I try {way}, but 1+1 is better.", 0),  # the last one
+        ("<answer>1+1</answer> {way}", 0),
+        ("{way}-1", 0),
+        ("{target}", 0),
+        ("I do not know.", 0),
+    ],
+)
+@pytest.mark.parametrize("think", [False, True])
+def test_a_way_to_the_target_counts_however_an_instruct_model_writes_it(says, right, think):
+    task = countdown_task(think=think, num_train=50, num_test=5)
+    scorer = RewardScorer(task.rewards)
+    for prompt in task.prompts("train"):
+        way = prompt.columns["expression"]
+        latex = way.replace("*", r" \times ").replace("/", r" \div ")
+        text = says.format(way=way, latex=latex, target=prompt.columns["puzzle"]["target"])
+        assert scorer.score_text(prompt, text).parts["countdown"] == right
 
 
 def test_arithmetic_keeps_commuted_problems_on_one_side():

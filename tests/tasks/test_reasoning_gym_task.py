@@ -64,7 +64,13 @@ def test_its_own_scorer_scores():
     prompt = task.prompts("train")[0]
     assert prompt.columns["entry"]["metadata"]["num_terms"] == 2
     scorer = RewardScorer(task.rewards)
-    assert scorer.score_text(prompt, task.gold(prompt)).value == 1
+    assert scorer.score_text(prompt, task.gold(prompt)).parts == {"reasoning_gym": 1, "format": 1}
+    said = scorer.score_text(prompt, f"The answer is {prompt.columns['answer']}.")
+    assert (said.value, dict(said.parts)) == (1, {"reasoning_gym": 1, "format": 0})  # no tag
+    words = make_task({"name": "reasoning_gym:letter_jumble", "num_train": 20, "num_test": 5})
+    prompt = words.prompts("train")[0]
+    scorer = RewardScorer(words.rewards)
+    assert scorer.score_text(prompt, words.gold(prompt)).value == 1
     assert scorer.score_text(prompt, prompt.columns["answer"]).value == 0  # no tag
     seeds = [
         {p.text for p in reasoning_gym_task(dataset="gcd", seed=seed, num_train=50).train}

@@ -30,13 +30,13 @@ from posttrain.build.trained_rows import check_has_test, check_unseen
 from posttrain.config import EvalSection, Recipe, recipe_from_dict, resolve
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.rules import NO_WEIGHT
+from posttrain.models import save
 from posttrain.models.cache import context_length
-from posttrain.models.save import import_gguf
 from posttrain.pipelines.evaluate import Evaluation
 from posttrain.protocols import Reward, Task
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.tasks import make_task
-from posttrain.track.progress import showing
+from posttrain.track.progress import phase, showing
 from posttrain.types import Completion, Prompt, Sampling
 
 __all__ = [
@@ -257,7 +257,6 @@ def evaluate_recipe(
         parts.close()
 
 
-@showing()
 def generate(
     model: str | Path,
     prompt: str,
@@ -289,6 +288,14 @@ def generate(
     )
 
 
+@showing()
+def import_gguf(file: str | Path, folder: str | Path, *, dtype: str = "float32") -> None:
+    """Turn a GGUF file into an ordinary folder, its weights dequantised to ``dtype``."""
+    with phase(f"importing {file} into {folder}"):
+        save.import_gguf(file, folder, dtype=dtype)
+
+
+@showing()
 def generate_from(
     source: Source,
     prompt: str,
@@ -318,7 +325,8 @@ def generate_from(
     room = longest if limit is None else max(1, limit - len(question.tokens))
     tokens = min(longest, room) if max_new_tokens is None else max_new_tokens
     sampling = Sampling(max_new_tokens=tokens, **drawing)
-    return engine.generate([question], sampling, num_samples=num_samples, seed=seed)[0]
+    with phase("sampling", total=num_samples, unit="answers"):
+        return engine.generate([question], sampling, num_samples=num_samples, seed=seed)[0]
 
 
 def _recipe(

@@ -18,7 +18,7 @@ from posttrain.rewards.pool import GradingPool
 from posttrain.rewards.scorer import FROM_ROLLOUT, RewardScorer
 from posttrain.runs.files import replacing
 from posttrain.track.encoding import encode_json
-from posttrain.types import Completion, Prompt, Rollout, Score
+from posttrain.types import Completion, Prompt, Rollout, Score, StopReason
 from posttrain.types.marks import above_one, how_to_declare, no_full_marks
 
 _ROUNDING = 1e-9
@@ -164,11 +164,12 @@ def _rollout(row: Mapping[str, Any], *, where: str, scorer: RewardScorer) -> Rol
     prompt = Prompt(id=where, text=str(row.get("prompt", "")), columns=columns)
     scorer.check_columns(prompt)
     tokens = (0,) * int(row.get("num_tokens", 0))
+    reasons: dict[str, StopReason] = {"length": "length", "stop_string": "stop_string"}
     completion = Completion(
         tokens=tokens,
         logprobs=(0.0,) * len(tokens),
         text=row["completion"],
-        stop_reason="length" if row.get("stop_reason") == "length" else "stop",
+        stop_reason=reasons.get(str(row.get("stop_reason")), "stop"),
         version=0,
     )
     return Rollout(prompt=prompt, completion=completion, group=0)

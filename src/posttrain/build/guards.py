@@ -15,6 +15,7 @@ from torch import Tensor
 
 from posttrain.config import Recipe, RewardSection, RlSection, SftSection
 from posttrain.learn.record import batch_tensors, write_batch
+from posttrain.models.quiet import compiler_explained
 from posttrain.pipelines.guard import Guard, Skipped
 from posttrain.runs import replacing, write_json
 from posttrain.runs.lock import held
@@ -28,7 +29,7 @@ CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 @contextlib.contextmanager
 def guarded(recipe: Recipe) -> Iterator[None]:
     """A whole run: nobody else writes into its folder, and its kernels are those it asked for."""
-    with held(recipe.run.folder), deterministic(recipe.run.deterministic):
+    with held(recipe.run.folder), deterministic(recipe.run.deterministic), compiler_explained():
         yield
 
 

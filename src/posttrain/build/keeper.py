@@ -38,6 +38,8 @@ class Keeper:
 
     tell: Callable[[str], None] = staticmethod(lambda text: None)
     """Where a remark to the user goes."""
+    say: Callable[[str], None] = staticmethod(lambda text: None)
+    """Where a line goes that is no reason for concern."""
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -74,6 +75,18 @@ def choose_device(recipe: Recipe) -> str:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ValueError('run.device: "cuda" asked for, and there is no GPU here; use "cpu"')
     return wanted
+
+
+def hardware(device: str) -> str:
+    """A device in words, as whoever reads a result wants to know it.
+
+    >>> hardware("cpu")  # doctest: +ELLIPSIS
+    'a CPU (...), ... thread...'
+    """
+    if device.startswith("cuda"):
+        return f"one {torch.cuda.get_device_name(device)}"
+    threads = torch.get_num_threads()
+    return f"a CPU ({platform.machine()}), {threads} thread{'s' if threads > 1 else ''}"
 
 
 def choose_compute(model: ModelSection, device: str) -> torch.dtype:
@@ -277,4 +290,5 @@ def make_sampling(rl: RlSection) -> Sampling:
         temperature=rl.temperature,
         top_k=rl.top_k,
         top_p=rl.top_p,
+        stop=tuple(rl.stop),
     )

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from posttrain.build.advice import next_steps
+from posttrain.build.parts import choose_device, hardware
 from posttrain.config import Recipe
 from posttrain.pipelines.evaluate import Evaluation
 from posttrain.runs import (
@@ -27,6 +28,7 @@ from posttrain.runs import (
     series,
 )
 from posttrain.runs.held_out import BEFORE_PROBLEMS
+from posttrain.runs.report import ways_of
 from posttrain.track.curves import over_steps
 from posttrain.track.encoding import encode_json
 from posttrain.track.progress import phase
@@ -98,6 +100,7 @@ def write_evaluation(path: Path, found: Evaluation) -> dict[str, Any]:
     }
     return {
         "estimates": estimates,
+        "problems": len(found.greedy),
         "above_one": dict(found.above_one),
         "reward": found.mean_reward,
         "parts": dict(found.parts),
@@ -119,6 +122,7 @@ def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Co
     samples, drawn = _pairs(folder, found, seed=recipe.run.seed)
     folder.write_samples([vars(sample) for sample in samples])
     summary: dict[str, Any] = {"seconds": seconds, "seed": recipe.run.seed}
+    summary |= {"hardware": hardware(choose_device(recipe))}
     summary |= {"stages": list(folder.stages), "model": str(folder.model or "")}
     summary |= _held_out_numbers(found)
     summary |= {"answers_shown": drawn} if drawn else {}
@@ -137,6 +141,7 @@ def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Co
         measures[f"training reward, {over_steps(rewards.num)}"] = (rewards.first, rewards.last)
     findings = folder.findings()
     summary |= {"diagnosis": findings}
+    summary |= {"ways": ways_of(folder)}
     if "rl" in folder.stages:
         Rollouts(folder.stage("rl").path)  # leaves its index, for whoever looks at the run first
     folder.write_summary(summary)
@@ -187,6 +192,7 @@ def _held_out_numbers(found: HeldOut) -> dict[str, Any]:
             means.setdefault(name, {})[when] = value
         numbers |= {when: found.estimates(when), f"mean_reward_{when}": told["reward"]}
         numbers[f"invalid_{when}"] = told["invalid"]
+        numbers["problems"] = told.get("problems")  # one from before this was kept has none
         if told["invalid"]:
             numbers.setdefault("invalid_reason", told.get("reason", ""))
     weighed = {name: {"weight": weight} for name, weight in found.weights.items()}

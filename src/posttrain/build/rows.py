@@ -15,6 +15,7 @@ from posttrain.tasks.jsonl import (
     Columns,
     answer_check,
     check_rows,
+    default_rewards,
     gold_answer,
     name_prompts,
     read_prompts,
@@ -43,14 +44,14 @@ def rows_task(
         return None
     train = () if train_rows is None else _prompts("train", train_rows, name="prompts")
     test = _prompts("test", test_rows, name=test_name)
-    answered = all("answer" in prompt.columns for prompt in (*train, *test))
+    check = answer_check((*train, *test))
     return PromptTask(
         name="prompts",
-        rewards={"exact": 1.0} if answered else {},
+        rewards=default_rewards(check),
         train=train,
         test=test,
         solve=gold_answer,
-        accuracy=answer_check((*train, *test)),
+        accuracy=check,
     )
 
 

@@ -360,7 +360,7 @@ class _Job:
         trackers = [TRACKERS[name](tracked) for name in names]
         for seen in trackers:
             if isinstance(seen, ConsoleTracker):
-                keeper.tell = seen.note
+                keeper.tell, keeper.say = seen.note, seen.say
         tracker: Tracker = Several(trackers)
         try:
             if stage in DIAGNOSED:

@@ -11,6 +11,7 @@ from posttrain.build.learners import make_learner
 from posttrain.build.parts import filled
 from posttrain.build.sft_rows import SftRows
 from posttrain.build.stages import Context, logged
+from posttrain.build.ways import tell_ways
 from posttrain.config import Recipe
 from posttrain.learn.learner import LocalLearner
 from posttrain.pipelines import supervised
@@ -46,6 +47,7 @@ def run_sft(context: Context, rows: SftRows) -> dict[str, Any]:
     learner = make_learner(
         recipe, policy, section=section, device=context.parts.device, total_steps=total_steps
     )
+    tell_ways(context, learner, longest=max((len(row[0]) for row in rows.train), default=1))
     keeper.restore(learner)
     guard = make_guard(section, context.folder.path, decode=context.parts.template.decode)
     best = Best(learner, last_step=total_steps)

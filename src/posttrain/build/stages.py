@@ -23,6 +23,7 @@ from posttrain.build.parts import (
 )
 from posttrain.build.resume import check_steps
 from posttrain.build.scoring import workers_died
+from posttrain.build.ways import Ways, tell_ways
 from posttrain.config import EvalSection, Recipe
 from posttrain.config.asked import wants_greedy
 from posttrain.models.load import Policy
@@ -83,7 +84,6 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
     """Reinforcement learning."""
     recipe, policy, parts = context.recipe, context.policy, context.parts
     section = filled(recipe.rl)
-    _, scorer = _graded(parts)
     engine, sync = make_sampler(recipe, policy, parts=parts, engine=engine)
     prompts = rendered_prompts(parts, policy, split="train", max_new_tokens=section.max_new_tokens)
     total = section.steps * section.epochs * section.minibatches
@@ -95,8 +95,10 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
         total_steps=total,
         reward_model=context.reward_model,
     )
+    longest = section.max_new_tokens + max((len(p.tokens) for p in prompts), default=0)
+    ways = tell_ways(context, learner, longest=longest, engine=engine)
     plan = make_plan(section)
-    source = _make_source(recipe, engine, scorer=scorer, prompts=prompts)
+    source = _source(context, engine, prompts=prompts)
     keeper, device, decode = context.keeper, policy.model.device, parts.template.decode
     check_steps(section.steps, done=keeper.step)
     state, waiting = go_on(
@@ -119,6 +121,7 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
             audit=make_audit(recipe, section, plan=plan, device=parts.device),
             guard=guard,
             clock=clock,
+            ways=ways,
         )
         if section.evaluate_every and not keeper.step:
             context.tracker.log(0, watch.evaluate())
@@ -136,18 +139,18 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
         learner.save(context.folder.model)
 
 
-def _make_source(
-    recipe: Recipe, engine: Engine, *, scorer: Scorer, prompts: Sequence[Prompt]
-) -> RolloutSource:
-    section = filled(recipe.rl)
+def _source(context: Context, engine: Engine, *, prompts: Sequence[Prompt]) -> RolloutSource:
+    """Where the rollouts of the RL stage come from."""
+    section, seed = filled(context.recipe.rl), context.recipe.run.seed
+    _, scorer = _graded(context.parts)
     return RolloutSource(
         engine,
         scorer,
-        prompts=PromptCycle(prompts, seed=recipe.run.seed),
+        prompts=PromptCycle(prompts, seed=seed),
         sampling=make_sampling(section),
         prompts_per_step=section.prompts_per_step,
         group_size=section.group_size,
-        seed=recipe.run.seed,
+        seed=seed,
         max_resamples=section.max_resamples or 0,
         greedy=wants_greedy(section),
     )
@@ -168,6 +171,7 @@ class _Watch:
         audit: Audit | None,
         guard: Guard,
         clock: Clock,
+        ways: Ways,
     ) -> None:
         self._context = context
         self._audit, self._guard, self._clock = audit, guard, clock
@@ -177,6 +181,7 @@ class _Watch:
         self._learner = learner
         self._prompts = prompts
         self._writer = writer
+        self._ways = ways
         self._neighbours = Neighbours()
 
     def on_step(self, taken: rl_pipeline.Step) -> None:
@@ -193,6 +198,7 @@ class _Watch:
         remark = self._neighbours.remark(metrics["time/step"] / max(1, metrics["rollout/tokens"]))
         if remark:
             self._context.keeper.tell(remark)
+        self._ways.look()
         self._writer.write(rollouts, step=step, advantages=sequence_advantages(taken.batch))
         every = self._section.evaluate_every
         if every and (step % every == 0 or step == self._section.steps):
@@ -281,7 +287,9 @@ def evaluate_policy(
             scorer=scorer,
             marks=parts.marks,
             sampling=Sampling(
-                max_new_tokens=section.max_new_tokens, temperature=section.temperature or 1.0
+                max_new_tokens=section.max_new_tokens,
+                temperature=section.temperature or 1.0,
+                stop=tuple(recipe.rl.stop) if recipe.rl is not None else (),
             ),
             samples=section.samples,
             seed=recipe.run.seed,

@@ -18,6 +18,7 @@ import torch
 from posttrain.build.parts import choose_compile, choose_device
 from posttrain.config import Recipe
 from posttrain.models.load import Policy
+from posttrain.rollout.engines.local import samples_alone
 from posttrain.runs import RunFolder, read_json, write_sealed
 from posttrain.runs.files import check_seal
 from posttrain.track.progress import phase
@@ -28,7 +29,7 @@ LARGE = 200_000_000  # weights: every operation of such a model has work for all
 WORTH = 1.5  # how many times as fast fewer threads must be, for the same choice again tomorrow
 ROUNDS, ENOUGH = 5, 2.0  # seconds, after which no further round begins
 OPERATIONS = 1e10  # in a trial of learning: a fraction of a second
-SAMPLED = 4  # passes that sample, to one that learns
+ROWS, SAMPLED = 64, 4  # of a trial at most; its passes that sample, to one that learns
 
 Measure = Callable[[int], float]
 
@@ -151,17 +152,21 @@ def _as_recorded(number: int) -> Threads:
 
 
 def _trial(policy: Policy, weights: int) -> Measure:
-    """A small step of the model: passes of one token a row, as in sampling, and one that learns."""
+    """A small step of the model: passes of one token a row, as in sampling, and one that learns.
+
+    Without the former where one thread samples anyway.
+    """
     model, length = policy.model, 16
+    sampled = 0 if samples_alone(model) else SAMPLED
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    rows = min(16, max(1, int(OPERATIONS / (6 * weights * length))))
+    rows = min(ROWS, max(1, int(OPERATIONS / (6 * weights * length))))
     tokens = torch.arange(rows * length).remainder(model.config.get_text_config().vocab_size)
 
     def measure(count: int) -> float:
         torch.set_num_threads(count)
         begun = time.perf_counter()
         with torch.no_grad():
-            for _ in range(SAMPLED):
+            for _ in range(sampled):
                 model(input_ids=tokens[:, None], use_cache=False)
         if trained:
             logits = model(input_ids=tokens.view(rows, length), use_cache=False).logits

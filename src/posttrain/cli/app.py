@@ -291,8 +291,11 @@ def import_model(
     folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
 ) -> None:
     """Turn a GGUF file into an ordinary Hugging Face folder."""
-    from posttrain.build.api import import_gguf
-    from posttrain.runs import command_line
+    from posttrain.cli.loading import loading
+
+    with loading():
+        from posttrain.build.api import import_gguf
+        from posttrain.runs import command_line
 
     import_gguf(file, folder)
     command = command_line("posttrain", "generate", folder, "What is 2 + 2?")
@@ -312,6 +315,29 @@ def explain(
     from posttrain.cli.explain import explain as show
 
     show(names or [])
+
+
+@app.command(name="reproduce")
+def reproduce_result(
+    name: Annotated[
+        str | None, typer.Argument(help="A published result, or FILE.json; none lists them.")
+    ] = None,
+    *,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="By default the first that was not published.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The same model under another name, or elsewhere.")
+    ] = None,
+) -> None:
+    """Run a published result again: exit code 0 inside of its interval, 1 outside."""
+    from posttrain.cli.reproduce import list_results, reproduce
+
+    if name is None:
+        list_results()
+    else:
+        raise typer.Exit(reproduce(name, seed=seed, out=out, model=model))
 
 
 @app.command()

@@ -63,6 +63,11 @@ Betas = Annotated[
 # A list in TOML, a tuple here: a recipe does not change once it is read.
 Stages = Annotated[tuple[Stage, ...], Field(strict=False)]
 Trackers = Annotated[tuple[Literal["tensorboard", "wandb"], ...], Field(strict=False)]
+StopStrings = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    Field(strict=False),
+    Expected("a list of texts that are not empty"),
+]
 
 
 def key(default: Any, description: str, **limits: Any) -> Any:

@@ -23,6 +23,7 @@ from posttrain.config.fields import (
     Section,
     Stage,
     Stages,
+    StopStrings,
     Tokens,
     Trackers,
     key,
@@ -256,6 +257,9 @@ class RlSection(Section):
     temperature: float = key(1.0, "Divides the logits before sampling.", ge=0)
     top_k: int = key(0, "Sample from the k likeliest tokens; 0 is off.", ge=0)
     top_p: float = key(1.0, "Sample from the likeliest tokens of this mass; 1 is off.", gt=0, le=1)
+    stop: StopStrings = key(
+        (), "Strings that end a completion, in evaluations too; its text ends before them."
+    )
     engine: Piece = later("native", "What samples the completions.")
     max_lag: int = key(0, "Updates that sampling runs ahead of learning; 0: on-policy.", ge=0)
     advantage: Piece = later("the algorithm's", "How rewards become advantages.")

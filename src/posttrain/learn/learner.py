@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from posttrain.data.minibatch import micro_batches
 from posttrain.learn.checkpoint import load_learner, save_learner
 from posttrain.learn.fit import sampling_bytes, tokens_on_cpu, tokens_on_gpu, unallocated
-from posttrain.learn.memory import free, not_repeated, smaller, until_it_fits
+from posttrain.learn.memory import free, keep_freed, not_repeated, smaller, until_it_fits
 from posttrain.learn.sums import Sums
 from posttrain.learn.trained import Applied, Schedule, Trained
 from posttrain.models.cache import context_length
@@ -26,7 +26,9 @@ from posttrain.models.reward import score_sequences
 from posttrain.models.states import shares_prompts
 from posttrain.protocols import Objective, Outputs, StepResult
 from posttrain.types import Batch
+from posttrain.types.ways import Verdict, Way
 
+WITHOUT_PACKING = "padding is computed, and a prompt again for each of its completions"
 Forward = Callable[..., Outputs]
 Result = TypeVar("Result")
 
@@ -86,6 +88,8 @@ class LocalLearner:
         if recorded and self.device.type == "cuda":
             modules = (model, *(part.module for part in (critic,) if part is not None))
             self._recordings = recordings_for(*modules, compute=compute)
+        if self.device.type == "cpu":
+            keep_freed()
 
     @property
     def device(self) -> torch.device:
@@ -254,7 +258,7 @@ class LocalLearner:
             batch,
             tokens or self.micro_batch_tokens,
             keep_groups=self._keep_groups,
-            share_prompts=self._shares_prompts(batch),
+            share_prompts=bool(self._shares_prompts(batch.tokens.shape[1])),
         )
 
     def _fitting_tokens(self) -> int:
@@ -286,15 +290,26 @@ class LocalLearner:
             given = [answer.sum() for answer in answers if answer is not None]
             torch.stack(given).sum().backward()
 
-    def _shares_prompts(self, batch: Batch) -> bool:
+    def way(self, longest: int) -> Way:
+        """How it computes sequences of at most ``longest`` tokens."""
+        packed = self._shares_prompts(longest)
+        if not packed:
+            return Way.of("padded rows", wanted=[("packing", packed, WITHOUT_PACKING)])
+        captured = []
+        if self._recordings:
+            broken = next((one.pool.broken for one in self._recordings if one.pool.broken), "")
+            captured = [("captured passes", Verdict(broken), "each pass takes longer")]
+        when = "" if self.device.type == "cuda" else " where that saves work"
+        return Way.of(f"packed{when}", "prompts shared", wanted=captured)
+
+    def _shares_prompts(self, longest: int) -> Verdict:
         """Whether the forward passes compute a prompt once for all who have it."""
-        if self._ask is scores:  # a reward model reads rows
-            return False
+        if self._ask is scores:
+            return Verdict("a reward model reads rows")
         critic = None if self._critic is None else getattr(self._critic.module, "trunk", None)
         with self._precision():
-            return shares_prompts(self.model, batch) and (
-                critic is None or shares_prompts(critic, batch)
-            )
+            policy = shares_prompts(self.model, longest)
+            return policy if critic is None else policy and shares_prompts(critic, longest)
 
     @contextlib.contextmanager
     def _precision(self) -> Iterator[None]:

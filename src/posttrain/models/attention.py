@@ -78,8 +78,10 @@ def replaced_attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """The function that transformers calls."""
-    if softcap is not None or s_aux is not None or attention_mask is not None:
-        raise NotImplementedError("attention with soft-capped scores, sinks or a mask of its own")
+    others = {"soft-capped scores": softcap, "sinks": s_aux, "a mask of its own": attention_mask}
+    for name, given in others.items():
+        if given is not None:
+            raise NotImplementedError(f"attention with {name}")
     mixed = _active.attention.attend(
         query,
         key,

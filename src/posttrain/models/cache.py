@@ -19,7 +19,14 @@ KEPT_BY_POSITION = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 class UnknownMemoryError(ValueError):
-    """A model that remembers more than keys and values, or places them by itself."""
+    """A model that remembers more than keys and values, or places them by itself: ``has`` what."""
+
+    def __init__(self, model: str, has: str) -> None:
+        self.has = has
+        super().__init__(
+            f"model {model}: it has {has}, and the native engine knows decoders with explicit "
+            "positions and plain keys and values only"
+        )
 
 
 class RoomyLayer(DynamicLayer):
@@ -96,10 +103,7 @@ def new_cache(model: PreTrainedModel) -> Cache:
     if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
         strange.append("positions that it counts itself")
     if strange:
-        raise UnknownMemoryError(
-            f"model {type(model).__name__}: it has {strange[0]}, and the native engine knows "
-            "decoders with explicit positions and plain keys and values only"
-        )
+        raise UnknownMemoryError(type(model).__name__, strange[0])
     cache.layers = [
         RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers
     ]

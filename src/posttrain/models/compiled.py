@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from posttrain.models.head import logits_are_head_of_states
 from posttrain.models.replaceable import replaceable
 from posttrain.models.slots import fits_slots
 from posttrain.models.states import can_be_packed
+from posttrain.types.ways import Verdict
 
 
 def compile_layers(model: Any) -> None:
@@ -21,13 +24,42 @@ def compile_layers(model: Any) -> None:
     chain of norms, positions, casts and activations around the matrix products. All layers have the
     same code and shapes, so it is compiled once, for any number of tokens.
     """
-    trunk = model.get_decoder()
-    layers = getattr(trunk, "layers", None)
-    if isinstance(layers, nn.ModuleList):
+    if compilable(model):
         keep_out_of_compilation()
         ask_once(model)
-        for layer in layers:
+        for layer in _layers(model):
             layer.compile(dynamic=True)
+
+
+def compilable(model: Any) -> Verdict:
+    """Whether the layers of a model are where :func:`compile_layers` looks for them."""
+    found = len(_layers(model)) > 0
+    return Verdict("" if found else "its layers are not in a list called layers")
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether the layers of a model are, or will be at their first call."""
+    return any(layer._compiled_call_impl is not None for layer in _layers(model))
+
+
+@contextmanager
+def uncompiled(model: Any) -> Iterator[None]:
+    """Inside, compiled layers run as they are written: for calls of ever other shapes and caches.
+
+    Each such call would be compiled for itself until PyTorch gives up on the layers, also where
+    they are called as they were compiled for.
+    """
+    if not is_compiled(model):
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _layers(model: Any) -> nn.ModuleList:
+    trunk = model.get_decoder() if hasattr(model, "get_decoder") else model
+    layers = getattr(trunk, "layers", None)
+    return layers if isinstance(layers, nn.ModuleList) else nn.ModuleList()
 
 
 def ask_once(model: Any) -> None:

@@ -6,7 +6,9 @@ import importlib.util
 import struct
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -15,7 +17,13 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers.initialization import no_init_weights
+from transformers.modeling_gguf_pytorch_utils import (
+    TENSOR_PROCESSORS,
+    TensorProcessor,
+    get_gguf_hf_weights_map,
+    load_gguf_checkpoint,
+)
 
 from posttrain.models.damaged import AGAIN
 
@@ -37,16 +45,21 @@ def read_gguf(
             f"model: reading {file.name!r} needs the package gguf: pip install 'posttrain[gguf]'"
         )
     _check_magic(file)
+    from posttrain.models.gguf_reader import reading_once
+
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    config = AutoConfig.from_pretrained(**where)
-    # By class: the automatic choice of some versions adds tokens that the file does not have.
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(**where)
-    _check_size(config, file)
-    model = AutoModelForCausalLM.from_config(
-        config, dtype=dtype, attn_implementation=attn_implementation
-    )
-    weights = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
-    report = model.load_state_dict(weights, strict=False)
+    with reading_once():
+        config = AutoConfig.from_pretrained(**where)
+        # By class: the automatic choice of some versions adds tokens that the file does not have.
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(**where)
+        _check_size(config, file)
+        with no_init_weights():  # all of them are in the file
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attn_implementation
+            )
+        weights = {name: weight.to(dtype) for name, weight in _weights(file, model).items()}
+    report = model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
     tied = model.all_tied_weights_keys  # filled with the weights that they share
     missing = [name for name in report.missing_keys if name not in tied]
     if missing or report.unexpected_keys:
@@ -56,6 +69,33 @@ def read_gguf(
             "upgrade transformers, or start from the model's safetensors folder"
         )
     return model, tokenizer
+
+
+def _weights(file: Path, model: PreTrainedModel) -> dict[str, Tensor]:
+    """The weights of a file by the model's names, each as the model's family keeps it.
+
+    As ``load_gguf_checkpoint`` with ``return_tensors``, which draws a bar of its own.
+    """
+    import gguf
+
+    from posttrain.models.gguf_reader import dequantised
+
+    reader = gguf.GGUFReader(str(file))
+    parsed = {**load_gguf_checkpoint(str(file)), "tensors": {}}
+    family = reader.fields["general.architecture"].contents()
+    processor = TENSOR_PROCESSORS.get(family, TensorProcessor)(config=parsed["config"])
+    names = get_gguf_hf_weights_map(model, processor)
+    for tensor in reader.tensors:
+        found = processor.process(
+            weights=dequantised(tensor),
+            name=tensor.name,
+            tensor_key_mapping=names,
+            parsed_parameters=parsed,
+        )
+        if found.name in names:
+            kept = np.require(found.weights, requirements=("C", "W"))  # not the file's own memory
+            parsed["tensors"][names[found.name]] = torch.from_numpy(kept)
+    return parsed["tensors"]
 
 
 def _check_magic(file: Path) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from posttrain.models.replaceable import full_precision
 from posttrain.models.sampling import at_least_float32
+from posttrain.types.ways import Verdict
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,17 +23,12 @@ _VERDICT = "_posttrain_logits_are_head_of_states"
 HALF = (torch.bfloat16, torch.float16)
 
 
-def hidden_states(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """The last hidden state of every position. Shapes: [B, T] → [B, T, D].
+def trunk_states(trunk: nn.Module, tokens: Tensor) -> Tensor:
+    """The last hidden state of every position, of a decoder without a head. [B, T] → [B, T, D].
 
     Every position counts as real: attention is causal and batches are padded on the right, so no
     real token sees padding. To say so keeps models from guessing what is padding by token ids.
     """
-    return trunk_states(model.get_decoder(), tokens)
-
-
-def trunk_states(trunk: nn.Module, tokens: Tensor) -> Tensor:
-    """The same of a decoder without a head. Shapes: [B, T] → [B, T, D]."""
     states: Tensor = trunk(**_inputs(tokens)).last_hidden_state
     return states
 
@@ -93,7 +89,7 @@ def compute_type(states: Tensor) -> torch.dtype:
     return states.dtype
 
 
-def logits_are_head_of_states(model: PreTrainedModel, tokens: Tensor) -> bool:
+def logits_are_head_of_states(model: PreTrainedModel, tokens: Tensor) -> Verdict:
     """Whether :func:`project` of the hidden states really gives this model's logits.
 
     Compared once on a few tokens, and remembered on the module: some models do more after the
@@ -101,10 +97,11 @@ def logits_are_head_of_states(model: PreTrainedModel, tokens: Tensor) -> bool:
     """
     if not hasattr(model, _VERDICT):
         setattr(model, _VERDICT, _compare(model, tokens[:1, :8]))
-    return bool(getattr(model, _VERDICT))
+    found: Verdict = getattr(model, _VERDICT)
+    return found
 
 
-def _compare(model: PreTrainedModel, tokens: Tensor) -> bool:
+def _compare(model: PreTrainedModel, tokens: Tensor) -> Verdict:
     with full_precision(model.device):
         expected, found = _logits_both_ways(model, tokens)
     if found is not None and found.shape == expected.shape:
@@ -112,14 +109,14 @@ def _compare(model: PreTrainedModel, tokens: Tensor) -> bool:
         allowed = max(64 * torch.finfo(torch.float32).eps, 4 * torch.finfo(found.dtype).eps)
         difference = float((found.double() - expected.double()).abs().max())
         if difference <= allowed * float(expected.abs().max()):
-            return True
+            return Verdict()
+    why_not = "its logits are not its output head applied to its hidden states"
     warnings.warn(
-        f"{type(model).__name__}: its logits are not its output head applied to its hidden states, "
-        "so whole logits are computed for every micro-batch; that is right, but takes more memory: "
-        "use smaller micro-batches",
+        f"{type(model).__name__}: {why_not}, so whole logits are computed for every micro-batch; "
+        "that is right, but takes more memory: use smaller micro-batches",
         stacklevel=2,
     )
-    return False
+    return Verdict(why_not)
 
 
 def _logits_both_ways(model: PreTrainedModel, tokens: Tensor) -> tuple[Tensor, Tensor | None]:

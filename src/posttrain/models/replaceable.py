@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from posttrain.models.attention import Causal, attending, implementation, replaced_attention
+from posttrain.types.ways import Verdict
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,17 +41,21 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 def relative_errors(found: Tensor, expected: Tensor) -> Tensor:
-    """How far states are from those expected, by their size. Shapes: [..., D] → [...].
+    """How far states are from those expected, by how far these are apart from token to token.
 
-    >>> expected = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    ``‖found − expected‖ / √mean ‖expected − mean expected‖²``: what all tokens have in common, as
+    the few large channels of trained models, hides nothing. Shapes: [..., D] → [...].
+
+    >>> expected = torch.tensor([[99.0, 5.0], [99.0, -5.0]])
     >>> relative_errors(expected + torch.tensor([[0.0, 1.0], [0.0, 0.0]]), expected)
-    tensor([0.2000, 0.0000])
+    tensor([0.2000, 0.0000], dtype=torch.float64)
     """
-    sizes = expected.float().norm(dim=-1)  # of a token whose embedding is 0, as padding's may be, 0
-    return (found - expected).float().norm(dim=-1) / sizes.clamp_min(torch.finfo(sizes.dtype).tiny)
+    found, expected = found.double(), expected.double()
+    apart = (expected - expected.flatten(0, -2).mean(0)).norm(dim=-1).square().mean().sqrt()
+    return (found - expected).norm(dim=-1) / apart.clamp_min(torch.finfo(apart.dtype).tiny)
 
 
-def replaceable(model: PreTrainedModel) -> bool:
+def replaceable(model: PreTrainedModel) -> Verdict:
     """Whether the model gives the same hidden states with attention of ours.
 
     Decided once, and remembered on the module: a model may mix more into its attention than it
@@ -59,13 +64,14 @@ def replaceable(model: PreTrainedModel) -> bool:
     if not hasattr(model, _VERDICT):
         with full_precision(model.device):
             setattr(model, _VERDICT, _decide(model))
-    return bool(getattr(model, _VERDICT))
+    found: Verdict = getattr(model, _VERDICT)
+    return found
 
 
-def _decide(model: Any) -> bool:
+def _decide(model: Any) -> Verdict:
     """In two passes of the same arithmetic, the second without the masks that ours does without."""
     if not type(model)._supports_attention_backend:
-        return False
+        return Verdict("its code takes no attention but its own")
     config = model.config.get_text_config(decoder=True)
     length = min(12, getattr(config, "max_position_embeddings", None) or 12)
     places = torch.arange(length, device=model.device).expand(2, length)
@@ -78,10 +84,17 @@ def _decide(model: Any) -> bool:
             expected = trunk(**inputs).last_hidden_state
         with implementation(model, _UNMASKED):
             found = trunk(**inputs).last_hidden_state
-    except (NotImplementedError, TypeError, AttributeError, KeyError):
-        return False
+    except NotImplementedError as error:
+        return Verdict(f"it has {error}")
+    except (TypeError, AttributeError, KeyError) as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        return Verdict(f"a pass with attention of ours breaks ({said})")
+    finally:
+        del _deciding.layers  # it holds the model, and this thread may live long
     # A model that does more with a mask than to attend differs by about 1; of rounding, hardly any.
-    return layers.agree() and bool((relative_errors(found, expected) < 0.01).all())
+    if not bool((relative_errors(found, expected) < 0.01).all()):
+        return Verdict("it does more with a mask than to attend")
+    return layers.agree()
 
 
 class _Layers:
@@ -95,10 +108,14 @@ class _Layers:
         self._masks: dict[int, Tensor | None] = {}
         self._errors: list[float] = []
 
-    def agree(self) -> bool:
+    def agree(self) -> Verdict:
         """Whether ours is the same in all layers that were seen."""
+        if not self._errors:
+            return Verdict("none of its layers attends")
         # Some models compute their softmax in float32, whatever they are given.
-        return bool(self._errors) and max(self._errors) < 1e-5
+        if max(self._errors) < 1e-5:
+            return Verdict()
+        return Verdict(f"its attention is another one (off by {max(self._errors):.1g} of 1)")
 
     def compare(self, module: Any, *given: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
         """Attend with the mask that is given, last of what is ``given``, and keep it."""

@@ -18,6 +18,7 @@ from posttrain.models import kernels
 from posttrain.models.attention import Causal, attending
 from posttrain.models.grouped_attention import GroupedStep, Grouping
 from posttrain.models.sampling import at_least_float32
+from posttrain.types.ways import Verdict
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -98,7 +99,7 @@ class KeyShape:
         return 2 * self.layers * self.heads * self.size * dtype.itemsize
 
 
-def fits_slots(model: PreTrainedModel) -> bool:
+def fits_slots(model: PreTrainedModel) -> Verdict:
     """Whether the keys and values of all layers have the one shape that slots have.
 
     Looked at once in a pass, and remembered on the module: some models compress their keys, or have
@@ -106,20 +107,25 @@ def fits_slots(model: PreTrainedModel) -> bool:
     """
     if not hasattr(model, _VERDICT):
         setattr(model, _VERDICT, _look(model))
-    return bool(getattr(model, _VERDICT))
+    found: Verdict = getattr(model, _VERDICT)
+    return found
 
 
 @torch.no_grad()
-def _look(model: Any) -> bool:
+def _look(model: Any) -> Verdict:
     try:
         expected = KeyShape.of(model)
     except (AttributeError, RuntimeError, TypeError):  # there is no one shape
-        return False
+        return Verdict("its layers have keys of more than one shape")
     seen = _Shapes()
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     with attending(model, seen):
         model.get_decoder()(input_ids=token, position_ids=token, use_cache=False)
-    return seen.found == {(expected.heads, expected.size)}
+    if seen.found == {(expected.heads, expected.size)}:
+        return Verdict()
+    shapes = " and ".join(f"{heads} heads of {size}" for heads, size in sorted(seen.found))
+    said = f"{expected.heads} heads of {expected.size}"
+    return Verdict(f"its keys and values are {shapes}, where its configuration says {said}")
 
 
 class _Shapes(Causal):

@@ -23,6 +23,7 @@ from posttrain.models.replaceable import full_precision, relative_errors, replac
 from posttrain.types import Batch
 from posttrain.types.devices import send
 from posttrain.types.prompts import spans
+from posttrain.types.ways import Verdict
 
 if TYPE_CHECKING:
     from posttrain.models.shared_prompt import Make
@@ -31,6 +32,7 @@ _VERDICT = "_posttrain_rows_can_be_packed"
 _HALF = (torch.bfloat16, torch.float16)
 # Packed attention costs a CPU a little more per token than plain rows do.
 _WORTHWHILE = 0.9
+_KERNELS: dict[str, Make] = {"cpu": Padded, "cuda": Flash}
 
 
 def states_before(trunk: nn.Module, batch: Batch) -> Tensor:
@@ -79,31 +81,44 @@ def packed_states(
     return states.squeeze(0)[before]
 
 
-def shares_prompts(model: nn.Module, batch: Batch) -> bool:
-    """Whether log-probs of this language model, or states of this trunk, need no padded rows."""
+def shares_prompts(model: nn.Module, longest: int) -> Verdict:
+    """Whether log-probs of this language model, or states of this trunk, need no padded rows.
+
+    Of sequences of at most ``longest`` tokens.
+    """
     if not isinstance(model, PreTrainedModel):
-        return False
+        return Verdict("it is no model of transformers")
     if model.get_output_embeddings() is not None:
-        few = batch.tokens[:1, :8].to(model.device)
-        if not logits_are_head_of_states(model, few):
-            return False
+        few = torch.arange(min(8, longest), device=model.device)[None]
+        verdict = logits_are_head_of_states(model, few % model.config.get_text_config().vocab_size)
+        if not verdict:
+            return verdict
     trunk: Any = model.get_decoder()
-    return kernel_for(trunk, batch) is not None
+    return packs(trunk, longest)
 
 
 def kernel_for(trunk: nn.Module, batch: Batch) -> Make | None:
     """The kernel with which this trunk computes the batch packed; None: it cannot."""
-    if not isinstance(trunk, PreTrainedModel) or _computes_layers_again(trunk):
-        return None  # outside of our attention
+    kind = next(trunk.parameters()).device.type
+    return _KERNELS[kind] if packs(trunk, batch.tokens.shape[1]) else None
+
+
+def packs(trunk: Any, longest: int) -> Verdict:
+    """Whether this trunk computes sequences of at most ``longest`` tokens packed, and as well."""
+    if not isinstance(trunk, PreTrainedModel):
+        return Verdict("it is no model of transformers")
+    if _computes_layers_again(trunk):
+        return Verdict("its activations are checkpointed, outside of our attention")
     config: Any = trunk.config.get_text_config(decoder=True)
-    limits = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
-    if any(limit is not None and limit < batch.tokens.shape[1] for limit in limits):
-        return None
-    kernels: dict[str, Make] = {"cpu": Padded, "cuda": Flash}
-    make = kernels.get(trunk.device.type)
-    if make is Flash and not _suits_flash(trunk, config):
-        return None
-    return make if make is not None and can_be_packed(trunk) else None
+    for name in ("sliding_window", "attention_chunk_size"):
+        limit = getattr(config, name, None)
+        if limit is not None and limit < longest:
+            return Verdict(f"its {name} of {limit} is shorter than sequences of {longest} tokens")
+    make = _KERNELS.get(trunk.device.type)
+    if make is None:
+        return Verdict(f"there is no kernel for a device of the kind {trunk.device.type!r}")
+    suits = _suits_flash(trunk, config) if make is Flash else Verdict()
+    return suits and can_be_packed(trunk)
 
 
 def _computes_layers_again(trunk: nn.Module) -> bool:
@@ -112,21 +127,25 @@ def _computes_layers_again(trunk: nn.Module) -> bool:
     return any(getattr(module, "gradient_checkpointing", False) for module in (trunk, *layers))
 
 
-def _suits_flash(trunk: PreTrainedModel, config: Any) -> bool:
+def _suits_flash(trunk: PreTrainedModel, config: Any) -> Verdict:
     """Half precision, and heads of a size that the kernel has."""
     if not torch.backends.cuda.is_flash_attention_available():
-        return False
+        return Verdict("PyTorch has no flash attention here")
     if torch.cuda.get_device_capability(trunk.device) < (8, 0):
-        return False
+        return Verdict("this GPU is too old for flash attention (its capability is below 8.0)")
     autocast = torch.is_autocast_enabled("cuda")
     compute = torch.get_autocast_dtype("cuda") if autocast else trunk.dtype
     if getattr(config, "v_head_dim", None):  # compressed keys: values of another size
-        return False
+        return Verdict("its values are of another size than its keys")
+    if compute not in _HALF:
+        return Verdict(f"flash attention does not compute in {compute}")
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return compute in _HALF and size % 8 == 0 and size <= 256
+    if size % 8 == 0 and size <= 256:
+        return Verdict()
+    return Verdict(f"flash attention has no heads of size {size}")
 
 
-def can_be_packed(trunk: PreTrainedModel) -> bool:
+def can_be_packed(trunk: PreTrainedModel) -> Verdict:
     """Whether this trunk gives the same hidden states for a packed batch.
 
     Compared once on a few tokens, and remembered on the module: a model may carry more from token
@@ -135,19 +154,21 @@ def can_be_packed(trunk: PreTrainedModel) -> bool:
     if not hasattr(trunk, _VERDICT):
         with full_precision(trunk.device):
             setattr(trunk, _VERDICT, replaceable(trunk) and _compare(trunk))
-    return bool(getattr(trunk, _VERDICT))
+    found: Verdict = getattr(trunk, _VERDICT)
+    return found
 
 
-def _compare(trunk: PreTrainedModel) -> bool:
+def _compare(trunk: PreTrainedModel) -> Verdict:
     config = trunk.config.get_text_config()
     length = min(12, getattr(config, "max_position_embeddings", None) or 12)
     if length < 4:
-        return False
+        return Verdict(f"its context is {length} tokens")
     tokens = torch.arange(3 * length, device=trunk.device).reshape(3, -1) * 7 % config.vocab_size
     prompt = length // 2 - 1
     tokens[1, :prompt] = tokens[0, :prompt]
     mask = torch.zeros(tokens.shape, dtype=torch.bool, device=trunk.device)
-    mask[:, prompt:] = True
+    mask[:2, prompt:] = True
+    mask[2, 1:] = True  # what crosses sequences reaches the first tokens of the next one
     batch = Batch(tokens=tokens, mask=mask)
     packing = pack(batch, spans(batch))
     others = tokens.clone()
@@ -155,12 +176,14 @@ def _compare(trunk: PreTrainedModel) -> bool:
     expected = ops.shift(trunk_states(trunk, tokens))[mask]
     try:
         found, beside = (packed_states(trunk, row, packing=packing) for row in (tokens, others))
-    except NotImplementedError:  # a window shorter than even these few tokens
-        return False
+    except NotImplementedError:
+        return Verdict(f"a layer's window is shorter than {length} tokens")
     # What runs across sequences changes the first tokens after another one by about 1. What else
     # may be wrong (positions that a model counts itself) changes most of them, where rounding in
     # half precision may change a few as much.
     last = slice(-int(mask[2].sum()), None)
     apart = relative_errors(beside[last], found[last]) < 0.01
     same = relative_errors(found, expected).median() < max(0.01, 64 * torch.finfo(found.dtype).eps)
-    return bool(apart.all() and same)
+    if not bool(apart.all()):
+        return Verdict("more than attention goes from token to token, and would cross sequences")
+    return Verdict("" if same else "its positions are not those it is given")

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-Extract = Literal["whole", "tag", "hashes", "boxed", "last_number", "auto"]
+Extract = Literal["whole", "tag", "hashes", "boxed", "last_number", "auto", "answer", "expression"]
 
-_MARKS = {"boxed": ("\\boxed", "\\fbox"), "tag": ("<answer>",), "hashes": ("####",)}
+MARKS = {"boxed": ("\\boxed", "\\fbox"), "tag": ("<answer>",), "hashes": ("####",)}
 _ANNOUNCED = re.compile(  # The answer is 18; \\text{Answer: }18
     r"(\\text\s?\{)?\s*(?:so,? )?(?:the |my )?(?:final |correct )?answer[*_]*\s*(?:is\b|:)"
     r"[\s:*_]*(\})?",
@@ -17,13 +17,38 @@ _ANNOUNCED = re.compile(  # The answer is 18; \\text{Answer: }18
 _AFTER = " *_`,;\ufe0f" + "".join(map(chr, [*range(0x2600, 0x27C0), *range(0x1F300, 0x1FB00)]))
 _UNBRACED = re.compile(r"[^\s{}$]+?(?=[.,;]?(?:[\s{}$]|\\[)\]]|$))")
 
-# Digits as in 1,000 or 1000, then a fraction, an exponent, a denominator. A sign counts as one only
-# where nothing stands before it that it could be subtracted from: the last number of 10-4 is 4.
+# Digits as in 1,000 or 1000, then a fraction, an exponent, a denominator; 3 1/2 is one number, and
+# 3:30 one that no reward takes for 30. A sign counts as one only where nothing stands before it
+# that it could be subtracted from: the last number of 10-4 is 4.
 _NUMBER = re.compile(
-    r"(?:(?<![\w.)])[+-])?[$€£]?"
-    r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
-    r"(?:[eE][+-]?[0-9]+)?(?:/[0-9]+)?"
+    r"(?:(?<![\w.)])[+-])?[$€£¥₹]?"
+    r"(?:[0-9]+(?::[0-9]+)+|[0-9]+ [0-9]+/[0-9]+"
+    r"|(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
+    r"(?:[eE][+-]?[0-9]+)?(?:/[0-9]+)?)"
 )
+# Where a sentence states the answer: four hashes, "answer is", "answer =", "Answer:".
+_STATES = re.compile(r"(?P<hashes>####)|\banswer[*_]*\s?(?:(?:is|=)|(?P<colon>:))", re.IGNORECASE)
+_FIRST = re.compile(rf"[\s:=*_`~$({{}}\[\\]*({_NUMBER.pattern})")
+_GOES_ON = re.compile(r"[a-zA-Z%*_ ]{0,40}(?:[-+*/=]|\bx) ?[$({\[]*[0-9]")
+_SENTENCE = re.compile(r"(?:[^.!?\n]|[.!?](?!\s|$))*")
+_ITEM = re.compile(r"[.):]\s*[^\W_]")
+_RUN = re.compile(r"[-0-9(][-+*/()0-9= ]*")
+_OPERATION = re.compile(r"[0-9)] *[-+*/] *[-(]*[0-9]")
+_MOST = 300  # characters of a sentence that are read: a bound on the work
+_PLAIN = [  # LaTeX that stands around numbers, in the order in which it is replaced
+    (re.compile("[−–‑]"), "-"),
+    (re.compile(r"\\(?:text[a-z]*|mathrm|mathbf|mathit|mbox)\s?\{"), "{"),
+    (re.compile(r"\\([$%#])"), r"\1"),
+    (re.compile(r"(?<=[0-9])(?:\{,\}|,?\\[,!] ?|,\\ )(?=[0-9]{3})"), ","),
+    (re.compile(r"(?<=[a-zA-Z}])\^(?:[0-9]|\{[0-9]\})"), ""),  # 5 m^2 has one number
+    (re.compile(r"(?<=[0-9])\s?\\[dt]?frac\s?\{([0-9]+)\}\s?\{([0-9]+)\}"), r" \1/\2"),
+    (re.compile(r"\\[dt]?frac\s?\{([0-9]+)\}\s?\{([0-9]+)\}"), r"\1/\2"),
+    (re.compile(r"\\(?:times|cdot)\b|[×·]"), "*"),
+    (re.compile(r"\\div\b|÷"), "/"),
+    (re.compile(r"\\(?:left|right)(?=[()])"), ""),
+    (re.compile(r"\\approx\b|≈"), "="),
+    (re.compile(r"\\[,;: ]|[\u00a0\u202f\u2009]"), " "),
+]
 
 
 def extract_answer(text: str, how: Extract) -> str | None:
@@ -35,7 +60,12 @@ def extract_answer(text: str, how: Extract) -> str | None:
     ``hashes``       what follows the last ``####`` on its line or the next (as in GSM8K)
     ``boxed``        what the last ``\boxed{…}`` or ``\boxed …`` holds, braces balanced
     ``last_number``  the last number in the text
-    ``auto``         ``boxed``, ``tag`` or ``hashes``, whichever mark comes last; else the whole
+    ``auto``         ``boxed``, ``tag`` or ``hashes``, whichever mark comes last; else the rest of
+                     the last sentence with "the answer is" or "Answer:"; else the whole text
+    ``answer``       the number that is stated last as the answer, in a box, a tag, after hashes or
+                     after "the answer is"; else the last number
+    ``expression``   the last arithmetic in what ``auto`` finds, else in the text, without what it
+                     equals
     ===============  =====================================================================
 
     Only what is :func:`answered` counts. At a mark "The answer is" is left out, and after
@@ -47,6 +77,8 @@ def extract_answer(text: str, how: Extract) -> str | None:
     '$1,200.50'
     >>> extract_answer("no tag here", "tag") is None
     True
+    >>> extract_answer("So the answer is **$18** a day, for all 9 eggs.", "answer")
+    '18'
     """
     return EXTRACTORS[how](answered(text))
 
@@ -87,7 +119,7 @@ def _hashes(text: str) -> str | None:
 
 
 def _boxed(text: str) -> str | None:
-    start = max(_ends(text, mark) for mark in _MARKS["boxed"])
+    start = max(_ends(text, mark) for mark in MARKS["boxed"])
     rest = text[start:].lstrip() if start >= 0 else ""
     if rest[:1] != "{":
         bare = _UNBRACED.match(rest)
@@ -110,19 +142,107 @@ def _ends(text: str, mark: str) -> int:
 
 
 def _last_number(text: str) -> str | None:
+    return _last_of(_plain(text))
+
+
+def _last_of(text: str) -> str | None:
     last = None
-    for match in _NUMBER.finditer(text.replace("−", "-")):  # the typographic minus
+    for match in _NUMBER.finditer(text):
         last = match.group()
     return last
 
 
+def _answer(text: str) -> str | None:
+    r"""The number that a model gives as its answer, however it writes that.
+
+    1. The last statement of an answer: a complete ``\boxed{…}`` or ``<answer>…</answer>``, or the
+       number that follows ``####``, "answer is" or, on the same line, "Answer:". One statement
+       counts and not the best of several, so that there is nothing to gain by making many.
+    2. Without one, the last number, as in lm-evaluation-harness's flexible-extract and in verl:
+       also where the text was cut at the limit.
+
+    A box or a tag holds one number, with words beside it, or an equation that ends in it: with two
+    numbers it is no number. After hashes and phrases the first number counts, or where an equation
+    begins there, what it ends in. A heading (``#### Step 2``, ``#### 2. Costs``) states nothing,
+    nor does "Answer:" that begins the text before a line of several numbers, which is a solution.
+    """
+    text = _plain(text)
+    found: dict[int, str] = {}
+    boxes = max(text.rfind(mark) for mark in MARKS["boxed"])
+    for place, held in ((boxes, _boxed(text)), (text.rfind("</answer>"), _tag(text))):
+        if held is not None:
+            found[place] = _only_number(held)
+    for match in reversed(list(_STATES.finditer(text))):
+        stated = _stated(text[match.end() : match.end() + _MOST], match)
+        if stated is not None:
+            found[match.start()] = stated
+            break
+    return found[max(found)] if found else _last_of(text)
+
+
+def _only_number(held: str) -> str:
+    """The number that a box holds, maybe after ``=``; all of it where that is not one number."""
+    for side in reversed(held.split("=")):
+        numbers = [match.group() for match in _NUMBER.finditer(side)]
+        if numbers:
+            return numbers[0] if len(numbers) == 1 else held
+    return held
+
+
+def _stated(rest: str, match: re.Match[str]) -> str | None:
+    """The number that follows a mark or a phrase; None where what follows is no answer."""
+    first = _FIRST.match(rest)
+    if first is None:
+        return None
+    next_line = "\n" in rest[: first.start(1)]
+    line = rest[first.end() :].partition("\n")[0]
+    if match["colon"]:
+        begins = not match.string[: min(match.start(), 20)].strip(" *_#\n")
+        if next_line or (begins and re.search("[0-9]", line.partition("(")[0])):
+            return None
+    if (next_line or match["hashes"]) and _ITEM.match(line):
+        return None
+    if not _GOES_ON.match(line):
+        return first[1]
+    sentence = _SENTENCE.match(rest, first.end())
+    _, equals, value = sentence[0].rpartition("=") if sentence else ("", "", "")
+    result = _FIRST.match(value) if equals else None
+    return result[1] if result else None
+
+
+def _expression(text: str) -> str | None:
+    """The last run of numbers with operators; of an equation, the first side that has one.
+
+    Where a box holds none, as in ``2*3 = \\boxed{6}``, that of the text.
+    """
+    for part in (_auto(text) or "", text):
+        equations = [run[0].split("=") for run in _RUN.finditer(_plain(part))]
+        sides = [[s.strip() for s in sides if _OPERATION.search(s)] for sides in equations]
+        found = [first[0] for first in sides if first]
+        if found:
+            return found[-1]
+    return None
+
+
+def _plain(text: str) -> str:
+    """A text with the LaTeX around its numbers replaced, and every minus a hyphen."""
+    for pattern, plain in _PLAIN:
+        text = pattern.sub(plain, text)
+    return text
+
+
 def _auto(text: str) -> str | None:
-    places = {name: max(_ends(text, mark) for mark in marks) for name, marks in _MARKS.items()}
+    places = {name: max(_ends(text, mark) for mark in marks) for name, marks in MARKS.items()}
+    found = None
     for name in sorted(places, key=lambda name: -places[name]):  # the mark that comes last
         found = EXTRACTORS[name](text) if places[name] >= 0 else None
         if found is not None:
             return found
-    return _whole(text)
+    said = [match.end() for match in _STATES.finditer(text) if not match["hashes"]]
+    if said:
+        sentence = _SENTENCE.match(text[said[-1] :].lstrip(" \n:*_`"))
+        found = _whole(sentence[0].rstrip(" *_`")) if sentence else None
+    return found or _whole(text)
 
 
 EXTRACTORS: dict[str, Callable[[str], str | None]] = {
@@ -132,4 +252,6 @@ EXTRACTORS: dict[str, Callable[[str], str | None]] = {
     "boxed": _boxed,
     "last_number": _last_number,
     "auto": _auto,
+    "answer": _answer,
+    "expression": _expression,
 }

@@ -1,9 +1,11 @@
-"""Does the completion keep to ``<think>…</think><answer>…</answer>``, or to a pattern?"""
+"""Does the completion keep to ``<think>…</think><answer>…</answer>``, a mark, or a pattern?"""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
+
+from posttrain.rewards.extraction import Extract, extract_answer
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
@@ -18,13 +20,20 @@ def think_answer(thinking: str, answer: str) -> str:
 
 
 def think_answer_format(
-    completion: str, *, partial: bool = False, opened: bool = False, pattern: str = ""
+    completion: str,
+    *,
+    partial: bool = False,
+    opened: bool = False,
+    extract: Extract | None = None,
+    pattern: str = "",
 ) -> float:
     r"""1 for ``<think>…</think><answer>…</answer>`` and nothing around it but white space, else 0.
 
     Each tag occurs exactly once, and the answer is not empty. With ``partial``, each tag that
     occurs exactly once earns 0.2, and the full match the rest. ``opened`` says that the prompt
     already ends with ``<think>``, so that the completion must not begin with it.
+
+    ``extract`` takes the place of the tags: 1 where an answer, right or wrong, stands there.
 
     A ``pattern`` takes the place of the tags: 1 where this regular expression, in RE2's syntax,
     matches the whole completion. RE2 takes linear time, whatever the pattern and the text.
@@ -33,12 +42,20 @@ def think_answer_format(
     1.0
     >>> think_answer_format("<answer>5</answer>"), think_answer_format("<answer>5", partial=True)
     (0.0, 0.2)
+    >>> think_answer_format("#### 5", extract="hashes"), think_answer_format("5", extract="hashes")
+    (1.0, 0.0)
     >>> think_answer_format("Answer: 5", pattern=r"Answer: \d+")
     1.0
     """
+    if (pattern or extract) and (partial or opened):
+        raise ValueError(
+            "format: extract and pattern take the place of the tags; drop partial, opened"
+        )
+    if pattern and extract:
+        raise ValueError("format: give extract or pattern, not both")
+    if extract:
+        return float(extract_answer(completion, extract) is not None)
     if pattern:
-        if partial or opened:
-            raise ValueError("format: a pattern takes the place of the tags; drop partial, opened")
         return float(_compiled(pattern).fullmatch(completion) is not None)
     text = ("<think>" if opened else "") + completion.strip()
     num_once = sum(text.count(tag) == 1 for tag in TAGS)

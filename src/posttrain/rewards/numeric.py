@@ -12,7 +12,10 @@ from posttrain.rewards.extraction import Extract, extract_answer
 MAX_NUMBER_LENGTH = 100  # characters; more is no answer, and costs time to compute with
 
 _PLAIN = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
-_NUMBER = re.compile(rf"([+-]?)\s?(?:\\?[$€£])?([+-]?)({_PLAIN})(?:\s?/\s?({_PLAIN}))?\s?(?:\\?%)?")
+_NUMBER = re.compile(
+    rf"([+-]?)\s?(?:\\?[$€£¥₹])?([+-]?)(?:([0-9]+) (?=[0-9]+/[0-9]))?"
+    rf"({_PLAIN})(?:\s?/\s?({_PLAIN}))?\s?(?:\\?%)?"
+)
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\{([0-9]+)\}\{([0-9]+)\}")
 
 
@@ -21,7 +24,7 @@ def numeric_answer(
     completion: str,
     answer: str | float,
     *,
-    extract: Extract = "last_number",
+    extract: Extract = "answer",
     tolerance: float = 0.0,
 ) -> float:
     """1 where the extracted number x is the right one: ``|x − answer| ≤ tolerance``, else 0.
@@ -44,8 +47,8 @@ def numeric_answer(
 def parse_number(text: str) -> Fraction | None:
     r"""The number that a text is, exactly; None where it is none.
 
-    Reads 1,000 and 1000, 1.0 and 5. and .5, +5 and −5, 1e3, 3/4, \frac{3}{4}, $5 and 5% (the sign
-    of a currency and the per cent are dropped, not computed with).
+    Reads 1,000 and 1000, 1.0 and 5. and .5, +5 and −5, 1e3, 3/4, 3 1/2, \frac{3}{4}, $5 and 5% (the
+    sign of a currency and the per cent are dropped, not computed with).
 
     >>> parse_number("-1,250.50"), parse_number("3/4"), parse_number("4 apples")
     (Fraction(-2501, 2), Fraction(3, 4), None)
@@ -57,11 +60,11 @@ def parse_number(text: str) -> Fraction | None:
     match = _NUMBER.fullmatch(text)
     if match is None or (match[1] and match[2]):
         return None
-    numerator = Fraction(match[3].replace(",", "").rstrip("."))
-    denominator = Fraction(match[4].replace(",", "").rstrip(".")) if match[4] else Fraction(1)
+    numerator = Fraction(match[4].replace(",", "").rstrip("."))
+    denominator = Fraction(match[5].replace(",", "").rstrip(".")) if match[5] else Fraction(1)
     if denominator == 0:
         return None
-    value = numerator / denominator
+    value = int(match[3] or 0) + numerator / denominator
     return -value if "-" in (match[1], match[2]) else value
 
 

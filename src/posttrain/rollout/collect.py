@@ -41,7 +41,7 @@ def collect_greedy(
     engine: Engine, prompts: Sequence[Prompt], *, sampling: Sampling, seed: int
 ) -> list[Rollout]:
     """The greedy completion of each prompt, unscored: as long as others may be, but not drawn."""
-    greedy = Sampling(max_new_tokens=sampling.max_new_tokens, temperature=0.0)
+    greedy = replace(sampling, temperature=0.0, top_k=0, top_p=1.0)
     return collect(engine, prompts, sampling=greedy, num_samples=1, seed=seed)
 
 

@@ -13,6 +13,7 @@
         metrics.jsonl     one line for each logged step
         diagnosis.jsonl   what went wrong on the way, if anything did
         rewards.json      which reward checks answers, and how much each counts
+        ways.json         how it samples and learns, in a line and part by part
         rollouts/         step-000012.parquet, …
         checkpoints/      step-000012/, …: posttrain.runs.checkpoints
         model/            the trained model, an ordinary Hugging Face folder
@@ -90,6 +91,11 @@ class StageFolder:
     def best(self) -> Path:
         """Where the best model of the stage is, if that is not the one it ended with."""
         return self.path / "best"
+
+    @property
+    def ways(self) -> Path:
+        """How the stage samples and learns: ``line`` says it all."""
+        return self.path / "ways.json"
 
     def checkpoint(self, step: int) -> Path:
         """The checkpoint after a step; fill it through ``posttrain.runs.new_folder``."""

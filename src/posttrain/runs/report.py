@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.runs.drift import settings
-from posttrain.runs.files import write_text
+from posttrain.runs.files import read_json, write_text
 from posttrain.runs.filters import Filter
 from posttrain.runs.folder import RunFolder
 from posttrain.runs.held_out import Interval, held_out
@@ -87,6 +87,7 @@ def render_report(run: RunFolder) -> str:
         f'<p class="note">{_text(_subtitle(row))}</p>',
         *([f'<p class="bad">{_text(row.problem)}</p>'] if row.problem else []),
         _section("", lambda: _cards(run, row)),
+        _section("", lambda: _ways(run)),
         _section("Held-out rewards", lambda: _rewards(run)),
         *(_section(title, _curves(run, stage)) for stage, title in TITLES.items()),
         _section("Diagnosis", lambda: _findings(run)),
@@ -142,6 +143,18 @@ def _cards(run: RunFolder, row: Overview) -> str:
     ]
     notes = [f'<p class="note">{_text(note)}</p>' for note in held_out(run).notes()]
     return f'<div class="cards">{"".join(cards)}</div>{"".join(notes)}' if cards else ""
+
+
+def _ways(run: RunFolder) -> str:
+    """How each stage samples and learns."""
+    lines = [f"{stage} {line}" for stage, line in ways_of(run).items()]
+    return "".join(f'<p class="note">{_text(line)}</p>' for line in lines)
+
+
+def ways_of(run: RunFolder) -> dict[str, str]:
+    """How each stage that trains says that it samples and learns, in a line."""
+    written = {stage: run.stage(stage).ways for stage in TITLES}
+    return {stage: str(read_json(path)["line"]) for stage, path in written.items() if path.exists()}
 
 
 def _rewards(run: RunFolder) -> str:

@@ -42,9 +42,9 @@ def arithmetic_task(
 ) -> PromptTask:
     """Sums, differences and products of numbers with up to ``digits`` digits.
 
-    With ``think`` the completion is ``<think>…</think><answer>…</answer>``, and the format earns a
-    tenth. Expressions that differ only in the order of terms or factors stand in the same split:
-    5+17 is no test of who has seen 17+5.
+    With ``think`` the gold answer is ``<think>…</think><answer>…</answer>``, and the format earns a
+    tenth; a number counts however it is written. Expressions that differ only in the order of terms
+    or factors stand in the same split: 5+17 is no test of who has seen 17+5.
     """
     if not operators or set(operators) - set(OPERATORS) or len(set(operators)) < len(operators):
         raise ValueError(
@@ -65,15 +65,14 @@ def arithmetic_task(
         kind="task 'arithmetic'",
         fix="raise digits or num_operands, or add operators",
     )
-    extract = "tag" if think else "whole"
-    rewards = {"numeric": {"weight": 0.9 if think else 1.0, "extract": extract}}
+    rewards = {"numeric": {"weight": 0.9 if think else 1.0, "extract": "answer"}}
     return PromptTask(
         name="arithmetic",
         rewards={**rewards, "format": 0.1} if think else rewards,
         train=tuple(_prompt(f"train-{i}", expression) for i, expression in enumerate(train)),
         test=tuple(_prompt(f"test-{i}", expression) for i, expression in enumerate(test)),
         solve=_gold_with_steps if think else _gold,
-        accuracy={"name": "numeric", "extract": extract},
+        accuracy={"name": "numeric", "extract": "answer"},
     )
 
 

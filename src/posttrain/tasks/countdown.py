@@ -37,7 +37,7 @@ def countdown_task(
     """Puzzles with ``num_numbers`` numbers from 1 to ``maximum``, all solvable, most in many ways.
 
     Any expression over ``+ - * /`` and parentheses that uses each given number at most once and
-    equals the target is right. With ``think`` the completion is
+    equals the target is right, whatever is written around it. With ``think`` the gold answer is
     ``<think>…</think><answer>…</answer>``, and the format earns a tenth. The same numbers in
     another order with the same target are the same puzzle, and stand in the same split.
     """
@@ -55,15 +55,14 @@ def countdown_task(
         kind="task 'countdown'",
         fix="raise num_numbers, maximum or maximum_target",
     )
-    extract = "tag" if think else "whole"
-    rewards = {"countdown": {"weight": 0.9 if think else 1.0, "extract": extract}}
+    rewards = {"countdown": {"weight": 0.9 if think else 1.0, "extract": "expression"}}
     return PromptTask(
         name="countdown",
         rewards={**rewards, "format": 0.1} if think else rewards,
         train=tuple(_prompt(f"train-{i}", puzzle, think=think) for i, puzzle in enumerate(train)),
         test=tuple(_prompt(f"test-{i}", puzzle, think=think) for i, puzzle in enumerate(test)),
         solve=_gold_with_steps if think else _gold,
-        accuracy={"name": "countdown", "extract": extract},
+        accuracy={"name": "countdown", "extract": "expression"},
     )
 
 

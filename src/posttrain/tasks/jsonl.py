@@ -11,15 +11,16 @@ from typing import Any
 
 from posttrain.data.sources import check_messages, check_text, read_numbered
 from posttrain.protocols import Split
-from posttrain.registry import Spec
+from posttrain.rewards.numeric import parse_number
 from posttrain.rewards.scorer import FROM_ROLLOUT
 from posttrain.tasks.splits import held_out
 from posttrain.tasks.task import PromptTask, identity
 from posttrain.types import Prompt
 
 # What checks answers that the rewards of a recipe leave unchecked: it takes none for right that is
-# not, and finds an answer that is marked as such.
-ANSWER_CHECK = {"name": "exact", "extract": "auto"}
+# not, and finds an answer that is marked as such; one that is a number, however it is written.
+TEXT_CHECK = {"name": "exact", "extract": "auto"}
+NUMBER_CHECK = {"name": "numeric", "extract": "answer"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ def jsonl_task(
 
     A row that repeats an earlier one is dropped, with a warning that counts them. The same prompt
     with other columns is an error, and so is an empty prompt. An ``answer`` is text; a number is
-    turned into text. Where all prompts have one and no reward checks it, ``exact`` does.
+    turned into text. Where all prompts have one and no reward checks it, ``exact`` does, or
+    ``numeric`` where all of them are numbers.
     """
     if test_path is not None and test_share:
         raise ValueError("task 'jsonl': give test_path or test_share, not both")
@@ -66,21 +68,32 @@ def jsonl_task(
             f"task 'jsonl': test_share={test_share} leaves {len(train)} rows of {path} for "
             f"training and {len(test)} for the test; choose another share, or give test_path"
         )
-    answered = any("answer" in prompt.columns for prompt in rows.values())
+    check = answer_check((*train.values(), *test.values()))
     return PromptTask(
         name="jsonl",
-        rewards={"exact": 1.0} if answered else {},
+        rewards=default_rewards(check or answer_check([*rows.values()])),
         train=name_prompts("train", train),
         test=name_prompts("test", test),
         solve=gold_answer,
-        accuracy=answer_check((*train.values(), *test.values())),
+        accuracy=check,
     )
 
 
-def answer_check(prompts: Sequence[Prompt]) -> Spec | None:
+def answer_check(prompts: Sequence[Prompt]) -> dict[str, str] | None:
     """What checks the answers of prompts where nothing better does; None where one has none."""
-    answered = bool(prompts) and all("answer" in prompt.columns for prompt in prompts)
-    return ANSWER_CHECK if answered else None
+    if not prompts or any("answer" not in prompt.columns for prompt in prompts):
+        return None
+    numbers = all(parse_number(prompt.columns["answer"]) is not None for prompt in prompts)
+    return NUMBER_CHECK if numbers else TEXT_CHECK
+
+
+def default_rewards(check: Mapping[str, str] | None) -> dict[str, float]:
+    """What is learned from where a recipe names no rewards: the check, with its own defaults.
+
+    >>> default_rewards(NUMBER_CHECK), default_rewards(TEXT_CHECK), default_rewards(None)
+    ({'numeric': 1.0}, {'exact': 1.0}, {})
+    """
+    return {check["name"]: 1.0} if check else {}
 
 
 def _is_test(prompt: Prompt, share: float) -> bool:

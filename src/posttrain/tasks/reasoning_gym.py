@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from posttrain.registry import did_you_mean
+from posttrain.rewards.numeric import parse_number
 from posttrain.tasks.splits import sample_splits
 from posttrain.tasks.task import PromptTask
 from posttrain.types import Prompt
@@ -57,8 +58,10 @@ def reasoning_gym_task(
 ) -> PromptTask:
     """The dataset of that name, with its own scorer; ``settings`` are the fields of its config.
 
-    Written ``"reasoning_gym:chain_sum"``, or with ``dataset="chain_sum"``. Datasets whose scorer
-    runs the model's answer as code, or that have no gold answers, are refused (see ``REFUSED``).
+    Written ``"reasoning_gym:chain_sum"``, or with ``dataset="chain_sum"``. An answer stands in
+    ``<answer>``; where all of them are numbers, one counts however it is written, and the tag is
+    only monitored. Datasets whose scorer runs the model's answer as code, or that have no gold
+    answers, are refused (see ``REFUSED``).
     Needs reasoning-gym: ``pip install 'posttrain[reasoning_gym]'``.
     """
     chosen = dict(settings or {})
@@ -76,13 +79,17 @@ def reasoning_gym_task(
         kind=f"task 'reasoning_gym:{dataset}'",
         fix="make the problems larger in settings",
     )
+    numbers = all(parse_number(entry["answer"]) is not None for entry in (*train, *test))
+    extract = "answer" if numbers else "tag"
+    rewards = {"reasoning_gym": {"weight": 1.0, "extract": extract}}
+    obedience = {"format": {"weight": 0.0, "extract": "tag"}}
     return PromptTask(
         name=f"reasoning_gym:{dataset}",
-        rewards={"reasoning_gym": 1.0},
+        rewards=rewards | obedience if numbers else rewards,
         train=tuple(_prompt(f"train-{i}", entry) for i, entry in enumerate(train)),
         test=tuple(_prompt(f"test-{i}", entry) for i, entry in enumerate(test)),
         solve=lambda prompt: f"<answer>{prompt.columns['entry']['answer']}</answer>",
-        accuracy="reasoning_gym",
+        accuracy={"name": "reasoning_gym", "extract": extract},
     )
 
 

@@ -86,6 +86,10 @@ class ConsoleTracker:
         if self._live is None:
             self._console.print(line, soft_wrap=True, highlight=False)
 
+    def say(self, text: str) -> None:
+        """Print a line that stays: above the panel on a terminal."""
+        self._console.print(Text(printable(text)), soft_wrap=True, highlight=False)
+
     def close(self) -> None:
         """Leave the last state on the screen; a second call does nothing."""
         if self._live is not None:

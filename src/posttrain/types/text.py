@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 ScoreState = Literal["ok", "invalid", "timeout", "crashed"]
-StopReason = Literal["stop", "length"]
+StopReason = Literal["stop", "length", "stop_string"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,8 @@ class Prompt:
 class Sampling:
     """How tokens are drawn. ``temperature=0`` is greedy; ``top_k=0`` and ``top_p=1`` are off.
 
+    A completion ends with the token that completes one of the strings of ``stop`` in its text.
+
     >>> Sampling(temperature=0.7, max_new_tokens=32).truncates
     False
     """
@@ -40,6 +42,7 @@ class Sampling:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -50,6 +53,8 @@ class Sampling:
             raise ValueError(f"top_k: must be at least 0 (off), got {self.top_k}")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p: must be above 0 and at most 1 (off), got {self.top_p}")
+        if isinstance(self.stop, str) or not all(self.stop):
+            raise ValueError(f"stop: expected strings that are not empty, got {self.stop!r}")
 
     @property
     def truncates(self) -> bool:
@@ -64,7 +69,8 @@ class Completion:
     ``logprobs`` are of the distribution really sampled, after temperature, top-k and top-p
     (greedy decoding reports the model's own, at temperature 1); ``version`` is the policy version
     whose weights drew the tokens. A completion that ended by itself holds its end token; one that
-    ran into the length limit has ``stop_reason="length"``.
+    ran into the length limit has ``stop_reason="length"``. One that a stop string ended has
+    ``"stop_string"``: its tokens are all that were sampled, its ``text`` ends before that string.
     """
 
     tokens: tuple[int, ...]

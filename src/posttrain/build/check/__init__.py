@@ -45,7 +45,9 @@ from posttrain.config import (
 )
 from posttrain.config.read import parse_overrides
 from posttrain.data.template import PromptTooLong
+from posttrain.models.quiet import compiler_explained
 from posttrain.protocols import Engine, Task
+from posttrain.track.progress import phase
 
 if TYPE_CHECKING:
     from posttrain.build.run import Supplied
@@ -114,7 +116,7 @@ def _check(read: Callable[[], Recipe], *, fast: bool, supplied: Supplied | None)
         key, _, said = caution.partition(": ")
         text, _, fix = said.partition("; ")
         book["config"].warned(key, text, fix=f"{fix}, or leave it if meant")
-    with own_threads():
+    with own_threads(), compiler_explained():
         bench = make_bench(recipe, book, fast=fast, supplied=supplied)
         try:
             if bench.policy is not None:
@@ -186,7 +188,8 @@ def _rollouts(bench: Bench, book: Book, *, answers: Answers) -> None:
     sampled = trial = None
     with signal.guard("rollouts"):
         try:
-            sampled = sample(bench, seconds_per_grade=sum(seconds) / max(1, len(seconds)))
+            with phase("checking: a few rollouts"):
+                sampled = sample(bench, seconds_per_grade=sum(seconds) / max(1, len(seconds)))
         except PromptTooLong:  # a line of the data says how much
             _left_out(book, "no prompt leaves room for an answer")
     if sampled is None:
@@ -197,7 +200,7 @@ def _rollouts(bench: Bench, book: Book, *, answers: Answers) -> None:
     with book["resources"].attempt("memory"):
         enough = enough_memory(bench, book["resources"])
     if enough:
-        with book["numerics"].guard("one step"):
+        with book["numerics"].guard("one step"), phase("checking: one step"):
             trial = take_step(bench, sampled.part(TRIED))
     if trial is not None:
         check_numerics(bench, sampled, trial=trial, findings=book["numerics"])

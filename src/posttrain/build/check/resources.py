@@ -10,7 +10,8 @@ from pathlib import Path
 from posttrain.build.check.bench import Bench
 from posttrain.build.check.report import Findings, State
 from posttrain.build.check.signal import Sampled, engine_of
-from posttrain.build.check.trial import Trial, take_step
+from posttrain.build.check.speed import check_speed, check_way
+from posttrain.build.check.trial import REMEASURED, Trial, take_step
 from posttrain.build.learners import make_plan
 from posttrain.build.parts import filled, make_sampling
 from posttrain.models.gpu_memory import free_bytes
@@ -19,7 +20,6 @@ from posttrain.models.token_scores import chunk_elements_for
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.collect import collect
 
-REMEASURED = 5.0  # seconds of sampling up to which a second look is taken
 _MACHINE = Path("/proc/meminfo")
 _GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _GROUP_USED = Path("/sys/fs/cgroup/memory.current")
@@ -35,12 +35,18 @@ def enough_memory(bench: Bench, findings: Findings) -> bool:
 
 def check_resources(bench: Bench, sampled: Sampled, *, trial: Trial, findings: Findings) -> None:
     """Memory and time, from the step that was tried and from a smaller one."""
+    with findings.attempt("way"):
+        check_way(bench, trial, findings=findings)
     with findings.attempt("memory and time"):
         part = sampled.part(trial.sequences // 4)
         less = take_step(bench, part) if len(part) < trial.sequences else trial
         passing = _passing(bench, less, more=trial)
         _check_memory(bench, memory_needs(bench) | passing, findings=findings)
-        _check_time(bench, sampled, steps=(less, trial), findings=findings)
+        decode, seconds = _decoding(bench, sampled)
+        _check_time(
+            bench, sampled, steps=(less, trial), decoded=(decode, seconds), findings=findings
+        )
+        check_speed(bench, sampled, trial=trial, seconds=seconds, findings=findings)
 
 
 def _passing(bench: Bench, less: Trial, *, more: Trial) -> dict[str, int]:
@@ -152,12 +158,17 @@ class Law:
 
 
 def _check_time(
-    bench: Bench, sampled: Sampled, *, steps: tuple[Trial, Trial], findings: Findings
+    bench: Bench,
+    sampled: Sampled,
+    *,
+    steps: tuple[Trial, Trial],
+    decoded: tuple[Law, float],
+    findings: Findings,
 ) -> None:
     section, (less, trial) = filled(bench.recipe.rl), steps
     count = len(sampled.rollouts)
     full = section.prompts_per_step * section.group_size
-    decode, seconds = _decoding(bench, sampled)
+    decode, seconds = decoded
     infer = Law.through((less.tokens, less.infer_seconds), (trial.tokens, trial.infer_seconds))
     learn = Law.through((less.tokens, less.step_seconds), (trial.tokens, trial.step_seconds))
     drawn = full * _redrawn(bench, sampled)
@@ -187,7 +198,8 @@ def _check_time(
 def _decoding(bench: Bench, sampled: Sampled) -> tuple[Law, float]:
     """The law of sampling by rollouts, and the seconds that the sample takes once warm."""
     size, count = len(sampled.groups[0]), len(sampled.rollouts)
-    if sampled.rollout_seconds > REMEASURED or len(sampled.groups) == 1:
+    limit = REMEASURED[bench.of_parts().device]
+    if sampled.rollout_seconds > limit or len(sampled.groups) == 1:
         return Law(0.0, sampled.rollout_seconds / count), sampled.rollout_seconds
     few = max(1, len(sampled.groups) // 4)
     short = _seconds(bench, sampled, groups=few)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from posttrain.algorithms.diagnostics import share_without_signal
 from posttrain.build.check.bench import Bench, unchanged
 from posttrain.build.learners import make_learner, make_plan
 from posttrain.build.parts import filled
+from posttrain.build.ways import declared
 from posttrain.data.collate import collate
 from posttrain.data.minibatch import micro_batches
 from posttrain.pipelines.objective import make_objective
@@ -23,9 +24,11 @@ from posttrain.pipelines.plan import State
 from posttrain.pipelines.rl import prepare
 from posttrain.protocols import StepResult
 from posttrain.types import Batch, Rollout
+from posttrain.types.ways import Way
 
 Result = TypeVar("Result")
-REMEASURED = 5.0  # seconds of a step up to which a second look is taken
+# Seconds of a step up to which a second look is taken: a GPU's first compiles and records.
+REMEASURED = {"cpu": 5.0, "cuda": 60.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,8 @@ class Trial:
 
     ``mismatch`` is what engine and learner disagree by, ``moved`` what the step changed, both in
     nats a token; ``activations`` are the bytes kept for the gradient of the largest micro-batch,
-    which has ``micro_tokens``, where ``micro_batch_tokens`` are allowed.
+    which has ``micro_tokens``, where ``micro_batch_tokens`` are allowed; ``ways`` are those that
+    engine and learner declare.
     """
 
     result: StepResult
@@ -49,6 +53,7 @@ class Trial:
     micro_batch_tokens: int
     infer_seconds: float
     step_seconds: float
+    ways: Mapping[str, Way]
 
     @property
     def finite(self) -> bool:
@@ -62,6 +67,7 @@ def take_step(
 ) -> Trial:
     """Prepare a batch and take one step at the peak learning rate, on weights that are kept."""
     section, policy = filled(bench.recipe.rl), bench.of_policy()
+    device = bench.of_parts().device
     section = section.model_copy(
         update={
             "warmup_steps": 0,
@@ -78,7 +84,7 @@ def take_step(
             bench.recipe,
             policy,
             section=section,
-            device=bench.of_parts().device,
+            device=device,
             total_steps=1,
             reward_model=bench.reward_model,
         )
@@ -89,8 +95,9 @@ def take_step(
         with saved_bytes(policy.model) as saved:
             result, seconds = _timed(lambda: learner.step(ready, objective))
         after, infer_seconds = _timed(lambda: learner.infer(batch))
-        if seconds < REMEASURED:  # the first step also makes the optimiser's state
+        if seconds < REMEASURED[device]:  # the first step also makes the optimiser's state
             seconds = _timed(lambda: learner.step(ready, objective))[1]
+    longest = section.max_new_tokens + max(len(rollout.prompt.tokens) for rollout in rollouts)
     chosen = batch.active  # of sequences whose grader broke, nothing is asked
     apart = _between(batch.need("old_logprobs"), batch.need("sampler_logprobs"), chosen=chosen)
     moved = _between(after.need("old_logprobs"), batch.need("old_logprobs"), chosen=chosen)
@@ -107,6 +114,7 @@ def take_step(
         micro_batch_tokens=learner.micro_batch_tokens,
         infer_seconds=infer_seconds,
         step_seconds=seconds,
+        ways=declared(bench.recipe, learner, longest=longest, engine=bench.engine),
     )
 
 

@@ -14,9 +14,9 @@ import torch
 from posttrain.models.cache import UnknownMemoryError
 from posttrain.models.load import Policy
 from posttrain.protocols import Engine
-from posttrain.rollout.engines.draws import Decode
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.rollout.engines.scripted import ScriptedEngine
+from posttrain.rollout.engines.stops import Decode
 from posttrain.rollout.engines.transformers import TransformersEngine
 
 Compute = Literal["auto", "float32", "bfloat16"]
@@ -44,7 +44,7 @@ def native_engine(
         return NativeEngine(policy.model, compiled=compiled, **options)
     except UnknownMemoryError as reason:
         warnings.warn(f"{reason}; sampling with transformers' generate, slower", stacklevel=2)
-        return TransformersEngine(policy.model, **options)
+        return TransformersEngine(policy.model, instead=f"the model has {reason.has}", **options)
 
 
 def transformers_engine(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posttrain.models.sampling import sample
-from posttrain.types import Completion, Sampling
-
-Decode = Callable[[Sequence[int]], str]
+from posttrain.rollout.engines.stops import Decode, cut_at_stop, may_have_stopped, tail_length
+from posttrain.types import Completion, Sampling, StopReason
 
 
 def uniforms(seed: int, *, sequences: Sequence[int], num_steps: int) -> Tensor:
@@ -60,10 +59,27 @@ class Draws:
         self.step += 1
         return tokens
 
+    def end_stopped(self, decode: Decode, *, new: int) -> None:
+        """End the sequences whose last ``new`` tokens complete a stop string, where there are any.
+
+        Others may go on: what is drawn behind such a string is cut off in the end.
+        """
+        stop = self.sampling.stop
+        if not stop:
+            return
+        first = max(0, self.step - tail_length(stop, new=new))
+        running = (~self.ended).nonzero()[:, 0]
+        tails = self._tokens[running, first : self.step].tolist()
+        for row, tail in zip(running.tolist(), tails, strict=True):
+            if may_have_stopped(tail, decode, stop=stop):
+                whole = self._tokens[row, : self.step].tolist()
+                self.ended[row] = cut_at_stop(whole, decode, stop=stop) is not None
+
     def completions(self, decode: Decode, *, version: int) -> list[Completion]:
         """One completion for each sequence: up to its first end token, which it keeps."""
         ends = torch.isin(self._tokens, self._end_tokens)
-        lengths = torch.where(ends.any(1), ends.int().argmax(1) + 1, self.step)
+        drawn = (self._tokens >= 0).sum(1)  # of one that a stop string has ended, not every step
+        lengths = torch.where(ends.any(1), ends.int().argmax(1) + 1, drawn)
         return completions(
             self._tokens,
             self._logprobs,
@@ -71,6 +87,7 @@ class Draws:
             end_tokens=self._end_tokens.tolist(),
             decode=decode,
             version=version,
+            stop=self.sampling.stop,
         )
 
 
@@ -82,8 +99,12 @@ def completions(
     end_tokens: Sequence[int],
     decode: Decode,
     version: int,
+    stop: Sequence[str] = (),
 ) -> list[Completion]:
-    """The first ``lengths`` tokens of each row as a completion. Shapes: [N, T] × 2, N lengths."""
+    """The first ``lengths`` tokens of each row as a completion, fewer where one of ``stop`` comes.
+
+    Shapes: [N, T] × 2, N lengths.
+    """
     if not bool(torch.isfinite(logprobs).all()):
         raise ValueError(
             "logprobs: the model gave NaN or infinity for a token that was sampled. If its "
@@ -93,12 +114,16 @@ def completions(
     found = []
     for row, likely, length in zip(tokens.tolist(), logprobs.tolist(), lengths, strict=True):
         ended = row[length - 1] in end_tokens
+        said = row[: length - 1] if ended else row[:length]
+        reason: StopReason = "stop" if ended else "length"
+        cut = cut_at_stop(said, decode, stop=stop) if stop else None
+        count, text = cut or (length, decode(said))
         found.append(
             Completion(
-                tokens=tuple(row[:length]),
-                logprobs=tuple(likely[:length]),
-                text=decode(row[: length - 1] if ended else row[:length]),
-                stop_reason="stop" if ended else "length",
+                tokens=tuple(row[:count]),
+                logprobs=tuple(likely[:count]),
+                text=text,
+                stop_reason=reason if cut is None else "stop_string",
                 version=version,
             )
         )

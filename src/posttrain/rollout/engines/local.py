@@ -9,13 +9,16 @@ from typing import Any
 import torch
 
 from posttrain.models.cache import bytes_per_sequence, context_length
+from posttrain.models.compiled import uncompiled
 from posttrain.models.gpu_memory import free_bytes
-from posttrain.rollout.engines.draws import Decode, Draws, uniforms
+from posttrain.rollout.engines.draws import Draws, uniforms
 from posttrain.rollout.engines.requests import check_num_samples, check_prompts, in_parts
+from posttrain.rollout.engines.stops import Decode
 from posttrain.track.progress import advance
 from posttrain.types import Completion, Prompt, Sampling
 
 CPU_BYTES = 4 << 30  # what decoding may take where free memory cannot be asked for
+SHARED = 2**16  # weights of a matrix, on average, from which a CPU's threads share its product
 
 
 class LocalEngine:
@@ -61,7 +64,7 @@ class LocalEngine:
         """``num_samples`` completions for each prompt, in order; the seed decides every token."""
         check_num_samples(num_samples)
         check_prompts(prompts, sampling, limit=context_length(self.model))
-        with _evaluating(self.model):
+        with _evaluating(self.model), _threads(self.model):
             found = self.decode_all(prompts, sampling, num_samples=num_samples, seed=seed)
         return [
             [found[prompt * num_samples + sample] for sample in range(num_samples)]
@@ -78,7 +81,7 @@ class LocalEngine:
         for numbers in in_parts(lengths, num_samples=num_samples, size=size):
             randomness = uniforms(seed, sequences=numbers, num_steps=sampling.max_new_tokens)
             draws = Draws(sampling, randomness.to(self.model.device), end_tokens=self.end_tokens)
-            with self.precision():
+            with self.precision(), uncompiled(self.model):
                 self.decode_part([prompts[n // num_samples].tokens for n in numbers], draws)
             completions = draws.completions(self.decode, version=self.version)
             found.update(zip(numbers, completions, strict=True))
@@ -112,6 +115,29 @@ def memory_budget(device: torch.device) -> int:
     if device.type != "cuda":
         return CPU_BYTES
     return free_bytes(device) // 2
+
+
+def samples_alone(model: torch.nn.Module) -> bool:
+    """Whether one thread samples fastest: a second is not awake before such products are done.
+
+    It depends on the weights alone. Another number of threads rounds differently, and the company
+    of other sequences must not.
+    """
+    sizes = [weight.numel() for weight in model.parameters() if weight.ndim > 1]
+    on_cpu = all(weight.device.type == "cpu" for weight in model.parameters())
+    return on_cpu and sum(sizes) < SHARED * len(sizes)
+
+
+@contextmanager
+def _threads(model: torch.nn.Module) -> Iterator[None]:
+    """One thread inside where that samples fastest, else as many as there are."""
+    before = torch.get_num_threads()
+    if samples_alone(model):
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

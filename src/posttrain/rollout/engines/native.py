@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posttrain.models import head
+from posttrain.models import head, kernels
 from posttrain.models.cache import new_cache, next_logits, select_rows
-from posttrain.models.compiled import ask_once, compile_layers
+from posttrain.models.compiled import ask_once, compilable, compile_layers, is_compiled
 from posttrain.models.half import HalfCopy
 from posttrain.models.replaceable import replaceable
 from posttrain.models.slots import Room, bytes_per_slot, fits_slots
@@ -28,10 +28,15 @@ from posttrain.rollout.engines.requests import left_pad
 from posttrain.rollout.engines.slots import SlotDecoder
 from posttrain.track.progress import advance
 from posttrain.types import Completion, Prompt, Sampling
+from posttrain.types.ways import Verdict, Way
 
 CHECK_EVERY = 4  # steps between two looks at who has ended (a look makes a GPU's queue run dry)
 HALF = (torch.bfloat16, torch.float16)
 SHRINK_AT = 0.75  # ended sequences are dropped once only this share of the rows is still running
+WITHOUT_SLOTS = {
+    "cuda": "each step is launched kernel by kernel, uncompiled, and batches wait for each other",
+    "cpu": "batches wait for each other (measured on a CPU: about as fast)",
+}
 
 
 class NativeEngine(LocalEngine):
@@ -89,7 +94,7 @@ class NativeEngine(LocalEngine):
             return uniforms(seed, sequences=numbers, num_steps=sampling.max_new_tokens)
 
         with self.precision(keep_casts=False):
-            for drawn in decoder.run(requests, sampling, randomness=randomness):
+            for drawn in decoder.run(requests, sampling, randomness=randomness, decode=self.decode):
                 texts = completions(
                     drawn.tokens,
                     drawn.logprobs,
@@ -97,12 +102,33 @@ class NativeEngine(LocalEngine):
                     end_tokens=self.end_tokens,
                     decode=self.decode,
                     version=self.version,
+                    stop=sampling.stop,
                 )
                 found.update(zip(drawn.numbers, texts, strict=True))
                 advance(len(drawn.numbers))
         return found
 
-    def _can_use_slots(self) -> bool:
+    def way(self) -> Way:
+        """Slots where the model allows them; on a GPU their steps are played from CUDA graphs."""
+        verdict = self._can_use_slots() if self._slots else Verdict("they are turned off")
+        if not verdict:
+            cost = WITHOUT_SLOTS["cuda" if self.model.device.type == "cuda" else "cpu"]
+            return Way.of("batches with a growing cache", wanted=[("slots", verdict, cost)])
+        wanted = []
+        if self.model.device.type == "cuda":
+            broken = "" if self._decoder is None else self._decoder.not_recorded
+            exact = (self.compute or self.model.dtype) == torch.float64
+            triton = "they do not compute in float64" if exact else ""
+            triton = triton if kernels.has_triton() else "Triton is not installed"
+            wanted = [
+                ("CUDA graphs", Verdict(broken), "each step takes longer"),
+                ("Triton kernels", Verdict(triton), "plain PyTorch attends and draws"),
+            ]
+        if self._compiled:
+            wanted.append(("compiled layers", compilable(self.model), "they run as written"))
+        return Way.of("slots", wanted=wanted)
+
+    def _can_use_slots(self) -> Verdict:
         """Whether attention, keys and head of the model are such that slots can do without it."""
         probe = torch.zeros(1, 1, dtype=torch.long, device=self.model.device)
         return (
@@ -120,9 +146,8 @@ class NativeEngine(LocalEngine):
                 ask_once(self.model)  # a copy with weights of two kinds could not answer
             self._half = HalfCopy(self.model, self.compute)
         model = self.model if self._half is None else self._half.model
-        if self._compiled:
+        if self._compiled and not is_compiled(model):
             compile_layers(model)
-            self._compiled = False  # once is enough
         dtype = self.compute or model.dtype
         if self._decoder is not None:
             need = _room(requests, sampling, most=self._most)
@@ -154,6 +179,7 @@ class NativeEngine(LocalEngine):
             if draws.full:
                 return
             if draws.step % CHECK_EVERY == 0:
+                draws.end_stopped(self.decode, new=CHECK_EVERY)
                 left = (~draws.ended[rows]).nonzero()[:, 0]
                 if not len(left):
                     return

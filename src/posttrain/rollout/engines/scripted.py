@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from posttrain.rollout.engines.draws import Decode
+import torch
+
+from posttrain.rollout.engines.draws import completions
 from posttrain.rollout.engines.requests import check_num_samples
+from posttrain.rollout.engines.stops import Decode
 from posttrain.types import Completion, Prompt, Sampling
 
 Answer = str | Completion
@@ -87,11 +90,13 @@ class ScriptedEngine:
             return dataclasses.replace(answer, version=self.version)
         whole = (*self.encode(answer), self.end_token)
         tokens = whole[: sampling.max_new_tokens]
-        ended = len(tokens) == len(whole)
-        return Completion(
-            tokens=tokens,
-            logprobs=(self.logprob,) * len(tokens),
-            text=self.decode(tokens[:-1] if ended else tokens),
-            stop_reason="stop" if ended else "length",
+        (completion,) = completions(
+            torch.tensor([tokens]),
+            torch.full((1, len(tokens)), self.logprob, dtype=torch.float64),
+            lengths=[len(tokens)],
+            end_tokens=[self.end_token],
+            decode=self.decode,
             version=self.version,
+            stop=sampling.stop,
         )
+        return completion

@@ -24,6 +24,7 @@ from posttrain.models.sampling import sample
 from posttrain.models.slots import Decoding, Reading, Room, Slots
 from posttrain.rollout.engines.desk import Desk, Request, Seat, in_parts, rows_for
 from posttrain.rollout.engines.recorded import Recorded, Step
+from posttrain.rollout.engines.stops import Decode, cut_at_stop, may_have_stopped, tail_length
 from posttrain.types import Sampling
 
 Randomness = Callable[[Sequence[int]], Tensor]  # uniform numbers [n, new tokens] of sequences
@@ -72,10 +73,23 @@ class SlotDecoder:
         self._grouping: Grouping | None = None
         self._pool = Pool() if device.type == "cuda" else None
 
+    @property
+    def not_recorded(self) -> str:
+        """Why its steps cannot be played from recordings; empty where they can, or none are."""
+        return "" if self._pool is None else self._pool.broken
+
     def run(
-        self, requests: Sequence[Request], sampling: Sampling, *, randomness: Randomness
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        *,
+        randomness: Randomness,
+        decode: Decode,
     ) -> Iterator[Drawn]:
-        """Sample all requests; those that have ended come out as they do, in no order."""
+        """Sample all requests; those that have ended come out as they do, in no order.
+
+        What is drawn behind a stop string, until that is seen, comes with the rest.
+        """
         desk = Desk(requests, self.room)
         drawn = None
         while desk.waiting or desk.running:
@@ -85,10 +99,24 @@ class SlotDecoder:
                 self._advance(desk, sampling)
             if drawn is not None:  # the caller works on these while the device takes its steps
                 yield drawn
+            if sampling.stop:
+                self._end_stopped(desk, sampling.stop, decode=decode)
             ended = desk.leave(self._ended.tolist())
             drawn = self._collect(ended) if ended else None
         if drawn is not None:
             yield drawn
+
+    def _end_stopped(self, desk: Desk, stop: Sequence[str], *, decode: Decode) -> None:
+        """End the sequences whose text holds a stop string since the last look."""
+        slots = torch.tensor(list(desk.running), device=self._token.device)
+        lengths = (self._slots.written[slots] + 1).long()
+        back = torch.arange(-tail_length(stop, new=LOOK_EVERY), 0, device=slots.device)
+        places = (lengths[:, None] + back).clamp_min(0)
+        tails = self._tokens[slots[:, None], places].tolist()
+        for slot, length, tail in zip(slots.tolist(), lengths.tolist(), tails, strict=True):
+            if may_have_stopped(tail[-length:], decode, stop=stop):
+                whole = self._tokens[slot, :length].tolist()
+                self._ended[slot] |= cut_at_stop(whole, decode, stop=stop) is not None
 
     def _collect(self, ended: Sequence[Seat]) -> Drawn:
         slots = torch.tensor([seat.slot for seat in ended], device=self._token.device)
@@ -171,7 +199,8 @@ class SlotDecoder:
         count = rows_for(len(slots), self.room.num_slots)
         padded = slots + desk.free[:1] * (count - len(slots))
         self._rows[:count] = torch.tensor(padded, device=self._rows.device)
-        key = (count, dataclasses.replace(sampling, max_new_tokens=1))  # the limit is in the slots
+        # The limit is in the slots, and for stop strings it is looked outside of a step.
+        key = (count, dataclasses.replace(sampling, max_new_tokens=1, stop=()))
         if key not in self._steps:
             self._steps[key] = self._to_record(self._rows[:count], sampling)
         return self._steps[key]

@@ -8,21 +8,40 @@ default of the model's own generation_config has a say, and a seed means the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+)
 
 from posttrain.rollout.engines.draws import Draws
 from posttrain.rollout.engines.local import LocalEngine
 from posttrain.rollout.engines.requests import left_pad
+from posttrain.types.ways import Verdict, Way
 
 
 class TransformersEngine(LocalEngine):
-    """Decodes with ``model.generate``: slower than the native engine, and takes any decoder."""
+    """Decodes with ``model.generate``: slower than the native engine, and takes any decoder.
+
+    ``instead`` says why it does so in the place of the native engine, where that was asked for.
+    """
+
+    def __init__(self, model: Any, *, instead: str = "", **options: Any) -> None:
+        super().__init__(model, **options)
+        self._instead = instead
+
+    def way(self) -> Way:
+        """That of transformers."""
+        cost = "a batch waits for its longest, and each step copies its whole cache"
+        native = [("native engine", Verdict(self._instead), cost)] if self._instead else []
+        return Way.of("transformers' generate", wanted=native)
 
     def decode_part(self, prompts: Sequence[tuple[int, ...]], draws: Draws) -> None:
         """Draw until each sequence has ended or is full."""
@@ -39,7 +58,17 @@ class TransformersEngine(LocalEngine):
                 attention_mask=attention.long(),
                 generation_config=settings,
                 logits_processor=LogitsProcessorList([_Draw(draws)]),
+                stopping_criteria=StoppingCriteriaList([self._stopped(draws)]),
             )
+
+    def _stopped(self, draws: Draws) -> Callable[..., Tensor]:
+        """Whose text holds a stop string, asked after every token."""
+
+        def ended(input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+            draws.end_stopped(self.decode, new=1)
+            return draws.ended
+
+        return ended
 
     def _pad_token(self, last_tokens: set[int]) -> int:
         """One that ends no prompt: such a prompt would be taken for padded on the right."""

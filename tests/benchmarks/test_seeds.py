@@ -1,0 +1,224 @@
+"""Results of several seeds: the interval by hand, what is taken from a run, what is refused."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import recipe as small_recipe
+from small_runs import small_run
+
+from posttrain.config import recipe_from_dict, resolve
+from posttrain.config.toml import write_toml
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(FOLDER)
+    import jobs
+    import results_page
+    import seeds
+    import sweep
+
+
+def test_the_interval_of_seeds_that_differ() -> None:
+    """p = 0.8, s = 0.1: 4.303 · 0.1 · √(4/3) = 0.496870; by chance only 1.96 · 0.04 · √(4/3)."""
+    low, high = seeds.prediction_interval([0.7, 0.8, 0.9], problems=100)
+    assert low == pytest.approx(0.8 - 0.4968676, rel=1e-6)
+    assert high == 1.0
+
+
+def test_the_interval_of_seeds_that_agree() -> None:
+    """All right: q = (2·98 + 1)/(2·98 + 2) = 197/198; 1.96 · √(q(1 − q)/98) · √1.5."""
+    low, high = seeds.prediction_interval([1.0, 1.0], problems=98)
+    assert low == pytest.approx(1 - 1.96 * math.sqrt(197 / 198**2 / 98 * 1.5), rel=1e-6)
+    assert high == 1.0
+    # Few problems: the chance of single answers is more than the spread of the seeds.
+    low, _ = seeds.prediction_interval([0.5, 0.5 + 1e-9, 0.5 - 1e-9], problems=100)
+    assert low == pytest.approx(0.5 - 1.96 * 0.05 * math.sqrt(4 / 3), rel=1e-6)
+
+
+def test_the_interval_needs_two_seeds_and_knows_more_than_ten() -> None:
+    assert seeds.prediction_interval([0.5], problems=100) is None
+    values = [0.4, 0.6] * 6
+    half = 2.262 * 0.1 * math.sqrt(12 / 11) * math.sqrt(13 / 12)
+    low, high = seeds.prediction_interval(values, problems=10**6)
+    assert (low, high) == pytest.approx((0.5 - half, 0.5 + half), rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A recipe as a file, and two finished runs of it."""
+    folder = tmp_path_factory.mktemp("seeds")
+    given = small_recipe(folder / "0", rl={"evaluate_every": 2}, run={"threads": 1, "seed": 0})
+    folders = [folder / "0", folder / "1"]
+    for seed, place in enumerate(folders):
+        small_run(given | {"run": given["run"] | {"seed": seed, "folder": str(place)}})
+    path = folder / "small.toml"
+    path.write_text("# A small one.\n#\n# Before  nothing\n\n" + write_toml(given))
+    return {"recipe": path, "folders": folders}
+
+
+def test_a_result_is_what_the_runs_say(made: dict[str, Any], tmp_path: Path) -> None:
+    found = seeds.read_seeds([*made["folders"][::-1], tmp_path / "not begun"])
+    result = seeds.result(found, name="small", recipe=made["recipe"])
+    summaries = [json.loads((place / "summary.json").read_text()) for place in made["folders"]]
+    assert [each["seed"] for each in result["seeds"]] == [0, 1]
+    assert [each["after"] for each in result["seeds"]] == [s["accuracy_after"] for s in summaries]
+    assert result["problems"] == summaries[0]["problems"] == 10
+    assert result["hardware"].startswith("a CPU (")
+    assert result["about"] == ["A small one.", "", "Before  nothing"]
+    lines = (made["folders"][0] / "rl" / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    curve = result["seeds"][0]["curve"]
+    assert curve["step"] == [0, 1, 2, 3]
+    assert [value is not None for value in curve["accuracy"]] == [True, False, True, True]
+    seconds = sum(record.get("time/step", 0.0) for record in records)
+    assert curve["minutes"][-1] == pytest.approx(seconds / 60, abs=5e-4)
+    assert curve["entropy"][-1] == pytest.approx(records[-1]["objective/entropy"], abs=5e-5)
+    # What is published is the recipe with every default, and nothing of the machine.
+    again = resolve(recipe_from_dict(result["config"]))
+    assert again.rl is not None
+    assert again.rl.steps == 3
+    assert str(made["recipe"].parent) not in json.dumps(result)
+    seeds.write_result(tmp_path / "small.json", result)
+    assert json.loads((tmp_path / "small.json").read_text()) == json.loads(json.dumps(result))
+
+
+def test_runs_of_another_recipe_are_no_result_of_this_one(made: dict[str, Any]) -> None:
+    found = seeds.read_seeds(made["folders"])
+    with pytest.raises(ValueError, match=r"seed 0: is not a run of this .*rl\.steps: 4 → 3"):
+        seeds.result(found, name="small", recipe=made["recipe"], overrides=["--rl.steps", "4"])
+
+
+def test_a_key_that_is_newer_than_the_runs_is_not_published(made: dict[str, Any]) -> None:
+    found = json.loads(json.dumps(seeds.read_seeds(made["folders"])))
+    for seed in found:
+        del seed["config"]["rl"]["audit"]
+    result = seeds.result(found, name="small", recipe=made["recipe"])
+    assert "audit" not in result["config"]["rl"]
+    found[1]["config"]["rl"]["gone_since"] = 1
+    with pytest.raises(ValueError, match=r"seed 1: is not a run .*rl\.gone_since: unset → 1"):
+        seeds.result(found, name="small", recipe=made["recipe"])
+
+
+def test_an_unfinished_run_is_shown_and_not_counted(made: dict[str, Any], tmp_path: Path) -> None:
+    cut = tmp_path / "2"
+    (cut / "rl").mkdir(parents=True)
+    whole = made["folders"][0]
+    for name in ("config.json", "rl/metrics.jsonl"):
+        (cut / name).write_bytes((whole / name).read_bytes())
+    found = seeds.read_seeds([*made["folders"], cut])
+    result = seeds.result(found, name="small", recipe=made["recipe"])
+    assert len(result["seeds"]) == 2
+    row = seeds.table({"small": found}).splitlines()[-1]
+    assert "unfinished (0.0 at step 3)" in row
+    seeds.draw({"small": found}, tmp_path / "curves.png", source="drawn from this")
+    assert b"drawn from this" in (tmp_path / "curves.png").read_bytes()
+
+
+class Ended:
+    """A process that ends with a code, after it was looked at a few times."""
+
+    def __init__(self, code: int, looks: int = 1) -> None:
+        self.returncode, self._looks, self.stopped = code, looks, False
+
+    def poll(self) -> int | None:
+        self._looks -= 1
+        return None if self._looks > 0 else self.returncode
+
+    def terminate(self) -> None:
+        self.stopped = True
+
+    def wait(self) -> int:
+        return self.returncode
+
+
+def _jobs(num: int) -> list[jobs.Job]:
+    return [
+        jobs.Job(recipe=Path("r.toml"), overrides=(), seed=seed, folder=Path(f"runs/{seed}"))
+        for seed in range(num)
+    ]
+
+
+def test_runs_go_side_by_side_and_one_that_fails_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running, most, started, calls = set[int](), [], [], []
+
+    class Process(Ended):
+        def __init__(self, seed: int, *, looks: int) -> None:
+            super().__init__(2 if seed == 1 else 0, looks)
+            self._seed = seed
+
+        def poll(self) -> int | None:
+            code = super().poll()
+            running.difference_update(() if code is None else {self._seed})
+            return code
+
+    def start(job: jobs.Job) -> Process:
+        started.append(job.seed)
+        running.add(job.seed)
+        most.append(len(running))
+        return Process(job.seed, looks=3 if job.seed == 0 else 1)
+
+    monkeypatch.setattr(jobs.Job, "start", start)
+    monkeypatch.setattr(jobs.signal, "signal", lambda *_: None)
+    well = jobs.run_all(
+        _jobs(4), parallel=2, minutes=math.inf, after_each=lambda: calls.append(len(started))
+    )
+    assert not well
+    assert started == [0, 1, 2, 3]
+    assert max(most) == 2
+    assert len(calls) == 5  # after each of four, and at the end
+    assert "runs/1: failed, see runs/1.log" in capsys.readouterr().out
+
+
+def test_after_the_minutes_what_runs_is_asked_to_stop(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process, calls = Ended(143, looks=10**9), []
+    monkeypatch.setattr(jobs.Job, "start", lambda job: process)
+    monkeypatch.setattr(jobs.signal, "signal", lambda *_: None)
+    assert not jobs.run_all(
+        _jobs(2), parallel=1, minutes=0.0, after_each=lambda: calls.append("written")
+    )
+    assert process.stopped
+    assert calls == ["written"]
+    assert "not finished: runs/0, runs/1" in capsys.readouterr().out
+
+
+def test_the_variants_of_a_sweep_are_overrides_of_its_recipe() -> None:
+    asked = {
+        "base": {"rl": {"steps": 4}},
+        "variants": {"plain": {}, "higher": {"rl": {"loss": {"clip_high": 0.28}}}},
+    }
+    base = ["--rl.steps", "4"]
+    assert sweep.chosen(asked, None) == {
+        "plain": base,
+        "higher": [*base, "--rl.loss.clip_high", "0.28"],
+    }
+    assert list(sweep.chosen(asked, ["plain"])) == ["plain"]
+    with pytest.raises(ValueError, match="no such variant"):
+        sweep.chosen(asked, ["lower"])
+
+
+@pytest.mark.parametrize("path", results_page.files(FOLDER / "results"), ids=lambda path: path.stem)
+def test_every_published_result_holds(path: Path) -> None:
+    """Its interval follows from its seeds, and its recipe is one that this version can run."""
+    found = results_page.read(path)
+    after = [seed["after"] for seed in found["seeds"]]
+    interval = seeds.prediction_interval(after, problems=found["problems"])
+    assert interval is not None
+    assert found["name"] == path.stem
+    assert found["interval"] == [round(bound, 4) for bound in interval]
+    assert found["mean"] == pytest.approx(sum(after) / len(after), abs=5e-5)
+    resolve(recipe_from_dict(found["config"]))
+
+
+def test_the_page_of_results_is_up_to_date() -> None:
+    page = (results_page.DOCS / "results.md").read_text(encoding="utf-8")
+    assert page == results_page.page(), "run: python benchmarks/results_page.py"
+    for path in [*results_page.files(results_page.RESULTS), *results_page.files(FOLDER / "sweeps")]:
+        drawn = (results_page.DOCS / results_page.picture(path)).read_bytes()
+        assert results_page.digest(path).encode() in drawn, "run: python benchmarks/results_page.py"

@@ -1,0 +1,111 @@
+"""How a run samples and learns: said in one line at its start, kept, and again where it changes."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from small_runs import recipe, small_run
+
+from posttrain.build import ways as ways_module
+from posttrain.build.ways import Ways, declared, sampling_way, told
+from posttrain.config import recipe_from_dict, resolve
+from posttrain.rollout.engines import native
+from posttrain.rollout.engines.scripted import ScriptedEngine
+from posttrain.runs.report import render_report
+from posttrain.types.ways import Missing, Verdict, Way
+
+FAST = "samples: slots; learns: packed where that saves work, prompts shared"
+SLOTS = Way(uses=("slots",))
+LOST = Missing(what="CUDA graphs", why="it syncs", cost="steps take longer")
+
+
+def test_a_run_says_and_keeps_how_it_samples_and_learns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done, _ = small_run(recipe(tmp_path / "run", rl={"steps": 2}))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "learns: " in line] == [FAST.partition("; ")[2], FAST]
+    kept = json.loads(done.folder.stage("rl").ways.read_text())
+    assert kept["line"] == FAST
+    assert kept["samples"] == {"uses": ["slots"], "without": []}
+    assert done.summary["ways"] == {"sft": FAST.partition("; ")[2], "rl": FAST}
+    assert f"rl {FAST}" in render_report(done.folder)
+
+
+def test_a_run_that_falls_back_says_why_and_what_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "replaceable", lambda model: Verdict("it attends otherwise"))
+    done, printed = small_run(recipe(tmp_path / "run", sft=None, rl={"steps": 1, "check": "stop"}))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "samples: " in line]
+    assert line.startswith(
+        "! samples: batches with a growing cache (no slots: it attends otherwise"
+    )
+    assert "about as fast" in line
+    kept = json.loads(done.folder.stage("rl").ways.read_text())
+    assert kept["samples"]["without"][0]["why"] == "it attends otherwise"
+    assert "it attends otherwise" not in printed  # the check before the stage leaves it to the run
+
+
+def test_what_changes_is_told_again_and_only_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recording that fails shows only once it was tried."""
+    said: list[tuple[str, str]] = []
+    keeper = SimpleNamespace(
+        say=lambda line: said.append(("say", line)), tell=lambda line: said.append(("tell", line))
+    )
+    folder = SimpleNamespace(ways=tmp_path / "ways.json")
+    now = {"samples": SLOTS}
+    context: Any = SimpleNamespace(keeper=keeper, folder=folder)
+    ways = Ways(context, lambda: dict(now))
+    ways.look()
+    now["samples"] = Way(uses=("slots",), without=(LOST,))
+    ways.look()
+    ways.look()
+    after = "samples: slots (no CUDA graphs: it syncs, so steps take longer)"
+    assert said == [("say", "samples: slots"), ("tell", after)]
+    assert json.loads(folder.ways.read_text())["line"] == after
+    monkeypatch.setattr(ways_module, "compiler_remarks", ["PyTorch's compiler gives up on f"])
+    ways.look()
+    assert (
+        json.loads(folder.ways.read_text())["line"] == f"{after}; PyTorch's compiler gives up on f"
+    )
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize(
+    ("compiled", "steps", "words"),
+    [
+        (
+            "auto",
+            5,
+            "no compilation: rl.steps is below 100, and model.compile not set, so ",
+        ),
+        (False, 500, "no compilation: model.compile is false, so sampling"),
+        ("auto", 500, "compiled layers"),
+    ],
+)
+def test_what_the_recipe_does_without_on_a_gpu_is_said(
+    compiled: Any, steps: int, words: str, tmp_path: Path
+) -> None:
+    """As a choice: nothing fell back."""
+    values = recipe(tmp_path, rl={"steps": steps}, model={"compile": compiled})
+    layers = SimpleNamespace(layers=torch.nn.ModuleList([torch.nn.Linear(1, 1)]))
+    learner: Any = SimpleNamespace(
+        way=lambda longest: Way(uses=("packed",)),
+        device=torch.device("cuda"),
+        model=SimpleNamespace(get_decoder=lambda: layers),
+    )
+    engine: Any = SimpleNamespace(way=lambda: SLOTS)
+    ways = declared(resolve(recipe_from_dict(values)), learner, longest=9, engine=engine)
+    assert words in told(ways)
+    assert not any(way.fell_back for way in ways.values())
+
+
+def test_an_engine_need_not_declare_its_way() -> None:
+    engine = ScriptedEngine(lambda prompt, sample: "1", encode=lambda text: [4], end_token=1)
+    assert str(sampling_way(engine)) == "as ScriptedEngine does"
