@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from posttrain.types import Completion, Prompt, Rollout, Sampling, Score
+from posttrain.types import Collected, Completion, Prompt, Rollout, Sampling, Score
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,6 +79,16 @@ class Scorer(Protocol):
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score for each rollout, in order; never raises for what a grader did."""
+        ...
+
+
+class Sampler(Protocol):
+    """Samples and scores: an engine and a scorer, put together."""
+
+    def __call__(
+        self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
+    ) -> Collected:
+        """``num_samples`` scored rollouts of each prompt; ``group`` numbers the prompts."""
         ...
 
 

@@ -1,11 +1,14 @@
 """Evaluation: estimates by brute force and by published values, and answers known beforehand."""
 
 import itertools
+from functools import partial
 
 import pytest
 
 from posttrain.pipelines.evaluate import evaluate, mean, pass_at_k, share
+from posttrain.protocols import Engine, Sampler, Scorer
 from posttrain.rewards.scorer import RewardScorer
+from posttrain.rollout.collect import collect_scored
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.types import Completion, Prompt, Rollout, Sampling, Score
 from posttrain.types.marks import Marks, above_one, is_right
@@ -68,6 +71,10 @@ def test_problems_that_agree_have_a_wilson_interval(
     assert (found.low, found.high) == pytest.approx((low, high), abs=5e-5)
 
 
+def sampler(engine: Engine, scorer: Scorer) -> Sampler:
+    return partial(collect_scored, engine=engine, scorer=scorer)
+
+
 EXACT = Marks(check="exact", full={"exact": 1.0, "format": 1.0})
 QUESTIONS = [Prompt(id=str(n), text=f"{n}+1=", columns={"answer": str(n + 1)}) for n in range(4)]
 
@@ -80,9 +87,8 @@ def answer(prompt: Prompt, sample: int) -> str:
 def test_evaluate_with_known_answers() -> None:
     """Greedy accuracy 3/4; problem n has n of 4 samples right."""
     found = evaluate(
-        ScriptedEngine(answer),
+        sampler(ScriptedEngine(answer), RewardScorer({"exact": 2.0})),
         QUESTIONS,
-        scorer=RewardScorer({"exact": 2.0}),
         marks=EXACT,
         sampling=Sampling(max_new_tokens=9, temperature=0.8),
         samples=4,
@@ -101,9 +107,8 @@ def test_evaluate_with_known_answers() -> None:
 
 def test_three_samples_give_pass_at_1_2_and_3() -> None:
     found = evaluate(
-        ScriptedEngine(answer),
+        sampler(ScriptedEngine(answer), RewardScorer({"exact": 1.0})),
         QUESTIONS,
-        scorer=RewardScorer({"exact": 1.0}),
         marks=EXACT,
         sampling=Sampling(),
         samples=3,
@@ -122,9 +127,8 @@ def test_greedy_is_greedy_whatever_the_sampling() -> None:
 
     sampling = Sampling(max_new_tokens=9, temperature=0.8, top_k=5, top_p=0.5)
     evaluate(
-        Watched(answer),
+        sampler(Watched(answer), RewardScorer({"exact": 1.0})),
         QUESTIONS,
-        scorer=RewardScorer({"exact": 1.0}),
         marks=EXACT,
         sampling=sampling,
         samples=2,
@@ -149,9 +153,11 @@ def test_a_broken_grader_is_counted_and_is_not_right(rewards: dict[str, float]) 
 
     functions = {"grade": grade, "length": length}
     found = evaluate(
-        ScriptedEngine(answer),
+        sampler(
+            ScriptedEngine(answer),
+            RewardScorer({functions[name]: weight for name, weight in rewards.items()}),
+        ),
         QUESTIONS,
-        scorer=RewardScorer({functions[name]: weight for name, weight in rewards.items()}),
         marks=Marks(check="grade", full={"grade": 1.0, "length": 1.0}),
         sampling=Sampling(),
     )
@@ -180,9 +186,8 @@ def test_only_the_named_reward_decides() -> None:
 def test_no_problems_is_an_error() -> None:
     with pytest.raises(ValueError, match="the test split is empty"):
         evaluate(
-            ScriptedEngine(answer),
+            sampler(ScriptedEngine(answer), RewardScorer({"exact": 1.0})),
             [],
-            scorer=RewardScorer({"exact": 1.0}),
             marks=EXACT,
             sampling=Sampling(),
         )
@@ -209,9 +214,8 @@ def test_where_nothing_checks_answers_each_reward_has_its_full_marks() -> None:
 
     rewards = RewardScorer({"exact": 1.0, short: 0.5, seen: 0.0})
     found = evaluate(
-        ScriptedEngine(answer),
+        sampler(ScriptedEngine(answer), rewards),
         QUESTIONS,
-        scorer=rewards,
         marks=marks(rewards),
         sampling=Sampling(max_new_tokens=9),
         samples=2,
@@ -246,9 +250,8 @@ def test_full_marks_are_the_declared_maximum_or_unknown_above_one(
 
     rewards = RewardScorer({ten: {"weight": 1.0} | ({} if most is None else {"maximum": most})})
     found = evaluate(
-        ScriptedEngine(answer),
+        sampler(ScriptedEngine(answer), rewards),
         QUESTIONS,
-        scorer=rewards,
         marks=marks(rewards, check),
         sampling=Sampling(max_new_tokens=9),
     )
@@ -285,9 +288,8 @@ def test_a_broken_score_is_in_no_mean() -> None:
         return -1.0
 
     found = evaluate(
-        ScriptedEngine(lambda prompt, number: prompt.text),
+        sampler(ScriptedEngine(lambda prompt, number: prompt.text), RewardScorer({penalty: 1.0})),
         [Prompt(id=str(n), text=f"q{n}", tokens=(1,)) for n in range(4)],
-        scorer=RewardScorer({penalty: 1.0}),
         marks=Marks(weights={"penalty": 1.0}, full={"penalty": 0.0}),
         sampling=Sampling(max_new_tokens=9),
     )

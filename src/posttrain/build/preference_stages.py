@@ -37,12 +37,12 @@ from posttrain.models.reward import (
 from posttrain.models.scorer import ModelScorer
 from posttrain.pipelines import preferences
 from posttrain.pipelines.annotate import Annotated, annotate
-from posttrain.pipelines.evaluate import answer
 from posttrain.pipelines.fit import fit, num_steps
 from posttrain.pipelines.guard import Guarded
 from posttrain.pipelines.preferences import RankedTokens, Verdict
 from posttrain.protocols import Scorer, Split
 from posttrain.rewards.scorer import RewardScorer
+from posttrain.rollout.collect import collect_scored
 from posttrain.runs.calibration_plot import plot_calibration
 from posttrain.runs.files import replacing, write_json
 from posttrain.types import Prompt, Rollout, Sampling
@@ -171,14 +171,15 @@ def _compared(
     )
     sampling = Sampling(max_new_tokens=section.max_new_tokens, temperature=section.temperature)
     for questions in work:
-        yield answer(
-            engine,
+        found = collect_scored(
             questions.prompts,
+            sampling,
+            engine=engine,
             scorer=scorer,
-            sampling=sampling,
-            samples=section.samples,
+            num_samples=section.samples,
             seed=questions.seed,
         )
+        yield list(found.rollouts)
 
 
 @dataclass(frozen=True, kw_only=True)

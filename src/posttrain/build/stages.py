@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from posttrain.pipelines.evaluate import Evaluation, evaluate
 from posttrain.pipelines.fit import Fitted
 from posttrain.pipelines.guard import Guard, Guarded
 from posttrain.protocols import Engine, Learner, Scorer, Split, Task, Tracker
+from posttrain.rollout.collect import collect_scored
 from posttrain.rollout.source import PromptCycle, RolloutSource
 from posttrain.runs import RolloutWriter, StageFolder, sequence_advantages
 from posttrain.runs.rollouts import rollout_writer
@@ -282,9 +284,8 @@ def evaluate_policy(
     )
     with phase(doing, total=len(prompts) * (1 + section.samples), unit="answers"):
         return evaluate(
-            engine,
+            partial(collect_scored, engine=engine, scorer=scorer),
             prompts,
-            scorer=scorer,
             marks=parts.marks,
             sampling=Sampling(
                 max_new_tokens=section.max_new_tokens,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from posttrain.protocols import Engine, Scorer
+from posttrain.protocols import Sampler
 from posttrain.types import Prompt, Rollout, Sampling, Score
 from posttrain.types.marks import (
     Marks,
@@ -107,10 +107,9 @@ class Evaluation:
 
 
 def evaluate(
-    engine: Engine,
+    sample: Sampler,
     prompts: Sequence[Prompt],
     *,
-    scorer: Scorer,
     marks: Marks,
     sampling: Sampling,
     samples: int = 0,
@@ -124,13 +123,11 @@ def evaluate(
     if not prompts:
         raise ValueError("prompts: nothing to evaluate; the test split is empty")
     greedy_sampling = dataclasses.replace(sampling, temperature=0.0, top_k=0, top_p=1.0)
-    greedy = answer(engine, prompts, scorer=scorer, sampling=greedy_sampling, samples=1, seed=seed)
-    sampled: list[Rollout] = []
+    found = sample(prompts, greedy_sampling, num_samples=1, seed=seed)
+    greedy, sampled = _decided(found.rollouts, marks.check), list[Rollout]()
     if samples:
-        sampled = answer(
-            engine, prompts, scorer=scorer, sampling=sampling, samples=samples, seed=seed
-        )
-    greedy, sampled = _decided(greedy, marks.check), _decided(sampled, marks.check)
+        found = sample(prompts, sampling, num_samples=samples, seed=seed)
+        sampled = _decided(found.rollouts, marks.check)
     unknown = above_one([*greedy, *sampled], marks)
     estimates: dict[str, Estimate] = {}
     for name in marks.judged:
@@ -236,29 +233,6 @@ def mean(values: Sequence[float]) -> Estimate:
     variance = sum((value - average) ** 2 for value in values) / max(1, size - 1)
     half = _Z * math.sqrt(variance / size)
     return Estimate(value=average, low=max(0.0, average - half), high=min(1.0, average + half))
-
-
-def answer(
-    engine: Engine,
-    prompts: Sequence[Prompt],
-    *,
-    scorer: Scorer,
-    sampling: Sampling,
-    samples: int,
-    seed: int,
-) -> list[Rollout]:
-    """``samples`` scored completions of every prompt; ``group`` numbers the prompts."""
-    completions = engine.generate(prompts, sampling, num_samples=samples, seed=seed)
-    rollouts = [
-        Rollout(prompt=prompt, completion=completion, group=group)
-        for group, (prompt, answers) in enumerate(zip(prompts, completions, strict=True))
-        for completion in answers
-    ]
-    scores = scorer.score(rollouts)
-    return [
-        dataclasses.replace(rollout, score=score)
-        for rollout, score in zip(rollouts, scores, strict=True)
-    ]
 
 
 def _powers_of_two(samples: int) -> list[int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 from posttrain.protocols import Engine, Scorer
-from posttrain.types import Prompt, Rollout, Sampling
+from posttrain.types import Collected, Prompt, Rollout, Sampling
 
 
 def collect(
@@ -37,29 +38,44 @@ def collect(
     ]
 
 
-def collect_greedy(
-    engine: Engine, prompts: Sequence[Prompt], *, sampling: Sampling, seed: int
-) -> list[Rollout]:
-    """The greedy completion of each prompt, unscored: as long as others may be, but not drawn."""
-    greedy = replace(sampling, temperature=0.0, top_k=0, top_p=1.0)
-    return collect(engine, prompts, sampling=greedy, num_samples=1, seed=seed)
+def collect_scored(
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    *,
+    engine: Engine,
+    scorer: Scorer,
+    num_samples: int,
+    seed: int,
+    greedy: bool = False,
+) -> Collected:
+    """Sample and score: the one way to do so, of training, evaluation, preferences and checks.
 
-
-def scored_groups(
-    scorer: Scorer, rollouts: Sequence[Rollout], *, greedy: Sequence[Rollout] = ()
-) -> list[list[Rollout]]:
-    """The rollouts with their scores, by group; each with the greedy one of its group, if any.
-
-    All are scored in one call, so that graders in processes have them at once.
+    With ``greedy`` every prompt is also answered greedily, by the same weights and as long as
+    others may be, and its rollouts carry that answer with its score. All are scored in one call, so
+    that graders in processes have them at once.
     """
-    scores = scorer.score([*rollouts, *greedy])
+    begun = time.perf_counter()
+    rollouts = collect(engine, prompts, sampling=sampling, num_samples=num_samples, seed=seed)
+    answers: list[Rollout] = []
+    if greedy:
+        plain = replace(sampling, temperature=0.0, top_k=0, top_p=1.0)
+        answers = collect(engine, prompts, sampling=plain, num_samples=1, seed=seed)
+    sampled = time.perf_counter()
+    scores = scorer.score([*rollouts, *answers])
     scored = [
         replace(rollout, score=score)
-        for rollout, score in zip([*rollouts, *greedy], scores, strict=True)
+        for rollout, score in zip([*rollouts, *answers], scores, strict=True)
     ]
     baselines = {rollout.group: rollout for rollout in scored[len(rollouts) :]}
+    return Collected(
+        rollouts=[replace(r, greedy=baselines.get(r.group)) for r in scored[: len(rollouts)]],
+        seconds={"rollout": sampled - begun, "reward": time.perf_counter() - sampled},
+    )
+
+
+def by_group(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
+    """The rollouts of each prompt."""
     groups: dict[int, list[Rollout]] = {}
-    for rollout in scored[: len(rollouts)]:
-        own = replace(rollout, greedy=baselines.get(rollout.group))
-        groups.setdefault(rollout.group, []).append(own)
+    for rollout in rollouts:
+        groups.setdefault(rollout.group, []).append(rollout)
     return list(groups.values())

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from posttrain.protocols import Engine, Scorer
-from posttrain.rollout.collect import collect, collect_greedy, scored_groups
+from posttrain.rollout.collect import by_group, collect_scored
 from posttrain.types import Collected, Prompt, Rollout, Sampling
 
 
@@ -109,25 +108,19 @@ class RolloutSource:
         )
 
     def _sample(self, count: int, seconds: dict[str, float]) -> list[list[Rollout]]:
-        prompts = self.prompts.take(count)
-        started = time.perf_counter()
-        seed = self._seed * 1_000_003 + self.num_calls
-        rollouts = collect(
-            self._engine,
-            prompts,
-            sampling=self._sampling,
+        found = collect_scored(
+            self.prompts.take(count),
+            self._sampling,
+            engine=self._engine,
+            scorer=self._scorer,
             num_samples=self._group_size,
-            seed=seed,
+            seed=self._seed * 1_000_003 + self.num_calls,
+            greedy=self._greedy,
         )
-        greedy: list[Rollout] = []
-        if self._greedy:
-            greedy = collect_greedy(self._engine, prompts, sampling=self._sampling, seed=seed)
         self.num_calls += 1
-        sampled = time.perf_counter()
-        groups = scored_groups(self._scorer, rollouts, greedy=greedy)
-        seconds["rollout"] += sampled - started
-        seconds["reward"] += time.perf_counter() - sampled
-        return groups
+        for name, taken in found.seconds.items():
+            seconds[name] += taken
+        return by_group(found.rollouts)
 
 
 def _numbered(rollout: Rollout, group: int) -> Rollout:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +12,7 @@ from posttrain.build.parts import filled, make_sampling, render_prompts
 from posttrain.config.asked import compared, wants_greedy
 from posttrain.pipelines.evaluate import pass_at_k, share
 from posttrain.protocols import Engine
-from posttrain.rollout.collect import collect, collect_greedy, scored_groups
+from posttrain.rollout.collect import by_group, collect_scored
 from posttrain.rollout.source import PromptCycle, has_signal
 from posttrain.types import Prompt, Rollout
 from posttrain.types.marks import Marks, above_one, is_right
@@ -96,18 +95,19 @@ def sample(bench: Bench, *, seconds_per_grade: float) -> Sampled:
 def _answered(bench: Bench, prompts: Sequence[Prompt], *, size: int) -> Sampled:
     section, scorer = filled(bench.recipe.rl), bench.of_parts().scorer
     assert scorer is not None
-    begun = time.perf_counter()
-    engine, sampling, seed = engine_of(bench), make_sampling(section), bench.recipe.run.seed
-    rollouts = collect(engine, prompts, sampling=sampling, num_samples=size, seed=seed)
-    greedy: list[Rollout] = []
-    if wants_greedy(section):
-        greedy = collect_greedy(engine, prompts, sampling=sampling, seed=seed)
-    sampled = time.perf_counter()
-    groups = scored_groups(scorer, rollouts, greedy=greedy)
+    found = collect_scored(
+        prompts,
+        make_sampling(section),
+        engine=engine_of(bench),
+        scorer=scorer,
+        num_samples=size,
+        seed=bench.recipe.run.seed,
+        greedy=wants_greedy(section),
+    )
     return Sampled(
-        groups=groups,
-        rollout_seconds=sampled - begun,
-        grade_seconds=time.perf_counter() - sampled,
+        groups=by_group(found.rollouts),
+        rollout_seconds=found.seconds["rollout"],
+        grade_seconds=found.seconds["reward"],
     )
 
 
