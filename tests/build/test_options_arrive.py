@@ -1,9 +1,12 @@
 """What a recipe sets reaches the part it is about: Adam's betas, the kind of deviation."""
 
+import string
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from small_runs import recipe, small_run
 
 from posttrain.build.learners import make_learner, make_plan, make_reward_learner
 from posttrain.config import recipe_from_dict, resolve
@@ -11,7 +14,9 @@ from posttrain.models.load import load_policy
 from posttrain.models.reward import reward_from_policy
 from posttrain.pipelines.plan import State
 from posttrain.pipelines.rl import prepare
-from posttrain.types import Batch
+from posttrain.rollout.engines.local import LocalEngine
+from posttrain.runs import rollout_table
+from posttrain.types import Batch, Sampling
 
 BETAS = [0.8, 0.99]
 
@@ -48,6 +53,28 @@ def test_the_betas_of_every_stage(given: dict[str, Any], expected: tuple[float, 
         total_steps=1,
     )
     assert betas(learner.trained.optimizer) == {expected}
+
+
+def test_stop_strings_end_what_is_learned_from_and_what_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    generate = LocalEngine.generate
+
+    def listening(self: Any, prompts: Any, sampling: Sampling, **given: Any) -> Any:
+        asked.append(sampling.stop)
+        return generate(self, prompts, sampling, **given)
+
+    monkeypatch.setattr(LocalEngine, "generate", listening)
+    stop = [character for character in string.printable if character not in " ="]
+    changes = {"steps": 1, "stop": stop, "evaluate_every": 1, "advantage": "greedy_baseline"}
+    done, _ = small_run(recipe(tmp_path / "run", sft=None, rl=changes))
+    # Before, at the beginning, samples and their greedy baseline, at the end, after.
+    assert asked == [tuple(stop)] * 6
+    rollouts = rollout_table(done.folder.stage("rl").rollouts).to_pylist()
+    stopped = [row for row in rollouts if row["stop_reason"] == "stop_string"]
+    assert stopped
+    assert all(row["length"] > 0 and not set(row["completion"]) & set(stop) for row in stopped)
 
 
 class NoLearner:

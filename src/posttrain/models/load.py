@@ -91,8 +91,9 @@ def load_policy(
         given = _hub_options(**options)
         model, tokenizer = _from_hub(source, dtype=precision, options=given)
     cast(model, precision)
-    check_finite(model, source=source, kind="model")
-    return _finish(model.to(_device(device)), tokenizer, source=source)
+    model = model.to(_device(device))
+    check_finite(model, source=source, kind="model")  # there, for a GPU is quick about it
+    return _finish(model, tokenizer, source=source)
 
 
 def _local_options(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
