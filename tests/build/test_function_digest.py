@@ -15,6 +15,7 @@ from enum import Enum
 from fractions import Fraction
 from pathlib import Path, PurePosixPath
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -247,6 +248,7 @@ def strange_values() -> dict[str, Any]:
         "long": 10**5000,
         "surrogate": "\ud800",
         "module": sys,
+        "mock": MagicMock(),
         "generator": (n for n in range(3)),
     }
 

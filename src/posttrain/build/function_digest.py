@@ -11,6 +11,7 @@ import copyreg
 import functools
 import hashlib
 import importlib.util
+import inspect
 import os
 import sys
 import types
@@ -19,7 +20,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, range, type(...))
+_ATOMS = {type(None), bool, int, float, complex, str, bytes, bytearray, range, type(...)}
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 _UNORDERED = (set, frozenset, dict)
 _HOLDERS = (
@@ -30,6 +31,7 @@ _HELD = (
     *("co_code", "co_consts", "co_names", "co_varnames", "cell_contents", "__func__", "__self__"),
     *("fget", "fset", "func", "args", "keywords", "__wrapped__"),
 )
+_BUILT_IN = frozenset(sys.builtin_module_names)
 _LIBRARIES = (Path(os.__file__).parent, Path(__file__).parents[1])  # Python's, and ours
 
 
@@ -64,7 +66,9 @@ class _Reader:
         """What a value counts as."""
         kind = type(value)
         if kind in _ATOMS:
-            return f"{kind} {hex(value) if kind is int else repr(value)}"  # no limit on digits
+            return f"{kind.__name__} {hex(value) if kind is int else repr(value)}"  # of any length
+        if kind in (list, tuple) and all(type(part) in _ATOMS for part in value):  # most there is
+            return _together(kind.__name__, *map(self.text, value))
         if id(value) in self._path:
             return f"cycle {self._path.index(id(value))}"
         if id(value) not in self._known:
@@ -102,11 +106,11 @@ class _Reader:
             data = list(dict.items(value) if base is dict else base.__iter__(value))
         if base in (set, frozenset):  # functions that call each other: the same one comes first
             data.sort(key=lambda item: str(getattr(item, "__qualname__", "")))
-        if self._is_users(kind.__module__):
+        if kind is not base and self._is_users(kind.__module__):
             return [*data, kind, object.__getstate__(value)]
         if hasattr(kind, "tolist"):  # an array or a tensor
             return [str(value.dtype), str(value.shape), value.tolist()]
-        if base is not object or kind.__hash__ is object.__hash__:
+        if base is not object or inspect.getattr_static(kind, "__hash__") is object.__hash__:
             return data
         reduce = copyreg.dispatch_table.get(kind, lambda value: value.__reduce_ex__(4))
         return [list(p) if isinstance(p, Iterator) else p for p in reduce(value)]
@@ -131,7 +135,7 @@ class _Reader:
         """Whether a module is neither Python's, nor an installed one, nor ours; if so, noted."""
         module = sys.modules.get(name)
         file = getattr(module, "__file__", None)
-        if name in sys.builtin_module_names or (file is not None and not _is_users_file(file)):
+        if name in _BUILT_IN or (file is not None and not _is_users_file(file)):
             return False
         self.modules |= {name} if file else set()
         return True
@@ -190,10 +194,8 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _together(*texts: str) -> str:
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(f"{len(text)} {text}".encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
+    whole = "".join(f"{len(text)} {text}" for text in texts)
+    return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @functools.cache
