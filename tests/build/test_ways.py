@@ -83,10 +83,10 @@ def test_what_changes_is_told_again_and_only_then(
         (
             "auto",
             5,
-            "no compilation: rl.steps is below 100, and model.compile not set, so ",
+            "no compilation: [rl] samples below 2,000,000 tokens, and model.compile is not set",
         ),
         (False, 500, "no compilation: model.compile is false, so sampling"),
-        ("auto", 500, "compiled layers"),
+        ("auto", 500_000, "compiled layers"),
     ],
 )
 def test_what_the_recipe_does_without_on_a_gpu_is_said(

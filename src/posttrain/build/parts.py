@@ -36,7 +36,7 @@ from posttrain.types import Prompt, Sampling
 from posttrain.types.marks import Marks
 
 SHORTEST = 50  # prompts that are tried for room, by their text
-WORTH_COMPILING = 100  # steps: sampling alone makes up for compilation in about forty
+WORTH_COMPILING = 2_000_000  # tokens to sample: 14 µs saved on each (135M weights, H200) pay 20 s
 
 Section = TypeVar("Section", SftSection, PreferSection, RewardSection, RlSection, EvalSection)
 
@@ -98,10 +98,13 @@ def choose_compute(model: ModelSection, device: str) -> torch.dtype:
 
 def choose_compile(recipe: Recipe, device: str) -> bool:
     """Whether layers are compiled: 20 s at the start, then sampling is 1.7 times as fast (H200)."""
-    if recipe.model.compile == "auto":
-        long = recipe.rl is not None and recipe.rl.steps >= WORTH_COMPILING
-        return device.startswith("cuda") and long
-    return recipe.model.compile
+    if recipe.model.compile != "auto":
+        return recipe.model.compile
+    if recipe.rl is None or not device.startswith("cuda"):
+        return False
+    rl = recipe.rl
+    num_tokens = rl.steps * rl.prompts_per_step * rl.group_size * rl.max_new_tokens
+    return num_tokens >= WORTH_COMPILING
 
 
 def make_policy(recipe: Recipe, source: str, *, device: str) -> Policy:

@@ -43,7 +43,7 @@ def declared(
     if device == "cuda" and not compiled:
         why = "model.compile is false"
         if recipe.model.compile == "auto":
-            why = f"rl.steps is below {WORTH_COMPILING}, and model.compile not set"
+            why = f"[rl] samples below {WORTH_COMPILING:,} tokens, and model.compile is not set"
         lost = Missing(what="compilation", why=why, cost=UNCOMPILED, chosen=True)
         samples = Way(uses=samples.uses, without=(*samples.without, lost))
     return {"samples": samples, "learns": learns}

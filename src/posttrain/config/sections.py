@@ -69,7 +69,7 @@ class ModelSection(Section):
         "auto", "Type of the arithmetic; auto is bfloat16 on a GPU, else dtype."
     )
     compile: Annotated[bool | Literal["auto"], Expected('true, false or "auto"')] = key(
-        "auto", "Compile the layers; auto: on a GPU, for 100 steps of [rl] or more."
+        "auto", "Compile the layers; auto: on a GPU, where [rl] may sample two million tokens."
     )
     chat: Annotated[bool | Literal["auto"], Expected('true, false or "auto"')] = key(
         "auto", "Use the chat template; auto does where the model has one."
