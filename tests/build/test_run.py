@@ -122,12 +122,10 @@ def test_same_seed_same_run(finished: Run, tmp_path: Path) -> None:
 
 def interrupted(step: int) -> RewardScorer:
     """The task's own reward, and a user who presses Ctrl-C in step ``step``."""
-    left = 10 + 16 * (step - 1)  # the evaluation before asks about 10 problems
+    left = iter(range(10 + 16 * (step - 1)))  # the evaluation before asks about 10 problems
 
     def numeric(completion: str, answer: str) -> float:
-        nonlocal left  # what a reward remembers does not make it another one
-        left -= 1
-        if left < 0:
+        if next(left, None) is None:  # an iterator has no value: both rewards count as one
             raise KeyboardInterrupt
         return float(completion == answer) - 0.1 * len(completion)
 

@@ -1,223 +1,204 @@
-"""A digest of a function of the user's, and of all that it uses: so an edited one is another.
+"""A digest of a function of the user's: the files that define it, and the values it holds.
 
-It is the same in every process, and nothing is called to find it.
+It is the same in every process. Functions that differ have digests that differ; so may one
+function before and after an edit that changes nothing, of a comment for one.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import dis
+import ast
+import copyreg
 import functools
 import hashlib
+import importlib.util
 import inspect
 import os
-import re
 import sys
 import types
 from collections.abc import Iterable, Iterator
-from decimal import Decimal
-from pathlib import Path, PurePath
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, range, Decimal)
-_PLAIN = (*_ATOMS, list, tuple, set, frozenset, dict, np.generic)
-_MADE_OF: dict[type, tuple[str, ...]] = {
-    functools.partial: ("func", "args", "keywords"),
-    types.MethodType: ("__func__", "__self__"),
-    types.BuiltinFunctionType: ("__qualname__", "__self__"),
-    types.ModuleType: ("__name__",),
-    re.Pattern: ("pattern", "flags"),
-    PurePath: ("parts",),
-    types.CellType: ("cell_contents",),
-    types.CodeType: ("co_code", "co_names", "co_consts"),
-    property: ("fget", "fset"),
-    functools.cached_property: ("func",),
-    **dict.fromkeys((staticmethod, classmethod, type(functools.cache(print))), ("__wrapped__",)),
-}
+_ATOMS = {type(None), bool, int, float, complex, str, bytes, bytearray, range, type(...)}
+_CONTAINERS = (list, tuple, set, frozenset, dict)
+_UNORDERED = (set, frozenset, dict)
+_HOLDERS = (
+    *(types.CodeType, types.CellType, types.MethodType, property, staticmethod, classmethod),
+    *(functools.partial, functools.cached_property, type(functools.cache(print))),
+)
+_HELD = (
+    *("co_code", "co_consts", "co_names", "co_varnames", "cell_contents", "__func__", "__self__"),
+    *("fget", "fset", "func", "args", "keywords", "__wrapped__"),
+)
+_BUILT_IN = frozenset(sys.builtin_module_names)
 _LIBRARIES = (Path(os.__file__).parent, Path(__file__).parents[1])  # Python's, and ours
-_MOST = 500_000  # values that are looked into, which takes a few seconds
-_DEEPEST = 60  # values inside one another
 
 
 def function_digest(function: Any) -> str:
-    """A digest of a function's text and of what it uses, the same in every process.
+    """A digest of a function's modules, as files, and of what it was made with, by value.
 
-    That is its defaults, bound arguments, closure and the globals it reads, where they are plain
-    data or code of the user's, which is followed in the same way. What a library defines, and any
-    object that is not plain data, counts by name alone. What the function itself assigns
-    (``nonlocal``, ``global``) is its memory, and does not count.
+    The files are those of the user's modules that it leads to and of what they import. Values are
+    defaults, bound arguments, closure, attributes, and the globals that it names: plain data and
+    what else is compared by value. An object of a library that is compared by identity (a lock, a
+    model) counts by its type, and what a library defines by its name.
     """
-    reader = _Reader(function, _MOST)
-    whole = reader.text(function)
-    # The list of names grows while it is read.
-    used = [_together(_name(code), reader.read(code)) for code in reader.named]
-    return _together(whole, *sorted(used))[:16]
+    reader = _Reader()
+    try:
+        values = reader.text(function)
+    except RecursionError:
+        raise ValueError(
+            "a function of your own holds a value that is nested too deep to be compared with that "
+            "of another run: make it where the function is called, or hold it flat"
+        ) from None
+    return _together(values, *sorted(_files(reader.modules)))[:16]
 
 
 class _Reader:
-    """Turns values into text without calling them, and gathers the code that they name."""
+    """Turns values into text that has no address in it, and gathers the user's modules."""
 
-    def __init__(self, root: Any, most: int) -> None:
-        while issubclass(type(root), functools.partial):
-            root = root.func
-        self._root = root  # counts with its text even where a library defines it
-        self.named: list[Any] = []  # functions and classes that are read once, each on its own
-        self._path: set[int] = set()  # what is being described: a cycle ends here
-        self._left = most
+    def __init__(self) -> None:
+        self.modules: set[str] = set()
+        self._known: dict[int, tuple[str, Any]] = {}  # with the value, so that no id is used twice
+        self._path: list[int] = []  # what is being read: a cycle ends here
 
     def text(self, value: Any) -> str:
-        """What a value counts as: never its address."""
-        try:
-            return repr(value) if type(value) in _ATOMS else self._inside(value)
-        except Exception:  # noqa: BLE001 - a strange object counts by its type
-            return _name(type(value))
-
-    def _inside(self, value: Any) -> str:
+        """What a value counts as."""
         kind = type(value)
-        self._left -= 1
-        if self._left < 0 or id(value) in self._path or len(self._path) >= _DEEPEST:
-            return _name(kind)
-        self._path.add(id(value))
-        try:
-            own = self.text(kind) if _is_users(kind) else _name(kind)
-            return f"{own} {self._data(value) or self._code(value) or self._state(value)}"
-        finally:
-            self._path.discard(id(value))
+        if kind in _ATOMS:
+            return f"{kind.__name__} {hex(value) if kind is int else repr(value)}"  # of any length
+        if kind in (list, tuple) and all(type(part) in _ATOMS for part in value):  # most there is
+            return _together(kind.__name__, *map(self.text, value))
+        if id(value) in self._path:
+            return f"cycle {self._path.index(id(value))}"
+        if id(value) not in self._known:
+            self._path.append(id(value))
+            try:
+                parts = self._parts(value)
+            except RecursionError:
+                raise
+            except Exception:  # noqa: BLE001 - what cannot be read counts by its type
+                parts = []
+            texts = [self.text(part) for part in parts]
+            texts = sorted(texts) if issubclass(kind, _UNORDERED) else texts
+            self._path.pop()
+            self._known[id(value)] = (_together(type.__repr__(kind), *texts), (value, parts))
+        return self._known[id(value)][0]
 
-    def read(self, code: Any) -> str:
-        """All that a function or class of the user's consists of."""
-        try:
-            return self._class(code) if isinstance(code, type) else self._function(code)
-        except Exception:  # noqa: BLE001 - as above
-            return _name(code)
-
-    def _class(self, kind: type) -> str:
-        members = {
-            name: member
-            for name, member in vars(kind).items()
-            if not name.startswith("__") or type(member) is types.FunctionType
-        }
-        return self._all(kind.__bases__, members)
-
-    def _all(self, *values: Any) -> str:
-        return _together(*map(self.text, values))
-
-    def _data(self, value: Any) -> str:
-        """Plain data, read by the methods of the built-in types; empty for anything else."""
-        base: Any = next((base for base in _PLAIN if issubclass(type(value), base)), None)
-        reader = self
-        if base in (set, frozenset, dict) and base.__len__(value) > self._left:
-            reader = _Reader(None, 0)  # only its atoms: to stop half-way would depend on the order
-        if base in (list, tuple):
-            return _together(*map(self.text, base.__iter__(value)))
-        if base in (set, frozenset):
-            return _together(*sorted(map(reader.text, base.__iter__(value))))
-        if base is dict:
-            return _together(*sorted(reader._all(*item) for item in dict.items(value)))
-        if base is np.generic:
-            return f"{value.dtype} {value.tobytes().hex()}"
-        return "" if base is None else str(base.__repr__(value))
-
-    def _code(self, value: Any) -> str:
-        """What can be called, and what it is made of; empty for an object."""
+    def _parts(self, value: Any) -> list[Any]:
+        """What a value consists of; of the user's classes, no method is called."""
         kind = type(value)
-        for known, parts in _MADE_OF.items():
-            if issubclass(kind, known):
-                return self._all(*(getattr(value, part, None) for part in parts))
-        if kind is not types.FunctionType and not issubclass(kind, type):
-            return ""
-        if value is not self._root and not _is_users(value):
-            return f"{value.__module__}.{value.__qualname__}"
-        if "<" in value.__qualname__ or getattr(value, "__closure__", None):
-            return self.read(value)  # several may have this name, each with values of its own
-        if not any(value is known for known in self.named):
-            self.named.append(value)
-        return str(value.__qualname__)
+        if kind is types.FunctionType:
+            return self._function(value)
+        if issubclass(kind, types.ModuleType):
+            return [value.__name__, self._is_users(value.__name__)]
+        if issubclass(kind, type):
+            return self._class(value)
+        if issubclass(kind, _HOLDERS):
+            return [getattr(value, name) for name in _HELD if hasattr(value, name)]
+        return self._object(value)
 
-    def _state(self, value: Any) -> str:
-        """The attributes of an object of the user's, or of a dataclass; empty for another."""
+    def _object(self, value: Any) -> list[Any]:
         kind = type(value)
-        if not dataclasses.is_dataclass(kind) and not _is_users(kind):
-            return ""
-        state: dict[str, Any] = {}
-        slots = [slot for base in kind.__mro__ for slot in vars(base).values()]
-        for slot in (slot for slot in slots if type(slot) is types.MemberDescriptorType):
-            with contextlib.suppress(AttributeError):  # not set
-                state[slot.__name__] = slot.__get__(value)
-        with contextlib.suppress(AttributeError):
-            state |= object.__getattribute__(value, "__dict__")
-        return self.text(state)
+        base: Any = next((b for b in (*_ATOMS, *_CONTAINERS) if issubclass(kind, b)), object)
+        data: list[Any] = [base.__repr__(value)] if base in _ATOMS else []
+        if base in _CONTAINERS:
+            data = list(dict.items(value) if base is dict else base.__iter__(value))
+        if base in (set, frozenset):  # functions that call each other: the same one comes first
+            data.sort(key=lambda item: str(getattr(item, "__qualname__", "")))
+        if kind is not base and self._is_users(kind.__module__):
+            return [*data, kind, object.__getstate__(value)]
+        if hasattr(kind, "tolist"):  # an array or a tensor
+            return [str(value.dtype), str(value.shape), value.tolist()]
+        if base is not object or inspect.getattr_static(kind, "__hash__") is object.__hash__:
+            return data
+        reduce = copyreg.dispatch_table.get(kind, lambda value: value.__reduce_ex__(4))
+        return [list(p) if isinstance(p, Iterator) else p for p in reduce(value)]
 
-    def _function(self, function: types.FunctionType) -> str:
-        code = function.__code__
-        source: Any = code
-        with contextlib.suppress(OSError, TypeError):
-            source = inspect.getsource(code)
-        steps = [step for inner in _nested(code) for step in dis.get_instructions(inner)]
-        loaded = {step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-        stored = {step.argval for step in steps if step.opname in ("STORE_GLOBAL", "STORE_DEREF")}
-        closed = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-        used = {name: value for name, value in function.__globals__.items() if name in loaded}
-        names = {name for inner in _nested(code) for name in inner.co_names}
-        kept = {name: value for name, value in (closed | used).items() if name not in stored}
-        kept |= _members(used.values(), names)
+    def _function(self, function: types.FunctionType) -> list[Any]:
+        name, closure = function.__qualname__, function.__closure__ or ()
+        if not self._is_users(function.__globals__.get("__name__")):
+            return [function.__module__, name, *(closure if "<locals>" in name else ())]
+        named = set(_names(function.__code__))
+        used = {name: value for name, value in function.__globals__.items() if name in named}
         defaults = (function.__defaults__, function.__kwdefaults__)
-        return self._all(source, defaults, vars(function), kept)
+        return [name, function.__code__, *closure, *defaults, vars(function), used]
+
+    def _class(self, kind: type) -> list[Any]:
+        if not self._is_users(kind.__module__):
+            return [kind.__module__, kind.__qualname__]
+        own = vars(kind).items()  # what libraries leave in a class may hold addresses
+        members = {n: m for n, m in own if n[:2] != "__" or type(m) is types.FunctionType}
+        return [kind.__qualname__, kind.__bases__, members]
+
+    def _is_users(self, name: Any) -> bool:
+        """Whether a module is neither Python's, nor an installed one, nor ours; if so, noted."""
+        module = sys.modules.get(name)
+        file = getattr(module, "__file__", None)
+        if name in _BUILT_IN or (file is not None and not _is_users_file(file)):
+            return False
+        self.modules |= {name} if file else set()
+        return True
+
+
+def _files(modules: Iterable[str]) -> Iterator[str]:
+    """The contents of the user's files behind modules, and behind all that these import."""
+    waiting, seen = set(modules), set()
+    while waiting:
+        full = waiting.pop()
+        for name in accumulate(full.split("."), "{}.{}".format):  # packages first: they import too
+            file, package = _place(name)
+            if package is None or (file and not _is_users_file(file)):
+                break  # what is of a library is not looked for further, for that would import it
+            if file and name not in seen and Path(file).is_file():
+                seen.add(name)
+                text = Path(file).read_bytes()
+                yield f"{name} {hashlib.sha256(text).hexdigest()}"
+                waiting |= set(_imports(text, package))
+            if package != name:  # no package: what follows is no module
+                break
+
+
+def _place(name: str) -> tuple[str | None, str | None]:
+    """The file and the package of a module that may not be imported yet; None for none."""
+    module = sys.modules.get(name)
+    if module is not None:
+        return getattr(module, "__file__", None), getattr(module, "__package__", None) or ""
+    try:
+        spec = importlib.util.find_spec(name)
+    except Exception:  # noqa: BLE001 - the package it is in cannot be imported
+        spec = None
+    return (spec.origin if spec.has_location else None, spec.parent) if spec else (None, None)
+
+
+def _imports(text: bytes, package: str) -> Iterator[str]:
+    """The modules that a file may import, wherever in it the statement stands."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):  # compiled, or broken since it was imported
+        return
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and package.count(".") + bool(package) >= node.level:
+            base = "." * node.level + (node.module or "")
+            base = importlib.util.resolve_name(base, package) if node.level else base
+            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
 
 
 def _together(*texts: str) -> str:
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(f"{len(text)} {text}".encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
-
-
-def _name(value: Any) -> str:
-    try:
-        return str(value.__qualname__)
-    except Exception:  # noqa: BLE001 - a metaclass may forbid it
-        return "?"
-
-
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _nested(constant)
-
-
-def _members(values: Iterable[Any], names: set[str]) -> dict[str, Any]:
-    """What of the user's modules among these goes by such a name: ``helpers.clean``."""
-    modules = [value for value in values if type(value) is types.ModuleType and _is_users(value)]
-    found: dict[str, Any] = {}
-    for module in modules:  # a package may lead to more
-        for name in names & vars(module).keys():
-            value = found[f"{module.__name__}.{name}"] = vars(module)[name]
-            if type(value) is types.ModuleType and _is_users(value) and value not in modules:
-                modules.append(value)
-    return found
-
-
-def _is_users(value: Any) -> bool:
-    """Whether a function, class or module is neither Python's, nor an installed one, nor ours."""
-    if isinstance(value, types.FunctionType):
-        return _is_users_file(value.__code__.co_filename)
-    name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
-    module = sys.modules.get(name)
-    if module is None or name == "__main__":
-        return True
-    known = vars(module)  # a folder without __init__.py has a path and no file
-    return _is_users_file(known.get("__file__") or next(iter(known.get("__path__", ())), "<frozen"))
+    whole = "".join(f"{len(text)} {text}" for text in texts)
+    return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @functools.cache
 def _is_users_file(file: str) -> bool:
-    path = Path(file).absolute()
-    return (
-        not path.name.startswith("<frozen")
-        and not {"site-packages", "dist-packages"} & set(path.parts)
-        and not any(path.is_relative_to(folder) for folder in _LIBRARIES)
-    )
+    parts = {"site-packages", "dist-packages"} & set(Path(file).parts)
+    return not parts and not any(Path(file).absolute().is_relative_to(lib) for lib in _LIBRARIES)
