@@ -147,7 +147,7 @@ def test_only_files_that_are_new_or_changed_are_read(
     assert sorted(read) == [2, 7]
     expected = [(2, 0), (2, 1), (7, 0), (30, 0), (30, 1), (30, 2), (30, 3)]
     assert places(rollouts.page()) == expected
-    assert rollouts.count(Filter(min_reward=0.125, max_reward=0.125)) == 1
+    assert places(rollouts.page(Filter(min_reward=0.125, max_reward=0.125))) == [(7, 0)]
     assert not rollouts.refresh()
     write(folder, 31, rewards=[1.0])
     assert rollouts.refresh()

@@ -13,10 +13,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -103,28 +103,21 @@ def save_index(folder: Path, index: Index) -> None:
 def refreshed(index: Index, folder: Path) -> tuple[Index, int]:
     """The index of what the folder holds now, and how many files were read or dropped for it."""
     found = _step_files(folder)
-    known = {file.step: file for file in index.files}
-    starts, start = {}, 0
-    for file in index.files:
-        starts[file.step] = start
-        start += file.num_rows
-    kept = {step for step, file in known.items() if found.get(step) == (file.size, file.modified)}
-    num_changed = len(found.keys() - kept) + len(known.keys() - found.keys())
+    stays = [found.get(file.step) == (file.size, file.modified) for file in index.files]
+    kept = [file for file, stay in zip(index.files, stays, strict=True) if stay]
+    new = sorted(found.keys() - {file.step for file in kept})
+    num_changed = len(new) + len({file.step for file in index.files} - found.keys())
     if not num_changed:
         return index, 0
-    new = sorted(found.keys() - kept)
     read = in_threads(lambda step: _read(folder, step, stamp=found[step]), new)
-    fresh = {file.step: table for file, table in read}
-    known |= {file.step: file for file, _ in read}
-    pieces = [COLUMNS.empty_table()]
-    for is_fresh, run in groupby(sorted(found), key=lambda step: step in fresh):
-        steps = list(run)
-        if is_fresh:
-            pieces.append(_coded([fresh[step] for step in steps]))
-        else:  # what was kept and stands together now may have had others between
-            pieces += [index.table.slice(a, b - a) for a, b in _spans(steps, known, starts=starts)]
+    kept_rows = np.repeat(np.array(stays, dtype=bool), [file.num_rows for file in index.files])
+    pieces = [index.table.filter(pa.array(kept_rows)), _coded([table for _, table in read])]
     table = pa.concat_tables(pieces).unify_dictionaries().combine_chunks()
-    return Index(tuple(known[step] for step in sorted(found)), table), num_changed
+    files = [*kept, *(file for file, _ in read)]
+    steps = np.repeat([file.step for file in files], [file.num_rows for file in files])
+    if np.any(steps[1:] < steps[:-1]):  # a step between others was written again
+        table = table.take(np.argsort(steps, kind="stable"))
+    return Index(tuple(sorted(files, key=lambda file: file.step)), table), num_changed
 
 
 def in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -133,20 +126,6 @@ def in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Re
         return [work(item) for item in items]
     with ThreadPoolExecutor(min(_THREADS, len(items))) as pool:
         return list(pool.map(work, items))
-
-
-def _spans(
-    steps: list[int], known: Mapping[int, StepFile], *, starts: Mapping[int, int]
-) -> list[tuple[int, int]]:
-    """Where the rows of these steps are, as few spans as can be."""
-    spans: list[tuple[int, int]] = []
-    for step in steps:
-        start = starts[step]
-        stop = start + known[step].num_rows
-        if spans and spans[-1][1] == start:
-            start = spans.pop()[0]
-        spans.append((start, stop))
-    return spans
 
 
 def open_step(path: Path) -> pq.ParquetFile:
