@@ -2,6 +2,7 @@
 
 import errno
 import io
+import itertools
 import math
 import signal
 from pathlib import Path
@@ -124,12 +125,10 @@ def test_one_signal_finishes_the_step_and_saves(
 ) -> None:
     """Asked to stop in step 2: it is finished, saved although none was due, and said."""
     values = given(tmp_path / "cut", {"steps": 4}, eval=None, rewards=None)
-    calls = 0
+    calls = itertools.count(1)  # no value, unlike a number: the reward that counts stays the same
 
     def spread(completion: str) -> float:
-        nonlocal calls
-        calls += 1
-        if calls == 20:
+        if next(calls) == 20:
             signal.raise_signal(number)
         return sum(map(ord, completion)) % 11 / 11
 
