@@ -13,11 +13,11 @@ from resumed_runs import GRPO, cut, given, go, same
 from rich.console import Console
 from small_runs import same_weights, timeless
 
-from posttrain.build import keeper
 from posttrain.build.interrupts import Interrupts, Stopped
 from posttrain.build.run import Supplied, run
 from posttrain.config import recipe_from_dict
 from posttrain.disk import NotWrittenError
+from posttrain.learn import learner as learner_module
 from posttrain.learn.learner import LocalLearner
 from posttrain.protocols import Objective, StepResult
 from posttrain.rewards.scorer import RewardScorer
@@ -185,7 +185,7 @@ def test_a_disk_that_fails_leaves_no_half_file(
     """The second checkpoint cannot be written: the first stays, and the error says what to do."""
     values = given(tmp_path / "cut", GRPO)
     calls = 0
-    whole_save = keeper.save_learner
+    whole_save = learner_module.save_learner
 
     def failing(learner: Any, folder: Path) -> dict[str, Any]:
         nonlocal calls
@@ -196,7 +196,7 @@ def test_a_disk_that_fails_leaves_no_half_file(
         return numbers
 
     with monkeypatch.context() as patch:
-        patch.setattr(keeper, "save_learner", failing)
+        patch.setattr(learner_module, "save_learner", failing)
         with pytest.raises(NotWrittenError, match=r"cannot be written: .*, then .*resume"):
             go(values)
     rl = RunFolder(tmp_path / "cut").stage("rl")
