@@ -50,7 +50,8 @@ def test_the_interval_needs_two_seeds_and_knows_more_than_ten() -> None:
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A recipe as a file, and two finished runs of it."""
     folder = tmp_path_factory.mktemp("seeds")
-    given = small_recipe(folder / "0", rl={"evaluate_every": 2}, run={"threads": 1, "seed": 0})
+    changes = {"rl": {"evaluate_every": 2}, "run": {"threads": 1, "seed": 0}, "rewards": None}
+    given = small_recipe(folder / "0", **changes)
     folders = [folder / "0", folder / "1"]
     for seed, place in enumerate(folders):
         small_run(given | {"run": given["run"] | {"seed": seed, "folder": str(place)}})
@@ -83,6 +84,38 @@ def test_a_result_is_what_the_runs_say(made: dict[str, Any], tmp_path: Path) -> 
     assert str(made["recipe"].parent) not in json.dumps(result)
     seeds.write_result(tmp_path / "small.json", result)
     assert json.loads((tmp_path / "small.json").read_text()) == json.loads(json.dumps(result))
+
+
+def test_what_the_task_gave_is_published(made: dict[str, Any]) -> None:
+    """Whatever a later version's task gives, the same rewards and the same check run again."""
+    found = seeds.read_seeds(made["folders"])
+    config = seeds.result(found, name="small", recipe=made["recipe"])["config"]
+    assert config["task"]["accuracy"] == {"name": "numeric"}
+    numeric = config["rewards"]["numeric"]
+    assert (list(config["rewards"]), numeric["weight"]) == (["numeric"], 1.0)
+    assert numeric["extract"] == "answer"  # the task's choice
+    assert numeric["tolerance"] == 0.0  # the reward's default
+    assert resolve(recipe_from_dict(config)).rewards == config["rewards"]
+    own = {"exact": {"weight": 1.0}}
+    used = {"accuracy_by": "numeric", "weights": {"exact": 1.0, "numeric": 0.0}}
+    used["options"] = {"exact": {}, "numeric": {"extract": "answer"}}
+    both = seeds._with_rewards({"task": {"name": "arithmetic"}, "rewards": own}, used)
+    assert both["rewards"] == own
+    assert both["task"]["accuracy"] == {"name": "numeric", "extract": "answer"}
+    assert seeds._with_rewards(both, {"accuracy_by": "numeric", "weights": {}}) == both  # older
+
+
+def test_runs_of_differing_code_are_no_result_unless_asked_for(made: dict[str, Any]) -> None:
+    found = json.loads(json.dumps(seeds.read_seeds(made["folders"])))
+    found[1]["code"]["torch"] = "2.0"
+    seeds.result(found, name="small", recipe=made["recipe"])
+    found[1]["code"]["source"] = "another"
+    with pytest.raises(ValueError, match=r"seeds 0 and 1: .* code: source: .* → .*any-source"):
+        seeds.result(found, name="small", recipe=made["recipe"])
+    seeds.result(found, name="small", recipe=made["recipe"], any_source=True)
+    found[1]["rewards"]["options"]["numeric"]["extract"] = "last_number"
+    with pytest.raises(ValueError, match=r"differing rewards: options\.numeric\.extract"):
+        seeds.result(found, name="small", recipe=made["recipe"], any_source=True)
 
 
 def test_runs_of_another_recipe_are_no_result_of_this_one(made: dict[str, Any]) -> None:
