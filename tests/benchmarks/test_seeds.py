@@ -154,7 +154,7 @@ class Ended:
     """A process that ends with a code, after it was looked at a few times."""
 
     def __init__(self, code: int, looks: int = 1) -> None:
-        self.returncode, self._looks, self.stopped = code, looks, False
+        self.returncode, self._looks, self.stopped, self.awaited = code, looks, False, False
 
     def poll(self) -> int | None:
         self._looks -= 1
@@ -164,6 +164,7 @@ class Ended:
         self.stopped = True
 
     def wait(self) -> int:
+        self.awaited = True
         return self.returncode
 
 
@@ -219,6 +220,21 @@ def test_after_the_minutes_what_runs_is_asked_to_stop(
     assert process.stopped
     assert calls == ["written"]
     assert "not finished: runs/0, runs/1" in capsys.readouterr().out
+
+
+def test_runs_are_waited_for_where_their_result_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    processes = [Ended(0), Ended(143, looks=10**9)]
+    monkeypatch.setattr(jobs.Job, "start", lambda job: processes[job.seed])
+    monkeypatch.setattr(jobs.signal, "signal", lambda *_: None)
+
+    def write() -> None:
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        jobs.run_all(_jobs(2), parallel=2, minutes=math.inf, after_each=write)
+    assert (processes[1].stopped, processes[1].awaited) == (True, True)
 
 
 def test_the_variants_of_a_sweep_are_overrides_of_its_recipe() -> None:
