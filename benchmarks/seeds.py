@@ -207,7 +207,7 @@ def result(
         "name": name,
         "recipe": recipe.name,
         "overrides": list(overrides),
-        "about": _head(recipe),
+        "about": head(recipe),
         "model": config["model"]["name"],
         "task": config["task"]["name"],
         "hardware": named.pop(),
@@ -219,7 +219,7 @@ def result(
     }
 
 
-def _head(recipe: Path) -> list[str]:
+def head(recipe: Path) -> list[str]:
     """The comment that a recipe begins with: what it is, what it needs, how to get that."""
     lines = recipe.read_text(encoding="utf-8").splitlines()
     num = next((at for at, line in enumerate(lines) if not line.startswith("#")), len(lines))

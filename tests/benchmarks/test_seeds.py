@@ -265,6 +265,17 @@ def test_every_published_result_holds(path: Path) -> None:
     resolve(recipe_from_dict(found["config"]))
 
 
+def test_the_page_says_what_a_result_began_from_and_bears_a_run_without_entropy() -> None:
+    path = FOLDER / "results" / "gsm8k.json"
+    found = results_page.read(path)
+    found["seeds"][0]["entropy"] = None
+    page = "\n".join(results_page._result(path, found))
+    assert "dequantised from that Q4_K_M GGUF" in page
+    command = f"posttrain run recipes/{found['recipe']} {' '.join(found['overrides'])}"
+    assert f"Command   {command}\n" in page  # the recipe's header and the result: one start
+    assert "| 0 | 27.7 % | 35.0 % | – | 40 | 7.5 |" in page
+
+
 def test_the_page_of_results_is_up_to_date() -> None:
     page = (results_page.DOCS / "results.md").read_text(encoding="utf-8")
     assert page == results_page.page(), "run: python benchmarks/results_page.py"
