@@ -73,7 +73,9 @@ def run_all(
     finally:
         for process in running.values():
             process.terminate()
-        after_each()
-        for process in running.values():
-            process.wait()
+        try:
+            after_each()
+        finally:  # whatever could not be written, no run is left behind
+            for process in running.values():
+                process.wait()
     return not failed

@@ -15,11 +15,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from seeds import LAST, RESULTS, draw, table
+from seeds import LAST, RESULTS, draw, head, table
 
 from posttrain.runs.files import write_text
 
 DOCS = Path(__file__).parents[1] / "docs"
+RECIPES = Path(__file__).parents[1] / "recipes"
 SWEEPS = Path(__file__).parent / "sweeps"
 HEAD = """# Results
 
@@ -35,8 +36,12 @@ RULES = f"""## How to read them
 
 `posttrain reproduce` takes the recipe as it was resolved then, every default included, and by
 default the first seed that was not published. It ends with exit code 0 where the accuracy falls
-into the published interval, and with 1 where it does not. A result that needs a model folder says
-how to get it; `--model` names another folder of the same model.
+into the published interval, and with 1 where it does not, or where the run began elsewhere: its
+accuracy before RL is below the lowest or above the highest "before" of the seeds by more than
+3.291·√(q(1 − q)/N), 99.9 % of the chance of single answers (N problems, q their mean as below), so
+weights or data are others. A run that was evaluated on another number of problems, or of which
+some answers could not be graded, is refused with exit code 2. A result that needs a model folder
+says how to get it; `--model` names another folder of the same model.
 
 **Accuracy** is the share of the test problems whose greedy answer is right, after training;
 "before" is before RL. **Minutes** are of the whole run, evaluations included; those under the
@@ -122,9 +127,10 @@ def _overview(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _result(path: Path, found: Mapping[str, Any]) -> Iterator[str]:
     low, high = found["interval"]
-    about, _, _ = "\n".join(found["about"]).partition("\n\n")
+    about, _, needs = "\n".join(head(RECIPES / found["recipe"])).partition("\n\n")
     yield f"## {found['name']}\n"
     yield about + "\n"
+    yield f"```text\n{needs}\n```\n"
     yield f"{_link(found)}: model `{found['model']}`, task `{found['task']}`,"
     yield f"on {found['hardware']}, with {_code(found['seeds'])}."
     yield f"{percent(found['mean'])} of {found['problems']:,} problems, mean of the seeds;"
@@ -134,8 +140,9 @@ def _result(path: Path, found: Mapping[str, Any]) -> Iterator[str]:
     yield "|---" * 6 + "|"
     for seed in found["seeds"]:
         before = "–" if seed["before"] is None else percent(seed["before"])
+        entropy = "–" if seed["entropy"] is None else f"{seed['entropy']:.3f}"
         yield (
-            f"| {seed['seed']} | {before} | {percent(seed['after'])} | {seed['entropy']:.3f} "
+            f"| {seed['seed']} | {before} | {percent(seed['after'])} | {entropy} "
             f"| {seed['steps']} | {seed['minutes']:.1f} |"
         )
     yield ""

@@ -6,9 +6,9 @@
 
 The second and third also write ``benchmarks/results/demo.json``, which ``posttrain reproduce demo``
 reads; ``results_page.py`` makes a page of it. Of a run that was made elsewhere it takes
-``config.json``, ``summary.json`` and ``rl/metrics.jsonl``. A run that was cut short goes on when
-the same command is given again. All seeds have the same problems: a task that makes its own has a
-seed of its own.
+``config.json``, ``summary.json``, ``rl/metrics.jsonl`` and ``rl/rewards.json``. A run that was cut
+short goes on when the same command is given again. All seeds have the same problems: a task that
+makes its own has a seed of its own.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from jobs import Job, add_running, run_all
 
 from posttrain.config import read_recipe, resolve, to_dict
+from posttrain.config.pieces import NO_CHECK
 from posttrain.runs import differences, merge_steps, read_json, read_metrics, series
 from posttrain.runs.files import write_text
+from posttrain.runs.folder import REWARDS
 
 RESULTS = Path(__file__).parent / "results"
 CURVES = {"accuracy": "eval/accuracy", "entropy": "objective/entropy", "reward": "reward/mean"}
@@ -45,6 +47,7 @@ LAST = 10  # steps whose mean is the entropy "at the end"
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 NORMAL = 1.960
 NOT_THE_RECIPES = ("run.folder", "run.seed", "code", "contents")
+OF_ALL = ("config", "rewards", "problems", "hardware")  # what all seeds of a result share
 
 Seed = Mapping[str, Any]
 """What came of one run: see :func:`seed_of`."""
@@ -60,6 +63,9 @@ def main() -> None:
     parser.add_argument("--result", metavar="NAME", help="write RESULTS/NAME.json")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--hardware", help="in words, if not as the runs say")
+    parser.add_argument(
+        "--any-source", action="store_true", help="also publish runs of differing code"
+    )
     add_running(parser)
     given, overrides = parser.parse_known_args()
 
@@ -72,6 +78,7 @@ def main() -> None:
                 recipe=given.recipe,
                 overrides=overrides,
                 hardware=given.hardware,
+                any_source=given.any_source,
             )
             write_result(given.results / f"{given.result}.json", made)
         if given.out is not None:
@@ -108,8 +115,7 @@ def seed_of(folder: Path) -> Seed:
     supervised stages and evaluations.
     """
     config = dict(read_json(folder / "config.json"))
-    path = folder / "summary.json"
-    summary = dict(read_json(path)) if path.exists() else {}
+    summary = _read(folder / "summary.json")
     records = merge_steps(read_metrics(folder / "rl" / "metrics.jsonl"))
     entropies = series(records, CURVES["entropy"])[-LAST:]
     return {
@@ -124,7 +130,12 @@ def seed_of(folder: Path) -> Seed:
         "code": config["code"],
         "curve": _curve(records),
         "config": config,
+        "rewards": _read(folder / "rl" / REWARDS),
     }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return dict(read_json(path)) if path.exists() else {}
 
 
 def _curve(records: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
@@ -168,13 +179,21 @@ def result(
     recipe: Path,
     overrides: Sequence[str] = (),
     hardware: str | None = None,
+    any_source: bool = False,
 ) -> dict[str, Any]:
-    """A result as it is published, of the finished ones of these runs of one recipe."""
+    """A result as it is published, of the finished ones of these runs of one recipe.
+
+    Its config names what the task's code gave them, rewards and the check of answers: another
+    version may give others. ``any_source`` also takes runs whose code differs.
+    """
     done = sorted((seed for seed in seeds if seed["minutes"]), key=lambda seed: seed["seed"])
     asked = _published(to_dict(resolve(read_recipe(recipe, overrides))))
     config = _known(asked, done[0]["config"])
     for seed in done:
         _check(seed, config)
+    config = _with_rewards(config, _same(done, "rewards"))
+    if not any_source:
+        _same(done, "code")
     named = {hardware or seed["hardware"] for seed in done}
     sizes = {seed["problems"] for seed in done}
     if len(named) != 1 or len(sizes) != 1:
@@ -188,7 +207,7 @@ def result(
         "name": name,
         "recipe": recipe.name,
         "overrides": list(overrides),
-        "about": _head(recipe),
+        "about": head(recipe),
         "model": config["model"]["name"],
         "task": config["task"]["name"],
         "hardware": named.pop(),
@@ -196,14 +215,11 @@ def result(
         "mean": round(statistics.fmean(seed["after"] for seed in done), 4),
         "interval": interval and [round(bound, 4) for bound in interval],
         "config": config,
-        "seeds": [
-            {key: seed[key] for key in seed if key not in ("config", "problems", "hardware")}
-            for seed in done
-        ],
+        "seeds": [{key: seed[key] for key in seed if key not in OF_ALL} for seed in done],
     }
 
 
-def _head(recipe: Path) -> list[str]:
+def head(recipe: Path) -> list[str]:
     """The comment that a recipe begins with: what it is, what it needs, how to get that."""
     lines = recipe.read_text(encoding="utf-8").splitlines()
     num = next((at for at, line in enumerate(lines) if not line.startswith("#")), len(lines))
@@ -242,6 +258,41 @@ def _check(seed: Seed, config: Mapping[str, Any]) -> None:
         )
     if seed["after"] is None:
         raise ValueError(f"seed {seed['seed']}: has no accuracy; give the recipe an [eval] section")
+
+
+def _same(seeds: Sequence[Seed], key: str) -> dict[str, Any]:
+    """What is the same in all runs; the versions of libraries may differ."""
+    for seed in seeds:
+        first, other = (dict(each[key]) for each in (seeds[0], seed))
+        changes = differences(first, other, ignore=("torch", "transformers"))
+        if changes:
+            flag = "; --any-source publishes them all the same" if key == "code" else ""
+            raise ValueError(
+                f"seeds {seeds[0]['seed']} and {seed['seed']}: are runs of differing {key}: "
+                f"{'; '.join(changes)}{flag}"
+            )
+    return dict(seeds[0][key])
+
+
+def _with_rewards(config: Mapping[str, Any], used: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with the rewards and the check of answers that its task gave, options included.
+
+    >>> used = {"accuracy_by": "sort", "weights": {"sort": 1.0}, "options": {"sort": {}}}
+    >>> _with_rewards({"task": {"name": "sort"}}, used)
+    {'task': {'accuracy': {'name': 'sort'}, 'name': 'sort'}, 'rewards': {'sort': {'weight': 1.0}}}
+    """
+    check, options = used.get("accuracy_by", ""), used.get("options")
+    if options is None:  # a run from before they were kept
+        return dict(config)
+    table = config.get("rewards") or {
+        name: {"weight": weight, **options[name]}
+        for name, weight in used["weights"].items()
+        if not name.startswith("task:")  # the task's check beside a reward of the same name
+    }
+    added = {} if check in ("", *table) else options[check]
+    asked = {"name": check or NO_CHECK, **added}
+    given = {} if check.startswith("task:") else {"accuracy": asked}
+    return {**config, "task": {**given, **config["task"]}, "rewards": table}
 
 
 def _named(value: Any) -> Any:

@@ -103,7 +103,7 @@ def as_overrides(table: Mapping[str, Any], within: str = "") -> Iterator[str]:
 
 
 def _without_config(seed: Seed) -> dict[str, Any]:
-    return {key: value for key, value in seed.items() if key != "config"}
+    return {key: value for key, value in seed.items() if key not in ("config", "rewards")}
 
 
 if __name__ == "__main__":

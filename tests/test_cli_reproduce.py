@@ -66,6 +66,53 @@ def test_a_run_inside_and_outside_of_the_interval(command: Command, tmp_path: Pa
     assert "outside, above, of" in command("reproduce", "mine.json", "--out", folder).out
 
 
+SUMMARY = {
+    "seed": 1,
+    "problems": 1000,
+    "accuracy_before": 0.25,
+    "accuracy_after": 0.5,
+    "invalid_after": 0.0,
+    "seconds": 60.0,
+    "hardware": "one abacus",
+}
+
+
+def judge(*, before: tuple[float | None, ...], **changes: Any) -> tuple[str, bool]:
+    """The verdict on a run of a result whose seeds began at these accuracies."""
+    seeds = [{**SEED, "seed": n, "before": value} for n, value in enumerate(before)]
+    found = {"name": "small", "problems": 1000, "mean": 0.5, "interval": [0.4, 0.6]}
+    found |= {"hardware": "one abacus", "seeds": seeds}
+    return reproduce.verdict(found, {**SUMMARY, **changes})
+
+
+def test_a_run_that_counts_something_else_is_refused() -> None:
+    assert judge(before=(0.25, 0.25))[1]
+    for problems in (999, None):
+        with pytest.raises(ValueError, match=f"on {problems} problems, and published are 1000"):
+            judge(before=(0.25, 0.25), problems=problems)
+    with pytest.raises(ValueError, match=r"not every answer could be graded.*: the judge is away"):
+        judge(before=(0.25, 0.25), invalid_after=0.001, invalid_reason="the judge is away")
+    with pytest.raises(ValueError, match="not every answer could be graded"):
+        judge(before=(0.25, 0.25), invalid_after=None)
+
+
+def test_a_run_from_another_start_is_not_the_published_one() -> None:
+    """0.25 of 1,000: 3.291 · √(0.25 · 0.75/1000) = 0.045; seeds that differ widen it."""
+    text, same = judge(before=(0.25, 0.25), accuracy_before=0.2)
+    assert not same
+    assert "inside of the published interval" in text
+    assert text.endswith(
+        "but other weights or data: before RL 20.0 % were right, published 25.0 %, and the same "
+        "start gives 20.5 to 29.5 %"
+    )
+    assert judge(before=(0.25, 0.25), accuracy_before=0.206)[1]
+    assert judge(before=(0.25, 0.25), accuracy_before=0.294)[1]
+    assert not judge(before=(0.25, 0.25), accuracy_before=0.296)[1]
+    assert judge(before=(0.2, 0.3), accuracy_before=0.34)[1]
+    assert judge(before=(0.25, None), accuracy_before=None)[1]
+    assert judge(before=(None, None), accuracy_before=0.9)[1]
+
+
 def test_without_a_name_they_are_listed(command: Command, tmp_path: Path) -> None:
     publish(tmp_path / "results", "small", interval=[0.1, 0.345])
     line = next(line for line in command("reproduce").out.splitlines() if "small" in line)

@@ -50,7 +50,8 @@ def test_the_interval_needs_two_seeds_and_knows_more_than_ten() -> None:
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A recipe as a file, and two finished runs of it."""
     folder = tmp_path_factory.mktemp("seeds")
-    given = small_recipe(folder / "0", rl={"evaluate_every": 2}, run={"threads": 1, "seed": 0})
+    changes = {"rl": {"evaluate_every": 2}, "run": {"threads": 1, "seed": 0}, "rewards": None}
+    given = small_recipe(folder / "0", **changes)
     folders = [folder / "0", folder / "1"]
     for seed, place in enumerate(folders):
         small_run(given | {"run": given["run"] | {"seed": seed, "folder": str(place)}})
@@ -83,6 +84,38 @@ def test_a_result_is_what_the_runs_say(made: dict[str, Any], tmp_path: Path) -> 
     assert str(made["recipe"].parent) not in json.dumps(result)
     seeds.write_result(tmp_path / "small.json", result)
     assert json.loads((tmp_path / "small.json").read_text()) == json.loads(json.dumps(result))
+
+
+def test_what_the_task_gave_is_published(made: dict[str, Any]) -> None:
+    """Whatever a later version's task gives, the same rewards and the same check run again."""
+    found = seeds.read_seeds(made["folders"])
+    config = seeds.result(found, name="small", recipe=made["recipe"])["config"]
+    assert config["task"]["accuracy"] == {"name": "numeric"}
+    numeric = config["rewards"]["numeric"]
+    assert (list(config["rewards"]), numeric["weight"]) == (["numeric"], 1.0)
+    assert numeric["extract"] == "answer"  # the task's choice
+    assert numeric["tolerance"] == 0.0  # the reward's default
+    assert resolve(recipe_from_dict(config)).rewards == config["rewards"]
+    own = {"exact": {"weight": 1.0}}
+    used = {"accuracy_by": "numeric", "weights": {"exact": 1.0, "numeric": 0.0}}
+    used["options"] = {"exact": {}, "numeric": {"extract": "answer"}}
+    both = seeds._with_rewards({"task": {"name": "arithmetic"}, "rewards": own}, used)
+    assert both["rewards"] == own
+    assert both["task"]["accuracy"] == {"name": "numeric", "extract": "answer"}
+    assert seeds._with_rewards(both, {"accuracy_by": "numeric", "weights": {}}) == both  # older
+
+
+def test_runs_of_differing_code_are_no_result_unless_asked_for(made: dict[str, Any]) -> None:
+    found = json.loads(json.dumps(seeds.read_seeds(made["folders"])))
+    found[1]["code"]["torch"] = "2.0"
+    seeds.result(found, name="small", recipe=made["recipe"])
+    found[1]["code"]["source"] = "another"
+    with pytest.raises(ValueError, match=r"seeds 0 and 1: .* code: source: .* → .*any-source"):
+        seeds.result(found, name="small", recipe=made["recipe"])
+    seeds.result(found, name="small", recipe=made["recipe"], any_source=True)
+    found[1]["rewards"]["options"]["numeric"]["extract"] = "last_number"
+    with pytest.raises(ValueError, match=r"differing rewards: options\.numeric\.extract"):
+        seeds.result(found, name="small", recipe=made["recipe"], any_source=True)
 
 
 def test_runs_of_another_recipe_are_no_result_of_this_one(made: dict[str, Any]) -> None:
@@ -121,7 +154,7 @@ class Ended:
     """A process that ends with a code, after it was looked at a few times."""
 
     def __init__(self, code: int, looks: int = 1) -> None:
-        self.returncode, self._looks, self.stopped = code, looks, False
+        self.returncode, self._looks, self.stopped, self.awaited = code, looks, False, False
 
     def poll(self) -> int | None:
         self._looks -= 1
@@ -131,6 +164,7 @@ class Ended:
         self.stopped = True
 
     def wait(self) -> int:
+        self.awaited = True
         return self.returncode
 
 
@@ -188,6 +222,21 @@ def test_after_the_minutes_what_runs_is_asked_to_stop(
     assert "not finished: runs/0, runs/1" in capsys.readouterr().out
 
 
+def test_runs_are_waited_for_where_their_result_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    processes = [Ended(0), Ended(143, looks=10**9)]
+    monkeypatch.setattr(jobs.Job, "start", lambda job: processes[job.seed])
+    monkeypatch.setattr(jobs.signal, "signal", lambda *_: None)
+
+    def write() -> None:
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        jobs.run_all(_jobs(2), parallel=2, minutes=math.inf, after_each=write)
+    assert (processes[1].stopped, processes[1].awaited) == (True, True)
+
+
 def test_the_variants_of_a_sweep_are_overrides_of_its_recipe() -> None:
     asked = {
         "base": {"rl": {"steps": 4}},
@@ -214,6 +263,17 @@ def test_every_published_result_holds(path: Path) -> None:
     assert found["interval"] == [round(bound, 4) for bound in interval]
     assert found["mean"] == pytest.approx(sum(after) / len(after), abs=5e-5)
     resolve(recipe_from_dict(found["config"]))
+
+
+def test_the_page_says_what_a_result_began_from_and_bears_a_run_without_entropy() -> None:
+    path = FOLDER / "results" / "gsm8k.json"
+    found = results_page.read(path)
+    found["seeds"][0]["entropy"] = None
+    page = "\n".join(results_page._result(path, found))
+    assert "dequantised from that Q4_K_M GGUF" in page
+    command = f"posttrain run recipes/{found['recipe']} {' '.join(found['overrides'])}"
+    assert f"Command   {command}\n" in page  # the recipe's header and the result: one start
+    assert "| 0 | 27.7 % | 35.0 % | – | 40 | 7.5 |" in page
 
 
 def test_the_page_of_results_is_up_to_date() -> None:

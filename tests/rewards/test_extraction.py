@@ -65,6 +65,16 @@ from posttrain.rewards.extraction import EXTRACTORS, extract_answer
         ("last_number", "(3)-4", "4"),
         ("last_number", "x = -4", "-4"),
         ("last_number", "x = −4", "-4"),  # the typographic minus
+        ("last_number", "x = − 4", "-4"),
+        ("expression", "- (25 * 4) - 3 = 97", "(25 * 4) - 3"),  # a list's dash is no minus
+        ("expression", "Let us see:\n  – 25*4 = 100", "25*4"),
+        ("expression", "2) 25*4=100", "25*4"),
+        ("expression", "Step (2) 25*4=100", "25*4"),
+        ("expression", "- 1) 2) 25*4", "25*4"),
+        ("expression", "-5 + 8 = 3", "-5 + 8"),
+        ("expression", "<answer>- 5 + 8</answer>", "- 5 + 8"),
+        ("expression", "it is - (25 * 4) + 103", "- (25 * 4) + 103"),
+        ("expression", "5-2) 25*4", "5-2) 25*4"),  # no list, and no arithmetic
         ("last_number", "a half is 1/2", "1/2"),
         ("last_number", "1,2,3", "3"),
         ("last_number", "12,3456", "3456"),
@@ -96,6 +106,7 @@ def test_any_text_gives_stripped_text_or_none(how, text):
         "9",
         "1e",
         "1/",
+        "1)",
         "-",
         " ",
         ".1",

@@ -6,7 +6,7 @@ import functools
 
 from posttrain.config.pieces import NO_CHECK
 from posttrain.protocols import Task
-from posttrain.registry import Spec, look_up, split
+from posttrain.registry import Spec, look_up, options, split
 from posttrain.rewards import REWARDS
 from posttrain.rewards.bound import BoundReward
 from posttrain.rewards.scorer import RewardScorer
@@ -28,12 +28,12 @@ def with_check(
     """
     own: Spec | None = getattr(task, "accuracy", None)
     if accuracy is not None:
-        name, options = split(accuracy, kind="task.accuracy")
+        name, chosen = split(accuracy, kind="task.accuracy")
         if name == NO_CHECK:
             return scorer, marks_of(scorer, "")
         if name not in [reward.name for reward in scorer.rewards]:
-            scorer, name = scorer.monitoring(name, options)
-        elif options:
+            scorer, name = scorer.monitoring(name, chosen)
+        elif chosen:
             raise ValueError(
                 f"task.accuracy: {name!r} is a reward of this run, and has its options there; give "
                 "its name alone"
@@ -41,11 +41,11 @@ def with_check(
         return scorer, marks_of(scorer, name)
     checking = [reward.name for reward in scorer.rewards if reward.checks_answer]
     if own is not None:
-        name, options = split(own, kind="task accuracy")
+        name, chosen = split(own, kind="task accuracy")
         if any(_is(reward, name) for reward in scorer.rewards):
             return scorer, marks_of(scorer, name)
         if len(checking) != 1:
-            scorer, name = scorer.monitoring(name, options)
+            scorer, name = scorer.monitoring(name, chosen)
             return scorer, marks_of(scorer, name)
     return scorer, marks_of(scorer, checking[0] if len(checking) == 1 else "")
 
@@ -68,4 +68,12 @@ def marks_of(scorer: RewardScorer, check: str = "") -> Marks:
         weights={reward.name: reward.weight for reward in scorer.rewards},
         full={name: most for name, most in full.items() if most is not None},
         undeclared=frozenset(r.name for r in scorer.rewards if r.maximum is None),
+        options={reward.name: _options(reward.function) for reward in scorer.rewards},
     )
+
+
+def _options(function: object) -> dict[str, object]:
+    """The options that a reward runs with, as far as a file can hold them."""
+    bound = options(function) if callable(function) else {}
+    plain = bool | int | float | str | list
+    return {name: o.default for name, o in bound.items() if isinstance(o.default, plain)}

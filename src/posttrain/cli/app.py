@@ -331,7 +331,7 @@ def reproduce_result(
         str | None, typer.Option(help="The same model under another name, or elsewhere.")
     ] = None,
 ) -> None:
-    """Run a published result again: exit code 0 inside of its interval, 1 outside."""
+    """Run a published result again: exit code 0 inside of its interval, 1 outside, 2 refused."""
     from posttrain.cli.reproduce import list_results, reproduce
 
     if name is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from posttrain.track.terminal import Terminal, say
 
 RESULTS = Path(__file__).parents[1] / "results"  # benchmarks/seeds.py writes them
 KEYS = {"name", "recipe", "about", "hardware", "problems", "mean", "interval", "config", "seeds"}
+FAR = 3.291  # standard errors: 99.9 of 100 shares fall inside
 Result = Mapping[str, Any]
 
 
@@ -100,23 +102,62 @@ def recipe_of(found: Result, *, seed: int, folder: Path, model: str | None = Non
 
 
 def verdict(found: Result, summary: Mapping[str, Any]) -> tuple[str, bool]:
-    """A run beside what was published, in words, and whether it falls into the interval."""
-    if "accuracy_after" not in summary:
-        raise ValueError(
-            f"{found['name']}: the run has no accuracy: {summary.get('invalid_reason')}"
-        )
+    """A run beside what was published, in words, and whether it comes out the same.
+
+    It does where its accuracy falls into the interval, from a start that was the published one.
+    """
+    _check_counted(found, summary)
     accuracy, (low, high) = summary["accuracy_after"], found["interval"]
     seeds = ", ".join(str(each["seed"]) for each in found["seeds"])
     shares = ", ".join(f"{100 * each['after']:.1f}" for each in found["seeds"])
     inside = low <= accuracy <= high
     where = "inside" if inside else f"outside, {'above' if accuracy > high else 'below'},"
+    other = _other_start(found, summary.get("accuracy_before"))
     return (
         f"{found['name']}, seed {summary['seed']}: {_share(accuracy)} of {summary['problems']:,} "
         f"problems right (greedy), {summary['seconds'] / 60:.1f} minutes on {summary['hardware']}\n"
         f"published: {_share(found['mean'])} of {found['problems']:,}, mean of the seeds {seeds} "
         f"({shares}), {_minutes(found):.1f} minutes each on {found['hardware']}\n"
-        f"{where} of the published interval for one run, {_interval(found)}"
-    ), inside
+        f"{where} of the published interval for one run, {_interval(found)}{other}"
+    ), inside and not other
+
+
+def _check_counted(found: Result, summary: Mapping[str, Any]) -> None:
+    """Refuse a run whose accuracy does not count what the published one counts."""
+    reason = summary.get("invalid_reason")
+    if "accuracy_after" not in summary:
+        raise ValueError(f"{found['name']}: the run has no accuracy: {reason}")
+    if summary.get("problems") != found["problems"]:
+        raise ValueError(
+            f"{found['name']}: the run was evaluated on {summary.get('problems')} problems, and "
+            f"published are {found['problems']}; give it the same data"
+        )
+    if summary.get("invalid_after") != 0:
+        raise ValueError(
+            f"{found['name']}: not every answer could be graded, and the accuracy is of the others "
+            f"alone: {reason}"
+        )
+
+
+def _other_start(found: Result, before: float | None) -> str:
+    """What to say where a run began too far from where the published ones began; else nothing.
+
+    Too far is below the lowest or above the highest of the seeds by more than 99.9 % of the chance
+    of single answers, ``3.291·√(q(1 − q)/N)`` with q = (nNp + 1)/(nN + 2), p their mean.
+    """
+    known = [each["before"] for each in found["seeds"] if each["before"] is not None]
+    if before is None or not known:
+        return ""
+    num, mean = len(known) * found["problems"], statistics.fmean(known)
+    shrunk = (num * mean + 1) / (num + 2)
+    half = FAR * math.sqrt(shrunk * (1 - shrunk) / found["problems"])
+    low, high = max(0.0, min(known) - half), min(1.0, max(known) + half)
+    if low <= before <= high:
+        return ""
+    return (
+        f"\nbut other weights or data: before RL {_share(before)} were right, published "
+        f"{_share(mean)}, and the same start gives {100 * low:.1f} to {_share(high)}"
+    )
 
 
 def _minutes(found: Result) -> float:

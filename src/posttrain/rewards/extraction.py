@@ -29,9 +29,16 @@ _NUMBER = re.compile(
 # Where a sentence states the answer: four hashes, "answer is", "answer =", "Answer:".
 _STATES = re.compile(r"(?P<hashes>####)|\banswer[*_]*\s?(?:(?:is|=)|(?P<colon>:))", re.IGNORECASE)
 _FIRST = re.compile(rf"[\s:=*_`~$({{}}\[\\]*({_NUMBER.pattern})")
-_GOES_ON = re.compile(r"[a-zA-Z%*_ ]{0,40}(?:[-+*/=]|\bx) ?[$({\[]*[0-9]")
+# A minus with a space is a sign only where the answer begins; at a line's start it marks a list.
+_SIGN = re.compile(r"([ :=*_`~$({}\[\\]*)- +(?=[$€£¥₹]?[.0-9])")
+_GOES_ON = re.compile(  # 2 * 4 = 8, 2^3 = 8, 2³ = 8, 2 plus 3 = 5
+    r"[a-zA-Z%*_ !¹²³⁰⁴-⁹]{0,40}(?:[-+*/=%]|[)}]*\^|[)}]* ?=|\b(?:x|plus|minus|times|divided by))"
+    r" ?[-$({\[]*[0-9]"
+)
 _SENTENCE = re.compile(r"(?:[^.!?\n]|[.!?](?!\s|$))*")
 _ITEM = re.compile(r"[.):]\s*[^\W_]")
+_BULLET = re.compile(r"^[ \t]*[-−–‑] +(?=[0-9(])", re.MULTILINE)
+_NUMBERING = re.compile(r"\A(?:[0-9]+\) *|\([0-9]+\) +)+(?=[0-9(])")  # 2) 25*4
 _RUN = re.compile(r"[-0-9(][-+*/()0-9= ]*")
 _OPERATION = re.compile(r"[0-9)] *[-+*/] *[-(]*[0-9]")
 _MOST = 300  # characters of a sentence that are read: a bound on the work
@@ -48,6 +55,7 @@ _PLAIN = [  # LaTeX that stands around numbers, in the order in which it is repl
     (re.compile(r"\\(?:left|right)(?=[()])"), ""),
     (re.compile(r"\\approx\b|≈"), "="),
     (re.compile(r"\\[,;: ]|[\u00a0\u202f\u2009]"), " "),
+    (re.compile(r"(?<==) ?- (?=[0-9])"), " -"),  # nothing that 5 could be taken from: = - 5
 ]
 
 
@@ -183,7 +191,7 @@ def _answer(text: str) -> str | None:
 def _only_number(held: str) -> str:
     """The number that a box holds, maybe after ``=``; all of it where that is not one number."""
     for side in reversed(held.split("=")):
-        numbers = [match.group() for match in _NUMBER.finditer(side)]
+        numbers = [match.group() for match in _NUMBER.finditer(_signed(side))]
         if numbers:
             return numbers[0] if len(numbers) == 1 else held
     return held
@@ -191,6 +199,7 @@ def _only_number(held: str) -> str:
 
 def _stated(rest: str, match: re.Match[str]) -> str | None:
     """The number that follows a mark or a phrase; None where what follows is no answer."""
+    rest = _signed(rest)
     first = _FIRST.match(rest)
     if first is None:
         return None
@@ -206,17 +215,26 @@ def _stated(rest: str, match: re.Match[str]) -> str | None:
         return first[1]
     sentence = _SENTENCE.match(rest, first.end())
     _, equals, value = sentence[0].rpartition("=") if sentence else ("", "", "")
-    result = _FIRST.match(value) if equals else None
+    result = _FIRST.match(_signed(value)) if equals else None
     return result[1] if result else None
+
+
+def _signed(text: str) -> str:
+    """What an answer stands in, with ``- 5`` at its beginning as ``-5``."""
+    begins = _SIGN.match(text)
+    return f"{begins[1]}-{text[begins.end() :]}" if begins else text
 
 
 def _expression(text: str) -> str | None:
     """The last run of numbers with operators; of an equation, the first side that has one.
 
-    Where a box holds none, as in ``2*3 = \\boxed{6}``, that of the text.
+    Where a box holds none, as in ``2*3 = \\boxed{6}``, that of the text. What marks the place in a
+    list, a dash or ``2)``, is no part of it.
     """
+    text = _BULLET.sub("", text)
     for part in (_auto(text) or "", text):
-        equations = [run[0].split("=") for run in _RUN.finditer(_plain(part))]
+        runs = [run[0] for run in _RUN.finditer(_plain(part))]
+        equations = [_NUMBERING.sub("", run).split("=") for run in runs]
         sides = [[s.strip() for s in sides if _OPERATION.search(s)] for sides in equations]
         found = [first[0] for first in sides if first]
         if found:

@@ -12,7 +12,7 @@
       sft/  rl/  eval/                    one folder for each stage:
         metrics.jsonl     one line for each logged step
         diagnosis.jsonl   what went wrong on the way, if anything did
-        rewards.json      which reward checks answers, and how much each counts
+        rewards.json      which reward checks answers, how much each counts, options
         ways.json         how it samples and learns, in a line and part by part
         rollouts/         step-000012.parquet, …
         checkpoints/      step-000012/, …: posttrain.runs.checkpoints
@@ -110,9 +110,9 @@ class StageFolder:
         return read_findings(self.path / DIAGNOSIS)
 
     def write_marks(self, marks: Marks) -> None:
-        """Write down which reward checks answers, and how much each counts."""
+        """Write down which reward checks answers, how much each counts, and their options."""
         content = {"accuracy_by": marks.check, "weights": dict(marks.weights)}
-        write_json(self.path / REWARDS, content)
+        write_json(self.path / REWARDS, {**content, "options": dict(marks.options)})
 
     @property
     def accuracy_by(self) -> str:

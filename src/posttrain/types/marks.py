@@ -16,13 +16,15 @@ class Marks:
 
     ``check`` is "" where nothing checks answers: then there is no accuracy. ``full`` lacks a reward
     that may give anything, such as a reward model; of those in ``undeclared``, 1 is what they are
-    taken to give at most, until one is seen to give more.
+    taken to give at most, until one is seen to give more. ``options`` are those of each, defaults
+    included.
     """
 
     check: str = ""
     weights: Mapping[str, float] = field(default_factory=dict)
     full: Mapping[str, float] = field(default_factory=dict)
     undeclared: frozenset[str] = frozenset()
+    options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     @property
     def judged(self) -> tuple[str, ...]:
