@@ -180,7 +180,7 @@ def _place(name: str, within: list[str] | None) -> tuple[str | None, str, list[s
         return file, package or "", folders and list(folders)
     parent, _, own = name.rpartition(".")
     spec = PathFinder.find_spec(own, within) if parent else importlib.util.find_spec(name)
-    folders = spec and spec.submodule_search_locations
+    folders = spec.submodule_search_locations if spec else None
     file = spec.origin if spec and spec.has_location else None
     return file, parent if folders is None else name, folders and list(folders)
 
