@@ -76,11 +76,11 @@ class _Reader:
                 if any(type(part) is int and part not in texts for part in parts[key][1]):
                     rest.append(key)
                 else:
-                    texts[key] = _text(*parts[key], texts)
+                    texts[key] = _text(parts[key], texts)
         texts |= dict.fromkeys(rest, "")
         classes, before = 0, -1
         while classes != before:
-            texts |= {key: _text(*parts[key], texts) for key in rest}
+            texts |= {key: _text(parts[key], texts) for key in rest}
             classes, before = len({texts[key] for key in rest}), classes
         return [texts[id(root)], *sorted({texts[key] for key in rest})]
 
@@ -216,7 +216,8 @@ def _plain(value: Any) -> str:
     return text and f"{kind.__name__} {text}"
 
 
-def _text(kind: type, parts: list[Any], texts: dict[int, str]) -> str:
+def _text(of: tuple[type, list[Any]], texts: dict[int, str]) -> str:
+    kind, parts = of
     found = [texts.get(part, part) for part in parts]
     found = sorted(found) if issubclass(kind, _UNORDERED) else found
     return _together(type.__repr__(kind), *found)
