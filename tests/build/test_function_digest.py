@@ -1,5 +1,6 @@
 """A reward is the files behind it and the values it holds; the same in every process."""
 
+import copy
 import functools
 import importlib
 import os
@@ -7,6 +8,8 @@ import re
 import subprocess
 import sys
 import threading
+import tracemalloc
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,6 +66,10 @@ class Length:
 
     def score(self, completion: str) -> float:
         return self(completion)
+
+
+class Row(np.ndarray):
+    pass
 
 
 PLAIN = {
@@ -260,13 +267,75 @@ def test_strange_objects_never_raise(name: str) -> None:
     assert one != function_digest(make(None))
 
 
-def test_what_is_nested_too_deep_is_said() -> None:
-    """To count it by its type would take two functions for one."""
-    deep: list[Any] = []
+def test_what_is_nested_deep_counts() -> None:
+    one: list[Any] = [1]
+    other: list[Any] = [2]
     for _ in range(100_000):
-        deep = [deep]
-    with pytest.raises(ValueError, match="nested too deep"):
-        function_digest(make(deep))
+        one, other = [one], [other]
+    assert function_digest(make(one)) != function_digest(make(other))
+
+
+def test_which_cycle_a_value_leads_to_counts() -> None:
+    def tables(*, own: bool) -> list[Any]:
+        back: list[Any] = []
+        one, other = ["A", back], ["C", back]
+        back.append(one)
+        if own:
+            other[1] = [other]
+        return [one, other]
+
+    assert function_digest(make(tables(own=False))) != function_digest(make(tables(own=True)))
+
+
+def test_an_array_counts_by_its_bytes() -> None:
+    """In a list of its numbers each takes a hundred bytes and more."""
+    numbers = np.arange(200_000.0)
+    tracemalloc.start()
+    try:
+        for value in (numbers, torch.from_numpy(numbers)):
+            function_digest(make(value))
+        assert tracemalloc.get_traced_memory()[1] < 3 * numbers.nbytes
+    finally:
+        tracemalloc.stop()
+
+
+ARRAYS = {
+    "of objects": (np.array([Slotted(1)]), np.array([Slotted(2)])),
+    "of Python": (array("d", [1.0]), array("d", [2.0])),
+    "of one number": (torch.tensor(1.0, dtype=torch.bfloat16), torch.tensor(2, dtype=torch.int8)),
+    "transposed": (np.arange(4).reshape(2, 2), np.arange(4).reshape(2, 2).T),
+    "of another type": (np.zeros(2, dtype=np.int32), np.zeros(2, dtype=np.float32)),
+    "masked": (np.ma.array([1, 2], mask=[0, 1]), np.ma.array([1, 2], mask=[0, 0])),
+    "true": (torch.tensor([True]), torch.tensor([False])),
+    "complex": (torch.tensor([1j]).conj(), torch.tensor([1j])),
+    "half": (torch.ones(3, dtype=torch.bfloat16)[::2], torch.zeros(2, dtype=torch.bfloat16)),
+    "with a gradient": (torch.ones(1, requires_grad=True), torch.zeros(1, requires_grad=True)),
+    "user's": (np.ones(1).view(Row), np.zeros(1).view(Row)),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_of_every_kind_count(name: str) -> None:
+    one, other = ARRAYS[name]
+    copied = copy.deepcopy(one.detach() if isinstance(one, torch.Tensor) else one)
+    assert function_digest(make(one)) == function_digest(make(copied))
+    assert function_digest(make(one)) != function_digest(make(other))
+
+
+def test_a_package_that_is_not_imported_is_not_run(on_path: Path) -> None:
+    """Found without it are its files, also where a folder has none of its own."""
+    package = on_path / "script_of_mine"
+    (package / "bare" / "deep").mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "open(__file__ + '.ran', 'w').close(); raise SystemExit(3)"
+    )
+    deep = package / "bare" / "deep" / "values.py"
+    deep.write_text("SIZE = 1\n")
+    edit = ("LIMIT = 10", "if 0: import script_of_mine.bare.deep.values\nLIMIT = 10")
+    before = digest_of(on_path, edit=edit)
+    deep.write_text("SIZE = 2\n")
+    assert digest_of(on_path, edit=edit) != before
+    assert not (package / "__init__.py.ran").exists()
 
 
 SCRIPT = """
@@ -289,6 +358,11 @@ def even(n): return n == 0 or odd(n - 1)
 def odd(n): return n != 0 and even(n - 1)
 BOTH = {even, odd, len, lambda n: n in {"p", "q", "r"}}
 
+def f(n): return g(n)
+def g(n): return h(n)
+def h(n): return f(n)
+PAIRS = {("a", f), ("b", g), ("c", h)}
+
 class Judge:
     def __init__(self, bound): self.bound, self.seen, self.me = bound, {"s", "t", None}, self
     def __call__(self, completion): return super().__repr__(), settings, Path, MODEL
@@ -299,6 +373,7 @@ def make(k):
     return right
 
 print(function_digest(make(Judge(3))), function_digest(Judge(make(3))))
+print(function_digest(lambda completion: completion in PAIRS))
 """
 
 
@@ -312,10 +387,10 @@ def test_the_same_in_every_process(tmp_path: Path) -> None:
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
     ways = [[str(script)], ["-c", SCRIPT]]  # the second has no file
-    running = [[started(way, seed) for seed in ("1", "2")] for way in ways]
+    running = [[started(way, seed) for seed in "123"] for way in ways]
     for processes in running:
         printed = {process.communicate()[0] for process in processes}
-        assert [process.returncode for process in processes] == [0, 0]
+        assert [process.returncode for process in processes] == [0, 0, 0]
         assert len(printed) == 1
 
 

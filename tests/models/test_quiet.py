@@ -53,7 +53,7 @@ def test_warnings_of_the_compiler_are_explained_and_others_left(raw: io.StringIO
         warnings.warn_explicit("odd afterwards", UserWarning, inside, 3)
     said = [str(warning.message) for warning in caught]
     assert said == [
-        compiler_sentence("odd"),
+        compiler_sentence("odd thing"),
         "a warning of yours",
         compiler_sentence("Not enough SMs"),
         "odd afterwards",
@@ -67,6 +67,17 @@ def test_who_asks_for_the_logs_of_torch_gets_them(
     with compiler_explained():
         logging.getLogger("torch._dynamo").warning("as it is")
     assert raw.getvalue() == "as it is\n"
+
+
+def test_an_error_of_the_compiler_is_shown_whole(raw: io.StringIO) -> None:
+    with compiler_explained():
+        logging.getLogger("torch._dynamo").error("failed\nthere")
+    assert raw.getvalue() == "failed\nthere\n"
+
+
+def test_of_a_warning_that_is_not_known_nothing_is_promised() -> None:
+    said = compiler_sentence("results may be\n  incorrect\x1b[2J")
+    assert said == "PyTorch's compiler remarks: results may be incorrect\\x1b[2J"
 
 
 @pytest.mark.parametrize(

@@ -269,3 +269,8 @@ def test_values_unlike_keys_do_not_suit_flash(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     trunk = build(name, dtype=torch.bfloat16).get_decoder()
     assert bool(states._suits_flash(trunk, trunk.config)) is suits
+
+
+def test_a_trunk_without_weights_is_not_packed() -> None:
+    """Nor is any other that is no model of transformers."""
+    assert states.kernel_for(nn.Identity(), batch(CASES["even groups"])) is None

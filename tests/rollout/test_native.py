@@ -3,7 +3,9 @@
 That is the way of models whose attention is not ours to replace; any model can go it.
 """
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -183,6 +185,41 @@ def test_a_small_model_is_sampled_by_one_thread_and_a_larger_one_by_all(
         model.get_decoder().register_forward_pre_hook(interrupt)
         with pytest.raises(KeyboardInterrupt):
             small.generate(PROMPTS, sampling, num_samples=1, seed=0)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_that_sample_in_turns_leave_the_process_its_threads() -> None:
+    """The second comes to torch while the first samples, and samples when that is done."""
+    come, done, before = threading.Event(), threading.Event(), torch.get_num_threads()
+
+    def wait_inside(tokens: Sequence[int]) -> str:
+        future = pool.submit(follow)
+        assert come.wait(60)
+        seen.append(future)
+        return spell(tokens)
+
+    def follow() -> None:
+        assert torch.get_num_threads() == 1
+        come.set()
+        assert done.wait(60)
+        sample(spell)
+
+    def sample(decode: Any) -> None:
+        one, sampling = engine(build("llama"), decode=decode), Sampling(max_new_tokens=2)
+        one.generate(PROMPTS[:1], sampling, num_samples=1, seed=0)
+
+    seen: list[Any] = []
+    torch.set_num_threads(3)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            sample(wait_inside)
+            done.set()
+            seen[0].result()
+            assert pool.submit(torch.get_num_threads).result() == 3
+        with ThreadPoolExecutor(1) as new:
+            assert new.submit(torch.get_num_threads).result() == 3
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)

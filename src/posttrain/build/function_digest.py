@@ -16,13 +16,14 @@ import os
 import sys
 import types
 from collections.abc import Iterable, Iterator
+from importlib.machinery import PathFinder
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 _ATOMS = {type(None), bool, int, float, complex, str, bytes, bytearray, range, type(...)}
 _CONTAINERS = (list, tuple, set, frozenset, dict)
-_UNORDERED = (set, frozenset, dict)
+_UNORDERED = _CONTAINERS[2:]
 _HOLDERS = (
     *(types.CodeType, types.CellType, types.MethodType, property, staticmethod, classmethod),
     *(functools.partial, functools.cached_property, type(functools.cache(print))),
@@ -31,6 +32,7 @@ _HELD = (
     *("co_code", "co_consts", "co_names", "co_varnames", "cell_contents", "__func__", "__self__"),
     *("fget", "fset", "func", "args", "keywords", "__wrapped__"),
 )
+_BYTES = "?bBhHiIlLqQefdFDmMSU"  # types of arrays that are their bytes, without gaps or addresses
 _BUILT_IN = frozenset(sys.builtin_module_names)
 _LIBRARIES = (Path(os.__file__).parent, Path(__file__).parents[1])  # Python's, and ours
 
@@ -44,14 +46,7 @@ def function_digest(function: Any) -> str:
     model) counts by its type, and what a library defines by its name.
     """
     reader = _Reader()
-    try:
-        values = reader.text(function)
-    except RecursionError:
-        raise ValueError(
-            "a function of your own holds a value that is nested too deep to be compared with that "
-            "of another run: make it where the function is called, or hold it flat"
-        ) from None
-    return _together(values, *sorted(_files(reader.modules)))[:16]
+    return _together(*reader.texts(function), *sorted(_files(reader.modules)))[:16]
 
 
 class _Reader:
@@ -59,44 +54,51 @@ class _Reader:
 
     def __init__(self) -> None:
         self.modules: set[str] = set()
-        self._known: dict[int, tuple[str, Any]] = {}  # with the value, so that no id is used twice
-        self._path: list[int] = []  # what is being read: a cycle ends here
 
-    def text(self, value: Any) -> str:
-        """What a value counts as."""
-        kind = type(value)
-        if kind in _ATOMS:
-            return f"{kind.__name__} {hex(value) if kind is int else repr(value)}"  # of any length
-        if kind in (list, tuple) and all(type(part) in _ATOMS for part in value):  # most there is
-            return _together(kind.__name__, *map(self.text, value))
-        if id(value) in self._path:
-            return f"cycle {self._path.index(id(value))}"
-        if id(value) not in self._known:
-            self._path.append(id(value))
-            try:
-                parts = self._parts(value)
-            except RecursionError:
-                raise
-            except Exception:  # noqa: BLE001 - what cannot be read counts by its type
-                parts = []
-            texts = [self.text(part) for part in parts]
-            texts = sorted(texts) if issubclass(kind, _UNORDERED) else texts
-            self._path.pop()
-            self._known[id(value)] = (_together(type.__repr__(kind), *texts), (value, parts))
-        return self._known[id(value)][0]
+    def texts(self, root: Any) -> list[str]:
+        """What a value counts as: its text, and those of all in it that leads to a cycle.
+
+        The latter are made of the texts of the parts again and again, until no more of them differ
+        (colour refinement). The order in which values are met is in none of them.
+        """
+        values = [root]  # which holds all of them, so that no id is used twice
+        parts: dict[int, tuple[type, list[Any]]] = {}  # the text of a plain part, the id of another
+        for value in values:
+            if id(value) not in parts:
+                pairs = [(_plain(part) or id(part), part) for part in self._parts(value)]
+                parts[id(value)] = (type(value), [key for key, _ in pairs])
+                values += [part for key, part in pairs if type(key) is int]
+        texts: dict[int, str] = {}
+        rest, before = list(reversed(parts)), -1
+        while len(rest) != before:  # from the inside: what leads to no cycle
+            before, waiting, rest = len(rest), rest, []
+            for key in waiting:
+                if any(type(part) is int and part not in texts for part in parts[key][1]):
+                    rest.append(key)
+                else:
+                    texts[key] = _text(parts[key], texts)
+        texts |= dict.fromkeys(rest, "")
+        classes, before = 0, -1
+        while classes != before:
+            texts |= {key: _text(parts[key], texts) for key in rest}
+            classes, before = len({texts[key] for key in rest}), classes
+        return [texts[id(root)], *sorted({texts[key] for key in rest})]
 
     def _parts(self, value: Any) -> list[Any]:
         """What a value consists of; of the user's classes, no method is called."""
         kind = type(value)
-        if kind is types.FunctionType:
-            return self._function(value)
-        if issubclass(kind, types.ModuleType):
-            return [value.__name__, self._is_users(value.__name__)]
-        if issubclass(kind, type):
-            return self._class(value)
-        if issubclass(kind, _HOLDERS):
-            return [getattr(value, name) for name in _HELD if hasattr(value, name)]
-        return self._object(value)
+        try:
+            if kind is types.FunctionType:
+                return self._function(value)
+            if issubclass(kind, types.ModuleType):
+                return [value.__name__, self._is_users(value.__name__)]
+            if issubclass(kind, type):
+                return self._class(value)
+            if issubclass(kind, _HOLDERS):
+                return [getattr(value, name) for name in _HELD if hasattr(value, name)]
+            return self._object(value)
+        except Exception:  # noqa: BLE001 - what cannot be read counts by its type
+            return []
 
     def _object(self, value: Any) -> list[Any]:
         kind = type(value)
@@ -104,13 +106,12 @@ class _Reader:
         data: list[Any] = [base.__repr__(value)] if base in _ATOMS else []
         if base in _CONTAINERS:
             data = list(dict.items(value) if base is dict else base.__iter__(value))
-        if base in (set, frozenset):  # functions that call each other: the same one comes first
-            data.sort(key=lambda item: str(getattr(item, "__qualname__", "")))
+        if hasattr(kind, "tolist"):  # an array or a tensor
+            data = _array(value)
         if kind is not base and self._is_users(kind.__module__):
             return [*data, kind, object.__getstate__(value)]
-        if hasattr(kind, "tolist"):  # an array or a tensor
-            return [str(value.dtype), str(value.shape), value.tolist()]
-        if base is not object or inspect.getattr_static(kind, "__hash__") is object.__hash__:
+        by_identity = inspect.getattr_static(kind, "__hash__") is object.__hash__
+        if data or base is not object or by_identity:
             return data
         reduce = copyreg.dispatch_table.get(kind, lambda value: value.__reduce_ex__(4))
         return [list(p) if isinstance(p, Iterator) else p for p in reduce(value)]
@@ -141,34 +142,47 @@ class _Reader:
         return True
 
 
+def _array(value: Any) -> list[Any]:
+    """An array or a tensor: by its bytes where they are all there is to it, else by its numbers."""
+    about = [str(getattr(value, "dtype", "")), str(getattr(value, "shape", ""))]
+    numpy, torch = (sys.modules.get(name) for name in ("numpy", "torch"))
+    if torch and issubclass(type(value), torch.Tensor):
+        value = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        value = value.reshape(-1).view(torch.uint8).numpy()
+    if numpy and type(value) is numpy.ndarray and value.dtype.char in _BYTES:
+        return [*about, hashlib.sha256(value.tobytes()).digest()]
+    return [*about, value.tolist()]
+
+
 def _files(modules: Iterable[str]) -> Iterator[str]:
     """The contents of the user's files behind modules, and behind all that these import."""
     waiting, seen = set(modules), set()
     while waiting:
-        full = waiting.pop()
-        for name in accumulate(full.split("."), "{}.{}".format):  # packages first: they import too
-            file, package = _place(name)
-            if package is None or (file and not _is_users_file(file)):
-                break  # what is of a library is not looked for further, for that would import it
+        folders = None
+        for name in accumulate(waiting.pop().split("."), "{}.{}".format):  # packages import too
+            file, package, folders = _place(name, folders)
+            if file and not _is_users_file(file):
+                break
             if file and name not in seen and Path(file).is_file():
                 seen.add(name)
                 text = Path(file).read_bytes()
                 yield f"{name} {hashlib.sha256(text).hexdigest()}"
                 waiting |= set(_imports(text, package))
-            if package != name:  # no package: what follows is no module
+            if folders is None:  # no package: what follows is no module
                 break
 
 
-def _place(name: str) -> tuple[str | None, str | None]:
-    """The file and the package of a module that may not be imported yet; None for none."""
-    module = sys.modules.get(name)
-    if module is not None:
-        return getattr(module, "__file__", None), getattr(module, "__package__", None) or ""
-    try:
-        spec = importlib.util.find_spec(name)
-    except Exception:  # noqa: BLE001 - the package it is in cannot be imported
-        spec = None
-    return (spec.origin if spec.has_location else None, spec.parent) if spec else (None, None)
+def _place(name: str, within: list[str] | None) -> tuple[str | None, str, list[str] | None]:
+    """A module's file, its package, and its folders if it is one; nothing is imported for that."""
+    if name in sys.modules:
+        keys = ("__file__", "__package__", "__path__")
+        file, package, folders = (getattr(sys.modules[name], key, None) for key in keys)
+        return file, package or "", folders and list(folders)
+    parent, _, own = name.rpartition(".")
+    spec = PathFinder.find_spec(own, within) if parent else importlib.util.find_spec(name)
+    folders = spec.submodule_search_locations if spec else None
+    file = spec.origin if spec and spec.has_location else None
+    return file, parent if folders is None else name, folders and list(folders)
 
 
 def _imports(text: bytes, package: str) -> Iterator[str]:
@@ -191,6 +205,22 @@ def _names(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names(constant)
+
+
+def _plain(value: Any) -> str:
+    """The text of plain data: most that there is; nothing for other values."""
+    kind = type(value)
+    if kind in (list, tuple) and all(type(part) in _ATOMS for part in value):
+        return _together(kind.__name__, *map(_plain, value))
+    text = (hex if kind is int else repr)(value) if kind in _ATOMS else ""  # int of any length
+    return text and f"{kind.__name__} {text}"
+
+
+def _text(of: tuple[type, list[Any]], texts: dict[int, str]) -> str:
+    kind, parts = of
+    found = [texts.get(part, part) for part in parts]
+    found = sorted(found) if issubclass(kind, _UNORDERED) else found
+    return _together(type.__repr__(kind), *found)
 
 
 def _together(*texts: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping
@@ -12,7 +10,6 @@ from typing import Any
 
 MAX_LINE_BYTES = 64 * 2**20
 MAX_FILE_BYTES = 8 * 2**30
-REMEMBERED_BYTES = 64 * 2**20  # of a file whose rows are kept for the next who reads it
 _OTHERS = {
     b"\x1f\x8b": ("a gzip archive", "unpack it with gunzip"),
     b"BZh": ("a bzip2 archive", "unpack it with bunzip2"),
@@ -41,23 +38,10 @@ def read_numbered(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
             f"{file}: {file.stat().st_size / 2**30:.1f} GiB is read whole into memory and is more "
             f"than {MAX_FILE_BYTES // 2**30} GiB; split the file"
         )
-    if file.stat().st_size > REMEMBERED_BYTES:
-        rows = _parsed(file)
-    else:
-        rows = _parsed_once(file, hashlib.blake2b(file.read_bytes()).digest())
+    rows = [(number, _parse(line, f"{file}:{number}")) for number, line in _lines(file)]
     if not rows:
         raise ValueError(f"{file}: holds no rows; write one JSON object per line")
-    return [(number, dict(row)) for number, row in rows]
-
-
-def _parsed(file: Path) -> list[tuple[int, dict[str, Any]]]:
-    return [(number, _parse(line, f"{file}:{number}")) for number, line in _lines(file)]
-
-
-@functools.lru_cache(maxsize=2)
-def _parsed_once(file: Path, digest: bytes) -> list[tuple[int, dict[str, Any]]]:
-    """The rows of a file with these contents: a run looks at its data before a stage reads it."""
-    return _parsed(file)
+    return rows
 
 
 def read_demonstrations(path: str | Path) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ def without_reports() -> Iterator[None]:
 
 @contextlib.contextmanager
 def compiler_explained() -> Iterator[None]:
-    """Inside, what PyTorch's compiler logs or warns of is a warning in our words, each but once.
+    """Inside, what PyTorch's compiler warns of is a warning in our words, each but once.
 
     Who sets ``TORCH_LOGS`` wants to read the compiler itself, and does.
     """
@@ -68,8 +68,8 @@ def compiler_explained() -> Iterator[None]:
             warnings.warn(sentence, stacklevel=2)
 
     def keep(record: standard_logging.LogRecord) -> bool:
-        if record.levelno < standard_logging.WARNING or not _COMPILER.match(record.name):
-            return True
+        if record.levelno != standard_logging.WARNING or not _COMPILER.match(record.name):
+            return True  # an error whole, as it is
         tell(record.getMessage())
         return False
 
@@ -99,10 +99,10 @@ def _handlers(logger: Any) -> list[standard_logging.Handler]:
 
 
 def compiler_sentence(text: str) -> str:
-    """What a warning of PyTorch's compiler is about, and what follows from it, in one sentence.
+    """What a warning of PyTorch's compiler means here; one that is not known as it is, in one line.
 
-    >>> compiler_sentence("Online softmax is disabled on the fly\\nsince …")[:62]
-    "PyTorch's compiler remarks: Online softmax is disabled on the "
+    >>> compiler_sentence("Online softmax is disabled on the fly\\nsince …")
+    "PyTorch's compiler remarks: Online softmax is disabled on the fly since …"
     """
     words = {
         "function": r"function: (.+)",
@@ -114,8 +114,5 @@ def compiler_sentence(text: str) -> str:
     for mark, meaning in _MEANINGS.items():
         if mark in text:
             return meaning.format(**said)
-    first = next(iter(text.strip().splitlines()), "")
-    return (
-        f"PyTorch's compiler remarks: {first} (the numbers are the same; steps may be slower than "
-        "they could be)"
-    )
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
+    return f"PyTorch's compiler remarks: {line}"

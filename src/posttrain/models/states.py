@@ -99,8 +99,8 @@ def shares_prompts(model: nn.Module, longest: int) -> Verdict:
 
 def kernel_for(trunk: nn.Module, batch: Batch) -> Make | None:
     """The kernel with which this trunk computes the batch packed; None: it cannot."""
-    kind = next(trunk.parameters()).device.type
-    return _KERNELS[kind] if packs(trunk, batch.tokens.shape[1]) else None
+    model: Any = trunk  # which, if it packs, knows its device
+    return _KERNELS[model.device.type] if packs(trunk, batch.tokens.shape[1]) else None
 
 
 def packs(trunk: Any, longest: int) -> Verdict:

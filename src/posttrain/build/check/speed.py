@@ -30,7 +30,7 @@ FAR = 10  # times slower than on the fast way
 # at least (docs/benchmarks.md); on a CPU it is more.
 REACHED = {"sampling": 0.12, "learning": 0.07}
 CALLS = 100  # operations that a layer launches, generously: small models wait for these
-MOVED = 7  # numbers of each weight that AdamW moves: three are read and written, a slope is read
+MOVED = 7  # numbers of each weight that AdamW moves: three are read and written, a gradient read
 ACCEPT = "accept it, or take a model of another family: docs/models.md lists which way each goes"
 CHECKPOINTED = "turn rl.checkpoint_activations off where memory allows, or accept it"
 BUSY = "look for other work on this machine, try another run.threads, or accept it"

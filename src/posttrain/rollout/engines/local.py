@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
@@ -19,6 +21,9 @@ from posttrain.types import Completion, Prompt, Sampling
 
 CPU_BYTES = 4 << 30  # what decoding may take where free memory cannot be asked for
 SHARED = 2**16  # weights of a matrix, on average, from which a CPU's threads share its product
+
+_INSIDE: list[int] = []  # for each thread that samples, the threads that the process was given
+_LOCK = Lock()
 
 
 class LocalEngine:
@@ -130,14 +135,23 @@ def samples_alone(model: torch.nn.Module) -> bool:
 
 @contextmanager
 def _threads(model: torch.nn.Module) -> Iterator[None]:
-    """One thread inside where that samples fastest, else as many as there are."""
-    before = torch.get_num_threads()
-    if samples_alone(model):
-        torch.set_num_threads(1)
+    """One thread inside where that samples fastest, else as many as the process was given."""
+    with _LOCK:
+        number = _INSIDE[0] if _INSIDE else _given_threads()
+        _INSIDE.append(number)
     try:
+        torch.set_num_threads(1 if samples_alone(model) else number)
         yield
     finally:
-        torch.set_num_threads(before)
+        with _LOCK:
+            _INSIDE.pop()
+        torch.set_num_threads(number)
+
+
+def _given_threads() -> int:
+    """As a thread that is new to torch is told: one that came while another sampled has kept 1."""
+    with ThreadPoolExecutor(1) as new:
+        return new.submit(torch.get_num_threads).result()
 
 
 @contextmanager
