@@ -130,8 +130,12 @@ def test_numeric(completion, answer, options, value):
 
 def test_a_right_answer_that_is_none_is_a_fault_of_the_data():
     for answer in ("many", "", None, True, float("nan")):
-        with pytest.raises(ValueError, match="answer: expected a number"):
+        with pytest.raises(
+            ValueError, match=r"answer: expected a number.*; use the reward 'exact'"
+        ):
             numeric_answer("5", answer)
+    with pytest.raises(ValueError, match="put only what follows #### there, or use the task gsm8k"):
+        numeric_answer("72", "48 + 24 = 72\n#### 72")
     for answer in ("", " ", None, 5):
         with pytest.raises(ValueError, match="answer: expected text"):
             exact_answer("", answer)

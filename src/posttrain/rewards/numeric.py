@@ -79,5 +79,8 @@ def _expected(answer: str | float) -> Fraction:
     elif isinstance(answer, str):
         expected = parse_number(answer)
     if expected is None:
-        raise ValueError(f"answer: expected a number, got {answer!r}; use the reward 'exact'")
+        mend = "use the reward 'exact'"
+        if "####" in str(answer):
+            mend = "put only what follows #### there, or use the task gsm8k"
+        raise ValueError(f"answer: expected a number, got {answer!r}; {mend}")
     return expected
