@@ -56,7 +56,7 @@ _ITEM = re.compile(r"[.):]\s*[^\W_]")
 _RUN = re.compile(r"[-0-9(][-+*/()0-9= ]*")
 _OPERATION = re.compile(r"[0-9)] *[-+*/] *[-(]*[0-9]")
 _MOST = 300  # characters of a sentence that are read: a bound on the work
-_NEAR = 60  # characters before a number where another candidate may stand
+_NEAR = 60  # characters beside a number where another candidate may stand
 _POWER = r"10\s?\^\s?(?:\{([+-]?[0-9]{1,2})\}|([+-]?[0-9]{1,2}))"  # of ten
 _FRACTION = r"\\[dt]?frac\s?(?:\{([0-9]+)\}|([0-9]))\s?(?:\{([0-9]+)\}|([0-9]))"
 _PLAIN: list[
@@ -218,9 +218,9 @@ def _last_alone(text: str) -> str | None:
     last = None
     for match in _NUMBER.finditer(text):
         last = match
-    if last is None:
-        return None
-    near = _SEVERAL.finditer(text, max(0, last.start() - _NEAR))
+    if last is None or len(last[0]) > _NEAR:
+        return last and last[0]
+    near = _SEVERAL.finditer(text, max(0, last.start() - _NEAR), last.end() + _NEAR)
     return next((match[0] for match in near if match.end() > last.start()), last[0])
 
 
