@@ -1,11 +1,12 @@
 """The lines of a check that say how fast it is, beside what the device could do."""
 
+import re
 from typing import Any
 
 import pytest
 from small_runs import TINY
 
-from posttrain.build.check import check_recipe, speed
+from posttrain.build.check import check_recipe, resources, speed
 from posttrain.build.check.report import Findings, Line
 from posttrain.models.roofline import Peak
 from posttrain.rollout.engines import native
@@ -34,7 +35,28 @@ def test_a_device_that_could_do_no_more_is_no_finding(monkeypatch: pytest.Monkey
     assert [found[name].state for name in ("way", "sampling", "learning")] == ["pass"] * 3
     assert "tokens/s, " in found["sampling"].text
     assert " % of the device's best, " in found["sampling"].text
-    assert " s for a step of " in found["learning"].text
+    assert " s for one optimiser step on " in found["learning"].text
+    assert re.search(r"; usual here: [0-9.e-]+ % or more$", found["learning"].text)
+
+
+def test_the_time_of_a_stage_is_that_of_its_steps_and_evaluations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is in a step is listed, and what is not in the steps is said beside them."""
+    monkeypatch.setattr(resources, "_time", lambda seconds: f"{seconds:.9f}")
+    looked = {**RECIPE["rl"], "steps": 7, "evaluate_every": 3, "evaluate_problems": 9}
+    report = check_recipe({**RECIPE, "rl": {**looked, "minibatches": 2}}, fast=True)
+    text = next(line.text for line in report.lines if line.name == "time")
+    pattern = (
+        r"([0-9.]+): 7 steps of 4 rollouts, ([0-9.]+) each \(rollout ([0-9.]+), grading ([0-9.]+), "
+        r"learning ([0-9.]+), of which old log-probs ([0-9.]+)\), and ([0-9.]+) of evaluations; .*"
+    )
+    found = re.fullmatch(pattern, text)
+    assert found is not None, text
+    total, step, rollout, grading, learning, old, evaluations = map(float, found.groups())
+    assert total == pytest.approx(7 * step + evaluations, abs=1e-6)
+    assert step == pytest.approx(rollout + grading + learning, abs=1e-6)
+    assert 0 < old < learning
 
 
 def test_far_below_the_device_is_a_finding_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

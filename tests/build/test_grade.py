@@ -117,6 +117,25 @@ def test_a_mistake_names_the_line(
         grade_file(reward, written(tmp_path, rows), options=options)
 
 
+def test_it_says_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every row of a reward that extracts an answer, and on the screen of the wrong ones."""
+    texts = ["so 72", "72, for 2 [bold]eggs", "none"]
+    rows = written(tmp_path, [{"completion": text, "answer": "72"} for text in texts])
+    out = tmp_path / "out.jsonl"
+    monkeypatch.setenv("COLUMNS", "200")
+    done = CliRunner().invoke(app, ["grade", "numeric", str(rows), "--out", str(out)])
+    assert [json.loads(line)["read"] for line in out.read_text().splitlines()] == ["72", "2", None]
+    assert "row 2 reads as '2', the answer is '72'" in done.output
+    assert "row 3 reads as nothing, the answer is '72'" in done.output
+    assert "row 1" not in done.output
+    words = ["grade", "exact", str(rows), "--extract", "auto"]
+    said = "row 2 reads as '72, for 2 [bold]eggs', the answer is '72'"
+    assert said in CliRunner().invoke(app, words).output
+    code = [{"completion": "print(1)", "num_tokens": 3}]
+    grade_file("length", written(tmp_path, code), options={"target": 3}).write(out)
+    assert "read" not in json.loads(out.read_text())
+
+
 def test_an_empty_completion_is_a_wrong_answer_and_no_mistake(tmp_path: Path) -> None:
     found = grade_file("exact", written(tmp_path, [{"completion": "", "answer": "5"}]))
     assert (found.states, found.mean) == ({"ok": 1}, 0.0)

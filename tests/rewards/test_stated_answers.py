@@ -112,6 +112,23 @@ RIGHT = [
     ("Answer:\n1. 16 - 7 = 9\n2. 9 * 2 = 18", "18"),
     ("Let us see.\n**Answer:**\n16 eggs are laid.\n16 - 7 = 9, and 9 * 2 = 18", "18"),
     ("The answer is:\n1. Eggs: 16 - 7 = 9\n2. Money: 9 * 2 = 18", "18"),
+    ("The answer is \\(\\frac12\\) of it, for 9 eggs.", "1/2"),
+    (r"\boxed{\dfrac34}", "0.75"),
+    ("The answer is ½.", "0.5"),
+    ("It takes 2¾ hours", "2.75"),
+    ("It weighs ⅓ kg", "1/3"),
+    ("The answer is 1 200 dollars.", "1200"),
+    ("#### 1\u202f200\u202f500.50", "1200500.5"),
+    (r"\boxed{7.2\times 10^1}", "72"),
+    ("The answer is 7.2 × 10^{1}, of 9", "72"),
+    ("The answer is 10^2.", "100"),
+    ("In all 1.5e3", "1500"),
+    ("The answer is $2 million.", "2000000"),
+    (r"\boxed{2.5 \text{ thousand}}", "2500"),
+    ("It costs 1½ billion dollars.", "1.5e9"),
+    ("The answer is 1/2 or 0.5.", "0.5"),  # the same number
+    ("The answer is 90 minutes or 1.5 hours.", "90"),  # of other units
+    ("The answer is 18, 9 eggs at 2 dollars.", "18"),
     # the last number
     ("Janet makes $18 every day at the farmers' market.", "18"),
     ("She makes 9 * 2 = 18.", "18"),
@@ -173,6 +190,36 @@ WRONG = [
     ("18 eggs, which make 36 dollars", "18"),
     ("1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19", "18"),  # a list of guesses
     ("18, or 17", "18"),
+    *(
+        (hedged, answer)
+        for answer in ("70", "71", "72", "73")
+        for hedged in (
+            "The answer is 72 or 73",
+            "The answer is 72 dollars or 73 dollars.",
+            "Answers: 70, 71, 72",
+            "It is either 71 or 72.",
+            "The answer is either 71 or 72",
+            "#### 72 or maybe **73**",
+            "The answers are 71 and 72.",
+            "The answer is x = 71 or x = 72",
+            "Answer: 70, 71, or 72",
+        )
+    ),
+    *(
+        (parts, answer)
+        for answer in ("5", "30")
+        for parts in (
+            "The answer is 5 hours 30 minutes.",
+            "It takes 5 hours and 30 minutes",
+            "#### 5h 30m",
+            "The answer is 5 dollars and 30 cents",
+        )
+    ),
+    ("The answer is 2 million", "2"),
+    (r"\boxed{7.2\times 10^1}", "7.2"),
+    ("The answer is 10^2.", "10"),
+    ("The answer is 1 200.", "200"),
+    ("The answer is 1 200.", "1"),
     ("They meet at 3:30", "30"),
     ("The ratio is 3:2", "2"),
     ("10-5", "-5"),
@@ -218,6 +265,7 @@ def test_reasoning_before_the_answer_changes_nothing(ending, answer):
     [
         *("answer is 9 -", "answer is ", "#### 1. a", "answer: 1 2 ", "1:", "1 1/", "= ", "= - "),
         *(r"\frac{1}", "answer is - ", "answer is 2^", "answer is 2)", "- "),
+        *("1 or ", "1 200 ", "1, ", "10^", "5 hours "),
     ],
 )
 def test_time_is_linear(piece):

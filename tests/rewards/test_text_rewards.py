@@ -81,7 +81,18 @@ def test_exact(completion, answer, options, value):
         ("0x10", None),
         ("nan", None),
         ("inf", None),
-        ("1 000", None),
+        ("1 000", 1000),
+        ("1 00", None),
+        ("1 0000", None),
+        (r"\frac12", Fraction(1, 2)),
+        (r"-3\dfrac34", Fraction(-15, 4)),
+        ("3¼", Fraction(13, 4)),
+        (r"7.2\times 10^{-1}", Fraction(18, 25)),
+        ("-10^2", -100),
+        ("$1.5 Million", 1_500_000),
+        ("½ million", 500_000),
+        ("5 hours 30 minutes", None),
+        ("72 or 73", None),
         ("٣", None),
         ("5\n6", None),
         ("2+3", None),
@@ -119,8 +130,12 @@ def test_numeric(completion, answer, options, value):
 
 def test_a_right_answer_that_is_none_is_a_fault_of_the_data():
     for answer in ("many", "", None, True, float("nan")):
-        with pytest.raises(ValueError, match="answer: expected a number"):
+        with pytest.raises(
+            ValueError, match=r"answer: expected a number.*; use the reward 'exact'"
+        ):
             numeric_answer("5", answer)
+    with pytest.raises(ValueError, match="put only what follows #### there, or use the task gsm8k"):
+        numeric_answer("72", "48 + 24 = 72\n#### 72")
     for answer in ("", " ", None, 5):
         with pytest.raises(ValueError, match="answer: expected text"):
             exact_answer("", answer)

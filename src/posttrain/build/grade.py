@@ -14,6 +14,9 @@ from posttrain.build.answer_check import marks_of
 from posttrain.config import GradingSection
 from posttrain.config.pieces import complete_reward
 from posttrain.data.sources import check_text, read_numbered
+from posttrain.registry import options as options_of
+from posttrain.rewards import REWARDS
+from posttrain.rewards.extraction import Extract, extract_answer
 from posttrain.rewards.pool import GradingPool
 from posttrain.rewards.scorer import FROM_ROLLOUT, RewardScorer
 from posttrain.runs.files import replacing
@@ -23,6 +26,7 @@ from posttrain.types.marks import above_one, how_to_declare, no_full_marks
 
 _ROUNDING = 1e-9
 _REASONS = 3  # shown where every row is broken
+_SHOWN = 3  # wrong rows of which it is said what was read
 _GIVEN = ("completion", "prompt", "num_tokens", "stop_reason")
 
 
@@ -32,6 +36,7 @@ class Graded:
 
     ``maximum`` is the most that the reward gives: as declared, else 1; None where nobody knows, and
     ``advice`` then says how to declare it. ``workers_died`` counts the workers that were replaced.
+    ``read`` is what each row's answer was taken to be, for rewards that extract one; None: nothing.
     """
 
     path: Path
@@ -41,6 +46,7 @@ class Graded:
     maximum: float | None = 1.0
     advice: str = ""
     workers_died: int = 0
+    read: Sequence[str | None] = ()
 
     @property
     def states(self) -> dict[str, int]:
@@ -61,8 +67,23 @@ class Graded:
         """
         if self.maximum is None:
             return None
-        least = self.maximum - _ROUNDING * max(1.0, abs(self.maximum))
-        return sum(score.ok and score.value >= least for score in self.scores)
+        return sum(score.ok and self._is_full(score) for score in self.scores)
+
+    def _is_full(self, score: Score) -> bool:
+        most = 1.0 if self.maximum is None else self.maximum
+        return score.value >= most - _ROUNDING * max(1.0, abs(most))
+
+    @property
+    def misread(self) -> list[str]:
+        """What was read in the first few rows that are wrong."""
+        return [
+            f"row {number} reads as {'nothing' if read is None else repr(read)}"
+            + (f", the answer is {row['answer']!r}" if "answer" in row else "")
+            for number, (row, score, read) in enumerate(
+                zip(self.rows, self.scores, self.read, strict=False), 1
+            )
+            if score.ok and not self._is_full(score)
+        ][:_SHOWN]
 
     @property
     def told_full_marks(self) -> str:
@@ -82,10 +103,10 @@ class Graded:
         )
 
     def write(self, path: str | Path) -> None:
-        """One line for each row: the row itself, and its state, value, seconds and reason."""
+        """One line for each row: itself, its state, value, seconds, reason, and what was read."""
         check_out(path, self.path)
         with replacing(Path(path)) as beside, beside.open("wb") as file:
-            for row, score in zip(self.rows, self.scores, strict=True):
+            for number, (row, score) in enumerate(zip(self.rows, self.scores, strict=True)):
                 verdict = {
                     "state": score.state,
                     "value": score.value if score.ok else None,
@@ -93,6 +114,8 @@ class Graded:
                     "seconds": round(score.seconds, 6),
                     "reason": score.reason,
                 }
+                if self.read:
+                    verdict["read"] = self.read[number]
                 file.write(encode_json({**row, **verdict}) + b"\n")
 
 
@@ -139,8 +162,20 @@ def grade_file(
         seconds=seconds,
         maximum=None if unknown else scorer.rewards[0].full_marks,
         workers_died=pool.died if pool is not None else 0,
+        read=_read(reward, chosen, rollouts=rollouts),
         advice="".join(f"{how_to_declare(*found)}; here, --maximum …" for found in unknown.items()),
     )
+
+
+def _read(
+    reward: str, chosen: Mapping[str, Any], *, rollouts: Sequence[Rollout]
+) -> list[str | None]:
+    """The answers as the reward extracts them; none where it does not."""
+    option = options_of(REWARDS[reward]).get("extract") if reward in REWARDS else None
+    if option is None or option.annotation != Extract:
+        return []
+    how = chosen.get("extract", option.default)
+    return [extract_answer(rollout.completion.text, how) for rollout in rollouts]
 
 
 def check_out(out: str | Path, path: Any) -> None:

@@ -50,6 +50,8 @@ def grade(
     if out is not None:
         graded.write(out)
     console.print(_table(graded, title=f"{reward}, {len(graded.scores):,} rows"))
+    for told in graded.misread:
+        console.print(Text(printable(told, limit=200)), soft_wrap=True)
     first = next((score for score in graded.scores if not score.ok), None)
     if first is not None:
         console.print(Text(f"the first broken one: {printable(first.reason, limit=400)}"))

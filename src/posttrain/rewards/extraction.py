@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
+from posttrain.rewards.math_text import fraction
+
 Extract = Literal["whole", "tag", "hashes", "boxed", "last_number", "auto", "answer", "expression"]
 
 MARKS = {"boxed": ("\\boxed", "\\fbox"), "tag": ("<answer>",), "hashes": ("####",)}
@@ -25,9 +27,28 @@ _NUMBER = re.compile(
     r"(?:[0-9]+(?::[0-9]+)+|[0-9]+ [0-9]+/[0-9]+"
     r"|(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
     r"(?:[eE][+-]?[0-9]+)?(?:/[0-9]+)?)"
+    r"(?:\s?\{?\s?(?i:thousand|million|billion)\b\}?)?"
+)
+# Several numbers where one is asked for, none of which then is the answer: 72 or 73; 70, 71 and 72
+# with nothing after; 5 hours 30 minutes.
+_IN_PARTS = "|".join(
+    rf"(?:{large}),? (?:and )?[0-9]+ ?(?:{small})\b"
+    for large, small in {
+        "hours?|hrs?|h": "minutes?|mins?|m", "minutes?|mins?": "seconds?|secs?",
+        "years?": "months?", "weeks?": "days?", "days?": "hours?|hrs?|h",
+        "feet|foot|ft": "inch|inches", "pounds?|lbs?": "ounces?|oz", "dollars?": "cents?",
+    }.items()
+)  # fmt: skip
+_SEVERAL = re.compile(
+    rf"{_NUMBER.pattern}(?: ?(?:{_IN_PARTS})"
+    rf"|[*_$)}}\\]*(?: ?(?P<unit>[a-z]+))?,? or (?:[a-z]+ (?:= )?)?[*_$({{\\]*{_NUMBER.pattern}"
+    rf"(?(unit) ?(?P=unit)\b)"
+    rf"|(?:(?:,|,? and) {_NUMBER.pattern})+(?= *[.!]?\s*(?:\n|$)))"
 )
 # Where a sentence states the answer: four hashes, "answer is", "answer =", "Answer:".
-_STATES = re.compile(r"(?P<hashes>####)|\banswer[*_]*\s?(?:(?:is|=)|(?P<colon>:))", re.IGNORECASE)
+_STATES = re.compile(
+    r"(?P<hashes>####)|\banswers?[*_]*\s?(?:(?:is|are|=)|(?P<colon>:))", re.IGNORECASE
+)
 _FIRST = re.compile(rf"[\s:=*_`~$({{}}\[\\]*({_NUMBER.pattern})")
 # A minus with a space is a sign only where the answer begins; at a line's start it marks a list.
 _SIGN = re.compile(r"([ :=*_`~$({}\[\\]*)- +(?=[$€£¥₹]?[.0-9])")
@@ -42,20 +63,32 @@ _NUMBERING = re.compile(r"\A(?:[0-9]+\) *|\([0-9]+\) +)+(?=[0-9(])")  # 2) 25*4
 _RUN = re.compile(r"[-0-9(][-+*/()0-9= ]*")
 _OPERATION = re.compile(r"[0-9)] *[-+*/] *[-(]*[0-9]")
 _MOST = 300  # characters of a sentence that are read: a bound on the work
-_PLAIN = [  # LaTeX that stands around numbers, in the order in which it is replaced
+_NEAR = 60  # characters beside a number where another candidate may stand
+_POWER = r"10\s?\^\s?(?:\{([+-]?[0-9]{1,2})\}|([+-]?[0-9]{1,2}))"  # of ten
+_FRACTION = r"\\[dt]?frac\s?(?:\{([0-9]+)\}|([0-9]))\s?(?:\{([0-9]+)\}|([0-9]))"
+_PLAIN: list[
+    tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
+] = [  # LaTeX that stands around numbers, in the order in which it is replaced
     (re.compile("[−–‑]"), "-"),
     (re.compile(r"\\(?:text[a-z]*|mathrm|mathbf|mathit|mbox)\s?\{"), "{"),
     (re.compile(r"\\([$%#])"), r"\1"),
     (re.compile(r"(?<=[0-9])(?:\{,\}|,?\\[,!] ?|,\\ )(?=[0-9]{3})"), ","),
     (re.compile(r"(?<=[a-zA-Z}])\^(?:[0-9]|\{[0-9]\})"), ""),  # 5 m^2 has one number
-    (re.compile(r"(?<=[0-9])\s?\\[dt]?frac\s?\{([0-9]+)\}\s?\{([0-9]+)\}"), r" \1/\2"),
-    (re.compile(r"\\[dt]?frac\s?\{([0-9]+)\}\s?\{([0-9]+)\}"), r"\1/\2"),
+    (re.compile("[¼-¾⅐-⅞]"), lambda match: fraction(match[0])),
+    (re.compile(rf"(?<=[0-9])\s?{_FRACTION}"), r" \1\2/\3\4"),
+    (re.compile(_FRACTION), r"\1\2/\3\4"),
+    (re.compile(rf"(?<=[0-9])\s?(?:\\times|\\cdot|[×·*x])\s?{_POWER}"), r"e\1\2"),
+    (re.compile(rf"(?<![\w.)}}^]){_POWER}"), r"1e\1\2"),
     (re.compile(r"\\(?:times|cdot)\b|[×·]"), "*"),
     (re.compile(r"\\div\b|÷"), "/"),
     (re.compile(r"\\(?:left|right)(?=[()])"), ""),
     (re.compile(r"\\approx\b|≈"), "="),
     (re.compile(r"\\[,;: ]|[\u00a0\u202f\u2009]"), " "),
     (re.compile(r"(?<==) ?- (?=[0-9])"), " -"),  # nothing that 5 could be taken from: = - 5
+    (  # 1 200
+        re.compile(r"(?<![0-9.,/:])(?<![0-9] )[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9/])"),
+        lambda match: match[0].replace(" ", ","),
+    ),
 ]
 
 
@@ -150,7 +183,7 @@ def _ends(text: str, mark: str) -> int:
 
 
 def _last_number(text: str) -> str | None:
-    return _last_of(_plain(text))
+    return _last_of(plain(text))
 
 
 def _last_of(text: str) -> str | None:
@@ -174,7 +207,7 @@ def _answer(text: str) -> str | None:
     begins there, what it ends in. A heading (``#### Step 2``, ``#### 2. Costs``) states nothing,
     nor does "Answer:" that begins the text before a line of several numbers, which is a solution.
     """
-    text = _plain(text)
+    text = plain(text)
     found: dict[int, str] = {}
     boxes = max(text.rfind(mark) for mark in MARKS["boxed"])
     for place, held in ((boxes, _boxed(text)), (text.rfind("</answer>"), _tag(text))):
@@ -185,7 +218,18 @@ def _answer(text: str) -> str | None:
         if stated is not None:
             found[match.start()] = stated
             break
-    return found[max(found)] if found else _last_of(text)
+    return found[max(found)] if found else _last_alone(text)
+
+
+def _last_alone(text: str) -> str | None:
+    """The last number; where it is one of several candidates, all of these."""
+    last = None
+    for match in _NUMBER.finditer(text):
+        last = match
+    if last is None or len(last[0]) > _NEAR:
+        return last and last[0]
+    near = _SEVERAL.finditer(text, max(0, last.start() - _NEAR), last.end() + _NEAR)
+    return next((match[0] for match in near if match.end() > last.start()), last[0])
 
 
 def _only_number(held: str) -> str:
@@ -203,6 +247,9 @@ def _stated(rest: str, match: re.Match[str]) -> str | None:
     first = _FIRST.match(rest)
     if first is None:
         return None
+    several = _SEVERAL.match(rest, first.start(1))
+    if several is not None:
+        return several[0]
     next_line = "\n" in rest[: first.start(1)]
     line = rest[first.end() :].partition("\n")[0]
     if match["colon"]:
@@ -233,7 +280,7 @@ def _expression(text: str) -> str | None:
     """
     text = _BULLET.sub("", text)
     for part in (_auto(text) or "", text):
-        runs = [run[0] for run in _RUN.finditer(_plain(part))]
+        runs = [run[0] for run in _RUN.finditer(plain(part))]
         equations = [_NUMBERING.sub("", run).split("=") for run in runs]
         sides = [[s.strip() for s in sides if _OPERATION.search(s)] for sides in equations]
         found = [first[0] for first in sides if first]
@@ -242,7 +289,7 @@ def _expression(text: str) -> str | None:
     return None
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """A text with the LaTeX around its numbers replaced, and every minus a hyphen."""
     for pattern, plain in _PLAIN:
         text = pattern.sub(plain, text)

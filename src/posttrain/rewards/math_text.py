@@ -62,7 +62,7 @@ _CLEANING: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
     for pattern, replacement in (
         (f"[{_RAISED}]+", lambda match: f"^{{{match[0].translate(_LEVEL)}}}"),
         (f"[{_LOWERED}]+", lambda match: f"_{{{match[0].translate(_LEVEL)}}}"),
-        ("[¼-¾⅐-⅞]", lambda match: _fraction(match[0])),
+        ("[¼-¾⅐-⅞]", lambda match: fraction(match[0])),
         (r"\\(?:left|right)\s?\.(?![0-9])", ""),
         (r"\\tag\s?\{[^{}]*\}", ""),
         (r"\{\s?\\rm(?![a-zA-Z])([^{}]*)\}", r"\\text{\1}"),
@@ -201,6 +201,11 @@ def _stripped(text: str) -> str:
     return text
 
 
-def _fraction(sign: str) -> str:
+def fraction(sign: str) -> str:
+    r"""A character that is a fraction, in LaTeX.
+
+    >>> fraction("¾")
+    '\\frac{3}{4}'
+    """
     above, _, below = unicodedata.normalize("NFKC", sign).partition("⁄")
     return f"\\frac{{{above}}}{{{below}}}"

@@ -7,7 +7,8 @@ import re
 from fractions import Fraction
 
 from posttrain.rewards.declared import declare
-from posttrain.rewards.extraction import Extract, extract_answer
+from posttrain.rewards.extraction import Extract, extract_answer, plain
+from posttrain.rewards.math_words import scale_of
 
 MAX_NUMBER_LENGTH = 100  # characters; more is no answer, and costs time to compute with
 
@@ -15,8 +16,8 @@ _PLAIN = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][
 _NUMBER = re.compile(
     rf"([+-]?)\s?(?:\\?[$€£¥₹])?([+-]?)(?:([0-9]+) (?=[0-9]+/[0-9]))?"
     rf"({_PLAIN})(?:\s?/\s?({_PLAIN}))?\s?(?:\\?%)?"
+    r"(?:\s?\{?\s?((?i:thousand|million|billion))\}?)?"
 )
-_LATEX_FRACTION = re.compile(r"\\[dt]?frac\{([0-9]+)\}\{([0-9]+)\}")
 
 
 @declare(checks_answer=True)
@@ -40,15 +41,19 @@ def numeric_answer(
         raise ValueError(f"tolerance: must be at least 0, got {tolerance}")
     expected = _expected(answer)
     given = extract_answer(completion, extract)
-    number = None if given is None else parse_number(given)
-    return float(number is not None and abs(number - expected) <= Fraction(str(tolerance)))
+    numbers = {parse_number(stated) for stated in given.split(" or ")} if given else {None}
+    number = numbers.pop()
+    if number is None or numbers:  # 72 or 73 is no answer, 1/2 or 0.5 is one
+        return 0.0
+    return float(abs(number - expected) <= Fraction(str(tolerance)))
 
 
 def parse_number(text: str) -> Fraction | None:
     r"""The number that a text is, exactly; None where it is none.
 
-    Reads 1,000 and 1000, 1.0 and 5. and .5, +5 and −5, 1e3, 3/4, 3 1/2, \frac{3}{4}, $5 and 5% (the
-    sign of a currency and the per cent are dropped, not computed with).
+    Reads 1,000 and 1 000 and 1000, 1.0 and 5. and .5, +5 and −5, 1e3, 10^3 and 2 \times 10^3,
+    2 million, 3/4, 3 1/2, ¾, \frac{3}{4} and \frac34, $5 and 5% (the sign of a currency and the per
+    cent are dropped, not computed with).
 
     >>> parse_number("-1,250.50"), parse_number("3/4"), parse_number("4 apples")
     (Fraction(-2501, 2), Fraction(3, 4), None)
@@ -56,15 +61,14 @@ def parse_number(text: str) -> Fraction | None:
     text = text.strip()
     if len(text) > MAX_NUMBER_LENGTH:
         return None
-    text = _LATEX_FRACTION.sub(r"\1/\2", text.replace("−", "-"))
-    match = _NUMBER.fullmatch(text)
+    match = _NUMBER.fullmatch(plain(text))
     if match is None or (match[1] and match[2]):
         return None
     numerator = Fraction(match[4].replace(",", "").rstrip("."))
     denominator = Fraction(match[5].replace(",", "").rstrip(".")) if match[5] else Fraction(1)
     if denominator == 0:
         return None
-    value = int(match[3] or 0) + numerator / denominator
+    value = (int(match[3] or 0) + numerator / denominator) * (scale_of(match[6] or "") or 1)
     return -value if "-" in (match[1], match[2]) else value
 
 
@@ -76,5 +80,8 @@ def _expected(answer: str | float) -> Fraction:
     elif isinstance(answer, str):
         expected = parse_number(answer)
     if expected is None:
-        raise ValueError(f"answer: expected a number, got {answer!r}; use the reward 'exact'")
+        mend = "use the reward 'exact'"
+        if "####" in str(answer):
+            mend = "put only what follows #### there, or use the task gsm8k"
+        raise ValueError(f"answer: expected a number, got {answer!r}; {mend}")
     return expected

@@ -177,21 +177,25 @@ def _check_time(
     times = {
         "rollout": decode(drawn),
         "grading": sampled.grade_seconds / count * drawn,
-        "training": looks
+        "learning": looks
         + section.epochs * (section.minibatches * learn.fixed + learn.each * tokens),
     }
     step = sum(times.values())
-    total = section.steps * step
+    evaluations = 0.0
     if section.evaluate_every:
         looks_taken = section.steps // section.evaluate_every + 1
-        total += looks_taken * decode(section.evaluate_problems or 0)
+        evaluations = looks_taken * decode(section.evaluate_problems or 0)
     share = trial.sequences / count
     measured = (seconds + sampled.grade_seconds) * share + trial.step_seconds
+    if looks:
+        times["of which old log-probs"] = looks
     listed = ", ".join(f"{name} {_time(value)}" for name, value in times.items())
     findings.passed(
         "time",
-        f"{_time(total)} for {section.steps} steps of {full} rollouts, {_time(step)} each "
-        f"({listed}); measured: {_time(measured)} for {trial.sequences}",
+        f"{_time(section.steps * step + evaluations)}: {section.steps} steps of {full} rollouts, "
+        f"{_time(step)} each ({listed})"
+        + (f", and {_time(evaluations)} of evaluations" if evaluations else "")
+        + f"; measured: {_time(measured)} for {trial.sequences}",
     )
 
 

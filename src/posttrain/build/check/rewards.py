@@ -45,12 +45,13 @@ def _check_time(bench: Bench, answers: Answers, *, findings: Findings) -> None:
         return
     grading = bench.recipe.grading
     middle, most = statistics.median(seconds), max(seconds)
-    text = f"{_time(middle)} each, {_time(most)} at most"
+    text = f"{_time(middle)} each in the median of {len(seconds)} known answers, "
+    text += f"{_time(most)} at most"
     state: State = "pass"
     if "rl" in bench.recipe.stages:
         rl = filled(bench.recipe.rl)
         step = middle * rl.prompts_per_step * rl.group_size / max(1, grading.workers)
-        text += f": {_time(step)} a step"
+        text += f": {_time(step)} a step by that median"
         state = "warn" if step > SLOW_STEP or most > grading.seconds / 2 else "pass"
     fix = "raise grading.workers, or make the reward faster; grading.seconds is the limit"
     findings.judged("grading time", text, state=state, fix=fix)

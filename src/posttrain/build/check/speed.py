@@ -78,7 +78,7 @@ def check_speed(
         launched = 3 * parts * CALLS * call * (1 + shape.layers)
     _judge(
         "learning",
-        f"{trial.step_seconds:.3g} s for a step of {trial.sequences} rollouts",
+        f"{trial.step_seconds:.3g} s for one optimiser step on {trial.sequences} rollouts",
         best="" if not least else f"{least:.3g} s",
         times=(trial.step_seconds, least, launched),
         way=trial.ways["learns"],
@@ -104,7 +104,8 @@ def _judge(
     reasons = "; ".join(_reasons(way))
     findings.judged(
         name,
-        f"{text}: {100 * least / seconds:.2g} % of the device's best, {best}"
+        f"{text}: {100 * least / seconds:.2g} % of the device's best, {best}; usual here: "
+        f"{100 * least / usual:.2g} % or more"
         + (f" ({reasons})" if reasons and seconds > FAR * usual else ""),
         state="warn" if seconds > FAR * usual else "pass",
         fix=f"{FAR} times slower than it should be: {ACCEPT if reasons else BUSY}",
