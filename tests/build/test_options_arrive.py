@@ -8,6 +8,7 @@ import pytest
 import torch
 from small_runs import recipe, small_run
 
+import posttrain
 from posttrain.build.learners import make_learner, make_plan, make_reward_learner
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.models.load import load_policy
@@ -71,6 +72,10 @@ def test_stop_strings_end_what_is_learned_from_and_what_is_evaluated(
     done, _ = small_run(recipe(tmp_path / "run", sft=None, rl=changes))
     # Before, at the beginning, samples and their greedy baseline, at the end, after.
     assert asked == [tuple(stop)] * 6
+    posttrain.evaluate(done.folder.path)
+    answers = posttrain.generate(done.folder.path, "1+2=", num_samples=2, temperature=1.0)
+    assert asked == [tuple(stop)] * 8  # the finished run is asked as it was trained
+    assert not any(set(answer.text) & set(stop) for answer in answers)
     rollouts = rollout_table(done.folder.stage("rl").rollouts).to_pylist()
     stopped = [row for row in rollouts if row["stop_reason"] == "stop_string"]
     assert stopped

@@ -272,8 +272,8 @@ def generate(
     """What a model answers to a prompt; greedy unless a temperature is given.
 
     A run folder, a model folder inside one, or a recipe also brings its chat template, system
-    message and longest answer. Otherwise, without ``max_new_tokens``, 256 or what the context
-    leaves.
+    message, stop strings and longest answer. Otherwise, without ``max_new_tokens``, 256 or what
+    the context leaves.
     """
     return generate_from(
         find_source(model),
@@ -324,7 +324,8 @@ def generate_from(
     longest = next((number for number in known if number is not None), DEFAULT_TOKENS)
     room = longest if limit is None else max(1, limit - len(question.tokens))
     tokens = min(longest, room) if max_new_tokens is None else max_new_tokens
-    sampling = Sampling(max_new_tokens=tokens, **drawing)
+    stop = tuple(recipe.rl.stop) if recipe.rl is not None else ()
+    sampling = Sampling(max_new_tokens=tokens, stop=stop, **drawing)
     with phase("sampling", total=num_samples, unit="answers"):
         return engine.generate([question], sampling, num_samples=num_samples, seed=seed)[0]
 

@@ -19,7 +19,7 @@ from posttrain.registry import near_path
 from posttrain.runs import RunFolder
 
 _OF_AN_EVALUATION = ("run", "model", "task", "rewards", "grading", "rl", "eval")
-_OF_RL = ("engine", "max_new_tokens")  # what an evaluation takes from [rl]
+_OF_RL = ("engine", "max_new_tokens", "stop")  # what an evaluation takes from [rl]
 
 
 @dataclass(frozen=True, kw_only=True)
