@@ -251,6 +251,12 @@ def test_model_import(posttrain: Command, tmp_path: Path) -> None:
     assert "out: written" in result.out
     answer = posttrain("generate", tmp_path / "out", "ab", "--max-new-tokens", "3", "--no-chat")
     assert answer.code == 0, answer.err
+    kept = (tmp_path / "out" / "config.json").read_bytes()
+    again = posttrain("model", "import", tmp_path / "small.gguf", tmp_path / "out")
+    refused(again, "out: is there already; name another folder, or remove it")
+    assert (tmp_path / "out" / "config.json").read_bytes() == kept
+    (tmp_path / "empty").mkdir()
+    assert posttrain("model", "import", tmp_path / "small.gguf", tmp_path / "empty").code == 0
     (tmp_path / "text.txt").write_text("hello")
     refused(posttrain("model", "import", tmp_path / "text.txt", tmp_path / "b"), "not a .gguf file")
     refused(posttrain("model", "import", tmp_path / "none.gguf", tmp_path / "c"), "none.gguf")
