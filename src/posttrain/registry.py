@@ -36,11 +36,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """The known name that is most like one, whatever the case; "" where none is like it.
 
-    >>> nearest("GRPO", ["ppo", "grpo"])
-    'grpo'
+    Letters that changed places are the likeliest slip.
+
+    >>> nearest("GRPO", ["ppo", "grpo"]), nearest("gpro", ["gspo", "grpo", "ppo"])
+    ('grpo', 'grpo')
     """
     folded = {candidate.casefold(): candidate for candidate in known}
-    near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=cutoff)
+    swapped = [text for text in folded if sorted(text) == sorted(name.casefold())]
+    near = swapped or difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=cutoff)
     return folded[near[0]] if near else ""
 
 

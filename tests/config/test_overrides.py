@@ -94,6 +94,8 @@ def test_an_override_means(arguments: list[str], changes: dict[Any, Any]) -> Non
             r"""'"\text{"' reads its escapes, "'\text{'" keeps its backslashes""",
         ),
         (["--rl.stop", r"\\n"], r"--rl.stop: \\n may mean a backslash, or an escape"),
+        (["--n=6"], "--n: name its section, --section.key; group_size is a key of [rl]"),
+        (["--beta=6"], "--beta: name its section, --section.key; in posttrain it is rl.kl.coeffic"),
         (["--evil=6"], "--evil: name its section, --section.key; did you mean 'eval'?"),
     ],
 )
