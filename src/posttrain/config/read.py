@@ -17,7 +17,7 @@ from posttrain.config.describe import ConfigError, elsewhere, explain, find_fiel
 from posttrain.config.places import beside_recipe
 from posttrain.config.sections import Recipe
 from posttrain.config.toml import value_text
-from posttrain.registry import did_you_mean
+from posttrain.registry import FILES, did_you_mean
 
 _PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 _KEY_PART = re.compile(r'"([^"]+)"|[^".]+')
@@ -103,7 +103,8 @@ def _read_text(path: Path) -> str:
     except FileNotFoundError:
         folder = path.parent
         names = [str(folder / item.name) for item in folder.glob("*.toml")]
-        hint = did_you_mean(str(path), names) if names else f"no .toml file in {folder} either"
+        near = did_you_mean(str(path), names, most=FILES)
+        hint = near if names else f"no .toml file in {folder} either"
         raise ConfigError([f"no such recipe; {hint}"], source=str(path)) from None
     except UnicodeDecodeError as error:
         message = f"not UTF-8 text ({error.reason} at byte {error.start}); a recipe is TOML"
