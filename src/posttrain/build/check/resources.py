@@ -19,6 +19,7 @@ from posttrain.models.scorer import ModelScorer
 from posttrain.models.token_scores import chunk_elements_for
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.collect import collect
+from posttrain.track.text import counted
 
 _MACHINE = Path("/proc/meminfo")
 _GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -190,8 +191,8 @@ def _check_time(
     listed = ", ".join(f"{name} {_time(value)}" for name, value in times.items())
     findings.passed(
         "time",
-        f"{_time(total)} for {section.steps} steps of {full} rollouts, {_time(step)} each "
-        f"({listed}); measured: {_time(measured)} for {trial.sequences}",
+        f"{_time(total)} for {counted(section.steps, 'step')} of {full} rollouts, {_time(step)} "
+        f"each ({listed}); measured: {_time(measured)} for {trial.sequences}",
     )
 
 
