@@ -3,16 +3,19 @@
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import Command, Result, command_in
 from small_runs import RECIPE, TINY
 
-from posttrain import __version__
+from posttrain import __version__, evaluate, generate
 from posttrain.config import recipe_from_dict, to_toml
 from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
+from posttrain.rollout.engines.local import LocalEngine
 from posttrain.runs import RunFolder
+from posttrain.types import Sampling
 
 TASK = ["--task.operators=+", "--task.digits=1", "--task.num_train=20", "--task.num_test=10"]
 NO_CHECK = ["--task.accuracy", "none"]
@@ -198,6 +201,35 @@ def test_generate(posttrain: Command, model: Path) -> None:
     refused(posttrain("generate", model, "1+1=", "--top-p", "2"), "top_p")
 
 
+def test_stop_strings_of_generate_and_eval(
+    posttrain: Command, recipe: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a model by --stop, for a recipe by its own key as well; and the same from Python."""
+    asked: list[tuple[tuple[str, ...], int]] = []
+    sample = LocalEngine.generate
+
+    def listening(self: Any, prompts: Any, sampling: Sampling, **given: Any) -> Any:
+        asked.append((sampling.stop, sampling.max_new_tokens))
+        return sample(self, prompts, sampling, **given)
+
+    monkeypatch.setattr(LocalEngine, "generate", listening)
+    task = ("--task", "arithmetic", "--task.num_test", 2)
+    stop = ("--stop", r"\n\nQ:", "--stop", '", "')
+    for words in (("eval", model, *task), ("eval", model, *task, *stop)):
+        assert posttrain(*words).code == 0
+    assert [strings for strings, _ in asked] == [(), ("\n\nQ:", ", ")]
+    assert asked[0][1] == asked[1][1]  # a stop string is no other limit
+    asked.clear()
+    assert posttrain("eval", recipe, "--rl.stop", "a, b", "--model.name", model).code == 0
+    assert posttrain("generate", model, "1+1=", "--max-new-tokens", 2, *stop).code == 0
+    generate(model, "1+1=", max_new_tokens=2, stop=["c"])
+    evaluate(model, task="arithmetic", problems=1, stop=("c",))
+    assert [strings for strings, _ in asked] == [("a, b",), ("\n\nQ:", ", "), ("c",), ("c",)]
+    refused(posttrain("generate", model, "1+1=", "--stop", r"\text"), r"--stop: \text may mean")
+    with pytest.raises(ValueError, match=r"rl\.stop: must be a list of texts"):
+        generate(model, "1+1=", stop="ab")
+
+
 def test_explain(posttrain: Command) -> None:
     """All, one, two; and a name that is not in the table."""
     listed = posttrain("explain").out
@@ -219,6 +251,12 @@ def test_model_import(posttrain: Command, tmp_path: Path) -> None:
     assert "out: written" in result.out
     answer = posttrain("generate", tmp_path / "out", "ab", "--max-new-tokens", "3", "--no-chat")
     assert answer.code == 0, answer.err
+    kept = (tmp_path / "out" / "config.json").read_bytes()
+    again = posttrain("model", "import", tmp_path / "small.gguf", tmp_path / "out")
+    refused(again, "out: is there already; name another folder, or remove it")
+    assert (tmp_path / "out" / "config.json").read_bytes() == kept
+    (tmp_path / "empty").mkdir()
+    assert posttrain("model", "import", tmp_path / "small.gguf", tmp_path / "empty").code == 0
     (tmp_path / "text.txt").write_text("hello")
     refused(posttrain("model", "import", tmp_path / "text.txt", tmp_path / "b"), "not a .gguf file")
     refused(posttrain("model", "import", tmp_path / "none.gguf", tmp_path / "c"), "none.gguf")

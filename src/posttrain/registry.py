@@ -19,28 +19,38 @@ from typing import Any
 
 Spec = str | Mapping[str, Any]
 Function = Callable[..., Any]
+FILES = 10  # names of a folder that an error shows
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the nearest known one, and all of them.
+def did_you_mean(name: str, known: Iterable[str], *, most: int | None = None) -> str:
+    """The end of an error about an unknown name: the nearest known one, and ``most`` of them all.
 
     >>> did_you_mean("grop", ["grpo", "ppo"])
     "did you mean 'grpo'? Known: grpo, ppo"
+    >>> did_you_mean("grop", ["grpo", "ppo", "dapo"], most=1)
+    "did you mean 'grpo'? Known: grpo and 2 more"
     """
     names = sorted(known)
     near = nearest(name, names, cutoff=0.5)
     hint = f"did you mean {near!r}? " if near else ""
-    return f"{hint}Known: {', '.join(names) if names else 'none'}"
+    listed, more = names, ""
+    if most is not None and len(names) > most:
+        listed = difflib.get_close_matches(name, names, n=most, cutoff=0.0)
+        more = f" and {len(names) - most:,} more"
+    return f"{hint}Known: {', '.join(listed) if names else 'none'}{more}"
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """The known name that is most like one, whatever the case; "" where none is like it.
 
-    >>> nearest("GRPO", ["ppo", "grpo"])
-    'grpo'
+    Letters that changed places are the likeliest slip.
+
+    >>> nearest("GRPO", ["ppo", "grpo"]), nearest("gpro", ["gspo", "grpo", "ppo"])
+    ('grpo', 'grpo')
     """
     folded = {candidate.casefold(): candidate for candidate in known}
-    near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=cutoff)
+    swapped = [text for text in folded if sorted(text) == sorted(name.casefold())]
+    near = swapped or difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=cutoff)
     return folded[near[0]] if near else ""
 
 

@@ -218,7 +218,7 @@ def test_a_failed_check_may_be_a_warning_or_left_out(constant: Start) -> None:
     done = constant("--check", "warn")
     assert done.code == 0, done
     assert "✗ check: signal: groups with signal" in done.out
-    assert "lines pass; passes: 0.1 over the prompts (1 steps × 4 prompts ÷ 40)" in done.out
+    assert "lines pass; passes: 0.1 over the prompts (1 step × 4 prompts ÷ 40)" in done.out
     done = constant("--check", "off", "--run.folder", "other")
     assert done.code == 0, done
     assert "check:" not in done.out

@@ -105,6 +105,11 @@ def test_a_file_of_which_every_row_is_broken_is_an_error(
             r"^reward 'exact': wants the column 'answer', which prompt '.*rows.jsonl:2' does not "
             r"have \(it has 'gold'\); add the column to the data, or choose another reward$",
         ),
+        (
+            [{"completion": "5", "answr": "5"}],
+            "exact",
+            r"\(it has 'answr'\); rename 'answr' to 'answer' there, add the column to the data, or",
+        ),
         ([{"completion": "5"}], "length", r"the reward wants 'num_tokens'"),
         ([{"completion": "5", "answer": "5"}], "exakt", r"did you mean 'exact'"),
     ],

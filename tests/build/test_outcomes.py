@@ -197,7 +197,7 @@ def test_a_file_with_a_duplicate_or_an_empty_row(tmp_path: Path) -> None:
     """A prompt that comes twice is dropped with a warning; an empty one is refused by its line."""
     rows = [{"prompt": text} for text in (*SUMS, SUMS[0])]
     path = jsonl(tmp_path / "twice.jsonl", rows)
-    with pytest.warns(UserWarning, match="1 rows repeat an earlier one and are dropped"):
+    with pytest.warns(UserWarning, match="1 row repeats an earlier one and is dropped"):
         run = posttrain.rl(prompts=path, reward=shortness, folder=tmp_path / "r", **RL)
     assert len({row["prompt_id"] for row in run.samples(limit=100)}) == 4
     path = jsonl(tmp_path / "empty.jsonl", [{"prompt": "a"}, {"prompt": " "}])

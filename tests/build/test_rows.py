@@ -145,7 +145,7 @@ def test_rows_become_prompts() -> None:
 
 def test_a_row_that_comes_twice_is_dropped_with_a_warning() -> None:
     """As from a file; the others keep their places as ids."""
-    with pytest.warns(UserWarning, match="^prompts: 1 rows repeat an earlier one and are dropped"):
+    with pytest.warns(UserWarning, match="^prompts: 1 row repeats an earlier one and is dropped"):
         task = rows_task(None, prompts=["a", "a", "b"], test_prompts=())
     assert [prompt.id for prompt in task.prompts("train")] == ["train-0", "train-2"]
 

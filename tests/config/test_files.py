@@ -58,6 +58,11 @@ def test_a_missing_file_is_refused_with_the_near_one(tmp_path: Path) -> None:
         ConfigError, match=r"demos\.toml: no such recipe; did you mean .*demo\.toml"
     ):
         read_recipe(tmp_path / "demos.toml")
+    for number in range(30):
+        write(tmp_path, "").rename(tmp_path / f"other-{number}.toml")
+    with pytest.raises(ConfigError, match=r"no such recipe; .* and 20 more$") as caught:
+        read_recipe(tmp_path / "other.toml")
+    assert str(caught.value).count(str(tmp_path / "other-")) == 1 + 10  # the nearest, and ten known
     with pytest.raises(ConfigError, match=r"no \.toml file in .* either$"):
         read_recipe(tmp_path / "empty" / "demo.toml")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):

@@ -9,7 +9,8 @@ import pytest
 from config.fakes import read, refuses, resolved
 
 from posttrain.config import Recipe, RlSection, field_help
-from posttrain.config.describe import tables
+from posttrain.config.describe import find_field, tables
+from posttrain.config.peers import PEERS, ours
 
 pytestmark = pytest.mark.usefixtures("fake_tables")
 
@@ -49,6 +50,35 @@ pytestmark = pytest.mark.usefixtures("fake_tables")
         ),
         ({"steps": 5}, "steps: unknown key; steps is a key of [rl]"),
         ({"placement": "loss"}, "placement: unknown key; placement is a key of [rl.kl]"),
+        (
+            {"rl": {"num_generations": 8}},
+            "rl.num_generations: unknown key; in posttrain it is group_size",
+        ),
+        ({"rl": {"lr": 1e-5}}, "rl.lr: unknown key; in posttrain it is learning_rate"),
+        ({"rl": {"beta": 0.1}}, "rl.beta: unknown key; in posttrain it is kl.coefficient"),
+        (
+            {"rl": {"cliprange": 0.1}},
+            "rl.cliprange: unknown key; in posttrain it is loss.clip_low and loss.clip_high",
+        ),
+        (
+            {"eval": {"max_tokens": 9}},
+            "eval.max_tokens: unknown key; in posttrain it is max_new_tokens",
+        ),
+        ({"eval": {"n": 8}}, "eval.n: unknown key; in posttrain it is samples"),
+        (
+            {"rl": {"batch_size": 8}},
+            "rl.batch_size: unknown key; in posttrain it is prompts_per_step and "
+            "micro_batch_tokens",
+        ),
+        (
+            {"rl": {"num_train_epochs": 1}},
+            "rl.num_train_epochs: unknown key; in posttrain it is steps",
+        ),
+        (
+            {"sft": {"num_train_epochs": 1}},
+            "sft.num_train_epochs: unknown key; in posttrain it is epochs",
+        ),
+        ({"run": {"n": 4}}, "run.n: unknown key; group_size is a key of [rl]"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_one_that_was_meant(
@@ -259,3 +289,16 @@ def test_every_section_refuses_keys_it_does_not_know() -> None:
         assert section.model_config["frozen"]
     with pytest.raises(ValueError, match="extra"):
         RlSection.model_validate({"zzz": 1})
+
+
+def test_every_name_of_another_library_leads_to_a_key_that_there_is() -> None:
+    sections = [section.model_fields for _, section in tables()]
+    for theirs, choices in PEERS.items():
+        assert {ours(theirs, known) for known in sections} - {""} == set(choices.split("|")), theirs
+        for name in (name for choice in choices.split("|") for name in choice.split(" and ")):
+            full = ["rl", *name.split(".")]
+            assert (
+                "." not in name
+                or name.startswith("loss.clip_")
+                or find_field(full)[0] == (f"rl.{name}")
+            )

@@ -180,6 +180,12 @@ def test_a_mistyped_path_gets_a_suggestion(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(folder.parent.parent)
     with pytest.raises(ValueError, match="did you mean 'small'"):
         load_policy(f"{folder.parent.name}/smoll")  # it looks like a hub name, but is beside
+    for number in range(30):
+        (folder.parent / f"other-{number}").mkdir()
+    for given in (str(folder.parent / "smal"), f"{folder.parent.name}/smoll"):
+        with pytest.raises(ValueError, match=r"Known: small, .* and \d\d more") as caught:
+            load_policy(given)
+        assert str(caught.value).count("other-") <= 10
     with pytest.raises(ValueError, match="no folder 'nowhere/at'"):
         load_policy("nowhere/at/all")
     with pytest.raises(ValueError, match=r"there is no 'model\.gguf'"):

@@ -196,6 +196,7 @@ def evaluate(
     prompts: str | Path | Rows | None = None,
     reward: Rewards | None = None,
     seed: int | None = None,
+    stop: Sequence[str] | None = None,
     model_options: Mapping[str, Any] | None = None,
     grading: Mapping[str, Any] | None = None,
     **options: Any,
@@ -204,8 +205,8 @@ def evaluate(
 
     A run folder, or a model folder inside one, is evaluated as the run did: its task, rewards,
     limits, chat template and seed, each unless it is given here; problems that it was trained on
-    are refused. A recipe gives the same, and its model. The other options are those of ``[eval]``:
-    ``problems=200``, ``samples=8`` …
+    are refused. A recipe gives the same, and its model. ``stop`` are strings that end an answer.
+    The other options are those of ``[eval]``: ``problems=200``, ``samples=8`` …
     """
     source = find_source(model)
     chosen = rows_task(task, prompts=None, test_prompts=prompts if prompts is not None else ())
@@ -218,6 +219,7 @@ def evaluate(
         model=model_options or {},
         grading=grading or {},
         eval=options,
+        **_stopping(stop),
     )
     replaced = [part for part in given if not (part == "task" and named)]
     values = {name: table for name, table in values.items() if name not in replaced}
@@ -236,7 +238,8 @@ def evaluate_recipe(
     Test problems that the model was trained on are refused, unless someone has ``chosen`` them.
     """
     supplied = supplied or Supplied()
-    asked = (recipe.eval or EvalSection()).max_new_tokens is not None or recipe.rl is not None
+    training = recipe.rl is not None and not recipe.rl.model_fields_set <= {"engine", "stop"}
+    asked = (recipe.eval or EvalSection()).max_new_tokens is not None or training
     recipe = resolve(recipe, supplied=supplied.names())
     task = supplied.task or make_task(recipe.task or {})
     check_has_test(task, recipe.task)
@@ -268,8 +271,9 @@ def generate(
     temperature: float = 0.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    stop: Sequence[str] | None = None,
 ) -> list[Completion]:
-    """What a model answers to a prompt; greedy unless a temperature is given.
+    """What a model answers to a prompt, up to a string of ``stop``; greedy without a temperature.
 
     A run folder, a model folder inside one, or a recipe also brings its chat template, system
     message, stop strings and longest answer. Otherwise, without ``max_new_tokens``, 256 or what
@@ -285,6 +289,7 @@ def generate(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        stop=stop,
     )
 
 
@@ -305,6 +310,7 @@ def generate_from(
     seed: int,
     chat: bool | str | None,
     max_new_tokens: int | None,
+    stop: Sequence[str] | None = None,
     **drawing: Any,
 ) -> list[Completion]:
     """The same from settings that are known, with overrides as on the command line."""
@@ -312,7 +318,7 @@ def generate_from(
         raise ValueError(f"prompt: expected one prompt as text, got {prompt!r}")
     # Without a chat nobody hears a system message.
     changes = {"chat": chat, "system": "" if chat is False else None}
-    recipe = source.recipe(over(source.values, model=changes), overrides)
+    recipe = source.recipe(over(source.values, model=changes, **_stopping(stop)), overrides)
     check_model(recipe.model.name)
     device = choose_device(recipe)
     policy = make_policy(recipe, recipe.model.name, device=device)
@@ -324,10 +330,15 @@ def generate_from(
     longest = next((number for number in known if number is not None), DEFAULT_TOKENS)
     room = longest if limit is None else max(1, limit - len(question.tokens))
     tokens = min(longest, room) if max_new_tokens is None else max_new_tokens
-    stop = tuple(recipe.rl.stop) if recipe.rl is not None else ()
-    sampling = Sampling(max_new_tokens=tokens, stop=stop, **drawing)
+    ends = tuple(recipe.rl.stop) if recipe.rl is not None else ()
+    sampling = Sampling(max_new_tokens=tokens, stop=ends, **drawing)
     with phase("sampling", total=num_samples, unit="answers"):
         return engine.generate([question], sampling, num_samples=num_samples, seed=seed)[0]
+
+
+def _stopping(stop: Sequence[str] | None) -> dict[str, Any]:
+    """Stop strings in their section, which a model alone does not have."""
+    return {} if stop is None else {"rl": {"stop": stop}}
 
 
 def _recipe(

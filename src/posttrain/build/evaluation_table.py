@@ -12,6 +12,7 @@ from rich.text import Text
 
 from posttrain.pipelines.evaluate import Evaluation
 from posttrain.runs import printable
+from posttrain.track.text import counted
 from posttrain.types import Rollout
 from posttrain.types.marks import (
     estimate_label,
@@ -42,7 +43,8 @@ def render_evaluation(
 
 def _numbers(found: Evaluation, *, title: str) -> Table:
     table = Table(box=SIMPLE_HEAD)
-    table.add_column(Text(f"{printable(title)}, {len(found.greedy)} problems, greedy answers"))
+    problems = counted(len(found.greedy), "problem")
+    table.add_column(Text(f"{printable(title)}, {problems}, greedy answers"))
     table.add_column("", justify="right")
     table.add_column("95 % interval", justify="right")
     for name, estimate in found.estimates.items():

@@ -8,6 +8,7 @@ from posttrain.build.questions import demonstrated, questions
 from posttrain.config import Recipe, RlSection
 from posttrain.data.template import Template
 from posttrain.protocols import Task
+from posttrain.track.text import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,8 @@ class Passes:
         return self.prompts_per_step > self.num_prompts
 
     def __str__(self) -> str:
-        how = f"{self.steps:,} steps × {self.prompts_per_step:,} prompts ÷ {self.num_prompts:,}"
+        batch = counted(self.prompts_per_step, "prompt")
+        how = f"{counted(self.steps, 'step')} × {batch} ÷ {self.num_prompts:,}"
         return f"{self.count:,.1f} over the prompts ({how})"
 
 

@@ -74,6 +74,14 @@ Allow = Annotated[
     ),
 ]
 
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT",
+        help="End an answer before this text (\\n is a new line); may be given several times.",
+    ),
+]
+
 
 def _version(asked: bool) -> None:
     if asked:
@@ -185,14 +193,16 @@ def evaluate(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write one JSON line a problem.")] = None,
     show: Annotated[int, typer.Option(min=0, help="Print so many of the answers.")] = 0,
+    stop: Stop = None,
 ) -> None:
     """Accuracy on held-out problems: posttrain eval RUN, or eval MODEL --task NAME.
 
     A run, or a recipe, is evaluated as it says itself; --eval.problems 50 and the like override.
     """
+    from posttrain.cli.evaluate import stopping
     from posttrain.cli.recipes import evaluate_model
 
-    evaluate_model(model, task, overrides=context.args, out=out, show=show)
+    evaluate_model(model, task, overrides=[*context.args, *stopping(stop)], out=out, show=show)
 
 
 @app.command(context_settings=OVERRIDES)
@@ -231,9 +241,10 @@ def generate(
     chat: Annotated[
         bool | None, typer.Option("--chat/--no-chat", help="Use the chat template.")
     ] = None,
+    stop: Stop = None,
 ) -> None:
     """What a model, a run or a recipe answers to a prompt."""
-    from posttrain.cli.evaluate import check_arguments
+    from posttrain.cli.evaluate import check_arguments, stopping
     from posttrain.cli.loading import loading
 
     check_arguments(context.args, [name for item in context.command.params for name in item.opts])
@@ -243,7 +254,7 @@ def generate(
     completions = generate_from(
         find_source(model),
         prompt,
-        overrides=context.args,
+        overrides=[*context.args, *stopping(stop)],
         num_samples=num_samples,
         seed=seed,
         chat=chat,

@@ -11,10 +11,12 @@ from rich.text import Text
 
 from posttrain.config import ConfigError, Recipe, recipe_from_dict
 from posttrain.config.pieces import complete_task
-from posttrain.config.read import parse_overrides
+from posttrain.config.read import parse_overrides, parse_value
+from posttrain.config.toml import value_text
 from posttrain.track.text import command_line, printable
 
 _NOT_ASKED = ("sft", "prefer", "reward", "rl")
+_OF_RL = (("rl", "engine"), ("rl", "stop"))  # what an evaluation takes from there
 STAGES = ("--run.stages", '["eval"]')
 
 
@@ -66,16 +68,24 @@ def check_typed(task: str | None, overrides: Sequence[str]) -> None:
         own = {path[1]: value for path, value in changes.items() if path[0] == "task" and path[1:]}
         complete_task({**own, "name": task}, rewards=None)
     recipe_from_dict({"task": {"name": task or ""}, "eval": {}}, overrides=list(overrides))
-    engine = ("rl", "engine")
-    idle = [path for path in changes if path[0] in _NOT_ASKED and path[:2] != engine]
+    idle = [path for path in changes if path[0] in _NOT_ASKED and path[:2] not in _OF_RL]
     if idle:
         raise ConfigError(
             [
                 f"--{'.'.join(path)}: has no effect on an evaluation; it goes by --eval.KEY, "
-                "--task.KEY, --rewards.NAME, --model.KEY and --grading.KEY"
+                "--task.KEY, --rewards.NAME, --model.KEY, --grading.KEY, --rl.engine and --rl.stop"
                 for path in idle
             ]
         )
+
+
+def stopping(texts: Sequence[str] | None) -> list[str]:
+    """``--stop TEXT --stop TEXT`` as the override that it is."""
+    try:
+        strings = [item for text in texts or () for item in parse_value(text, ("rl", "stop"))]
+    except ValueError as error:
+        raise ValueError(f"--stop: {error}") from None
+    return ["--rl.stop", value_text(strings)] if texts else []
 
 
 def check_arguments(arguments: Sequence[str], options: Collection[str]) -> None:
@@ -90,7 +100,7 @@ def check_arguments(arguments: Sequence[str], options: Collection[str]) -> None:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ValueError(f"generate: no option {name}; {hint}Known: {', '.join(known)}")
-        if word.startswith("--") and not word.startswith(("--model.", "--run.")):
+        if word.startswith("--") and not word.startswith(("--model.", "--run.", "--rl.stop")):
             raise ValueError(
                 f"generate: {name} has no effect on an answer; beside its own options it takes "
                 "--model.KEY, and --run.device"

@@ -16,7 +16,7 @@ from posttrain.config import GradingSection
 from posttrain.config.pieces import complete_reward
 from posttrain.config.read import parse_value
 from posttrain.track.terminal import Terminal
-from posttrain.track.text import printable
+from posttrain.track.text import counted, printable
 
 if TYPE_CHECKING:
     from posttrain.build.grade import Graded
@@ -49,7 +49,7 @@ def grade(
         graded = grade_file(reward, path, options=options, grading=grading, progress=progress)
     if out is not None:
         graded.write(out)
-    console.print(_table(graded, title=f"{reward}, {len(graded.scores):,} rows"))
+    console.print(_table(graded, title=f"{reward}, {counted(len(graded.scores), 'row')}"))
     for told in graded.misread:
         console.print(Text(printable(told, limit=200)), soft_wrap=True)
     first = next((score for score in graded.scores if not score.ok), None)

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from posttrain.config.fields import Expected, Section
-from posttrain.config.sections import Recipe
+from posttrain.config.peers import ours
+from posttrain.config.sections import Recipe, RlSection
 from posttrain.config.toml import value_text
 from posttrain.registry import did_you_mean, nearest
 
@@ -125,7 +126,7 @@ def find_field(path: Sequence[str | int]) -> tuple[str, FieldInfo | None]:
 
 
 def elsewhere(key: str, *, besides: str = "") -> str:
-    """Where else a key belongs: ``"steps is a key of [rl]"``, or nothing.
+    """Where else a key, or what it is called here, belongs: ``"steps is a key of [rl]"``.
 
     >>> elsewhere("coefficient"), elsewhere("rewards")
     ('coefficient is a key of [rl.kl] and [rl.critic]', '[rewards] is a section of its own')
@@ -137,7 +138,10 @@ def elsewhere(key: str, *, besides: str = "") -> str:
         for name, section in tables()
         if name not in ("", besides) and key in section.model_fields
     ]
-    return f"{key} is a key of {_listed(homes, 'and')}" if homes else ""
+    if homes:
+        return f"{key} is a key of {_listed(homes, 'and')}"
+    here = ours(key, RlSection.model_fields)
+    return (elsewhere(here) or f"in posttrain it is rl.{here}") if here else ""
 
 
 def unknown_key(path: Sequence[str | int], given: Any = None) -> str:
@@ -145,11 +149,15 @@ def unknown_key(path: Sequence[str | int], given: Any = None) -> str:
 
     >>> unknown_key(["rl", "estimator"]), unknown_key(["rl", "stepz"])
     ('unknown key; estimator is a key of [rl.kl]', 'unknown key; did you mean steps?')
+    >>> unknown_key(["rl", "num_generations"])
+    'unknown key; in posttrain it is group_size'
     """
     *parents, key = (str(part) for part in path)
     name = ".".join(parents)
     known = dict(tables())[name].model_fields
     what = "unknown key" if parents or not isinstance(given, Mapping) else "unknown section"
+    if here := ours(key, known):
+        return f"{what}; in posttrain it is {here}"
     home = elsewhere(key, besides=name)
     near = nearest(key, known, cutoff=0.9 if home else 0.6)
     if near:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.sections import Recipe
-from posttrain.registry import did_you_mean
+from posttrain.registry import FILES, did_you_mean
 
 OWN_STAGE = "reward"
 
@@ -31,7 +31,8 @@ def preferences_missing(recipe: Recipe) -> str | None:
         if not path.is_file():
             near = [str(path.parent / item.name) for item in path.parent.glob("*.jsonl")]
             near += ["prefer"] if name == "data" else []
-            hint = did_you_mean(value, near) if near else f"no .jsonl file in {path.parent} either"
+            known = did_you_mean(value, near, most=FILES)
+            hint = known if near else f"no .jsonl file in {path.parent} either"
             other = ' and not "prefer"' if name == "data" else ""
             return f"reward.{name}: no file {value!r} (seen from {Path.cwd()}){other}; {hint}"
     return None

@@ -17,13 +17,16 @@ from posttrain.config.describe import ConfigError, elsewhere, explain, find_fiel
 from posttrain.config.places import beside_recipe
 from posttrain.config.sections import Recipe
 from posttrain.config.toml import value_text
-from posttrain.registry import did_you_mean
+from posttrain.registry import FILES, did_you_mean
 
 _PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 _KEY_PART = re.compile(r'"([^"]+)"|[^".]+')
 _REWARD_PART = re.compile(r'"([^"]+)"|[^":]+:[^".]+|[^".]+')  # package.module:function is one name
 _REWARDS = ("rewards.", "prefer.rewards.")
 _LOOSE_NUMBER = re.compile(r"[+-]?(\d+\.|\.\d+)([eE][+-]?\d+)?")
+_ESCAPED = {"n": "\n", "r": "\r", "t": "\t"}
+_ESCAPE = re.compile(r"\\([nrt])")
+_UNCLEAR = re.compile(r"\\\\|\\[nrt][a-z]")  # as in \text and \nabla
 _NOT_IN_RECIPES = (datetime.date, datetime.time)  # a folder may well be called 2030-01-31
 
 
@@ -100,7 +103,8 @@ def _read_text(path: Path) -> str:
     except FileNotFoundError:
         folder = path.parent
         names = [str(folder / item.name) for item in folder.glob("*.toml")]
-        hint = did_you_mean(str(path), names) if names else f"no .toml file in {folder} either"
+        near = did_you_mean(str(path), names, most=FILES)
+        hint = near if names else f"no .toml file in {folder} either"
         raise ConfigError([f"no such recipe; {hint}"], source=str(path)) from None
     except UnicodeDecodeError as error:
         message = f"not UTF-8 text ({error.reason} at byte {error.start}); a recipe is TOML"
@@ -149,7 +153,10 @@ def parse_overrides(arguments: Sequence[str]) -> dict[tuple[str, ...], Any]:
             problems.append(f"--{key}: name its section, --section.key; {home}")
             continue
         changes.pop(path, None)
-        changes[path] = parse_value(text, path)
+        try:
+            changes[path] = parse_value(text, path)
+        except ValueError as error:
+            problems.append(f"--{key}: {error}")
     if problems:
         raise ConfigError(problems)
     return changes
@@ -170,21 +177,39 @@ def _example(path: tuple[str, ...]) -> str:
 def parse_value(text: str, path: tuple[str, ...] = ()) -> Any:
     """What a value on the command line means: TOML where it is TOML, else the text itself.
 
-    Where the key takes text, a bare word or number is text; where it takes a list, commas part it.
+    Where the key takes text, a bare word or number is text. Where it takes a list, a text in quotes
+    is its one item, and commas part a bare one, unless the items are free text.
 
     >>> parse_value("true"), parse_value("1e-6"), parse_value('["rl"]'), parse_value("cosine")
     (True, 1e-06, ['rl'], 'cosine')
     >>> parse_value("7", ("run", "folder")), parse_value("sft,rl", ("run", "stages"))
     ('7', ['sft', 'rl'])
+    >>> parse_value('", "', ("rl", "stop")), parse_value("a, b", ("rl", "stop"))
+    ([', '], ['a, b'])
     """
     _, field = find_field(path)
     annotation = field.annotation if field is not None else None
     value = _toml_value(text)
     if annotation is str and not isinstance(value, str):
         return text
-    if typing.get_origin(annotation) is tuple and isinstance(value, str):
-        return [item.strip() for item in value.split(",") if item.strip()]
-    return value
+    if typing.get_origin(annotation) is not tuple or isinstance(value, list):
+        return value
+    if isinstance(value, str) and value != text:  # in quotes
+        return [value]
+    item = typing.get_args(annotation)[0]
+    if str in (item, *typing.get_args(item)):
+        return [_unescaped(text)]
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def _unescaped(text: str) -> str:
+    """A bare text with its new lines and tabs; what may be a backslash and a letter is refused."""
+    if _UNCLEAR.search(text):
+        raise ValueError(
+            f"{text} may mean a backslash, or an escape; write it in quotes, as TOML: '\"{text}\"' "
+            f"reads its escapes, \"'{text}'\" keeps its backslashes"
+        )
+    return _ESCAPE.sub(lambda found: _ESCAPED[found[1]], text)
 
 
 def _toml_value(text: str) -> Any:

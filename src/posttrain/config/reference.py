@@ -38,7 +38,9 @@ problems = 500
 
 * `posttrain run RECIPE.toml --rl.steps 6 --rl.kl.coefficient 0.1 --task.digits 2` puts values over
   the file. A value is read as TOML, and as text where it is none: `--rl.schedule cosine`,
-  `--run.stages sft,rl`, `--rl.dynamic_sampling true`, `--rl.top_p=0.95`.
+  `--run.stages sft,rl`, `--rl.dynamic_sampling true`, `--rl.top_p=0.95`. A text in quotes is one
+  item of a list, `--rl.stop '"\\n\\nQuestion:"'`; several are `--rl.stop '["\\n", "Question:"]'`.
+  Without quotes `--rl.stop` takes the text as it stands, `\\n` and `\\t` read.
 * `posttrain run RECIPE.toml --dry-run` prints the resolved recipe with its batch arithmetic, and
   runs nothing. What it prints is itself a recipe.
 * A *piece* (advantage, loss, weights, correction, engine, task) is a name, or a table with a name

@@ -14,7 +14,7 @@ from posttrain.config.preference_rules import PREFERENCE_RULES
 from posttrain.config.rl_rules import ENGINE_RULES, PIECE_RULES, RL_CAUTIONS, RL_RULES
 from posttrain.config.sections import EvalSection, Recipe, RewardSection, RlSection, SftSection
 from posttrain.config.usual import unusual
-from posttrain.registry import did_you_mean
+from posttrain.registry import FILES, did_you_mean
 
 NO_WEIGHT = "every weight is 0, so nothing can be learned; give one another weight"
 
@@ -109,7 +109,8 @@ def demonstrations_missing(sft: SftSection) -> str | None:
             continue
         folder = Path(value).parent
         near = [*(str(folder / item.name) for item in folder.glob("*.jsonl")), *words]
-        hint = did_you_mean(value, near) if near else f"no .jsonl file in {folder} either"
+        known = did_you_mean(value, near, most=FILES)
+        hint = known if near else f"no .jsonl file in {folder} either"
         other = ' and not "task"' if words else ""
         return f"sft.{name}: no file {value!r} (seen from {Path.cwd()}){other}; {hint}"
     return None

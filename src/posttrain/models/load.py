@@ -146,18 +146,18 @@ def _check_hub_name(source: str, path: Path) -> None:
     if _HUB_NAME.fullmatch(source) and path.suffix != ".gguf":
         if len(path.parts) == 1 or not folder.is_dir():
             return
-        beside = [child.name for child in folder.iterdir()]
         raise ValueError(
-            f"model: there is no {name!r} in the folder {str(folder)!r}; "
-            f"{registry.did_you_mean(name, beside)}. The hub is not asked for {source!r} while a "
-            "folder of that name is here"
+            f"model: there is no {name!r} in the folder {str(folder)!r}; {_known(folder, name)}. "
+            f"The hub is not asked for {source!r} while a folder of that name is here"
         )
     if not folder.is_dir():
         raise ValueError(f"model: there is no {name!r}, and no folder {str(folder)!r} for it")
+    raise ValueError(f"model: there is no {name!r} in {str(folder)!r}; {_known(folder, name)}")
+
+
+def _known(folder: Path, name: str) -> str:
     beside = [child.name for child in folder.iterdir()]
-    raise ValueError(
-        f"model: there is no {name!r} in {str(folder)!r}; {registry.did_you_mean(name, beside)}"
-    )
+    return registry.did_you_mean(name, beside, most=registry.FILES)
 
 
 def _from_hub(

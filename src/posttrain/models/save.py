@@ -32,9 +32,12 @@ def save_policy(
 
 
 def import_gguf(file: str | Path, folder: str | Path, *, dtype: str = "float32") -> None:
-    """Turn a GGUF file into an ordinary folder, its weights dequantised to ``dtype``."""
+    """Turn a GGUF file into a new ordinary folder, its weights dequantised to ``dtype``."""
     if not isinstance(folder, str | os.PathLike):
         raise ValueError(f"folder: expected the path of the folder to write, got {folder!r}")
+    path = Path(folder)
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise FileExistsError(f"{folder}: is there already; name another folder, or remove it")
     save_policy(load_policy(str(file), dtype=dtype), folder)
 
 

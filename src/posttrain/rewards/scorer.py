@@ -109,6 +109,8 @@ class RewardScorer:
                 if name not in known and name not in reward.optional:
                     near = nearest(name, known)
                     hint = f"did you mean {near!r}? Else " if near else ""
+                    if near in prompt.columns and reward.name in REWARDS:  # which is spelt right
+                        hint = f"rename {near!r} to {name!r} there, "
                     has = ", ".join(map(repr, prompt.columns)) or "none"
                     raise ValueError(
                         f"reward {reward.name!r}: wants the column {name!r}, which prompt "

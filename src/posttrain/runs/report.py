@@ -26,7 +26,7 @@ from posttrain.runs.plot import end_note
 from posttrain.runs.store import Rollouts
 from posttrain.runs.svg import draw_panels
 from posttrain.track.shown import duration
-from posttrain.track.text import printable
+from posttrain.track.text import counted, printable
 
 NUM_ROLLOUTS = 12  # of the first step, and of the last
 MAX_TEXT = 2000  # characters of a prompt or a completion
@@ -235,7 +235,7 @@ def _rollouts(run: RunFolder) -> str:
     store = Rollouts(folder)
     steps = store.steps
     parts = [
-        f'<p class="note">{len(store):,} rollouts of {len(steps):,} steps'
+        f'<p class="note">{counted(len(store), "rollout")} of {counted(len(steps), "step")}'
         f"{_text(f'; {len(store.problems)} files cannot be read' if store.problems else '')}</p>"
     ]
     chosen = {

@@ -143,8 +143,9 @@ def check_rows(
                 "keep one"
             )
     if num_repeated:
+        repeat, are = ("row repeats", "is") if num_repeated == 1 else ("rows repeat", "are")
         warnings.warn(
-            f"{name}: {num_repeated} rows repeat an earlier one and are dropped", stacklevel=5
+            f"{name}: {num_repeated} {repeat} an earlier one and {are} dropped", stacklevel=5
         )
     # Answers for all rows or for none: half of them would be a surprise in the middle of a run.
     missing = [number for number, prompt in prompts.items() if "answer" not in prompt.columns]

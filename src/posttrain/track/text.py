@@ -32,6 +32,15 @@ def printable(text: str, *, limit: int | None = None) -> str:
     return "".join(_visible(character) for character in text)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things, in words.
+
+    >>> counted(1, "step"), counted(1200, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def harmless(text: str) -> str:
     r"""The lines of a text, each of harmless characters.
 

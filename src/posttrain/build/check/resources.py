@@ -19,6 +19,7 @@ from posttrain.models.scorer import ModelScorer
 from posttrain.models.token_scores import chunk_elements_for
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.collect import collect
+from posttrain.track.text import counted
 
 _MACHINE = Path("/proc/meminfo")
 _GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -192,8 +193,8 @@ def _check_time(
     listed = ", ".join(f"{name} {_time(value)}" for name, value in times.items())
     findings.passed(
         "time",
-        f"{_time(section.steps * step + evaluations)}: {section.steps} steps of {full} rollouts, "
-        f"{_time(step)} each ({listed})"
+        f"{_time(section.steps * step + evaluations)}: {counted(section.steps, 'step')} of {full} "
+        f"rollouts, {_time(step)} each ({listed})"
         + (f", and {_time(evaluations)} of evaluations" if evaluations else "")
         + f"; measured: {_time(measured)} for {trial.sequences}",
     )
