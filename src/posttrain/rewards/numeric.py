@@ -43,8 +43,9 @@ def numeric_answer(
     given = extract_answer(completion, extract)
     numbers = {parse_number(stated) for stated in given.split(" or ")} if given else {None}
     number = numbers.pop()
-    alone = number is not None and not numbers  # 72 or 73 is no answer, 1/2 or 0.5 is one
-    return float(alone and abs(number - expected) <= Fraction(str(tolerance)))
+    if number is None or numbers:  # 72 or 73 is no answer, 1/2 or 0.5 is one
+        return 0.0
+    return float(abs(number - expected) <= Fraction(str(tolerance)))
 
 
 def parse_number(text: str) -> Fraction | None:
