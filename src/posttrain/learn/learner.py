@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from posttrain.data.minibatch import micro_batches
 from posttrain.learn.checkpoint import load_learner, save_learner
 from posttrain.learn.fit import sampling_bytes, tokens_on_cpu, tokens_on_gpu, unallocated
-from posttrain.learn.memory import free, keep_freed, not_repeated, smaller, until_it_fits
+from posttrain.learn.memory import free, not_repeated, smaller, until_it_fits
 from posttrain.learn.sums import Sums
 from posttrain.learn.trained import Applied, Schedule, Trained
 from posttrain.models.cache import context_length
@@ -88,8 +88,6 @@ class LocalLearner:
         if recorded and self.device.type == "cuda":
             modules = (model, *(part.module for part in (critic,) if part is not None))
             self._recordings = recordings_for(*modules, compute=compute)
-        if self.device.type == "cpu":
-            keep_freed()
 
     @property
     def device(self) -> torch.device:

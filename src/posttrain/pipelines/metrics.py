@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from posttrain.algorithms.diagnostics import share_without_signal
 from posttrain.algorithms.ops import keep
 from posttrain.protocols import StepResult
@@ -71,7 +73,7 @@ def batch_metrics(batch: Batch, collected: Collected) -> dict[str, float]:
 def kl_to_reference(batch: Batch) -> float | None:
     """Mean ``Σ log π_old − log π_ref`` of the valid sequences; None where one of them is missing.
 
-    >>> kl_to_reference(Batch.from_rewards([1.0])) is None
+    >>> kl_to_reference(Batch.from_rewards([1.0]).replace(valid=torch.tensor([True]))) is None
     True
     """
     valid = batch.need("valid")
