@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from posttrain.algorithms.diagnostics import share_without_signal
 from posttrain.algorithms.ops import keep
 from posttrain.protocols import StepResult
