@@ -71,6 +71,7 @@ def batch_metrics(batch: Batch, collected: Collected) -> dict[str, float]:
 def kl_to_reference(batch: Batch) -> float | None:
     """Mean ``Σ log π_old − log π_ref`` of the valid sequences; None where one of them is missing.
 
+    >>> import torch
     >>> kl_to_reference(Batch.from_rewards([1.0]).replace(valid=torch.tensor([True]))) is None
     True
     """
