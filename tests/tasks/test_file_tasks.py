@@ -2,6 +2,8 @@
 
 import json
 import os
+import random
+import string
 from pathlib import Path
 
 import pytest
@@ -275,3 +277,21 @@ def test_the_labels_of_the_solutions_that_come_with_gsm8k_are_our_verdicts():
             assert numeric_answer(made["solution"], answer) == float(made["is_correct"])
             num_judged += 1
     assert num_judged == 5276
+
+
+@pytest.mark.skipif(
+    "POSTTRAIN_GSM8K" not in os.environ, reason="POSTTRAIN_GSM8K does not name GSM8K's folder"
+)
+def test_what_chance_scores_on_gsm8k() -> None:
+    """The figures of docs/tasks.md: random text, and always the most frequent answer."""
+    prompts = gsm8k_task(path=Path(os.environ["POSTTRAIN_GSM8K"])).prompts("test")
+    answers = [prompt.columns["answer"] for prompt in prompts]
+
+    def random_share(seed: int) -> float:
+        drawn = random.Random(seed)
+        texts = ("".join(drawn.choices(string.printable[:95], k=256)) for _ in answers)
+        return sum(map(numeric_answer, texts, answers)) / len(answers)
+
+    shares = [random_share(seed) for seed in range(5)]
+    assert sum(numeric_answer("5", answer) for answer in answers) == 40
+    assert 0.010 < min(shares) < max(shares) < 0.035, shares

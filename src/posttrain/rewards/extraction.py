@@ -183,13 +183,14 @@ def _ends(text: str, mark: str) -> int:
 
 
 def _last_number(text: str) -> str | None:
-    return _last_of(plain(text))
+    last = _last_match(plain(text))
+    return last and last[0]
 
 
-def _last_of(text: str) -> str | None:
+def _last_match(text: str) -> re.Match[str] | None:
     last = None
-    for match in _NUMBER.finditer(text):
-        last = match.group()
+    for last in _NUMBER.finditer(text):  # noqa: B007 - the last one is what is wanted
+        pass
     return last
 
 
@@ -223,9 +224,7 @@ def _answer(text: str) -> str | None:
 
 def _last_alone(text: str) -> str | None:
     """The last number; where it is one of several candidates, all of these."""
-    last = None
-    for match in _NUMBER.finditer(text):
-        last = match
+    last = _last_match(text)
     if last is None or len(last[0]) > _NEAR:
         return last and last[0]
     near = _SEVERAL.finditer(text, max(0, last.start() - _NEAR), last.end() + _NEAR)
@@ -291,8 +290,8 @@ def _expression(text: str) -> str | None:
 
 def plain(text: str) -> str:
     """A text with the LaTeX around its numbers replaced, and every minus a hyphen."""
-    for pattern, plain in _PLAIN:
-        text = pattern.sub(plain, text)
+    for pattern, replacement in _PLAIN:
+        text = pattern.sub(replacement, text)
     return text
 
 
