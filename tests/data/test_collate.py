@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posttrain.data.collate import collate, collate_demonstrations
-from posttrain.types import Completion, Prompt, Rollout, Score
+from posttrain.types import Prompt, Rollout, Score, Turn
 
 END = 1
 
@@ -22,12 +22,14 @@ def rollout(
 ) -> Rollout:
     return Rollout(
         prompt=Prompt(id="", text="", tokens=prompt),
-        completion=Completion(
-            tokens=completion,
-            logprobs=tuple(-0.5 * (place + 1) for place in range(len(completion))),
-            text="",
-            stop_reason="length" if cut else "stop",
-            version=version,
+        turns=(
+            Turn(
+                tokens=completion,
+                logprobs=tuple(-0.5 * (place + 1) for place in range(len(completion))),
+                text="",
+                stop_reason="length" if cut else "stop",
+                version=version,
+            ),
         ),
         group=group,
         score=score,
