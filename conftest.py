@@ -33,6 +33,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def a_slow_device() -> Iterator[None]:
+    """No check calls a run slow: how busy this machine is must not matter to a test."""
+    from posttrain.build.check import speed
+    from posttrain.models.roofline import Peak
+
+    slow = Peak(bytes_per_second=1e3, flops_per_second=1e3, source="pinned for tests")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speed, "measured_peak", lambda device, dtype: slow)
+        yield
+
+
 @pytest.fixture
 def float64_throughout() -> Iterator[None]:
     """A float64 model computes nothing in float32: for tests to more digits than that has."""

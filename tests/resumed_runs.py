@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 from small_runs import recipe, same_weights, timeless
 
-from posttrain.build import keeper
 from posttrain.build.results import Run
 from posttrain.build.run import run
 from posttrain.config import recipe_from_dict
+from posttrain.learn import learner as learner_module
 from posttrain.runs import read_rollouts
 from posttrain.runs.folder import RunFolder
 
@@ -49,7 +49,7 @@ def cut(values: dict[str, Any], *, save: int) -> None:
 @contextmanager
 def dying(save: int) -> Iterator[None]:
     """Inside, the ``save``-th checkpoint is the end."""
-    whole, calls = keeper.save_learner, 0
+    whole, calls = learner_module.save_learner, 0
 
     def dies(*arguments: Any) -> Any:
         nonlocal calls
@@ -59,7 +59,7 @@ def dying(save: int) -> Iterator[None]:
         return whole(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keeper, "save_learner", dies)
+        patch.setattr(learner_module, "save_learner", dies)
         yield
 
 

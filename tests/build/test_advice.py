@@ -39,7 +39,8 @@ def test_a_short_run_without_signal_says_so_and_what_to_change(
 ) -> None:
     """Three steps in which all is wrong; the command it proposes works, and keeps what was."""
     path = tmp_path / "my recipe.toml"
-    given = recipe(tmp_path / "run", sft=None, rewards=None, eval=None, rl={"group_size": 2})
+    never = {"numeric": {"weight": 1.0, "extract": "boxed"}}  # the model writes no box
+    given = recipe(tmp_path / "run", sft=None, rewards=never, eval=None, rl={"group_size": 2})
     path.write_text(to_toml(recipe_from_dict(given)))
     done = command("run", path, "--rl.prompts_per_step", 2)
     assert done.code == 0, done

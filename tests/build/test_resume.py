@@ -1,6 +1,7 @@
 """A run that was cut short goes on as if it had not been: every number, every bit."""
 
 import io
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -91,12 +92,10 @@ def test_a_reward_model_goes_on(tmp_path: Path) -> None:
 def test_without_a_checkpoint_the_stage_starts_over_in_place(tmp_path: Path) -> None:
     """save_every = 0: nothing is moved aside, and the end is the same."""
     values = given(tmp_path / "cut", {"evaluate_every": 1, "evaluate_problems": 5}, rewards=None)
-    calls = 0
+    calls = itertools.count(1)  # no value, unlike a number: the reward that counts stays the same
 
     def spread(completion: str) -> float:
-        nonlocal calls
-        calls += 1
-        if calls == 50:
+        if next(calls) == 50:
             raise Killed
         return sum(map(ord, completion)) % 11 / 11
 

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import itertools
 import math
 import signal
 from pathlib import Path
@@ -12,11 +13,11 @@ from resumed_runs import GRPO, cut, given, go, same
 from rich.console import Console
 from small_runs import same_weights, timeless
 
-from posttrain.build import keeper
 from posttrain.build.interrupts import Interrupts, Stopped
 from posttrain.build.run import Supplied, run
 from posttrain.config import recipe_from_dict
 from posttrain.disk import NotWrittenError
+from posttrain.learn import learner as learner_module
 from posttrain.learn.learner import LocalLearner
 from posttrain.protocols import Objective, StepResult
 from posttrain.rewards.scorer import RewardScorer
@@ -124,12 +125,10 @@ def test_one_signal_finishes_the_step_and_saves(
 ) -> None:
     """Asked to stop in step 2: it is finished, saved although none was due, and said."""
     values = given(tmp_path / "cut", {"steps": 4}, eval=None, rewards=None)
-    calls = 0
+    calls = itertools.count(1)  # no value, unlike a number: the reward that counts stays the same
 
     def spread(completion: str) -> float:
-        nonlocal calls
-        calls += 1
-        if calls == 20:
+        if next(calls) == 20:
             signal.raise_signal(number)
         return sum(map(ord, completion)) % 11 / 11
 
@@ -186,7 +185,7 @@ def test_a_disk_that_fails_leaves_no_half_file(
     """The second checkpoint cannot be written: the first stays, and the error says what to do."""
     values = given(tmp_path / "cut", GRPO)
     calls = 0
-    whole_save = keeper.save_learner
+    whole_save = learner_module.save_learner
 
     def failing(learner: Any, folder: Path) -> dict[str, Any]:
         nonlocal calls
@@ -197,7 +196,7 @@ def test_a_disk_that_fails_leaves_no_half_file(
         return numbers
 
     with monkeypatch.context() as patch:
-        patch.setattr(keeper, "save_learner", failing)
+        patch.setattr(learner_module, "save_learner", failing)
         with pytest.raises(NotWrittenError, match=r"cannot be written: .*, then .*resume"):
             go(values)
     rl = RunFolder(tmp_path / "cut").stage("rl")

@@ -20,7 +20,7 @@ from posttrain.build.results import Run
 from posttrain.build.run import run
 from posttrain.config import recipe_from_dict
 from posttrain.learn.learner import LocalLearner
-from posttrain.pipelines.evaluate import answer
+from posttrain.rollout.collect import collect_scored
 from posttrain.runs import StageFolder, checkpoints
 from posttrain.runs.checkpoints import checkpoint_steps
 from posttrain.runs.folder import RunFolder
@@ -300,16 +300,16 @@ def test_preferences_go_on_where_they_were(
         clock.now += 660
         if calls == part:
             raise Killed
-        return answer(*given, **more)
+        return collect_scored(*given, **more)
 
-    monkeypatch.setattr(preference_stages, "answer", asked)
+    monkeypatch.setattr(preference_stages, "collect_scored", asked)
     with pytest.raises(Killed):
         go(values, clock)
     assert saved[-1] == f"prefer {part - 1}"
     done, text = go(values, clock, resume=True)
     assert f"prefer: goes on from step {part - 1}" in text
     assert calls == 6 + 1
-    monkeypatch.setattr(preference_stages, "answer", answer)
+    monkeypatch.setattr(preference_stages, "collect_scored", collect_scored)
     values["run"]["folder"] = str(tmp_path / "whole")
     whole, _ = go(values, clock)
     one, other = (folder.folder.stage("prefer") for folder in (done, whole))
@@ -329,9 +329,9 @@ def test_the_time_of_both_splits_counts(
 
     def asked(*given: Any, **more: Any) -> Any:
         clock.now += 60 * next(minutes)
-        return answer(*given, **more)
+        return collect_scored(*given, **more)
 
-    monkeypatch.setattr(preference_stages, "answer", asked)
+    monkeypatch.setattr(preference_stages, "collect_scored", asked)
     go(values, clock)
     assert saved == ["sft 8", "prefer 9", "prefer 10"]
 

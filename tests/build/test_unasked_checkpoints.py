@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from resumed_runs import given, go, same
 
-from posttrain.build import keeper
 from posttrain.build.interrupts import Interrupts, Stopped
 from posttrain.build.keeper import Keeper
 from posttrain.disk import NotWrittenError
+from posttrain.learn import learner as learner_module
 from posttrain.runs import StageFolder
 from posttrain.runs.checkpoints import checkpoint_steps
 
@@ -178,7 +178,7 @@ def test_the_model_is_that_of_a_run_with_room(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch, heard() as said:
-        patch.setattr(keeper, "save_learner", full)
+        patch.setattr(learner_module, "save_learner", full)
         done, _ = go(values)
     assert len([text for text in said if text.startswith("no checkpoint: ")]) == 2
     for stage in ("sft", "rl"):
