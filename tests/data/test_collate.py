@@ -132,3 +132,21 @@ def test_demonstrations_by_hand() -> None:
     assert batch.rewards is None
     with pytest.raises(ValueError, match="at least one"):
         collate_demonstrations([], pad_token=0)
+
+
+def test_what_an_environment_wrote_is_read_and_never_learned() -> None:
+    """Prompt (5, 6), the policy's (7, 8), a reply (9, 9), the policy's (END): masks with a hole."""
+    first = Turn(tokens=(7, 8), text="", logprobs=(-0.5, -1.0), version=3)
+    reply = Turn(tokens=(9, 9), text="")
+    last = Turn(tokens=(END,), text="", logprobs=(-2.0,), stop_reason="length", version=4)
+    several = dataclasses.replace(rollout((5, 6), (7,)), turns=(first, reply, last))
+    batch = collate([several, rollout((5,), (7, END), version=5)], pad_token=0)
+    t, f = True, False
+    assert batch.tokens.tolist() == [[5, 6, 7, 8, 9, 9, END], [5, 7, END, 0, 0, 0, 0]]
+    assert batch.mask.tolist() == [[f, f, t, t, f, f, t], [f, t, t, f, f, f, f]]
+    assert batch.sampler_logprobs.tolist() == [
+        [0.0, 0.0, -0.5, -1.0, 0.0, 0.0, -2.0],
+        [0.0, -0.5, -1.0, 0.0, 0.0, 0.0, 0.0],
+    ]
+    assert batch.versions.tolist() == [3, 5]  # the oldest
+    assert batch.truncated.tolist() == [True, False]
