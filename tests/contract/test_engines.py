@@ -377,7 +377,11 @@ def test_a_reply_is_read_and_the_policy_goes_on(make: Callable[..., Any], family
             assert rollout.mask.count(False) == 4
             everything = torch.tensor(rollout.logprobs).double()
             logits = whole_logits(model, prompt, rollout)
-            naive = logits.double().log_softmax(-1).gather(1, torch.tensor(rollout.tokens)[:, None])[:, 0]
+            naive = (
+                logits.double()
+                .log_softmax(-1)
+                .gather(1, torch.tensor(rollout.tokens)[:, None])[:, 0]
+            )
             mask = torch.tensor(rollout.mask)
             torch.testing.assert_close(everything[mask], naive[mask], rtol=0, atol=1e-4)
     plain = engine.generate(PROMPTS, short, num_samples=2, seed=11)
