@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from posttrain.rewards.pool import GradingPool
 from posttrain.rewards.scorer import RewardScorer
-from posttrain.types import Completion, Prompt, Rollout
+from posttrain.types import Prompt, Rollout, Turn
 
 COUNT, ROUNDS, LIMIT = 20_000, 5, 1.0
 
@@ -31,10 +31,10 @@ def hanging(completion: str, number: int) -> float:
 def rollouts(count: int) -> list[Rollout]:
     """Rollouts of a line each."""
     line = "the quick brown fox jumps over the lazy dog"
-    text = Completion(tokens=(1,), logprobs=(0.0,), text=line, stop_reason="stop", version=0)
+    text = Turn(tokens=(1,), logprobs=(0.0,), text=line, stop_reason="stop", version=0)
     columns = [{"answer": line, "number": number} for number in range(count)]
     prompts = [Prompt(id=str(n), text="?", columns=column) for n, column in enumerate(columns)]
-    return [Rollout(prompt=prompt, completion=text, group=0) for prompt in prompts]
+    return [Rollout(prompt=prompt, turns=(text,), group=0) for prompt in prompts]
 
 
 def seconds(work: Callable[[], object]) -> float:

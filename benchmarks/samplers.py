@@ -25,7 +25,7 @@ from transformers import GenerationConfig
 
 from posttrain.build.threads import BESIDE_GPU
 from posttrain.rollout.engines.native import NativeEngine
-from posttrain.types import Completion, Prompt, Sampling
+from posttrain.types import Prompt, Rollout, Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class Native:
             compiled=compiled,
         )
         self._engine = self._engine_with(end_tokens=[setup.tokenizer.eos_token_id])
-        self.found: list[list[Completion]] = []
+        self.found: list[list[Rollout]] = []
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         self._model.load_state_dict(weights)

@@ -54,7 +54,7 @@ from posttrain.models.tiny import build_tiny
 from posttrain.pipelines.plan import Plan, State
 from posttrain.pipelines.rl import optimise, prepare
 from posttrain.rollout.engines.native import NativeEngine
-from posttrain.types import Completion, Prompt, Rollout, Sampling, Score
+from posttrain.types import Prompt, Rollout, Sampling, Score
 
 PHASES = ("sampling", "learning")
 AXES = {
@@ -144,10 +144,10 @@ class Bench:
                 taken[phase].append(ended - began)
         return {phase: statistics.median(all_of[1:]) for phase, all_of in taken.items()}
 
-    def _learn(self, asked: Sequence[Prompt], found: Sequence[Sequence[Completion]]) -> None:
+    def _learn(self, asked: Sequence[Prompt], found: Sequence[Sequence[Rollout]]) -> None:
         """All that the loop does between two samplings."""
         rollouts = [
-            Rollout(prompt=prompt, completion=one, group=number, score=Score(value=float(place)))
+            Rollout(prompt=prompt, turns=(one,), group=number, score=Score(value=float(place)))
             for number, (prompt, group) in enumerate(zip(asked, found, strict=True))
             for place, one in enumerate(group)
         ]

@@ -145,7 +145,7 @@ def measure(model: Path, *, folder: Path) -> dict[str, float]:
         "rm_score": sum(parts["model"] for parts in scores) / len(scores),
         "true_score": sum(parts["melody"] for parts in scores) / len(scores),
         "kl": divergence(found, base / "sft" / "model"),
-        "length": sum(len(r.completion.text) for r in found.sampled) / len(found.sampled),
+        "length": sum(len(r.text) for r in found.sampled) / len(found.sampled),
     }
 
 

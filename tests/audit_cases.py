@@ -25,7 +25,7 @@ from posttrain.protocols import Objective, StepResult
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.rollout.source import PromptCycle, RolloutSource
 from posttrain.sync.shared import SharedWeights
-from posttrain.types import Batch, Completion, Prompt, Rollout, Sampling, Score
+from posttrain.types import Batch, Prompt, Rollout, Sampling, Score
 
 IN_REWARD: dict[str, Any] = {
     "kl_placement": "reward",
@@ -38,7 +38,7 @@ class SmallTokens:
     """Rewards the share of tokens with a small number."""
 
     def score(self, rollouts: list[Rollout]) -> list[Score]:
-        shares = [[token < 50 for token in r.completion.tokens] for r in rollouts]
+        shares = [[token < 50 for token in r.tokens] for r in rollouts]
         return [Score(value=sum(share) / len(share)) for share in shares]
 
 
@@ -62,9 +62,13 @@ class Learner(LocalLearner):
 class Mixed(NativeEngine):
     """The last completion of every prompt claims to be of the version before."""
 
-    def generate(self, *arguments: Any, **options: Any) -> list[list[Completion]]:
+    def generate(self, *arguments: Any, **options: Any) -> list[list[Rollout]]:
         groups = super().generate(*arguments, **options)
-        return [[*group[:-1], replace(group[-1], version=self.version - 1)] for group in groups]
+        return [[*group[:-1], self._older(group[-1])] for group in groups]
+
+    def _older(self, rollout: Rollout) -> Rollout:
+        (turn,) = rollout.turns
+        return replace(rollout, turns=(replace(turn, version=self.version - 1),))
 
 
 TWO_EPOCHS = plan(epochs=2, **IN_REWARD)

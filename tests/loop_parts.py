@@ -12,7 +12,7 @@ from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.weights import token_mean
 from posttrain.pipelines.plan import Plan
 from posttrain.protocols import Objective, StepResult
-from posttrain.types import Batch, Collected, Completion, Prompt, Rollout, Score
+from posttrain.types import Batch, Collected, Prompt, Rollout, Score, Turn
 
 OLD, REFERENCE = -1.0, -1.5
 
@@ -23,12 +23,14 @@ def rollout(
     """A scored rollout of the prompt (5, 6); a reward of None is a broken grader."""
     return Rollout(
         prompt=Prompt(id=str(group), text="?", tokens=(5, 6)),
-        completion=Completion(
-            tokens=tuple(tokens),
-            logprobs=(OLD,) * len(tokens),
-            text="",
-            stop_reason="stop",
-            version=version,
+        turns=(
+            Turn(
+                tokens=tuple(tokens),
+                logprobs=(OLD,) * len(tokens),
+                text="",
+                stop_reason="stop",
+                version=version,
+            ),
         ),
         group=group,
         score=Score(value=0.0, state="crashed") if reward is None else Score(value=reward),

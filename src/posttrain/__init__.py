@@ -17,19 +17,19 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if TYPE_CHECKING:
     from posttrain.build.api import evaluate, generate, prefer, reward, rl, sft
     from posttrain.build.results import Run
-    from posttrain.types import Batch, Completion, Prompt, Rollout, Sampling, Score, Terms
+    from posttrain.types import Batch, Prompt, Rollout, Sampling, Score, Terms, Turn
 
 __version__ = "0.1.0"  # the one place: pyproject.toml reads it from here
 
 __all__ = [
     "Batch",
-    "Completion",
     "Prompt",
     "Rollout",
     "Run",
     "Sampling",
     "Score",
     "Terms",
+    "Turn",
     "__version__",
     "evaluate",
     "generate",
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 _JOBS = ("evaluate", "generate", "prefer", "reward", "rl", "sft")
-_TYPES = ("Batch", "Completion", "Prompt", "Rollout", "Sampling", "Score", "Terms")
+_TYPES = ("Batch", "Prompt", "Rollout", "Sampling", "Score", "Terms", "Turn")
 
 
 def __getattr__(name: str) -> Any:

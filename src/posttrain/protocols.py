@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from posttrain.types import Collected, Completion, Prompt, Rollout, Sampling, Score
+from posttrain.types import Collected, Prompt, Rollout, Sampling, Score, Turn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,6 +46,14 @@ class Task(Protocol):
         ...
 
 
+class Reply(Protocol):
+    """What follows a turn of the policy, in the place of an environment."""
+
+    def __call__(self, rollout: Rollout) -> Turn | None:
+        """The turn of the environment, whose tokens are read as they are; None ends the rollout."""
+        ...
+
+
 class Engine(Protocol):
     """Samples completions from a policy, and says how likely each sampled token was.
 
@@ -56,12 +64,20 @@ class Engine(Protocol):
     """The policy version whose weights it samples from."""
 
     def generate(
-        self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
-    ) -> list[list[Completion]]:
-        """``num_samples`` completions for each prompt, in order; the seed decides every token.
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        num_samples: int,
+        seed: int,
+        reply: Reply | None = None,
+    ) -> list[list[Rollout]]:
+        """``num_samples`` unscored rollouts of each prompt, in order; the seed decides every token.
 
         The same seed, prompts and weights give the same tokens, and what one sequence samples
-        does not depend on when another one ends.
+        does not depend on when another one ends. ``reply`` is asked after every turn: what it
+        answers is read, and the policy has another turn; without an answer the rollout is over.
+        It is over too where the context leaves no room for ``max_new_tokens`` more.
         """
         ...
 

@@ -41,7 +41,7 @@ from posttrain.protocols import Engine, Outputs
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.runs import StageFolder
 from posttrain.track import Several
-from posttrain.types import Batch, Completion
+from posttrain.types import Batch, Rollout, Turn
 
 ROOT = Path(__file__).parents[2]
 CHECKS = [
@@ -192,13 +192,17 @@ class Jittery:
         self._engine, self._by, self._calls = engine, by, 0
         self.version = 0
 
-    def generate(self, *given: Any, **options: Any) -> list[list[Completion]]:
+    def generate(self, *given: Any, **options: Any) -> list[list[Rollout]]:
         self._calls += 1
         moved = self._by * self._calls
         return [
-            [replace(c, logprobs=tuple(p - moved for p in c.logprobs)) for c in group]
+            [replace(r, turns=tuple(_moved(turn, moved) for turn in r.turns)) for r in group]
             for group in self._engine.generate(*given, **options)
         ]
+
+
+def _moved(turn: Turn, by: float) -> Turn:
+    return replace(turn, logprobs=tuple(p - by for p in turn.logprobs))
 
 
 @pytest.mark.parametrize(("by", "state"), [(1e-6, "pass"), (0.01, "warn")])

@@ -10,7 +10,7 @@ from posttrain.build.check import check_recipe, resources, speed
 from posttrain.build.check.report import Findings, Line
 from posttrain.models.roofline import Peak
 from posttrain.rollout.engines import native
-from posttrain.types import Completion, Prompt, Rollout
+from posttrain.types import Prompt, Rollout, Turn
 from posttrain.types.ways import Missing, Verdict, Way
 
 RECIPE: dict[str, Any] = {
@@ -85,8 +85,8 @@ def test_the_least_of_learning_counts_a_prompt_once() -> None:
     rollouts = [
         Rollout(
             prompt=Prompt(id=str(group), text="", tokens=(1, 2, 3, 4)),
-            completion=Completion(
-                tokens=(5, 6, 7), logprobs=(0.0,) * 3, text="", stop_reason="stop", version=0
+            turns=(
+                Turn(tokens=(5, 6, 7), logprobs=(0.0,) * 3, text="", stop_reason="stop", version=0),
             ),
             group=group,
         )

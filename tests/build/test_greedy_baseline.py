@@ -17,7 +17,7 @@ from posttrain.config.plan import arithmetic
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.runs import RunFolder
-from posttrain.types import Completion, Prompt, Sampling
+from posttrain.types import Prompt, Rollout, Sampling
 
 NO_KL = {"placement": "none"}
 
@@ -31,7 +31,7 @@ class TwoMinds(ScriptedEngine):
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
-    ) -> list[list[Completion]]:
+    ) -> list[list[Rollout]]:
         if sampling.temperature > 0:
             return super().generate(prompts, sampling, num_samples=num_samples, seed=seed)
         self.num_greedy += len(prompts)

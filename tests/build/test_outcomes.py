@@ -15,7 +15,7 @@ from posttrain.models.save import save_policy
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.runs import overview
-from posttrain.types import Completion
+from posttrain.types import Turn
 
 SUMS = [f"{n}+1=" for n in range(4)]
 LONG = "1+" * 40 + "1="  # more than the 64 tokens of the small model
@@ -155,7 +155,7 @@ def test_a_model_that_ends_at_once(tmp_path: Path) -> None:
 
 def test_an_engine_that_returns_no_token(tmp_path: Path) -> None:
     """There is nothing to learn from it, and nothing breaks."""
-    nothing = Completion(tokens=(), logprobs=(), text="", stop_reason="stop", version=0)
+    nothing = Turn(tokens=(), logprobs=(), text="", stop_reason="stop", version=0)
     engine = ScriptedEngine(
         lambda prompt, sample: nothing if sample else "5", encode=lambda text: [11], end_token=1
     )

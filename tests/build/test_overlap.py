@@ -23,7 +23,7 @@ from posttrain.rollout.engines import NativeEngine, native
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.sync.copied import CopiedWeights
 from posttrain.sync.shared import SharedWeights
-from posttrain.types import Completion, Prompt, Sampling
+from posttrain.types import Prompt, Rollout, Sampling
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +166,7 @@ class Failing(ScriptedEngine):
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
-    ) -> list[list[Completion]]:
+    ) -> list[list[Rollout]]:
         if self.version == 2:
             raise RuntimeError("the engine is gone")
         return super().generate(prompts, sampling, num_samples=num_samples, seed=seed)

@@ -14,7 +14,7 @@ from posttrain.data.template import Template
 from posttrain.models.reward import score_sequences
 from posttrain.models.scorer import pad_rows
 from posttrain.rewards.scorer import RewardScorer
-from posttrain.types import Completion, Prompt, Rollout, Score
+from posttrain.types import Prompt, Rollout, Score, Turn
 
 MODEL = {"options": TINY}
 
@@ -65,8 +65,8 @@ def test_a_scorer_that_fails_breaks_its_scores_and_not_the_run() -> None:
         def score(self, rollouts: list[Rollout]) -> list[Score]:
             return []
 
-    completion = Completion(tokens=(), logprobs=(), text="x", stop_reason="stop", version=0)
-    rollout = Rollout(prompt=Prompt(id="p", text="?"), completion=completion, group=0)
+    completion = Turn(tokens=(), logprobs=(), text="x", stop_reason="stop", version=0)
+    rollout = Rollout(prompt=Prompt(id="p", text="?"), turns=(completion,), group=0)
     for scorer, reason in ((Down(), "server down"), (Short(), "gave 0 scores for 2 rollouts")):
         scores = RewardScorer({scorer: 1.0}).score([rollout, rollout])
         assert [score.state for score in scores] == ["invalid"] * 2

@@ -72,20 +72,20 @@ def test_a_run_is_evaluated_as_it_evaluated_itself(finished: tuple[Run, str]) ->
     link.symlink_to(done.model)
     for given in (done.folder.path, str(done.model), link):
         found = posttrain.evaluate(given)
-        assert {r.prompt.id: r.completion.text for r in found.greedy} == {
+        assert {r.prompt.id: r.text for r in found.greedy} == {
             name: row["completion"] for name, row in problems(done).items()
         }
         values = {name: estimate.value for name, estimate in found.estimates.items()}
         assert values == {name: row["value"] for name, row in after["estimates"].items()}
         assert dict(found.parts) == after["parts"]
-        assert max(len(r.completion.tokens) for r in found.rollouts) <= 4  # that of [rl]
+        assert max(len(r.tokens) for r in found.rollouts) <= 4  # that of [rl]
 
 
 def test_what_is_given_wins(finished: tuple[Run, str], command: Command) -> None:
     done, _ = finished
     found = posttrain.evaluate(done.folder.path, problems=2, samples=1, max_new_tokens=1)
     assert len(found.rollouts) == 2 * 2
-    assert all(len(r.completion.tokens) == 1 for r in found.rollouts)
+    assert all(len(r.tokens) == 1 for r in found.rollouts)
     shown = command("eval", done.folder.path, "--eval.problems", 3)
     assert shown.code == 0, shown.err
     assert "jsonl, 3 problems" in shown.out
@@ -243,7 +243,7 @@ def test_a_run_of_python_objects_says_what_it_needs(tmp_path: Path, command: Com
     said = command("eval", done.folder.path, "--task", "sort")
     assert "its rewards are objects" in said.err
     found = posttrain.evaluate(done.folder.path, prompts=["5+5="], reward=short)
-    assert len(found.greedy[0].completion.tokens) <= 4
+    assert len(found.greedy[0].tokens) <= 4
     seen = object_task([{"prompt": "2+2=", "answer": "4"}])
     with pytest.raises(ValueError, match="1 of 1 test problems were in the training data"):
         posttrain.evaluate(done.folder.path, task=seen, reward=short)

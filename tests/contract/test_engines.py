@@ -19,7 +19,7 @@ from posttrain.models.load import load_policy
 from posttrain.models.logprobs import score_tokens
 from posttrain.registry import resolve
 from posttrain.rollout.engines import ENGINES, NativeEngine, TransformersEngine
-from posttrain.types import Batch, Prompt, Sampling
+from posttrain.types import Batch, Prompt, Rollout, Sampling, Turn
 
 REAL = {"native": NativeEngine, "transformers": TransformersEngine}
 # mistral and gemma3 attend in windows of 4
@@ -351,3 +351,72 @@ def test_a_diverged_model_is_not_sampled_from_in_silence(make: Callable[..., Any
         model.lm_head.weight[0] = torch.nan
     with pytest.raises(ValueError, match=r"NaN.*learning rate"):
         engine.generate(PROMPTS, SAMPLINGS["plain"], num_samples=1, seed=0)
+
+
+def numbers_of(rollout: Rollout) -> Turn | None:
+    """Two replies, which depend on what was said; then the rollout is over."""
+    if len(rollout.turns) > 3:
+        return None
+    return Turn(tokens=(2 + len(rollout.tokens) % 5, 3), text="")
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
+def test_a_reply_is_read_and_the_policy_goes_on(make: Callable[..., Any], family: str) -> None:
+    """Log-probs of every turn are those of the whole sequence; what was replied is not sampled."""
+    model, sampling = build(family), SAMPLINGS["plain"]
+    engine = make(model)
+    short = dataclasses.replace(sampling, max_new_tokens=3)
+    answers = engine.generate(PROMPTS, short, num_samples=2, seed=11, reply=numbers_of)
+    assert drawn(answers) == drawn(
+        engine.generate(PROMPTS, short, num_samples=2, seed=11, reply=numbers_of)
+    )
+    for group, (prompt, rollouts) in enumerate(zip(PROMPTS, answers, strict=True)):
+        for rollout in rollouts:
+            assert (rollout.prompt, rollout.group) == (prompt, group)
+            assert [turn.sampled for turn in rollout.turns] == [True, False, True, False, True]
+            assert rollout.mask.count(False) == 4
+            everything = torch.tensor(rollout.logprobs).double()
+            logits = whole_logits(model, prompt, rollout)
+            naive = (
+                logits.double()
+                .log_softmax(-1)
+                .gather(1, torch.tensor(rollout.tokens)[:, None])[:, 0]
+            )
+            mask = torch.tensor(rollout.mask)
+            torch.testing.assert_close(everything[mask], naive[mask], rtol=0, atol=1e-4)
+    plain = engine.generate(PROMPTS, short, num_samples=2, seed=11)
+    assert [[r.turns[0] for r in g] for g in answers] == [[r.turns[0] for r in g] for g in plain]
+
+
+def test_turns_draw_other_numbers(make: Callable[..., Any]) -> None:
+    """The second turn does not draw what the first has drawn: its randomness is its own."""
+    engine = make(build("llama"))
+    repeat = [prompt for prompt in PROMPTS if len(prompt.tokens) == 9]
+
+    def again(rollout: Rollout) -> Turn | None:
+        return None if len(rollout.turns) > 1 else Turn(tokens=rollout.prompt.tokens, text="")
+
+    answers = engine.generate(repeat, SAMPLINGS["hot"], num_samples=8, seed=0, reply=again)
+    first, _, second = zip(*(r.turns for group in answers for r in group), strict=True)
+    assert [turn.tokens for turn in first] != [turn.tokens for turn in second]
+
+
+def test_a_conversation_that_leaves_no_room_is_over(make: Callable[..., Any]) -> None:
+    engine = make(build("llama"))
+    limit = engine.model.config.max_position_embeddings
+    long = Turn(tokens=(2,) * (limit // 3), text="")
+    short = dataclasses.replace(SAMPLINGS["plain"], max_new_tokens=2)
+    ((rollout,),) = engine.generate(
+        PROMPTS[:1], short, num_samples=1, seed=0, reply=lambda rollout: long
+    )
+    assert [turn.sampled for turn in rollout.turns] == [True, False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    "wrong", [Turn(tokens=(), text=""), Turn(tokens=(1,), text="", logprobs=(0.0,))]
+)
+def test_a_reply_that_is_none_is_refused(make: Callable[..., Any], wrong: Turn) -> None:
+    with pytest.raises(ValueError, match=r"expected a turn of tokens without logprobs, or None"):
+        make(build("llama")).generate(
+            PROMPTS[:1], SAMPLINGS["plain"], num_samples=1, seed=0, reply=lambda rollout: wrong
+        )

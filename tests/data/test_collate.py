@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posttrain.data.collate import collate, collate_demonstrations
-from posttrain.types import Completion, Prompt, Rollout, Score
+from posttrain.types import Prompt, Rollout, Score, Turn
 
 END = 1
 
@@ -22,12 +22,14 @@ def rollout(
 ) -> Rollout:
     return Rollout(
         prompt=Prompt(id="", text="", tokens=prompt),
-        completion=Completion(
-            tokens=completion,
-            logprobs=tuple(-0.5 * (place + 1) for place in range(len(completion))),
-            text="",
-            stop_reason="length" if cut else "stop",
-            version=version,
+        turns=(
+            Turn(
+                tokens=completion,
+                logprobs=tuple(-0.5 * (place + 1) for place in range(len(completion))),
+                text="",
+                stop_reason="length" if cut else "stop",
+                version=version,
+            ),
         ),
         group=group,
         score=score,
@@ -130,3 +132,21 @@ def test_demonstrations_by_hand() -> None:
     assert batch.rewards is None
     with pytest.raises(ValueError, match="at least one"):
         collate_demonstrations([], pad_token=0)
+
+
+def test_what_an_environment_wrote_is_read_and_never_learned() -> None:
+    """Prompt (5, 6), the policy's (7, 8), a reply (9, 9), the policy's (END): masks with a hole."""
+    first = Turn(tokens=(7, 8), text="", logprobs=(-0.5, -1.0), version=3)
+    reply = Turn(tokens=(9, 9), text="")
+    last = Turn(tokens=(END,), text="", logprobs=(-2.0,), stop_reason="length", version=4)
+    several = dataclasses.replace(rollout((5, 6), (7,)), turns=(first, reply, last))
+    batch = collate([several, rollout((5,), (7, END), version=5)], pad_token=0)
+    t, f = True, False
+    assert batch.tokens.tolist() == [[5, 6, 7, 8, 9, 9, END], [5, 7, END, 0, 0, 0, 0]]
+    assert batch.mask.tolist() == [[f, f, t, t, f, f, t], [f, t, t, f, f, f, f]]
+    assert batch.sampler_logprobs.tolist() == [
+        [0.0, 0.0, -0.5, -1.0, 0.0, 0.0, -2.0],
+        [0.0, -0.5, -1.0, 0.0, 0.0, 0.0, 0.0],
+    ]
+    assert batch.versions.tolist() == [3, 5]  # the oldest
+    assert batch.truncated.tolist() == [True, False]

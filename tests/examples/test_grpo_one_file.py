@@ -64,7 +64,7 @@ class TokenScorer:
     """Scores tokens, as the example's reward does."""
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [Score(value=reward(rollout.completion.tokens)) for rollout in rollouts]
+        return [Score(value=reward(rollout.tokens)) for rollout in rollouts]
 
 
 def gradients(model: torch.nn.Module) -> torch.Tensor:

@@ -27,7 +27,7 @@ from posttrain.models.critic import Critic, separate_critic
 from posttrain.models.load import Policy
 from posttrain.pipelines.plan import Plan, State
 from posttrain.pipelines.rl import optimise, prepare
-from posttrain.types import Batch, Completion, Prompt, Rollout, Score
+from posttrain.types import Batch, Prompt, Rollout, Score, Turn
 
 END, TOKENS, LONGEST = 0, range(4), 3
 PROMPTS = ((1, 2), (3, 1))
@@ -111,9 +111,7 @@ def rollout(number: int, answer: tuple[int, ...], logprobs: tuple[float, ...]) -
     prompt = PROMPTS[number]
     return Rollout(
         prompt=Prompt(id=str(number), text="", tokens=prompt),
-        completion=Completion(
-            tokens=answer, logprobs=logprobs, text="", stop_reason=reason, version=0
-        ),
+        turns=(Turn(tokens=answer, logprobs=logprobs, text="", stop_reason=reason, version=0),),
         group=number,
         score=Score(value=reward(prompt, answer)),
     )

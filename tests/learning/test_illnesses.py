@@ -25,7 +25,7 @@ from posttrain.rollout.engines import ENGINES, NativeEngine
 from posttrain.rollout.engines.draws import Decode
 from posttrain.tasks import PromptTask
 from posttrain.track.diagnosis import RULES
-from posttrain.types import Completion, Prompt
+from posttrain.types import Prompt, Rollout
 
 
 def task(*, arbitrary: bool = False, num_train: int | None = None) -> PromptTask:
@@ -264,9 +264,13 @@ class Stale:
         )
         self.version = 0
 
-    def generate(self, *given: Any, **options: Any) -> list[list[Completion]]:
+    def generate(self, *given: Any, **options: Any) -> list[list[Rollout]]:
         groups = self._engine.generate(*given, **options)
-        return [[replace(c, version=self.version) for c in group] for group in groups]
+        return [[self._renamed(rollout) for rollout in group] for group in groups]
+
+    def _renamed(self, rollout: Rollout) -> Rollout:
+        turns = (replace(turn, version=self.version) for turn in rollout.turns)
+        return replace(rollout, turns=tuple(turns))
 
 
 def test_a_stale_engine_is_not_trained_with_and_is_found_out_where_it_is(tmp_path: Path) -> None:

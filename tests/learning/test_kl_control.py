@@ -34,7 +34,7 @@ class SmallTokens:
     """Rewards the share of tokens with a small number: the reference has no such taste."""
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        shares = [[token < 50 for token in r.completion.tokens] for r in rollouts]
+        shares = [[token < 50 for token in r.tokens] for r in rollouts]
         return [Score(value=sum(share) / len(share)) for share in shares]
 
 

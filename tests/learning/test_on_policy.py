@@ -63,7 +63,7 @@ def rollouts(temperature: float) -> tuple[Rollout, ...]:
     sampling = Sampling(max_new_tokens=12, temperature=temperature)
     groups = engine.generate(prompts, sampling, num_samples=4, seed=5)
     flat = [
-        Rollout(prompt=prompt, completion=completion, group=number)
+        Rollout(prompt=prompt, turns=(completion,), group=number)
         for number, (prompt, group) in enumerate(zip(prompts, groups, strict=True))
         for completion in group
     ]
@@ -121,7 +121,7 @@ def test_the_rollouts_cover_the_hard_cases() -> None:
     made = rollouts(1.0)
     assert len({len(rollout.prompt.tokens) for rollout in made}) > 2
     assert policy().pad_token in policy().end_tokens
-    assert any(rollout.completion.stop_reason == "length" for rollout in made)
+    assert any(rollout.stop_reason == "length" for rollout in made)
 
 
 @pytest.mark.parametrize(

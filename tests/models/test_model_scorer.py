@@ -17,7 +17,7 @@ from posttrain.models.logprobs import score_tokens
 from posttrain.models.reward import RewardModel, reward_from_policy
 from posttrain.models.scorer import ModelScorer, pad_rows
 from posttrain.models.tiny import build_tokenizer
-from posttrain.types import Batch, Completion, Prompt, Rollout
+from posttrain.types import Batch, Prompt, Rollout, Turn
 
 SMALL = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_positions": 12}
 ROWS = [(5, 6, 7), (8, 0), tuple(range(20, 31)), (9, 10, 11, 1), (12, 13, 14)]
@@ -32,16 +32,16 @@ def reward_model() -> RewardModel:
 def rollout(row: Sequence[int]) -> Rollout:
     """Its first token is the prompt."""
     tokens = tuple(row[1:])
-    completion = Completion(
+    completion = Turn(
         tokens=tokens, logprobs=(0.0,) * len(tokens), text="", stop_reason="stop", version=0
     )
     return Rollout(
-        prompt=Prompt(id="", text="", tokens=tuple(row[:1])), completion=completion, group=0
+        prompt=Prompt(id="", text="", tokens=tuple(row[:1])), turns=(completion,), group=0
     )
 
 
 def read(reward: RewardModel, given: Rollout) -> tuple[int, ...]:
-    return (*given.prompt.tokens, *given.completion.tokens)
+    return (*given.prompt.tokens, *given.tokens)
 
 
 def scorer(reward: RewardModel, **options: object) -> ModelScorer:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from posttrain.pipelines.annotate import Annotated, annotate
-from posttrain.types import Completion, Prompt, Rollout, Score
+from posttrain.types import Prompt, Rollout, Score, Turn
 
 ASKED = Prompt(id="0", text="2+3=", tokens=(5, 6))
 
@@ -19,7 +19,7 @@ def answers(*pairs: tuple[str, float | None], prompt: Prompt = ASKED) -> list[Ro
     return [
         Rollout(
             prompt=prompt,
-            completion=Completion(tokens=(), logprobs=(), text=text, stop_reason="stop", version=0),
+            turns=(Turn(tokens=(), logprobs=(), text=text, stop_reason="stop", version=0),),
             group=0,
             score=Score(value=99.0, state="crashed") if score is None else Score(value=score),
         )

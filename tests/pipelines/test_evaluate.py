@@ -10,7 +10,7 @@ from posttrain.protocols import Engine, Sampler, Scorer
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.collect import collect_scored
 from posttrain.rollout.engines.scripted import ScriptedEngine
-from posttrain.types import Completion, Prompt, Rollout, Sampling, Score
+from posttrain.types import Prompt, Rollout, Sampling, Score, Turn
 from posttrain.types.marks import Marks, above_one, is_right
 
 
@@ -169,16 +169,14 @@ def test_a_broken_grader_is_counted_and_is_not_right(rewards: dict[str, float]) 
 
 def test_only_the_named_reward_decides() -> None:
     """A formatting reward neither makes an answer right nor wrong."""
-    completion = Completion(tokens=(), logprobs=(), text="", stop_reason="stop", version=0)
+    completion = Turn(tokens=(), logprobs=(), text="", stop_reason="stop", version=0)
     for parts, right in (
         ({"exact": 1.0, "format": 0.0}, True),
         ({"exact": 0.5, "format": 1.0}, False),
     ):
         score = Score(value=5.0, parts=parts)
         assert (
-            is_right(
-                Rollout(prompt=QUESTIONS[0], completion=completion, group=0, score=score), EXACT
-            )
+            is_right(Rollout(prompt=QUESTIONS[0], turns=(completion,), group=0, score=score), EXACT)
             is right
         )
 
@@ -271,7 +269,7 @@ def test_a_reward_model_has_no_full_marks() -> None:
     assert judged.judged == ()
     scored = Rollout(
         prompt=QUESTIONS[0],
-        completion=Completion(tokens=(), logprobs=(), text="", stop_reason="stop", version=0),
+        turns=(Turn(tokens=(), logprobs=(), text="", stop_reason="stop", version=0),),
         group=0,
         score=Score(value=5.0, parts={"model": 5.0}),
     )

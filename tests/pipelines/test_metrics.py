@@ -23,8 +23,8 @@ def rollouts() -> list[Rollout]:
         rollout(0.5, group=1, tokens=(8,)),
         rollout(None, group=1, tokens=()),
     ]
-    cut = dataclasses.replace(rows[1].completion, stop_reason="length")
-    rows[1] = dataclasses.replace(rows[1], completion=cut)
+    cut = dataclasses.replace(rows[1].turns[0], stop_reason="length")
+    rows[1] = dataclasses.replace(rows[1], turns=(cut,))
     rows[0] = dataclasses.replace(
         rows[0], score=Score(value=1.0, parts={"exact": 1.0, "form": 3.0})
     )

@@ -27,8 +27,7 @@ class SmallTokens:
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [
-            Score(value=sum(token < 50 for token in r.completion.tokens) / len(r.completion.tokens))
-            for r in rollouts
+            Score(value=sum(token < 50 for token in r.tokens) / len(r.tokens)) for r in rollouts
         ]
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from posttrain.rewards.scorer import RewardScorer
-from posttrain.types import Completion, Prompt, Rollout
+from posttrain.types import Prompt, Rollout, Turn
 
 SECONDS = 1.0
 LATE = f"gave no answer within {SECONDS:g} s"
@@ -18,8 +18,8 @@ def rollouts(count: int) -> list[Rollout]:
     return [
         Rollout(
             prompt=Prompt(id=f"p{n}", text="?", columns={"n": n}),
-            completion=Completion(
-                tokens=(1,), logprobs=(0.0,), text=f"c{n}", stop_reason="stop", version=0
+            turns=(
+                Turn(tokens=(1,), logprobs=(0.0,), text=f"c{n}", stop_reason="stop", version=0),
             ),
             group=n,
         )

@@ -11,7 +11,7 @@ from posttrain.rewards import code, code_tests
 from posttrain.rewards.code_blocks import extract_code
 from posttrain.rewards.code_formats import read_tests
 from posttrain.rewards.sandbox import Outcome
-from posttrain.types import Completion, Prompt, Rollout
+from posttrain.types import Prompt, Rollout, Turn
 
 SQUARE = "def square(n):\n    return n * n\n"
 SQUARES = "assert square(2) == 4\nassert square(3) == 9\n"
@@ -190,8 +190,8 @@ def test_what_never_ends_is_wrong_also_in_the_pool(name: str, pooled: Pooled) ->
     code, tests, reason = ENDLESS[name]
     scorer = pooled({"code": {"weight": 1.0, "seconds": 0.5, "memory_mb": 128}}, seconds=0.1)
     prompt = Prompt(id="0", text="", columns={"tests": tests})
-    done = Completion(tokens=(), logprobs=(), text=code, stop_reason="stop", version=0)
-    (score,) = scorer.score([Rollout(prompt=prompt, completion=done, group=0)])
+    done = Turn(tokens=(), logprobs=(), text=code, stop_reason="stop", version=0)
+    (score,) = scorer.score([Rollout(prompt=prompt, turns=(done,), group=0)])
     assert (score.value, score.state) == (0.0, "ok"), score
     assert reason in score.reason
 

@@ -14,20 +14,20 @@ import torch
 from posttrain.registry import look_up
 from posttrain.rewards import REWARDS
 from posttrain.rewards.scorer import FROM_ROLLOUT, RewardScorer
-from posttrain.types import Completion, Prompt, Rollout, Score
+from posttrain.types import Prompt, Rollout, Score, Turn
 
 PROMPT = Prompt(id="train-7", text="2+3=", columns={"answer": "5", "hint": "add"})
 
 
 def rollout(text, *, prompt=PROMPT, num_tokens=3, stop_reason="stop"):
-    completion = Completion(
+    completion = Turn(
         tokens=(1,) * num_tokens,
         logprobs=(0.0,) * num_tokens,
         text=text,
         stop_reason=stop_reason,
         version=0,
     )
-    return Rollout(prompt=prompt, completion=completion, group=0)
+    return Rollout(prompt=prompt, turns=(completion,), group=0)
 
 
 def score(function, text="5"):

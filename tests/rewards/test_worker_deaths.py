@@ -244,7 +244,7 @@ def test_a_worker_that_does_not_read(pooled: Pooled, monkeypatch: pytest.MonkeyP
     os.kill(processes(scorer)[0], signal.SIGSTOP)
     given = rollouts(16)
     for rollout in given[:4]:
-        object.__setattr__(rollout.completion, "text", "x" * 2**20)
+        object.__setattr__(rollout.turns[0], "text", "x" * 2**20)
     assert [score.value for score in scorer.score(given)] == list(range(16))
     os.kill(processes(scorer)[1], signal.SIGSTOP)
     all_right(scorer)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posttrain.models.sampling import filter_logits
-from posttrain.types import Completion, Prompt, Sampling
+from posttrain.types import Prompt, Rollout, Sampling
 
 END = 3
 
@@ -29,7 +29,7 @@ def ragged(*lengths: int, vocabulary: int = 23) -> list[Prompt]:
     ]
 
 
-def whole_logits(model: Any, prompt: Prompt, completion: Completion) -> Tensor:
+def whole_logits(model: Any, prompt: Prompt, completion: Rollout) -> Tensor:
     """The logits of each token of the completion, from one pass without cache or padding."""
     sequence = torch.tensor([[*prompt.tokens, *completion.tokens]], device=model.device)
     with torch.no_grad():
@@ -38,7 +38,7 @@ def whole_logits(model: Any, prompt: Prompt, completion: Completion) -> Tensor:
 
 
 def naive_logprobs(
-    model: Any, prompt: Prompt, *, completion: Completion, sampling: Sampling
+    model: Any, prompt: Prompt, *, completion: Rollout, sampling: Sampling
 ) -> Tensor:
     """Log-probs of the completion under the distribution that ``sampling`` draws from."""
     logits = whole_logits(model, prompt, completion)
@@ -53,7 +53,7 @@ def largest_error(
     model: Any,
     prompts: Sequence[Prompt],
     *,
-    answers: Sequence[Sequence[Completion]],
+    answers: Sequence[Sequence[Rollout]],
     sampling: Sampling,
 ) -> float:
     """How far the log-probs of any completion are from the naive ones."""
@@ -71,6 +71,6 @@ def largest_error(
     )
 
 
-def drawn(answers: Sequence[Sequence[Completion]]) -> list[list[tuple[int, ...]]]:
+def drawn(answers: Sequence[Sequence[Rollout]]) -> list[list[tuple[int, ...]]]:
     """The tokens alone."""
     return [[completion.tokens for completion in completions] for completions in answers]

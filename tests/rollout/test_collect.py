@@ -7,7 +7,7 @@ import pytest
 from posttrain.protocols import Engine
 from posttrain.rollout import collect
 from posttrain.rollout.engines import ScriptedEngine
-from posttrain.types import Completion, Prompt, Sampling
+from posttrain.types import Prompt, Rollout, Sampling, Turn
 
 PROMPTS = [Prompt(id="0", text="b"), Prompt(id="1", text="a"), Prompt(id="2", text="b")]
 SCRIPT = {"a": ["one", "two"], "b": ["three"]}
@@ -15,7 +15,7 @@ SCRIPT = {"a": ["one", "two"], "b": ["three"]}
 
 def test_groups_are_the_places_of_the_prompts() -> None:
     rollouts = collect(ScriptedEngine(SCRIPT), PROMPTS, sampling=Sampling(), num_samples=2, seed=0)
-    assert [(r.prompt.id, r.group, r.completion.text) for r in rollouts] == [
+    assert [(r.prompt.id, r.group, r.text) for r in rollouts] == [
         ("0", 0, "three"),
         ("0", 0, "three"),
         ("1", 1, "one"),
@@ -33,7 +33,7 @@ def test_seed_and_sampling_reach_the_engine() -> None:
     class Spy(ScriptedEngine):
         def generate(
             self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
-        ) -> list[list[Completion]]:
+        ) -> list[list[Rollout]]:
             seen.append((sampling.temperature, num_samples, seed))
             return super().generate(prompts, sampling, num_samples=num_samples, seed=seed)
 
@@ -45,7 +45,7 @@ def test_a_missing_completion_is_noticed() -> None:
     class Short(ScriptedEngine):
         def generate(
             self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
-        ) -> list[list[Completion]]:
+        ) -> list[list[Rollout]]:
             answers = super().generate(prompts, sampling, num_samples=num_samples, seed=seed)
             return [answers[0], answers[1][:1], answers[2]]
 
@@ -68,9 +68,7 @@ def test_scripted_tokens_logprobs_and_limits() -> None:
 
 
 def test_a_scripted_completion_is_given_as_it_is_but_for_the_version() -> None:
-    given = Completion(
-        tokens=(1, 2), logprobs=(-3.0, -4.0), text="x", stop_reason="length", version=0
-    )
+    given = Turn(tokens=(1, 2), logprobs=(-3.0, -4.0), text="x", stop_reason="length", version=0)
     engine = ScriptedEngine(lambda prompt, sample: given, version=2)
     ((found,),) = engine.generate([PROMPTS[0]], Sampling(), num_samples=1, seed=0)
     assert (found.tokens, found.logprobs, found.text) == ((1, 2), (-3.0, -4.0), "x")

@@ -45,7 +45,7 @@ def test_rows_are_recorded_where_they_belong() -> None:
     assert not draws.full
     draws.draw(certain[[1, 2]], rows)
     assert draws.full
-    first, second, third = draws.completions(spell, version=7)
+    first, second, third = draws.turns(spell, version=7)
     assert (first.tokens, first.stop_reason, first.text) == ((4, 3, 2), "length", "4 3 2")
     assert (second.tokens, second.stop_reason, second.text) == ((0,), "stop", "")
     assert (third.tokens, third.stop_reason, third.text) == ((2, 3, 0), "stop", "2 3")

@@ -19,7 +19,7 @@ from posttrain.rollout.source import PromptCycle, RolloutSource
 from posttrain.rollout.waiting import from_plain, to_plain
 from posttrain.sync.shared import SharedWeights
 from posttrain.track.encoding import encode_json
-from posttrain.types import Collected, Completion, Prompt, Rollout, Sampling, Score
+from posttrain.types import Collected, Prompt, Rollout, Sampling, Score
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ class SlowEngine(ScriptedEngine):
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
-    ) -> list[list[Completion]]:
+    ) -> list[list[Rollout]]:
         self.began.append(self.version)
         time.sleep(self.delay())
         found = super().generate(prompts, sampling, num_samples=num_samples, seed=seed)
@@ -78,7 +78,7 @@ def ids(collected: Collected) -> list[str]:
 
 
 def versions(collected: Collected) -> set[int]:
-    return {rollout.completion.version for rollout in collected.rollouts}
+    return {rollout.version for rollout in collected.rollouts}
 
 
 @pytest.mark.parametrize("max_lag", [1, 2, 3])
@@ -148,7 +148,7 @@ def test_a_queue_goes_on_from_what_was_waiting(max_lag: int, rested: bool, done:
     def learned(made: RolloutSource, ahead: RunAhead, *, first: int, last: int) -> list[object]:
         found = []
         for version, batch in enumerate(itertools.islice(ahead, last - first), start=first + 1):
-            found.append((ids(batch), [r.completion for r in batch.rollouts], batch.position))
+            found.append((ids(batch), [r.turns for r in batch.rollouts], batch.position))
             ahead.sync(version)
         return found
 

@@ -7,7 +7,7 @@ import pytest
 
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.rollout.source import PromptCycle, RolloutSource, has_signal
-from posttrain.types import Completion, Prompt, Rollout, Sampling, Score
+from posttrain.types import Prompt, Rollout, Sampling, Score, Turn
 
 
 def prompts(count: int) -> list[Prompt]:
@@ -24,7 +24,7 @@ class SeedEngine(ScriptedEngine):
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
-    ) -> list[list[Completion]]:
+    ) -> list[list[Rollout]]:
         self.asked.append((seed, len(prompts)))
         self.samplings.append((sampling, num_samples))
         return super().generate(prompts, sampling, num_samples=num_samples, seed=seed)
@@ -38,7 +38,7 @@ class Grader:
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [
-            Score(value=float(rollout.prompt.id in self.hard and rollout.completion.text == "b"))
+            Score(value=float(rollout.prompt.id in self.hard and rollout.text == "b"))
             for rollout in rollouts
         ]
 
@@ -112,7 +112,7 @@ def test_rollouts_of_a_step_stand_in_groups_with_their_scores() -> None:
     made, _ = source(hard=range(12))
     (collected,) = made.steps(1)
     assert [rollout.group for rollout in collected.rollouts] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert [rollout.completion.text for rollout in collected.rollouts] == ["a", "b"] * 4
+    assert [rollout.text for rollout in collected.rollouts] == ["a", "b"] * 4
     assert [rollout.score.value for rollout in collected.rollouts if rollout.score] == [
         0.0,
         1.0,
@@ -186,11 +186,11 @@ def test_where_nothing_teaches_a_step_still_has_its_size() -> None:
 
 def test_broken_scores_are_no_signal() -> None:
     """A grader that broke on one of two completions does not make a group that differs."""
-    done = Completion(tokens=(), logprobs=(), text="", stop_reason="stop", version=0)
+    done = Turn(tokens=(), logprobs=(), text="", stop_reason="stop", version=0)
 
     def group(*scores: Score) -> list[Rollout]:
         prompt = Prompt(id="0", text="")
-        return [Rollout(prompt=prompt, completion=done, group=0, score=score) for score in scores]
+        return [Rollout(prompt=prompt, turns=(done,), group=0, score=score) for score in scores]
 
     broken = Score(value=0.0, state="crashed")
     assert has_signal(group(Score(value=1.0), Score(value=0.0)))
@@ -203,7 +203,7 @@ def test_every_prompt_is_also_answered_greedily_where_that_is_asked_for() -> Non
     """One greedy answer of each prompt, scored, on every rollout of its group, and no rollout."""
     made, engine = source(hard=range(12), greedy=True, answers=("b", "a"))
     (collected,) = made.steps(1)
-    assert [rollout.completion.text for rollout in collected.rollouts] == ["b", "a"] * 4
+    assert [rollout.text for rollout in collected.rollouts] == ["b", "a"] * 4
     drawn, greedy = engine.samplings
     assert drawn == (Sampling(max_new_tokens=7, temperature=0.8, top_k=3, top_p=0.9), 2)
     assert greedy == (Sampling(max_new_tokens=7, temperature=0.0), 1)
@@ -211,7 +211,7 @@ def test_every_prompt_is_also_answered_greedily_where_that_is_asked_for() -> Non
     for rollout in collected.rollouts:
         assert rollout.greedy is not None
         assert rollout.greedy.prompt is rollout.prompt
-        assert (rollout.greedy.group, rollout.greedy.completion.text) == (rollout.group, "b")
+        assert (rollout.greedy.group, rollout.greedy.text) == (rollout.group, "b")
         assert rollout.greedy.score == Score(value=1.0)
     assert made.num_calls == 1  # the seeds of what is drawn are those of a source without
 
@@ -220,7 +220,7 @@ def test_what_is_drawn_is_the_same_with_and_without_greedy_answers() -> None:
     plain, first = source(hard=range(0, 12, 2), max_resamples=2)
     greedy, second = source(hard=range(0, 12, 2), max_resamples=2, greedy=True)
     for one, other in zip(plain.steps(3), greedy.steps(3), strict=True):
-        assert [r.completion for r in one.rollouts] == [r.completion for r in other.rollouts]
+        assert [r.turns for r in one.rollouts] == [r.turns for r in other.rollouts]
         assert [r.prompt.id for r in one.rollouts] == [r.prompt.id for r in other.rollouts]
         assert all(r.greedy is None for r in one.rollouts)
     drawn = [
@@ -230,12 +230,12 @@ def test_what_is_drawn_is_the_same_with_and_without_greedy_answers() -> None:
 
 
 def test_a_group_that_agrees_teaches_where_its_greedy_answer_differs() -> None:
-    done = Completion(tokens=(), logprobs=(), text="", stop_reason="stop", version=0)
+    done = Turn(tokens=(), logprobs=(), text="", stop_reason="stop", version=0)
 
     def scored(score: Score, greedy: Score) -> Rollout:
         prompt = Prompt(id="0", text="")
-        base = Rollout(prompt=prompt, completion=done, group=0, score=greedy)
-        return Rollout(prompt=prompt, completion=done, group=0, score=score, greedy=base)
+        base = Rollout(prompt=prompt, turns=(done,), group=0, score=greedy)
+        return Rollout(prompt=prompt, turns=(done,), group=0, score=score, greedy=base)
 
     right, wrong, broken = Score(value=1.0), Score(value=0.0), Score(value=0.0, state="crashed")
     assert has_signal([scored(right, wrong)])

@@ -12,7 +12,7 @@ from posttrain.runs import RunFolder, export, rollout_file, write_json, write_ro
 from posttrain.runs.report import metrics_csv, render_report
 from posttrain.track import Stage
 from posttrain.track.jsonl import JsonlTracker
-from posttrain.types import Completion, Prompt, Rollout, Score
+from posttrain.types import Prompt, Rollout, Score, Turn
 from posttrain.types.marks import Marks
 
 EVIL = "</td><script>alert(1)</script>\x1b[31m\u202e<img src=x onerror=a()>"
@@ -71,8 +71,10 @@ def run(tmp_path: Path) -> RunFolder:
         rollouts = [
             Rollout(
                 prompt=Prompt(id=EVIL, text=f"prompt of {step} {EVIL}"),
-                completion=Completion(
-                    tokens=(1,), logprobs=(0.0,), text=EVIL * 500, stop_reason="stop", version=0
+                turns=(
+                    Turn(
+                        tokens=(1,), logprobs=(0.0,), text=EVIL * 500, stop_reason="stop", version=0
+                    ),
                 ),
                 group=0,
                 score=Score(value=0.0, state=state, reason=EVIL),

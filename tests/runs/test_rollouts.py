@@ -17,7 +17,7 @@ from posttrain.runs import (
     sequence_advantages,
     write_rollouts,
 )
-from posttrain.types import Batch, Completion, Prompt, Rollout, Score
+from posttrain.types import Batch, Prompt, Rollout, Score, Turn
 
 # Any change here is a change of the layout that users' tools read: raise the version with it.
 EXPECTED_SCHEMA = """\
@@ -48,10 +48,10 @@ length: int32"""
 
 def make(group: int = 0, *, text: str = "7", score: Score | None = None) -> Rollout:
     prompt = Prompt(id=f"train-{group}", text="3+4=", tokens=(3, 10, 4))
-    completion = Completion(
+    completion = Turn(
         tokens=(7, 1), logprobs=(-0.25, -1.5), text=text, stop_reason="stop", version=5
     )
-    return Rollout(prompt=prompt, completion=completion, group=group, score=score)
+    return Rollout(prompt=prompt, turns=(completion,), group=group, score=score)
 
 
 def write(folder: Path, *, step: int, rollouts: list[Rollout]) -> None:
@@ -113,7 +113,7 @@ def test_broken_grades_and_strange_text_are_kept(tmp_path: Path) -> None:
 def test_a_chat_prompt_is_shown_as_its_messages(tmp_path: Path) -> None:
     messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "3+4?"})
     rollout = Rollout(
-        prompt=Prompt(id="a", text="", messages=messages), completion=make().completion, group=0
+        prompt=Prompt(id="a", text="", messages=messages), turns=make().turns, group=0
     )
     write(tmp_path, step=0, rollouts=[rollout])
     (row,) = read_rollouts(tmp_path)
@@ -121,8 +121,8 @@ def test_a_chat_prompt_is_shown_as_its_messages(tmp_path: Path) -> None:
 
 
 def test_a_completion_without_tokens_and_a_step_without_rollouts(tmp_path: Path) -> None:
-    empty = Completion(tokens=(), logprobs=(), text="", stop_reason="length", version=0)
-    rollout = Rollout(prompt=Prompt(id="a", text="x"), completion=empty, group=0)
+    empty = Turn(tokens=(), logprobs=(), text="", stop_reason="length", version=0)
+    rollout = Rollout(prompt=Prompt(id="a", text="x"), turns=(empty,), group=0)
     write(tmp_path, step=1, rollouts=[])
     write(tmp_path, step=2, rollouts=[rollout])
     (row,) = read_rollouts(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 
 from posttrain.runs import Filter, Rollouts, index, rollout_file, store, write_rollouts
 from posttrain.runs.store import SHOWN
-from posttrain.types import Completion, Prompt, Rollout, Score
+from posttrain.types import Prompt, Rollout, Score, Turn
 
 REWARDS = {1: [0.0, 1.0, 0.5, 1.0], 2: [1.0, 0.25, 0.0, 0.5], 30: [0.75, 0.0, 1.0, 0.25]}
 
@@ -19,12 +19,14 @@ def make(step: int, reward: float, *, number: int) -> Rollout:
     tokens = (5,) * (number + 1)
     return Rollout(
         prompt=Prompt(id=f"train-{number // 2}", text=f"{number // 2}+4="),
-        completion=Completion(
-            tokens=tokens,
-            logprobs=(-0.5,) * len(tokens),
-            text=f"Step {step}, answer {number} \x1b[31m<b>",
-            stop_reason="length" if number == 3 else "stop",
-            version=step,
+        turns=(
+            Turn(
+                tokens=tokens,
+                logprobs=(-0.5,) * len(tokens),
+                text=f"Step {step}, answer {number} \x1b[31m<b>",
+                stop_reason="length" if number == 3 else "stop",
+                version=step,
+            ),
         ),
         group=number // 2,
         score=Score(value=reward, parts={"answer": reward}),

@@ -37,7 +37,7 @@ from posttrain.protocols import Reward, Task
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.tasks import make_task
 from posttrain.track.progress import phase, showing
-from posttrain.types import Completion, Prompt, Sampling
+from posttrain.types import Prompt, Rollout, Sampling
 
 __all__ = [
     "evaluate",
@@ -272,7 +272,7 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     stop: Sequence[str] | None = None,
-) -> list[Completion]:
+) -> list[Rollout]:
     """What a model answers to a prompt, up to a string of ``stop``; greedy without a temperature.
 
     A run folder, a model folder inside one, or a recipe also brings its chat template, system
@@ -312,7 +312,7 @@ def generate_from(
     max_new_tokens: int | None,
     stop: Sequence[str] | None = None,
     **drawing: Any,
-) -> list[Completion]:
+) -> list[Rollout]:
     """The same from settings that are known, with overrides as on the command line."""
     if not isinstance(prompt, str):
         raise ValueError(f"prompt: expected one prompt as text, got {prompt!r}")

@@ -76,7 +76,7 @@ def _answers(found: Evaluation, *, show: int, seed: int) -> Table:
         rollout = found.greedy[place]
         answer = rollout.prompt.columns.get("answer")
         question = rollout.prompt.text or rollout.prompt.messages[-1]["content"]
-        told = f"{printable(rollout.completion.text, limit=240)}{_mark(rollout, found)}"
+        told = f"{printable(rollout.text, limit=240)}{_mark(rollout, found)}"
         score = rollout.score
         value = f"{score.value:.3f}" if score is not None and score.ok else "broken"
         expected = "" if answer is None else printable(str(answer), limit=80)

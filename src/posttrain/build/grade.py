@@ -21,7 +21,7 @@ from posttrain.rewards.pool import GradingPool
 from posttrain.rewards.scorer import FROM_ROLLOUT, RewardScorer
 from posttrain.runs.files import replacing
 from posttrain.track.encoding import encode_json
-from posttrain.types import Completion, Prompt, Rollout, Score, StopReason
+from posttrain.types import Prompt, Rollout, Score, StopReason, Turn
 from posttrain.types.marks import above_one, how_to_declare, no_full_marks
 
 _ROUNDING = 1e-9
@@ -175,7 +175,7 @@ def _read(
     if option is None or option.annotation != Extract:
         return []
     how = chosen.get("extract", option.default)
-    return [extract_answer(rollout.completion.text, how) for rollout in rollouts]
+    return [extract_answer(rollout.text, how) for rollout in rollouts]
 
 
 def check_out(out: str | Path, path: Any) -> None:
@@ -200,11 +200,11 @@ def _rollout(row: Mapping[str, Any], *, where: str, scorer: RewardScorer) -> Rol
     scorer.check_columns(prompt)
     tokens = (0,) * int(row.get("num_tokens", 0))
     reasons: dict[str, StopReason] = {"length": "length", "stop_string": "stop_string"}
-    completion = Completion(
+    completion = Turn(
         tokens=tokens,
         logprobs=(0.0,) * len(tokens),
         text=row["completion"],
         stop_reason=reasons.get(str(row.get("stop_reason")), "stop"),
         version=0,
     )
-    return Rollout(prompt=prompt, completion=completion, group=0)
+    return Rollout(prompt=prompt, turns=(completion,), group=0)

@@ -260,14 +260,14 @@ def _problem(rollout: Rollout, *, right: bool | None) -> dict[str, Any]:
         "id": rollout.prompt.id,
         "prompt": rollout.prompt.text,
         "answer": None if answer is None else str(answer),
-        "completion": rollout.completion.text,
+        "completion": rollout.text,
         "correct": right,
         "reward": score.value,
         "parts": dict(score.parts),
         "state": score.state,
         "reason": score.reason,
-        "stop_reason": rollout.completion.stop_reason,
-        "num_tokens": len(rollout.completion.tokens),
+        "stop_reason": rollout.stop_reason,
+        "num_tokens": len(rollout.tokens),
     }
 
 

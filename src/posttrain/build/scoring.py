@@ -86,15 +86,15 @@ class Reader:
     def __call__(self, reward: RewardModel, rollout: Rollout) -> tuple[int, ...]:
         """The tokens of prompt and completion."""
         self._own = self._own or reader_of(reward, self._policy)
-        prompt, completion = rollout.prompt, rollout.completion
+        prompt, written = rollout.prompt, rollout.tokens
         if self._own is not self._policy:
-            return self._own.encode_exchange(prompt, completion.text)
+            return self._own.encode_exchange(prompt, rollout.text)
         end = reward.tokenizer.eos_token_id
         before = prompt.tokens or self._own.render(prompt).tokens
-        if not completion.tokens:
-            return (*before, *self._own.encode_completion(completion.text, end))
-        tokens = (*before, *completion.tokens)
-        ended = completion.tokens[-1] in self._policy.end_tokens
+        if not written:
+            return (*before, *self._own.encode_completion(rollout.text, end))
+        tokens = (*before, *written)
+        ended = written[-1] in self._policy.end_tokens
         full = len(tokens) == context_length(reward.model)  # no room: it is judged as it stands
         return tokens if ended or full or end is None else (*tokens, end)
 

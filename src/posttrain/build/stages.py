@@ -341,7 +341,7 @@ def check_invalid(rollouts: Sequence[Rollout], max_invalid: float, *, of: str = 
     first = broken[0]
     score = first.score or Score(value=0.0)
     shown = [f"prompt {first.prompt.id!r}: {printable(first.prompt.text, limit=200)}"]
-    shown.append(f"completion: {printable(first.completion.text, limit=400)}")
+    shown.append(f"completion: {printable(first.text, limit=400)}")
     shown += [printable(line, limit=200) for line in score.details.splitlines()]
     raise RuntimeError(
         f"rewards: {len(broken)} of {len(rollouts)} scores{of} are broken, more than max_invalid "

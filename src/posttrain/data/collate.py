@@ -28,13 +28,12 @@ def collate(rollouts: Sequence[Rollout], *, pad_token: int) -> Batch:
     scores = [rollout.score for rollout in rollouts]
     if any(score is None for score in scores):
         raise ValueError("rollouts: score them before collate")
-    rows = [(*r.prompt.tokens, *r.completion.tokens) for r in rollouts]
-    tokens, attention = _pad(rows, pad_token)
-    prompts = torch.tensor([len(r.prompt.tokens) for r in rollouts])
-    mask = attention & (torch.arange(tokens.shape[1]) >= prompts[:, None])
-    drawn = itertools.chain.from_iterable(r.completion.logprobs for r in rollouts)
-    logprobs = torch.zeros(tokens.shape)
-    logprobs[mask] = torch.from_numpy(np.fromiter(drawn, dtype=np.float64)).float()
+    tokens, attention = _pad([(*r.prompt.tokens, *r.tokens) for r in rollouts], pad_token)
+    mask, _ = _pad([(*(False for _ in r.prompt.tokens), *r.mask) for r in rollouts], False)
+    drawn = (turn.logprobs for r in rollouts for turn in r.turns if turn.logprobs is not None)
+    logprobs, mask = torch.zeros(tokens.shape), mask.bool()
+    flat = np.fromiter(itertools.chain.from_iterable(drawn), dtype=np.float64)
+    logprobs[mask] = torch.from_numpy(flat).float()
     return Batch(
         tokens=tokens,
         mask=mask,
@@ -43,8 +42,8 @@ def collate(rollouts: Sequence[Rollout], *, pad_token: int) -> Batch:
         rewards=torch.tensor([score.value for score in scores if score], dtype=torch.float64),
         valid=torch.tensor([score.ok for score in scores if score]),
         groups=torch.tensor([r.group for r in rollouts]),
-        truncated=torch.tensor([r.completion.stop_reason == "length" for r in rollouts]),
-        versions=torch.tensor([r.completion.version for r in rollouts]),
+        truncated=torch.tensor([r.stop_reason == "length" for r in rollouts]),
+        versions=torch.tensor([r.version for r in rollouts]),
         greedy_rewards=_greedy_rewards(rollouts),
     )
 

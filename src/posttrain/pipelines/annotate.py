@@ -102,7 +102,7 @@ def _value(rollout: Rollout) -> float:
 
 def _text(rollout: Rollout) -> str:
     """What is compared: white space around a text makes it no other text."""
-    return rollout.completion.text.strip()
+    return rollout.text.strip()
 
 
 def _ranked(rollouts: Sequence[Rollout]) -> Ranked:
@@ -110,5 +110,5 @@ def _ranked(rollouts: Sequence[Rollout]) -> Ranked:
     return Ranked(
         prompt="" if prompt.messages else prompt.text,
         messages=prompt.messages,
-        completions=tuple(rollout.completion.text for rollout in rollouts),
+        completions=tuple(rollout.text for rollout in rollouts),
     )

@@ -14,16 +14,16 @@ from posttrain.rewards import REWARDS
 from posttrain.rewards.bound import BoundReward, Weight, bind, checked, raised, usable
 from posttrain.rewards.declared import called
 from posttrain.rewards.grading import Results, Sample, grade
-from posttrain.types import Completion, Prompt, Rollout, Score
+from posttrain.types import Prompt, Rollout, Score, Turn
 
 Specs = Mapping[Any, Weight]  # the keys are names, functions or scorers
 
 # What a reward may ask for besides the prompt's columns.
 FROM_ROLLOUT: dict[str, Callable[[Rollout], Any]] = {
     "prompt": lambda rollout: _question(rollout.prompt),
-    "completion": lambda rollout: rollout.completion.text,
-    "num_tokens": lambda rollout: len(rollout.completion.tokens),
-    "stop_reason": lambda rollout: rollout.completion.stop_reason,
+    "completion": lambda rollout: rollout.text,
+    "num_tokens": lambda rollout: sum(rollout.mask),
+    "stop_reason": lambda rollout: rollout.stop_reason,
 }
 
 
@@ -137,8 +137,8 @@ class RewardScorer:
 
     def score_text(self, prompt: Prompt, text: str) -> Score:
         """The score of a text as an answer to a prompt: to try a reward without a model."""
-        completion = Completion(tokens=(), logprobs=(), text=text, stop_reason="stop", version=0)
-        return self.score([Rollout(prompt=prompt, completion=completion, group=0)])[0]
+        completion = Turn(tokens=(), logprobs=(), text=text, stop_reason="stop", version=0)
+        return self.score([Rollout(prompt=prompt, turns=(completion,), group=0)])[0]
 
     def _sample(self, rollout: Rollout) -> Sample:
         """What the rewards want to know of a rollout, and no more."""

@@ -21,20 +21,20 @@ def collect(
     >>> engine = ScriptedEngine({"2+3=": ["5", "6"]})
     >>> prompts = [Prompt(id="train-0", text="2+3=")]
     >>> rollouts = collect(engine, prompts, sampling=Sampling(), num_samples=2, seed=0)
-    >>> [(rollout.group, rollout.completion.text) for rollout in rollouts]
+    >>> [(rollout.group, rollout.text) for rollout in rollouts]
     [(0, '5'), (0, '6')]
     """
     answers = engine.generate(prompts, sampling, num_samples=num_samples, seed=seed)
-    counts = [len(completions) for completions in answers]
+    counts = [len(rollouts) for rollouts in answers]
     if counts != [num_samples] * len(prompts):
         raise ValueError(
             f"engine {type(engine).__name__}: asked for {num_samples} completions of each of "
             f"{len(prompts)} prompts, got {counts}; an engine answers every prompt, in order"
         )
     return [
-        Rollout(prompt=prompt, completion=completion, group=group)
-        for group, (prompt, completions) in enumerate(zip(prompts, answers, strict=True))
-        for completion in completions
+        replace(rollout, prompt=prompt, group=group)
+        for group, (prompt, rollouts) in enumerate(zip(prompts, answers, strict=True))
+        for rollout in rollouts
     ]
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from posttrain.types import Collected, Completion, Prompt, Rollout, Score
+from posttrain.types import Collected, Prompt, Rollout, Score, Turn
 
 
 def to_plain(waiting: Sequence[Collected], prompts: Sequence[Prompt]) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def _rollout(rollout: Rollout, places: Mapping[int, int]) -> dict[str, Any]:
     score = None if rollout.score is None else dataclasses.asdict(rollout.score)
     return {
         "prompt": places[id(rollout.prompt)],
-        "completion": dataclasses.asdict(rollout.completion),
+        "turns": [dataclasses.asdict(turn) for turn in rollout.turns],
         "group": rollout.group,
         "score": score,
     }
@@ -67,16 +67,17 @@ def _rollouts(batch: Mapping[str, Any], prompts: Sequence[Prompt]) -> list[Rollo
 def _read(row: Mapping[str, Any], prompts: Sequence[Prompt]) -> Rollout:
     return Rollout(
         prompt=prompts[row["prompt"]],
-        completion=_completion(row["completion"]),
+        turns=tuple(_turn(turn) for turn in row["turns"]),
         group=row["group"],
         score=None if row["score"] is None else _score(row["score"]),
     )
 
 
-def _completion(given: Mapping[str, Any]) -> Completion:
-    # What JSON has no number for was written as text: float reads both.
-    logprobs = tuple(float(value) for value in given["logprobs"])
-    return Completion(**{**given, "tokens": tuple(given["tokens"]), "logprobs": logprobs})
+def _turn(given: Mapping[str, Any]) -> Turn:
+    logprobs = given["logprobs"]
+    if logprobs is not None:  # what JSON has no number for was written as text: float reads both
+        logprobs = tuple(float(value) for value in logprobs)
+    return Turn(**{**given, "tokens": tuple(given["tokens"]), "logprobs": logprobs})
 
 
 def _score(given: Mapping[str, Any]) -> Score:

@@ -224,7 +224,6 @@ def _table(
         prompt = rollout.prompt
         if id(prompt) not in prompts:
             prompts[id(prompt)] = _text(prompt.id), _text(_prompt_text(prompt))
-    completions = [rollout.completion for rollout in rollouts]
     scores = [rollout.score for rollout in rollouts]
     known = [score or _UNSCORED for score in scores]
     seen: Counter[int] = Counter()
@@ -238,18 +237,18 @@ def _table(
         "sample": samples,
         "prompt_id": [prompts[id(rollout.prompt)][0] for rollout in rollouts],
         "prompt": [prompts[id(rollout.prompt)][1] for rollout in rollouts],
-        "completion": [_text(completion.text) for completion in completions],
+        "completion": [_text(rollout.text) for rollout in rollouts],
         "prompt_tokens": _lists([rollout.prompt.tokens for rollout in rollouts], np.int32),
-        "completion_tokens": _lists([each.tokens for each in completions], np.int32),
-        "sampler_logprobs": _lists([each.logprobs for each in completions], np.float32),
+        "completion_tokens": _lists([rollout.tokens for rollout in rollouts], np.int32),
+        "sampler_logprobs": _lists([rollout.logprobs for rollout in rollouts], np.float32),
         "reward": [None if score is None else float(score.value) for score in scores],
         "state": [None if score is None else score.state for score in scores],
         "reason": [None if score is None else _text(score.reason) for score in scores],
         "parts": [[(_text(k), float(v)) for k, v in score.parts.items()] for score in known],
         "advantage": [None if value is None else float(value) for value in given],
-        "version": [completion.version for completion in completions],
-        "stop_reason": [completion.stop_reason for completion in completions],
-        "length": [len(completion.tokens) for completion in completions],
+        "version": [rollout.version for rollout in rollouts],
+        "stop_reason": [rollout.stop_reason for rollout in rollouts],
+        "length": [sum(rollout.mask) for rollout in rollouts],
     }
     arrays = [
         pa.array(column, SCHEMA.field(name).type) if isinstance(column, list) else column

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain.types.text import (
     Collected,
-    Completion,
     Prompt,
     Rollout,
     Sampling,
     Score,
     ScoreState,
     StopReason,
+    Turn,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Batch",
     "Collected",
-    "Completion",
     "Prompt",
     "Rollout",
     "Sampling",
@@ -44,6 +43,7 @@ __all__ = [
     "ScoreState",
     "StopReason",
     "Terms",
+    "Turn",
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 ScoreState = Literal["ok", "invalid", "timeout", "crashed"]
@@ -63,24 +64,33 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Completion:
-    """What an engine answered: the tokens it sampled and how likely it thought each one.
+class Turn:
+    """What one side wrote: the policy, whose tokens have ``logprobs``, or the environment.
 
-    ``logprobs`` are of the distribution really sampled, after temperature, top-k and top-p
-    (greedy decoding reports the model's own, at temperature 1); ``version`` is the policy version
-    whose weights drew the tokens. A completion that ended by itself holds its end token; one that
-    ran into the length limit has ``stop_reason="length"``. One that a stop string ended has
-    ``"stop_string"``: its tokens are all that were sampled, its ``text`` ends before that string.
+    The policy's turns are trained on, the environment's are only read. ``logprobs`` are of the
+    distribution really sampled, after temperature, top-k and top-p (greedy decoding reports the
+    model's own, at temperature 1); ``version`` is the policy version whose weights drew the tokens.
+    A turn that ended by itself holds its end token; one that ran into the length limit has
+    ``stop_reason="length"``. One that a stop string ended has ``"stop_string"``: its tokens are all
+    that were sampled, its ``text`` ends before that string.
+
+    >>> Turn(tokens=(7, 8), text="4").sampled
+    False
     """
 
     tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
     text: str
-    stop_reason: StopReason
-    version: int
+    logprobs: tuple[float, ...] | None = None
+    stop_reason: StopReason = "stop"
+    version: int = 0
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the policy chose these tokens."""
+        return self.logprobs is not None
 
     def __post_init__(self) -> None:
-        if len(self.tokens) != len(self.logprobs):
+        if self.logprobs is not None and len(self.tokens) != len(self.logprobs):
             raise ValueError(
                 f"logprobs: {len(self.logprobs)} values for {len(self.tokens)} tokens; "
                 "an engine must return one log-probability for each token it sampled"
@@ -115,17 +125,55 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """A prompt, one completion of it and its score; ``group`` numbers the prompt in its batch.
+    """A prompt, the turns that followed and their score; ``group`` numbers the prompt in its batch.
 
-    ``greedy`` is the greedy completion of the same prompt with its score, where an advantage takes
-    it for a baseline: the group shares it, and it is not trained on.
+    One turn is the ordinary case: the completion. ``greedy`` is the greedy rollout of the same
+    prompt with its score, where an advantage takes it for a baseline: the group shares it, and it
+    is not trained on.
+
+    >>> asked = Turn(tokens=(5, 6), text="6*7=", logprobs=(-1.0, -2.0))
+    >>> told = Turn(tokens=(9,), text="42")
+    >>> rollout = Rollout(prompt=Prompt(id="0", text="?"), turns=(asked, told), group=0)
+    >>> rollout.tokens, rollout.mask, rollout.logprobs, rollout.text
+    ((5, 6, 9), (True, True, False), (-1.0, -2.0, 0.0), '6*7=')
     """
 
     prompt: Prompt
-    completion: Completion
+    turns: tuple[Turn, ...]
     group: int
     score: Score | None = None
     greedy: Rollout | None = None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """What follows the prompt, whoever wrote it."""
+        return tuple(chain.from_iterable(turn.tokens for turn in self.turns))
+
+    @property
+    def mask(self) -> tuple[bool, ...]:
+        """Which of the tokens the policy chose."""
+        return tuple(turn.sampled for turn in self.turns for _ in turn.tokens)
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """The sampler's log-prob of each token; 0 where the policy did not choose it."""
+        known = (turn.logprobs or (0.0,) * len(turn.tokens) for turn in self.turns)
+        return tuple(chain.from_iterable(known))
+
+    @property
+    def text(self) -> str:
+        """What the policy wrote, turn after turn."""
+        return "".join(turn.text for turn in self.turns if turn.sampled)
+
+    @property
+    def stop_reason(self) -> StopReason:
+        """Why the policy's last turn ended."""
+        return next(turn.stop_reason for turn in reversed(self.turns) if turn.sampled)
+
+    @property
+    def version(self) -> int:
+        """The oldest policy version that drew tokens of it."""
+        return min(turn.version for turn in self.turns if turn.sampled)
 
 
 @dataclass(frozen=True, kw_only=True)

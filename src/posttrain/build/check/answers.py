@@ -11,7 +11,7 @@ from posttrain.build.check.bench import Bench
 from posttrain.rewards import REWARDS
 from posttrain.rewards.extraction import Extract, extract_answer
 from posttrain.rewards.scorer import FROM_ROLLOUT, RewardScorer
-from posttrain.types import Completion, Prompt, Rollout
+from posttrain.types import Prompt, Rollout, Turn
 from posttrain.types.marks import Marks, above_one, is_right
 
 ROWS, FAST_ROWS = 16, 8
@@ -166,7 +166,7 @@ def _rollout(bench: Bench, prompt: Prompt, *, text: str) -> Rollout:
     """A text as if the model had written it: a reward may count its tokens."""
     template, end = bench.of_parts().template, bench.of_policy().end_tokens[0]
     tokens = template.encode_completion(text, end)
-    completion = Completion(
+    completion = Turn(
         tokens=tokens, logprobs=(0.0,) * len(tokens), text=text, stop_reason="stop", version=0
     )
-    return Rollout(prompt=prompt, completion=completion, group=0)
+    return Rollout(prompt=prompt, turns=(completion,), group=0)

@@ -216,7 +216,7 @@ def _check_gold(bench: Bench, answers: Answers, *, findings: Findings) -> None:
 def check_answer_length(bench: Bench, answers: Answers, *, findings: Findings) -> None:
     """Whether there is room for the gold answers, end token and all."""
     limit = _limit(bench)
-    lengths = [len(rollout.completion.tokens) for rollout in answers.scored.get("gold", [])]
+    lengths = [len(rollout.tokens) for rollout in answers.scored.get("gold", [])]
     if limit is None or not lengths:
         return
     long = sum(length > limit for length in lengths) / len(lengths)
@@ -239,7 +239,7 @@ def _first(answers: Answers) -> str:
     found = next(rollout for rollout in answers.valid("gold") if not is_right(rollout, marks))
     parts = found.score.parts if found.score is not None else {}
     values = " and ".join(f"{parts.get(name, 0.0):g}" for name in marks.judged)
-    said = printable(found.completion.text, limit=60)
+    said = printable(found.text, limit=60)
     return f'{found.prompt.id}: the gold answer is "{said}" and scores {values}'
 
 

@@ -184,7 +184,7 @@ Said = Sequence[tuple[Sequence[int], Sequence[float]]]
 def _said(bench: Bench, prompts: Sequence[Prompt]) -> Said:
     sampling = Sampling(max_new_tokens=2, temperature=filled(bench.recipe.rl).temperature)
     rollouts = collect(engine_of(bench), prompts, sampling=sampling, num_samples=1, seed=0)
-    return [(r.completion.tokens, r.completion.logprobs) for r in rollouts]
+    return [(r.tokens, r.logprobs) for r in rollouts]
 
 
 def _alike(first: Said, second: Said) -> bool:

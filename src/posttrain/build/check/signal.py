@@ -206,7 +206,7 @@ def _nothing(bench: Bench, sampled: Sampled) -> tuple[str, str]:
     """Why all groups agree, and what to change."""
     marks, rollouts = bench.of_parts().marks, sampled.rollouts
     right = sum(is_right(rollout, marks) for rollout in rollouts)
-    alike = all(len({r.completion.tokens for r in group}) == 1 for group in sampled.groups)
+    alike = all(len({r.tokens for r in group}) == 1 for group in sampled.groups)
     many = len(sampled.groups) > 1 and len(sampled.groups[0]) > 1
     if all(r.score is None or not r.score.ok for r in rollouts):
         why, fix = "no score is valid", "mend the reward"
@@ -236,8 +236,8 @@ def _nothing(bench: Bench, sampled: Sampled) -> tuple[str, str]:
 
 def _check_length(bench: Bench, sampled: Sampled, *, findings: Findings) -> None:
     limit = filled(bench.recipe.rl).max_new_tokens
-    lengths = [len(rollout.completion.tokens) for rollout in sampled.rollouts]
-    cut = sum(r.completion.stop_reason == "length" for r in sampled.rollouts) / len(lengths)
+    lengths = [len(rollout.tokens) for rollout in sampled.rollouts]
+    cut = sum(r.stop_reason == "length" for r in sampled.rollouts) / len(lengths)
     findings.judged(
         "length",
         f"mean {sum(lengths) / len(lengths):.1f} of {limit} tokens, {cut:.0%} truncated",

@@ -59,7 +59,7 @@ def check_speed(
     peak = measured_peak(device, choose_compute(bench.recipe.model, device))
     shape, call = _shape(bench), _seconds_of_a_call(device)
     rollouts = sampled.rollouts
-    drawn = sum(len(rollout.completion.tokens) for rollout in rollouts)
+    drawn = sum(len(rollout.tokens) for rollout in rollouts)
     least = launched = None
     if shape is not None:
         least, steps = _least_sampling(bench, rollouts, shape=shape, peak=peak)
@@ -128,7 +128,7 @@ def _least_sampling(
     bench: Bench, rollouts: Sequence[Rollout], *, shape: Shape, peak: Peak
 ) -> tuple[float, int]:
     """The least seconds that sampling these can take, and in how many steps."""
-    lengths = [len(rollout.completion.tokens) for rollout in rollouts]
+    lengths = [len(rollout.tokens) for rollout in rollouts]
     work = average([len(rollout.prompt.tokens) for rollout in rollouts], lengths)
     size = choose_compute(bench.recipe.model, bench.of_parts().device).itemsize
     step = decode_step(shape, rows=work.rows, length=work.length, item_bytes=size)
@@ -142,10 +142,10 @@ def _least_learning(
     prompts = {rollout.group: len(rollout.prompt.tokens) for rollout in rollouts}
     read, pairs = sum(prompts.values()), sum(p * (p + 1) / 2 for p in prompts.values())
     for rollout in rollouts:
-        asked, answered = len(rollout.prompt.tokens), len(rollout.completion.tokens) - 1
+        asked, answered = len(rollout.prompt.tokens), len(rollout.tokens) - 1
         read += answered
         pairs += asked * answered + answered * (answered + 1) / 2
-    chosen = sum(len(rollout.completion.tokens) for rollout in rollouts)
+    chosen = sum(len(rollout.tokens) for rollout in rollouts)
     flops = sum(learning_flops(shape, read=read, chosen=chosen, pairs=pairs).values())
     weights = [weight for weight in bench.of_policy().model.parameters() if weight.requires_grad]
     moved = MOVED * sum(weight.numel() * weight.element_size() for weight in weights)

@@ -9,16 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from posttrain.models.slots import Room
+from posttrain.rollout.engines.requests import Request
 
 SMALLEST = 16  # rows of the smallest step
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """A sequence to be sampled: its number and its prompt."""
-
-    number: int
-    prompt: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What was drawn for each sequence: the randomness that goes in, the completions that come out."""
+"""What was drawn for each sequence: the randomness that goes in, the turns that come out."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from torch import Tensor
 
 from posttrain.models.sampling import sample
 from posttrain.rollout.engines.stops import Decode, cut_at_stop, may_have_stopped, tail_length
-from posttrain.types import Completion, Sampling, StopReason
+from posttrain.types import Sampling, StopReason, Turn
 
 
-def uniforms(seed: int, *, sequences: Sequence[int], num_steps: int) -> Tensor:
+def uniforms(seed: int, *, sequences: Sequence[int], num_steps: int, turn: int = 0) -> Tensor:
     """Uniform numbers in [0, 1), one for each sequence and step: float64 [N, steps].
 
-    The number for step t of sequence s is a function of (seed, s, t) alone: a stream of the
-    counter-based Philox generator belongs to each sequence. So neither the other sequences, nor
-    the order they are decoded in, nor the length limit can change what a sequence draws.
+    The number for step t of sequence s is a function of (seed, turn, s, t) alone: a stream of the
+    counter-based Philox generator belongs to each turn of a sequence. So neither the other
+    sequences, nor the order they are decoded in, nor the length limit can change what one draws.
 
     >>> a, b = uniforms(1, sequences=[0, 7], num_steps=3)
     >>> bool((uniforms(1, sequences=[7], num_steps=2)[0] == b[:2]).all())
     True
     """
     streams = (
-        np.random.Generator(np.random.Philox(key=seed % 2**64, counter=[0, 0, sequence, 0]))
+        np.random.Generator(np.random.Philox(key=seed % 2**64, counter=[0, 0, sequence, turn]))
         for sequence in sequences
     )
     return torch.from_numpy(np.stack([stream.random(num_steps) for stream in streams]))
@@ -75,12 +75,12 @@ class Draws:
                 whole = self._tokens[row, : self.step].tolist()
                 self.ended[row] = cut_at_stop(whole, decode, stop=stop) is not None
 
-    def completions(self, decode: Decode, *, version: int) -> list[Completion]:
-        """One completion for each sequence: up to its first end token, which it keeps."""
+    def turns(self, decode: Decode, *, version: int) -> list[Turn]:
+        """One turn for each sequence: up to its first end token, which it keeps."""
         ends = torch.isin(self._tokens, self._end_tokens)
         drawn = (self._tokens >= 0).sum(1)  # of one that a stop string has ended, not every step
         lengths = torch.where(ends.any(1), ends.int().argmax(1) + 1, drawn)
-        return completions(
+        return sampled_turns(
             self._tokens,
             self._logprobs,
             lengths=lengths.tolist(),
@@ -91,7 +91,7 @@ class Draws:
         )
 
 
-def completions(
+def sampled_turns(
     tokens: Tensor,
     logprobs: Tensor,
     *,
@@ -100,8 +100,8 @@ def completions(
     decode: Decode,
     version: int,
     stop: Sequence[str] = (),
-) -> list[Completion]:
-    """The first ``lengths`` tokens of each row as a completion, fewer where one of ``stop`` comes.
+) -> list[Turn]:
+    """The first ``lengths`` tokens of each row as a turn, fewer where one of ``stop`` comes.
 
     Shapes: [N, T] × 2, N lengths.
     """
@@ -119,7 +119,7 @@ def completions(
         cut = cut_at_stop(said, decode, stop=stop) if stop else None
         count, text = cut or (length, decode(said))
         found.append(
-            Completion(
+            Turn(
                 tokens=tuple(row[:count]),
                 logprobs=tuple(likely[:count]),
                 text=text,

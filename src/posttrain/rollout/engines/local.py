@@ -13,11 +13,18 @@ import torch
 from posttrain.models.cache import bytes_per_sequence, context_length
 from posttrain.models.compiled import uncompiled
 from posttrain.models.gpu_memory import free_bytes
+from posttrain.protocols import Reply
+from posttrain.rollout.engines.conversation import converse
 from posttrain.rollout.engines.draws import Draws, uniforms
-from posttrain.rollout.engines.requests import check_num_samples, check_prompts, in_parts
+from posttrain.rollout.engines.requests import (
+    Request,
+    check_num_samples,
+    check_prompts,
+    in_parts,
+)
 from posttrain.rollout.engines.stops import Decode
 from posttrain.track.progress import advance
-from posttrain.types import Completion, Prompt, Sampling
+from posttrain.types import Prompt, Rollout, Sampling, Turn
 
 CPU_BYTES = 4 << 30  # what decoding may take where free memory cannot be asked for
 SHARED = 2**16  # weights of a matrix, on average, from which a CPU's threads share its product
@@ -64,32 +71,41 @@ class LocalEngine:
         raise NotImplementedError
 
     def generate(
-        self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
-    ) -> list[list[Completion]]:
-        """``num_samples`` completions for each prompt, in order; the seed decides every token."""
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        num_samples: int,
+        seed: int,
+        reply: Reply | None = None,
+    ) -> list[list[Rollout]]:
+        """``num_samples`` rollouts of each prompt, in order; the seed decides every token."""
         check_num_samples(num_samples)
-        check_prompts(prompts, sampling, limit=context_length(self.model))
-        with _evaluating(self.model), _threads(self.model):
-            found = self.decode_all(prompts, sampling, num_samples=num_samples, seed=seed)
-        return [
-            [found[prompt * num_samples + sample] for sample in range(num_samples)]
-            for prompt in range(len(prompts))
-        ]
+        limit = context_length(self.model)
+        check_prompts(prompts, sampling, limit=limit)
+
+        def decode(requests: Sequence[Request], turn: int) -> dict[int, Turn]:
+            with _evaluating(self.model), _threads(self.model):
+                return self.decode_all(requests, sampling, seed=seed, turn=turn)
+
+        longest = None if limit is None else limit - sampling.max_new_tokens
+        return converse(prompts, decode, num_samples=num_samples, reply=reply, longest=longest)
 
     def decode_all(
-        self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
-    ) -> dict[int, Completion]:
-        """The completion of each sequence number p·G + g, in parts that fit."""
-        lengths = [len(prompt.tokens) for prompt in prompts]
+        self, requests: Sequence[Request], sampling: Sampling, *, seed: int, turn: int
+    ) -> dict[int, Turn]:
+        """The next turn of each request, by its number, in parts that fit."""
+        lengths = [len(request.prompt) for request in requests]
         size = self.max_sequences or self._fitting(lengths, sampling.max_new_tokens)
-        found: dict[int, Completion] = {}
-        for numbers in in_parts(lengths, num_samples=num_samples, size=size):
-            randomness = uniforms(seed, sequences=numbers, num_steps=sampling.max_new_tokens)
+        found: dict[int, Turn] = {}
+        for part in in_parts(requests, size=size):
+            numbers, steps = [request.number for request in part], sampling.max_new_tokens
+            randomness = uniforms(seed, sequences=numbers, num_steps=steps, turn=turn)
             draws = Draws(sampling, randomness.to(self.model.device), end_tokens=self.end_tokens)
             with self.precision(), uncompiled(self.model):
-                self.decode_part([prompts[n // num_samples].tokens for n in numbers], draws)
-            completions = draws.completions(self.decode, version=self.version)
-            found.update(zip(numbers, completions, strict=True))
+                self.decode_part([request.prompt for request in part], draws)
+            turns = draws.turns(self.decode, version=self.version)
+            found.update(zip(numbers, turns, strict=True))
             advance(len(numbers))
         return found
 

@@ -21,13 +21,12 @@ from posttrain.models.compiled import ask_once, compilable, compile_layers, is_c
 from posttrain.models.half import HalfCopy
 from posttrain.models.replaceable import replaceable
 from posttrain.models.slots import Room, bytes_per_slot, fits_slots
-from posttrain.rollout.engines.desk import Request
-from posttrain.rollout.engines.draws import Draws, completions, uniforms
+from posttrain.rollout.engines.draws import Draws, sampled_turns, uniforms
 from posttrain.rollout.engines.local import LocalEngine, memory_budget
-from posttrain.rollout.engines.requests import left_pad
+from posttrain.rollout.engines.requests import Request, left_pad
 from posttrain.rollout.engines.slots import SlotDecoder
 from posttrain.track.progress import advance
-from posttrain.types import Completion, Prompt, Sampling
+from posttrain.types import Sampling, Turn
 from posttrain.types.ways import Verdict, Way
 
 CHECK_EVERY = 4  # steps between two looks at who has ended (a look makes a GPU's queue run dry)
@@ -61,41 +60,36 @@ class NativeEngine(LocalEngine):
         new_cache(self.model)
 
     def decode_all(
-        self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
-    ) -> dict[int, Completion]:
+        self, requests: Sequence[Request], sampling: Sampling, *, seed: int, turn: int
+    ) -> dict[int, Turn]:
         """Through slots where they are wanted and the model allows it, else in parts."""
-        if not (self._slots and prompts and self._can_use_slots()):
-            return super().decode_all(prompts, sampling, num_samples=num_samples, seed=seed)
+        if not (self._slots and requests and self._can_use_slots()):
+            return super().decode_all(requests, sampling, seed=seed, turn=turn)
         first: dict[tuple[int, ...], int] = {}
-        for place, prompt in enumerate(prompts):
-            first.setdefault(prompt.tokens, place)
+        for request in requests:
+            first.setdefault(request.prompt, request.number)
         # Short ones first, and equal ones together, so that each is read once.
-        keys = [(len(prompt.tokens), first[prompt.tokens]) for prompt in prompts]
-        order = sorted(range(len(prompts)), key=keys.__getitem__)
-        requests = [
-            Request(number=place * num_samples + sample, prompt=prompts[place].tokens)
-            for place in order
-            for sample in range(num_samples)
-        ]
+        ordered = sorted(requests, key=lambda each: (len(each.prompt), first[each.prompt]))
         try:
-            return self._decode_requests(requests, sampling, seed=seed)
+            return self._decode_requests(ordered, sampling, seed=seed, turn=turn)
         except BaseException:
             self._decoder = None  # what it remembers may be no number
             raise
 
     def _decode_requests(
-        self, requests: Sequence[Request], sampling: Sampling, *, seed: int
-    ) -> dict[int, Completion]:
-        """The completion of each request, by its number."""
+        self, requests: Sequence[Request], sampling: Sampling, *, seed: int, turn: int
+    ) -> dict[int, Turn]:
+        """The next turn of each request, by its number."""
         decoder = self._decoder_for(requests, sampling)
-        found: dict[int, Completion] = {}
+        found: dict[int, Turn] = {}
 
         def randomness(numbers: Sequence[int]) -> Tensor:
-            return uniforms(seed, sequences=numbers, num_steps=sampling.max_new_tokens)
+            steps = sampling.max_new_tokens
+            return uniforms(seed, sequences=numbers, num_steps=steps, turn=turn)
 
         with self.precision(keep_casts=False):
             for drawn in decoder.run(requests, sampling, randomness=randomness, decode=self.decode):
-                texts = completions(
+                turns = sampled_turns(
                     drawn.tokens,
                     drawn.logprobs,
                     lengths=drawn.lengths,
@@ -104,7 +98,7 @@ class NativeEngine(LocalEngine):
                     version=self.version,
                     stop=sampling.stop,
                 )
-                found.update(zip(drawn.numbers, texts, strict=True))
+                found.update(zip(drawn.numbers, turns, strict=True))
                 advance(len(drawn.numbers))
         return found
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from posttrain.types import Prompt, Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A sequence to be sampled: its number, and the tokens that it goes on from."""
+
+    number: int
+    prompt: tuple[int, ...]
 
 
 def check_num_samples(num_samples: int) -> None:
@@ -35,18 +44,19 @@ def check_prompts(prompts: Sequence[Prompt], sampling: Sampling, *, limit: int |
             )
 
 
-def in_parts(lengths: Sequence[int], *, num_samples: int, size: int) -> Iterator[list[int]]:
-    """Sequence numbers p·G + g in parts of at most ``size``, short prompts first.
+def in_parts(requests: Sequence[Request], *, size: int) -> Iterator[Sequence[Request]]:
+    """The requests in parts of at most ``size``, short prompts first.
 
     So prompts of similar length share a part, and little is padded.
 
-    >>> list(in_parts([7, 2], num_samples=2, size=3))
+    >>> prompts = [(5, 6, 7), (5, 6, 7), (8,), (8,)]
+    >>> requests = [Request(number=n, prompt=prompt) for n, prompt in enumerate(prompts)]
+    >>> [[request.number for request in part] for part in in_parts(requests, size=3)]
     [[2, 3, 0], [1]]
     """
-    order = sorted(range(len(lengths)), key=lambda prompt: lengths[prompt])
-    numbers = [prompt * num_samples + sample for prompt in order for sample in range(num_samples)]
-    for start in range(0, len(numbers), size):
-        yield numbers[start : start + size]
+    ordered = sorted(requests, key=lambda request: len(request.prompt))
+    for start in range(0, len(ordered), size):
+        yield ordered[start : start + size]
 
 
 def left_pad(

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from posttrain.rollout.engines.draws import completions
-from posttrain.rollout.engines.requests import check_num_samples
+from posttrain.protocols import Reply
+from posttrain.rollout.engines.conversation import converse
+from posttrain.rollout.engines.draws import sampled_turns
+from posttrain.rollout.engines.requests import Request, check_num_samples
 from posttrain.rollout.engines.stops import Decode
-from posttrain.types import Completion, Prompt, Sampling
+from posttrain.types import Prompt, Rollout, Sampling, Turn
 
-Answer = str | Completion
+Answer = str | Turn
 Script = Mapping[str, Sequence[Answer]] | Callable[[Prompt, int], Answer]
 
 
@@ -38,12 +40,13 @@ class ScriptedEngine:
     """Answers from a script: prompt text to answers (taken in turn), or a function of both.
 
     A text becomes tokens by ``encode`` and an ``end_token``, cut at ``max_new_tokens``, each with
-    the same ``logprob``; a ``Completion`` is given back as it is, but for its version.
+    the same ``logprob``; a ``Turn`` is given back as it is, but for its version. The answer to a
+    reply is that to the prompt with all that was said since.
 
     >>> engine = ScriptedEngine(lambda prompt, sample: f"{prompt.text} {sample}", version=3)
     >>> prompts = [Prompt(id="a", text="x")]
-    >>> ((completion,),) = engine.generate(prompts, Sampling(), num_samples=1, seed=0)
-    >>> completion.text, completion.tokens, completion.stop_reason, completion.version
+    >>> ((rollout,),) = engine.generate(prompts, Sampling(), num_samples=1, seed=0)
+    >>> rollout.text, rollout.tokens, rollout.stop_reason, rollout.version
     ('x 0', (120, 32, 48, 0), 'stop', 3)
     """
 
@@ -65,14 +68,27 @@ class ScriptedEngine:
         self.version = version
 
     def generate(
-        self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
-    ) -> list[list[Completion]]:
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        num_samples: int,
+        seed: int,
+        reply: Reply | None = None,
+    ) -> list[list[Rollout]]:
         """``num_samples`` answers for each prompt, in order; the seed changes nothing."""
         check_num_samples(num_samples)
-        return [
-            [self._completion(self._answer(prompt, g), sampling) for g in range(num_samples)]
-            for prompt in prompts
-        ]
+
+        def decode(requests: Sequence[Request], turn: int) -> dict[int, Turn]:
+            return {request.number: self._turn(asked(request), sampling) for request in requests}
+
+        def asked(request: Request) -> Answer:
+            prompt = prompts[request.number // num_samples]
+            said = self.decode(request.prompt[len(prompt.tokens) :])
+            prompt = dataclasses.replace(prompt, text=prompt.text + said)
+            return self._answer(prompt, request.number % num_samples)
+
+        return converse(prompts, decode, num_samples=num_samples, reply=reply)
 
     def _answer(self, prompt: Prompt, sample: int) -> Answer:
         if callable(self.script):
@@ -85,12 +101,12 @@ class ScriptedEngine:
         answers = self.script[prompt.text]
         return answers[sample % len(answers)]
 
-    def _completion(self, answer: Answer, sampling: Sampling) -> Completion:
-        if isinstance(answer, Completion):
+    def _turn(self, answer: Answer, sampling: Sampling) -> Turn:
+        if isinstance(answer, Turn):
             return dataclasses.replace(answer, version=self.version)
         whole = (*self.encode(answer), self.end_token)
         tokens = whole[: sampling.max_new_tokens]
-        (completion,) = completions(
+        (turn,) = sampled_turns(
             torch.tensor([tokens]),
             torch.full((1, len(tokens)), self.logprob, dtype=torch.float64),
             lengths=[len(tokens)],
@@ -99,4 +115,4 @@ class ScriptedEngine:
             version=self.version,
             stop=sampling.stop,
         )
-        return completion
+        return turn
