@@ -41,14 +41,14 @@ def converse(
             turns = (*rollouts[number].turns, sampled[number])
             rollouts[number] = replace(rollouts[number], turns=turns)
         running, turn = (
-            [n for n in running if _replied(rollouts, n, reply, longest=longest)],
+            [n for n in running if _replied(rollouts, n, reply=reply, longest=longest)],
             turn + 1,
         )
     return [rollouts[n : n + num_samples] for n in range(0, len(rollouts), num_samples)]
 
 
 def _replied(
-    rollouts: list[Rollout], number: int, reply: Reply | None, *, longest: int | None
+    rollouts: list[Rollout], number: int, *, reply: Reply | None, longest: int | None
 ) -> bool:
     """Ask for a reply, and whether the policy has another turn."""
     rollout = rollouts[number]
