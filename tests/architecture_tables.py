@@ -6,7 +6,7 @@ MAX_POSITIONAL = 2  # beyond self
 
 # Lower never imports higher, and packages of the same layer never import each other.
 LAYERS = [
-    ["types", "registry", "disk", "written"],
+    ["types", "registry", "disk", "written", "sandbox"],
     ["protocols", "algorithms"],
     ["data", "rewards", "tasks", "models", "track"],
     ["rollout", "learn", "sync", "runs", "walkthrough"],
@@ -38,6 +38,7 @@ STANDARD_AND_TORCH_ONLY = {
     "registry",
     "disk",
     "written",
+    "sandbox",
     "protocols",
     "algorithms",
 }  # "" is the root
@@ -47,7 +48,7 @@ CONFINED = {
     "click": ["cli"],
     "gguf": ["models"],
     "matplotlib": ["walkthrough", "track", "runs"],
-    "mpmath": ["rewards.math_value"],
+    "mpmath": ["rewards.math.evaluator"],
     "pyarrow": ["data", "runs"],
     "pydantic": ["config", "build"],
     "re2": ["rewards.format"],

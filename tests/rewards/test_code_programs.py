@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 from rewards.mishaps import Pooled
-from rewards.test_code_shapes import SANDBOX, grade
+from sandbox.test_code_shapes import SANDBOX, grade
 
 from posttrain.rewards import code, code_tests
-from posttrain.rewards.code_blocks import extract_code
-from posttrain.rewards.code_formats import read_tests
-from posttrain.rewards.sandbox import Outcome
+from posttrain.sandbox import Outcome
+from posttrain.sandbox.blocks import extract_code
+from posttrain.sandbox.formats import read_tests
 from posttrain.types import Completion, Prompt, Rollout
 
 SQUARE = "def square(n):\n    return n * n\n"

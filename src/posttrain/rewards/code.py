@@ -9,11 +9,9 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
-from posttrain.rewards.code_blocks import UNREADABLE, extract_code
-from posttrain.rewards.code_formats import Examination, read_tests
 from posttrain.rewards.declared import declare
 from posttrain.rewards.extraction import answered
-from posttrain.rewards.sandbox import (
+from posttrain.sandbox import (
     START_SECONDS,
     Limits,
     Outcome,
@@ -23,8 +21,10 @@ from posttrain.rewards.sandbox import (
     examine,
     run,
 )
-from posttrain.rewards.sandbox.choice import Choice
-from posttrain.rewards.sandbox.processes import Sandbox
+from posttrain.sandbox.blocks import UNREADABLE, extract_code
+from posttrain.sandbox.choice import Choice
+from posttrain.sandbox.formats import Examination, read_tests
+from posttrain.sandbox.processes import Sandbox
 from posttrain.types import Score
 
 Tests = str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | Sequence[str]

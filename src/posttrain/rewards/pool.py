@@ -26,7 +26,7 @@ from typing import Any
 
 from posttrain.rewards.bound import BoundReward
 from posttrain.rewards.grading import WHOLE_CHUNK, Results, Sample
-from posttrain.rewards.worker import NOT_BEGUN, Beat, work
+from posttrain.rewards.pool_worker import NOT_BEGUN, Beat, work
 from posttrain.types import Score
 
 CHUNK = 64  # samples that a worker gets at a time, at most

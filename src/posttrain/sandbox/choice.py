@@ -6,8 +6,8 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
-from posttrain.rewards.sandbox import bubblewrap
-from posttrain.rewards.sandbox.processes import Sandbox, SandboxError
+from posttrain.sandbox import bubblewrap
+from posttrain.sandbox.processes import Sandbox, SandboxError
 
 Choice = Literal["auto", "bubblewrap", "none"]
 

@@ -15,9 +15,9 @@ import types
 from collections.abc import Iterator
 from itertools import islice
 
-from posttrain.rewards.sandbox.remote import Absent, NotDefinedError, Remote
-from posttrain.rewards.sandbox.wire import Line, NotPlainError, decode, encode, load_text
-from posttrain.rewards.sandbox.worker import MAX_MESSAGE_LENGTH, READY, set_limits, take_text
+from posttrain.sandbox.remote import Absent, NotDefinedError, Remote
+from posttrain.sandbox.wire import Line, NotPlainError, decode, encode, load_text
+from posttrain.sandbox.worker import MAX_MESSAGE_LENGTH, READY, set_limits, take_text
 
 TYPE_CHECKING = False  # see wire.py
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ class Examiner:
             if task["style"] == "script":
                 load_text(task["tests"], module)
             else:
-                from posttrain.rewards.sandbox import collected
+                from posttrain.sandbox import collected
 
                 collected.RUNNERS[task["style"]](self, module, task=task)
         except (Exception, NotDefinedError) as error:  # noqa: BLE001 - between two cases: the end

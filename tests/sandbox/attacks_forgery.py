@@ -1,8 +1,8 @@
 """Attacks on the verdict: wrong solutions that try to be taken for right ones."""
 
-from rewards.attacks import FILES, KERNEL, NETWORK, PROCESSES, Attack
-from rewards.attacks_objects import OBJECTS, RUNS
-from rewards.attacks_resources import PROGRAMS, RESOURCES
+from sandbox.attacks import FILES, KERNEL, NETWORK, PROCESSES, Attack
+from sandbox.attacks_objects import OBJECTS, RUNS
+from sandbox.attacks_resources import PROGRAMS, RESOURCES
 
 SQUARES = "assert solve(2) == 4\nassert solve(3) == 9"
 
@@ -220,7 +220,7 @@ VERDICTS = {
     "patched harness": claim(
         "patch the harness in its own process",
         "Error",
-        "from posttrain.rewards.sandbox import examiner, wire, worker",
+        "from posttrain.sandbox import examiner, wire, worker",
         "examiner.Examiner.case = lambda *a: None",
         "worker.encode = wire.encode = lambda *a: {'passed': True}",
         "def solve(n): return 0",

@@ -12,7 +12,7 @@ import resource
 import sys
 import types
 
-from posttrain.rewards.sandbox.wire import Line, decode, encode, load_text
+from posttrain.sandbox.wire import Line, decode, encode, load_text
 
 TYPE_CHECKING = False  # see wire.py
 if TYPE_CHECKING:

@@ -89,7 +89,7 @@ FILES = {
     "write to the harness": reach(
         "change the code that grades",
         "OSError: [Errno 30] Read-only",
-        "import posttrain.rewards.sandbox.wire as wire",
+        "import posttrain.sandbox.wire as wire",
         "open(wire.__file__, 'a').write('#')",
     ),
     "leave a file for the next run": Attack(

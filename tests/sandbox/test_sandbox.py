@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.rewards import code_tests
-from posttrain.rewards.sandbox import Limits, available, bubblewrap, grading
-from posttrain.rewards.sandbox.seccomp import MACHINES, REFUSED, filter_program
-from posttrain.rewards.sandbox.wire import NotPlainError, decode, encode
+from posttrain.sandbox import Limits, available, bubblewrap, outcome
+from posttrain.sandbox.seccomp import MACHINES, REFUSED, filter_program
+from posttrain.sandbox.wire import NotPlainError, decode, encode
 
 WHY_NOT = available()[0].why_not
 SANDBOXES = [
@@ -66,7 +66,7 @@ def test_a_sandbox_that_does_not_start_is_broken(
 
 
 def test_a_sandbox_that_hangs_at_the_start_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grading, "START_SECONDS", 0.2)
+    monkeypatch.setattr(outcome, "START_SECONDS", 0.2)
     monkeypatch.setattr(bubblewrap, "why_not", lambda: "")
     monkeypatch.setattr(bubblewrap, "command", lambda *_: ["sh", "-c", "sleep 60"])
     assert code_tests(SQUARE, SQUARES).state == "crashed"

@@ -10,7 +10,7 @@ import functools
 import re
 from fractions import Fraction
 
-from posttrain.rewards.math_nodes import (
+from posttrain.rewards.math.nodes import (
     SIGNS,
     Node,
     UnreadableError,
@@ -22,7 +22,7 @@ from posttrain.rewards.math_nodes import (
     recurring,
     signed,
 )
-from posttrain.rewards.math_tokens import (
+from posttrain.rewards.math.tokens import (
     ACCENTS,
     CLOSE,
     MATRICES,
@@ -37,7 +37,7 @@ from posttrain.rewards.math_tokens import (
     based,
     grouped,
 )
-from posttrain.rewards.math_units import Unit, parse_unit
+from posttrain.rewards.math.units import Unit, parse_unit
 
 MAX_POSTFIXES = 4  # of one factor: powers and factorials
 MAX_ITEMS = 64

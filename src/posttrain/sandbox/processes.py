@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from posttrain.rewards.sandbox import bubblewrap
-from posttrain.rewards.sandbox.seccomp import filter_program
+from posttrain.sandbox import bubblewrap
+from posttrain.sandbox.seccomp import filter_program
 
 Sandbox = Literal["bubblewrap", "none"]
 
@@ -26,7 +26,7 @@ START_SECONDS = 30.0  # on a machine under load; it does not count as the soluti
 # What a program imports of the harness: it gets no more.
 HARNESS = {"worker": ("wire", "worker"), "examiner": ("wire", "worker", "remote", "examiner")}
 FOR_COLLECTING = ("collected", "pytest_module")
-INSIDE = "posttrain/rewards/sandbox"  # no __init__.py there: namespace packages
+INSIDE = "posttrain/sandbox"  # no __init__.py there: namespace packages
 COMPILE = """
 import os, py_compile, sys
 for source in sys.argv[2:]:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from posttrain.rewards.math_nodes import SIGNS, Node, UnreadableError
-from posttrain.rewards.math_units import Unit, parse_unit
+from posttrain.rewards.math.nodes import SIGNS, Node, UnreadableError
+from posttrain.rewards.math.units import Unit, parse_unit
 
 MAX_TOKENS = 1000
 MAX_DEPTH = 30  # of brackets in brackets, exponents in exponents

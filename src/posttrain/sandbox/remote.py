@@ -6,7 +6,7 @@ TYPE_CHECKING = False  # see wire.py
 if TYPE_CHECKING:
     from typing import Any
 
-    from posttrain.rewards.sandbox.examiner import Examiner
+    from posttrain.sandbox.examiner import Examiner
 
 ORDERINGS = ("lt", "le", "gt", "ge")
 # As the module operator spells them.

@@ -4,10 +4,10 @@
 on a standard input, and ``examine`` puts tests to functions.
 """
 
-from posttrain.rewards.sandbox.choice import Backend, available, choose
-from posttrain.rewards.sandbox.grading import Outcome, Report, examine, run
-from posttrain.rewards.sandbox.processes import START_SECONDS, Limits, SandboxError
-from posttrain.rewards.sandbox.questions import Questions, prepare
+from posttrain.sandbox.choice import Backend, available, choose
+from posttrain.sandbox.outcome import Outcome, Report, examine, run
+from posttrain.sandbox.processes import START_SECONDS, Limits, SandboxError
+from posttrain.sandbox.unit_tests import Questions, prepare
 
 __all__ = [
     "START_SECONDS",

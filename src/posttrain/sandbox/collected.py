@@ -7,17 +7,17 @@ import types
 from functools import partial
 from itertools import product
 
-from posttrain.rewards.sandbox.examiner import BrokenTestsError, Case, SkippedError
-from posttrain.rewards.sandbox.pytest_module import Capture, Mark, Pytest, Values
-from posttrain.rewards.sandbox.remote import NotDefinedError
-from posttrain.rewards.sandbox.wire import load_text
+from posttrain.sandbox.examiner import BrokenTestsError, Case, SkippedError
+from posttrain.sandbox.pytest_module import Capture, Mark, Pytest, Values
+from posttrain.sandbox.remote import NotDefinedError
+from posttrain.sandbox.wire import load_text
 
 TYPE_CHECKING = False  # see wire.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from posttrain.rewards.sandbox.examiner import Examiner
+    from posttrain.sandbox.examiner import Examiner
 
 
 class Runner:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rewards.attacks import LIMITS, Attack
-from rewards.attacks_forgery import ATTACKS
-from rewards.security_page import PAGE, attack_table
+from sandbox.attacks import LIMITS, Attack
+from sandbox.attacks_forgery import ATTACKS
+from sandbox.security_page import PAGE, attack_table
 
 from posttrain.rewards.code import code_tests
-from posttrain.rewards.sandbox import available
+from posttrain.sandbox import available
 from posttrain.types import Score
 
 WHY_NOT = available()[0].why_not
@@ -97,14 +97,14 @@ def test_there_are_enough_attacks() -> None:
 
 
 def test_the_page_lists_every_attack() -> None:
-    """Where this fails: python tests/rewards/security_page.py."""
+    """Where this fails: python tests/sandbox/security_page.py."""
     assert attack_table(ATTACKS) in PAGE.read_text(encoding="utf-8")
 
 
 def test_what_a_worker_sees_of_the_tests() -> None:
     """The requests that reach the solution's process hold arguments, and no expected value."""
     spy = (
-        "import posttrain.rewards.sandbox.worker as worker\n"
+        "import posttrain.sandbox.worker as worker\n"
         "seen = []\n"
         "answer = worker.Worker.answer\n"
         "def spying(self, request):\n    seen.append(request)\n    return answer(self, request)\n"

@@ -1,4 +1,4 @@
-"""Writes the tables of attacks into docs/security.md: ``python tests/rewards/security_page.py``."""
+"""Writes the tables of attacks into docs/security.md: ``python tests/sandbox/security_page.py``."""
 
 import sys
 from collections.abc import Mapping
@@ -38,8 +38,8 @@ def replaced(text: str, name: str, *, table: str) -> str:
 def main() -> None:
     """Write both tables."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from rewards.attacks_forgery import ATTACKS
     from rewards.test_math_bombs import BOMBS
+    from sandbox.attacks_forgery import ATTACKS
 
     text = PAGE.read_text(encoding="utf-8")
     text = replaced(text, "attacks", table=attack_table(ATTACKS))

@@ -7,12 +7,12 @@ import re
 
 from posttrain.rewards.declared import declare
 from posttrain.rewards.extraction import Extract, extract_answer
-from posttrain.rewards.math_compare import same
-from posttrain.rewards.math_expression import parse
-from posttrain.rewards.math_nodes import Node
-from posttrain.rewards.math_text import clean, is_balanced, key, unwrapped, words
-from posttrain.rewards.math_units import parse_unit
-from posttrain.rewards.math_words import number_in_words
+from posttrain.rewards.math.compare import same
+from posttrain.rewards.math.latex import clean, is_balanced, key, unwrapped, words
+from posttrain.rewards.math.nodes import Node
+from posttrain.rewards.math.parser import parse
+from posttrain.rewards.math.units import parse_unit
+from posttrain.rewards.math.words import number_in_words
 
 _CLOCK = re.compile(
     r"([0-9]{1,2})(?::([0-5][0-9]))?(?::([0-5][0-9]))?\s?(?:([ap])\.?\s?m\.?)?", re.IGNORECASE

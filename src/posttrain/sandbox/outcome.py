@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from posttrain.rewards.sandbox.examiner import NO_CASE
-from posttrain.rewards.sandbox.processes import (
+from posttrain.sandbox.examiner import NO_CASE
+from posttrain.sandbox.processes import (
     START_SECONDS,
     Crew,
     Limits,
@@ -19,8 +19,8 @@ from posttrain.rewards.sandbox.processes import (
     crew,
     read_until,
 )
-from posttrain.rewards.sandbox.questions import Questions
-from posttrain.rewards.sandbox.worker import READY
+from posttrain.sandbox.unit_tests import Questions
+from posttrain.sandbox.worker import READY
 
 Ending = Literal["finished", "timeout", "too much output"]
 

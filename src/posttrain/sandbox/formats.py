@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.rewards.sandbox import Questions, prepare
+from posttrain.sandbox import Questions, prepare
 
 FORMS = (
     "tests: expected text, a list of asserts, a list of {'input', 'output'}, a table of 'inputs' "

@@ -1,6 +1,6 @@
 """Attacks by objects that answer for themselves, and on the ways in which tests are run."""
 
-from rewards.attacks import Attack
+from sandbox.attacks import Attack
 
 YES = """
 class Yes:
@@ -181,7 +181,7 @@ RUNS = {
     "the runner's module": collected(
         "patch what runs the tests",
         "ImportError",
-        "from posttrain.rewards.sandbox import collected, pytest_module",
+        "from posttrain.sandbox import collected, pytest_module",
         "collected.Runner.run = lambda self: None",
         "def solve(n): return 0",
     ),
@@ -278,7 +278,7 @@ RUNS = {
         tries="send handles and exceptions that are none",
         happens="Error",
         code=(
-            "import posttrain.rewards.sandbox.worker as worker\n"
+            "import posttrain.sandbox.worker as worker\n"
             "forged = {'raised': ['ValueError', 'Exception'], 'args': [],\n"
             "          'state': {'args': 3, '__class__': 1, 'with_traceback': 0}}\n"
             "def solve(n):\n    worker.Worker.answer = lambda *a: forged\n    return 0\n"

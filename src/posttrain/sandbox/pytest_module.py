@@ -12,13 +12,13 @@ import types
 from collections import namedtuple
 from numbers import Number
 
-from posttrain.rewards.sandbox.examiner import BrokenTestsError, SkippedError, StopExamining
+from posttrain.sandbox.examiner import BrokenTestsError, SkippedError, StopExamining
 
 TYPE_CHECKING = False  # see wire.py
 if TYPE_CHECKING:
     from typing import Any
 
-    from posttrain.rewards.sandbox.examiner import Examiner
+    from posttrain.sandbox.examiner import Examiner
 
 UNSUPPORTED_MARKS = frozenset({"xfail", "usefixtures"})
 

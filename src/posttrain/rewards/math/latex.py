@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 
-from posttrain.rewards.math_tokens import FUNCTIONS
+from posttrain.rewards.math.tokens import FUNCTIONS
 
 _UNICODE = {
     "−": "-", "‐": "-", "‑": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∙": "*",

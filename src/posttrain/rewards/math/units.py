@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from posttrain.rewards.math_words import acts_on_number, scale_of
+from posttrain.rewards.math.words import acts_on_number, scale_of
 
 Dimension = tuple[tuple[str, int], ...]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from posttrain.rewards.math_nodes import Node
+from posttrain.rewards.math.nodes import Node
 
 DIGITS = 100  # that values are computed with, where they are not exact
 AGREE = 1e-60  # relative: what counts as the same value, where one is not exact

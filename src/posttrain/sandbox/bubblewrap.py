@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from posttrain.rewards.sandbox.seccomp import MACHINES, filter_program
+from posttrain.sandbox.seccomp import MACHINES, filter_program
 
 NOBODY = "65534"  # RLIMIT_NPROC and file permissions do not hold for root
 SCRATCH_BYTES = 16 * 2**20

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from posttrain.rewards.math_nodes import Node, divides_by_symbols, number, quotient
-from posttrain.rewards.math_sets import same_set
-from posttrain.rewards.math_value import Evaluator, TooMuchError, UndefinedError, close, points
+from posttrain.rewards.math.evaluator import Evaluator, TooMuchError, UndefinedError, close, points
+from posttrain.rewards.math.nodes import Node, divides_by_symbols, number, quotient
+from posttrain.rewards.math.sets import same_set
 
 MIN_POINTS = 2  # at which both must have a value
 ROUGH = 0.01  # relative: how far off what is said to be about the same may be
@@ -28,7 +28,7 @@ _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 def same(expected: Node, given: Node, *, tolerance: float = 0.0) -> bool:
     """Whether an answer is the expected one. More work than an answer deserves is a wrong answer.
 
-    >>> from posttrain.rewards.math_expression import parse
+    >>> from posttrain.rewards.math.parser import parse
     >>> same(parse("(x+1)^2"), parse("x^2+2x+1")), same(parse("5 m"), parse("5 km"))
     (True, False)
     """

@@ -4,10 +4,10 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from rewards.code_shapes import ADD, SHAPES
+from sandbox.code_shapes import ADD, SHAPES
 
 from posttrain.rewards import code_tests
-from posttrain.rewards.sandbox import available
+from posttrain.sandbox import available
 
 SANDBOX: Any = "none" if available()[0].why_not else "bubblewrap"
 

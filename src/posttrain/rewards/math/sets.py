@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from posttrain.rewards.math_nodes import Node
-from posttrain.rewards.math_value import Evaluator, UndefinedError, approximate, close
+from posttrain.rewards.math.evaluator import Evaluator, UndefinedError, approximate, close
+from posttrain.rewards.math.nodes import Node
 
 # An interval: its ends, and whether it holds them. A point is an interval with the same end twice.
 Interval = tuple[Any, bool, Any, bool]
@@ -19,7 +19,7 @@ _ALL: list[Interval] = [(-_INFINITY, False, _INFINITY, False)]
 def same_set(one: Node, two: Node) -> bool:
     """Whether both are sets of real numbers, and the same.
 
-    >>> from posttrain.rewards.math_expression import parse
+    >>> from posttrain.rewards.math.parser import parse
     >>> same_set(parse("x > 2"), parse(r"(2, \\infty)")), same_set(parse("x > 2"), parse("x < 2"))
     (True, False)
     """

@@ -1,6 +1,6 @@
 """Attacks by exhaustion (time, memory, disk, output), and by whole programs."""
 
-from rewards.attacks import Attack, reach
+from sandbox.attacks import Attack, reach
 
 PROGRAM = [{"input": "2\n", "output": "4"}]
 
