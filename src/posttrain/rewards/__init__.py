@@ -7,19 +7,21 @@ keyword-only parameters are options. :class:`posttrain.rewards.scorer.RewardScor
 
 from posttrain.protocols import Reward
 from posttrain.rewards.code import code_tests
-from posttrain.rewards.countdown import countdown_expression
 from posttrain.rewards.declared import declare
 from posttrain.rewards.exact import exact_answer
 from posttrain.rewards.extraction import extract_answer
 from posttrain.rewards.format import think_answer_format
 from posttrain.rewards.judge import judge_verdict
 from posttrain.rewards.math.answer import math_answer
-from posttrain.rewards.melody import melody_score
 from posttrain.rewards.numeric import numeric_answer
 from posttrain.rewards.penalties import length_penalty, overlong_penalty, repetition_penalty
-from posttrain.rewards.reasoning_gym import reasoning_gym_score
-from posttrain.rewards.sorted_text import sorted_numbers
-from posttrain.rewards.sorting import exactly_sorted, inclusion_ordering, position_matches
+from posttrain.rewards.puzzles import countdown_expression, melody_score, reasoning_gym_score
+from posttrain.rewards.sorting import (
+    exactly_sorted,
+    inclusion_ordering,
+    position_matches,
+    sorted_numbers,
+)
 
 REWARDS: dict[str, Reward] = {
     "exact": exact_answer,
