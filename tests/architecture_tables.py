@@ -38,10 +38,10 @@ STANDARD_AND_TORCH_ONLY = {
     "registry",
     "disk",
     "written",
-    "sandbox",
     "protocols",
     "algorithms",
 }  # "" is the root
+STANDARD_ONLY = {"sandbox"}  # it is copied, file by file, to where untrusted code runs
 
 # Where each third party may be imported: a package, or one module. Torch and numpy are not listed.
 CONFINED = {

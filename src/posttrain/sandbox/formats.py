@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.sandbox import Questions, prepare
+from posttrain.sandbox.blocks import UNREADABLE
+from posttrain.sandbox.unit_tests import Questions, prepare
 
 FORMS = (
     "tests: expected text, a list of asserts, a list of {'input', 'output'}, a table of 'inputs' "
     "and 'outputs' (with 'fn_name'), or a table of 'test', 'entry_point' and 'preamble'"
 )
+FUTURE_IMPORT = re.compile(r"^from __future__ import .*$\n?", re.MULTILINE)
 # What LeetCode's problems, and so LiveCodeBench's, take for granted.
 FUNCTIONAL_PREAMBLE = """\
 import bisect, collections, functools, heapq, itertools, math, operator, random, re, string, sys
@@ -50,6 +54,18 @@ class Examination:
     cases: tuple[tuple[str, str], ...] = ()
     before: str = ""
     after: str = ""
+
+    def framed(self, source: str) -> str:
+        """The solution between what is put before and after it."""
+        if not self.before and not self.after:
+            return source
+        future = "".join(FUTURE_IMPORT.findall(source))  # must come first
+        if future:
+            source = FUTURE_IMPORT.sub("", source)
+        # A preamble ends within a function that the solution goes on with, or writes out once more.
+        goes_on = f"{future}{self.before}{source}{self.after}"
+        anew = f"{future}{self.before}    pass\n\n{source}{self.after}"
+        return anew if not _parses(goes_on) and _parses(anew) else goes_on
 
 
 def read_tests(tests: Any, *, entry_point: str = "", preamble: str = "") -> Examination:
@@ -133,3 +149,11 @@ def _json(text: str) -> Any:
 
 def _text(value: Any) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _parses(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except UNREADABLE:
+        return False
+    return True
