@@ -16,12 +16,7 @@ from posttrain.rewards.math.answer import math_answer
 from posttrain.rewards.numeric import numeric_answer
 from posttrain.rewards.penalties import length_penalty, overlong_penalty, repetition_penalty
 from posttrain.rewards.puzzles import countdown_expression, melody_score, reasoning_gym_score
-from posttrain.rewards.sorting import (
-    exactly_sorted,
-    inclusion_ordering,
-    position_matches,
-    sorted_numbers,
-)
+from posttrain.rewards.sorting import sorted_numbers
 
 REWARDS: dict[str, Reward] = {
     "exact": exact_answer,
@@ -56,8 +51,4 @@ __all__ = [
     "repetition_penalty",
     "sorted_numbers",
     "think_answer_format",
-    # for lists of numbers
-    "exactly_sorted",
-    "inclusion_ordering",
-    "position_matches",
 ]

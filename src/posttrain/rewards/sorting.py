@@ -11,7 +11,7 @@ reward                   equation                                      range
 ``exactly_sorted``       ``[y = s]``                                   0 or 1
 =======================  ============================================  ========
 
-Each has a ``batched_`` twin that scores tensors of responses at once.
+The walk-through has their twins for tensors.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from posttrain.rewards.declared import declare
 from posttrain.rewards.extraction import Extract, extract_answer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _LIST = re.compile(r"-?[0-9]{1,18}(?:(?:\s*,\s*|\s+)-?[0-9]{1,18})*")
 _BRACKETS = ("[]", "()")
@@ -48,8 +45,8 @@ def sorted_numbers(
                     long is cut to n, and its score multiplied by ``n / len(y)``
     ==============  ===================================================================
 
-    The last two are those of lists, divided by their maximum. Numbers
-    stand apart by spaces or commas, with or without brackets around them; any other text scores 0.
+    The last two are those of lists, divided by their maximum. Numbers stand apart by spaces or
+    commas, with or without brackets around them; any other text scores 0.
 
     >>> sorted_numbers("1 2 3", [3, 1, 2]), sorted_numbers("1, 3, 2", [3, 1, 2])
     (1.0, 0.0)
@@ -130,58 +127,9 @@ def exactly_sorted(prompt: Sequence[int], response: Sequence[int]) -> float:
     return float(list(response) == sorted(prompt))
 
 
-def batched_position_matches(prompts: Tensor, responses: Tensor) -> Tensor:
-    """:func:`position_matches` of every response. Shapes: [P, N], [..., P, G, N] → [..., P, G].
-
-    >>> import torch
-    >>> batched_position_matches(torch.tensor([[1, 0, 2]]), torch.tensor([[[0, 1, 2], [0, 2, 1]]]))
-    tensor([[3., 1.]])
-    """
-    return _matches(prompts, responses).sum(-1).float()
-
-
-def batched_inclusion_ordering(prompts: Tensor, responses: Tensor) -> Tensor:
-    """:func:`inclusion_ordering` of every response. Shapes: [P, N], [..., P, G, N] → [..., P, G].
-
-    >>> import torch
-    >>> prompts, responses = torch.tensor([[1, 0, 2]]), torch.tensor([[[0, 1, 2], [2, 2, 2]]])
-    >>> batched_inclusion_ordering(prompts, responses)
-    tensor([[5., 3.]])
-    """
-    _check_shapes(prompts, responses)
-    included = (prompts[:, None, :, None] == responses[..., None, :]).any(-1).sum(-1)
-    ordered = (responses[..., :-1] <= responses[..., 1:]).sum(-1)
-    return (included + ordered).float()
-
-
-def batched_exactly_sorted(prompts: Tensor, responses: Tensor) -> Tensor:
-    """:func:`exactly_sorted` of every response. Shapes: [P, N], [..., P, G, N] → [..., P, G].
-
-    >>> import torch
-    >>> batched_exactly_sorted(torch.tensor([[1, 0, 2]]), torch.tensor([[[0, 1, 2], [0, 2, 1]]]))
-    tensor([[1., 0.]])
-    """
-    return _matches(prompts, responses).all(-1).float()
-
-
-def _matches(prompts: Tensor, responses: Tensor) -> Tensor:
-    """Where a response agrees with its sorted prompt. Shapes: [P, N], [..., P, G, N] → the same."""
-    _check_shapes(prompts, responses)
-    return responses == prompts.sort(-1).values[:, None, :]
-
-
 def _check_lengths(prompt: Sequence[int], response: Sequence[int]) -> None:
     if len(prompt) != len(response):
         raise ValueError(
             f"response: {len(response)} tokens for a prompt of {len(prompt)}; a sorting reward "
             "compares lists of equal length, so cut or pad the response first"
-        )
-
-
-def _check_shapes(prompts: Tensor, responses: Tensor) -> None:
-    shape = responses.shape
-    if responses.ndim < 3 or (shape[-3], shape[-1]) != tuple(prompts.shape):
-        raise ValueError(
-            f"responses: expected shape [..., P, G, N] with P, N = {list(prompts.shape)} as in "
-            f"prompts, got {list(shape)}"
         )
