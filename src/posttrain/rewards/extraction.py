@@ -146,10 +146,8 @@ def _last_number(text: str) -> str | None:
 
 
 def _last_of(text: str) -> str | None:
-    last = None
-    for match in _NUMBER.finditer(text):
-        last = match.group()
-    return last
+    numbers: list[str] = _NUMBER.findall(text)
+    return numbers[-1] if numbers else None
 
 
 def _answer(text: str) -> str | None:
@@ -183,7 +181,7 @@ def _answer(text: str) -> str | None:
 def _only_number(held: str) -> str:
     """The number that a box holds, maybe after ``=``; all of it where that is not one number."""
     for side in reversed(held.split("=")):
-        numbers = [match.group() for match in _NUMBER.finditer(side)]
+        numbers: list[str] = _NUMBER.findall(side)
         if numbers:
             return numbers[0] if len(numbers) == 1 else held
     return held

@@ -56,11 +56,13 @@ def work(
     line: Connection,
     rewards: Sequence[BoundReward],
     *,
+    other_end: Connection,
     beat: Beat,
     seconds: float,
     memory_mb: int,
 ) -> None:
-    """Grade chunks until the other side hangs up."""
+    """Grade chunks until the other side hangs up; of its end, this process has a copy."""
+    other_end.close()
     _settle(memory_mb)
     answers = open(line.fileno(), "wb", closefd=False)  # noqa: SIM115 - while the worker lives
     while True:

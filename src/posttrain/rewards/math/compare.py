@@ -9,7 +9,14 @@ from fractions import Fraction
 from typing import Any
 
 from posttrain.rewards.math.evaluator import Evaluator, TooMuchError, UndefinedError, close, points
-from posttrain.rewards.math.nodes import Node, divides_by_symbols, number, quotient
+from posttrain.rewards.math.nodes import (
+    FLIPPED,
+    Node,
+    divides_by_symbols,
+    number,
+    quotient,
+    with_items,
+)
 from posttrain.rewards.math.sets import same_set
 
 MIN_POINTS = 2  # at which both must have a value
@@ -22,7 +29,6 @@ _NAME = re.compile(
     r"(?:_(?:\{[^{}]*\}|.))?'*(?:\^\{-1\})?(?:\s?\(\s?[a-zA-Z0-9](?:\s?,\s?[a-zA-Z])*\s?\))?"
     r"|\(\s?[a-zA-Z](?:_\{?[0-9]\}?)?(?:\s?,\s?[a-zA-Z](?:_\{?[0-9]\}?)?)+\s?\)"
 )
-_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
 
 def same(expected: Node, given: Node, *, tolerance: float = 0.0) -> bool:
@@ -124,11 +130,8 @@ class _Comparison:
         if one.kind != two.kind:
             return False
         shapes = [[len(row) for row in matrix.args] for matrix in (one, two)]
-        return shapes[0] == shapes[1] and all(
-            self.same(a, b)
-            for row, other in zip(one.args, two.args, strict=True)
-            for a, b in zip(row, other, strict=True)
-        )
+        entries = [[entry for row in matrix.args for entry in row] for matrix in (one, two)]
+        return shapes[0] == shapes[1] and all(map(self.same, *entries))
 
     def sets(self, one: Node, two: Node) -> bool:
         if one.kind == two.kind == "union":
@@ -143,15 +146,13 @@ class _Comparison:
         """``x = 5`` answers 5, and so does ``2 + 3 = 5``; ``x > 5`` is an interval."""
         chain, other = (one, two) if one.kind == "chain" else (two, one)
         sides, relations, _ = chain.args
-        if relations == (":",):  # 3:5 is 3/5
-            quotient = Node("divide", sides)
-            return self.same(quotient, other) if chain is one else self.same(other, quotient)
-        value = self.assigned(chain)
-        if value is not None:
-            if relations[-1] == "in":
-                value, other = _without_braces(value, other)
-            return self.same(value, other) if chain is one else self.same(other, value)
-        return same_set(one, two)
+        ratio = Node("divide", sides) if relations == (":",) else None  # 3:5 is 3/5
+        value = ratio or self.assigned(chain)
+        if value is None:
+            return same_set(one, two)
+        if relations[-1] == "in":
+            value, other = _without_braces(value, other)
+        return self.same(value, other) if chain is one else self.same(other, value)
 
     def assigned(self, chain: Node) -> Node | None:
         """What the sides of equations are, where all but a name are the same; else None."""
@@ -182,7 +183,7 @@ class _Comparison:
             return self.ratios(sides, others)
         if len(sides) == len(others) == 2 and self.relations(one, two):
             return True
-        turned = tuple(_FLIPPED.get(relation, relation) for relation in relations[::-1])
+        turned = tuple(FLIPPED.get(relation, relation) for relation in relations[::-1])
         for way, found in ((sides, relations), (sides[::-1], turned)):
             if found == other_relations and len(sides) > 2 and all(map(self.same, way, others)):
                 return True
@@ -201,7 +202,7 @@ class _Comparison:
         alike = self.same(left, other_left) and self.same(right, other_right)
         if alike and relation == other_relation:
             return True
-        if relation not in ("=", "!=", *_FLIPPED):
+        if relation not in FLIPPED:
             return False
         differences = [_difference(left, right), _difference(other_left, other_right)]
         places = points(one.symbols)
@@ -217,15 +218,11 @@ class _Comparison:
             return False
         if ratios[0] == 0 or relation in ("=", "!="):
             return ratios[0] != 0 and relation == other_relation
-        return other_relation == (relation if ratios[0] > 0 else _FLIPPED[relation])
+        return other_relation == (relation if ratios[0] > 0 else FLIPPED[relation])
 
     def ratio(self, differences: Sequence[Node], place: Mapping[str, Fraction]) -> Any:
-        try:
-            return Evaluator(place, operations=self.operations).value(
-                quotient(differences[:1], differences[1:])
-            )
-        except UndefinedError:
-            return None
+        ratio = quotient(differences[:1], differences[1:])
+        return _value(Evaluator(place, operations=self.operations), ratio)
 
     # ------------------------------------------------------------------ expressions
 
@@ -258,19 +255,22 @@ class _Comparison:
     def value(self, evaluator: Evaluator, key: tuple[Any, ...]) -> Any:
         """The value of the node that a key begins with, computed once."""
         if key not in self.values:
-            try:
-                self.values[key] = evaluator.value(key[0])
-            except UndefinedError:
-                self.values[key] = None
+            self.values[key] = _value(evaluator, key[0])
         return self.values[key]
+
+
+def _value(evaluator: Evaluator, node: Node) -> Any:
+    try:
+        return evaluator.value(node)
+    except UndefinedError:
+        return None
 
 
 def _expanded(node: Node) -> Node:
     """``a ± b`` as the list of both, also where it stands in a list."""
     if node.kind == "sequence" and node.args[0] in ("", "{"):
-        opened, closed, items, join = node.args
-        parts = [part for item in items for part in _listed(_expanded(item))]
-        return Node("sequence", (opened, closed, tuple(parts), join))
+        parts = (part for item in node.args[2] for part in _listed(_expanded(item)))
+        return with_items(node, parts)
     matrices = [part for part in node.args if isinstance(part, Node) and part.kind == "matrix"]
     if node.kind == "multiply" and len(matrices) == 1:  # a factor before it
         rest = quotient([part for part in node.args if part is not matrices[0]], ())
@@ -288,9 +288,7 @@ def _with_sign(node: Node, sign: int) -> Node:
         sides, *rest = node.args
         return Node("chain", (tuple(_with_sign(side, sign) for side in sides), *rest))
     if node.kind == "sequence":
-        opened, closed, items, join = node.args
-        signed = tuple(_with_sign(item, sign) for item in items)
-        return Node("sequence", (opened, closed, signed, join))
+        return with_items(node, (_with_sign(item, sign) for item in node.args[2]))
     return Node("signed", (sign, node))
 
 
@@ -304,12 +302,11 @@ def _is_name(side: Node, source: str) -> bool:
 
 def _without_braces(one: Node, two: Node) -> tuple[Node, Node]:
     """Where one is a set of a single element and the other none, that element."""
-    sets = [node.kind == "sequence" and node.args[0] == "{" for node in (one, two)]
-    if sets == [True, False] and len(one.args[2]) == 1 and two.kind != "sequence":
-        return one.args[2][0], two
-    if sets == [False, True] and len(two.args[2]) == 1 and one.kind != "sequence":
-        return one, two.args[2][0]
-    return one, two
+    lists = [node for node in (one, two) if node.kind == "sequence"]
+    if len(lists) != 1 or lists[0].args[0] != "{" or len(lists[0].args[2]) != 1:
+        return one, two
+    (element,) = lists[0].args[2]
+    return (element, two) if lists[0] is one else (one, element)
 
 
 def _equations(items: Sequence[Node]) -> Sequence[Node]:
@@ -346,14 +343,9 @@ def _with_same_argument(one: Node, two: Node) -> Node:
     heads = [node.args[0][0] for node in (one, two)]
     if all(head.kind == "apply" and len(head.symbols) == 2 for head in heads):
         letters = [next(iter(head.args[1].symbols), "") for head in heads]
-        bound = all(
-            letter in node.args[0][1].symbols
-            for letter, node in zip(letters, (one, two), strict=True)
-        )
-        if not bound or letters[0] in two.symbols:
-            return two
-        renamed: Node = _renamed(two, {letters[1]: letters[0]})
-        return renamed
+        bound = all(a in n.args[0][1].symbols for a, n in zip(letters, (one, two), strict=True))
+        if bound and letters[0] not in two.symbols:
+            two = _renamed(two, {letters[1]: letters[0]})
     return two
 
 

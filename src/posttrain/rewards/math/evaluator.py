@@ -11,7 +11,7 @@ import hashlib
 import math
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -87,8 +87,8 @@ class Evaluator:
         if node.kind != "signed":
             sign = int(self.point.get("±", 1)) * (1 if node.kind == "plus_minus" else -1)
             return sign * self.value(node.args[0])
-        point = {**self.point, "±": Fraction(node.args[0])}
-        return Evaluator(point, self.real, self.log_base, self.operations).value(node.args[1])
+        both = replace(self, point={**self.point, "±": Fraction(node.args[0])})
+        return both.value(node.args[1])
 
     def count(self, operations: int) -> None:
         """Add to the work of the comparison, and end it where it is too much."""

@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Callable
 
 from posttrain.rewards.math.tokens import FUNCTIONS
+from posttrain.rewards.math.units import ROMAN
 
 _UNICODE = {
     "−": "-", "‐": "-", "‑": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∙": "*",
@@ -119,7 +120,6 @@ _CLEANING: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
 ]
 _BRACED = re.compile(r"([_^])\{([0-9a-zA-Z])\}(?![0-9])")
 _SPACES = re.compile(r"(?<![0-9A-Za-z,]) | (?![0-9A-Za-z])")
-_TEXT = re.compile(r"\\text\s?\{([^{}]*)\}")
 _WORDS = re.compile(r"[a-zA-Z][a-zA-Z' .,()-]*")
 _PROSE = re.compile(  # GMmr is none
     r"\b(?:(?=[a-zA-Z]{4})[A-Z]?[a-z]+|[A-Z]{4,}|(?i:yes|no|odd|all|any|men|dog|cat|red|sun))\b"
@@ -140,7 +140,7 @@ def clean(text: str) -> str:
     text = _stripped(" ".join(text.split()))
     while text[:1] == "{" and text[-1:] == "}" and is_balanced(text[1:-1]):
         text = text[1:-1].strip()
-    whole = _TEXT.fullmatch(text)
+    whole = ROMAN.fullmatch(text)
     return clean(whole[1]) if whole else text
 
 
@@ -150,7 +150,7 @@ def unwrapped(text: str) -> str:
     >>> unwrapped(r"5\text{ cm}")
     '5 cm'
     """
-    return " ".join(_TEXT.sub(r"\1", text).split()) if "\\text" in text else text
+    return " ".join(ROMAN.sub(r"\1", text).split()) if "\\text" in text else text
 
 
 def key(text: str) -> str:

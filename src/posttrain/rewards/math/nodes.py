@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
 SIGNS = {"+": "plus", "-": "negate", "\\pm": "plus_minus", "\\mp": "minus_plus"}
 
 
@@ -69,6 +70,12 @@ def quotient(above: Sequence[Node], below: Sequence[Node]) -> Node:
     if below:
         return Node("divide", (quotient(above, ()), quotient(below, ())))
     return above[0] if len(above) == 1 else Node("multiply", tuple(above))
+
+
+def with_items(node: Node, items: Iterable[Node]) -> Node:
+    """A sequence in the same brackets, of other items."""
+    opened, closed, _, join = node.args
+    return Node("sequence", (opened, closed, tuple(items), join))
 
 
 def is_proper(node: Node) -> bool:

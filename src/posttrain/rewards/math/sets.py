@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from posttrain.rewards.math.evaluator import Evaluator, UndefinedError, approximate, close
-from posttrain.rewards.math.nodes import Node
+from posttrain.rewards.math.nodes import FLIPPED, Node
 
 # An interval: its ends, and whether it holds them. A point is an interval with the same end twice.
 Interval = tuple[Any, bool, Any, bool]
-_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
 _INFINITY = float("inf")
 _ALL: list[Interval] = [(-_INFINITY, False, _INFINITY, False)]
 
@@ -74,12 +73,12 @@ def _of_relations(node: Node) -> list[Interval]:
         return _intervals(sides[1])
     found = _ALL
     for left, relation, right in zip(sides, relations, sides[1:], strict=False):
-        if relation not in _FLIPPED:
+        if relation not in FLIPPED:
             raise UndefinedError
         if left.kind == "symbol":
             found = _common(found, _half(relation, _number(right)))
         elif right.kind == "symbol":
-            found = _common(found, _half(_FLIPPED[relation], _number(left)))
+            found = _common(found, _half(FLIPPED[relation], _number(left)))
         else:
             raise UndefinedError
     if len(node.symbols) != 1:

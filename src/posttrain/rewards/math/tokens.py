@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from posttrain.rewards.math.nodes import SIGNS, Node, UnreadableError
 from posttrain.rewards.math.units import Unit, parse_unit
+from posttrain.rewards.math.words import NUMBERS
 
 MAX_TOKENS = 1000
 MAX_DEPTH = 30  # of brackets in brackets, exponents in exponents
@@ -58,10 +59,6 @@ UNKNOWN = frozenset({  # commands that are no symbols
 })  # fmt: skip
 
 _FACTORS = frozenset({"number", "based", "letter", "word", "function", "text"})
-_BASES = {
-    "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
-    "ten": 10, "eleven": 11, "twelve": 12, "sixteen": 16,
-}  # fmt: skip
 _NAMES = frozenset({"and", "or", "pi", "infinity", "inf"})
 _TOKEN = re.compile(
     r"(?P<based>\(?(?:\\text\s?\{)?(?=[A-F]*[0-9])[0-9A-F]+(?:,[0-9]{3})*\}?\)?"
@@ -124,7 +121,7 @@ def based(text: str) -> Node:
     """The value, the base and the digits of ``1010_2``."""
     digits, _, base = re.sub(r"\\text|[{}(), ]", "", text).partition("_")
     try:
-        size = int(base) if base.isdigit() else _BASES.get(base, 0)
+        size = int(base) if base.isdigit() else NUMBERS.get(base, 0)
         return Node("based", (int(digits, size), size, digits))
     except ValueError:
         raise UnreadableError from None
@@ -136,10 +133,10 @@ def _token(kind: str, piece: str, *, start: int) -> Token:
         piece = " ".join(piece.partition("{")[2][:-1].split())
         if not piece:
             raise UnreadableError
-        if piece.lower() in ("and", "or"):
-            kind, piece = "sign", piece.lower()
     elif kind == "command" and piece != "\\sqrt" and piece[1:] in FUNCTIONS:
         piece = piece[1:]
+    if kind in ("text", "word") and piece.lower() in ("and", "or"):
+        return Token("sign", piece.lower(), start, end)
     return Token("function" if piece in FUNCTIONS else kind, piece, start, end)
 
 
@@ -153,10 +150,7 @@ def _of_word(run: str, start: int, *, glued: bool) -> list[Token]:
         pieces = [run[: sizes[0]], *run[sizes[0] :]]
     found = []
     for piece in pieces:
-        is_join = piece.lower() in ("and", "or")
-        kind = "sign" if is_join else "letter" if len(piece) == 1 else "word"
-        kind = "function" if piece in FUNCTIONS else kind
-        found.append(Token(kind, piece.lower() if is_join else piece, start, start + len(piece)))
+        found.append(_token("letter" if len(piece) == 1 else "word", piece, start=start))
         start += len(piece)
     return found
 

@@ -110,7 +110,7 @@ _GLUED = frozenset({
     "GeV", "nm",
 })  # fmt: skip
 _NAME = re.compile(r"(°[CF]?|[a-zA-Z$€£¥₹%¢ΩÅμ][a-zA-Z.]*)(?:\^?(-?[0-9]{1,2}))?")
-_TEXT = re.compile(r"\\text\s?\{([^{}]*)\}")
+ROMAN = re.compile(r"\\text\s?\{([^{}]*)\}")
 _LABEL = re.compile(r"[a-zA-Z]{3,}(?:[ -](?:[a-zA-Z]{2,}|a)){0,2}\.?")
 
 
@@ -175,7 +175,7 @@ def parse_unit(text: str) -> Unit | None:
 
 
 def _words(text: str) -> list[str]:
-    text = _TEXT.sub(
+    text = ROMAN.sub(
         r" \1 ", re.sub(r"\\mu\s?(\\text\s?\{\s?)?", r"\1μ", text).replace("\\Omega", "Ω")
     )
     return re.sub(r"\s*\^\s*", "^", re.sub(r"[{}*\\]", " ", text).replace("^ ", "^")).split()

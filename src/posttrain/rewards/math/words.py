@@ -10,8 +10,8 @@ _SMALL = (
     "sixteen seventeen eighteen nineteen"
 )
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-_NUMBERS = {word: value for value, word in enumerate(_SMALL.split())}
-_NUMBERS |= {word: 10 * value for value, word in enumerate(_TENS.split(), start=2)}
+NUMBERS = {word: value for value, word in enumerate(_SMALL.split())}
+NUMBERS |= {word: 10 * value for value, word in enumerate(_TENS.split(), start=2)}
 _SCALES = {
     "dozen": 12, "hundred": 100, "thousand": 1000, "lakh": 10**5, "million": 10**6,
     "crore": 10**7, "billion": 10**9, "trillion": 10**12,
@@ -21,7 +21,7 @@ _ORDINALS = {"five": "fifth", "eight": "eighth", "nine": "ninth", "twelve": "twe
 _ORDINALS |= {word: f"{word[:-1]}ieth" for word in _TENS.split()}
 _PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4} | {
     _ORDINALS.get(word, f"{word}th"): value
-    for word, value in (_NUMBERS | _SCALES).items()
+    for word, value in (NUMBERS | _SCALES).items()
     if value > 3 and word != "dozen"
 }
 _SIGNS = frozenset({"negative", "minus"})
@@ -60,7 +60,7 @@ def acts_on_number(word: str) -> bool:
     singular = word.removesuffix("s")
     if word in _ACTING or word.endswith("fold"):
         return True
-    return any(singular in table for table in (_NUMBERS, _SCALES, _PARTS))
+    return any(singular in table for table in (NUMBERS, _SCALES, _PARTS))
 
 
 def scale_of(word: str) -> Fraction | None:
@@ -102,7 +102,7 @@ def _whole(runs: list[str]) -> int | None:
     """The value of a whole number's words, in the order in which they are said; else None."""
     total, group, last = 0, -1, 10**30  # a group is what stands before thousand, million, …
     for place, run in enumerate(runs):
-        value = _NUMBERS.get(run, -1)
+        value = NUMBERS.get(run, -1)
         if run == "and" and 0 < place < len(runs) - 1:
             continue
         if run == "hundred" and group < 100:
