@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Literal
 
+from posttrain.sandbox.blocks import UNREADABLE
+
 Style = Literal["script", "collected", "doctest"]
 
 COMPOUND = ast.For | ast.While | ast.If | ast.With | ast.Try
@@ -71,7 +73,7 @@ def prepare(tests: str, *, entry_point: str = "", preamble: str = "") -> Questio
     imported = _take_solution_imports(tree)
     _open_main(tree, run=not any(map(_is_test, _reached(tree.body))))
     check = _check_function(tree)
-    if check is not None and not _calls(tree, "check"):
+    if check is not None and "check" not in _called_in(tree):
         if check.args.args and not entry_point:
             raise ValueError(
                 "tests: they define check(candidate); name the function as entry_point"
@@ -85,7 +87,8 @@ def prepare(tests: str, *, entry_point: str = "", preamble: str = "") -> Questio
     if not (collected or any(map(_is_assertion, ast.walk(tree)))):
         raise ValueError("tests: there is no assert in them; write `assert f(1) == 2`")
     classes = _classes([*helpers, *tree.body], names)
-    called = tuple(sorted({n for s in _reached(tree.body) for n in _called_in(s)}))
+    run = [part for part in _reached(tree.body) if not isinstance(part, SCOPES)]
+    called = tuple(sorted({name for part in run for name in _called_in(part)}))
     _Counting().visit(tree)
     num_cases = _mark_cases(tree.body, check)
     if not num_cases and not collected:  # the asserts are in helpers: all in all one case
@@ -107,7 +110,7 @@ def prepare(tests: str, *, entry_point: str = "", preamble: str = "") -> Questio
 def _parse(tests: str) -> ast.Module:
     try:
         return ast.parse(tests)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"tests: they are no Python: {error}") from error
 
 
@@ -117,7 +120,7 @@ def _doctest(tests: str) -> str:
         return ""
     try:
         nodes = list(ast.walk(ast.parse(tests)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except UNREADABLE:
         return tests
     if any(_is_assertion(node) or _is_test(node) for node in nodes):
         return ""
@@ -202,24 +205,16 @@ def _check_function(tree: ast.Module) -> ast.FunctionDef | None:
 
 
 def _called_in(tree: ast.AST) -> set[str]:
-    """The names that a piece of code calls, outside the functions that it defines."""
-    if isinstance(tree, SCOPES):
-        return set()
+    """The names that a piece of code calls."""
     calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return {function.id for function in calls if isinstance(function, ast.Name)}
-
-
-def _calls(tree: ast.Module, name: str) -> bool:
-    """Whether tests call one of their functions somewhere."""
-    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return any(isinstance(function, ast.Name) and function.id == name for function in calls)
 
 
 def _helpers(preamble: str, entry_point: str) -> list[ast.stmt]:
     """What the preamble defines besides the function asked for: the examiner has its own copy."""
     try:
         body = ast.parse(preamble).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except UNREADABLE:
         return []  # it ends within a function, which the completion goes on with
     return [node for node in body if getattr(node, "name", "") != entry_point]
 

@@ -15,6 +15,7 @@ from fractions import Fraction
 from posttrain.rewards.math.words import acts_on_number, scale_of
 
 Dimension = tuple[tuple[str, int], ...]
+Measure = tuple[Fraction, Dimension]  # a factor, and of what
 
 # Names, and what they are in units above them; without that they are a dimension of their own.
 # A line that begins with * takes the prefixes of the metric system.
@@ -181,12 +182,10 @@ def _words(text: str) -> list[str]:
     return re.sub(r"\s*\^\s*", "^", re.sub(r"[{}*\\]", " ", text).replace("^ ", "^")).split()
 
 
-def _product(
-    words: Sequence[str], table: Mapping[str, tuple[Fraction, Dimension]]
-) -> tuple[Fraction, Dimension] | None:
+def _product(words: Sequence[str], table: Mapping[str, Measure]) -> Measure | None:
     """Factor and dimension of a product or quotient of units of the table; None if it is none."""
     factor, exponents, sign, power = Fraction(1), Counter[str](), 1, 1
-    last: tuple[tuple[Fraction, Dimension], int] | None = None
+    last: tuple[Measure, int] | None = None
     for piece in " ".join(words).replace("/", " / ").replace(" per ", " / ").split():
         if piece == "/":
             sign = -1
@@ -211,9 +210,7 @@ def _product(
     return factor, tuple(sorted((base, e) for base, e in exponents.items() if e))
 
 
-def _known(
-    name: str, table: Mapping[str, tuple[Fraction, Dimension]]
-) -> tuple[Fraction, Dimension] | None:
+def _known(name: str, table: Mapping[str, Measure]) -> Measure | None:
     name = name.rstrip(".") or name
     folded = name.lower() if len(name) > 3 else name
     forms = (name, folded, _PLURALS.get(folded, ""), folded.removesuffix("s"))
@@ -221,13 +218,12 @@ def _known(
 
 
 @functools.cache
-def _units() -> dict[str, tuple[Fraction, Dimension]]:
-    table: dict[str, tuple[Fraction, Dimension]] = {}
-    value: tuple[Fraction, Dimension]
+def _units() -> dict[str, Measure]:
+    table: dict[str, Measure] = {}
     for line in _TABLE.strip().splitlines():
         left, _, right = line.partition(" = ")
         names = left.lstrip("*").split()
-        value = Fraction(1), ((names[0], 1),)
+        value: Measure = Fraction(1), ((names[0], 1),)
         if right:
             digits, _, of = right.partition(" ") if right[0].isdigit() else ("1", "", right)
             factor, dimension = _product(of.split(), table) or value
