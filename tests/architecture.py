@@ -26,6 +26,7 @@ from architecture_tables import (
     SIGNATURE_FIXED_BY_PYTHON,
     SIGNATURE_IS_DATA,
     STANDARD_AND_TORCH_ONLY,
+    STANDARD_ONLY,
 )
 
 LAYER_OF = {package: layer for layer, row in enumerate(LAYERS) for package in row}
@@ -163,6 +164,8 @@ def third_parties(module: Module) -> Iterator[Finding]:
 
 def third_party_error(module: Module, name: str) -> str | None:
     """Say what is wrong with one import of a third party, if anything is."""
+    if module.package in STANDARD_ONLY:
+        return f"{name}: {module.package} may use the standard library alone"
     pure = module.package in STANDARD_AND_TORCH_ONLY
     free = {"torch"} if pure else {"torch", "numpy"}
     homes = next((CONFINED[key] for key in CONFINED if is_inside(name, key)), None)

@@ -6,7 +6,7 @@ MAX_POSITIONAL = 2  # beyond self
 
 # Lower never imports higher, and packages of the same layer never import each other.
 LAYERS = [
-    ["types", "registry", "disk", "written"],
+    ["types", "registry", "disk", "written", "sandbox"],
     ["protocols", "algorithms"],
     ["data", "rewards", "tasks", "models", "track"],
     ["rollout", "learn", "sync", "runs", "walkthrough"],
@@ -41,13 +41,14 @@ STANDARD_AND_TORCH_ONLY = {
     "protocols",
     "algorithms",
 }  # "" is the root
+STANDARD_ONLY = {"sandbox"}  # it is copied, file by file, to where untrusted code runs
 
 # Where each third party may be imported: a package, or one module. Torch and numpy are not listed.
 CONFINED = {
     "click": ["cli"],
     "gguf": ["models"],
     "matplotlib": ["walkthrough", "track", "runs"],
-    "mpmath": ["rewards.math_value"],
+    "mpmath": ["rewards.math.evaluator"],
     "pyarrow": ["data", "runs"],
     "pydantic": ["config", "build"],
     "re2": ["rewards.format"],

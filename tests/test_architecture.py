@@ -64,6 +64,7 @@ VIOLATIONS = {
     "sibling, relative module": ("layers", "models/a/b.py", 1, "from ... import data\n"),
     "sibling, in a package": ("layers", "models/__init__.py", 1, "from ..data import b\n"),
     "rewards import tasks": ("layers", "rewards/a.py", 1, "import posttrain.tasks\n"),
+    "the sandbox imports ours": ("layers", "sandbox/a.py", 1, "from posttrain.types import a\n"),
     "inside a function": ("layers", "registry.py", 2, "def f():\n    import posttrain.build\n"),
     "inside a method": (
         "layers",
@@ -131,6 +132,7 @@ VIOLATIONS = {
     "pydantic": ("third_parties", "runs/a.py", 1, "from pydantic import BaseModel\n"),
     "typer": ("third_parties", "build.py", 1, "import typer\n"),
     "pyarrow": ("third_parties", "models/a.py", 1, "import pyarrow.parquet\n"),
+    "torch in the sandbox": ("third_parties", "sandbox/a.py", 1, "import torch\n"),
     "numpy in algorithms": ("third_parties", "algorithms/a.py", 1, "import numpy as np\n"),
     "numpy in the root": ("third_parties", "__init__.py", 1, "import numpy as np\n"),
     "unknown third party": ("third_parties", "data/a.py", 1, "import pandas\n"),

@@ -122,7 +122,7 @@ def check_kinds(bench: Bench, findings: Findings) -> None:
 def _check_sandbox(bench: Bench, findings: Findings) -> None:
     """Which sandbox is in force, and that it is one."""
     try:
-        from posttrain.rewards.sandbox import available, choose
+        from posttrain.sandbox import available, choose
     except ImportError:
         findings.warned("sandbox", "there is none in this installation", fix="update posttrain")
         return
