@@ -9,10 +9,10 @@ from small_runs import recipe, small_run
 from tokenizers import normalizers
 
 import posttrain
-from posttrain.build.check import check_recipe
 from posttrain.build.parts import Parts, make_parts, make_policy
 from posttrain.build.sft_rows import sft_rows
 from posttrain.build.trained_rows import demonstrated_tests
+from posttrain.check import check_recipe
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.data.characters import lost_characters
 from posttrain.models.load import load_policy

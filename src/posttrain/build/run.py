@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.text import Text
 
 from posttrain.build.before import look_ahead
-from posttrain.build.check import before_rl
 from posttrain.build.diagnosis import (
     DIAGNOSED,
     diagnosed,
@@ -56,6 +55,7 @@ from posttrain.build.sft_stage import run_sft, sft_steps
 from posttrain.build.stages import Context, run_rl
 from posttrain.build.supplied import Supplied
 from posttrain.build.threads import own_threads, settle_threads
+from posttrain.check import before_rl
 from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.disk import keeping
 from posttrain.models.load import Policy

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from posttrain.build.check.bench import Bench, unchanged
-from posttrain.build.check.report import WAY, Findings, State
-from posttrain.build.check.signal import Sampled, engine_of
-from posttrain.build.check.trial import Trial, take_step
 from posttrain.build.diagnosis import FLOAT32_ROUNDING, OTHER_ROUNDING, SAME_PROCESS
 from posttrain.build.parts import choose_compute, filled
+from posttrain.check.bench import Bench, unchanged
+from posttrain.check.report import WAY, Findings, State
+from posttrain.check.signal import Sampled, engine_of
+from posttrain.check.trial import Trial, take_step
 from posttrain.models.load import Policy
 from posttrain.registry import split
 from posttrain.rollout.collect import collect

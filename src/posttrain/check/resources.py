@@ -7,13 +7,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from posttrain.build.check.bench import Bench
-from posttrain.build.check.report import Findings, State
-from posttrain.build.check.signal import Sampled, engine_of
-from posttrain.build.check.speed import check_speed, check_way
-from posttrain.build.check.trial import REMEASURED, Trial, take_step
 from posttrain.build.learners import make_plan
 from posttrain.build.parts import filled, make_sampling
+from posttrain.check.bench import Bench
+from posttrain.check.report import Findings, State
+from posttrain.check.signal import Sampled, engine_of
+from posttrain.check.speed import check_speed, check_way
+from posttrain.check.trial import REMEASURED, Trial, take_step
 from posttrain.models.gpu_memory import free_bytes
 from posttrain.models.scorer import ModelScorer
 from posttrain.models.token_scores import chunk_elements_for

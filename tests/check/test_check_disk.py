@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from small_runs import recipe
 
-from posttrain.build.check import Line, check_recipe, disk
-from posttrain.build.check.disk import StageRoom, free_room, peak, stage_rooms
+from posttrain.check import Line, check_recipe, disk
+from posttrain.check.disk import StageRoom, free_room, peak, stage_rooms
 from posttrain.config import recipe_from_dict, resolve
 
 HELD = 4000  # 1000 weights of 4 bytes; with AdamW's moments 12,000 bytes

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from small_runs import TINY
 
-from posttrain.build.check import check_recipe, speed
-from posttrain.build.check.report import Findings, Line
+from posttrain.check import check_recipe, speed
+from posttrain.check.report import Findings, Line
 from posttrain.models.roofline import Peak
 from posttrain.rollout.engines import native
 from posttrain.types import Completion, Prompt, Rollout

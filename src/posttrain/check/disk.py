@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from posttrain.build.check.bench import Bench
-from posttrain.build.check.report import Findings
-from posttrain.build.check.resources import shown_size
 from posttrain.build.parts import filled
+from posttrain.check.bench import Bench
+from posttrain.check.report import Findings
+from posttrain.check.resources import shown_size
 from posttrain.config import Recipe
 
 

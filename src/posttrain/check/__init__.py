@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posttrain.build.check.answers import Answers, grade_answers
-from posttrain.build.check.bench import Bench, make_bench, with_engine
-from posttrain.build.check.data import (
+from posttrain.build.stages import Context
+from posttrain.build.threads import own_threads, use_threads
+from posttrain.check.answers import Answers, grade_answers
+from posttrain.check.bench import Bench, make_bench, with_engine
+from posttrain.check.data import (
     check_answer_length,
     check_answers,
     check_demonstrations,
@@ -26,15 +28,13 @@ from posttrain.build.check.data import (
     check_splits,
     check_texts,
 )
-from posttrain.build.check.disk import check_disk
-from posttrain.build.check.numerics import check_numerics
-from posttrain.build.check.report import AREAS, Area, Book, CheckFailedError, Line, Report, new_book
-from posttrain.build.check.resources import check_resources, enough_memory
-from posttrain.build.check.rewards import check_grading, check_kinds, is_ready
-from posttrain.build.check.signal import check_signal, sample
-from posttrain.build.check.trial import take_step
-from posttrain.build.stages import Context
-from posttrain.build.threads import own_threads, use_threads
+from posttrain.check.disk import check_disk
+from posttrain.check.numerics import check_numerics
+from posttrain.check.report import AREAS, Area, Book, CheckFailedError, Line, Report, new_book
+from posttrain.check.resources import check_resources, enough_memory
+from posttrain.check.rewards import check_grading, check_kinds, is_ready
+from posttrain.check.signal import check_signal, sample
+from posttrain.check.trial import take_step
 from posttrain.config import (
     Recipe,
     arithmetic,

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from posttrain.build.check.bench import Bench
+from posttrain.check.bench import Bench
 from posttrain.rewards import REWARDS
 from posttrain.rewards.extraction import Extract, extract_answer
 from posttrain.rewards.scorer import FROM_ROLLOUT, RewardScorer

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from posttrain.build.check.bench import Bench
-from posttrain.build.check.report import Findings
-from posttrain.build.check.signal import Sampled
-from posttrain.build.check.trial import Trial
 from posttrain.build.parts import choose_compile, choose_compute
 from posttrain.build.ways import told
+from posttrain.check.bench import Bench
+from posttrain.check.report import Findings
+from posttrain.check.signal import Sampled
+from posttrain.check.trial import Trial
 from posttrain.models.roofline import (
     Peak,
     Shape,

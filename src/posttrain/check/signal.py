@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from posttrain.build.check.answers import Answers
-from posttrain.build.check.bench import Bench
-from posttrain.build.check.report import Findings, State
 from posttrain.build.parts import filled, make_sampling, render_prompts
+from posttrain.check.answers import Answers
+from posttrain.check.bench import Bench
+from posttrain.check.report import Findings, State
 from posttrain.config.asked import compared, wants_greedy
 from posttrain.pipelines.evaluate import pass_at_k, share
 from posttrain.protocols import Engine

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from posttrain.algorithms.diagnostics import share_without_signal
-from posttrain.build.check.bench import Bench, unchanged
 from posttrain.build.learners import make_learner, make_plan
 from posttrain.build.parts import filled
 from posttrain.build.ways import declared
+from posttrain.check.bench import Bench, unchanged
 from posttrain.data.collate import collate
 from posttrain.data.minibatch import micro_batches
 from posttrain.pipelines.objective import make_objective

@@ -12,12 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from build.broken_recipes import BROKEN, HEALTHY, Broken, page_rows, recipe_of, write_files
+from check.broken_recipes import BROKEN, HEALTHY, Broken, page_rows, recipe_of, write_files
 from rich.console import Console
 from small_runs import recipe, small_run
 
 from posttrain.build import learners
-from posttrain.build.check import (
+from posttrain.build.keeper import Keeper
+from posttrain.build.parts import make_engine, make_parts, make_policy
+from posttrain.build.run import Supplied
+from posttrain.build.stages import Context
+from posttrain.check import (
     CheckFailedError,
     Line,
     Report,
@@ -27,13 +31,9 @@ from posttrain.build.check import (
     resources,
     speed,
 )
-from posttrain.build.check.report import AREAS, Findings
-from posttrain.build.check.resources import Law
-from posttrain.build.check.trial import saved_bytes
-from posttrain.build.keeper import Keeper
-from posttrain.build.parts import make_engine, make_parts, make_policy
-from posttrain.build.run import Supplied
-from posttrain.build.stages import Context
+from posttrain.check.report import AREAS, Findings
+from posttrain.check.resources import Law
+from posttrain.check.trial import saved_bytes
 from posttrain.cli.app import main
 from posttrain.config import recipe_from_dict, resolve, to_toml
 from posttrain.models.load import Policy, load_policy
@@ -144,7 +144,7 @@ def test_the_page_is_in_step(healthy: Report) -> None:
     """docs/check.md says what each line means, and holds the gallery as it is here."""
     page = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
     assert not {line.name for line in healthy.lines if f"| {line.name} |" not in page}
-    assert "\n".join(page_rows()) in page, "run: python tests/build/broken_recipes.py"
+    assert "\n".join(page_rows()) in page, "run: python tests/check/broken_recipes.py"
 
 
 def test_what_sft_may_still_mend_is_a_warning(folder: Path) -> None:
@@ -376,7 +376,7 @@ def test_a_check_that_breaks_itself_holds_up_no_run(
     whole = check_recipe(HEALTHY, fast=True)
     for place in CHECKS:
         with monkeypatch.context() as patch:
-            patch.setattr(f"posttrain.build.check.{place}", broken)
+            patch.setattr(f"posttrain.check.{place}", broken)
             report = check_recipe(HEALTHY, fast=True)
         (line,) = [line for line in report.lines if line.state != "pass"]
         assert line.state == "warn"
@@ -397,7 +397,7 @@ def test_what_would_break_the_run_fails(
     def broken(*given: Any, **options: Any) -> None:
         raise KeyError("inside")
 
-    monkeypatch.setattr(f"posttrain.build.check.{place}", broken)
+    monkeypatch.setattr(f"posttrain.check.{place}", broken)
     report = check_recipe(HEALTHY, fast=True)
     assert [line.name for line in report.of("fail")] == [name], told(report)
 

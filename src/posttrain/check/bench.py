@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from posttrain.build.check.report import Book, Findings
 from posttrain.build.finished import check_models
 from posttrain.build.parts import (
     Parts,
@@ -23,6 +22,7 @@ from posttrain.build.parts import (
     make_template,
     monitored,
 )
+from posttrain.check.report import Book, Findings
 from posttrain.config import Recipe
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.preference_rules import OWN_STAGE

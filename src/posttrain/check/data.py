@@ -6,9 +6,6 @@ import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from posttrain.build.check.answers import Answers, mend_gold
-from posttrain.build.check.bench import Bench, heard
-from posttrain.build.check.report import Findings, State
 from posttrain.build.parts import check_room, filled, make_template, render_prompts
 from posttrain.build.passes import passes, shared_prompts
 from posttrain.build.preference_rows import backbone_of, reward_rows
@@ -21,6 +18,9 @@ from posttrain.build.trained_rows import (
     preferred_tests,
     told_leak,
 )
+from posttrain.check.answers import Answers, mend_gold
+from posttrain.check.bench import Bench, heard
+from posttrain.check.report import Findings, State
 from posttrain.config import RewardSection, SftSection
 from posttrain.data.template import words
 from posttrain.models.cache import context_length

@@ -6,10 +6,10 @@ import statistics
 from pathlib import Path
 
 from posttrain.build.before import check_ready
-from posttrain.build.check.answers import Answers
-from posttrain.build.check.bench import Bench
-from posttrain.build.check.report import Findings, State
 from posttrain.build.parts import filled
+from posttrain.check.answers import Answers
+from posttrain.check.bench import Bench
+from posttrain.check.report import Findings, State
 from posttrain.models.scorer import ModelScorer
 from posttrain.rewards.scorer import RewardScorer
 
