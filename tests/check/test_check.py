@@ -26,14 +26,16 @@ from posttrain.check import (
     Line,
     Report,
     before_rl,
-    bench,
     check_recipe,
+    checks,
+    making,
     resources,
     speed,
 )
-from posttrain.check.report import AREAS, Findings
-from posttrain.check.resources import Law
-from posttrain.check.trial import saved_bytes
+from posttrain.check.bench import Bench
+from posttrain.check.checks import CHECKS, look
+from posttrain.check.trial import Law, saved_bytes
+from posttrain.check.verdicts import AREAS, BROKE, MEND, Verdict
 from posttrain.cli.app import main
 from posttrain.config import recipe_from_dict, resolve, to_toml
 from posttrain.models.load import Policy, load_policy
@@ -46,27 +48,6 @@ from posttrain.track import Several
 from posttrain.types import Batch, Completion
 
 ROOT = Path(__file__).parents[2]
-CHECKS = [
-    "check_splits",
-    "check_prompts",
-    "check_passes",
-    "check_demonstrations",
-    "check_preferences",
-    "check_kinds",
-    "check_answers",
-    "check_answer_length",
-    "check_grading",
-    "check_signal",
-    "enough_memory",
-    "data._show",
-    "data._check_length",
-    "numerics._check_mismatch",
-    "numerics._check_ratio",
-    "numerics._check_step",
-    "numerics._check_way",
-    "resources._check_time",
-    "resources.check_way",
-]
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +92,7 @@ def test_a_healthy_recipe_passes_every_area(healthy: Report) -> None:
     assert list(dict.fromkeys(line.area for line in healthy.lines)) == list(AREAS)
     assert healthy.ok
     assert {row.stage for row in healthy.arithmetic} == {"rl", "eval"}
-    assert healthy.require() is healthy
+    assert healthy.enforce("stop") is healthy
 
 
 def test_the_prompt_is_shown_as_the_model_sees_it(folder: Path) -> None:
@@ -215,7 +196,7 @@ def test_an_engine_need_not_be_the_same_to_the_bit(
     def jittery(spec: Any, policy: Policy, **options: Any) -> Engine:
         return Jittery(make_engine(spec, policy, **options), by=by)
 
-    monkeypatch.setattr(bench, "make_engine", jittery)
+    monkeypatch.setattr(making, "make_engine", jittery)
     assert find(check_recipe(HEALTHY, fast=True), "weights to engine").state == state
 
 
@@ -260,7 +241,7 @@ def test_an_engine_on_old_weights_fails(folder: Path, monkeypatch: pytest.Monkey
         model = copy.deepcopy(policy.model)
         return make_engine(spec, replace(policy, model=model), **options)
 
-    monkeypatch.setattr(bench, "make_engine", on_a_copy)
+    monkeypatch.setattr(making, "make_engine", on_a_copy)
     report = check_recipe(HEALTHY, fast=True)
     assert [line.name for line in report.of("fail")] == ["weights to engine"], told(report)
 
@@ -332,10 +313,9 @@ def test_a_report_announces_and_refuses(folder: Path) -> None:
     assert "✗ check: config: rl.temperature: 0 is greedy" in shown
     assert "→ set it above 0" in shown
     assert report.enforce("warn") is report
-    with pytest.raises(CheckFailedError, match="--check warn goes on anyway"):
+    says = r"(?s)rl.minibatches: 3 does not.*rl.temperature: 0 is.*--check warn goes on anyway"
+    with pytest.raises(CheckFailedError, match=says):
         report.enforce("stop")
-    with pytest.raises(RuntimeError, match=r"(?s)rl.minibatches: 3 does not.*rl.temperature: 0 is"):
-        report.require()
 
 
 def test_bytes_kept_for_the_gradient_are_counted_once() -> None:
@@ -352,54 +332,54 @@ def test_bytes_kept_for_the_gradient_are_counted_once() -> None:
     assert again.isfinite()
 
 
-def test_guard_reports_whatever_is_raised() -> None:
-    """The kind of error is said where the text alone would not do."""
-    findings = Findings("data")
-    with findings.guard("task"):
+def test_what_a_run_would_raise_fails_and_the_kind_of_error_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the text alone would not do; what was said before is kept."""
+
+    def missing(bench: Bench) -> Iterator[Verdict]:
+        yield Verdict("pass", "so far")
         raise KeyError("x")
-    with findings.guard("task"):
+
+    def refused(bench: Bench) -> None:
         raise ValueError("rows: none; give some")
-    assert findings.lines == [
+
+    rows = [checks.Check("data", "task", row, "moment", runs=True) for row in (missing, refused)]
+    monkeypatch.setattr(checks, "CHECKS", [row._replace(at=checks.ALWAYS) for row in rows])
+    assert look(Bench("check")) == [
+        Line("data", "task", "pass", "so far"),
         Line("data", "task", "fail", "KeyError: 'x'", "mend this, then check again"),
         Line("data", "task", "fail", "rows: none", "give some"),
     ]
+    with pytest.raises(KeyError):
+        look(Bench("start"))  # as it would end the run
 
 
-def test_a_check_that_breaks_itself_holds_up_no_run(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def raising(bench: Bench) -> None:
+    raise KeyError("inside")
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.look.__name__)
+def test_a_check_that_breaks_holds_up_a_run_only_where_that_would_break(
+    check: checks.Check, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever it breaks it is a warning with its exception, and the other checks are made."""
-
-    def broken(*given: Any, **options: Any) -> None:
-        raise KeyError("inside")
-
-    whole = check_recipe(HEALTHY, fast=True)
-    for place in CHECKS:
-        with monkeypatch.context() as patch:
-            patch.setattr(f"posttrain.check.{place}", broken)
-            report = check_recipe(HEALTHY, fast=True)
-        (line,) = [line for line in report.lines if line.state != "pass"]
-        assert line.state == "warn"
-        assert line.text == "the check itself broke, so nothing is known: KeyError: 'inside'", place
+    """Else it is a warning with its exception; either way the other checks are made."""
+    if "check" not in check.at:
+        pytest.skip("looked at in a run alone")
+    broken = [row._replace(look=raising) if row is check else row for row in CHECKS]
+    monkeypatch.setattr(checks, "CHECKS", broken)
+    sections = {"sft": {}, "reward": {"data": "pairs.jsonl"}}
+    changes = {**sections, "run.stages": ["sft", "reward", "rl", "eval"]}
+    rare = {"sft", "reward", "backbone"} & {*check.needs.split()}
+    report = check_recipe(recipe_of(changes) if rare else HEALTHY, fast=True)
+    lines = [line for line in report.lines if (line.area, line.name) == (check.area, check.name)]
+    if check.runs:
+        assert Line(check.area, check.name, "fail", "KeyError: 'inside'", MEND) in lines
+    else:
+        said = "the check itself broke, so nothing is known: KeyError: 'inside'"
+        assert Line(check.area, check.name, "warn", said, BROKE) in lines
         assert report.enforce("stop") is report
-        assert len(report.lines) > len(whole.lines) // 2, place
-
-
-@pytest.mark.parametrize(
-    ("place", "name"),
-    [("grade_answers", "rewards"), ("sample", "rollouts"), ("take_step", "one step")],
-)
-def test_what_would_break_the_run_fails(
-    place: str, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Grading, sampling and a step are what the run itself does."""
-
-    def broken(*given: Any, **options: Any) -> None:
-        raise KeyError("inside")
-
-    monkeypatch.setattr(f"posttrain.check.{place}", broken)
-    report = check_recipe(HEALTHY, fast=True)
-    assert [line.name for line in report.of("fail")] == [name], told(report)
+        assert len(report.lines) > 20
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from posttrain.config import Recipe
 from posttrain.data.preferences import Ranked, read_preferences
 from posttrain.data.sources import read_demonstrations
 from posttrain.data.template import Template, words
+from posttrain.protocols import Task
 from posttrain.types import Prompt
 
 
@@ -72,3 +74,16 @@ def preferred(path: str) -> list[Prompt]:
     with warnings.catch_warnings():  # they are given when the stage reads them
         warnings.simplefilter("ignore")
         return [of_ranked(ranked) for ranked in read_preferences(path)]
+
+
+def shared_prompts(recipe: Recipe, task: Task | None, *, template: Template | None = None) -> int:
+    """How many of the prompts that rl asks are answered in the demonstrations of sft."""
+    section = recipe.sft
+    if section is None or task is None or not {"sft", "rl"} <= set(recipe.stages):
+        return 0
+    prompts = task.prompts("train")
+    if section.data == "task":
+        return min(section.num_demonstrations or len(prompts), len(prompts))
+    rows = demonstrated(section.data, section.num_demonstrations)
+    shown = {text for ways in questions(rows, template) for text in ways}
+    return sum(not shown.isdisjoint(ways) for ways in questions(prompts, template))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,6 @@ from posttrain.runs import RunFolder, rollout_table
 from posttrain.tasks import TASKS, make_task
 from posttrain.track.text import command_line, printable
 from posttrain.types import Prompt
-
-APART = "remove them there, or the test measures memory"
 
 
 def check_unseen(task: Task, model: str, *, chosen: bool = False) -> None:
@@ -81,30 +79,17 @@ def asks_test(recipe: Recipe) -> bool:
     return "eval" in recipe.stages or bool(within)
 
 
-def check_data_apart(
-    recipe: Recipe, task: Task | None, *, template: Template, stages: Collection[str]
-) -> None:
-    """Refuse to train on the very problems that the run is measured by, in stages still to come."""
-    if task is None or not asks_test(recipe):
-        return
-    looks = {"sft": demonstrated_tests, "reward": preferred_tests}
-    for stage, look in looks.items():
-        if stage in stages and (found := look(recipe, task, template=template)):
-            where = f"{stage}.data"
-            raise ValueError(f"{where}: {told_leak(found, task, where=where)}; {APART}")
-
-
-def told_leak(found: Sequence[Prompt], task: Task, *, where: str) -> str:
-    """How many test problems are in a file, and the first of them."""
-    shown = printable(spellings(found[0])[0], limit=60)
-    num = len(task.prompts("test"))
-    return f"{len(found)} of {num} held-out problems are in {where} (the first: {shown!r})"
-
-
 def check_has_test(task: Task, spec: Mapping[str, Any] | None) -> None:
     """Refuse a task without test problems, with what would give it some."""
-    if task.prompts("test"):
-        return
+    if not task.prompts("test"):
+        raise ValueError(
+            "task: there is nothing to evaluate on, because the test split is empty; "
+            f"{how_to_test(spec)}"
+        )
+
+
+def how_to_test(spec: Mapping[str, Any] | None) -> str:
+    """What gives a task test problems."""
     known = options(look_up(spec["name"], TASKS, kind="task")) if spec else {}
     fixes = {
         "test_share": "hold out a share of its file, task.test_share = 0.2",
@@ -112,10 +97,7 @@ def check_has_test(task: Task, spec: Mapping[str, Any] | None) -> None:
         "num_test": "raise task.num_test",
     }
     fix = ", or ".join(text for name, text in fixes.items() if name in known)
-    raise ValueError(
-        f"task: there is nothing to evaluate on, because the test split is empty; "
-        f"{fix or 'give the task test problems (from Python: test_prompts=…)'}"
-    )
+    return fix or "give the task test problems (from Python: test_prompts=…)"
 
 
 def trained_on(run: Path, known: frozenset[Path] = frozenset()) -> set[str]:

@@ -1,95 +1,130 @@
-"""The parts of a recipe on the bench: made as a run makes them, one by one, each failure a line."""
+"""What the checks work with: the parts of a recipe, and what was found out with them."""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from posttrain.build.finished import check_models
-from posttrain.build.parts import (
-    Parts,
-    choose_device,
-    filled,
-    make_engine,
-    make_parts,
-    make_policy,
-    make_template,
-    monitored,
-)
-from posttrain.check.report import Book, Findings
-from posttrain.config import Recipe
-from posttrain.config.pieces import MODEL_REWARD
-from posttrain.config.preference_rules import OWN_STAGE
+from posttrain.build.parts import Parts
+from posttrain.build.supplied import Supplied
+from posttrain.check.verdicts import Verdict
+from posttrain.config import Recipe, RewardSection, RlSection, SftSection
 from posttrain.config.usual import far_from_usual
+from posttrain.data.template import Template
 from posttrain.models.load import Policy
-from posttrain.protocols import Engine, Task
-from posttrain.tasks import make_task
-from posttrain.types import Prompt
+from posttrain.protocols import Engine, Scorer, Task
+from posttrain.types import Prompt, Rollout
 
 if TYPE_CHECKING:
-    from posttrain.build.run import Supplied
+    from posttrain.check.trial import Law, Trial
 
-TRAINED_BEFORE = ("sft",)
-STANDS_IN = "the reward model is still to come and may judge otherwise"
+Moment = Literal["check", "start", "rl"]
+"""When it is looked: ``posttrain check``, the start of a run, or that of its stage rl."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What the checks work with; ``task`` alone is there where the rest could not be made.
+    """Parts that are made one after the other: each is an attribute once a check has made it.
 
-    ``untrained`` says that stages before rl will still change the model, ``stand_in`` that the
-    reward model of this run does not exist yet and the task's own rewards stand in for it.
-    ``supplied_engine`` says that nothing is known of how the engine is wired, ``under_way`` that
-    the stages before rl are done, and what they read has been looked at.
+    So the table names what a check needs, and what could not be made leaves it out.
     """
 
+    read: Callable[[], Recipe]
     recipe: Recipe
-    task: Task | None
-    policy: Policy | None = None
-    parts: Parts | None = None
-    engine: Engine | None = None
-    fast: bool = False
-    untrained: bool = False
-    stand_in: bool = False
-    supplied_engine: bool = False
-    under_way: bool = False
+    stages: Sequence[str]
+    """Those still to come; the section of each is an attribute too."""
+    sft: SftSection
+    reward: RewardSection
+    rl: RlSection
+    task: Task
+    policy: Policy
+    template: Template
+    parts: Parts
+    scorer: Scorer
+    engine: Engine
+    backbone: Policy
+    """What the stage reward trains."""
+    splits: Mapping[str, Sequence[Prompt]]
+    rendered: Prompt
+    """The first prompt as the model sees it."""
+    limit: int
+    """The longest answer."""
+    fitting: Mapping[str, tuple[Sequence[Prompt], int]]
+    """Prompts of each split that fit the context, and how many do not."""
+    ready: bool
+    """Set where all that the rewards need is there."""
+    answers: Mapping[str, Sequence[Rollout]]
+    """Scored rollouts by kind: ``gold``, ``wrong`` (the gold of another row) and ``empty``."""
+    groups: Sequence[Sequence[Rollout]]
+    """Real rollouts, sampled and scored as a run would."""
+    seconds: Mapping[str, float]
+    """What sampling (``rollout``) and grading (``reward``) these took."""
+    trial: Trial
+    less: Trial
+    """A step on some of the rollouts of ``trial``."""
+    decode: Law
+    decode_seconds: float
+    """What sampling the groups takes once warm."""
+
     reward_model: Path | None = None
+    """That of this run, where its stage reward is done."""
+    stand_in: bool = False
+    """Whether other rewards stand in for a reward model that this run is still to train."""
+    untrained: bool = False
+    """Whether stages before rl will still change the model."""
+    own_engine: bool = False
+    """Whether the engine was handed over: nothing is known of how it is wired."""
+    no_gold: str = ""
+    """Why there are no gold answers, where there are none."""
+    too_large: bool = False
+    """Whether a step cannot fit into memory."""
 
-    @property
-    def excuse(self) -> str:
-        """Why what rests on the rewards cannot be held against the recipe; empty: it can."""
-        return STANDS_IN if self.stand_in else ""
+    def __init__(
+        self, moment: Moment, *, fast: bool = False, supplied: Supplied | None = None
+    ) -> None:
+        self.moment, self.fast = moment, fast
+        self.supplied = supplied or Supplied()
+        if self.supplied.engine is not None:
+            self.engine, self.own_engine = self.supplied.engine, True
 
-    @property
-    def learns(self) -> bool:
-        """Whether there is an rl stage, and all that it takes."""
-        return "rl" in self.recipe.stages and self.ready
+    def take(
+        self,
+        recipe: Recipe,
+        stages: Sequence[str],
+        *,
+        policy: Policy | None = None,
+        parts: Parts | None = None,
+    ) -> None:
+        """Put a recipe with the stages to come on the bench, and its parts where they are made."""
+        self.recipe, self.stages = recipe, stages
+        made: dict[str, Any] = {stage: getattr(recipe, stage) for stage in stages}
+        made |= {"policy": policy, "parts": parts}
+        if parts is not None:
+            made |= {"task": parts.task, "scorer": parts.scorer, "template": parts.template}
+        self.__dict__.update((name, part) for name, part in made.items() if part is not None)
 
-    @property
-    def ready(self) -> bool:
-        """Whether model, task and rewards could be made."""
-        return self.parts is not None and self.parts.scorer is not None and self.task is not None
-
-    def of_policy(self) -> Policy:
-        """The policy, where there is one."""
-        assert self.policy is not None, "asked only once it could be loaded"
-        return self.policy
-
-    def of_parts(self) -> Parts:
-        """The parts, where they could be made."""
-        assert self.parts is not None, "asked only once they could be made"
-        return self.parts
+    def has(self, needs: str) -> bool:
+        """Whether all of these, by name, could be made."""
+        return all(name in self.__dict__ for name in needs.split())
 
     def some_prompts(self, limit: int) -> list[Prompt]:
         """At most ``limit`` train prompts, spread evenly over the split."""
-        prompts = self.task.prompts("train") if self.task is not None else ()
+        prompts = self.task.prompts("train")
         return list(prompts[:: max(1, -(-len(prompts) // limit))])
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """All real ones."""
+        return [rollout for group in self.groups for rollout in group]
+
+    @property
+    def known(self) -> list[Rollout]:
+        """All answers whose worth is known."""
+        return [rollout for rollouts in self.answers.values() for rollout in rollouts]
 
     def usual_first(self, fix: str, *, of: tuple[str, ...]) -> str:
         """The fix; or that of a setting ``of`` these that is far from usual: it explains more."""
@@ -98,97 +133,18 @@ class Bench:
         return f"{found} first: it is far from usual" if found else fix
 
 
-def make_bench(recipe: Recipe, book: Book, *, fast: bool, supplied: Supplied | None) -> Bench:
-    """Make the parts of a resolved recipe; what cannot be made is a line of its area."""
-    config, data, rewards = book["config"], book["data"], book["rewards"]
-    given_task = supplied.task if supplied is not None else None
-    given_engine = supplied.engine if supplied is not None else None
-    recipe, stand_in = without_own_models(recipe)
-    task, policy, parts = given_task, None, None
-    with data.guard("task"), heard(data, "task"):
-        task = task or (make_task(recipe.task) if recipe.task is not None else None)
-    with config.guard("model"):
-        check_models(recipe)
-        policy = make_policy(recipe, recipe.model.name, device=choose_device(recipe))
-    told = len(data.lines)
-    if policy is not None:
-        with data.guard("chat"), heard(data, "chat"):
-            make_template(recipe, policy)
-    missing_task = task is None and recipe.task is not None
-    if policy is not None and len(data.lines) == told and not missing_task:
-        with rewards.guard("rewards"), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="chat: ")  # heard just now
-            specs = _stand_in(recipe, task) if stand_in else recipe
-            parts = make_parts(
-                specs,
-                policy,
-                device=choose_device(recipe),
-                task=task,
-                rewards=supplied.rewards if supplied is not None else None,
-            )
-    bench = Bench(
-        recipe=recipe,
-        task=task,
-        policy=policy,
-        parts=parts,
-        engine=given_engine,
-        fast=fast,
-        untrained=_trained_before_rl(recipe),
-        stand_in=stand_in,
-        supplied_engine=given_engine is not None,
-    )
-    return with_engine(bench, book["signal"])
-
-
-def with_engine(bench: Bench, findings: Findings) -> Bench:
-    """The bench with the engine that its recipe names, where it needs one and has none."""
-    if not bench.learns or bench.engine is not None:
-        return bench
-    with findings.guard("engine"):
-        engine = make_engine(
-            filled(bench.recipe.rl).engine,
-            bench.of_policy(),
-            template=bench.of_parts().template,
-            compute=bench.recipe.model.compute,
-        )
-        return replace(bench, engine=engine)
-    return bench
-
-
-def without_own_models(recipe: Recipe) -> tuple[Recipe, bool]:
-    """The recipe without what its own stage reward will make, and whether a reward is missing."""
-    critic = recipe.rl.critic if recipe.rl is not None else None
-    if recipe.rl is not None and critic is not None and critic.source == OWN_STAGE:
-        begun = critic.model_copy(update={"source": "policy"})
-        recipe = recipe.model_copy(update={"rl": recipe.rl.model_copy(update={"critic": begun})})
-    model = recipe.rewards.get(MODEL_REWARD)
-    return recipe, model is not None and model.get("path", OWN_STAGE) == OWN_STAGE
-
-
-def _stand_in(recipe: Recipe, task: Task | None) -> Recipe:
-    """The recipe with other rewards in the place of a model that is still to be trained."""
-    known: dict[str, Any] = {n: s for n, s in recipe.rewards.items() if n != MODEL_REWARD}
-    if not any(spec["weight"] for spec in known.values()):
-        own = {} if task is None else {n: monitored(spec) for n, spec in task.rewards.items()}
-        known = {name: {**spec, "weight": 1.0} for name, spec in (known or own).items()}
-    return recipe.model_copy(update={"rewards": known})
-
-
-def _trained_before_rl(recipe: Recipe) -> bool:
-    stages = list(recipe.stages)
-    before = stages[: stages.index("rl")] if "rl" in stages else stages
-    return any(stage in TRAINED_BEFORE for stage in before)
-
-
 @contextlib.contextmanager
-def heard(findings: Findings, name: str) -> Iterator[None]:
-    """What is warned of inside becomes a line that warns."""
+def heard() -> Iterator[list[Verdict]]:
+    """What is warned of inside becomes verdicts that warn, there after the block."""
+    said: list[Verdict] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        yield
-    for warning in caught:
-        if issubclass(warning.category, UserWarning):
-            findings.warned(name, str(warning.message), fix="mend the file, or accept it")
+        yield said
+    said += [
+        Verdict("warn", str(warning.message), "mend the file, or accept it")
+        for warning in caught
+        if issubclass(warning.category, UserWarning)
+    ]
 
 
 @contextlib.contextmanager

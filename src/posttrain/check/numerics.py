@@ -8,16 +8,14 @@ from collections.abc import Sequence
 import torch
 
 from posttrain.build.diagnosis import FLOAT32_ROUNDING, OTHER_ROUNDING, SAME_PROCESS
-from posttrain.build.parts import choose_compute, filled
+from posttrain.build.parts import choose_compute
 from posttrain.check.bench import Bench, unchanged
-from posttrain.check.report import WAY, Findings, State
-from posttrain.check.signal import Sampled, engine_of
-from posttrain.check.trial import Trial, take_step
-from posttrain.models.load import Policy
+from posttrain.check.trial import take_step
+from posttrain.check.verdicts import State, Verdict
 from posttrain.registry import split
 from posttrain.rollout.collect import collect
 from posttrain.sync.shared import SharedWeights
-from posttrain.types import Prompt, Sampling
+from posttrain.types import Sampling
 
 FAR, TOO_FAR, NOWHERE = 0.5, 2.0, 1e-7  # nats a token that one optimiser step may move
 NO_GRADIENT = 1e-3
@@ -36,154 +34,124 @@ FEW = 16  # rollouts that show whether micro-batches change anything
 PROBED = 2  # prompts that show whether new weights reach the engine
 
 
-def check_numerics(bench: Bench, sampled: Sampled, *, trial: Trial, findings: Findings) -> None:
-    """Engine against learner, the first ratio, micro-batches, one step, the way of the weights."""
-    with findings.attempt("engine and learner"):
-        _check_mismatch(bench, trial, findings=findings)
-    with findings.attempt("first ratio"):
-        _check_ratio(bench, trial, findings=findings)
-    if not bench.fast:
-        with findings.attempt("micro-batches"):
-            _check_micro_batches(bench, sampled, findings=findings)
-    with findings.attempt("one step"):
-        _check_step(bench, trial, findings=findings)
-    with findings.attempt(WAY):
-        _check_way(bench, [group[0].prompt for group in sampled.groups], findings=findings)
-
-
 def _exact(bench: Bench) -> bool:
-    compute = choose_compute(bench.recipe.model, bench.of_parts().device)
+    compute = choose_compute(bench.recipe.model, bench.parts.device)
     return compute is torch.float32 and bench.recipe.model.dtype == "float32"
 
 
-def _check_mismatch(bench: Bench, trial: Trial, *, findings: Findings) -> None:
-    section = filled(bench.recipe.rl)
+def compare_engine(bench: Bench) -> Verdict:
+    """How far engine and learner are apart about the same tokens."""
+    trial, section = bench.trial, bench.rl
     text = f"{trial.mismatch:.1e} nats a token apart, {trial.worst_mismatch:.1e} at most"
     if section.top_k or section.top_p < 1:
-        findings.passed("engine and learner", f"{text} (top_k and top_p cut on purpose)")
-        return
+        return Verdict("pass", f"{text} (top_k and top_p cut on purpose)")
     name, _ = split(section.engine or "native", kind="engine")
-    known = name in SAME_PROCESS and not bench.supplied_engine and _exact(bench)
+    known = name in SAME_PROCESS and not bench.own_engine and _exact(bench)
     limit = FLOAT32_ROUNDING if known else OTHER_ROUNDING
     state: State = "pass" if trial.mismatch <= limit else "warn"
-    findings.judged(
-        "engine and learner",
+    return Verdict(
+        "fail" if trial.mismatch > 10 * limit and not bench.own_engine else state,
         f"{text} ({limit:g} is rounding)",
-        state="fail" if trial.mismatch > 10 * limit and not bench.supplied_engine else state,
-        fix='set rl.correction to "truncated", the same precision on both sides, or rl.engine to '
+        'set rl.correction to "truncated", the same precision on both sides, or rl.engine to '
         '"native"',
     )
 
 
-def _check_ratio(bench: Bench, trial: Trial, *, findings: Findings) -> None:
-    metrics = trial.result.metrics
+def measure_ratio(bench: Bench) -> Verdict:
+    """The ratio of new to old policy before anything is learned: 1."""
+    metrics = bench.trial.result.metrics
     ratio, spread = metrics.get("ratio", 1.0), math.sqrt(metrics.get("ratio_variance", 0.0))
     tolerance = 1e-4 if _exact(bench) else 2e-2
     off = max(abs(ratio - 1), spread / 10) / tolerance
-    findings.judged(
-        "first ratio",
+    return Verdict(
+        "pass" if off <= 1 else "warn" if off <= 10 else "fail",
         f"{ratio:.5f} ± {spread:.0e}, new to old policy",
-        state="pass" if off <= 1 else "warn" if off <= 10 else "fail",
-        fix="the model is random, or depends on the batch: switch that off, or use float32",
+        "the model is random, or depends on the batch: switch that off, or use float32",
     )
 
 
-def _check_micro_batches(bench: Bench, sampled: Sampled, *, findings: Findings) -> None:
+def compare_micro_batches(bench: Bench) -> Verdict | None:
     """The same step with every sequence a micro-batch of its own."""
-    few = sampled.part(FEW)
-    trial, other = take_step(bench, few), take_step(bench, few, micro_batch_tokens=1)
-    pairs = [
-        (trial.result.loss, other.result.loss),
-        (trial.result.gradient_norm, other.result.gradient_norm),
-    ]
+    if bench.fast:
+        return None
+    whole = take_step(bench, FEW).result
+    single = take_step(bench, FEW, micro_batch_tokens=1).result
+    pairs = [(whole.loss, single.loss), (whole.gradient_norm, single.gradient_norm)]
     # Where advantages cancel, loss and gradient are rounding alone, without a scale of their own.
-    scale = max(abs(trial.result.gradient_norm), NO_GRADIENT)
+    scale = max(abs(whole.gradient_norm), NO_GRADIENT)
     apart = max(abs(a - b) / max(abs(a), scale) for a, b in pairs)
-    findings.judged(
-        "micro-batches",
+    return Verdict(
+        "pass" if apart <= (1e-3 if _exact(bench) else 5e-2) else "fail",
         f"loss and gradient differ by {apart:.0e} from one sequence at a time",
-        state="pass" if apart <= (1e-3 if _exact(bench) else 5e-2) else "fail",
-        fix="the model mixes the sequences of a batch (batch norm, dropout): use another one",
+        "the model mixes the sequences of a batch (batch norm, dropout): use another one",
     )
 
 
-def _check_step(bench: Bench, trial: Trial, *, findings: Findings) -> None:
-    rate = filled(bench.recipe.rl).learning_rate
-    made_up = " (rewards made up: the real ones agree)" if trial.stand_in else ""
-    if not trial.finite:
-        findings.failed(
-            "one step",
-            f"loss {trial.result.loss:g}, gradient {trial.result.gradient_norm:g}: not finite",
-            fix="use float32, lower rl.learning_rate, look at the rewards",
+def measure_step(bench: Bench) -> Verdict:
+    """How far one step moves the log-probs."""
+    moved, result = bench.trial.moved, bench.trial.result
+    if not all(map(math.isfinite, (result.loss, result.gradient_norm, moved))):
+        return Verdict(
+            "fail",
+            f"loss {result.loss:g}, gradient {result.gradient_norm:g}: not finite",
+            "use float32, lower rl.learning_rate, look at the rewards",
         )
-        return
-    text = (
-        f"of learning rate {rate:g} moves log-probs by {trial.moved:.1e} nats a token; "
-        f"gradient {trial.result.gradient_norm:.2g}{made_up}"
-    )
-    state: State = "warn" if trial.moved > FAR or trial.moved < NOWHERE else "pass"
-    low = trial.moved < NOWHERE
-    findings.judged(
-        "one step",
-        text,
-        state="fail" if trial.moved > TOO_FAR else state,
-        fix=bench.usual_first(
-            "raise rl.learning_rate: nothing moves" if low else "lower rl.learning_rate", of=STEP
-        ),
+    made_up = " (rewards made up: the real ones agree)" if bench.trial.stand_in else ""
+    low = moved < NOWHERE
+    fix = "raise rl.learning_rate: nothing moves" if low else "lower rl.learning_rate"
+    return Verdict(
+        "fail" if moved > TOO_FAR else "warn" if moved > FAR or low else "pass",
+        f"of learning rate {bench.rl.learning_rate:g} moves log-probs by {moved:.1e} nats a token; "
+        f"gradient {result.gradient_norm:.2g}{made_up}",
+        bench.usual_first(fix, of=STEP),
     )
 
 
-def _check_way(bench: Bench, prompts: Sequence[Prompt], *, findings: Findings) -> None:
+def follow_weights(bench: Bench) -> Verdict:
     """Halve the output weights: the engine must say something else, and after that the same.
 
     An engine need not be the same to the last bit: rounding is no other answer.
     """
-    policy, engine = bench.of_policy(), engine_of(bench)
-    sync = SharedWeights(engine)
-    chosen = prompts[:PROBED]
-    before = _said(bench, chosen)
-    with unchanged(policy):
-        _output(policy).data.mul_(0.5)
-        sync(engine.version)
-        changed = _said(bench, chosen)
-    sync(engine.version)
-    after = _said(bench, chosen)
+    sync = SharedWeights(bench.engine)
+    before = _said(bench)
+    with unchanged(bench.policy):
+        head = bench.policy.model.get_output_embeddings()
+        weight = head.weight if head is not None else list(bench.policy.model.parameters())[-1]
+        weight.data.mul_(0.5)
+        sync(bench.engine.version)
+        changed = _said(bench)
+    sync(bench.engine.version)
+    after = _said(bench)
     if _alike(before, changed):
-        findings.failed(
-            WAY,
+        return Verdict(
+            "fail",
             "no: with other weights it says the same",
-            fix="the engine keeps weights of its own: bring them there, or use rl.engine = "
-            '"native"',
+            'the engine keeps weights of its own: bring them there, or use rl.engine = "native"',
         )
-    elif _alike(after, changed):
-        findings.failed(
-            WAY,
+    if _alike(after, changed):
+        return Verdict(
+            "fail",
             "once only: the old weights came back, and it says what the others made it say",
-            fix='bring weights there as often as they change, or use rl.engine = "native"',
+            'bring weights there as often as they change, or use rl.engine = "native"',
         )
-    elif not _alike(before, after):
-        findings.warned(
-            WAY,
+    if not _alike(before, after):
+        return Verdict(
+            "warn",
             "yes; but with the old weights back, it says something else than before",
-            fix="the engine does not keep to its seed: runs with it cannot be repeated; rl.engine "
+            "the engine does not keep to its seed: runs with it cannot be repeated; rl.engine "
             '= "native" does',
         )
-    else:
-        findings.passed(WAY, "yes, and the same again when they are put back")
-
-
-def _output(policy: Policy) -> torch.nn.Parameter:
-    head = policy.model.get_output_embeddings()
-    return head.weight if head is not None else list(policy.model.parameters())[-1]
+    return Verdict("pass", "yes, and the same again when they are put back")
 
 
 Said = Sequence[tuple[Sequence[int], Sequence[float]]]
 """Tokens and their log-probs, by completion."""
 
 
-def _said(bench: Bench, prompts: Sequence[Prompt]) -> Said:
-    sampling = Sampling(max_new_tokens=2, temperature=filled(bench.recipe.rl).temperature)
-    rollouts = collect(engine_of(bench), prompts, sampling=sampling, num_samples=1, seed=0)
+def _said(bench: Bench) -> Said:
+    prompts = [group[0].prompt for group in bench.groups[:PROBED]]
+    sampling = Sampling(max_new_tokens=2, temperature=bench.rl.temperature)
+    rollouts = collect(bench.engine, prompts, sampling=sampling, num_samples=1, seed=0)
     return [(r.completion.tokens, r.completion.logprobs) for r in rollouts]
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import torch
+
 from posttrain.build.learners import make_plan
-from posttrain.build.parts import filled, make_sampling
+from posttrain.build.parts import make_sampling
 from posttrain.check.bench import Bench
-from posttrain.check.report import Findings, State
-from posttrain.check.signal import Sampled, engine_of
-from posttrain.check.speed import check_speed, check_way
-from posttrain.check.trial import REMEASURED, Trial, take_step
+from posttrain.check.scores import reward_models
+from posttrain.check.signal import useful
+from posttrain.check.trial import REMEASURED, Law, some_rollouts, take_step
+from posttrain.check.verdicts import Verdict
 from posttrain.models.gpu_memory import free_bytes
-from posttrain.models.scorer import ModelScorer
 from posttrain.models.token_scores import chunk_elements_for
-from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.collect import collect
 
 _MACHINE = Path("/proc/meminfo")
@@ -25,87 +25,67 @@ _GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _GROUP_USED = Path("/sys/fs/cgroup/memory.current")
 
 
-def enough_memory(bench: Bench, findings: Findings) -> bool:
-    """Whether what the weights take, without activations, fits: a step may be tried."""
-    weights = list(bench.of_policy().model.parameters())
+def fit_weights(bench: Bench) -> Iterator[Verdict]:
+    """How many weights there are; whether they fit while they are trained, without activations."""
+    weights = list(bench.policy.model.parameters())
     count = sum(weight.numel() for weight in weights)
-    findings.passed("parameters", f"{count:,} in {str(weights[0].dtype).removeprefix('torch.')}")
-    return _check_memory(bench, memory_needs(bench), findings=findings, told=False)
+    yield Verdict("pass", f"{count:,} in {str(weights[0].dtype).removeprefix('torch.')}")
+    verdict, bench.too_large = _memory(bench, _needs(bench))
+    if bench.too_large:
+        yield verdict._replace(name="memory")
 
 
-def check_resources(bench: Bench, sampled: Sampled, *, trial: Trial, findings: Findings) -> None:
-    """Memory and time, from the step that was tried and from a smaller one."""
-    with findings.attempt("way"):
-        check_way(bench, trial, findings=findings)
-    with findings.attempt("memory and time"):
-        part = sampled.part(trial.sequences // 4)
-        less = take_step(bench, part) if len(part) < trial.sequences else trial
-        passing = _passing(bench, less, more=trial)
-        _check_memory(bench, memory_needs(bench) | passing, findings=findings)
-        decode, seconds = _decoding(bench, sampled)
-        _check_time(
-            bench, sampled, steps=(less, trial), decoded=(decode, seconds), findings=findings
-        )
-        check_speed(bench, sampled, trial=trial, seconds=seconds, findings=findings)
-
-
-def _passing(bench: Bench, less: Trial, *, more: Trial) -> dict[str, int]:
-    """Bytes that come and go with a micro-batch."""
-    section = filled(bench.recipe.rl)
+def fit_step(bench: Bench) -> Verdict:
+    """The same with what comes and goes with a micro-batch, from steps of two sizes."""
+    more, section, model = bench.trial, bench.rl, bench.policy.model
+    count = more.sequences // 4
+    fewer = len(some_rollouts(bench, count)) < more.sequences
+    less = bench.less = take_step(bench, count) if fewer else more
     length = more.tokens / more.sequences
     step = length * section.prompts_per_step * section.group_size / section.minibatches
     tokens = min(more.micro_batch_tokens, step)
-    model = bench.of_policy().model
     vocabulary, weight = model.config.get_text_config().vocab_size, next(model.parameters())
     kept = Law.through((less.micro_tokens, less.activations), (more.micro_tokens, more.activations))
-    return {
+    passing = {
         "activations": int(kept(tokens)),
         "logits": 3 * 4 * min(chunk_elements_for(weight.device), int(tokens * vocabulary)),
     }
+    return _memory(bench, _needs(bench) | passing)[0]
 
 
-def _check_memory(
-    bench: Bench, needs: dict[str, int], *, findings: Findings, told: bool = True
-) -> bool:
-    """Compare what is needed with what is free; without ``told``, only a failure is a line."""
+def _memory(bench: Bench, needs: Mapping[str, int]) -> tuple[Verdict, bool]:
+    """What is needed beside what is free, and whether it is more."""
     more = sum(needs.values()) - needs["weights"] - needs["reward model"]  # these are there already
-    free = free_memory(bench.of_parts().device)
+    free = free_memory(bench.parts.device)
     listed = ", ".join(f"{name} {shown_size(size)}" for name, size in needs.items() if size)
     # An estimate is not exact to the last fifth: what may just fit is not refused.
-    state: State = "fail" if more > 1.2 * free else "warn" if more > 0.8 * free else "pass"
-    if told or more > free:
-        findings.judged(
-            "memory",
-            f"{shown_size(sum(needs.values()))} at the peak, {shown_size(free)} free ({listed})",
-            state=state,
-            fix="lower rl.micro_batch_tokens, set rl.checkpoint_activations, rl.kl.offload or "
-            "rl.kl.dtype, or take a smaller model",
-        )
-    return more <= free
+    verdict = Verdict(
+        "fail" if more > 1.2 * free else "warn" if more > 0.8 * free else "pass",
+        f"{shown_size(sum(needs.values()))} at the peak, {shown_size(free)} free ({listed})",
+        "lower rl.micro_batch_tokens, set rl.checkpoint_activations, rl.kl.offload or rl.kl.dtype, "
+        "or take a smaller model",
+    )
+    return verdict, more > free
 
 
-def memory_needs(bench: Bench) -> dict[str, int]:
+def _needs(bench: Bench) -> dict[str, int]:
     """Bytes on the device that weights take while they are trained, by what they are for."""
-    section = filled(bench.recipe.rl)
-    weights = list(bench.of_policy().model.parameters())
-    held = sum(weight.numel() * weight.element_size() for weight in weights)
-    trained = sum(w.numel() * w.element_size() for w in weights if w.requires_grad)
+    section, weights = bench.rl, list(bench.policy.model.parameters())
+    held, trained = num_bytes(weights), num_bytes(w for w in weights if w.requires_grad)
     needs = {"weights": held, "gradients": trained, "AdamW": 2 * trained}
-    if section.max_lag and not bench.supplied_engine:
+    if section.max_lag and not bench.own_engine:
         needs["engine's copy"] = held
     if section.kl.placement != "none" and not section.kl.offload:
         half = section.kl.dtype == "bfloat16" and weights[0].element_size() > 2
         needs["reference"] = held // 2 if half else held
     if section.critic is not None and section.critic.kind == "separate":
         needs["critic"] = 4 * held
-    return needs | {"reward model": _reward_bytes(bench)}
+    models = [scorer.reward.model for scorer in reward_models(bench)]
+    return needs | {"reward model": sum(num_bytes(model.parameters()) for model in models)}
 
 
-def _reward_bytes(bench: Bench) -> int:
-    scorer = bench.of_parts().scorer
-    rewards = scorer.rewards if isinstance(scorer, RewardScorer) else ()
-    models = [r.function.reward.model for r in rewards if isinstance(r.function, ModelScorer)]
-    weights = [weight for model in models for weight in model.parameters()]
+def num_bytes(weights: Iterable[torch.Tensor]) -> int:
+    """Bytes that weights take."""
     return sum(weight.numel() * weight.element_size() for weight in weights)
 
 
@@ -134,49 +114,43 @@ def shown_size(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-@dataclass(frozen=True)
-class Law:
-    """Seconds, or bytes, as ``fixed + each · n``, from measurements at two sizes."""
-
-    fixed: float
-    each: float
-
-    @classmethod
-    def through(cls, small: tuple[float, float], large: tuple[float, float]) -> Law:
-        """The law through two points ``(n, measured)``; neither part is ever negative.
-
-        >>> Law.through((1, 3.0), (3, 7.0))
-        Law(fixed=1.0, each=2.0)
-        """
-        (few, short), (many, long) = small, large
-        slope = (long - short) / (many - few) if many > few else long / many
-        slope = min(max(slope, 0.0), long / many)
-        return cls(max(long - slope * many, 0.0), slope)
-
-    def __call__(self, count: float) -> float:
-        return self.fixed + self.each * count
+def time_sampling(bench: Bench) -> None:
+    """Sample again, now warm: the law by rollouts, and the seconds of all that were sampled."""
+    size, count, spent = len(bench.groups[0]), len(bench.rollouts), bench.seconds["rollout"]
+    if spent > REMEASURED[bench.parts.device] or len(bench.groups) == 1:
+        bench.decode, bench.decode_seconds = Law(0.0, spent / count), spent
+        return
+    few = max(1, len(bench.groups) // 4)
+    short = _seconds(bench, few)
+    bench.decode_seconds = _seconds(bench, len(bench.groups))
+    bench.decode = Law.through((few * size, short), (count, bench.decode_seconds))
 
 
-def _check_time(
-    bench: Bench,
-    sampled: Sampled,
-    *,
-    steps: tuple[Trial, Trial],
-    decoded: tuple[Law, float],
-    findings: Findings,
-) -> None:
-    section, (less, trial) = filled(bench.recipe.rl), steps
-    count = len(sampled.rollouts)
+def _seconds(bench: Bench, groups: int) -> float:
+    begun = time.perf_counter()
+    collect(
+        bench.engine,
+        [group[0].prompt for group in bench.groups[:groups]],
+        sampling=make_sampling(bench.rl),
+        num_samples=len(bench.groups[0]),
+        seed=bench.recipe.run.seed,
+    )
+    return time.perf_counter() - begun
+
+
+def estimate_time(bench: Bench) -> Verdict:
+    """A step and the stage, from steps of two sizes."""
+    section, less, trial, decode = bench.rl, bench.less, bench.trial, bench.decode
+    count, grading = len(bench.rollouts), bench.seconds["reward"]
     full = section.prompts_per_step * section.group_size
-    decode, seconds = decoded
     infer = Law.through((less.tokens, less.infer_seconds), (trial.tokens, trial.infer_seconds))
     learn = Law.through((less.tokens, less.step_seconds), (trial.tokens, trial.step_seconds))
-    drawn = full * _redrawn(bench, sampled)
+    drawn = full * _redrawn(bench)
     tokens = full * trial.tokens / trial.sequences
     looks = infer(tokens) if make_plan(section).looks_back else 0.0
     times = {
         "rollout": decode(drawn),
-        "grading": sampled.grade_seconds / count * drawn,
+        "grading": grading / count * drawn,
         "training": looks
         + section.epochs * (section.minibatches * learn.fixed + learn.each * tokens),
     }
@@ -186,45 +160,20 @@ def _check_time(
         looks_taken = section.steps // section.evaluate_every + 1
         total += looks_taken * decode(section.evaluate_problems or 0)
     share = trial.sequences / count
-    measured = (seconds + sampled.grade_seconds) * share + trial.step_seconds
+    measured = (bench.decode_seconds + grading) * share + trial.step_seconds
     listed = ", ".join(f"{name} {_time(value)}" for name, value in times.items())
-    findings.passed(
-        "time",
+    return Verdict(
+        "pass",
         f"{_time(total)} for {section.steps} steps of {full} rollouts, {_time(step)} each "
         f"({listed}); measured: {_time(measured)} for {trial.sequences}",
     )
 
 
-def _decoding(bench: Bench, sampled: Sampled) -> tuple[Law, float]:
-    """The law of sampling by rollouts, and the seconds that the sample takes once warm."""
-    size, count = len(sampled.groups[0]), len(sampled.rollouts)
-    limit = REMEASURED[bench.of_parts().device]
-    if sampled.rollout_seconds > limit or len(sampled.groups) == 1:
-        return Law(0.0, sampled.rollout_seconds / count), sampled.rollout_seconds
-    few = max(1, len(sampled.groups) // 4)
-    short = _seconds(bench, sampled, groups=few)
-    long = _seconds(bench, sampled, groups=len(sampled.groups))
-    return Law.through((few * size, short), (count, long)), long
-
-
-def _seconds(bench: Bench, sampled: Sampled, *, groups: int) -> float:
-    begun = time.perf_counter()
-    collect(
-        engine_of(bench),
-        [group[0].prompt for group in sampled.groups[:groups]],
-        sampling=make_sampling(filled(bench.recipe.rl)),
-        num_samples=len(sampled.groups[0]),
-        seed=bench.recipe.run.seed,
-    )
-    return time.perf_counter() - begun
-
-
-def _redrawn(bench: Bench, sampled: Sampled) -> float:
+def _redrawn(bench: Bench) -> float:
     """How often a group is drawn on average, with dynamic sampling."""
-    section = filled(bench.recipe.rl)
-    if not section.dynamic_sampling or not section.max_resamples:
+    if not bench.rl.dynamic_sampling or not bench.rl.max_resamples:
         return 1.0
-    return min(1.0 + section.max_resamples, len(sampled.groups) / max(1, sampled.useful))
+    return min(1.0 + bench.rl.max_resamples, len(bench.groups) / max(1, useful(bench.groups)))
 
 
 def _time(seconds: float) -> str:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from posttrain.build.parts import filled, make_sampling, render_prompts
-from posttrain.check.answers import Answers
+from posttrain.build.parts import make_sampling, render_prompts
+from posttrain.check.answers import scores, valid
 from posttrain.check.bench import Bench
-from posttrain.check.report import Findings, State
+from posttrain.check.verdicts import Verdict
 from posttrain.config.asked import compared, wants_greedy
+from posttrain.data.template import PromptTooLong
 from posttrain.pipelines.evaluate import pass_at_k, share
-from posttrain.protocols import Engine
 from posttrain.rollout.collect import by_group, collect_scored
 from posttrain.rollout.source import PromptCycle, has_signal
+from posttrain.track.progress import phase
 from posttrain.types import Prompt, Rollout
 from posttrain.types.marks import Marks, above_one, is_right
 
@@ -25,137 +26,103 @@ RENDERED = 500
 SAMPLING = ("rl.temperature", "rl.top_p", "rl.group_size")  # settings that say what is sampled
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sampled:
-    """Scored rollouts in groups, and the seconds that sampling and grading took."""
-
-    groups: Sequence[Sequence[Rollout]]
-    rollout_seconds: float
-    grade_seconds: float
-
-    @property
-    def rollouts(self) -> list[Rollout]:
-        """All of them, groups numbered from 0."""
-        return [
-            replace(rollout, group=number)
-            for number, group in enumerate(self.groups)
-            for rollout in group
-        ]
-
-    @property
-    def useful(self) -> int:
-        """Groups with something to compare; single completions are compared with each other."""
-        if all(len(group) == 1 for group in self.groups):
-            return len(self.groups) if has_signal([group[0] for group in self.groups]) else 0
-        return sum(has_signal(group) for group in self.groups)
-
-    def part(self, limit: int) -> list[Rollout]:
-        """At most ``limit`` rollouts in whole groups (one at least), those with signal first."""
-        size = len(self.groups[0])
-        order = sorted(self.groups, key=lambda group: not has_signal(group))
-        return replace(self, groups=order[: max(1, limit // size)]).rollouts
-
-    def plus(self, other: Sampled) -> Sampled:
-        """Both together."""
-        return Sampled(
-            groups=[*self.groups, *other.groups],
-            rollout_seconds=self.rollout_seconds + other.rollout_seconds,
-            grade_seconds=self.grade_seconds + other.grade_seconds,
-        )
+def useful(groups: Sequence[Sequence[Rollout]]) -> int:
+    """Groups with something to compare; single completions are compared with each other."""
+    if all(len(group) == 1 for group in groups):
+        return len(groups) if has_signal([group[0] for group in groups]) else 0
+    return sum(has_signal(group) for group in groups)
 
 
-def engine_of(bench: Bench) -> Engine:
-    """The engine, where it could be made."""
-    assert bench.engine is not None, "asked only once it could be made"
-    return bench.engine
+def sample(bench: Bench) -> Verdict | None:
+    """Sample and score a few rollouts; a line only where that cannot be done."""
+    why = "a part it needs could not be made"
+    if bench.has("answers engine"):
+        why = "no score is valid"
+        if scores(bench.known) or not bench.known:
+            try:
+                return _sample(bench)
+            except PromptTooLong:  # a line of the data says how much
+                why = "no prompt leaves room for an answer"
+    text = f"signal, numerics and resources: {why}"
+    return Verdict("warn", text, "mend what fails above, then check again", "not checked")
 
 
-def sample(bench: Bench, *, seconds_per_grade: float) -> Sampled:
+@phase("checking: a few rollouts")
+def _sample(bench: Bench) -> None:
     """The first prompts of a run, answered in groups; more of them where none has signal."""
-    section = filled(bench.recipe.rl)
-    size = min(section.group_size, max(MAX_GROUP, compared(section)))
-    affordable = int(MAX_GRADING / max(seconds_per_grade, 1e-6) / size)
+    graded = [r.score.seconds for r in bench.known if r.score is not None]
+    size = min(bench.rl.group_size, max(MAX_GROUP, compared(bench.rl)))
+    per_grade = max(sum(graded) / max(1, len(graded)), 1e-6)
+    affordable = int(MAX_GRADING / per_grade / size)
     wanted = FAST_PROMPTS if bench.fast else PROMPTS
     count = min(max(wanted, 4 * wanted // size), max(1, MAX_ROLLOUTS // size))
     count = max(1, min(count, affordable))
     rendered, _ = render_prompts(
         bench.some_prompts(RENDERED),
-        bench.of_parts().template,
-        policy=bench.of_policy(),
-        max_new_tokens=section.max_new_tokens,
+        bench.template,
+        policy=bench.policy,
+        max_new_tokens=bench.rl.max_new_tokens,
     )
     prompts = PromptCycle(rendered, seed=bench.recipe.run.seed)
-    found = _answered(bench, prompts.take(count), size=size)
+    groups, spent = _answered(bench, prompts.take(count), size=size)
     more = min(AGAIN * count, affordable - count)
-    if not found.useful and more > 0 and found.rollout_seconds < 10:
-        found = found.plus(_answered(bench, prompts.take(more), size=size))
-    return found
+    if not useful(groups) and more > 0 and spent["rollout"] < 10:
+        others, longer = _answered(bench, prompts.take(more), size=size)
+        groups = [*groups, *others]
+        spent = {part: seconds + longer[part] for part, seconds in spent.items()}
+    bench.seconds = spent
+    bench.groups = [[replace(r, group=n) for r in group] for n, group in enumerate(groups)]
 
 
-def _answered(bench: Bench, prompts: Sequence[Prompt], *, size: int) -> Sampled:
-    section, scorer = filled(bench.recipe.rl), bench.of_parts().scorer
-    assert scorer is not None
+def _answered(
+    bench: Bench, prompts: Sequence[Prompt], *, size: int
+) -> tuple[Sequence[Sequence[Rollout]], Mapping[str, float]]:
     found = collect_scored(
         prompts,
-        make_sampling(section),
-        engine=engine_of(bench),
-        scorer=scorer,
+        make_sampling(bench.rl),
+        engine=bench.engine,
+        scorer=bench.scorer,
         num_samples=size,
         seed=bench.recipe.run.seed,
-        greedy=wants_greedy(section),
+        greedy=wants_greedy(bench.rl),
     )
-    return Sampled(
-        groups=by_group(found.rollouts),
-        rollout_seconds=found.seconds["rollout"],
-        grade_seconds=found.seconds["reward"],
-    )
+    return by_group(found.rollouts), found.seconds
 
 
-def check_signal(bench: Bench, sampled: Sampled, *, answers: Answers, findings: Findings) -> None:
-    """How often the model is right, whether groups differ, whether completions come to an end."""
-    _check_broken(bench, sampled, findings=findings)
-    with findings.excused(bench.excuse):
-        _check_accuracy(bench, sampled, findings=findings)
-        _check_groups(bench, sampled, answers=answers, findings=findings)
-    _check_length(bench, sampled, findings=findings)
-
-
-def _check_broken(bench: Bench, sampled: Sampled, *, findings: Findings) -> None:
-    scores = [r.score for r in sampled.rollouts if r.score is not None]
-    broken = [score for score in scores if not score.ok]
+def count_broken(bench: Bench) -> Verdict | None:
+    """How many real rollouts the rewards could not score."""
+    found = [r.score for r in bench.rollouts if r.score is not None]
+    broken = [score for score in found if not score.ok]
     if not broken:
-        return
-    part = len(broken) / len(scores)
-    findings.judged(
-        "broken scores",
-        f"{part:.0%} of {len(scores)} real rollouts; the first: {broken[0].reason}",
-        state="fail" if part > filled(bench.recipe.rl).max_invalid else "warn",
-        fix="mend the reward: above rl.max_invalid the run stops",
+        return None
+    part = len(broken) / len(found)
+    return Verdict(
+        "fail" if part > bench.rl.max_invalid else "warn",
+        f"{part:.0%} of {len(found)} real rollouts; the first: {broken[0].reason}",
+        "mend the reward: above rl.max_invalid the run stops",
     )
 
 
-def _check_accuracy(bench: Bench, sampled: Sampled, *, findings: Findings) -> None:
-    marks = bench.of_parts().marks
-    counts = [sum(is_right(r, marks) for r in group) for group in sampled.groups]
-    size = len(sampled.groups[0])
-    total = len(counts) * size
+def measure_accuracy(bench: Bench) -> Verdict:
+    """How often the model is right."""
+    marks, groups = bench.parts.marks, bench.groups
+    counts = [sum(is_right(r, marks) for r in group) for group in groups]
+    size = len(groups[0])
     best = sum(pass_at_k(size, count, k=size) for count in counts) / len(counts)
-    text = f"pass@1 {share(sum(counts), total)}"
+    text = f"pass@1 {share(sum(counts), len(counts) * size)}"
     text += f", pass@{size} {best:.0%}" if size > 1 else ""
-    values = [r.score.value for r in sampled.rollouts if r.score is not None and r.score.ok]
+    values = [score.value for score in scores(bench.rollouts)]
     mean = f"{sum(values) / len(values):.2f}" if values else "none"
+    if not marks.judged or above_one(bench.rollouts, marks):
+        return Verdict("pass", f"{mean}; no answer has full marks", name="mean reward")
     text += f", mean reward {mean}"
-    if not marks.judged or above_one(sampled.rollouts, marks):
-        findings.passed("mean reward", f"{mean}; no answer has full marks")
-        return
     learned = any(marks.weights.get(name) for name in marks.judged)  # else it is only monitored
-    findings.judged(
-        "accuracy" if marks.check else "full marks",
+    fix = f"{_learnable(marks)}: take an easier task, or {_warmer(bench)}"
+    return Verdict(
+        "warn" if not sum(counts) and useful(groups) and learned else "pass",
         f"{text} (right by {marks.check!r})" if marks.check else text,
-        state="warn" if not sum(counts) and sampled.useful and learned else "pass",
-        fix=bench.usual_first(
-            f"{_learnable(marks)}: take an easier task, or {_warmer(bench)}", of=SAMPLING
-        ),
+        bench.usual_first(fix, of=SAMPLING),
+        "" if marks.check else "full marks",
     )
 
 
@@ -168,84 +135,75 @@ def _learnable(marks: Marks) -> str:
     return f"{missing}, so only the differences between lower marks can be learned"
 
 
-def _check_groups(bench: Bench, sampled: Sampled, *, answers: Answers, findings: Findings) -> None:
-    """That few groups agree is no proof: a run asks many more. It is where no score can differ."""
-    useful, total = sampled.useful, len(sampled.groups)
-    if not useful:
-        text, fix = _nothing(bench, sampled)
-        constant = _constant(sampled, answers)
-        if constant is not None:
-            text += f"; gold, wrong and empty answers get {constant:g} too: the reward is constant"
-            fix = "mend the reward: there is nothing that it tells apart"
-        state: State = "fail" if constant is not None else "warn"
-        findings.judged("groups with signal", text, state=state, fix=fix)
-        return
-    part = useful / total
-    findings.judged(
-        "groups with signal",
-        f"{useful} of {total} ({part:.0%})",
-        state="warn" if part < 0.2 else "pass",
-        fix=bench.usual_first(
-            "most of the time is wasted: set rl.dynamic_sampling, raise rl.group_size, or take "
-            "prompts of a difficulty that fits",
-            of=SAMPLING,
-        ),
+def compare_groups(bench: Bench) -> Verdict:
+    """Whether groups differ. That few agree is no proof: a run asks many more.
+
+    It is where no score can differ.
+    """
+    differ, total = useful(bench.groups), len(bench.groups)
+    if not differ:
+        text, fix = _nothing(bench)
+        constant = _constant(bench)
+        if constant is None:
+            return Verdict("warn", text, fix)
+        text += f"; gold, wrong and empty answers get {constant:g} too: the reward is constant"
+        return Verdict("fail", text, "mend the reward: there is nothing that it tells apart")
+    fix = (
+        "most of the time is wasted: set rl.dynamic_sampling, raise rl.group_size, or take "
+        "prompts of a difficulty that fits"
+    )
+    return Verdict(
+        "warn" if differ / total < 0.2 else "pass",
+        f"{differ} of {total} ({differ / total:.0%})",
+        bench.usual_first(fix, of=SAMPLING),
     )
 
 
-def _constant(sampled: Sampled, answers: Answers) -> float | None:
+def _constant(bench: Bench) -> float | None:
     """The one score that every answer gets, known and sampled; None where there are two, or no
     gold answers to see another with.
     """
-    rollouts = [*sampled.rollouts, *answers.everything]
-    scores = {r.score.value for r in rollouts if r.score is not None and r.score.ok}
-    return scores.pop() if len(scores) == 1 and answers.valid("gold") else None
+    found = {score.value for score in scores([*bench.rollouts, *bench.known])}
+    return found.pop() if len(found) == 1 and valid(bench, "gold") else None
 
 
-def _nothing(bench: Bench, sampled: Sampled) -> tuple[str, str]:
+def _nothing(bench: Bench) -> tuple[str, str]:
     """Why all groups agree, and what to change."""
-    marks, rollouts = bench.of_parts().marks, sampled.rollouts
+    marks, rollouts, groups = bench.parts.marks, bench.rollouts, bench.groups
     right = sum(is_right(rollout, marks) for rollout in rollouts)
-    alike = all(len({r.completion.tokens for r in group}) == 1 for group in sampled.groups)
-    many = len(sampled.groups) > 1 and len(sampled.groups[0]) > 1
-    if all(r.score is None or not r.score.ok for r in rollouts):
+    alike = all(len({r.completion.tokens for r in group}) == 1 for group in groups)
+    many = len(groups) > 1 and len(groups[0]) > 1
+    full = "mend a reward that gives full marks to everything"
+    if not scores(rollouts):
         why, fix = "no score is valid", "mend the reward"
     elif right == len(rollouts):
-        why = "all right"
-        fix = "take a harder task, or mend a reward that gives full marks to everything"
+        why, fix = "all right", f"take a harder task, or {full}"
     elif all(is_right(rollout, replace(marks, check="")) for rollout in rollouts):
-        why, fix = "full marks for all", "mend a reward that gives full marks to everything"
-    elif alike and many:
-        why = "all completions of a prompt are the same"
-        fix = bench.usual_first("raise rl.temperature", of=SAMPLING)
-    elif right == 0:
-        why = "all wrong" if marks.judged else "all alike"
-        fix = bench.usual_first(
-            f"take an easier task, {_warmer(bench)}, give partial credit in [rewards], or raise "
-            "rl.group_size or rl.temperature",
-            of=SAMPLING,
-        )
+        why, fix = "full marks for all", full
     else:
-        why = "some all right, some all wrong"
-        fix = bench.usual_first(
-            "raise rl.temperature or rl.group_size, or take prompts in between", of=SAMPLING
-        )
-    text = f"nothing to learn from: 100 % of {len(sampled.groups)} groups agree ({why})"
-    return text, fix
+        if alike and many:
+            why, fix = "all completions of a prompt are the same", "raise rl.temperature"
+        elif right == 0:
+            why = "all wrong" if marks.judged else "all alike"
+            fix = f"take an easier task, {_warmer(bench)}, give partial credit in [rewards], or "
+            fix += "raise rl.group_size or rl.temperature"
+        else:
+            why = "some all right, some all wrong"
+            fix = "raise rl.temperature or rl.group_size, or take prompts in between"
+        fix = bench.usual_first(fix, of=SAMPLING)
+    return f"nothing to learn from: 100 % of {len(groups)} groups agree ({why})", fix
 
 
-def _check_length(bench: Bench, sampled: Sampled, *, findings: Findings) -> None:
-    limit = filled(bench.recipe.rl).max_new_tokens
-    lengths = [len(rollout.completion.tokens) for rollout in sampled.rollouts]
-    cut = sum(r.completion.stop_reason == "length" for r in sampled.rollouts) / len(lengths)
-    findings.judged(
-        "length",
-        f"mean {sum(lengths) / len(lengths):.1f} of {limit} tokens, {cut:.0%} truncated",
-        state="warn" if cut > 0.5 else "pass",  # what is cut can still be graded
-        fix=bench.usual_first(
-            f"raise rl.max_new_tokens, or {_warmer(bench)}, so that answers come to an end",
-            of=SAMPLING,
-        ),
+def measure_length(bench: Bench) -> Verdict:
+    """Whether completions come to an end."""
+    lengths = [len(rollout.completion.tokens) for rollout in bench.rollouts]
+    cut = sum(r.completion.stop_reason == "length" for r in bench.rollouts) / len(lengths)
+    fix = f"raise rl.max_new_tokens, or {_warmer(bench)}, so that answers come to an end"
+    return Verdict(
+        "warn" if cut > 0.5 else "pass",  # what is cut can still be graded
+        f"mean {sum(lengths) / len(lengths):.1f} of {bench.rl.max_new_tokens} tokens, {cut:.0%} "
+        "truncated",
+        bench.usual_first(fix, of=SAMPLING),
     )
 
 

@@ -10,9 +10,9 @@ import torch
 from posttrain.build.parts import choose_compile, choose_compute
 from posttrain.build.ways import told
 from posttrain.check.bench import Bench
-from posttrain.check.report import Findings
-from posttrain.check.signal import Sampled
-from posttrain.check.trial import Trial
+from posttrain.check.resources import num_bytes
+from posttrain.check.trial import some_rollouts
+from posttrain.check.verdicts import Verdict
 from posttrain.models.roofline import (
     Peak,
     Shape,
@@ -33,82 +33,76 @@ CALLS = 100  # operations that a layer launches, generously: small models wait f
 MOVED = 7  # numbers of each weight that AdamW moves: three are read and written, a slope is read
 ACCEPT = "accept it, or take a model of another family: docs/models.md lists which way each goes"
 CHECKPOINTED = "turn rl.checkpoint_activations off where memory allows, or accept it"
+UNCOUNTED = "; for such a model the device's best is not counted"
 BUSY = "look for other work on this machine, try another run.threads, or accept it"
 
 
-def check_way(bench: Bench, trial: Trial, *, findings: Findings) -> None:
-    """How it samples and learns; a run under way says so itself."""
-    if bench.under_way:
-        return
-    line, device = told(trial.ways), bench.of_parts().device
-    if choose_compile(bench.recipe, device):
+def tell_way(bench: Bench) -> Verdict:
+    """How it samples and learns."""
+    ways = bench.trial.ways
+    line = told(ways)
+    if choose_compile(bench.recipe, bench.parts.device):
         line += "; tried before sampling is compiled"
-    findings.judged(
-        "way",
+    return Verdict(
+        "warn" if _reasons(*ways.values()) else "pass",
         line,
-        state="warn" if _reasons(*trial.ways.values()) else "pass",
-        fix=CHECKPOINTED if "checkpointed" in line else ACCEPT,
+        CHECKPOINTED if "checkpointed" in line else ACCEPT,
     )
 
 
-def check_speed(
-    bench: Bench, sampled: Sampled, *, trial: Trial, seconds: float, findings: Findings
-) -> None:
-    """Tokens a second and seconds a step; ``seconds`` is what the sample takes once warm."""
-    device = bench.of_parts().device
-    peak = measured_peak(device, choose_compute(bench.recipe.model, device))
-    shape, call = _shape(bench), _seconds_of_a_call(device)
-    rollouts = sampled.rollouts
+def measure_sampling(bench: Bench) -> Verdict:
+    """Tokens a second, once warm."""
+    rollouts, seconds = bench.rollouts, bench.decode_seconds
     drawn = sum(len(rollout.completion.tokens) for rollout in rollouts)
-    least = launched = None
-    if shape is not None:
-        least, steps = _least_sampling(bench, rollouts, shape=shape, peak=peak)
-        launched = steps * CALLS * call * (1 + shape.layers)
-    _judge(
-        "sampling",
-        f"{drawn / seconds:,.0f} tokens/s, {len(rollouts)} rollouts at once",
-        best="" if not least else f"{drawn / least:,.0f} tokens/s",
-        times=(seconds, least, launched),
-        way=trial.ways["samples"],
-        findings=findings,
+    text = f"{drawn / seconds:,.0f} tokens/s, {len(rollouts)} rollouts at once"
+    shape = _shape(bench)
+    if shape is None:
+        return Verdict("pass", text + UNCOUNTED)
+    least, steps = _least_sampling(bench, rollouts, shape=shape)
+    return judge(
+        f"{text}: {100 * least / seconds:.2g} % of the device's best, {drawn / least:,.0f} "
+        "tokens/s",
+        times=(seconds, least / REACHED["sampling"], steps * _launched(bench, shape)),
+        way=bench.trial.ways["samples"],
     )
-    if shape is not None:
-        least = _least_learning(bench, sampled.part(trial.sequences), shape=shape, peak=peak)
-        parts = max(1, -(-trial.tokens // trial.micro_batch_tokens))
-        launched = 3 * parts * CALLS * call * (1 + shape.layers)
-    _judge(
-        "learning",
-        f"{trial.step_seconds:.3g} s for a step of {trial.sequences} rollouts",
-        best="" if not least else f"{least:.3g} s",
-        times=(trial.step_seconds, least, launched),
+
+
+def measure_learning(bench: Bench) -> Verdict:
+    """Seconds of a step."""
+    trial, seconds = bench.trial, bench.trial.step_seconds
+    text = f"{seconds:.3g} s for a step of {trial.sequences} rollouts"
+    shape = _shape(bench)
+    if shape is None:
+        return Verdict("pass", text + UNCOUNTED)
+    least = _least_learning(bench, some_rollouts(bench, trial.sequences), shape=shape)
+    parts = max(1, -(-trial.tokens // trial.micro_batch_tokens))
+    return judge(
+        f"{text}: {100 * least / seconds:.2g} % of the device's best, {least:.3g} s",
+        times=(seconds, least / REACHED["learning"], 3 * parts * _launched(bench, shape)),
         way=trial.ways["learns"],
-        findings=findings,
     )
 
 
-def _judge(
-    name: str,
-    text: str,
-    *,
-    best: str,
-    times: tuple[float, float | None, float | None],
-    way: Way,
-    findings: Findings,
-) -> None:
-    """A line of what was measured beside the best; far below what the fast way reaches warns."""
-    seconds, least, launched = times
-    if least is None or launched is None:
-        findings.passed(name, f"{text}; for such a model the device's best is not counted")
-        return
-    usual = least / REACHED[name] + launched
+def judge(text: str, *, times: tuple[float, float, float], way: Way) -> Verdict:
+    """Far below what the fast way takes and what it launches warns: (measured, taken, launched)."""
+    seconds, taken, launched = times
+    slow = seconds > FAR * (taken + launched)
     reasons = "; ".join(_reasons(way))
-    findings.judged(
-        name,
-        f"{text}: {100 * least / seconds:.2g} % of the device's best, {best}"
-        + (f" ({reasons})" if reasons and seconds > FAR * usual else ""),
-        state="warn" if seconds > FAR * usual else "pass",
-        fix=f"{FAR} times slower than it should be: {ACCEPT if reasons else BUSY}",
+    return Verdict(
+        "warn" if slow else "pass",
+        f"{text} ({reasons})" if reasons and slow else text,
+        f"{FAR} times slower than it should be: {ACCEPT if reasons else BUSY}",
     )
+
+
+def _launched(bench: Bench, shape: Shape) -> float:
+    """Seconds that launching the operations of a pass takes."""
+    return CALLS * _seconds_of_a_call(bench.parts.device) * (1 + shape.layers)
+
+
+def _peak(bench: Bench) -> Peak:
+    device = bench.parts.device
+    return measured_peak(device, choose_compute(bench.recipe.model, device))
 
 
 def _reasons(*ways: Way) -> list[str]:
@@ -118,25 +112,23 @@ def _reasons(*ways: Way) -> list[str]:
 def _shape(bench: Bench) -> Shape | None:
     """What the counting goes by; None for a model that does not say it as others do."""
     try:
-        return Shape.of(bench.of_policy().model)
+        return Shape.of(bench.policy.model)
     except (AttributeError, TypeError, RuntimeError):
         return None
 
 
 def _least_sampling(
-    bench: Bench, rollouts: Sequence[Rollout], *, shape: Shape, peak: Peak
+    bench: Bench, rollouts: Sequence[Rollout], *, shape: Shape
 ) -> tuple[float, int]:
     """The least seconds that sampling these can take, and in how many steps."""
     lengths = [len(rollout.completion.tokens) for rollout in rollouts]
     work = average([len(rollout.prompt.tokens) for rollout in rollouts], lengths)
-    size = choose_compute(bench.recipe.model, bench.of_parts().device).itemsize
+    size = choose_compute(bench.recipe.model, bench.parts.device).itemsize
     step = decode_step(shape, rows=work.rows, length=work.length, item_bytes=size)
-    return work.steps * step.seconds(peak), work.steps
+    return work.steps * step.seconds(_peak(bench)), work.steps
 
 
-def _least_learning(
-    bench: Bench, rollouts: Sequence[Rollout], *, shape: Shape, peak: Peak
-) -> float:
+def _least_learning(bench: Bench, rollouts: Sequence[Rollout], *, shape: Shape) -> float:
     """The least seconds of an optimiser step on these: every prompt once, then AdamW."""
     prompts = {rollout.group: len(rollout.prompt.tokens) for rollout in rollouts}
     read, pairs = sum(prompts.values()), sum(p * (p + 1) / 2 for p in prompts.values())
@@ -146,9 +138,9 @@ def _least_learning(
         pairs += asked * answered + answered * (answered + 1) / 2
     chosen = sum(len(rollout.completion.tokens) for rollout in rollouts)
     flops = sum(learning_flops(shape, read=read, chosen=chosen, pairs=pairs).values())
-    weights = [weight for weight in bench.of_policy().model.parameters() if weight.requires_grad]
-    moved = MOVED * sum(weight.numel() * weight.element_size() for weight in weights)
-    return flops / peak.flops_per_second + moved / peak.bytes_per_second
+    trained = num_bytes(w for w in bench.policy.model.parameters() if w.requires_grad)
+    peak = _peak(bench)
+    return flops / peak.flops_per_second + MOVED * trained / peak.bytes_per_second
 
 
 def _seconds_of_a_call(device: str) -> float:

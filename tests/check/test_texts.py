@@ -143,7 +143,7 @@ def test_a_held_out_question_among_demonstrations_is_refused(
     rows = [{"messages": [*messages, {"role": "assistant", "content": "2"}]}]
     sft = {"data": lines(tmp_path / "rows.jsonl", rows)}
     values = given(tmp_path, task=chats(tmp_path), sft=sft, eval=EVAL)
-    says = r"sft\.data: 1 of 1 held-out problems are in sft\.data .*1\+1.*; remove them there"
+    says = r"demonstrations of test: 1 of 1 held-out problems are in sft\.data .*1\+1.*; remove"
     with pytest.raises(ValueError, match=says):
         small_run(values)
     assert not (tmp_path / "run" / "sft").exists()
@@ -159,7 +159,7 @@ def test_one_among_preferences_is_refused_before_anything_is_trained(
     reward = {"data": lines(tmp_path / "pairs.jsonl", rows)}
     values = given(tmp_path, task=chats(tmp_path), reward=reward, eval=EVAL)
     values["run"]["stages"] = ["reward", "eval"]
-    with pytest.raises(ValueError, match=r"reward\.data: 1 of 1 held-out problems are in reward"):
+    with pytest.raises(ValueError, match="preferences of test: 1 of 1 held-out problems are in"):
         small_run(values)
     assert not (tmp_path / "run" / "reward").exists()
     assert len(closed) == 1  # no worker is left behind
