@@ -10,8 +10,8 @@ from tokenizers import normalizers
 
 import posttrain
 from posttrain.build.parts import Parts, make_parts, make_policy
+from posttrain.build.questions import among, learned
 from posttrain.build.sft_rows import sft_rows
-from posttrain.build.trained_rows import demonstrated_tests
 from posttrain.check import check_recipe
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.data.characters import lost_characters
@@ -182,8 +182,9 @@ def test_prompts_that_the_template_writes_alike_are_the_same(tmp_path: Path) -> 
     found = resolve(recipe_from_dict({**values, "model": {"name": str(tmp_path / "model")}}))
     made = make_parts(found, make_policy(found, found.model.name, device="cpu"), device="cpu")
     assert made.task is not None
-    assert demonstrated_tests(found, made.task) == []
-    assert len(demonstrated_tests(found, made.task, template=made.template)) == 1
+    test, shown = made.task.prompts("test"), learned(found, "sft")
+    assert among(test, shown) == []
+    assert len(among(test, shown, template=made.template)) == 1
     made.close()
 
 

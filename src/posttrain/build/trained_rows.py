@@ -9,11 +9,11 @@ from typing import Any
 
 from posttrain.build.fingerprint import contents_digest
 from posttrain.build.places import as_recorded
-from posttrain.build.questions import demonstrated, preferred, questions, spellings
+from posttrain.build.questions import demonstrated, questions, spellings
 from posttrain.build.resume import BESIDE_RECIPE
 from posttrain.build.sources import run_of
 from posttrain.config import Recipe
-from posttrain.data.template import Template, words
+from posttrain.data.template import words
 from posttrain.protocols import Task
 from posttrain.registry import look_up, options
 from posttrain.runs import RunFolder, rollout_table
@@ -30,8 +30,9 @@ def check_unseen(task: Task, model: str, *, chosen: bool = False) -> None:
     run = _run_of(model)
     if run is None:
         return
-    seen = trained_on(run)
-    test, found = task.prompts("test"), _among(task, seen)
+    seen, test = trained_on(run), task.prompts("test")
+    asked = zip(test, questions(test), strict=True)
+    found = [prompt for prompt, ways in asked if not seen.isdisjoint(ways)]
     if not found:
         return
     shown = printable(spellings(found[0])[0], limit=60)
@@ -47,30 +48,6 @@ def check_unseen(task: Task, model: str, *, chosen: bool = False) -> None:
         f"task: {told} would measure memory; evaluate as the run did ({again}), or on other "
         "problems"
     )
-
-
-def demonstrated_tests(
-    recipe: Recipe, task: Task, *, template: Template | None = None
-) -> list[Prompt]:
-    """The test problems of a task that the stage sft would learn from a file.
-
-    With a template, also those that are written differently and read the same by the model.
-    """
-    section = recipe.sft
-    if section is None or "sft" not in recipe.stages or section.data == "task":
-        return []
-    shown = demonstrated(section.data, section.num_demonstrations)
-    return _among(task, _all(shown, template), template=template)
-
-
-def preferred_tests(
-    recipe: Recipe, task: Task, *, template: Template | None = None
-) -> list[Prompt]:
-    """The test problems of a task that a reward model would learn from a file."""
-    section = recipe.reward
-    if section is None or "reward" not in recipe.stages or section.data == "prefer":
-        return []
-    return _among(task, _all(preferred(section.data), template), template=template)
 
 
 def asks_test(recipe: Recipe) -> bool:
@@ -154,12 +131,5 @@ def _changed(values: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     return any(contents_digest(now.get(key)) != then[key] for key in then if key in now)
 
 
-def _all(prompts: Sequence[Prompt], template: Template | None = None) -> set[str]:
-    return {text for ways in questions(prompts, template) for text in ways}
-
-
-def _among(task: Task, seen: set[str], *, template: Template | None = None) -> list[Prompt]:
-    """The test problems of a task that are among these questions."""
-    test = task.prompts("test")
-    ways = questions(test, template) if seen else []
-    return [p for p, own in zip(test, ways, strict=False) if not seen.isdisjoint(own)]
+def _all(prompts: Sequence[Prompt]) -> set[str]:
+    return {text for ways in questions(prompts) for text in ways}

@@ -7,7 +7,6 @@ where it is the check itself. Nothing is trained, and every weight that a check 
 from __future__ import annotations
 
 import time
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from posttrain.check.bench import Bench
 from posttrain.check.checks import CHECKS, look
 from posttrain.check.verdicts import AREAS, Area, CheckFailedError, Line, Report
 from posttrain.config import Quantity, Recipe, arithmetic, read_recipe, recipe_from_dict
-from posttrain.config.read import parse_overrides
+from posttrain.config.read import parse_overrides, read_values
 from posttrain.models.load import Policy
 from posttrain.models.quiet import compiler_explained
 from posttrain.track.progress import phase
@@ -43,10 +42,7 @@ __all__ = [
 def check_file(path: str | Path, overrides: Sequence[str] = (), *, fast: bool = False) -> Report:
     """Check the recipe in a file; a file or a command line that cannot be read raises."""
     parse_overrides(overrides)
-    try:
-        tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-        read_recipe(path)  # says what is wrong with the file
+    read_values(Path(path))
     return _check(lambda: read_recipe(path, overrides), fast=fast, supplied=None)
 
 

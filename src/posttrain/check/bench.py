@@ -21,7 +21,7 @@ from posttrain.protocols import Engine, Scorer, Task
 from posttrain.types import Prompt, Rollout
 
 if TYPE_CHECKING:
-    from posttrain.check.trial import Law, Trial
+    from posttrain.check.trial import Trial
 
 Moment = Literal["check", "start", "rl"]
 """When it is looked: ``posttrain check``, the start of a run, or that of its stage rl."""
@@ -53,8 +53,6 @@ class Bench:
     """The first prompt as the model sees it."""
     limit: int
     """The longest answer."""
-    fitting: Mapping[str, tuple[Sequence[Prompt], int]]
-    """Prompts of each split that fit the context, and how many do not."""
     ready: bool
     """Set where all that the rewards need is there."""
     answers: Mapping[str, Sequence[Rollout]]
@@ -66,7 +64,6 @@ class Bench:
     trial: Trial
     less: Trial
     """A step on some of the rollouts of ``trial``."""
-    decode: Law
     decode_seconds: float
     """What sampling the groups takes once warm."""
 

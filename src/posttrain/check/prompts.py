@@ -22,13 +22,9 @@ SHOWN = 160
 MANY_PASSES = 100
 
 
-def read_splits(bench: Bench) -> None:
-    """The prompts of both splits."""
-    bench.splits = {"train": bench.task.prompts("train"), "test": bench.task.prompts("test")}
-
-
 def count_prompts(bench: Bench) -> Verdict:
     """How many prompts there are, and whether the stages have those that they ask for."""
+    bench.splits = {"train": bench.task.prompts("train"), "test": bench.task.prompts("test")}
     train, test = (len(prompts) for prompts in bench.splits.values())
     if not train and "rl" in bench.stages:
         return Verdict("fail", "no train prompts", "give the task a train split")
@@ -112,36 +108,28 @@ def find_room(bench: Bench) -> None:
         bench.limit = filled(recipe.eval).max_new_tokens
 
 
-def fit_prompts(bench: Bench) -> None:
-    """The prompts of both splits that fit into the context."""
-    asked = {"train": bench.some_prompts(MAX_RENDERED), "test": bench.task.prompts("test")}
-    bench.fitting = {
-        split: render_prompts(
-            prompts[:MAX_RENDERED],
-            bench.template,
-            policy=bench.policy,
-            max_new_tokens=bench.limit,
-        )
-        for split, prompts in asked.items()
-        if asked["train"]
-    }
-
-
-def measure_prompts(bench: Bench) -> Verdict | None:
+def fit_prompts(bench: Bench) -> Verdict | None:
     """How long the prompts of each split are, and how many are left out."""
-    if not bench.fitting:
-        return None
     limit, context = bench.limit, context_length(bench.policy.model)
-    longest = max(len(prompt.tokens) for prompt in bench.fitting["train"][0])
-    text = f"at most {longest} of {'any' if context is None else f'{context - limit}'} tokens"
-    for split, (kept, dropped) in bench.fitting.items():
+    asked = {"train": bench.some_prompts(MAX_RENDERED), "test": bench.splits["test"]}
+    if not asked["train"]:
+        return None
+    text, longest = "", 0
+    state: State = "pass"
+    for split, prompts in asked.items():
+        kept, dropped = render_prompts(
+            prompts[:MAX_RENDERED], bench.template, policy=bench.policy, max_new_tokens=limit
+        )
+        if split == "train":
+            longest = max(len(prompt.tokens) for prompt in kept)
         if dropped:
-            total = len(kept) + dropped
+            total, state = len(kept) + dropped, "warn"
             share = f"{dropped} of {total} {split} prompts ({dropped / total:.0%})"
             text += f"; {share} are longer and left out"
+    room = "any" if context is None else f"{context - limit}"
     return Verdict(
-        "warn" if any(dropped for _, dropped in bench.fitting.values()) else "pass",
-        text,
+        state,
+        f"at most {longest} of {room} tokens{text}",
         f"lower max_new_tokens = {limit}, or shorten the prompts",
     )
 

@@ -114,16 +114,15 @@ def shown_size(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def time_sampling(bench: Bench) -> None:
-    """Sample again, now warm: the law by rollouts, and the seconds of all that were sampled."""
+def _sampling(bench: Bench) -> Law:
+    """Sample again, now warm: the law by rollouts; the bench gets the seconds of all of them."""
     size, count, spent = len(bench.groups[0]), len(bench.rollouts), bench.seconds["rollout"]
     if spent > REMEASURED[bench.parts.device] or len(bench.groups) == 1:
-        bench.decode, bench.decode_seconds = Law(0.0, spent / count), spent
-        return
+        bench.decode_seconds = spent
+        return Law(0.0, spent / count)
     few = max(1, len(bench.groups) // 4)
-    short = _seconds(bench, few)
-    bench.decode_seconds = _seconds(bench, len(bench.groups))
-    bench.decode = Law.through((few * size, short), (count, bench.decode_seconds))
+    short, bench.decode_seconds = _seconds(bench, few), _seconds(bench, len(bench.groups))
+    return Law.through((few * size, short), (count, bench.decode_seconds))
 
 
 def _seconds(bench: Bench, groups: int) -> float:
@@ -140,7 +139,7 @@ def _seconds(bench: Bench, groups: int) -> float:
 
 def estimate_time(bench: Bench) -> Verdict:
     """A step and the stage, from steps of two sizes."""
-    section, less, trial, decode = bench.rl, bench.less, bench.trial, bench.decode
+    section, less, trial, decode = bench.rl, bench.less, bench.trial, _sampling(bench)
     count, grading = len(bench.rollouts), bench.seconds["reward"]
     full = section.prompts_per_step * section.group_size
     infer = Law.through((less.tokens, less.infer_seconds), (trial.tokens, trial.infer_seconds))

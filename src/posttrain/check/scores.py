@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from posttrain.build.parts import filled
@@ -15,6 +15,7 @@ from posttrain.config.pieces import MODEL_REWARD
 from posttrain.models.scorer import ModelScorer
 from posttrain.rewards.bound import BoundReward
 from posttrain.rewards.scorer import RewardScorer
+from posttrain.types import Rollout
 
 CODE_REWARD = "code"
 SLOW_STEP = 60.0  # seconds of grading in a step that deserve a word
@@ -103,18 +104,32 @@ def _time(seconds: float) -> str:
 
 def count_broken(bench: Bench) -> Verdict:
     """How many known answers the rewards could not score."""
-    found = [r.score for r in bench.known if r.score is not None]
-    broken = [score for score in found if not score.ok]
-    share = len(broken) / max(1, len(found))
-    gold = bench.answers.get("gold", ())
-    lost = sum(r.score is not None and not r.score.ok for r in gold) / max(1, len(gold))
+    share, text = _broken(bench.known)
+    lost, _ = _broken(bench.answers.get("gold", ()))
     allowed = bench.rl.max_invalid if bench.has("rl") else 0.0
     return Verdict(
         # What breaks on answers that no model may ever give is left to the real rollouts.
-        "fail" if share == 1 or lost > allowed else "warn" if broken else "pass",
-        f"{share:.0%} of {len(found)}" + (f"; the first: {broken[0].reason}" if broken else ""),
+        "fail" if share == 1 or lost > allowed else "warn" if share else "pass",
+        text,
         "mend the reward: a score that breaks is left out, and too many stop the run",
     )
+
+
+def count_really_broken(bench: Bench) -> Verdict | None:
+    """How many real rollouts the rewards could not score; a line only where there are some."""
+    share, text = _broken(bench.rollouts, what=" real rollouts")
+    fix = "mend the reward: above rl.max_invalid the run stops"
+    state: State = "fail" if share > bench.rl.max_invalid else "warn"
+    return Verdict(state, text, fix) if share else None
+
+
+def _broken(rollouts: Sequence[Rollout], *, what: str = "") -> tuple[float, str]:
+    """The share of scores that broke, and that in words."""
+    found = [r.score for r in rollouts if r.score is not None]
+    broken = [score for score in found if not score.ok]
+    share = len(broken) / max(1, len(found))
+    reason = f"; the first: {broken[0].reason}" if broken else ""
+    return share, f"{share:.0%} of {len(found)}{what}{reason}"
 
 
 def tell_apart(bench: Bench) -> Verdict | None:

@@ -89,20 +89,6 @@ def _answered(
     return by_group(found.rollouts), found.seconds
 
 
-def count_broken(bench: Bench) -> Verdict | None:
-    """How many real rollouts the rewards could not score."""
-    found = [r.score for r in bench.rollouts if r.score is not None]
-    broken = [score for score in found if not score.ok]
-    if not broken:
-        return None
-    part = len(broken) / len(found)
-    return Verdict(
-        "fail" if part > bench.rl.max_invalid else "warn",
-        f"{part:.0%} of {len(found)} real rollouts; the first: {broken[0].reason}",
-        "mend the reward: above rl.max_invalid the run stops",
-    )
-
-
 def measure_accuracy(bench: Bench) -> Verdict:
     """How often the model is right."""
     marks, groups = bench.parts.marks, bench.groups

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from posttrain.build.parts import make_template
 from posttrain.build.preference_rows import backbone_of, read_split, reward_rows
-from posttrain.build.questions import spellings
+from posttrain.build.questions import among, learned, spellings
 from posttrain.build.sft_rows import sft_rows
-from posttrain.build.trained_rows import asks_test, demonstrated_tests, preferred_tests
+from posttrain.build.trained_rows import asks_test
 from posttrain.check.bench import Bench, heard
 from posttrain.check.texts import find_notes, read_rows
 from posttrain.check.verdicts import Verdict
@@ -36,24 +36,20 @@ def _readable(bench: Bench, read: Callable[[], Read]) -> Read | None:
 
 def find_leaks(bench: Bench) -> Iterator[Verdict]:
     """Whether demonstrations or preferences of a file hold problems that the run is measured by."""
-    recipe, task = bench.recipe, bench.task
+    test = bench.task.prompts("test")
     template = bench.template if bench.has("parts") else None
-    kinds = {
-        "sft": ("demonstrations of test", demonstrated_tests),
-        "reward": ("preferences of test", preferred_tests),
-    }
-    for stage, (name, look) in kinds.items():
+    for stage, rows in {"sft": "demonstrations", "reward": "preferences"}.items():
         if stage not in bench.stages:
             continue
-        found = _readable(bench, partial(look, recipe, task, template=template))
-        if found:
+        asked = _readable(bench, partial(learned, bench.recipe, stage))
+        if found := among(test, asked or (), template=template):
             shown = printable(spellings(found[0])[0], limit=60)
             yield Verdict(
-                "fail" if asks_test(recipe) else "warn",
-                f"{len(found)} of {len(task.prompts('test'))} held-out problems are in "
-                f"{stage}.data (the first: {shown!r})",
+                "fail" if asks_test(bench.recipe) else "warn",
+                f"{len(found)} of {len(test)} held-out problems are in {stage}.data (the first: "
+                f"{shown!r})",
                 "remove them there, or the test measures memory",
-                name,
+                f"{rows} of test",
             )
 
 
@@ -87,14 +83,10 @@ def read_demonstrations(bench: Bench) -> Iterator[Verdict]:
     yield from _warm_up(bench.sft, len(rows) - long, stage="sft")
 
 
-def load_backbone(bench: Bench) -> None:
-    """The model that the stage reward trains."""
-    bench.backbone = backbone_of(bench.recipe, bench.policy, device="cpu")
-
-
 def read_preferences(bench: Bench) -> Iterator[Verdict]:
     """Preferences in files can be read, fit the context, and are held out from the others."""
     section, recipe = bench.reward, bench.recipe
+    bench.backbone = backbone_of(recipe, bench.policy, device="cpu")
     if section.data == "prefer":
         return
     template = make_template(recipe, bench.backbone)
