@@ -27,13 +27,13 @@ from posttrain.check import (
     Report,
     before_rl,
     check_recipe,
-    checks,
+    checklist,
     making,
     resources,
     speed,
 )
 from posttrain.check.bench import Bench
-from posttrain.check.checks import CHECKS, look
+from posttrain.check.checklist import CHECKS, look
 from posttrain.check.trial import Law, saved_bytes
 from posttrain.check.verdicts import AREAS, BROKE, MEND, Verdict
 from posttrain.cli.app import main
@@ -344,8 +344,8 @@ def test_what_a_run_would_raise_fails_and_the_kind_of_error_is_said(
     def refused(bench: Bench) -> None:
         raise ValueError("rows: none; give some")
 
-    rows = [checks.Check("data", "task", row, "moment", runs=True) for row in (missing, refused)]
-    monkeypatch.setattr(checks, "CHECKS", [row._replace(at=checks.ALWAYS) for row in rows])
+    rows = [checklist.Check("data", "task", row, "moment", runs=True) for row in (missing, refused)]
+    monkeypatch.setattr(checklist, "CHECKS", [row._replace(at=checklist.ALWAYS) for row in rows])
     assert look(Bench("check")) == [
         Line("data", "task", "pass", "so far"),
         Line("data", "task", "fail", "KeyError: 'x'", "mend this, then check again"),
@@ -361,13 +361,13 @@ def raising(bench: Bench) -> None:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.look.__name__)
 def test_a_check_that_breaks_holds_up_a_run_only_where_that_would_break(
-    check: checks.Check, folder: Path, monkeypatch: pytest.MonkeyPatch
+    check: checklist.Check, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it is a warning with its exception; either way the other checks are made."""
     if "check" not in check.at:
         pytest.skip("looked at in a run alone")
     broken = [row._replace(look=raising) if row is check else row for row in CHECKS]
-    monkeypatch.setattr(checks, "CHECKS", broken)
+    monkeypatch.setattr(checklist, "CHECKS", broken)
     sections = {"sft": {}, "reward": {"data": "pairs.jsonl"}}
     changes = {**sections, "run.stages": ["sft", "reward", "rl", "eval"]}
     rare = {"sft", "reward", "backbone"} & {*check.needs.split()}

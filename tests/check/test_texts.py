@@ -149,6 +149,18 @@ def test_a_held_out_question_among_demonstrations_is_refused(
     assert not (tmp_path / "run" / "sft").exists()
 
 
+def test_a_run_that_asks_no_test_prompt_is_cautioned_of_one(tmp_path: Path) -> None:
+    """As the check warns of it."""
+    rows = [{"prompt": "What is 1+1?", "completion": "2"}]
+    sft = {"data": lines(tmp_path / "rows.jsonl", rows), "evaluate_every": 0}
+    values = given(tmp_path, task=chats(tmp_path), sft=sft)
+    del values["eval"]
+    said = " ".join(small_run(values)[1].split())
+    assert "caution: 1 of 1 held-out problems are in sft.data (the first: 'What is 1+1?')" in said
+    [line] = [x for x in check_recipe(values).of("warn") if x.name == "demonstrations of test"]
+    assert f"caution: {line.text}; {line.fix}" in said
+
+
 def test_one_among_preferences_is_refused_before_anything_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from posttrain.build.stages import Context
 from posttrain.build.supplied import Supplied
 from posttrain.build.threads import own_threads
 from posttrain.check.bench import Bench
-from posttrain.check.checks import CHECKS, look
+from posttrain.check.checklist import CHECKS, look
 from posttrain.check.verdicts import AREAS, Area, CheckFailedError, Line, Report
 from posttrain.config import Quantity, Recipe, arithmetic, read_recipe, recipe_from_dict
 from posttrain.config.read import parse_overrides, read_values
