@@ -11,7 +11,7 @@ LAYERS = [
     ["data", "rewards", "tasks", "models", "track"],
     ["rollout", "learn", "sync", "runs", "walkthrough"],
     ["pipelines"],
-    ["config", "build"],
+    ["config", "build", "check"],
     ["cli"],
     ["__main__"],
 ]
@@ -19,7 +19,7 @@ LAYERS = [
 # These see less than everything below them.
 MAY_ONLY_IMPORT = {
     "pipelines": {"types", "protocols", "algorithms", "data"},
-    "cli": {"config", "build", "runs"},
+    "cli": {"config", "build", "check", "runs"},
 }
 
 # (importer, imported) that the layers alone would forbid, and why they are right.
@@ -27,6 +27,9 @@ EXTRA_EDGES = {
     ("tasks", "rewards"),  # a task names its default rewards
     ("tasks", "data"),  # a task of a file reads its rows
     ("build", "config"),  # the composition root turns a config into parts
+    ("check", "config"),
+    ("check", "build"),  # it makes the parts as a run does
+    ("build", "check"),  # run.py looks before it trains: of the stages, not of the composition
     ("cli", "walkthrough"),  # `posttrain walkthrough` and `posttrain explain` need no config
     ("cli", "algorithms"),
     ("cli", "track"),  # who waits for a library to load reads so
@@ -50,10 +53,10 @@ CONFINED = {
     "matplotlib": ["walkthrough", "track", "runs"],
     "mpmath": ["rewards.math.evaluator"],
     "pyarrow": ["data", "runs"],
-    "pydantic": ["config", "build"],
+    "pydantic": ["config", "build", "check"],
     "re2": ["rewards.format"],
     "reasoning_gym": ["tasks"],
-    "rich": ["walkthrough", "track", "runs", "build", "cli"],
+    "rich": ["walkthrough", "track", "runs", "build", "check", "cli"],
     "safetensors": ["models", "learn", "sync"],
     "tensorboard": ["track.tensorboard"],
     "tokenizers": ["data", "models"],

@@ -12,7 +12,7 @@ from command_line import Command, Result, command_in
 from small_runs import TINY, recipe, small_run
 
 from posttrain.build.advice import next_steps
-from posttrain.build.check.signal import _learnable
+from posttrain.check.signal import _learnable
 from posttrain.config import read_recipe, recipe_from_dict, resolve, to_toml
 from posttrain.config.read import parse_overrides
 from posttrain.runs import RunFolder

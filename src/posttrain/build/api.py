@@ -25,8 +25,8 @@ from posttrain.build.rows import Rows, has_test, rows_task
 from posttrain.build.run import Supplied, run
 from posttrain.build.sources import Source, file_name, find_source, folder_name, model_name, over
 from posttrain.build.stages import evaluate_policy
-from posttrain.build.texts import find_notes, read_rows
 from posttrain.build.trained_rows import check_has_test, check_unseen
+from posttrain.check.texts import find_notes, read_rows
 from posttrain.config import EvalSection, Recipe, recipe_from_dict, resolve
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.rules import NO_WEIGHT

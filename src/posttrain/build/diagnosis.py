@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from posttrain.build.parts import Parts, choose_compute, filled
-from posttrain.build.passes import shared_prompts
+from posttrain.build.questions import shared_prompts
 from posttrain.config import Recipe, to_dict
 from posttrain.protocols import Tracker
 from posttrain.registry import split

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,19 +16,15 @@ from posttrain.build.preference_rows import (
     PAIRS,
     TEST_PAIRS,
     backbone_of,
-    read_split,
     reward_rows,
 )
 from posttrain.build.scoring import close, in_workers, make_scorer, workers_died
 from posttrain.build.stages import Context, check_invalid, logged, rendered_prompts
 from posttrain.config import Recipe, RewardSection
-from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.data.preferences import write_preferences
 from posttrain.models.load import Policy
 from posttrain.models.reward import (
     RewardModel,
-    check_same_tokens,
-    load_reward,
     reward_from_policy,
     save_reward,
     with_normalisation,
@@ -206,27 +201,6 @@ def prepare_reward(recipe: Recipe, policy: Policy, *, device: str, prefer: Path)
     made = reward_from_policy(backbone, seed=recipe.run.seed)
     reward = replace(made, chat=bool(template.chat))
     return RewardJob(reward=reward, train=train, test=test)
-
-
-def check_early(recipe: Recipe, policy: Policy) -> None:
-    """Read what later stages will need, so that a mistake in it shows before anything is trained.
-
-    Preferences in files, another backbone, and a reward model that the critic starts from.
-    """
-    critic = recipe.rl.critic if recipe.rl is not None and "rl" in recipe.stages else None
-    if recipe.reward is not None and "reward" in recipe.stages:
-        backbone = backbone_of(recipe, policy, device="cpu")
-        if recipe.reward.data != "prefer":
-            with warnings.catch_warnings():  # they are given when the stage reads them
-                warnings.simplefilter("ignore")
-                read_split(recipe, template=make_template(recipe, backbone))
-        if backbone is not policy and critic is not None and critic.source == OWN_STAGE:
-            made = reward_from_policy(backbone, seed=0)
-            check_same_tokens(made, policy, kind="rl.critic.source")
-    if critic is not None and critic.source not in (None, "policy", OWN_STAGE):
-        reward = load_reward(critic.source)
-        check_same_tokens(reward, policy, kind="rl.critic.source")
-        _ = reward.head  # raises where it is not one linear layer
 
 
 def run_reward(context: Context, job: RewardJob) -> dict[str, Any]:

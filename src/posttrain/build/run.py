@@ -11,8 +11,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from posttrain.build.before import look_ahead
-from posttrain.build.check import before_rl
 from posttrain.build.diagnosis import (
     DIAGNOSED,
     diagnosed,
@@ -56,6 +54,7 @@ from posttrain.build.sft_stage import run_sft, sft_steps
 from posttrain.build.stages import Context, run_rl
 from posttrain.build.supplied import Supplied
 from posttrain.build.threads import own_threads, settle_threads
+from posttrain.check import before_rl, before_run
 from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.disk import keeping
 from posttrain.models.load import Policy
@@ -196,7 +195,7 @@ class _Job:
             if chosen.worth_saying:
                 console.print(str(chosen), soft_wrap=True)
             coming = [s for s in recipe.stages if not folder.stage_done(s, self._digests[s])]
-            look_ahead(recipe, self._policy, parts=self._ready, coming=coming, console=console)
+            before_run(recipe, self._policy, parts=self._ready, stages=coming, console=console)
             refused.pop_all()
 
     def seconds(self) -> float:
@@ -301,7 +300,7 @@ class _Job:
         with stage as context, _said_before(section.check != "off"):
             if section.check != "off" and not context.keeper.step:
                 with phase("checking: data, rewards, a few rollouts, one step"):
-                    report = before_rl(context, engine=self._supplied.engine)
+                    report = before_rl(context, supplied=self._supplied)
                 report.announce(self._console).enforce(section.check)
             if "eval" in self._recipe.stages and self._recipe.eval is not None:
                 record["before"] = before(context, self._recipe.eval, engine=self._supplied.engine)

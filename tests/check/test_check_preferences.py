@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from small_runs import TASK, TINY, small_run
 
-from posttrain.build.check import Line, Report, check_recipe
+from posttrain.check import Line, Report, check_recipe
 
 WATCHED = {"model": 1.0, "exact": 0.0}
 

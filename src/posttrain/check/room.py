@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posttrain.build.check.bench import Bench
-from posttrain.build.check.report import Findings
-from posttrain.build.check.resources import shown_size
 from posttrain.build.parts import filled
+from posttrain.check.bench import Bench
+from posttrain.check.resources import num_bytes, shown_size
+from posttrain.check.verdicts import Verdict
 from posttrain.config import Recipe
 
 
@@ -36,24 +36,22 @@ class StageRoom:
         return self.models + self.stay * self.checkpoint
 
 
-def check_disk(bench: Bench, findings: Findings) -> None:
+def find_room(bench: Bench) -> Verdict | None:
     """Compare what the run may take at its fullest with what is free on the disk of its folder.
 
     It only ever warns: of what is counted, most comes and goes, and a checkpoint that no one has
     asked for and that cannot be written does not end a run.
     """
-    weights = list(bench.of_policy().model.parameters())
-    held = sum(weight.numel() * weight.element_size() for weight in weights)
-    stages = list(stage_rooms(bench.recipe, held=held, under_way=bench.under_way))
+    held = num_bytes(bench.policy.model.parameters())
+    stages = list(stage_rooms(bench.recipe, bench.stages, held=held))
     if not stages:
-        return
+        return None
     folder = Path(bench.recipe.run.folder).absolute()
     fullest, needed, before = peak(stages)
     try:
         place, free = free_room(folder)
     except OSError as error:
-        findings.warned("disk", f"{folder}: {error}", fix="set run.folder to another folder")
-        return
+        return Verdict("warn", f"{folder}: {error}", "set run.folder to another folder")
     parts = {
         f"{fullest.at_once} x {shown_size(fullest.checkpoint)} of checkpoints": fullest.at_once,
         f"{shown_size(fullest.models)} of models": fullest.models,
@@ -61,12 +59,11 @@ def check_disk(bench: Bench, findings: Findings) -> None:
     }
     listed = ", ".join(text for text, count in parts.items() if count)
     kept = "" if bench.recipe.run.keep_last else "; every checkpoint more stays: run.keep_last = 0"
-    findings.judged(
-        "disk",
+    return Verdict(
+        "warn" if needed > free else "pass",
         f"up to {shown_size(needed)} in {fullest.name} ({listed}), {shown_size(free)} free on the "
         f"disk of {place}{kept}",
-        state="warn" if needed > free else "pass",
-        fix="free some space, set run.folder to a folder on another disk, or lower run.keep_last; "
+        "free some space, set run.folder to a folder on another disk, or lower run.keep_last; "
         "without room for a checkpoint, a run that is killed starts over, and without room for "
         "the model it ends with an error",
     )
@@ -87,36 +84,26 @@ def peak(stages: list[StageRoom]) -> tuple[StageRoom, int, int]:
     return stages[fullest], sums[fullest], before[fullest]
 
 
-def stage_rooms(recipe: Recipe, *, held: int, under_way: bool = False) -> Iterator[StageRoom]:
-    """What each stage that learns writes, for weights of ``held`` bytes.
+def stage_rooms(recipe: Recipe, stages: Sequence[str], *, held: int) -> Iterator[StageRoom]:
+    """What each of these stages that learns writes, for weights of ``held`` bytes.
 
     A checkpoint holds them and AdamW's two moments, 3 · held. A reward model or a critic of its
-    own is taken to be as large as the policy. ``under_way`` leaves out the stages before rl.
+    own is taken to be as large as the policy.
     """
-    for name in recipe.stages:
-        if under_way and name != "rl":
-            continue
+    for name in stages:
         if name == "sft":
-            yield _sft(recipe, held=held)
+            section = filled(recipe.sft)
+            best = held if section.evaluate_every != 0 else 0
+            models = held + (best if section.result == "last" else 0)
+            yield _room(recipe, name, checkpoint=3 * held + best, models=models)
         elif name == "reward":
             yield _room(recipe, name, checkpoint=3 * held, models=held)
         elif name == "rl":
-            yield _rl(recipe, held=held)
-
-
-def _sft(recipe: Recipe, *, held: int) -> StageRoom:
-    section = filled(recipe.sft)
-    best = held if section.evaluate_every != 0 else 0
-    models = held + (best if section.result == "last" else 0)
-    return _room(recipe, "sft", checkpoint=3 * held + best, models=models)
-
-
-def _rl(recipe: Recipe, *, held: int) -> StageRoom:
-    section = filled(recipe.rl)
-    separate = section.critic is not None and section.critic.kind == "separate"
-    refreshed = section.kl.placement != "none" and bool(section.kl.refresh_every)
-    checkpoint = (6 if separate else 3) * held + (held if refreshed else 0)
-    return _room(recipe, "rl", checkpoint=checkpoint, models=held)
+            rl = filled(recipe.rl)
+            separate = rl.critic is not None and rl.critic.kind == "separate"
+            refreshed = rl.kl.placement != "none" and bool(rl.kl.refresh_every)
+            checkpoint = (6 if separate else 3) * held + (held if refreshed else 0)
+            yield _room(recipe, name, checkpoint=checkpoint, models=held)
 
 
 def _room(recipe: Recipe, name: str, *, checkpoint: int, models: int) -> StageRoom:

@@ -9,10 +9,10 @@ from small_runs import recipe, small_run
 from tokenizers import normalizers
 
 import posttrain
-from posttrain.build.check import check_recipe
 from posttrain.build.parts import Parts, make_parts, make_policy
+from posttrain.build.questions import among, learned
 from posttrain.build.sft_rows import sft_rows
-from posttrain.build.trained_rows import demonstrated_tests
+from posttrain.check import check_recipe
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.data.characters import lost_characters
 from posttrain.models.load import load_policy
@@ -143,10 +143,22 @@ def test_a_held_out_question_among_demonstrations_is_refused(
     rows = [{"messages": [*messages, {"role": "assistant", "content": "2"}]}]
     sft = {"data": lines(tmp_path / "rows.jsonl", rows)}
     values = given(tmp_path, task=chats(tmp_path), sft=sft, eval=EVAL)
-    says = r"sft\.data: 1 of 1 held-out problems are in sft\.data .*1\+1.*; remove them there"
+    says = r"demonstrations of test: 1 of 1 held-out problems are in sft\.data .*1\+1.*; remove"
     with pytest.raises(ValueError, match=says):
         small_run(values)
     assert not (tmp_path / "run" / "sft").exists()
+
+
+def test_a_run_that_asks_no_test_prompt_is_cautioned_of_one(tmp_path: Path) -> None:
+    """As the check warns of it."""
+    rows = [{"prompt": "What is 1+1?", "completion": "2"}]
+    sft = {"data": lines(tmp_path / "rows.jsonl", rows), "evaluate_every": 0}
+    values = given(tmp_path, task=chats(tmp_path), sft=sft)
+    del values["eval"]
+    said = " ".join(small_run(values)[1].split())
+    assert "caution: 1 of 1 held-out problems are in sft.data (the first: 'What is 1+1?')" in said
+    [line] = [x for x in check_recipe(values).of("warn") if x.name == "demonstrations of test"]
+    assert f"caution: {line.text}; {line.fix}" in said
 
 
 def test_one_among_preferences_is_refused_before_anything_is_trained(
@@ -159,7 +171,7 @@ def test_one_among_preferences_is_refused_before_anything_is_trained(
     reward = {"data": lines(tmp_path / "pairs.jsonl", rows)}
     values = given(tmp_path, task=chats(tmp_path), reward=reward, eval=EVAL)
     values["run"]["stages"] = ["reward", "eval"]
-    with pytest.raises(ValueError, match=r"reward\.data: 1 of 1 held-out problems are in reward"):
+    with pytest.raises(ValueError, match="preferences of test: 1 of 1 held-out problems are in"):
         small_run(values)
     assert not (tmp_path / "run" / "reward").exists()
     assert len(closed) == 1  # no worker is left behind
@@ -182,8 +194,9 @@ def test_prompts_that_the_template_writes_alike_are_the_same(tmp_path: Path) -> 
     found = resolve(recipe_from_dict({**values, "model": {"name": str(tmp_path / "model")}}))
     made = make_parts(found, make_policy(found, found.model.name, device="cpu"), device="cpu")
     assert made.task is not None
-    assert demonstrated_tests(found, made.task) == []
-    assert len(demonstrated_tests(found, made.task, template=made.template)) == 1
+    test, shown = made.task.prompts("test"), learned(found, "sft")
+    assert among(test, shown) == []
+    assert len(among(test, shown, template=made.template)) == 1
     made.close()
 
 

@@ -12,27 +12,29 @@ from typing import Any
 
 import pytest
 import torch
-from build.broken_recipes import BROKEN, HEALTHY, Broken, page_rows, recipe_of, write_files
+from check.broken_recipes import BROKEN, HEALTHY, Broken, page_rows, recipe_of, write_files
 from rich.console import Console
 from small_runs import recipe, small_run
 
 from posttrain.build import learners
-from posttrain.build.check import (
-    CheckFailedError,
-    Line,
-    Report,
-    before_rl,
-    bench,
-    check_recipe,
-    resources,
-)
-from posttrain.build.check.report import AREAS, Findings
-from posttrain.build.check.resources import Law
-from posttrain.build.check.trial import saved_bytes
 from posttrain.build.keeper import Keeper
 from posttrain.build.parts import make_engine, make_parts, make_policy
 from posttrain.build.run import Supplied
 from posttrain.build.stages import Context
+from posttrain.check import (
+    CheckFailedError,
+    Line,
+    Report,
+    before_rl,
+    check_recipe,
+    checklist,
+    making,
+    resources,
+)
+from posttrain.check.bench import Bench
+from posttrain.check.checklist import CHECKS, look
+from posttrain.check.trial import Law, saved_bytes
+from posttrain.check.verdicts import AREAS, BROKE, MEND, Verdict
 from posttrain.cli.app import main
 from posttrain.config import recipe_from_dict, resolve, to_toml
 from posttrain.models.load import Policy, load_policy
@@ -44,27 +46,6 @@ from posttrain.track import Several
 from posttrain.types import Batch, Rollout, Turn
 
 ROOT = Path(__file__).parents[2]
-CHECKS = [
-    "check_splits",
-    "check_prompts",
-    "check_passes",
-    "check_demonstrations",
-    "check_preferences",
-    "check_kinds",
-    "check_answers",
-    "check_answer_length",
-    "check_grading",
-    "check_signal",
-    "enough_memory",
-    "data._show",
-    "data._check_length",
-    "numerics._check_mismatch",
-    "numerics._check_ratio",
-    "numerics._check_step",
-    "numerics._check_way",
-    "resources._check_time",
-    "resources.check_way",
-]
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +87,7 @@ def test_a_healthy_recipe_passes_every_area(healthy: Report) -> None:
     assert list(dict.fromkeys(line.area for line in healthy.lines)) == list(AREAS)
     assert healthy.ok
     assert {row.stage for row in healthy.arithmetic} == {"rl", "eval"}
-    assert healthy.require() is healthy
+    assert healthy.enforce("stop") is healthy
 
 
 def test_the_prompt_is_shown_as_the_model_sees_it(folder: Path) -> None:
@@ -139,7 +120,7 @@ def test_the_page_is_in_step(healthy: Report) -> None:
     """docs/check.md says what each line means, and holds the gallery as it is here."""
     page = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
     assert not {line.name for line in healthy.lines if f"| {line.name} |" not in page}
-    assert "\n".join(page_rows()) in page, "run: python tests/build/broken_recipes.py"
+    assert "\n".join(page_rows()) in page, "run: python tests/check/broken_recipes.py"
 
 
 def test_what_sft_may_still_mend_is_a_warning(folder: Path) -> None:
@@ -214,7 +195,7 @@ def test_an_engine_need_not_be_the_same_to_the_bit(
     def jittery(spec: Any, policy: Policy, **options: Any) -> Engine:
         return Jittery(make_engine(spec, policy, **options), by=by)
 
-    monkeypatch.setattr(bench, "make_engine", jittery)
+    monkeypatch.setattr(making, "make_engine", jittery)
     assert find(check_recipe(HEALTHY, fast=True), "weights to engine").state == state
 
 
@@ -259,7 +240,7 @@ def test_an_engine_on_old_weights_fails(folder: Path, monkeypatch: pytest.Monkey
         model = copy.deepcopy(policy.model)
         return make_engine(spec, replace(policy, model=model), **options)
 
-    monkeypatch.setattr(bench, "make_engine", on_a_copy)
+    monkeypatch.setattr(making, "make_engine", on_a_copy)
     report = check_recipe(HEALTHY, fast=True)
     assert [line.name for line in report.of("fail")] == ["weights to engine"], told(report)
 
@@ -331,10 +312,9 @@ def test_a_report_announces_and_refuses(folder: Path) -> None:
     assert "✗ check: config: rl.temperature: 0 is greedy" in shown
     assert "→ set it above 0" in shown
     assert report.enforce("warn") is report
-    with pytest.raises(CheckFailedError, match="--check warn goes on anyway"):
+    says = r"(?s)rl.minibatches: 3 does not.*rl.temperature: 0 is.*--check warn goes on anyway"
+    with pytest.raises(CheckFailedError, match=says):
         report.enforce("stop")
-    with pytest.raises(RuntimeError, match=r"(?s)rl.minibatches: 3 does not.*rl.temperature: 0 is"):
-        report.require()
 
 
 def test_bytes_kept_for_the_gradient_are_counted_once() -> None:
@@ -351,54 +331,54 @@ def test_bytes_kept_for_the_gradient_are_counted_once() -> None:
     assert again.isfinite()
 
 
-def test_guard_reports_whatever_is_raised() -> None:
-    """The kind of error is said where the text alone would not do."""
-    findings = Findings("data")
-    with findings.guard("task"):
+def test_what_a_run_would_raise_fails_and_the_kind_of_error_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the text alone would not do; what was said before is kept."""
+
+    def missing(bench: Bench) -> Iterator[Verdict]:
+        yield Verdict("pass", "so far")
         raise KeyError("x")
-    with findings.guard("task"):
+
+    def refused(bench: Bench) -> None:
         raise ValueError("rows: none; give some")
-    assert findings.lines == [
+
+    rows = [checklist.Check("data", "task", row, "moment", runs=True) for row in (missing, refused)]
+    monkeypatch.setattr(checklist, "CHECKS", [row._replace(at=checklist.ALWAYS) for row in rows])
+    assert look(Bench("check")) == [
+        Line("data", "task", "pass", "so far"),
         Line("data", "task", "fail", "KeyError: 'x'", "mend this, then check again"),
         Line("data", "task", "fail", "rows: none", "give some"),
     ]
+    with pytest.raises(KeyError):
+        look(Bench("start"))  # as it would end the run
 
 
-def test_a_check_that_breaks_itself_holds_up_no_run(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def raising(bench: Bench) -> None:
+    raise KeyError("inside")
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.look.__name__)
+def test_a_check_that_breaks_holds_up_a_run_only_where_that_would_break(
+    check: checklist.Check, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever it breaks it is a warning with its exception, and the other checks are made."""
-
-    def broken(*given: Any, **options: Any) -> None:
-        raise KeyError("inside")
-
-    whole = check_recipe(HEALTHY, fast=True)
-    for place in CHECKS:
-        with monkeypatch.context() as patch:
-            patch.setattr(f"posttrain.build.check.{place}", broken)
-            report = check_recipe(HEALTHY, fast=True)
-        (line,) = [line for line in report.lines if line.state != "pass"]
-        assert line.state == "warn"
-        assert line.text == "the check itself broke, so nothing is known: KeyError: 'inside'", place
+    """Else it is a warning with its exception; either way the other checks are made."""
+    if "check" not in check.at:
+        pytest.skip("looked at in a run alone")
+    broken = [row._replace(look=raising) if row is check else row for row in CHECKS]
+    monkeypatch.setattr(checklist, "CHECKS", broken)
+    sections = {"sft": {}, "reward": {"data": "pairs.jsonl"}}
+    changes = {**sections, "run.stages": ["sft", "reward", "rl", "eval"]}
+    rare = {"sft", "reward", "backbone"} & {*check.needs.split()}
+    report = check_recipe(recipe_of(changes) if rare else HEALTHY, fast=True)
+    lines = [line for line in report.lines if (line.area, line.name) == (check.area, check.name)]
+    if check.runs:
+        assert Line(check.area, check.name, "fail", "KeyError: 'inside'", MEND) in lines
+    else:
+        said = "the check itself broke, so nothing is known: KeyError: 'inside'"
+        assert Line(check.area, check.name, "warn", said, BROKE) in lines
         assert report.enforce("stop") is report
-        assert len(report.lines) > len(whole.lines) // 2, place
-
-
-@pytest.mark.parametrize(
-    ("place", "name"),
-    [("grade_answers", "rewards"), ("sample", "rollouts"), ("take_step", "one step")],
-)
-def test_what_would_break_the_run_fails(
-    place: str, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Grading, sampling and a step are what the run itself does."""
-
-    def broken(*given: Any, **options: Any) -> None:
-        raise KeyError("inside")
-
-    monkeypatch.setattr(f"posttrain.build.check.{place}", broken)
-    report = check_recipe(HEALTHY, fast=True)
-    assert [line.name for line in report.of("fail")] == [name], told(report)
+        assert len(report.lines) > 20
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 ``HEALTHY`` passes; every row of ``BROKEN`` changes keys of it. The files and functions that they
 name are written by ``write_files``. The table in docs/check.md is printed from here:
-``python tests/build/broken_recipes.py``.
+``python tests/check/broken_recipes.py``.
 """
 
 import copy

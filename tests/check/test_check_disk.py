@@ -1,14 +1,15 @@
 """The line ``disk`` of a check: what a run takes at its fullest, by hand, and what is free."""
 
 from collections import namedtuple
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from small_runs import recipe
 
-from posttrain.build.check import Line, check_recipe, disk
-from posttrain.build.check.disk import StageRoom, free_room, peak, stage_rooms
+from posttrain.check import Line, check_recipe, room
+from posttrain.check.room import StageRoom, free_room, peak, stage_rooms
 from posttrain.config import recipe_from_dict, resolve
 
 HELD = 4000  # 1000 weights of 4 bytes; with AdamW's moments 12,000 bytes
@@ -16,11 +17,12 @@ WEIGHTS = 39_712  # of the model of small_runs
 Usage = namedtuple("Usage", "total used free")
 
 
-def rooms(changes: dict[str, Any], **options: Any) -> list[StageRoom]:
+def rooms(changes: dict[str, Any], stages: Sequence[str] = ()) -> list[StageRoom]:
     run = changes.pop("run", {})
     given = recipe(Path("run"), **changes)
     given["run"] |= run
-    return list(stage_rooms(resolve(recipe_from_dict(given)), held=HELD, **options))
+    found = resolve(recipe_from_dict(given))
+    return list(stage_rooms(found, stages or found.stages, held=HELD))
 
 
 @pytest.mark.parametrize(
@@ -52,8 +54,8 @@ def test_the_fullest_stage(changes: dict[str, Any], stage: str, expected: int) -
 
 
 def test_once_rl_begins_only_rl_is_still_to_come() -> None:
-    (room,) = rooms({}, under_way=True)
-    assert (room.name, room.checkpoints + room.models) == ("rl", 40_000)
+    (left,) = rooms({}, ["rl"])
+    assert (left.name, left.checkpoints + left.models) == ("rl", 40_000)
 
 
 @pytest.mark.parametrize(("spare", "state"), [(0, "pass"), (-1, "warn")])
@@ -69,7 +71,7 @@ def test_the_line(
         asked.append(path)
         return Usage(0, 0, needed + spare)
 
-    monkeypatch.setattr(disk.shutil, "disk_usage", usage)
+    monkeypatch.setattr(room.shutil, "disk_usage", usage)
     given = recipe(tmp_path / "to" / "come")
     given["run"] |= {"stages": stages}
     line = found(given)
@@ -85,7 +87,7 @@ def test_a_disk_that_cannot_be_asked_is_a_warning(
     def refuses(path: Path) -> Usage:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(disk.shutil, "disk_usage", refuses)
+    monkeypatch.setattr(room.shutil, "disk_usage", refuses)
     assert found(recipe(tmp_path / "run")).state == "warn"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from small_runs import recipe
 
-from posttrain.build.check import check_recipe
+from posttrain.check import check_recipe
 
 # (what is set in [rl], the lines that do not pass, what they advise)
 FAR: list[tuple[dict[str, Any], list[str], str]] = [

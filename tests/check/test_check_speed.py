@@ -1,13 +1,16 @@
 """The lines of a check that say how fast it is, beside what the device could do."""
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from small_runs import TINY
 
-from posttrain.build.check import check_recipe, resources, speed
-from posttrain.build.check.report import Findings, Line
+from posttrain.check import check_recipe, resources, speed
+from posttrain.check.bench import Bench
+from posttrain.check.verdicts import Line
 from posttrain.models.roofline import Peak
 from posttrain.rollout.engines import native
 from posttrain.types import Prompt, Rollout, Turn
@@ -72,15 +75,14 @@ def test_far_below_the_device_is_a_finding_with_its_reason(monkeypatch: pytest.M
 @pytest.mark.parametrize(("seconds", "state"), [(10.1, "pass"), (10.3, "warn")])
 def test_what_far_below_means(seconds: float, state: str) -> None:
     """Ten times what the fast way takes: 0.12 s at 12 % of the best, and 0.02 s of launches."""
-    findings = Findings("resources")
     way = Way(uses=("batches",), without=(LOST,))
-    times = (seconds, 0.12, 0.02)
-    speed._judge("sampling", "9 tokens/s", best="99", times=times, way=way, findings=findings)
-    assert findings.lines[0].state == state
-    assert ("its keys are odd" in findings.lines[0].text) == (state == "warn")
+    times = (seconds, 0.12, 0.12 / 0.12 + 0.02)
+    found = speed.judge("9 tokens/s", best="99", times=times, way=way)
+    assert found.state == state
+    assert ("its keys are odd" in found.text) == (state == "warn")
 
 
-def test_the_least_of_learning_counts_a_prompt_once() -> None:
+def test_the_least_of_learning_counts_a_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand, with the shape and the batch of :func:`learning_flops`'s own example."""
     rollouts = [
         Rollout(
@@ -97,17 +99,9 @@ def test_the_least_of_learning_counts_a_prompt_once() -> None:
         weights=1000, layers=2, heads=4, key_heads=2, head_size=8, vocabulary=5, width=32
     )
     peak = Peak(bytes_per_second=10.0, flops_per_second=2.0, source="")
-    bench: Any = _Bench(num_weights=30)
+    monkeypatch.setattr(speed, "_peak", lambda bench: peak)
+    bench: Any = Bench("check")
+    bench.policy = SimpleNamespace(model=torch.nn.Linear(30, 1, bias=False))
     # Operations as in tests/benchmarks/test_learning_work.py; AdamW moves 7 numbers of 4 bytes.
     expected = (6 * 840 * 20 + 6 * 160 * 18 + 768 * 2 * (10 + 3 * 11)) / 2 + 30 * 7 * 4 / 10
-    assert speed._least_learning(bench, rollouts, shape=shape, peak=peak) == pytest.approx(expected)
-
-
-class _Bench:
-    """A bench of which only the weights of its model are asked."""
-
-    def __init__(self, num_weights: int) -> None:
-        self._model = speed.torch.nn.Linear(num_weights, 1, bias=False)
-
-    def of_policy(self) -> Any:
-        return type("Policy", (), {"model": self._model})
+    assert speed._least_learning(bench, rollouts, shape=shape) == pytest.approx(expected)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from small_runs import recipe, small_run
 
-from posttrain.build.check import check_recipe
+from posttrain.check import check_recipe
 
 # What is set, and what is said of it: the model of these runs has a context of 64 tokens.
 TOO_LONG: list[tuple[dict[str, dict[str, Any]], str]] = [

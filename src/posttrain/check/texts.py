@@ -12,19 +12,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
-from posttrain.build.parts import Parts, filled
-from posttrain.build.trained_rows import check_data_apart
+from posttrain.build.parts import filled
+from posttrain.check.verdicts import Verdict
 from posttrain.config import Recipe
 from posttrain.data.characters import lost_characters
 from posttrain.data.preferences import read_preferences
 from posttrain.data.sources import read_demonstrations
 from posttrain.data.template import Template
 from posttrain.protocols import Split, Task
-from posttrain.track.progress import phase
-from posttrain.track.text import printable
 from posttrain.types import Prompt
 
 TOKENS = 'set model.special_tokens = "tokens"'
@@ -40,37 +35,16 @@ class Row:
     prompt: Prompt | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Note:
-    """What a user should know of the data: ``kind`` is that of the check's line."""
-
-    kind: str
-    text: str
-    fix: str
-
-
-def look_at_data(
-    recipe: Recipe, parts: Parts, *, stages: Collection[str], console: Console
-) -> None:
-    """Refuse data that these stages must not have, and say what the tokenizer makes of the rest."""
-    with phase("looking at the data"):
-        check_data_apart(recipe, parts.task, template=parts.template, stages=stages)
-        notes = find_notes(read_rows(recipe, parts.task, stages=stages), parts.template)
-    for note in notes:
-        text = printable(f"{note.text}; {note.fix}")
-        console.print(Text.assemble(("caution: ", "yellow"), text), soft_wrap=True)
-
-
-def find_notes(data: Mapping[str, Sequence[Row]], template: Template) -> list[Note]:
+def find_notes(data: Mapping[str, Sequence[Row]], template: Template) -> list[Verdict]:
     """What there is to say of the rows of each kind; a chat that cannot be written raises."""
-    notes: list[Note] = []
+    notes: list[Verdict] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for row in (row for rows in data.values() for row in rows):
             if row.prompt is not None:
                 template.try_prompt(row.prompt)
     for text, _, fix in (str(warning.message).rpartition("; ") for warning in caught):
-        notes.append(Note(kind="chat", text=text, fix=fix))
+        notes.append(Verdict("warn", text, fix, "chat"))
     for name, rows in data.items():
         notes += _special_tokens(name, rows, template=template)
         notes += _characters(name, rows, template=template)
@@ -132,7 +106,7 @@ def _of_demonstration(number: int, row: Mapping[str, Any]) -> Row:
     return _of_prompt(Prompt(id=name, text="", messages=tuple(row["messages"])))
 
 
-def _special_tokens(name: str, rows: Sequence[Row], *, template: Template) -> Iterator[Note]:
+def _special_tokens(name: str, rows: Sequence[Row], *, template: Template) -> Iterator[Verdict]:
     counts: Counter[str] = Counter()
     first, number = "", 0
     for row in rows:
@@ -146,13 +120,13 @@ def _special_tokens(name: str, rows: Sequence[Row], *, template: Template) -> It
     told = f"{number:,} of {len(rows):,} {name} spell special tokens ({most}; the first is {first})"
     if template.control.as_text:
         fix = f"leave it where the text is about them; if they are meant as tokens, {TOKENS}"
-        yield Note(kind="special tokens", text=f"{told}: read as text", fix=fix)
+        yield Verdict("warn", f"{told}: read as text", fix, "special tokens")
     else:
         fix = "leave it where the data is your own: whoever wrote it can end turns and forge others"
-        yield Note(kind="special tokens", text=f"{told}: read as these tokens", fix=fix)
+        yield Verdict("warn", f"{told}: read as these tokens", fix, "special tokens")
 
 
-def _characters(name: str, rows: Sequence[Row], *, template: Template) -> Iterator[Note]:
+def _characters(name: str, rows: Sequence[Row], *, template: Template) -> Iterator[Verdict]:
     every: set[str] = set().union(*(text for row in rows for text in row.texts))
     lost = lost_characters(template.tokenizer, every)
     if not lost:
@@ -160,8 +134,9 @@ def _characters(name: str, rows: Sequence[Row], *, template: Template) -> Iterat
     having = [row for row in rows if any(not lost.keys().isdisjoint(t) for t in row.texts)]
     read = [f"{character!r} is read as {lost[character]!r}" for character in sorted(lost)[:MOST]]
     told = f"{len(having):,} of {len(rows):,} {name} have characters that the tokenizer lacks"
-    yield Note(
-        kind="characters",
-        text=f"{told}: {', '.join(read)} ({len(lost):,} in all; the first is {having[0].name})",
-        fix="take a model whose tokenizer has them, or write the texts without",
+    yield Verdict(
+        "warn",
+        f"{told}: {', '.join(read)} ({len(lost):,} in all; the first is {having[0].name})",
+        "take a model whose tokenizer has them, or write the texts without",
+        "characters",
     )

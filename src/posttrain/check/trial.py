@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -13,22 +13,24 @@ import torch
 from torch import Tensor
 
 from posttrain.algorithms.diagnostics import share_without_signal
-from posttrain.build.check.bench import Bench, unchanged
 from posttrain.build.learners import make_learner, make_plan
-from posttrain.build.parts import filled
 from posttrain.build.ways import declared
+from posttrain.check.bench import Bench, unchanged
 from posttrain.data.collate import collate
 from posttrain.data.minibatch import micro_batches
 from posttrain.pipelines.objective import make_objective
 from posttrain.pipelines.plan import State
 from posttrain.pipelines.rl import prepare
 from posttrain.protocols import StepResult
+from posttrain.rollout.source import has_signal
+from posttrain.track.progress import phase
 from posttrain.types import Batch, Rollout
 from posttrain.types.ways import Way
 
 Result = TypeVar("Result")
 # Seconds of a step up to which a second look is taken: a GPU's first compiles and records.
 REMEASURED = {"cpu": 5.0, "cuda": 60.0}
+TRIED = 64  # rollouts of the step that is tried
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,24 +57,52 @@ class Trial:
     step_seconds: float
     ways: Mapping[str, Way]
 
-    @property
-    def finite(self) -> bool:
-        """Whether loss, gradient and the new log-probs are numbers."""
-        numbers = (self.result.loss, self.result.gradient_norm, self.moved)
-        return all(math.isfinite(number) for number in numbers)
+
+@dataclass(frozen=True)
+class Law:
+    """Seconds, or bytes, as ``fixed + each · n``, from measurements at two sizes."""
+
+    fixed: float
+    each: float
+
+    @classmethod
+    def through(cls, small: tuple[float, float], large: tuple[float, float]) -> Law:
+        """The law through two points ``(n, measured)``; neither part is ever negative.
+
+        >>> Law.through((1, 3.0), (3, 7.0))
+        Law(fixed=1.0, each=2.0)
+        """
+        (few, short), (many, long) = small, large
+        slope = (long - short) / (many - few) if many > few else long / many
+        slope = min(max(slope, 0.0), long / many)
+        return cls(max(long - slope * many, 0.0), slope)
+
+    def __call__(self, count: float) -> float:
+        return self.fixed + self.each * count
 
 
-def take_step(
-    bench: Bench, rollouts: Sequence[Rollout], *, micro_batch_tokens: int | None = None
-) -> Trial:
-    """Prepare a batch and take one step at the peak learning rate, on weights that are kept."""
-    section, policy = filled(bench.recipe.rl), bench.of_policy()
-    device = bench.of_parts().device
-    section = section.model_copy(
+def some_rollouts(bench: Bench, limit: int) -> list[Rollout]:
+    """At most ``limit`` real ones in whole groups (one at least), those with signal first."""
+    order = sorted(bench.groups, key=lambda group: not has_signal(group))
+    taken = order[: max(1, limit // len(order[0]))]
+    return [replace(r, group=number) for number, group in enumerate(taken) for r in group]
+
+
+def try_step(bench: Bench) -> None:
+    """One step as the run would take it, unless it cannot fit into memory."""
+    if not bench.too_large:
+        with phase("checking: one step"):
+            bench.trial = take_step(bench, TRIED)
+
+
+def take_step(bench: Bench, limit: int, *, micro_batch_tokens: int | None = None) -> Trial:
+    """Take one step at the peak learning rate on so many rollouts, on weights that are kept."""
+    rollouts, policy, device = some_rollouts(bench, limit), bench.policy, bench.parts.device
+    section = bench.rl.model_copy(
         update={
             "warmup_steps": 0,
             "schedule": "constant",
-            "micro_batch_tokens": micro_batch_tokens or section.micro_batch_tokens,
+            "micro_batch_tokens": micro_batch_tokens or bench.rl.micro_batch_tokens,
         }
     )
     plan = make_plan(section)
@@ -144,32 +174,22 @@ def _teaching(batch: Batch) -> tuple[Batch, bool]:
 
 
 class Saved:
-    """Bytes that a forward pass keeps for its gradient: now, and at most."""
+    """Bytes that a forward pass keeps for its gradient, at most; those ``known`` do not count."""
 
     def __init__(self, known: set[int]) -> None:
         self.most = 0
         self._now = 0
         self._known = known
-        self._held: dict[int, int] = {}
+        self._held: Counter[int] = Counter()
 
-    def pack(self, tensor: Tensor) -> Tensor:
-        """Count a tensor's memory once, however many views of it are kept."""
+    def count(self, tensor: Tensor, by: int) -> Tensor:
+        """Count a tensor's memory once, however many views of it are kept or given back."""
         storage = tensor.untyped_storage()
         place = storage.data_ptr()
         if place not in self._known:
-            if self._held.get(place, 0) == 0:
-                self._now += storage.nbytes()
-                self.most = max(self.most, self._now)
-            self._held[place] = self._held.get(place, 0) + 1
-        return tensor
-
-    def unpack(self, tensor: Tensor) -> Tensor:
-        """Give it back, and count it no more."""
-        storage = tensor.untyped_storage()
-        place = storage.data_ptr()
-        if self._held.get(place, 0):
-            self._held[place] -= 1
-            self._now -= 0 if self._held[place] else storage.nbytes()
+            before, self._held[place] = self._held[place], max(0, self._held[place] + by)
+            self._now += (bool(self._held[place]) - bool(before)) * storage.nbytes()
+            self.most = max(self.most, self._now)
         return tensor
 
 
@@ -177,5 +197,7 @@ class Saved:
 def saved_bytes(model: torch.nn.Module) -> Iterator[Saved]:
     """Counts what is kept for gradients inside; weights are not counted, they are there anyway."""
     saved = Saved({weight.untyped_storage().data_ptr() for weight in model.parameters()})
-    with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: saved.count(tensor, 1), lambda tensor: saved.count(tensor, -1)
+    ):
         yield saved
