@@ -9,7 +9,7 @@ LAYERS = [
     ["types", "registry", "disk", "written"],
     ["protocols", "algorithms"],
     ["data", "rewards", "tasks", "models", "track"],
-    ["rollout", "learn", "sync", "runs", "walkthrough"],
+    ["rollout", "learn", "sync", "runs", "report", "walkthrough"],
     ["pipelines"],
     ["config", "build"],
     ["cli"],
@@ -19,13 +19,14 @@ LAYERS = [
 # These see less than everything below them.
 MAY_ONLY_IMPORT = {
     "pipelines": {"types", "protocols", "algorithms", "data"},
-    "cli": {"config", "build", "runs"},
+    "cli": {"config", "build", "runs", "report"},
 }
 
 # (importer, imported) that the layers alone would forbid, and why they are right.
 EXTRA_EDGES = {
     ("tasks", "rewards"),  # a task names its default rewards
     ("tasks", "data"),  # a task of a file reads its rows
+    ("report", "runs"),  # what came out of a run is read from its folder
     ("build", "config"),  # the composition root turns a config into parts
     ("cli", "walkthrough"),  # `posttrain walkthrough` and `posttrain explain` need no config
     ("cli", "algorithms"),
@@ -46,13 +47,13 @@ STANDARD_AND_TORCH_ONLY = {
 CONFINED = {
     "click": ["cli"],
     "gguf": ["models"],
-    "matplotlib": ["walkthrough", "track", "runs"],
+    "matplotlib": ["walkthrough", "report.plot", "report.svg"],
     "mpmath": ["rewards.math_value"],
     "pyarrow": ["data", "runs"],
     "pydantic": ["config", "build"],
     "re2": ["rewards.format"],
     "reasoning_gym": ["tasks"],
-    "rich": ["walkthrough", "track", "runs", "build", "cli"],
+    "rich": ["walkthrough", "track", "report.terminal", "build", "cli"],
     "safetensors": ["models", "learn", "sync"],
     "tensorboard": ["track.tensorboard"],
     "tokenizers": ["data", "models"],

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from posttrain.runs import RunFolder, export, rollout_file, write_json, write_rollouts
-from posttrain.runs.report import metrics_csv, render_report
+from posttrain.report import Facts, export
+from posttrain.report import render_report as render_facts
+from posttrain.report.html import metrics_csv
+from posttrain.runs import RunFolder, rollout_file, write_json, write_rollouts
 from posttrain.track import Stage
 from posttrain.track.jsonl import JsonlTracker
 from posttrain.types import Completion, Prompt, Rollout, Score
@@ -43,6 +45,10 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text.append(data)
+
+
+def render_report(run: RunFolder) -> str:
+    return render_facts(Facts(run))
 
 
 def evaluated(share: float) -> dict[str, Any]:
