@@ -190,3 +190,18 @@ def test_the_held_out_loss_stands_beside_the_loss(tmp_path: Path) -> None:
     assert len(points) == 4
     assert all(0 <= x <= 320 and 0 <= y <= 150 for x, y in points)
     assert points[0][1] < points[-1][1]  # it falls, and y grows downwards
+
+
+@pytest.mark.parametrize("value", [0.0, -3.0, 1e-12])
+def test_a_flat_curve_lies_in_the_middle_of_its_picture(value: float, tmp_path: Path) -> None:
+    """Between numbers that can be told apart."""
+    run = RunFolder.create(tmp_path / "run", config={"sft": {}})
+    tracker = JsonlTracker(Stage(name="sft", folder=run.begin("sft").path, total_steps=2))
+    for step in (1, 2):
+        tracker.log(step, {"loss/total": value})
+    tracker.close()
+    text = render_report(run)
+    points = text.split('class="curve"')[1].split('points="')[1].split('"')[0].split()
+    assert [float(point.split(",")[1]) for point in points] == pytest.approx([69.0, 69.0], abs=0.1)
+    labels = [part.split("<")[0] for part in text.split('text-anchor="end">')[1:]]
+    assert len(set(labels)) == len(labels) > 3

@@ -99,7 +99,7 @@ def test_samples_places_and_what_to_try_next(show: Show) -> None:
     sample |= {"right_before": False, "right_after": True}
     text = show(
         samples=[sample],
-        drawn="1 of 9 held-out problems, drawn at random (seed 0)",
+        summary={"answers_shown": "1 of 9 held-out problems, drawn at random (seed 0)"},
         places={"model": "runs/demo/rl/model"},
         next_steps=["posttrain eval runs/demo/rl/model --task arithmetic"],
     )

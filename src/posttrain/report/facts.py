@@ -49,7 +49,7 @@ class Facts:
     @cached_property
     def name(self) -> str:
         """What the run is called."""
-        return self.run.path.name
+        return self.run.path.resolve().name
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -138,11 +138,6 @@ class Facts:
     def samples(self) -> list[Row]:
         """Answers before and after, as :meth:`draw_samples` drew them when the run ended."""
         return self.run.samples
-
-    @cached_property
-    def drawn(self) -> str:
-        """How the samples were drawn."""
-        return str(self.summary.get("answers_shown", ""))
 
     @cached_property
     def places(self) -> dict[str, Path]:

@@ -71,10 +71,12 @@ def metrics_csv(records: Sequence[Record]) -> str:
 def render_report(facts: Facts) -> str:
     """The page: results, curves, what went wrong, samples, config."""
     row = overview(facts.run.path, facts)
-    name = _text(facts.run.path.resolve().name)
+    name = _text(facts.name)
+    stages = " → ".join(row.stages) or "no stage is done yet"
+    algorithm = f" · {row.algorithm}" if row.algorithm else ""
     parts = [
         f"<h1>{name}</h1>",
-        _note(_subtitle(row)),
+        _note(f"{row.state} · {stages}{algorithm}"),
         f'<p class="bad">{_text(row.problem)}</p>' if row.problem else "",
         _section("", lambda: _cards(facts, row)),
         _section("", lambda: "".join(_note(f"{stage} {way}") for stage, way in facts.ways.items())),
@@ -104,12 +106,6 @@ def _section(title: str, body: Callable[[], str]) -> str:
         content = f'<p class="bad">cannot be read: {_text(error)}</p>'
     heading = f"<h2>{_text(title)}</h2>\n" if title else ""
     return f"<section>\n{heading}{content}\n</section>" if content else ""
-
-
-def _subtitle(row: Overview) -> str:
-    stages = " → ".join(row.stages) or "no stage is done yet"
-    algorithm = f" · {row.algorithm}" if row.algorithm else ""
-    return f"{row.state} · {stages}{algorithm}"
 
 
 def _cards(facts: Facts, row: Overview) -> str:
@@ -170,7 +166,7 @@ def _answers(facts: Facts) -> str:
     rows = []
     for sample in facts.samples[:50]:
         answer = sample.get("answer")
-        cells = [_cell(f"{sample['prompt']}" + ("" if answer is None else f"\n→ {answer}"))]
+        cells = [_cell(sample["prompt"] if answer is None else f"{sample['prompt']}\n→ {answer}")]
         for when in ("before", "after"):
             right, reward = sample.get(f"right_{when}", ""), sample.get(f"reward_{when}")
             sign = SIGNS.get(right, "")
@@ -178,7 +174,7 @@ def _answers(facts: Facts) -> str:
                 sign = f"  [{reward:.3g}]"
             cells.append(_cell(f"{sample[when]}{sign}", mark=_COLOURS.get(right, "")))
         rows.append(cells)
-    note = _note(facts.drawn) if rows else ""
+    note = _note(facts.summary.get("answers_shown", "")) if rows else ""
     return note + _table(["prompt → expected", "before", "after"], rows)
 
 

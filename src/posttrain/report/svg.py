@@ -73,9 +73,17 @@ def draw_panel(drawn: Drawn, records: Sequence[Record]) -> str:
 
 
 def _ticks(values: Sequence[float], *, percent: bool) -> list[float]:
-    """Round numbers that hold what is drawn between them, where the picture has them too."""
+    """Round numbers that hold what is drawn between them; a flat curve lies in the middle.
+
+    >>> _ticks([0.254, 1.04], percent=False), _ticks([3.0, 3.0], percent=False)
+    ([0.2, 0.4, 0.6, 0.8, 1.0, 1.2], [2.6, 2.8, 3.0, 3.2, 3.4])
+    """
     from matplotlib.ticker import MaxNLocator
 
     if percent:
         return [0.0, 0.5, 1.0]
-    return [float(tick) for tick in MaxNLocator(**TICKS).tick_values(min(values), max(values))]
+    low, high = min(values), max(values)
+    if high - low <= 1e-9 * max(abs(low), abs(high)):
+        room = abs(high) / 8 or 1.0
+        low, high = low - room, high + room
+    return [float(f"{tick:.9g}") for tick in MaxNLocator(**TICKS).tick_values(low, high)]

@@ -45,7 +45,8 @@ def render_summary(facts: Facts, *, next_steps: Sequence[str] = ()) -> Renderabl
     if facts.findings:
         parts.append(_headed("Diagnosis", _indented([_finding(row) for row in facts.findings])))
     if facts.samples:
-        parts.append(_headed(f"Held-out answers: {facts.drawn}", _samples(facts.samples)))
+        drawn = facts.summary.get("answers_shown", "")
+        parts.append(_headed(f"Held-out answers: {drawn}", _samples(facts.samples)))
     places = Table.grid(padding=(0, 2))
     for name, place in facts.places.items():
         where = Text(printable(str(place)), overflow="fold")
