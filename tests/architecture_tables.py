@@ -9,7 +9,7 @@ LAYERS = [
     ["types", "registry", "disk", "written", "sandbox"],
     ["protocols", "algorithms"],
     ["data", "rewards", "tasks", "models", "track"],
-    ["rollout", "learn", "sync", "runs", "walkthrough"],
+    ["rollout", "learn", "sync", "runs", "report", "walkthrough"],
     ["pipelines"],
     ["config", "build", "check"],
     ["cli"],
@@ -19,13 +19,14 @@ LAYERS = [
 # These see less than everything below them.
 MAY_ONLY_IMPORT = {
     "pipelines": {"types", "protocols", "algorithms", "data"},
-    "cli": {"config", "build", "check", "runs"},
+    "cli": {"config", "build", "check", "runs", "report"},
 }
 
 # (importer, imported) that the layers alone would forbid, and why they are right.
 EXTRA_EDGES = {
     ("tasks", "rewards"),  # a task names its default rewards
     ("tasks", "data"),  # a task of a file reads its rows
+    ("report", "runs"),  # what came out of a run is read from its folder
     ("build", "config"),  # the composition root turns a config into parts
     ("check", "config"),
     ("check", "build"),  # it makes the parts as a run does
@@ -50,13 +51,13 @@ STANDARD_ONLY = {"sandbox"}  # it is copied, file by file, to where untrusted co
 CONFINED = {
     "click": ["cli"],
     "gguf": ["models"],
-    "matplotlib": ["walkthrough", "track", "runs"],
+    "matplotlib": ["walkthrough", "report.plot", "report.svg"],
     "mpmath": ["rewards.math.evaluator"],
     "pyarrow": ["data", "runs"],
     "pydantic": ["config", "build", "check"],
     "re2": ["rewards.format"],
     "reasoning_gym": ["tasks"],
-    "rich": ["walkthrough", "track", "runs", "build", "check", "cli"],
+    "rich": ["walkthrough", "track", "report.terminal", "build", "check", "cli"],
     "safetensors": ["models", "learn", "sync"],
     "tensorboard": ["track.tensorboard"],
     "tokenizers": ["data", "models"],

@@ -12,6 +12,7 @@ from posttrain.config import ConfigError, Recipe, changed_keys, recipe_from_dict
 from posttrain.config.read import read_values
 from posttrain.config.sections import RlSection
 from posttrain.config.toml import value_text
+from posttrain.report import Facts
 from posttrain.runs import RunFolder
 from posttrain.track.diagnosis.history import WINDOW, noise, series
 from posttrain.track.text import command_line
@@ -24,20 +25,12 @@ GENERIC = ("nothing_learned",)
 SOLVED = 0.95
 
 
-def next_steps(
-    folder: RunFolder,
-    recipe: Recipe,
-    *,
-    findings: Sequence[Mapping[str, Any]],
-    problems: Sequence[Mapping[str, Any]] = (),
-) -> list[str]:
-    """Lines of a shell: comments that say why, and commands that can be run as they stand.
-
-    ``problems`` are held-out ones with what the model answered in the end.
-    """
-    open_ones = [finding for finding in findings if finding["until"] is None]
-    lines = _against(open_ones, folder, recipe=recipe) if open_ones else _onwards(folder, recipe)
-    return [*lines, *_ask(folder, problems)]
+def next_steps(facts: Facts, recipe: Recipe) -> list[str]:
+    """Lines of a shell: comments that say why, and commands that can be run as they stand."""
+    open_ones = [finding for finding in facts.findings if finding["until"] is None]
+    run = facts.run
+    lines = _against(open_ones, run, recipe=recipe) if open_ones else _onwards(facts, recipe)
+    return [*lines, *_ask(run, facts.problems)]
 
 
 def _against(
@@ -66,13 +59,15 @@ def _against(
     return lines
 
 
-def _onwards(folder: RunFolder, recipe: Recipe) -> list[str]:
+def _onwards(facts: Facts, recipe: Recipe) -> list[str]:
     """After a run in which nothing went wrong: longer, harder, or with more to compare."""
+    folder = facts.run
     if "rl" not in folder.stages or recipe.rl is None:
         return _on_to_rl(folder, recipe)
-    if (folder.stage_record("eval") or {}) and _solved(folder):
+    accuracy = facts.held_out.after.get("estimates", {}).get("accuracy")
+    if accuracy is not None and accuracy["value"] >= SOLVED:
         return ["# nearly all held-out problems are right: give it harder ones, in [task]"]
-    rewards = series(folder.stage("rl").records(), "reward/mean")
+    rewards = series(facts.records("rl"), "reward/mean")
     count = max(WINDOW, len(rewards) // 5)
     if len(rewards) < 2 * count:
         why = "so few steps show little: take more"
@@ -93,12 +88,6 @@ def _by_reward(rewards: Sequence[float], section: RlSection, *, count: int) -> t
         return longer, "whether the reward rises is within chance in so many steps: train longer"
     why = f"the reward rose, and in the last {count} steps not beyond chance: "
     return f"--rl.group_size {2 * section.group_size}", f"{why}give each prompt more to compare"
-
-
-def _solved(folder: RunFolder) -> bool:
-    after = (folder.stage_record("eval") or {}).get("after", {})
-    accuracy = after.get("estimates", {}).get("accuracy")
-    return accuracy is not None and accuracy["value"] >= SOLVED
 
 
 def _on_to_rl(folder: RunFolder, recipe: Recipe) -> list[str]:

@@ -16,7 +16,7 @@ from posttrain.protocols import Tracker
 from posttrain.registry import split
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs import RunFolder, StageFolder
-from posttrain.runs.held_out import read_before
+from posttrain.runs.first_evaluation import read_before
 from posttrain.track import ConsoleTracker, Several
 from posttrain.track.diagnosis import FILE_NAME, Diagnosing, Setup
 

@@ -36,9 +36,9 @@ from posttrain.pipelines.fit import fit, num_steps
 from posttrain.pipelines.guard import Guarded
 from posttrain.pipelines.preferences import RankedTokens, Verdict
 from posttrain.protocols import Scorer, Split
+from posttrain.report.plot import plot_calibration
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.collect import collect_scored
-from posttrain.runs.calibration_plot import plot_calibration
 from posttrain.runs.files import replacing, write_json
 from posttrain.types import Prompt, Rollout, Sampling
 

@@ -59,9 +59,9 @@ from posttrain.config import Recipe, cautions, resolve, to_dict
 from posttrain.disk import keeping
 from posttrain.models.load import Policy
 from posttrain.protocols import Tracker
+from posttrain.report.facts import TITLES
 from posttrain.runs import RunFolder
 from posttrain.runs.checkpoints import clear
-from posttrain.runs.report import TITLES
 from posttrain.track import TRACKERS, ConsoleTracker, Several
 from posttrain.track import Stage as TrackedStage
 from posttrain.track.diagnosis import Diagnosing, Setup

@@ -17,7 +17,7 @@ from posttrain.learn.learner import LocalLearner
 from posttrain.pipelines import supervised
 from posttrain.pipelines.fit import fit, num_steps
 from posttrain.pipelines.guard import Guarded
-from posttrain.runs import plot_curves
+from posttrain.report.plot import plot_curves
 from posttrain.track.progress import phase
 
 TEST_LOSS = "test/loss"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from posttrain.runs.held_out import HeldOut
+from posttrain.report import HeldOut
 
 ONE = {"value": 1.0, "low": 0.7, "high": 1.0}
 

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.image import imread
 
 from posttrain.algorithms.preferences import Bin
-from posttrain.runs.calibration_plot import plot_calibration
+from posttrain.report.plot import plot_calibration
 
 BLUE, PALE_BLUE = (0x25, 0x63, 0xB0), (0xB3, 0xC8, 0xE3)
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from posttrain.runs import plot, plot_curves
+from posttrain.report import plot_curves
+from posttrain.report.panels import RL, Curve, panels_of
 
 
 def records(num_steps: int, *names: str) -> list[dict[str, float]]:
@@ -22,7 +23,7 @@ def inked(path: Path) -> float:
     return float(np.mean((imread(path)[..., :3] < 0.98).any(axis=-1)))
 
 
-RL_NAMES = [panels[0].metric for panels in plot.RL]
+RL_NAMES = [panels[0].metric for panels in RL]
 
 
 @pytest.mark.parametrize("num_steps", [1, 200])
@@ -54,8 +55,8 @@ def test_panels_without_metrics_leave_no_hole(tmp_path: Path) -> None:
 def test_a_place_shows_the_first_metric_that_says_something(
     logged: dict[str, float], title: str
 ) -> None:
-    _, panel = plot.panels_of([{"step": 1, "reward/mean": 0.0, **logged}])
-    assert panel.title.startswith(title)
+    _, drawn = panels_of([{"step": 1, "reward/mean": 0.0, **logged}])
+    assert drawn.panel.title.startswith(title)
 
 
 def test_what_is_not_a_number_is_left_out(tmp_path: Path) -> None:
@@ -97,9 +98,12 @@ def test_a_title_is_text_and_not_mathematics(tmp_path: Path) -> None:
 
 
 def test_smoothing_keeps_the_mean_of_a_line_and_short_curves() -> None:
+    def smoothed(values: list[float]) -> list[float]:
+        return Curve(list(range(len(values))), values, values[-1], 1).smooth
+
     line = [0.5 * step for step in range(200)]
-    smooth = plot.smoothed(line)
+    smooth = smoothed(line)
     assert smooth[100] == pytest.approx(line[100], rel=1e-12)
     noisy = [(-1.0) ** step for step in range(200)]
-    assert max(map(abs, plot.smoothed(noisy))) < 0.4
-    assert plot.smoothed(line[:39]) == line[:39]
+    assert max(map(abs, smoothed(noisy))) < 0.4
+    assert smoothed(line[:39]) == line[:39]

@@ -6,20 +6,19 @@ one is said of that one, and the others are shown.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from posttrain.report.facts import TRAINED, Facts, number_or_none
+from posttrain.report.held_out import Change
 from posttrain.runs.drift import settings
 from posttrain.runs.folder import RunFolder
-from posttrain.runs.held_out import held_out
 from posttrain.runs.lock import is_held
-from posttrain.runs.metrics import merge_steps, series
-from posttrain.track.curves import ends
 
 State = Literal["finished", "running", "unfinished", "broken"]
+T = TypeVar("T")
 DEPTH = 3  # folders below the one that is searched
 # What reading a file that is not what it should be can raise.
 BROKEN = (
@@ -51,7 +50,7 @@ class Overview:
     accuracy_by: str = ""
     accuracy_before: float | None = None
     accuracy_after: float | None = None
-    full_marks: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
+    full_marks: Mapping[str, Change] = field(default_factory=dict)
     reward_first: float | None = None
     reward_last: float | None = None
     reward_steps: int | None = None
@@ -78,11 +77,11 @@ def find_runs(folder: str | Path = "runs") -> list[Path]:
     return sorted(mark.parent for mark in marks)
 
 
-def overview(path: str | Path) -> Overview:
+def overview(path: str | Path, facts: Facts | None = None) -> Overview:
     """What there is to say of a run folder; a broken one is no error, it is said."""
     path = Path(path)
     try:
-        return _overview(path)
+        return _overview(Facts(RunFolder(path)) if facts is None else facts)
     except BROKEN as error:
         said = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
         return Overview(path=path, state="broken", problem=said.removeprefix(f"{path}: "))
@@ -99,67 +98,59 @@ def compare(paths: Sequence[str | Path]) -> dict[str, list[str]]:
             configs.append(settings(RunFolder(path).config))
         except BROKEN:
             configs.append(None)
-    names = sorted({name for config in configs if config is not None for name in config})
+    known = [config for config in configs if config is not None]
     differing = {}
-    for name in names:
-        values = ["?" if config is None else config.get(name, "unset") for config in configs]
-        known = {value for value, config in zip(values, configs, strict=True) if config is not None}
-        if len(known) > 1 and name != "run.folder":
+    for name in sorted({name for config in known for name in config} - {"run.folder"}):
+        if len({config.get(name, "unset") for config in known}) > 1:
+            values = ["?" if config is None else config.get(name, "unset") for config in configs]
             differing[name] = values
     return differing
 
 
-def _overview(path: Path) -> Overview:
-    run = RunFolder(path)
-    config, summary = run.config, run.summary or {}
-    section = _mapping(config.get("rl")) or _mapping(config.get("sft"))
-    trained = next(
-        (name for name in ("rl", "reward", "sft") if run.stage(name).metrics.exists()), ""
+def arrow(before: float | None, after: float | None, *, pattern: str, unknown: str = "") -> str:
+    """A number before and after.
+
+    >>> arrow(0.5, 1, pattern="{:.0%}"), arrow(None, 1, pattern="{:.0%}", unknown="-")
+    ('50% → 100%', '- → 100%')
+    """
+    if before is None and after is None:
+        return unknown
+    told = [unknown if value is None else pattern.format(value) for value in (before, after)]
+    return " → ".join(filter(None, told))
+
+
+def _overview(facts: Facts) -> Overview:
+    run = facts.run
+    config = {name: _known(run.config.get(name), dict) or {} for name in ("rl", "sft")}
+    trained = next((name for name in TRAINED if run.stage(name).metrics.exists()), "")
+    records = facts.records(trained) if trained else []
+    steps = (
+        number_or_none((config["rl"] or config["sft"]).get("steps")) if trained == "rl" else None
     )
-    records = merge_steps(run.stage(trained).records()) if trained else []
-    rewards = ends(series(records, "reward/mean"))
-    found = held_out(run)
-    values = {
-        name: (share.before and share.before.value, share.after and share.after.value)
-        for name, share in found.shares().items()
+    reward = facts.reward
+    shares: dict[str, Change] = {
+        name: (number_or_none(share.values[0]), number_or_none(share.values[1]))
+        for name, share in facts.held_out.shares().items()
     }
-    before, after = values.pop("accuracy", (None, None))
+    before, after = shares.pop("accuracy", (None, None))
     return Overview(
-        path=path,
-        state="finished" if run.finished else "running" if is_held(path) else "unfinished",
+        path=run.path,
+        state="finished" if run.finished else "running" if is_held(run.path) else "unfinished",
         stages=tuple(run.stages),
-        algorithm=_text(_mapping(config.get("rl")).get("algorithm")),
+        algorithm=_known(config["rl"].get("algorithm"), str),
         steps_done=int(records[-1]["step"]) if records else None,
-        steps=_count(section.get("steps")) if trained == "rl" else None,
-        accuracy_by=found.accuracy_by,
-        accuracy_before=_number(before),
-        accuracy_after=_number(after),
-        full_marks={
-            name.removeprefix("full_marks/"): (_number(first), _number(last))
-            for name, (first, last) in values.items()
-        },
-        reward_first=rewards.first if rewards else None,
-        reward_last=rewards.last if rewards else None,
-        reward_steps=rewards.num if rewards else None,
-        seconds=_number(summary.get("seconds")),
-        findings=len(run.findings()),
+        steps=None if steps is None else int(steps),
+        accuracy_by=facts.held_out.accuracy_by,
+        accuracy_before=before,
+        accuracy_after=after,
+        full_marks={name.removeprefix("full_marks/"): both for name, both in shares.items()},
+        reward_first=reward and reward.first,
+        reward_last=reward and reward.last,
+        reward_steps=reward and reward.num,
+        seconds=facts.seconds,
+        findings=len(facts.findings),
     )
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
-def _count(value: Any) -> int | None:
-    number = _number(value)
-    return None if number is None else int(number)
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+def _known(value: Any, kind: type[T]) -> T | None:
+    return value if isinstance(value, kind) else None

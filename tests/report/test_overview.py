@@ -7,15 +7,8 @@ from typing import Any
 
 import pytest
 
-from posttrain.runs import (
-    RunFolder,
-    compare,
-    find_runs,
-    held_out,
-    overview,
-    write_json,
-    write_sealed,
-)
+from posttrain.report import compare, find_runs, held_out, overview
+from posttrain.runs import RunFolder, write_json, write_sealed
 from posttrain.track import Stage
 from posttrain.track.jsonl import JsonlTracker
 from posttrain.types.marks import Marks

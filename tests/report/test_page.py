@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from posttrain.runs import RunFolder, export, rollout_file, write_json, write_rollouts
-from posttrain.runs.report import metrics_csv, render_report
+from posttrain.report import Facts, export
+from posttrain.report import render_report as render_facts
+from posttrain.report.html import metrics_csv
+from posttrain.runs import RunFolder, rollout_file, write_json, write_rollouts
 from posttrain.track import Stage
 from posttrain.track.jsonl import JsonlTracker
 from posttrain.types import Prompt, Rollout, Score, Turn
@@ -43,6 +45,10 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text.append(data)
+
+
+def render_report(run: RunFolder) -> str:
+    return render_facts(Facts(run))
 
 
 def evaluated(share: float) -> dict[str, Any]:
@@ -186,3 +192,22 @@ def test_the_held_out_loss_stands_beside_the_loss(tmp_path: Path) -> None:
     assert len(points) == 4
     assert all(0 <= x <= 320 and 0 <= y <= 150 for x, y in points)
     assert points[0][1] < points[-1][1]  # it falls, and y grows downwards
+
+
+@pytest.mark.parametrize("values", [(0.0, 0.0), (-3.0, -3.0), (1e-12, 1e-12), (4.63771, 4.63868)])
+def test_the_numbers_beside_a_flat_curve_can_be_told_apart(
+    values: tuple[float, float], tmp_path: Path
+) -> None:
+    """And a curve that does not move at all lies in the middle of its picture."""
+    run = RunFolder.create(tmp_path / "run", config={"sft": {}})
+    tracker = JsonlTracker(Stage(name="sft", folder=run.begin("sft").path, total_steps=2))
+    for step, value in enumerate(values, start=1):
+        tracker.log(step, {"loss/total": value})
+    tracker.close()
+    text = render_report(run)
+    points = text.split('class="curve"')[1].split('points="')[1].split('"')[0].split()
+    heights = [float(point.split(",")[1]) for point in points]
+    if values[0] == values[1]:
+        assert heights == pytest.approx([69.0, 69.0], abs=0.1)
+    labels = [part.split("<")[0] for part in text.split('text-anchor="end">')[1:]]
+    assert len(set(labels)) == len(labels) > 3
