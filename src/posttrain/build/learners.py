@@ -18,7 +18,7 @@ from posttrain.algorithms.pieces import Loss, centred_over, facts, needed
 from posttrain.algorithms.shaping import missing_end, overlong, score_at_last_token
 from posttrain.algorithms.weights import WEIGHTS
 from posttrain.build.parts import choose_compile, choose_compute
-from posttrain.config import KlSection, Recipe, RewardSection, RlSection, SftSection
+from posttrain.config import KlSection, Optimiser, Recipe, RewardSection, RlSection, SftSection
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.learn.learner import LocalLearner, scores
 from posttrain.learn.optim import adamw, rate_factor
@@ -34,8 +34,6 @@ from posttrain.models.save import save_policy
 from posttrain.pipelines.audit import Audit
 from posttrain.pipelines.plan import Plan, Stage
 from posttrain.registry import resolve
-
-Section = RlSection | SftSection | RewardSection
 
 
 def make_learner(
@@ -101,7 +99,7 @@ def make_reward_learner(
     )
 
 
-def _optimizer(model: nn.Module, section: Section) -> torch.optim.Optimizer:
+def _optimizer(model: nn.Module, section: Optimiser) -> torch.optim.Optimizer:
     return adamw(
         model,
         learning_rate=section.learning_rate,
@@ -110,7 +108,7 @@ def _optimizer(model: nn.Module, section: Section) -> torch.optim.Optimizer:
     )
 
 
-def _schedule(section: Section, total_steps: int) -> Callable[[int], float]:
+def _schedule(section: Optimiser, total_steps: int) -> Callable[[int], float]:
     return functools.partial(
         rate_factor, total=total_steps, warmup=section.warmup_steps, schedule=section.schedule
     )

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from posttrain.config.fields import Expected, Section
-from posttrain.config.sections import Recipe
+from posttrain.config.sections import Optimiser, Recipe
 from posttrain.config.toml import value_text
 from posttrain.registry import did_you_mean, nearest
 
@@ -98,6 +98,13 @@ def tables(
         inner = _section_of(field)
         if inner is not None:
             yield from tables(inner, f"{prefix}.{name}" if prefix else name)
+
+
+def keys(section: type[Section]) -> dict[str, FieldInfo]:
+    """The keys of a table in the order to show them: its own, then those of the optimiser."""
+    fields = section.model_fields
+    shared = Optimiser.model_fields if issubclass(section, Optimiser) else {}
+    return {name: fields[name] for name in sorted(fields, key=lambda name: name in shared)}
 
 
 def _section_of(field: FieldInfo) -> type[Section] | None:

@@ -81,6 +81,16 @@ def later(default: str, description: str, **limits: Any) -> Any:
     return Field(default=None, description=description, json_schema_extra=extra, **limits)
 
 
+def rate(default: float) -> Any:
+    """The learning rate, whose default is another in every stage."""
+    return key(default, "Step size at the peak of the schedule.", gt=0)
+
+
+def schedule(default: Schedule) -> Any:
+    """The schedule of the learning rate, likewise."""
+    return key(default, "How the step size goes on from the peak.")
+
+
 class Section(BaseModel):
     """A frozen table that knows all its keys; values are taken as they are, never converted."""
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from posttrain.config.defaults import Part, resolve
+from posttrain.config.describe import keys
 from posttrain.config.fields import Section
 from posttrain.config.read import plain
 from posttrain.config.rl_rules import optimiser_steps
@@ -40,7 +41,7 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
 
 
 def _values(section: Section) -> dict[str, Any]:
-    fields = {name: getattr(section, name) for name in type(section).model_fields}
+    fields = {name: getattr(section, name) for name in keys(type(section))}
     return {
         name: _values(value) if isinstance(value, Section) else value
         for name, value in fields.items()

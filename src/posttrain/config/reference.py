@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pydantic.fields import FieldInfo
 
-from posttrain.config.describe import expected, tables
+from posttrain.config.describe import expected, keys, tables
 from posttrain.config.preference_rules import PREFERENCE_RULES
 from posttrain.config.rl_rules import ENGINE_RULES, PIECE_RULES, RL_CAUTIONS, RL_RULES
 from posttrain.config.rules import EVAL_RULES, RECIPE_CAUTIONS, RECIPE_RULES, SFT_RULES
@@ -136,7 +136,7 @@ def field_help(section: str | None = None) -> list[FieldHelp]:
     rows = [
         FieldHelp(name, key, expected(field), _default(field), field.description or "")
         for name, table in tables()
-        for key, field in table.model_fields.items()
+        for key, field in keys(table).items()
         if name
     ]
     return [row for row in rows if section in (None, row.section, row.section.split(".")[0])]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from posttrain.config.preference_rules import PREFERENCE_RULES
 from posttrain.config.rl_rules import ENGINE_RULES, PIECE_RULES, RL_CAUTIONS, RL_RULES
-from posttrain.config.sections import EvalSection, Recipe, RewardSection, RlSection, SftSection
+from posttrain.config.sections import EvalSection, Optimiser, Recipe, RlSection, SftSection
 from posttrain.config.usual import unusual
 from posttrain.registry import did_you_mean
 
@@ -92,7 +92,7 @@ def decay_of_everything(recipe: Recipe) -> str | None:
     return None
 
 
-def _learning(recipe: Recipe) -> dict[str, SftSection | RewardSection | RlSection]:
+def _learning(recipe: Recipe) -> dict[str, Optimiser]:
     """The sections of the stages that train, where they are run."""
     found = {"sft": recipe.sft, "reward": recipe.reward, "rl": recipe.rl}
     return {name: part for name, part in found.items() if part and name in recipe.stages}

@@ -28,6 +28,8 @@ from posttrain.config.fields import (
     Trackers,
     key,
     later,
+    rate,
+    schedule,
 )
 
 
@@ -89,7 +91,24 @@ class GradingSection(Section):
     memory_mb: int = key(2048, "Memory that a worker may take while it grades.", ge=1)
 
 
-class SftSection(Section):
+class Optimiser(Section):
+    """What every stage that trains has."""
+
+    learning_rate: float = rate(1e-5)
+    schedule: Schedule = schedule("cosine")
+    warmup_steps: int = key(0, "Optimiser steps to reach the peak.", ge=0)
+    weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
+    adam_betas: Betas = key((0.9, 0.95), "AdamW's β₁ and β₂: how much its running means keep.")
+    max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
+    micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
+    checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
+    max_skipped: int = key(3, "Steps in a row that may be NaN; then the stage stops.", ge=1)
+    save_every: int | None = later(
+        "by time: run.save_minutes", "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0
+    )
+
+
+class SftSection(Optimiser):
     """Supervised fine-tuning on demonstrations; the loss is on the completion only."""
 
     data: str = key("task", "task (its own answers), or a JSONL file of them.", min_length=1)
@@ -108,15 +127,7 @@ class SftSection(Section):
     wrong_share: float = key(0.0, "Share of the task's answers made wrong.", ge=0, le=1)
     epochs: int = key(1, "Passes over the demonstrations.", ge=1)
     batch_size: int = key(32, "Sequences per optimiser step.", ge=1)
-    learning_rate: float = key(2e-5, "Step size at the peak of the schedule.", gt=0)
-    warmup_steps: int = key(0, "Optimiser steps to reach the peak.", ge=0)
-    schedule: Schedule = key("cosine", "How the step size goes on from the peak.")
-    weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
-    adam_betas: Betas = key((0.9, 0.95), "AdamW's β₁ and β₂: how much its running means keep.")
-    max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
-    micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
-    checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
-    max_skipped: int = key(3, "Steps in a row that may be NaN; then the stage stops.", ge=1)
+    learning_rate: float = rate(2e-5)
     evaluate_every: int | None = later(
         "about ten times, and once an epoch",
         "Steps between looks at the held-out loss; 0 is off, and holds nothing out.",
@@ -125,9 +136,6 @@ class SftSection(Section):
     evaluate_demonstrations: int = key(200, "Held-out demonstrations in each of these.", ge=1)
     result: Literal["last", "best"] = key(
         "last", "Weights that the stage ends with: the last, or those of the best held-out loss."
-    )
-    save_every: int | None = later(
-        "by time: run.save_minutes", "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0
     )
 
 
@@ -150,7 +158,7 @@ class PreferSection(Section):
     max_invalid: float = key(0.1, "Share of broken scores that stops the stage.", ge=0, le=1)
 
 
-class RewardSection(Section):
+class RewardSection(Optimiser):
     """A reward model from preferences: Bradley–Terry for pairs, Plackett–Luce for ranked sets."""
 
     data: str = key("prefer", "prefer (the stage before), or a JSONL file.", min_length=1)
@@ -168,18 +176,6 @@ class RewardSection(Section):
     margins: bool = key(True, "Use the margins that the rows have.")
     epochs: int = key(1, "Passes over the preferences.", ge=1)
     batch_size: int = key(64, "Pairs or ranked sets per optimiser step.", ge=1)
-    learning_rate: float = key(1e-5, "Step size at the peak of the schedule.", gt=0)
-    warmup_steps: int = key(0, "Optimiser steps to reach the peak.", ge=0)
-    schedule: Schedule = key("cosine", "How the step size goes on from the peak.")
-    weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
-    adam_betas: Betas = key((0.9, 0.95), "AdamW's β₁ and β₂: how much its running means keep.")
-    max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
-    micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
-    checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
-    max_skipped: int = key(3, "Steps in a row that may be NaN; then the stage stops.", ge=1)
-    save_every: int | None = later(
-        "by time: run.save_minutes", "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0
-    )
 
 
 class KlSection(Section):
@@ -233,7 +229,7 @@ class CriticSection(Section):
     )
 
 
-class RlSection(Section):
+class RlSection(Optimiser):
     """Reinforcement learning: one table row of pieces, and every piece can be replaced."""
 
     algorithm: Annotated[str, Expected("a name of the table")] = key(
@@ -244,15 +240,8 @@ class RlSection(Section):
     group_size: int = later("the algorithm's", "Completions for each prompt.", ge=1)
     epochs: int = later("the algorithm's", "Passes over each batch.", ge=1)
     minibatches: int = key(1, "Optimiser steps in each pass.", ge=1)
-    learning_rate: float = key(1e-6, "Step size at the peak of the schedule.", gt=0)
-    warmup_steps: int = key(0, "Optimiser steps to reach the peak.", ge=0)
-    schedule: Schedule = key("constant", "How the step size goes on from the peak.")
-    weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
-    adam_betas: Betas = key((0.9, 0.95), "AdamW's β₁ and β₂: how much its running means keep.")
-    max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
-    micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
-    checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
-    max_skipped: int = key(3, "Steps in a row that may be NaN; then the stage stops.", ge=1)
+    learning_rate: float = rate(1e-6)
+    schedule: Schedule = schedule("constant")
     max_new_tokens: int = key(256, "Longest completion.", ge=1)
     temperature: float = key(1.0, "Divides the logits before sampling.", ge=0)
     top_k: int = key(0, "Sample from the k likeliest tokens; 0 is off.", ge=0)
@@ -304,9 +293,6 @@ class RlSection(Section):
         "Try a few rollouts and one step before the first; what fails stops the run, or is said.",
     )
     audit: bool = key(False, "Check the algorithm's checklist at every step, and stop where not.")
-    save_every: int | None = later(
-        "by time: run.save_minutes", "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0
-    )
     max_invalid: float = key(
         0.1, "Share of broken scores that stops the run, of held-out ones too.", ge=0, le=1
     )
