@@ -18,7 +18,7 @@ from posttrain.algorithms.pieces import Loss, centred_over, facts, needed
 from posttrain.algorithms.shaping import missing_end, overlong, score_at_last_token
 from posttrain.algorithms.weights import WEIGHTS
 from posttrain.build.parts import choose_compile, choose_compute
-from posttrain.config import KlSection, Optimiser, Recipe, RewardSection, RlSection, SftSection
+from posttrain.config import KlSection, Optimiser, Resolved, RewardSection, RlSection, SftSection
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.learn.learner import LocalLearner, scores
 from posttrain.learn.optim import adamw, rate_factor
@@ -37,7 +37,7 @@ from posttrain.registry import resolve
 
 
 def make_learner(
-    recipe: Recipe,
+    recipe: Resolved,
     policy: Policy,
     *,
     section: RlSection | SftSection,
@@ -77,7 +77,7 @@ def make_learner(
 
 
 def make_reward_learner(
-    recipe: Recipe,
+    recipe: Resolved,
     reward: RewardModel,
     *,
     section: RewardSection,
@@ -181,11 +181,11 @@ def make_plan(rl: RlSection) -> Plan:
         critic_warmup=critic.warmup_steps if critic is not None else 0,
         penalty=_penalty(rl),
         kl_placement=kl.placement,
-        kl_estimator=kl.estimator or "k3",
-        kl_direction=kl.direction or "reverse",
-        kl_weighted=bool(kl.weighted),
+        kl_estimator=kl.estimator,
+        kl_direction=kl.direction,
+        kl_weighted=kl.weighted,
         kl=_coefficient(kl),
-        refresh_every=kl.refresh_every or 0,
+        refresh_every=kl.refresh_every,
         entropy_coefficient=rl.entropy_coefficient,
         kl_stop=rl.kl_stop if rl.kl_stop is not None else float("inf"),
         epochs=rl.epochs,
@@ -216,8 +216,7 @@ def _shaping(rl: RlSection) -> tuple[Stage, ...]:
 def _coefficient(kl: KlSection) -> Coefficient:
     if kl.placement == "none":
         return Coefficient(value=0.0)
-    horizon = {} if kl.horizon is None else {"horizon": kl.horizon}
-    return Coefficient(value=kl.coefficient, rule=kl.rule, target=kl.target, **horizon)
+    return Coefficient(value=kl.coefficient, rule=kl.rule, target=kl.target, horizon=kl.horizon)
 
 
 def _penalty(rl: RlSection) -> Coefficient | None:
@@ -228,7 +227,7 @@ def _penalty(rl: RlSection) -> Coefficient | None:
     )
 
 
-def make_audit(recipe: Recipe, rl: RlSection, *, plan: Plan, device: str) -> Audit | None:
+def make_audit(recipe: Resolved, rl: RlSection, *, plan: Plan, device: str) -> Audit | None:
     """The audit of a run that asks for one."""
     if not rl.audit:
         return None

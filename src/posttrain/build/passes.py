@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from posttrain.build.questions import demonstrated, questions
-from posttrain.config import Recipe, RlSection
+from posttrain.config import Resolved, RlSection
 from posttrain.data.template import Template
 from posttrain.protocols import Task
 
@@ -40,11 +40,11 @@ def passes(rl: RlSection, num_prompts: int) -> Passes | None:
     return Passes(num_prompts=num_prompts, prompts_per_step=rl.prompts_per_step, steps=rl.steps)
 
 
-def shared_prompts(recipe: Recipe, task: Task | None, *, template: Template | None = None) -> int:
+def shared_prompts(recipe: Resolved, task: Task | None, *, template: Template | None = None) -> int:
     """How many of the prompts that rl asks are answered in the demonstrations of sft."""
-    section = recipe.sft
-    if section is None or task is None or not {"sft", "rl"} <= set(recipe.stages):
+    if task is None or not {"sft", "rl"} <= set(recipe.stages):
         return 0
+    section = recipe.sft
     prompts = task.prompts("train")
     if section.data == "task":
         return min(section.num_demonstrations or len(prompts), len(prompts))

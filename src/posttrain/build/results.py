@@ -12,7 +12,7 @@ from rich.console import Console
 
 from posttrain.build.advice import next_steps
 from posttrain.build.parts import choose_device, hardware
-from posttrain.config import Recipe
+from posttrain.config import Resolved
 from posttrain.pipelines.evaluate import Evaluation
 from posttrain.runs import (
     HeldOut,
@@ -110,7 +110,7 @@ def write_evaluation(path: Path, found: Evaluation) -> dict[str, Any]:
 
 
 @phase("drawing the curves and writing the summary")
-def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Console) -> Run:
+def finish_run(folder: RunFolder, *, recipe: Resolved, seconds: float, console: Console) -> Run:
     """Draw the curves, pick samples, write the summary and print it."""
     run = Run(folder)
     stage = next((name for name in ("rl", "reward", "sft") if name in folder.stages), None)

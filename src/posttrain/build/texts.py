@@ -15,9 +15,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from posttrain.build.parts import Parts, filled
+from posttrain.build.parts import Parts
 from posttrain.build.trained_rows import check_data_apart
-from posttrain.config import Recipe
+from posttrain.config import Resolved
 from posttrain.data.characters import lost_characters
 from posttrain.data.preferences import read_preferences
 from posttrain.data.sources import read_demonstrations
@@ -50,7 +50,7 @@ class Note:
 
 
 def look_at_data(
-    recipe: Recipe, parts: Parts, *, stages: Collection[str], console: Console
+    recipe: Resolved, parts: Parts, *, stages: Collection[str], console: Console
 ) -> None:
     """Refuse data that these stages must not have, and say what the tokenizer makes of the rest."""
     with phase("looking at the data"):
@@ -78,7 +78,7 @@ def find_notes(data: Mapping[str, Sequence[Row]], template: Template) -> list[No
 
 
 def read_rows(
-    recipe: Recipe, task: Task | None, *, stages: Collection[str]
+    recipe: Resolved, task: Task | None, *, stages: Collection[str]
 ) -> dict[str, list[Row]]:
     """The rows of each kind that these stages learn from or are measured by."""
     with warnings.catch_warnings():  # they are given when the stage reads them
@@ -87,7 +87,7 @@ def read_rows(
 
 
 def _data(
-    recipe: Recipe, task: Task | None, *, stages: Collection[str]
+    recipe: Resolved, task: Task | None, *, stages: Collection[str]
 ) -> Iterator[tuple[str, list[Row]]]:
     splits: dict[Split, set[str]] = {
         "train": {"sft", "prefer", "rl"},
@@ -100,12 +100,12 @@ def _data(
             answers = [(p.id, p.columns.get("answer")) for p in prompts]
             rows = [Row(name=name, texts=[text]) for name, text in answers if isinstance(text, str)]
             yield f"{split} answers", rows
-    if "sft" in stages and filled(recipe.sft).data != "task":
-        section = filled(recipe.sft)
+    if "sft" in stages and recipe.sft.data != "task":
+        section = recipe.sft
         found = read_demonstrations(section.data)[: section.num_demonstrations]
         yield "demonstrations", [_of_demonstration(n, row) for n, row in enumerate(found, start=1)]
-    if "reward" in stages and filled(recipe.reward).data != "prefer":
-        sets = read_preferences(filled(recipe.reward).data)
+    if "reward" in stages and recipe.reward.data != "prefer":
+        sets = read_preferences(recipe.reward.data)
         asked = [
             Prompt(id=f"number {n}", text=s.prompt, messages=s.messages)
             for n, s in enumerate(sets, start=1)

@@ -12,7 +12,7 @@ from posttrain.build.places import as_recorded
 from posttrain.build.questions import demonstrated, preferred, questions, spellings
 from posttrain.build.resume import BESIDE_RECIPE
 from posttrain.build.sources import run_of
-from posttrain.config import Recipe
+from posttrain.config import Resolved
 from posttrain.data.template import Template, words
 from posttrain.protocols import Task
 from posttrain.registry import look_up, options
@@ -52,37 +52,36 @@ def check_unseen(task: Task, model: str, *, chosen: bool = False) -> None:
 
 
 def demonstrated_tests(
-    recipe: Recipe, task: Task, *, template: Template | None = None
+    recipe: Resolved, task: Task, *, template: Template | None = None
 ) -> list[Prompt]:
     """The test problems of a task that the stage sft would learn from a file.
 
     With a template, also those that are written differently and read the same by the model.
     """
-    section = recipe.sft
-    if section is None or "sft" not in recipe.stages or section.data == "task":
+    if "sft" not in recipe.stages or recipe.sft.data == "task":
         return []
+    section = recipe.sft
     shown = demonstrated(section.data, section.num_demonstrations)
     return _among(task, _all(shown, template), template=template)
 
 
 def preferred_tests(
-    recipe: Recipe, task: Task, *, template: Template | None = None
+    recipe: Resolved, task: Task, *, template: Template | None = None
 ) -> list[Prompt]:
     """The test problems of a task that a reward model would learn from a file."""
-    section = recipe.reward
-    if section is None or "reward" not in recipe.stages or section.data == "prefer":
+    if "reward" not in recipe.stages or recipe.reward.data == "prefer":
         return []
-    return _among(task, _all(preferred(section.data), template), template=template)
+    return _among(task, _all(preferred(recipe.reward.data), template), template=template)
 
 
-def asks_test(recipe: Recipe) -> bool:
+def asks_test(recipe: Resolved) -> bool:
     """Whether a run asks test prompts: only then could its numbers not be believed."""
-    within = "rl" in recipe.stages and recipe.rl is not None and recipe.rl.evaluate_every
+    within = "rl" in recipe.stages and recipe.rl.evaluate_every
     return "eval" in recipe.stages or bool(within)
 
 
 def check_data_apart(
-    recipe: Recipe, task: Task | None, *, template: Template, stages: Collection[str]
+    recipe: Resolved, task: Task | None, *, template: Template, stages: Collection[str]
 ) -> None:
     """Refuse to train on the very problems that the run is measured by, in stages still to come."""
     if task is None or not asks_test(recipe):

@@ -16,19 +16,22 @@ from posttrain.config.plan import (
 )
 from posttrain.config.read import read_recipe, recipe_from_dict
 from posttrain.config.reference import FieldHelp, field_help
-from posttrain.config.rules import cautions
-from posttrain.config.sections import (
+from posttrain.config.resolved import (
     CriticSection,
     EvalSection,
-    GradingSection,
     KlSection,
-    ModelSection,
-    Optimiser,
     PreferSection,
-    Recipe,
-    RewardSection,
+    Resolved,
     RlSection,
     RunSection,
+)
+from posttrain.config.rules import cautions
+from posttrain.config.sections import (
+    GradingSection,
+    ModelSection,
+    Optimiser,
+    Recipe,
+    RewardSection,
     SftSection,
 )
 
@@ -44,6 +47,7 @@ __all__ = [
     "PreferSection",
     "Quantity",
     "Recipe",
+    "Resolved",
     "RewardSection",
     "RlSection",
     "RunSection",

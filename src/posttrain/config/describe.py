@@ -81,6 +81,19 @@ def _type_text(annotation: Any) -> str:
     return _PLAIN.get(annotation, "a table")
 
 
+def taken(field: FieldInfo | None) -> Any:
+    """The type of a key where it is given.
+
+    >>> from posttrain.config.sections import RlSection, WrittenRl
+    >>> taken(WrittenRl.model_fields["epochs"]), taken(RlSection.model_fields["epochs"])
+    (<class 'int'>, <class 'int'>)
+    """
+    annotation = field.annotation if field is not None else None
+    parts = [part for part in typing.get_args(annotation) if part is not types.NoneType]
+    optional = len(parts) == 1 and typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return parts[0] if optional else annotation
+
+
 def _listed(words: Sequence[str], joint: str) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {joint} {words[-1]}"
 
@@ -185,7 +198,7 @@ def explain(error: ValidationError, *, overridden: Collection[str] = ()) -> list
 
 
 def _near(given: Any, field: FieldInfo | None) -> str:
-    annotation = field.annotation if field is not None else None
+    annotation = taken(field)
     parts = [annotation, *typing.get_args(annotation)]
     literals = [part for part in parts if typing.get_origin(part) is typing.Literal]
     choices = [choice for part in literals for choice in typing.get_args(part)]

@@ -37,6 +37,7 @@ from posttrain.build.stages import Context
 from posttrain.build.threads import own_threads, use_threads
 from posttrain.config import (
     Recipe,
+    Resolved,
     arithmetic,
     cautions,
     read_recipe,
@@ -106,7 +107,7 @@ def before_rl(context: Context, *, engine: Engine | None = None) -> Report:
 
 def _check(read: Callable[[], Recipe], *, fast: bool, supplied: Supplied | None) -> Report:
     begun, book = time.perf_counter(), new_book()
-    recipe: Recipe | None = None
+    recipe: Resolved | None = None
     with book["config"].guard("recipe"):
         recipe = resolve(read(), supplied=supplied.names() if supplied is not None else ())
     if recipe is None:
@@ -216,7 +217,7 @@ def _left_out(book: Book, why: str) -> None:
 
 
 def _report(
-    book: Book, *, begun: float, recipe: Recipe | None = None, task: Task | None = None
+    book: Book, *, begun: float, recipe: Resolved | None = None, task: Task | None = None
 ) -> Report:
     prompts = len(task.prompts("train")) if task is not None else None
     return Report(

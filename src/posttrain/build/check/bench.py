@@ -16,14 +16,13 @@ from posttrain.build.finished import check_models
 from posttrain.build.parts import (
     Parts,
     choose_device,
-    filled,
     make_engine,
     make_parts,
     make_policy,
     make_template,
     monitored,
 )
-from posttrain.config import Recipe
+from posttrain.config import Resolved
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.config.usual import far_from_usual
@@ -49,7 +48,7 @@ class Bench:
     the stages before rl are done, and what they read has been looked at.
     """
 
-    recipe: Recipe
+    recipe: Resolved
     task: Task | None
     policy: Policy | None = None
     parts: Parts | None = None
@@ -98,7 +97,7 @@ class Bench:
         return f"{found} first: it is far from usual" if found else fix
 
 
-def make_bench(recipe: Recipe, book: Book, *, fast: bool, supplied: Supplied | None) -> Bench:
+def make_bench(recipe: Resolved, book: Book, *, fast: bool, supplied: Supplied | None) -> Bench:
     """Make the parts of a resolved recipe; what cannot be made is a line of its area."""
     config, data, rewards = book["config"], book["data"], book["rewards"]
     given_task = supplied.task if supplied is not None else None
@@ -146,7 +145,7 @@ def with_engine(bench: Bench, findings: Findings) -> Bench:
         return bench
     with findings.guard("engine"):
         engine = make_engine(
-            filled(bench.recipe.rl).engine,
+            bench.recipe.rl.engine,
             bench.of_policy(),
             template=bench.of_parts().template,
             compute=bench.recipe.model.compute,
@@ -155,17 +154,17 @@ def with_engine(bench: Bench, findings: Findings) -> Bench:
     return bench
 
 
-def without_own_models(recipe: Recipe) -> tuple[Recipe, bool]:
+def without_own_models(recipe: Resolved) -> tuple[Resolved, bool]:
     """The recipe without what its own stage reward will make, and whether a reward is missing."""
-    critic = recipe.rl.critic if recipe.rl is not None else None
-    if recipe.rl is not None and critic is not None and critic.source == OWN_STAGE:
+    critic = recipe.rl.critic if "rl" in recipe.stages else None
+    if critic is not None and critic.source == OWN_STAGE:
         begun = critic.model_copy(update={"source": "policy"})
         recipe = recipe.model_copy(update={"rl": recipe.rl.model_copy(update={"critic": begun})})
     model = recipe.rewards.get(MODEL_REWARD)
     return recipe, model is not None and model.get("path", OWN_STAGE) == OWN_STAGE
 
 
-def _stand_in(recipe: Recipe, task: Task | None) -> Recipe:
+def _stand_in(recipe: Resolved, task: Task | None) -> Resolved:
     """The recipe with other rewards in the place of a model that is still to be trained."""
     known: dict[str, Any] = {n: s for n, s in recipe.rewards.items() if n != MODEL_REWARD}
     if not any(spec["weight"] for spec in known.values()):
@@ -174,7 +173,7 @@ def _stand_in(recipe: Recipe, task: Task | None) -> Recipe:
     return recipe.model_copy(update={"rewards": known})
 
 
-def _trained_before_rl(recipe: Recipe) -> bool:
+def _trained_before_rl(recipe: Resolved) -> bool:
     stages = list(recipe.stages)
     before = stages[: stages.index("rl")] if "rl" in stages else stages
     return any(stage in TRAINED_BEFORE for stage in before)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from posttrain.build.check.answers import Answers, mend_gold
 from posttrain.build.check.bench import Bench, heard
 from posttrain.build.check.report import Findings, State
-from posttrain.build.parts import check_room, filled, make_template, render_prompts
+from posttrain.build.parts import check_room, make_template, render_prompts
 from posttrain.build.passes import passes, shared_prompts
 from posttrain.build.preference_rows import backbone_of, reward_rows
 from posttrain.build.sft_rows import sft_rows
@@ -125,7 +125,7 @@ def check_passes(bench: Bench, findings: Findings) -> None:
     """How often rl goes through its prompts, and whether sft has shown it their answers."""
     if "rl" not in bench.recipe.stages or bench.task is None:
         return
-    found = passes(filled(bench.recipe.rl), len(bench.task.prompts("train")))
+    found = passes(bench.recipe.rl, len(bench.task.prompts("train")))
     if found is None:
         return
     again = f"; each batch asks prompts again: {found.prompts_per_step} of {found.num_prompts}"
@@ -296,8 +296,8 @@ def _check_length(
 def _limit(bench: Bench) -> int | None:
     recipe = bench.recipe
     if "rl" in recipe.stages:
-        return filled(recipe.rl).max_new_tokens
-    return filled(recipe.eval).max_new_tokens if "eval" in recipe.stages else None
+        return recipe.rl.max_new_tokens
+    return recipe.eval.max_new_tokens if "eval" in recipe.stages else None
 
 
 def _show(bench: Bench, findings: Findings, *, prompt: Prompt, rendered: Prompt) -> None:
@@ -362,7 +362,7 @@ def check_demonstrations(bench: Bench, findings: Findings) -> None:
             state="fail" if long == len(rows) else "warn" if long else "pass",
             fix="shorten the long ones" if long else "give some",
         )
-        _check_warmup(filled(bench.recipe.sft), len(rows) - long, stage="sft", findings=findings)
+        _check_warmup(bench.recipe.sft, len(rows) - long, stage="sft", findings=findings)
 
 
 def _check_warmup(

@@ -10,8 +10,7 @@ from pathlib import Path
 from posttrain.build.check.bench import Bench
 from posttrain.build.check.report import Findings
 from posttrain.build.check.resources import shown_size
-from posttrain.build.parts import filled
-from posttrain.config import Recipe
+from posttrain.config import Resolved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +86,7 @@ def peak(stages: list[StageRoom]) -> tuple[StageRoom, int, int]:
     return stages[fullest], sums[fullest], before[fullest]
 
 
-def stage_rooms(recipe: Recipe, *, held: int, under_way: bool = False) -> Iterator[StageRoom]:
+def stage_rooms(recipe: Resolved, *, held: int, under_way: bool = False) -> Iterator[StageRoom]:
     """What each stage that learns writes, for weights of ``held`` bytes.
 
     A checkpoint holds them and AdamW's two moments, 3 · held. A reward model or a critic of its
@@ -104,22 +103,22 @@ def stage_rooms(recipe: Recipe, *, held: int, under_way: bool = False) -> Iterat
             yield _rl(recipe, held=held)
 
 
-def _sft(recipe: Recipe, *, held: int) -> StageRoom:
-    section = filled(recipe.sft)
+def _sft(recipe: Resolved, *, held: int) -> StageRoom:
+    section = recipe.sft
     best = held if section.evaluate_every != 0 else 0
     models = held + (best if section.result == "last" else 0)
     return _room(recipe, "sft", checkpoint=3 * held + best, models=models)
 
 
-def _rl(recipe: Recipe, *, held: int) -> StageRoom:
-    section = filled(recipe.rl)
+def _rl(recipe: Resolved, *, held: int) -> StageRoom:
+    section = recipe.rl
     separate = section.critic is not None and section.critic.kind == "separate"
     refreshed = section.kl.placement != "none" and bool(section.kl.refresh_every)
     checkpoint = (6 if separate else 3) * held + (held if refreshed else 0)
     return _room(recipe, "rl", checkpoint=checkpoint, models=held)
 
 
-def _room(recipe: Recipe, name: str, *, checkpoint: int, models: int) -> StageRoom:
+def _room(recipe: Resolved, name: str, *, checkpoint: int, models: int) -> StageRoom:
     """How many checkpoints there are at once: those kept, and one that is being written.
 
     Where none is asked for, there is still the one at Ctrl-C.

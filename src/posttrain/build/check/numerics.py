@@ -12,7 +12,7 @@ from posttrain.build.check.report import WAY, Findings, State
 from posttrain.build.check.signal import Sampled, engine_of
 from posttrain.build.check.trial import Trial, take_step
 from posttrain.build.diagnosis import FLOAT32_ROUNDING, OTHER_ROUNDING, SAME_PROCESS
-from posttrain.build.parts import choose_compute, filled
+from posttrain.build.parts import choose_compute
 from posttrain.models.load import Policy
 from posttrain.registry import split
 from posttrain.rollout.collect import collect
@@ -57,7 +57,7 @@ def _exact(bench: Bench) -> bool:
 
 
 def _check_mismatch(bench: Bench, trial: Trial, *, findings: Findings) -> None:
-    section = filled(bench.recipe.rl)
+    section = bench.recipe.rl
     text = f"{trial.mismatch:.1e} nats a token apart, {trial.worst_mismatch:.1e} at most"
     if section.top_k or section.top_p < 1:
         findings.passed("engine and learner", f"{text} (top_k and top_p cut on purpose)")
@@ -108,7 +108,7 @@ def _check_micro_batches(bench: Bench, sampled: Sampled, *, findings: Findings) 
 
 
 def _check_step(bench: Bench, trial: Trial, *, findings: Findings) -> None:
-    rate = filled(bench.recipe.rl).learning_rate
+    rate = bench.recipe.rl.learning_rate
     made_up = " (rewards made up: the real ones agree)" if trial.stand_in else ""
     if not trial.finite:
         findings.failed(
@@ -182,7 +182,7 @@ Said = Sequence[tuple[Sequence[int], Sequence[float]]]
 
 
 def _said(bench: Bench, prompts: Sequence[Prompt]) -> Said:
-    sampling = Sampling(max_new_tokens=2, temperature=filled(bench.recipe.rl).temperature)
+    sampling = Sampling(max_new_tokens=2, temperature=bench.recipe.rl.temperature)
     rollouts = collect(engine_of(bench), prompts, sampling=sampling, num_samples=1, seed=0)
     return [(r.completion.tokens, r.completion.logprobs) for r in rollouts]
 

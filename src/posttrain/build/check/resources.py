@@ -13,7 +13,7 @@ from posttrain.build.check.signal import Sampled, engine_of
 from posttrain.build.check.speed import check_speed, check_way
 from posttrain.build.check.trial import REMEASURED, Trial, take_step
 from posttrain.build.learners import make_plan
-from posttrain.build.parts import filled, make_sampling
+from posttrain.build.parts import make_sampling
 from posttrain.models.gpu_memory import free_bytes
 from posttrain.models.scorer import ModelScorer
 from posttrain.models.token_scores import chunk_elements_for
@@ -51,7 +51,7 @@ def check_resources(bench: Bench, sampled: Sampled, *, trial: Trial, findings: F
 
 def _passing(bench: Bench, less: Trial, *, more: Trial) -> dict[str, int]:
     """Bytes that come and go with a micro-batch."""
-    section = filled(bench.recipe.rl)
+    section = bench.recipe.rl
     length = more.tokens / more.sequences
     step = length * section.prompts_per_step * section.group_size / section.minibatches
     tokens = min(more.micro_batch_tokens, step)
@@ -86,7 +86,7 @@ def _check_memory(
 
 def memory_needs(bench: Bench) -> dict[str, int]:
     """Bytes on the device that weights take while they are trained, by what they are for."""
-    section = filled(bench.recipe.rl)
+    section = bench.recipe.rl
     weights = list(bench.of_policy().model.parameters())
     held = sum(weight.numel() * weight.element_size() for weight in weights)
     trained = sum(w.numel() * w.element_size() for w in weights if w.requires_grad)
@@ -165,7 +165,7 @@ def _check_time(
     decoded: tuple[Law, float],
     findings: Findings,
 ) -> None:
-    section, (less, trial) = filled(bench.recipe.rl), steps
+    section, (less, trial) = bench.recipe.rl, steps
     count = len(sampled.rollouts)
     full = section.prompts_per_step * section.group_size
     decode, seconds = decoded
@@ -184,7 +184,7 @@ def _check_time(
     total = section.steps * step
     if section.evaluate_every:
         looks_taken = section.steps // section.evaluate_every + 1
-        total += looks_taken * decode(section.evaluate_problems or 0)
+        total += looks_taken * decode(section.evaluate_problems)
     share = trial.sequences / count
     measured = (seconds + sampled.grade_seconds) * share + trial.step_seconds
     listed = ", ".join(f"{name} {_time(value)}" for name, value in times.items())
@@ -212,7 +212,7 @@ def _seconds(bench: Bench, sampled: Sampled, *, groups: int) -> float:
     collect(
         engine_of(bench),
         [group[0].prompt for group in sampled.groups[:groups]],
-        sampling=make_sampling(filled(bench.recipe.rl)),
+        sampling=make_sampling(bench.recipe.rl),
         num_samples=len(sampled.groups[0]),
         seed=bench.recipe.run.seed,
     )
@@ -221,8 +221,8 @@ def _seconds(bench: Bench, sampled: Sampled, *, groups: int) -> float:
 
 def _redrawn(bench: Bench, sampled: Sampled) -> float:
     """How often a group is drawn on average, with dynamic sampling."""
-    section = filled(bench.recipe.rl)
-    if not section.dynamic_sampling or not section.max_resamples:
+    section = bench.recipe.rl
+    if not section.dynamic_sampling:
         return 1.0
     return min(1.0 + section.max_resamples, len(sampled.groups) / max(1, sampled.useful))
 

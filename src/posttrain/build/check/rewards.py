@@ -9,7 +9,6 @@ from posttrain.build.before import check_ready
 from posttrain.build.check.answers import Answers
 from posttrain.build.check.bench import Bench
 from posttrain.build.check.report import Findings, State
-from posttrain.build.parts import filled
 from posttrain.models.scorer import ModelScorer
 from posttrain.rewards.scorer import RewardScorer
 
@@ -48,7 +47,7 @@ def _check_time(bench: Bench, answers: Answers, *, findings: Findings) -> None:
     text = f"{_time(middle)} each, {_time(most)} at most"
     state: State = "pass"
     if "rl" in bench.recipe.stages:
-        rl = filled(bench.recipe.rl)
+        rl = bench.recipe.rl
         step = middle * rl.prompts_per_step * rl.group_size / max(1, grading.workers)
         text += f": {_time(step)} a step"
         state = "warn" if step > SLOW_STEP or most > grading.seconds / 2 else "pass"

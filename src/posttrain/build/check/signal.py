@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from posttrain.build.check.answers import Answers
 from posttrain.build.check.bench import Bench
 from posttrain.build.check.report import Findings, State
-from posttrain.build.parts import filled, make_sampling, render_prompts
+from posttrain.build.parts import make_sampling, render_prompts
 from posttrain.config.asked import compared, wants_greedy
 from posttrain.pipelines.evaluate import pass_at_k, share
 from posttrain.protocols import Engine
@@ -72,7 +72,7 @@ def engine_of(bench: Bench) -> Engine:
 
 def sample(bench: Bench, *, seconds_per_grade: float) -> Sampled:
     """The first prompts of a run, answered in groups; more of them where none has signal."""
-    section = filled(bench.recipe.rl)
+    section = bench.recipe.rl
     size = min(section.group_size, max(MAX_GROUP, compared(section)))
     affordable = int(MAX_GRADING / max(seconds_per_grade, 1e-6) / size)
     wanted = FAST_PROMPTS if bench.fast else PROMPTS
@@ -93,7 +93,7 @@ def sample(bench: Bench, *, seconds_per_grade: float) -> Sampled:
 
 
 def _answered(bench: Bench, prompts: Sequence[Prompt], *, size: int) -> Sampled:
-    section, scorer = filled(bench.recipe.rl), bench.of_parts().scorer
+    section, scorer = bench.recipe.rl, bench.of_parts().scorer
     assert scorer is not None
     found = collect_scored(
         prompts,
@@ -129,7 +129,7 @@ def _check_broken(bench: Bench, sampled: Sampled, *, findings: Findings) -> None
     findings.judged(
         "broken scores",
         f"{part:.0%} of {len(scores)} real rollouts; the first: {broken[0].reason}",
-        state="fail" if part > filled(bench.recipe.rl).max_invalid else "warn",
+        state="fail" if part > bench.recipe.rl.max_invalid else "warn",
         fix="mend the reward: above rl.max_invalid the run stops",
     )
 
@@ -235,7 +235,7 @@ def _nothing(bench: Bench, sampled: Sampled) -> tuple[str, str]:
 
 
 def _check_length(bench: Bench, sampled: Sampled, *, findings: Findings) -> None:
-    limit = filled(bench.recipe.rl).max_new_tokens
+    limit = bench.recipe.rl.max_new_tokens
     lengths = [len(rollout.completion.tokens) for rollout in sampled.rollouts]
     cut = sum(r.completion.stop_reason == "length" for r in sampled.rollouts) / len(lengths)
     findings.judged(

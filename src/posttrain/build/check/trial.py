@@ -15,7 +15,6 @@ from torch import Tensor
 from posttrain.algorithms.diagnostics import share_without_signal
 from posttrain.build.check.bench import Bench, unchanged
 from posttrain.build.learners import make_learner, make_plan
-from posttrain.build.parts import filled
 from posttrain.build.ways import declared
 from posttrain.data.collate import collate
 from posttrain.data.minibatch import micro_batches
@@ -66,7 +65,7 @@ def take_step(
     bench: Bench, rollouts: Sequence[Rollout], *, micro_batch_tokens: int | None = None
 ) -> Trial:
     """Prepare a batch and take one step at the peak learning rate, on weights that are kept."""
-    section, policy = filled(bench.recipe.rl), bench.of_policy()
+    section, policy = bench.recipe.rl, bench.of_policy()
     device = bench.of_parts().device
     section = section.model_copy(
         update={
