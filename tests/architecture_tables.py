@@ -87,3 +87,14 @@ ATTENTION = {
     "plain_decode_attention",
     "replaced_attention",
 }
+
+# Facts about a piece are asked of the piece: these alone know pieces by their names.
+MAY_NAME_PIECES = ["algorithms", "config.reference", "walkthrough"]
+# Where a word that is also the name of a piece means something else.
+OTHER_MEANINGS = {
+    "pipelines.metrics": {"return", "truncated"},
+    "rewards.math.units": {"squared"},
+    "rewards.math.words": {"squared"},
+    "track.shown": {"clipped"},
+    "types.batch": {"truncated"},
+}

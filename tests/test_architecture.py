@@ -44,6 +44,8 @@ CLEAN = {
     ),
     "models/kernels/rows.py": "import triton\n@triton.jit\ndef rows(a, b, c): ...\n",
     "models/kernels/keys.py": "import triton\n@triton.jit(debug=True)\ndef keys(a, b, c): ...\n",
+    "track/shown.py": "SHOWN = ('clipped', 'mine')\n",
+    "walkthrough/a.py": "LOSS = 'naive'\n",
     "track/tensorboard.py": "from torch.utils.tensorboard import SummaryWriter\n",
     "rollout/engines/transformers.py": "def start():\n    import transformers\n",
     "runs/folder.py": "import pyarrow\nfrom posttrain import __version__\n",
@@ -175,6 +177,14 @@ VIOLATIONS = {
         2,
         "import torch\ntorch.load('a', weights_only=False)\n",
     ),
+    "a piece by its name": (
+        "piece_names",
+        "build/a.py",
+        2,
+        "def f(rl):\n    return rl.loss['name'] == 'penalised'\n",
+    ),
+    "a piece by default": ("piece_names", "config/a.py", 1, "SPEC = {'name': 'truncated'}\n"),
+    "a set of pieces": ("piece_names", "learn/a.py", 1, "CENTRED = {'group_centred'}\n"),
     "load from torch": ("unsafe_code", "learn/a.py", 1, "from torch import load\n"),
 }
 

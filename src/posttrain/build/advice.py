@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.build.commands import generate_command
-from posttrain.config import ConfigError, Recipe, changed_keys, recipe_from_dict, resolve
+from posttrain.config import (
+    ConfigError,
+    Resolved,
+    RlSection,
+    changed_keys,
+    recipe_from_dict,
+    resolve,
+)
 from posttrain.config.read import read_values
-from posttrain.config.sections import RlSection
 from posttrain.config.toml import value_text
 from posttrain.report import Facts
 from posttrain.runs import RunFolder
@@ -25,7 +31,7 @@ GENERIC = ("nothing_learned",)
 SOLVED = 0.95
 
 
-def next_steps(facts: Facts, recipe: Recipe) -> list[str]:
+def next_steps(facts: Facts, recipe: Resolved) -> list[str]:
     """Lines of a shell: comments that say why, and commands that can be run as they stand."""
     open_ones = [finding for finding in facts.findings if finding["until"] is None]
     run = facts.run
@@ -34,7 +40,7 @@ def next_steps(facts: Facts, recipe: Recipe) -> list[str]:
 
 
 def _against(
-    findings: Sequence[Mapping[str, Any]], folder: RunFolder, *, recipe: Recipe
+    findings: Sequence[Mapping[str, Any]], folder: RunFolder, *, recipe: Resolved
 ) -> list[str]:
     """For each finding what to change first, and the command that does it.
 
@@ -59,10 +65,10 @@ def _against(
     return lines
 
 
-def _onwards(facts: Facts, recipe: Recipe) -> list[str]:
+def _onwards(facts: Facts, recipe: Resolved) -> list[str]:
     """After a run in which nothing went wrong: longer, harder, or with more to compare."""
     folder = facts.run
-    if "rl" not in folder.stages or recipe.rl is None:
+    if "rl" not in folder.stages or "rl" not in recipe.stages:
         return _on_to_rl(folder, recipe)
     accuracy = facts.held_out.after.get("estimates", {}).get("accuracy")
     if accuracy is not None and accuracy["value"] >= SOLVED:
@@ -90,15 +96,15 @@ def _by_reward(rewards: Sequence[float], section: RlSection, *, count: int) -> t
     return f"--rl.group_size {2 * section.group_size}", f"{why}give each prompt more to compare"
 
 
-def _on_to_rl(folder: RunFolder, recipe: Recipe) -> list[str]:
+def _on_to_rl(folder: RunFolder, recipe: Resolved) -> list[str]:
     """After sft alone, rl from its model, where the recipe says how."""
-    if "sft" not in folder.stages or recipe.rl is None or not recipe.source:
+    if "sft" not in folder.stages or recipe.written.rl is None or not recipe.source:
         return []
     model = ["--model.name", str(folder.model), "--run.folder", f"{folder.path}-rl"]
     return ["# the next stage, from this model", _command("rl", recipe.source, *model)]
 
 
-def _again(folder: RunFolder, recipe: Recipe, *, change: str, why: str) -> list[str]:
+def _again(folder: RunFolder, recipe: Resolved, *, change: str, why: str) -> list[str]:
     """The recipe once more, as it was run, with a change and a folder of its own."""
     key, value = change.removeprefix("--").split(" ", 1)
     if not recipe.source or not Path(recipe.source).is_file():
@@ -116,7 +122,7 @@ def _again(folder: RunFolder, recipe: Recipe, *, change: str, why: str) -> list[
     return [f"# {why}", command]
 
 
-def _as_written(folder: RunFolder, recipe: Recipe) -> Recipe | None:
+def _as_written(folder: RunFolder, recipe: Resolved) -> Resolved | None:
     """The recipe's file as the run read it: the file itself may be edited while a run goes on.
 
     None where it cannot be read, which is no reason to lose the summary of a finished run.

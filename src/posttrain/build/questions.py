@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from posttrain.config import Recipe, SftSection
+from posttrain.config import Resolved
 from posttrain.data.preferences import Ranked, read_preferences
 from posttrain.data.sources import read_demonstrations
 from posttrain.data.template import Template, words
@@ -69,16 +69,15 @@ def demonstrated(path: str, most: int | None) -> list[Prompt]:
     return [prompt for row in rows for prompt in answered(row)]
 
 
-def learned(recipe: Recipe, stage: str) -> list[Prompt]:
+def learned(recipe: Resolved, stage: str) -> list[Prompt]:
     """The questions of the file that the stage sft or reward learns from; none without one."""
-    section = recipe.sft if stage == "sft" else recipe.reward
-    if section is None or stage not in recipe.stages or section.data in ("task", "prefer"):
+    if stage == "sft" and recipe.sft.data != "task":
+        return demonstrated(recipe.sft.data, recipe.sft.num_demonstrations)
+    if stage != "reward" or recipe.reward.data == "prefer":
         return []
-    if isinstance(section, SftSection):
-        return demonstrated(section.data, section.num_demonstrations)
     with warnings.catch_warnings():  # they are given when the stage reads them
         warnings.simplefilter("ignore")
-        return [of_ranked(ranked) for ranked in read_preferences(section.data)]
+        return [of_ranked(ranked) for ranked in read_preferences(recipe.reward.data)]
 
 
 def among(
@@ -93,9 +92,9 @@ def among(
     return [prompt for prompt, ways in found if not seen.isdisjoint(ways)]
 
 
-def shared_prompts(recipe: Recipe, task: Task | None, *, template: Template | None = None) -> int:
+def shared_prompts(recipe: Resolved, task: Task | None, *, template: Template | None = None) -> int:
     """How many of the prompts that rl asks are answered in the demonstrations of sft."""
-    if recipe.sft is None or task is None or not {"sft", "rl"} <= set(recipe.stages):
+    if task is None or not {"sft", "rl"} <= set(recipe.stages):
         return 0
     prompts = task.prompts("train")
     if recipe.sft.data == "task":

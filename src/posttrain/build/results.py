@@ -10,7 +10,7 @@ from rich.console import Console
 
 from posttrain.build.advice import next_steps
 from posttrain.build.parts import choose_device, hardware
-from posttrain.config import Recipe
+from posttrain.config import Resolved
 from posttrain.pipelines.evaluate import Evaluation
 from posttrain.report import Facts, plot_curves, render_summary
 from posttrain.report.facts import TRAINED
@@ -95,7 +95,7 @@ def write_problems(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 @phase("drawing the curves and writing the summary")
-def finish_run(folder: RunFolder, *, recipe: Recipe, seconds: float, console: Console) -> Run:
+def finish_run(folder: RunFolder, *, recipe: Resolved, seconds: float, console: Console) -> Run:
     """Draw the curves, pick samples, write the summary and print it."""
     run, facts, seed = Run(folder), Facts(folder), recipe.run.seed
     stage = next((name for name in TRAINED if name in folder.stages), None)

@@ -12,7 +12,7 @@ from posttrain.build.places import as_recorded
 from posttrain.build.questions import demonstrated, questions, spellings
 from posttrain.build.resume import BESIDE_RECIPE
 from posttrain.build.sources import run_of
-from posttrain.config import Recipe
+from posttrain.config import Resolved
 from posttrain.data.template import words
 from posttrain.protocols import Task
 from posttrain.registry import look_up, options
@@ -50,9 +50,9 @@ def check_unseen(task: Task, model: str, *, chosen: bool = False) -> None:
     )
 
 
-def asks_test(recipe: Recipe) -> bool:
+def asks_test(recipe: Resolved) -> bool:
     """Whether a run asks test prompts: only then could its numbers not be believed."""
-    within = "rl" in recipe.stages and recipe.rl is not None and recipe.rl.evaluate_every
+    within = "rl" in recipe.stages and recipe.rl.evaluate_every
     return "eval" in recipe.stages or bool(within)
 
 

@@ -21,7 +21,7 @@ from posttrain.build.threads import own_threads
 from posttrain.check.bench import Bench
 from posttrain.check.checklist import CHECKS, look
 from posttrain.check.verdicts import AREAS, Area, CheckFailedError, Line, Report
-from posttrain.config import Quantity, Recipe, arithmetic, read_recipe, recipe_from_dict
+from posttrain.config import Quantity, Recipe, Resolved, arithmetic, read_recipe, recipe_from_dict
 from posttrain.config.read import parse_overrides, read_values
 from posttrain.models.load import Policy
 from posttrain.models.quiet import compiler_explained
@@ -69,7 +69,7 @@ def _check(read: Callable[[], Recipe], *, fast: bool, supplied: Supplied | None)
 
 
 def before_run(
-    recipe: Recipe, policy: Policy, *, parts: Parts, stages: Sequence[str], console: Console
+    recipe: Resolved, policy: Policy, *, parts: Parts, stages: Sequence[str], console: Console
 ) -> None:
     """Refuse what one of the stages to come would only find when it comes, and caution of the rest.
 

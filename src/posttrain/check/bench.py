@@ -13,7 +13,7 @@ import torch
 from posttrain.build.parts import Parts
 from posttrain.build.supplied import Supplied
 from posttrain.check.verdicts import Verdict
-from posttrain.config import Recipe, RewardSection, RlSection, SftSection
+from posttrain.config import Recipe, Resolved, RewardSection, RlSection, SftSection
 from posttrain.config.usual import far_from_usual
 from posttrain.data.template import Template
 from posttrain.models.load import Policy
@@ -34,7 +34,7 @@ class Bench:
     """
 
     read: Callable[[], Recipe]
-    recipe: Recipe
+    recipe: Resolved
     stages: Sequence[str]
     """Those still to come; the section of each is an attribute too."""
     sft: SftSection
@@ -90,7 +90,7 @@ class Bench:
 
     def take(
         self,
-        recipe: Recipe,
+        recipe: Resolved,
         stages: Sequence[str],
         *,
         policy: Policy | None = None,

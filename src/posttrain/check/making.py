@@ -17,7 +17,7 @@ from posttrain.build.parts import (
 from posttrain.build.threads import use_threads
 from posttrain.check.bench import Bench, heard
 from posttrain.check.verdicts import Verdict
-from posttrain.config import Recipe, cautions, resolve
+from posttrain.config import Resolved, cautions, resolve
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.tasks import make_task
@@ -38,10 +38,10 @@ def read_recipe(bench: Bench) -> Iterator[Verdict]:
     bench.take(_without_own_critic(recipe), stages)
 
 
-def _without_own_critic(recipe: Recipe) -> Recipe:
+def _without_own_critic(recipe: Resolved) -> Resolved:
     """The recipe whose critic begins from the policy, where its own stage reward will make one."""
-    critic = recipe.rl.critic if recipe.rl is not None else None
-    if recipe.rl is None or critic is None or critic.source != OWN_STAGE:
+    critic = recipe.rl.critic if "rl" in recipe.stages else None
+    if critic is None or critic.source != OWN_STAGE:
         return recipe
     begun = critic.model_copy(update={"source": "policy"})
     return recipe.model_copy(update={"rl": recipe.rl.model_copy(update={"critic": begun})})
@@ -84,7 +84,7 @@ def make_rewards(bench: Bench) -> None:
     bench.take(recipe, bench.stages, parts=parts)
 
 
-def _with_stand_in(bench: Bench) -> Recipe:
+def _with_stand_in(bench: Bench) -> Resolved:
     """The recipe with other rewards in the place of a model that is still to be trained."""
     given = bench.recipe.rewards
     known: dict[str, Any] = {n: s for n, s in given.items() if n != MODEL_REWARD}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from posttrain.build.parts import check_room, filled, render_prompts
+from posttrain.build.parts import check_room, render_prompts
 from posttrain.build.questions import shared_prompts
 from posttrain.build.trained_rows import asks_test, how_to_test
 from posttrain.check.bench import Bench
@@ -103,9 +103,9 @@ def find_room(bench: Bench) -> None:
     recipe = bench.recipe
     check_room(recipe, bench.parts, policy=bench.policy)
     if "rl" in recipe.stages:
-        bench.limit = filled(recipe.rl).max_new_tokens
+        bench.limit = recipe.rl.max_new_tokens
     elif "eval" in recipe.stages:
-        bench.limit = filled(recipe.eval).max_new_tokens
+        bench.limit = recipe.eval.max_new_tokens
 
 
 def fit_prompts(bench: Bench) -> Verdict | None:

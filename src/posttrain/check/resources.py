@@ -158,7 +158,7 @@ def estimate_time(bench: Bench) -> Verdict:
     evaluations = 0.0
     if section.evaluate_every:
         looks_taken = section.steps // section.evaluate_every + 1
-        evaluations = looks_taken * decode(section.evaluate_problems or 0)
+        evaluations = looks_taken * decode(section.evaluate_problems)
     share = trial.sequences / count
     measured = (bench.decode_seconds + grading) * share + trial.step_seconds
     if looks:
@@ -175,7 +175,7 @@ def estimate_time(bench: Bench) -> Verdict:
 
 def _redrawn(bench: Bench) -> float:
     """How often a group is drawn on average, with dynamic sampling."""
-    if not bench.rl.dynamic_sampling or not bench.rl.max_resamples:
+    if not bench.rl.dynamic_sampling:
         return 1.0
     return min(1.0 + bench.rl.max_resamples, len(bench.groups) / max(1, useful(bench.groups)))
 

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posttrain.build.parts import filled
 from posttrain.check.bench import Bench
 from posttrain.check.resources import num_bytes, shown_size
 from posttrain.check.verdicts import Verdict
-from posttrain.config import Recipe
+from posttrain.config import Resolved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +83,7 @@ def peak(stages: list[StageRoom]) -> tuple[StageRoom, int, int]:
     return stages[fullest], sums[fullest], before[fullest]
 
 
-def stage_rooms(recipe: Recipe, stages: Sequence[str], *, held: int) -> Iterator[StageRoom]:
+def stage_rooms(recipe: Resolved, stages: Sequence[str], *, held: int) -> Iterator[StageRoom]:
     """What each of these stages that learns writes, for weights of ``held`` bytes.
 
     A checkpoint holds them and AdamW's two moments, 3 · held. A reward model or a critic of its
@@ -92,21 +91,21 @@ def stage_rooms(recipe: Recipe, stages: Sequence[str], *, held: int) -> Iterator
     """
     for name in stages:
         if name == "sft":
-            section = filled(recipe.sft)
+            section = recipe.sft
             best = held if section.evaluate_every != 0 else 0
             models = held + (best if section.result == "last" else 0)
             yield _room(recipe, name, checkpoint=3 * held + best, models=models)
         elif name == "reward":
             yield _room(recipe, name, checkpoint=3 * held, models=held)
         elif name == "rl":
-            rl = filled(recipe.rl)
+            rl = recipe.rl
             separate = rl.critic is not None and rl.critic.kind == "separate"
             refreshed = rl.kl.placement != "none" and bool(rl.kl.refresh_every)
             checkpoint = (6 if separate else 3) * held + (held if refreshed else 0)
             yield _room(recipe, name, checkpoint=checkpoint, models=held)
 
 
-def _room(recipe: Recipe, name: str, *, checkpoint: int, models: int) -> StageRoom:
+def _room(recipe: Resolved, name: str, *, checkpoint: int, models: int) -> StageRoom:
     """How many checkpoints there are at once: those kept, and one that is being written.
 
     Where none is asked for, there is still the one at Ctrl-C.

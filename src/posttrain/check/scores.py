@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from posttrain.build.parts import filled
 from posttrain.build.scoring import make_scorer
 from posttrain.check.answers import claims, mean, scores
 from posttrain.check.bench import Bench
@@ -69,7 +68,7 @@ def find_ready(bench: Bench) -> None:
     scorer = bench.parts.scorer
     if isinstance(scorer, RewardScorer) and {"rl", "eval"} & {*bench.stages}:
         scorer.check_ready()
-    given = filled(bench.recipe.prefer).rewards if "prefer" in bench.stages else {}
+    given = bench.recipe.prefer.rewards if "prefer" in bench.stages else {}
     named = {name: options for name, options in given.items() if name != MODEL_REWARD}
     if named:
         annotator = make_scorer(named, bench.template, device=bench.parts.device)

@@ -123,8 +123,8 @@ def _warm_up(
 def load_critic(bench: Bench) -> None:
     """The reward model that the critic starts from reads the tokens that the policy writes."""
     recipe, policy, kind = bench.recipe, bench.policy, "rl.critic.source"
-    critic = recipe.rl.critic if recipe.rl is not None and "rl" in recipe.stages else None
-    if critic is None or critic.source in (None, "policy"):
+    critic = recipe.rl.critic if "rl" in recipe.stages else None
+    if critic is None or critic.source == "policy":
         return
     if critic.source != OWN_STAGE:
         reward = load_reward(critic.source)

@@ -12,9 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.build.parts import filled
 from posttrain.check.verdicts import Verdict
-from posttrain.config import Recipe
+from posttrain.config import Resolved
 from posttrain.data.characters import lost_characters
 from posttrain.data.preferences import read_preferences
 from posttrain.data.sources import read_demonstrations
@@ -52,7 +51,7 @@ def find_notes(data: Mapping[str, Sequence[Row]], template: Template) -> list[Ve
 
 
 def read_rows(
-    recipe: Recipe, task: Task | None, *, stages: Collection[str]
+    recipe: Resolved, task: Task | None, *, stages: Collection[str]
 ) -> dict[str, list[Row]]:
     """The rows of each kind that these stages learn from or are measured by."""
     with warnings.catch_warnings():  # they are given when the stage reads them
@@ -61,7 +60,7 @@ def read_rows(
 
 
 def _data(
-    recipe: Recipe, task: Task | None, *, stages: Collection[str]
+    recipe: Resolved, task: Task | None, *, stages: Collection[str]
 ) -> Iterator[tuple[str, list[Row]]]:
     splits: dict[Split, set[str]] = {
         "train": {"sft", "prefer", "rl"},
@@ -74,12 +73,12 @@ def _data(
             answers = [(p.id, p.columns.get("answer")) for p in prompts]
             rows = [Row(name=name, texts=[text]) for name, text in answers if isinstance(text, str)]
             yield f"{split} answers", rows
-    if "sft" in stages and filled(recipe.sft).data != "task":
-        section = filled(recipe.sft)
+    if "sft" in stages and recipe.sft.data != "task":
+        section = recipe.sft
         found = read_demonstrations(section.data)[: section.num_demonstrations]
         yield "demonstrations", [_of_demonstration(n, row) for n, row in enumerate(found, start=1)]
-    if "reward" in stages and filled(recipe.reward).data != "prefer":
-        sets = read_preferences(filled(recipe.reward).data)
+    if "reward" in stages and recipe.reward.data != "prefer":
+        sets = read_preferences(recipe.reward.data)
         asked = [
             Prompt(id=f"number {n}", text=s.prompt, messages=s.messages)
             for n, s in enumerate(sets, start=1)

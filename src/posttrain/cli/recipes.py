@@ -14,6 +14,7 @@ from posttrain.cli.evaluate import check_typed, evaluation_recipe
 from posttrain.cli.loading import loading
 from posttrain.config import (
     Recipe,
+    Resolved,
     arithmetic,
     read_recipe,
     recipe_from_dict,
@@ -112,7 +113,7 @@ def _read(arguments: list[str], command: Command) -> tuple[Recipe, str | None]:
     return read_recipe(path, arguments), Path(path).read_text(encoding="utf-8")
 
 
-def _arithmetic(recipe: Recipe) -> Table:
+def _arithmetic(recipe: Resolved) -> Table:
     table = Table(box=SIMPLE_HEAD)
     for heading in ("stage", "what", "how many", "because"):
         table.add_column(heading, justify="right" if heading == "how many" else "left")
