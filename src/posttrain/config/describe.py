@@ -50,7 +50,7 @@ def collect(checks: Iterable[Callable[[], object]], *, source: str) -> None:
 def expected(field: FieldInfo) -> str:
     """What a field takes, in words.
 
-    >>> from posttrain.config.sections import RlSection
+    >>> from posttrain.config import RlSection
     >>> expected(RlSection.model_fields["learning_rate"])
     'a number above 0'
     >>> expected(RlSection.model_fields["schedule"])
@@ -85,7 +85,7 @@ def _type_text(annotation: Any) -> str:
 def taken(field: FieldInfo | None) -> Any:
     """The type of a key where it is given.
 
-    >>> from posttrain.config.sections import RlSection, WrittenRl
+    >>> from posttrain.config.resolved import RlSection, WrittenRl
     >>> taken(WrittenRl.model_fields["epochs"]), taken(RlSection.model_fields["epochs"])
     (<class 'int'>, <class 'int'>)
     """
