@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from small_runs import TINY, small_run
 
-from posttrain.build.check import CheckFailedError
 from posttrain.build.results import Run
 from posttrain.build.run import Supplied
+from posttrain.check import CheckFailedError
 from posttrain.data.template import Template
 from posttrain.models.load import Policy, load_policy
 from posttrain.models.save import save_policy

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from small_runs import recipe, small_run
 
-from posttrain.build.check import check_recipe
+from posttrain.check import check_recipe
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.rewards import chat
 from posttrain.rewards.judge import judge_verdict, parse_verdict

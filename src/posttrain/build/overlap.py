@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from posttrain.build.parts import Parts, choose_compile, filled, make_engine
-from posttrain.config import Recipe
+from posttrain.build.parts import Parts, choose_compile, make_engine
+from posttrain.config import Resolved
 from posttrain.models.load import Policy
 from posttrain.protocols import Engine, Sync
 from posttrain.rollout.run_ahead import RunAhead
@@ -34,14 +34,14 @@ class Flow:
 
 
 def make_sampler(
-    recipe: Recipe, policy: Policy, *, parts: Parts, engine: Engine | None = None
+    recipe: Resolved, policy: Policy, *, parts: Parts, engine: Engine | None = None
 ) -> tuple[Engine, Sync]:
     """The engine of the RL stage, and how it gets new weights.
 
     It samples from the learner's own module, unless it is to run ahead: then from a copy of it. An
     ``engine`` that is handed over is taken as it is.
     """
-    section = filled(recipe.rl)
+    section = recipe.rl
     own = policy
     if section.max_lag and engine is None:
         own = replace(policy, model=copy.deepcopy(policy.model))

@@ -7,20 +7,17 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from posttrain.build.answer_check import with_check
 from posttrain.build.scoring import close, in_workers, make_scorer
 from posttrain.config import (
-    EvalSection,
     ModelSection,
-    PreferSection,
     Recipe,
-    RewardSection,
+    Resolved,
     RlSection,
-    SftSection,
 )
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.data.template import PromptTooLong, Template
@@ -37,8 +34,6 @@ from posttrain.types.marks import Marks
 
 SHORTEST = 50  # prompts that are tried for room, by their text
 WORTH_COMPILING = 2_000_000  # tokens to sample: 14 µs saved on each (135M weights, H200) pay 20 s
-
-Section = TypeVar("Section", SftSection, PreferSection, RewardSection, RlSection, EvalSection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +54,6 @@ class Parts:
     def close(self) -> None:
         """End what runs beside this process."""
         close(self.scorer)
-
-
-def filled(section: Section | None) -> Section:
-    """The section of a stage that is run: ``resolve`` has filled it in."""
-    assert section is not None, "resolve fills the section of every stage"
-    return section
 
 
 def choose_device(recipe: Recipe) -> str:
@@ -100,7 +89,7 @@ def choose_compile(recipe: Recipe, device: str) -> bool:
     """Whether layers are compiled: 20 s at the start, then sampling is 1.7 times as fast (H200)."""
     if recipe.model.compile != "auto":
         return recipe.model.compile
-    if recipe.rl is None or not device.startswith("cuda"):
+    if not isinstance(recipe, Resolved) or "rl" not in recipe.stages or "cuda" not in device:
         return False
     rl = recipe.rl
     num_tokens = rl.steps * rl.prompts_per_step * rl.group_size * rl.max_new_tokens
@@ -219,7 +208,7 @@ def render_prompts(
     return rendered, len(prompts) - len(rendered)
 
 
-def check_room(recipe: Recipe, parts: Parts, *, policy: Policy) -> None:
+def check_room(recipe: Resolved, parts: Parts, *, policy: Policy) -> None:
     """Raise where a stage to come asks for completions that leave no prompt any room.
 
     Now, and not after the stages before it: the shortest prompts are tried, by their text.
@@ -229,7 +218,7 @@ def check_room(recipe: Recipe, parts: Parts, *, policy: Policy) -> None:
         if stage not in recipe.stages or parts.task is None:
             continue
         prompts = sorted(parts.task.prompts(asked), key=_num_characters)[:SHORTEST]
-        limit = filled(getattr(recipe, stage)).max_new_tokens
+        limit = getattr(recipe, stage).max_new_tokens
         try:
             render_prompts(prompts, parts.template, policy=policy, max_new_tokens=limit)
         except PromptTooLong as error:
@@ -264,7 +253,7 @@ def tell_left_out(kept: int, total: int, *, option: str, rows: str, limit: int |
 
 
 def make_engine(
-    spec: Spec,
+    spec: Spec | None,
     policy: Policy,
     *,
     template: Template,
@@ -275,7 +264,7 @@ def make_engine(
 
     ``compute`` and ``compiled`` are for the engines whose signature asks for them.
     """
-    name, given = split(spec, kind="engine")
+    name, given = split(spec or "native", kind="engine")
     asked = options(look_up(name, ENGINES, kind="engine"))
     if "compute" in asked and given.get("compute", "auto") == "auto":
         given["compute"] = compute

@@ -17,7 +17,6 @@ from posttrain.build.overlap import Flow, flowing, make_sampler
 from posttrain.build.parts import (
     Parts,
     choose_compile,
-    filled,
     make_engine,
     make_sampling,
     render_prompts,
@@ -25,7 +24,7 @@ from posttrain.build.parts import (
 from posttrain.build.resume import check_steps
 from posttrain.build.scoring import workers_died
 from posttrain.build.ways import Ways, tell_ways
-from posttrain.config import EvalSection, Recipe
+from posttrain.config import EvalSection, Resolved
 from posttrain.config.asked import wants_greedy
 from posttrain.models.load import Policy
 from posttrain.pipelines import rl as rl_pipeline
@@ -51,7 +50,7 @@ class Context:
     ``reward_model`` is where the stage reward of this run leaves its model.
     """
 
-    recipe: Recipe
+    recipe: Resolved
     policy: Policy
     parts: Parts
     folder: StageFolder
@@ -85,7 +84,7 @@ def logged(
 def run_rl(context: Context, *, engine: Engine | None = None) -> None:
     """Reinforcement learning."""
     recipe, policy, parts = context.recipe, context.policy, context.parts
-    section = filled(recipe.rl)
+    section = recipe.rl
     engine, sync = make_sampler(recipe, policy, parts=parts, engine=engine)
     prompts = rendered_prompts(parts, policy, split="train", max_new_tokens=section.max_new_tokens)
     total = section.steps * section.epochs * section.minibatches
@@ -143,7 +142,7 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
 
 def _source(context: Context, engine: Engine, *, prompts: Sequence[Prompt]) -> RolloutSource:
     """Where the rollouts of the RL stage come from."""
-    section, seed = filled(context.recipe.rl), context.recipe.run.seed
+    section, seed = context.recipe.rl, context.recipe.run.seed
     _, scorer = _graded(context.parts)
     return RolloutSource(
         engine,
@@ -153,7 +152,7 @@ def _source(context: Context, engine: Engine, *, prompts: Sequence[Prompt]) -> R
         prompts_per_step=section.prompts_per_step,
         group_size=section.group_size,
         seed=seed,
-        max_resamples=section.max_resamples or 0,
+        max_resamples=section.max_resamples if section.dynamic_sampling else 0,
         greedy=wants_greedy(section),
     )
 
@@ -178,7 +177,7 @@ class _Watch:
         self._context = context
         self._audit, self._guard, self._clock = audit, guard, clock
         self._flow = flow
-        self._section = filled(context.recipe.rl)
+        self._section = context.recipe.rl
         self._engine = engine
         self._learner = learner
         self._prompts = prompts
@@ -232,9 +231,10 @@ class _Watch:
     def evaluate(self) -> dict[str, float]:
         """Accuracy on the same held-out problems every time: a point of the curve."""
         context, section = self._context, self._section
-        assert section.evaluate_problems, "resolve fills it where there are evaluations"
         asked = EvalSection(
-            problems=section.evaluate_problems, max_new_tokens=section.max_new_tokens
+            problems=section.evaluate_problems,
+            max_new_tokens=section.max_new_tokens,
+            temperature=1.0,
         )
         with self._flow.idle():
             found = run_eval(context, asked, engine=self._engine)
@@ -261,7 +261,7 @@ def run_eval(
 
 
 def evaluate_policy(
-    recipe: Recipe,
+    recipe: Resolved,
     policy: Policy,
     *,
     parts: Parts,
@@ -271,9 +271,12 @@ def evaluate_policy(
 ) -> Evaluation:
     """Accuracy of a policy on the task's test problems; ``doing`` is what a display calls it."""
     _, scorer = _graded(parts)
-    spec = recipe.rl.engine if recipe.rl is not None and recipe.rl.engine else "native"
+    rl = recipe.for_evaluations
     engine = engine or make_engine(
-        spec, policy, template=parts.template, compute=recipe.model.compute
+        None if rl is None else rl.engine,
+        policy,
+        template=parts.template,
+        compute=recipe.model.compute,
     )
     prompts = rendered_prompts(
         parts,
@@ -289,17 +292,17 @@ def evaluate_policy(
             marks=parts.marks,
             sampling=Sampling(
                 max_new_tokens=section.max_new_tokens,
-                temperature=section.temperature or 1.0,
-                stop=tuple(recipe.rl.stop) if recipe.rl is not None else (),
+                temperature=section.temperature,
+                stop=rl.stop if rl is not None else (),
             ),
             samples=section.samples,
             seed=recipe.run.seed,
         )
 
 
-def _told(batches: Iterable[Collected], recipe: Recipe, *, device: str) -> Iterator[Collected]:
+def _told(batches: Iterable[Collected], recipe: Resolved, *, device: str) -> Iterator[Collected]:
     """The same rollouts; who waits for them, or for what is learned from them, reads so."""
-    section = filled(recipe.rl)
+    section = recipe.rl
     # Sampling in another thread is not counted: what is waited for is a batch, not a completion.
     total = None if section.max_lag else section.prompts_per_step * section.group_size
     compiling = ", compiling the model first" if choose_compile(recipe, device) else ""
@@ -323,14 +326,15 @@ def _checked(source: Iterator[Collected], max_invalid: float) -> Iterator[Collec
         yield collected
 
 
-def check_held_out(found: Evaluation, recipe: Recipe) -> None:
+def check_held_out(found: Evaluation, recipe: Resolved) -> None:
     """Stop a run whose graders break on held-out problems, as :func:`check_invalid` on others.
 
     In the accuracy a broken score is not a right one: too many would pass for a bad model. A run
     without ``[rl]`` has no limit, and shows the share.
     """
-    if recipe.rl is not None:
-        check_invalid(found.rollouts, recipe.rl.max_invalid, of=" of held-out problems")
+    rl = recipe.for_evaluations
+    if rl is not None:
+        check_invalid(found.rollouts, rl.max_invalid, of=" of held-out problems")
 
 
 def check_invalid(rollouts: Sequence[Rollout], max_invalid: float, *, of: str = "") -> None:

@@ -19,7 +19,7 @@ from posttrain.config.sections import ModelSection
 from posttrain.registry import Function, check_options, did_you_mean, look_up, options, split
 from posttrain.written import written_function, written_table
 
-NO_CORRECTION = "none"
+NO_CORRECTION = {"name": "none"}
 MODEL_REWARD = "model"
 NO_CHECK = "none"
 _ACCURACY = "that word names the reward that checks the answers"
@@ -52,7 +52,7 @@ def tiny_model() -> Function:
 
 def correction_table() -> Mapping[str, Function]:
     """The corrections by name, and ``none`` to switch off the one that truncation brings."""
-    return {NO_CORRECTION: lambda batch: batch, **algorithms.piece_table("correction")}
+    return {NO_CORRECTION["name"]: lambda batch: batch, **algorithms.piece_table("correction")}
 
 
 def complete(

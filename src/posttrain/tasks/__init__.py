@@ -13,8 +13,8 @@ from posttrain.tasks.arithmetic import arithmetic_task
 from posttrain.tasks.countdown import countdown_task
 from posttrain.tasks.demonstrations import demonstrations
 from posttrain.tasks.gsm8k import gsm8k_task
-from posttrain.tasks.jsonl import jsonl_task
 from posttrain.tasks.melody import melody_task
+from posttrain.tasks.prompt_file import jsonl_task
 from posttrain.tasks.reasoning_gym import reasoning_gym_task
 from posttrain.tasks.sort import sort_task
 from posttrain.tasks.task import PromptTask
