@@ -58,7 +58,7 @@ VIOLATIONS = {
     "lower imports higher": ("layers", "types.py", 1, "import posttrain.algorithms\n"),
     "layer 2 imports layer 3": ("layers", "data/a.py", 1, "from posttrain.runs.b import c\n"),
     "sibling, import": ("layers", "rollout/a.py", 1, "import posttrain.learn.learner\n"),
-    "sibling, from": ("layers", "learn/a.py", 2, "\nfrom posttrain.sync import b, c\n"),
+    "sibling, from": ("layers", "learn/a.py", 2, "\nfrom posttrain.rollout import b, c\n"),
     "sibling, from the root": ("layers", "models/a.py", 1, "from posttrain import data\n"),
     "sibling, relative": ("layers", "models/a.py", 1, "from ..data import collate\n"),
     "sibling, relative module": ("layers", "models/a/b.py", 1, "from ... import data\n"),

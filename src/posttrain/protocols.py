@@ -81,9 +81,17 @@ class Engine(Protocol):
         """
         ...
 
+    def sync(self, learner: Learner) -> Sync:
+        """How this engine gets the learner's weights; asked once, before the first step."""
+        ...
+
+    def close(self) -> None:
+        """End what runs beside this process and give memory back; nothing is sampled after it."""
+        ...
+
 
 class Sync(Protocol):
-    """Brings the learner's current weights to an engine."""
+    """Brings the learner's current weights to the engine that gave it."""
 
     def __call__(self, version: int) -> None:
         """After this returns, the engine samples from the weights of ``version``."""
@@ -176,6 +184,10 @@ class Learner(Protocol):
 
     def refresh_reference(self) -> None:
         """Make the current weights the reference that ``infer`` compares with."""
+        ...
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights of the policy by name: those that are trained, to be read and not written."""
         ...
 
     def save(self, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import warnings
 from collections.abc import Mapping, Sequence
@@ -283,7 +284,20 @@ def make_engine(
         given["compiled"] = True
     spec = {"name": name, **given}
     engine: Engine = resolve(spec, ENGINES, kind="engine")(policy, template.decode)
+    missing = [each for each in ("generate", "sync", "close") if not hasattr(engine, each)]
+    if missing:
+        raise ValueError(
+            f"engine {name!r}: a {type(engine).__name__} has no {' and no '.join(missing)}; "
+            "docs/engines.md shows a whole engine"
+        )
     return engine
+
+
+def until_done(
+    engine: Engine, *, given: Engine | None = None
+) -> contextlib.AbstractContextManager[Engine]:
+    """Closes an engine behind the job it was made for; a ``given`` one is its owner's to close."""
+    return contextlib.nullcontext(engine) if engine is given else contextlib.closing(engine)
 
 
 def make_sampling(rl: RlSection) -> Sampling:

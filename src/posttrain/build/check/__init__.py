@@ -7,6 +7,7 @@ Nothing is trained, and every weight that a check moves is put back.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -100,7 +101,8 @@ def before_rl(context: Context, *, engine: Engine | None = None) -> Report:
         under_way=True,
         reward_model=context.reward_model,
     )
-    _look(with_engine(bench, book["signal"]), book)
+    with contextlib.closing(with_engine(bench, book["signal"])) as bench:
+        _look(bench, book)
     return _report(book, begun=begun)
 
 
@@ -124,6 +126,7 @@ def _check(read: Callable[[], Recipe], *, fast: bool, supplied: Supplied | None)
                 book["resources"].passed("threads", f"{threads.number}, {threads.reason}")
             _look(bench, book)
         finally:
+            bench.close()
             if bench.parts is not None:
                 bench.parts.close()
     return _report(book, begun=begun, recipe=recipe, task=bench.task)

@@ -76,6 +76,11 @@ class Bench:
         """Whether model, task and rewards could be made."""
         return self.parts is not None and self.parts.scorer is not None and self.task is not None
 
+    def close(self) -> None:
+        """Close the engine, unless it was handed over."""
+        if self.engine is not None and not self.supplied_engine:
+            self.engine.close()
+
     def of_policy(self) -> Policy:
         """The policy, where there is one."""
         assert self.policy is not None, "asked only once it could be loaded"

@@ -10,13 +10,12 @@ import torch
 from posttrain.build.check.bench import Bench, unchanged
 from posttrain.build.check.report import WAY, Findings, State
 from posttrain.build.check.signal import Sampled, engine_of
-from posttrain.build.check.trial import Trial, take_step
+from posttrain.build.check.trial import Trial, take_step, weights_owner
 from posttrain.build.diagnosis import FLOAT32_ROUNDING, OTHER_ROUNDING, SAME_PROCESS
 from posttrain.build.parts import choose_compute, filled
 from posttrain.models.load import Policy
 from posttrain.registry import split
 from posttrain.rollout.collect import collect
-from posttrain.sync.shared import SharedWeights
 from posttrain.types import Prompt, Sampling
 
 FAR, TOO_FAR, NOWHERE = 0.5, 2.0, 1e-7  # nats a token that one optimiser step may move
@@ -139,7 +138,7 @@ def _check_way(bench: Bench, prompts: Sequence[Prompt], *, findings: Findings) -
     An engine need not be the same to the last bit: rounding is no other answer.
     """
     policy, engine = bench.of_policy(), engine_of(bench)
-    sync = SharedWeights(engine)
+    sync = engine.sync(weights_owner(bench))
     chosen = prompts[:PROBED]
     before = _said(bench, chosen)
     with unchanged(policy):

@@ -17,12 +17,13 @@ from posttrain.build.check.bench import Bench, unchanged
 from posttrain.build.learners import make_learner, make_plan
 from posttrain.build.parts import filled
 from posttrain.build.ways import declared
+from posttrain.config import KlSection
 from posttrain.data.collate import collate
 from posttrain.data.minibatch import micro_batches
 from posttrain.pipelines.objective import make_objective
 from posttrain.pipelines.plan import State
 from posttrain.pipelines.rl import prepare
-from posttrain.protocols import StepResult
+from posttrain.protocols import Learner, StepResult
 from posttrain.types import Batch, Rollout
 from posttrain.types.ways import Way
 
@@ -115,6 +116,20 @@ def take_step(
         infer_seconds=infer_seconds,
         step_seconds=seconds,
         ways=declared(bench.recipe, learner, longest=longest, engine=bench.engine),
+    )
+
+
+def weights_owner(bench: Bench) -> Learner:
+    """A learner to ask for weights alone: without a reference and a critic it takes no memory."""
+    section = filled(bench.recipe.rl).model_copy(
+        update={"kl": KlSection(placement="none"), "critic": None}
+    )
+    return make_learner(
+        bench.recipe,
+        bench.of_policy(),
+        section=section,
+        device=bench.of_parts().device,
+        total_steps=1,
     )
 
 
