@@ -8,7 +8,7 @@ MAX_POSITIONAL = 2  # beyond self
 LAYERS = [
     ["types", "registry", "disk", "written"],
     ["protocols", "algorithms"],
-    ["data", "rewards", "tasks", "models", "track"],
+    ["data", "rewards", "tasks", "envs", "models", "track"],
     ["rollout", "learn", "runs", "walkthrough"],
     ["pipelines"],
     ["config", "build"],

@@ -25,9 +25,10 @@ from posttrain.config import (
 )
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.data.template import PromptTooLong, Template
+from posttrain.envs import make_env
 from posttrain.models.cache import context_length
 from posttrain.models.load import Policy, load_policy
-from posttrain.protocols import Engine, Scorer, Split, Task
+from posttrain.protocols import Engine, Env, Scorer, Split, Task
 from posttrain.registry import Spec, look_up, options, resolve, split
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines import ENGINES
@@ -50,6 +51,7 @@ class Parts:
     template: Template
     task: Task | None = None
     scorer: Scorer | None = None
+    env: Env | None = None
     marks: Marks = field(default_factory=Marks)
 
     @property
@@ -178,11 +180,13 @@ def make_parts(
             rewards.check_columns(prompt)
     if rewards is not None:
         rewards = in_workers(rewards, recipe.grading)
+    env = (recipe.task or {}).get("env")
     return Parts(
         device=device,
         template=template,
         task=task,
         scorer=rewards,
+        env=None if env is None else make_env(env),
         marks=marks,
     )
 

@@ -103,6 +103,8 @@ def _answered(bench: Bench, prompts: Sequence[Prompt], *, size: int) -> Sampled:
         num_samples=size,
         seed=bench.recipe.run.seed,
         greedy=wants_greedy(section),
+        env=bench.of_parts().env,
+        encode=bench.of_parts().template.encode_reply,
     )
     return Sampled(
         groups=by_group(found.rollouts),
@@ -236,8 +238,9 @@ def _nothing(bench: Bench, sampled: Sampled) -> tuple[str, str]:
 
 def _check_length(bench: Bench, sampled: Sampled, *, findings: Findings) -> None:
     limit = filled(bench.recipe.rl).max_new_tokens
-    lengths = [len(rollout.tokens) for rollout in sampled.rollouts]
-    cut = sum(r.stop_reason == "length" for r in sampled.rollouts) / len(lengths)
+    turns = [turn for rollout in sampled.rollouts for turn in rollout.turns if turn.sampled]
+    lengths = [len(turn.tokens) for turn in turns]
+    cut = sum(turn.stop_reason == "length" for turn in turns) / len(lengths)
     findings.judged(
         "length",
         f"mean {sum(lengths) / len(lengths):.1f} of {limit} tokens, {cut:.0%} truncated",

@@ -39,9 +39,9 @@ class LocalEngine:
 
     An optimiser step reaches it at once where that module is the learner's own; where it is a copy,
     a sync fills it. ``decode`` turns tokens into text. ``compute`` is the type that the learner
-    autocasts to (None: it does not). At most ``max_sequences`` are decoded at once; by default as many as fit
-    into half of the free memory. Neither that number nor the company of other sequences changes
-    what a sequence draws, but for sums that a GPU rounds in another order.
+    autocasts to (None: it does not). At most ``max_sequences`` are decoded at once; by default as
+    many as fit into half of the free memory. Neither that number nor the company of other sequences
+    changes what a sequence draws, but for sums that a GPU rounds in another order.
     """
 
     def __init__(
