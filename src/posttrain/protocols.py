@@ -1,7 +1,7 @@
 """What a part must do to take its place in the loop: one to four methods each.
 
-Anything with these methods fits: no base class, no registration. ``tests/contract`` holds what
-every engine and every task keeps.
+Anything with these methods fits: no base class, no registration. Each protocol has a suite in
+``tests/contract``, which every implementation runs through.
 """
 
 from __future__ import annotations

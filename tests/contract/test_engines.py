@@ -424,3 +424,14 @@ def test_a_reply_that_is_none_is_refused(make: Callable[..., Any], wrong: Turn) 
             seed=0,
             reply=lambda rollout, number: wrong,
         )
+
+
+def test_closing_gives_memory_back_and_may_be_done_twice(make: Callable[..., Any]) -> None:
+    """The model is the learner's: it stays as it is, and another engine samples from it."""
+    model = build("llama")
+    first, second = make(model), make(model)
+    expected = first.generate(PROMPTS, SAMPLINGS["plain"], num_samples=2, seed=0)
+    first.close()
+    first.close()
+    assert getattr(first, "_decoder", None) is None
+    assert second.generate(PROMPTS, SAMPLINGS["plain"], num_samples=2, seed=0) == expected
