@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from architecture_tables import (
     ATTENTION,
@@ -21,13 +22,19 @@ from architecture_tables import (
     MAX_FILE_LINES,
     MAX_FUNCTION_LINES,
     MAX_POSITIONAL,
+    MAY_NAME_PIECES,
     MAY_ONLY_IMPORT,
+    OTHER_MEANINGS,
     PICKLES,
     SIGNATURE_FIXED_BY_PYTHON,
     SIGNATURE_IS_DATA,
     STANDARD_AND_TORCH_ONLY,
 )
 
+from posttrain.algorithms.table import PieceKind, piece_table
+
+CONTRACT = Path(__file__).parent / "contract"
+PIECES = {name for kind in get_args(PieceKind) for name in piece_table(kind)}
 LAYER_OF = {package: layer for layer, row in enumerate(LAYERS) for package in row}
 IMPORTING = {
     "__import__",
@@ -260,6 +267,36 @@ def unsafe_call(node: ast.Call) -> str | None:
     return None if is_safe else "torch.load() unpickles; pass weights_only=True"
 
 
+def piece_names(module: Module) -> Iterator[Finding]:
+    """Facts about a piece are declared by the piece: no one else knows it by its name."""
+    if module.package in MAY_NAME_PIECES or module.name in MAY_NAME_PIECES:
+        return
+    for node in ast.walk(module.tree):
+        if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+            continue
+        if node.value in PIECES and (module.name, node.value) not in OTHER_MEANINGS:
+            yield (
+                node.lineno,
+                f"{node.value!r} is the name of a piece; ask the piece (posttrain.algorithms."
+                "pieces), or take a default from posttrain.algorithms.table",
+            )
+
+
+def contract_suites(module: Module) -> Iterator[Finding]:
+    """Every protocol has a suite in tests/contract."""
+    if module.name != "protocols":
+        return
+    for node in module.tree.body:
+        if isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases):
+            suite = CONTRACT / f"test_{node.name.lower()}s.py"
+            if not suite.is_file() or "\ndef test_" not in suite.read_text(encoding="utf-8"):
+                yield (
+                    node.lineno,
+                    f"{node.name} has no suite; write tests/contract/{suite.name}, and let every "
+                    "implementation run through it",
+                )
+
+
 RULES: list[Callable[[Module], Iterator[Finding]]] = [
     layers,
     third_parties,
@@ -268,6 +305,8 @@ RULES: list[Callable[[Module], Iterator[Finding]]] = [
     function_size,
     keyword_only,
     unsafe_code,
+    piece_names,
+    contract_suites,
 ]
 
 

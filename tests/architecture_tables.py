@@ -70,6 +70,19 @@ CONFINED = {
     "wandb": ["track.wandb"],
 }
 
+# Who may know advantages, losses, weights and corrections by name: their tables, the page that
+# documents a recipe, and the experiments of the source documents, which are a table of them.
+MAY_NAME_PIECES = {"algorithms", "config.reference", "walkthrough"}
+# (module, text) that is spelled like a piece and is something else there.
+OTHER_MEANINGS = {
+    ("pipelines.metrics", "return"),  # names of metrics and columns
+    ("pipelines.metrics", "truncated"),
+    ("track.shown", "clipped"),
+    ("types.batch", "truncated"),
+    ("rewards.math_units", "squared"),  # words of answers
+    ("rewards.math_words", "squared"),
+}
+
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 KERNEL = "triton.jit"  # Triton knows positional parameters alone, and only our launchers call it
 SIGNATURE_FIXED_BY_PYTHON = {"__exit__", "__aexit__"}

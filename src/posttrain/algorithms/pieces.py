@@ -30,6 +30,7 @@ class Facts:
     zero_with_advantage: bool = False
     optimiser_steps: Literal["one", "several"] | None = None
     whole_batch: Callable[..., Loss] | None = None
+    steered: bool = False
 
 
 def piece(
@@ -40,6 +41,7 @@ def piece(
     zero_with_advantage: bool = False,
     optimiser_steps: Literal["one", "several"] | None = None,
     whole_batch: Callable[..., Loss] | None = None,
+    steered: bool = False,
 ) -> Callable[[Function], Function]:
     """Declare facts about the function below.
 
@@ -58,7 +60,7 @@ def piece(
     ``whole_batch`` is for a loss that must see all sequences at once (to rank tokens, say):
     ``whole_batch(batch, **options)``, with the options of the loss, is called on the whole batch
     before it is cut, when ``advantages`` and ``old_logprobs`` are there, and returns the loss to
-    use on the parts.
+    use on the parts. ``steered`` says that its option ``coefficient`` may follow a target.
 
     >>> @piece(smallest_group=2)
     ... def mine(batch): ...
@@ -76,6 +78,7 @@ def piece(
         zero_with_advantage=zero_with_advantage,
         optimiser_steps=optimiser_steps,
         whole_batch=whole_batch,
+        steered=steered,
     )
 
     def declare(function: Function) -> Function:

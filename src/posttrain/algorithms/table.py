@@ -26,6 +26,12 @@ _TABLES: dict[PieceKind, tuple[str, str]] = {
 }
 
 
+# Where a row has none and a recipe asks for one: the loss of a critic, and what corrects for a
+# sampler that is not the policy.
+VALUE_LOSS: Piece = {"name": "clipped"}
+CORRECTION: Piece = {"name": "truncated"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class KL:
     """Where the divergence from the reference model enters, and with which β."""

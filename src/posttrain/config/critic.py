@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from posttrain.algorithms.table import Algorithm, piece_table
+from posttrain.algorithms.table import VALUE_LOSS, Algorithm, piece_table
+from posttrain.config.fields import Spec
 from posttrain.config.pieces import complete
 from posttrain.config.sections import CriticSection, RlSection
+from posttrain.registry import look_up
 
 CRITIC_RATE = 10  # a critic starts from nothing, and no policy falls over when it errs
 
@@ -18,7 +20,7 @@ def complete_critic(rl: RlSection, row: Algorithm) -> CriticSection:
             'rl.critic.kind to "separate"'
         )
     separate = given.kind == "separate"
-    default = row.value_loss or {"name": "clipped"}
+    default = row.value_loss or VALUE_LOSS
     return given.model_copy(
         update={
             "source": given.source or ("policy" if separate else None),
@@ -39,9 +41,18 @@ def _rate(rate: float) -> float:
     return float(f"{CRITIC_RATE * rate:.12g}")
 
 
+def _is_steered(loss: Spec) -> bool:
+    """Whether the loss says that its coefficient may follow a target; one without has none."""
+    if "coefficient" not in loss:
+        return False
+    from posttrain.algorithms.pieces import facts
+
+    return facts(look_up(loss["name"], piece_table("policy loss"), kind="rl.loss")).steered
+
+
 def penalty(rl: RlSection, row: Algorithm) -> float | None:
     """The target of the penalty's coefficient, where the loss has one."""
-    if rl.loss["name"] != "penalised":
+    if not _is_steered(rl.loss):
         if rl.penalty_target is not None:
             raise ValueError(
                 f"rl.penalty_target: the loss {rl.loss['name']!r} has no penalty; drop it, or set "

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from posttrain.algorithms.table import (
+    CORRECTION,
     KL,
     Algorithm,
     algorithm,
@@ -197,7 +198,7 @@ def _rl(rl: RlSection) -> RlSection:
     if rl.evaluate_every:
         filled["evaluate_problems"] = _first(rl.evaluate_problems, EVALUATE_PROBLEMS)
     differs = rl.max_lag > 0 or rl.top_k > 0 or rl.top_p < 1  # the sampler from the policy
-    correction = {"name": "truncated" if differs else NO_CORRECTION}
+    correction = CORRECTION if differs else {"name": NO_CORRECTION}
     tables: dict[str, tuple[Mapping[str, Any], Mapping[str, Function]]] = {
         "advantage": (row.advantage, piece_table("advantage")),
         "loss": (row.loss, piece_table("policy loss")),
