@@ -35,7 +35,7 @@ from posttrain.config.sections import (
     RlSection,
     SftSection,
 )
-from posttrain.registry import Function
+from posttrain.registry import Function, look_up
 
 Part = Literal["task", "rewards", "engine"]
 MAX_RESAMPLES = 8
@@ -71,6 +71,7 @@ def resolve(recipe: Recipe, *, supplied: Collection[Part] = ()) -> Recipe:
 
     steps: list[Callable[[], None]] = [
         lambda: check_model(recipe.model),
+        lambda: _check_trackers(recipe),
         lambda: _given_once(recipe, supplied),
     ]
     if recipe.task is not None and "task" not in supplied:
@@ -93,6 +94,12 @@ def resolve(recipe: Recipe, *, supplied: Collection[Part] = ()) -> Recipe:
     _raise(broken_rules(recipe, supplied=supplied), recipe)
     # What follows loads torch and more: last, so that every other mistake shows at once.
     return _tried(recipe, supplied) if "rl" in recipe.stages else recipe
+
+
+def _check_trackers(recipe: Recipe) -> None:
+    for name in recipe.run.trackers:
+        if ":" in name:
+            look_up(name, {}, kind="run.trackers")
 
 
 def _tried(recipe: Recipe, supplied: Collection[Part]) -> Recipe:
