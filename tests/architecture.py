@@ -33,6 +33,7 @@ from architecture_tables import (
 
 from posttrain.algorithms.table import PIECE_KINDS, piece_table
 
+CONTRACT = Path(__file__).parent / "contract"
 LAYER_OF = {package: layer for layer, row in enumerate(LAYERS) for package in row}
 IMPORTING = {
     "__import__",
@@ -278,6 +279,21 @@ def piece_names(module: Module) -> Iterator[Finding]:
             yield node.lineno, f"{word!r} names a piece; ask the piece: algorithms.pieces.facts"
 
 
+def contract_suites(module: Module) -> Iterator[Finding]:
+    """Every protocol has a suite in tests/contract."""
+    if module.name != "protocols":
+        return
+    for node in module.tree.body:
+        if isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases):
+            suite = CONTRACT / f"test_{node.name.lower()}s.py"
+            if not suite.is_file() or "\ndef test_" not in suite.read_text(encoding="utf-8"):
+                yield (
+                    node.lineno,
+                    f"{node.name} has no suite; write tests/contract/{suite.name}, and let every "
+                    "implementation run through it",
+                )
+
+
 RULES: list[Callable[[Module], Iterator[Finding]]] = [
     layers,
     third_parties,
@@ -287,6 +303,7 @@ RULES: list[Callable[[Module], Iterator[Finding]]] = [
     keyword_only,
     unsafe_code,
     piece_names,
+    contract_suites,
 ]
 
 

@@ -39,8 +39,9 @@ from posttrain.cli.app import main
 from posttrain.config import recipe_from_dict, resolve, to_toml
 from posttrain.models.load import Policy, load_policy
 from posttrain.models.logprobs import score_tokens
-from posttrain.protocols import Engine, Outputs
+from posttrain.protocols import Engine, Learner, Outputs, Sync
 from posttrain.rollout.engines.scripted import ScriptedEngine
+from posttrain.rollout.engines.weights import SharedWeights
 from posttrain.runs import StageFolder
 from posttrain.track import Several
 from posttrain.types import Batch, Rollout, Turn
@@ -181,6 +182,12 @@ class Jittery:
             for group in self._engine.generate(*given, **options)
         ]
 
+    def sync(self, learner: Learner) -> Sync:
+        return self._engine.sync(learner)
+
+    def close(self) -> None:
+        self._engine.close()
+
 
 def _moved(turn: Turn, by: float) -> Turn:
     return replace(turn, logprobs=tuple(p - by for p in turn.logprobs))
@@ -233,16 +240,23 @@ def test_demonstrations_that_do_not_fit_are_left_out_not_refused(folder: Path) -
         assert (line.state, "left out" in line.text) == (state, True)
 
 
-def test_an_engine_on_old_weights_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine was built on a copy: updates do not get there."""
+@pytest.mark.parametrize("copies", [False, True])
+def test_an_engine_on_old_weights_fails(
+    copies: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine was built on a copy: only a sync that copies brings updates there."""
 
     def on_a_copy(spec: Any, policy: Policy, **options: Any) -> Engine:
         model = copy.deepcopy(policy.model)
-        return make_engine(spec, replace(policy, model=model), **options)
+        engine = make_engine(spec, replace(policy, model=model), **options)
+        if not copies:
+            monkeypatch.setattr(engine, "sync", lambda learner: SharedWeights(engine))
+        return engine
 
     monkeypatch.setattr(making, "make_engine", on_a_copy)
     report = check_recipe(HEALTHY, fast=True)
-    assert [line.name for line in report.of("fail")] == ["weights to engine"], told(report)
+    failed = [] if copies else ["weights to engine"]
+    assert [line.name for line in report.of("fail")] == failed, told(report)
 
 
 def test_a_trainer_that_sees_something_else_fails(

@@ -301,6 +301,13 @@ PREFERENCE_REFUSED: dict[str, Cases] = {
             SOURCE_MISSING,
         ),
     ],
+    "environment_without_a_part": [
+        (
+            {"task": {"name": "sums", "env": "scripted"}, "prefer": {}},
+            "task.env: the stage prefer compares single answers and knows no replies to them; drop "
+            "task.env, or [prefer]",
+        ),
+    ],
 }
 
 # keys that have no effect beside others: (values of the recipe, the message), in the same folder

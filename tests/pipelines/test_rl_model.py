@@ -15,8 +15,8 @@ from posttrain.models.logprobs import score_tokens
 from posttrain.pipelines.plan import Plan
 from posttrain.pipelines.rl import Step, train
 from posttrain.rollout.engines.native import NativeEngine
+from posttrain.rollout.engines.weights import SharedWeights
 from posttrain.rollout.source import PromptCycle, RolloutSource
-from posttrain.sync.shared import SharedWeights
 from posttrain.types import Collected, Prompt, Rollout, Sampling, Score
 
 END = 1

@@ -18,6 +18,7 @@ from posttrain.build.parts import (
     make_parts,
     make_policy,
     make_template,
+    until_done,
 )
 from posttrain.build.results import Run
 from posttrain.build.rows import Rows, has_test, rows_task
@@ -331,7 +332,7 @@ def generate_from(
     tokens = min(longest, room) if max_new_tokens is None else max_new_tokens
     ends = tuple(recipe.rl.stop) if recipe.rl is not None else ()
     sampling = Sampling(max_new_tokens=tokens, stop=ends, **drawing)
-    with phase("sampling", total=num_samples, unit="answers"):
+    with until_done(engine), phase("sampling", total=num_samples, unit="answers"):
         return engine.generate([question], sampling, num_samples=num_samples, seed=seed)[0]
 
 

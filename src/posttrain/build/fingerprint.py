@@ -30,8 +30,8 @@ def fingerprints(recipe: Recipe) -> dict[str, Any]:
     named = {f"task.{key}": value for key, value in (recipe.task or {}).items()}
     named["model.name"] = recipe.model.name
     functions = {"task": str((recipe.task or {}).get("name"))}
-    if recipe.task is not None and "accuracy" in recipe.task:
-        functions["task.accuracy"] = recipe.task["accuracy"]["name"]
+    own = {key: (recipe.task or {}).get(key) for key in ("accuracy", "env")}
+    functions |= {f"task.{key}": spec["name"] for key, spec in own.items() if spec is not None}
     for key, table in tables.items():
         functions |= {f"{key}.{name}": name for name in table}
         named |= {f"{key}.{name}.path": given.get("path") for name, given in table.items()}
@@ -45,9 +45,9 @@ def fingerprints(recipe: Recipe) -> dict[str, Any]:
             named["rl.critic.source"] = recipe.rl.critic.source
             pieces["rl.critic.loss"] = recipe.rl.critic.loss
         functions |= {key: str(spec["name"]) for key, spec in pieces.items() if spec}
-    found = {key: _own_function(name) for key, name in functions.items()}
-    found |= {key: contents_digest(value) for key, value in named.items()}
-    known = {key: digest for key, digest in found.items() if digest is not None}
+    found = [(key, _own_function(name)) for key, name in functions.items()]
+    found += [(key, contents_digest(value)) for key, value in named.items()]
+    known = {key: digest for key, digest in found if digest is not None}
     return {"contents": known} if known else {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import warnings
 from collections.abc import Mapping, Sequence
@@ -21,9 +22,10 @@ from posttrain.config import (
 )
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.data.template import PromptTooLong, Template
+from posttrain.envs import make_env
 from posttrain.models.cache import context_length
 from posttrain.models.load import Policy, load_policy
-from posttrain.protocols import Engine, Scorer, Split, Task
+from posttrain.protocols import Engine, Env, Scorer, Split, Task
 from posttrain.registry import Spec, look_up, options, resolve, split
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines import ENGINES
@@ -44,6 +46,7 @@ class Parts:
     template: Template
     task: Task | None = None
     scorer: Scorer | None = None
+    env: Env | None = None
     marks: Marks = field(default_factory=Marks)
 
     @property
@@ -166,11 +169,13 @@ def make_parts(
             rewards.check_columns(prompt)
     if rewards is not None:
         rewards = in_workers(rewards, recipe.grading)
+    env = (recipe.task or {}).get("env")
     return Parts(
         device=device,
         template=template,
         task=task,
         scorer=rewards,
+        env=None if env is None else make_env(env),
         marks=marks,
     )
 
@@ -272,7 +277,20 @@ def make_engine(
         given["compiled"] = True
     spec = {"name": name, **given}
     engine: Engine = resolve(spec, ENGINES, kind="engine")(policy, template.decode)
+    missing = [each for each in ("generate", "sync", "close") if not hasattr(engine, each)]
+    if missing:
+        raise ValueError(
+            f"engine {name!r}: a {type(engine).__name__} has no {' and no '.join(missing)}; "
+            "docs/engines.md shows a whole engine"
+        )
     return engine
+
+
+def until_done(
+    engine: Engine, *, given: Engine | None = None
+) -> contextlib.AbstractContextManager[Engine]:
+    """Closes an engine behind the job it was made for; a ``given`` one is its owner's to close."""
+    return contextlib.nullcontext(engine) if engine is given else contextlib.closing(engine)
 
 
 def make_sampling(rl: RlSection) -> Sampling:

@@ -10,7 +10,7 @@ from typing import Any
 
 from posttrain.build.guards import make_guard
 from posttrain.build.learners import make_reward_learner
-from posttrain.build.parts import make_engine, make_template
+from posttrain.build.parts import make_engine, make_template, until_done
 from posttrain.build.prefer_progress import Part, keep, take_up
 from posttrain.build.preference_rows import (
     PAIRS,
@@ -168,16 +168,17 @@ def _compared(
         compute=recipe.model.compute,
     )
     sampling = Sampling(max_new_tokens=section.max_new_tokens, temperature=section.temperature)
-    for questions in work:
-        found = collect_scored(
-            questions.prompts,
-            sampling,
-            engine=engine,
-            scorer=scorer,
-            num_samples=section.samples,
-            seed=questions.seed,
-        )
-        yield list(found.rollouts)
+    with until_done(engine):
+        for questions in work:
+            found = collect_scored(
+                questions.prompts,
+                sampling,
+                engine=engine,
+                scorer=scorer,
+                num_samples=section.samples,
+                seed=questions.seed,
+            )
+            yield list(found.rollouts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,6 +58,7 @@ from posttrain.config import Recipe, Resolved, cautions, resolve, to_dict
 from posttrain.disk import keeping
 from posttrain.models.load import Policy
 from posttrain.protocols import Tracker
+from posttrain.registry import look_up
 from posttrain.report.facts import TITLES
 from posttrain.runs import RunFolder
 from posttrain.runs.checkpoints import clear
@@ -355,7 +356,7 @@ class _Job:
         # The console comes last: its live display starts only once the others could be made.
         shown = () if self._console.quiet else ("console",)
         names = ("jsonl", *self._recipe.run.trackers, *shown) if total_steps else ()
-        trackers = [TRACKERS[name](tracked) for name in names]
+        trackers = [look_up(name, TRACKERS, kind="run.trackers")(tracked) for name in names]
         for seen in trackers:
             if isinstance(seen, ConsoleTracker):
                 keeper.tell, keeper.say = seen.note, seen.say

@@ -20,6 +20,7 @@ from posttrain.build.parts import (
     make_engine,
     make_sampling,
     render_prompts,
+    until_done,
 )
 from posttrain.build.resume import check_steps
 from posttrain.build.scoring import workers_died
@@ -82,10 +83,15 @@ def logged(
 
 
 def run_rl(context: Context, *, engine: Engine | None = None) -> None:
-    """Reinforcement learning."""
+    """Reinforcement learning; an engine that is handed over stays open behind it."""
+    sampler = make_sampler(context.recipe, context.policy, parts=context.parts, engine=engine)
+    with until_done(sampler, given=engine):
+        _learn(context, sampler)
+
+
+def _learn(context: Context, engine: Engine) -> None:
     recipe, policy, parts = context.recipe, context.policy, context.parts
     section = recipe.rl
-    engine, sync = make_sampler(recipe, policy, parts=parts, engine=engine)
     prompts = rendered_prompts(parts, policy, split="train", max_new_tokens=section.max_new_tokens)
     total = section.steps * section.epochs * section.minibatches
     learner = make_learner(
@@ -96,6 +102,7 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
         total_steps=total,
         reward_model=context.reward_model,
     )
+    sync = engine.sync(learner)
     longest = section.max_new_tokens + max((len(p.tokens) for p in prompts), default=0)
     ways = tell_ways(context, learner, longest=longest, engine=engine)
     plan = make_plan(section)
@@ -154,6 +161,8 @@ def _source(context: Context, engine: Engine, *, prompts: Sequence[Prompt]) -> R
         seed=seed,
         max_resamples=section.max_resamples if section.dynamic_sampling else 0,
         greedy=wants_greedy(section),
+        env=context.parts.env,
+        encode=context.parts.template.encode_reply,
     )
 
 
@@ -272,7 +281,7 @@ def evaluate_policy(
     """Accuracy of a policy on the task's test problems; ``doing`` is what a display calls it."""
     _, scorer = _graded(parts)
     rl = recipe.for_evaluations
-    engine = engine or make_engine(
+    sampler = engine or make_engine(
         None if rl is None else rl.engine,
         policy,
         template=parts.template,
@@ -285,9 +294,16 @@ def evaluate_policy(
         max_new_tokens=section.max_new_tokens,
         limit=section.problems,
     )
-    with phase(doing, total=len(prompts) * (1 + section.samples), unit="answers"):
+    num_answers = len(prompts) * (1 + section.samples)
+    with until_done(sampler, given=engine), phase(doing, total=num_answers, unit="answers"):
         return evaluate(
-            partial(collect_scored, engine=engine, scorer=scorer),
+            partial(
+                collect_scored,
+                engine=sampler,
+                scorer=scorer,
+                env=parts.env,
+                encode=parts.template.encode_reply,
+            ),
             prompts,
             marks=parts.marks,
             sampling=Sampling(

@@ -6,6 +6,7 @@ where it is the check itself. Nothing is trained, and every weight that a check 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -64,6 +65,7 @@ def _check(read: Callable[[], Recipe], *, fast: bool, supplied: Supplied | None)
         try:
             return _report(bench)
         finally:
+            bench.close()
             if bench.has("parts"):
                 bench.parts.close()
 
@@ -93,7 +95,8 @@ def before_rl(context: Context, *, supplied: Supplied | None = None) -> Report:
     bench = Bench("rl", fast=True, supplied=supplied)
     bench.take(context.recipe, ["rl"], policy=context.policy, parts=context.parts)
     bench.reward_model = context.reward_model
-    return _report(bench)
+    with contextlib.closing(bench):
+        return _report(bench)
 
 
 def _report(bench: Bench) -> Report:

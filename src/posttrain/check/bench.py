@@ -104,6 +104,11 @@ class Bench:
             made |= {"task": parts.task, "scorer": parts.scorer, "template": parts.template}
         self.__dict__.update((name, part) for name, part in made.items() if part is not None)
 
+    def close(self) -> None:
+        """Close the engine, unless it was handed over."""
+        if self.has("engine") and not self.own_engine:
+            self.engine.close()
+
     def has(self, needs: str) -> bool:
         """Whether all of these, by name, could be made."""
         return all(name in self.__dict__ for name in needs.split())

@@ -10,11 +10,10 @@ import torch
 from posttrain.build.diagnosis import FLOAT32_ROUNDING, OTHER_ROUNDING, SAME_PROCESS
 from posttrain.build.parts import choose_compute
 from posttrain.check.bench import Bench, unchanged
-from posttrain.check.trial import take_step
+from posttrain.check.trial import take_step, weights_owner
 from posttrain.check.verdicts import State, Verdict
 from posttrain.registry import split
 from posttrain.rollout.collect import collect
-from posttrain.sync.shared import SharedWeights
 from posttrain.types import Sampling
 
 FAR, TOO_FAR, NOWHERE = 0.5, 2.0, 1e-7  # nats a token that one optimiser step may move
@@ -112,7 +111,7 @@ def follow_weights(bench: Bench) -> Verdict:
 
     An engine need not be the same to the last bit: rounding is no other answer.
     """
-    sync = SharedWeights(bench.engine)
+    sync = bench.engine.sync(weights_owner(bench))
     before = _said(bench)
     with unchanged(bench.policy):
         head = bench.policy.model.get_output_embeddings()

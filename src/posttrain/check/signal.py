@@ -85,6 +85,8 @@ def _answered(
         num_samples=size,
         seed=bench.recipe.run.seed,
         greedy=wants_greedy(bench.rl),
+        env=bench.parts.env,
+        encode=bench.parts.template.encode_reply,
     )
     return by_group(found.rollouts), found.seconds
 
@@ -182,8 +184,9 @@ def _nothing(bench: Bench) -> tuple[str, str]:
 
 def measure_length(bench: Bench) -> Verdict:
     """Whether completions come to an end."""
-    lengths = [len(rollout.tokens) for rollout in bench.rollouts]
-    cut = sum(r.stop_reason == "length" for r in bench.rollouts) / len(lengths)
+    turns = [turn for rollout in bench.rollouts for turn in rollout.turns if turn.sampled]
+    lengths = [len(turn.tokens) for turn in turns]
+    cut = sum(turn.stop_reason == "length" for turn in turns) / len(lengths)
     fix = f"raise rl.max_new_tokens, or {_warmer(bench)}, so that answers come to an end"
     return Verdict(
         "warn" if cut > 0.5 else "pass",  # what is cut can still be graded

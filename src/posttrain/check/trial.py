@@ -21,7 +21,7 @@ from posttrain.data.minibatch import micro_batches
 from posttrain.pipelines.objective import make_objective
 from posttrain.pipelines.plan import State
 from posttrain.pipelines.rl import prepare
-from posttrain.protocols import StepResult
+from posttrain.protocols import Learner, StepResult
 from posttrain.rollout.source import has_signal
 from posttrain.track.progress import phase
 from posttrain.types import Batch, Rollout
@@ -145,6 +145,15 @@ def take_step(bench: Bench, limit: int, *, micro_batch_tokens: int | None = None
         infer_seconds=infer_seconds,
         step_seconds=seconds,
         ways=declared(bench.recipe, learner, longest=longest, engine=bench.engine),
+    )
+
+
+def weights_owner(bench: Bench) -> Learner:
+    """A learner to ask for weights alone: without a reference and a critic it takes no memory."""
+    kl = bench.rl.kl.model_copy(update={"placement": "none"})
+    section = bench.rl.model_copy(update={"kl": kl, "critic": None})
+    return make_learner(
+        bench.recipe, bench.policy, section=section, device=bench.parts.device, total_steps=1
     )
 
 

@@ -45,7 +45,7 @@ from posttrain.config.sections import (
     WrittenPrefer,
     WrittenRl,
 )
-from posttrain.registry import Function
+from posttrain.registry import Function, look_up
 
 Part = Literal["task", "rewards", "engine"]
 MAX_RESAMPLES = 8
@@ -134,6 +134,7 @@ def _filled(recipe: Recipe, supplied: Collection[Part]) -> Resolved:
     order = ("task", "rewards", *STAGES)
     steps: list[Callable[[], None]] = [
         lambda: check_model(recipe.model),
+        lambda: _check_trackers(recipe),
         lambda: _given_once(recipe, supplied),
         *(fill(name) for name in order if name in makers),
     ]
@@ -144,6 +145,12 @@ def _filled(recipe: Recipe, supplied: Collection[Part]) -> Resolved:
     resolved = Resolved.model_construct(**sections)
     resolved._source, resolved._told, resolved._written = recipe.source, recipe.told, recipe
     return resolved
+
+
+def _check_trackers(recipe: Recipe) -> None:
+    for name in recipe.run.trackers:
+        if ":" in name:
+            look_up(name, {}, kind="run.trackers")
 
 
 def _tried(recipe: Resolved, supplied: Collection[Part]) -> Resolved:

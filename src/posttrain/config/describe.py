@@ -208,6 +208,7 @@ def explain(error: ValidationError, *, overridden: Collection[str] = ()) -> list
 def _near(given: Any, field: FieldInfo | None) -> str:
     annotation = taken(field)
     parts = [annotation, *typing.get_args(annotation)]
+    parts += [inner for part in parts[1:] for inner in typing.get_args(part)]
     literals = [part for part in parts if typing.get_origin(part) is typing.Literal]
     choices = [choice for part in literals for choice in typing.get_args(part)]
     if typing.get_origin(annotation) is tuple and given in choices:

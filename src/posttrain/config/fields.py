@@ -67,7 +67,12 @@ Betas = Annotated[
 # A list in TOML, a tuple here: a recipe does not change once it is read.
 Stages = Annotated[tuple[Stage, ...], Field(strict=False)]
 OptionalStages = Annotated[tuple[Stage, ...] | None, Field(strict=False)]
-Trackers = Annotated[tuple[Literal["tensorboard", "wandb"], ...], Field(strict=False)]
+_OwnTracker = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+Trackers = Annotated[
+    tuple[Literal["tensorboard", "wandb"] | _OwnTracker, ...],
+    Field(strict=False),
+    Expected('a list of "tensorboard", "wandb" or "module:Class"'),
+]
 StopStrings = Annotated[
     tuple[Annotated[str, Field(min_length=1)], ...],
     Field(strict=False),

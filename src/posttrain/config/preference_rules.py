@@ -95,10 +95,21 @@ def _before(first: str, second: str, *, stages: tuple[str, ...]) -> bool:
     return first in stages and stages.index(first) < stages.index(second)
 
 
+def environment_without_a_part(recipe: Resolved) -> str | None:
+    """prefer compares single answers, so it knows no environment."""
+    if "prefer" in recipe.stages and (recipe.task or {}).get("env") is not None:
+        return (
+            "task.env: the stage prefer compares single answers and knows no replies to them; drop "
+            "task.env, or [prefer]"
+        )
+    return None
+
+
 PREFERENCE_RULES: list[Callable[[Resolved], str | None]] = [
     preferences_missing,
     reward_model_missing,
     annotator_is_the_model,
     sample_without_a_partner,
     critic_source_missing,
+    environment_without_a_part,
 ]

@@ -148,6 +148,10 @@ class LocalLearner:
         self.reference = self._keep.of(self.model)
         self.refreshed = True
 
+    def weights(self) -> dict[str, Tensor]:
+        """What is trained of the model, by name."""
+        return dict(self.model.named_parameters())
+
     def save(self, folder: Path) -> None:
         """Write the model folder."""
         self._save(folder)

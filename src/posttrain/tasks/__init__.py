@@ -33,13 +33,15 @@ __all__ = ["TASKS", "PromptTask", "demonstrations", "full_spec", "make_task"]
 
 
 def make_task(spec: Spec) -> Task:
-    """The task a spec names, made with its options; ``accuracy`` is for those who evaluate it.
+    """The task a spec names, made with its options; ``accuracy`` and ``env`` are for others.
 
     >>> task = make_task({"name": "sort", "length": 3, "num_train": 10, "num_test": 2})
     >>> task.prompts("train")[0].text
     'sort: 1 2 6\\n'
     """
-    options = {key: value for key, value in full_spec(spec).items() if key != "accuracy"}
+    options = {
+        key: value for key, value in full_spec(spec).items() if key not in ("accuracy", "env")
+    }
     task: Task = resolve(options, TASKS, kind="task")()
     return task
 
