@@ -103,8 +103,7 @@ def _answered(bench: Bench, prompts: Sequence[Prompt], *, size: int) -> Sampled:
         num_samples=size,
         seed=bench.recipe.run.seed,
         greedy=wants_greedy(section),
-        env=bench.of_parts().env,
-        encode=bench.of_parts().template.encode_reply,
+        **bench.of_parts().replies,
     )
     return Sampled(
         groups=by_group(found.rollouts),
