@@ -54,6 +54,11 @@ class Parts:
         """The reward that decides what is right; empty where none does."""
         return self.marks.check
 
+    @property
+    def replies(self) -> dict[str, Any]:
+        """What answers the policy's turns, as ``collect_scored`` wants it."""
+        return {"env": self.env, "encode": self.template.encode_reply}
+
     def close(self) -> None:
         """End what runs beside this process."""
         close(self.scorer)

@@ -161,8 +161,7 @@ def _source(context: Context, engine: Engine, *, prompts: Sequence[Prompt]) -> R
         seed=seed,
         max_resamples=section.max_resamples if section.dynamic_sampling else 0,
         greedy=wants_greedy(section),
-        env=context.parts.env,
-        encode=context.parts.template.encode_reply,
+        **context.parts.replies,
     )
 
 
@@ -297,13 +296,7 @@ def evaluate_policy(
     num_answers = len(prompts) * (1 + section.samples)
     with until_done(sampler, given=engine), phase(doing, total=num_answers, unit="answers"):
         return evaluate(
-            partial(
-                collect_scored,
-                engine=sampler,
-                scorer=scorer,
-                env=parts.env,
-                encode=parts.template.encode_reply,
-            ),
+            partial(collect_scored, engine=sampler, scorer=scorer, **parts.replies),
             prompts,
             marks=parts.marks,
             sampling=Sampling(

@@ -85,8 +85,7 @@ def _answered(
         num_samples=size,
         seed=bench.recipe.run.seed,
         greedy=wants_greedy(bench.rl),
-        env=bench.parts.env,
-        encode=bench.parts.template.encode_reply,
+        **bench.parts.replies,
     )
     return by_group(found.rollouts), found.seconds
 
