@@ -5,9 +5,10 @@ import torch
 from models.families import VOCABULARY, batch, build, naive
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from posttrain.models.kernels import sample
 from posttrain.models.load import load_policy
 from posttrain.models.logprobs import score_tokens
-from posttrain.models.sampling import filter_logits, sample
+from posttrain.models.sampling import filter_logits
 from posttrain.models.states import states_before
 from posttrain.types import Batch, Sampling
 

@@ -12,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from posttrain.algorithms.weights import token_mean
 from posttrain.learn.learner import LocalLearner
 from posttrain.models.compiled import compile_layers
-from posttrain.models.graphs import Pool, RecordingError, empty_cache, recording
+from posttrain.models.gpu_memory import empty_cache
+from posttrain.models.graphs import Pool, RecordingError, recording
 from posttrain.models.logprobs import score_tokens
 from posttrain.models.recorded_pass import Recordings, pausing, playing
 from posttrain.pipelines.supervised import likelihood

@@ -10,10 +10,11 @@ import torch
 from models.families import build
 from rollout.cases import END, drawn, largest_error, ragged, spell
 
+from posttrain.models import gpu_memory
 from posttrain.models.half import HalfCopy
 from posttrain.models.slots import Room, bytes_per_slot
-from posttrain.rollout.engines import NativeEngine, desk, local, slots
-from posttrain.rollout.engines.desk import Desk, Request
+from posttrain.rollout.engines import NativeEngine, desk, slots
+from posttrain.rollout.engines.desk import Desk
 from posttrain.rollout.engines.slots import SlotDecoder
 from posttrain.types import Prompt, Sampling
 
@@ -102,7 +103,7 @@ def test_slots_fit_into_the_memory_there_is(monkeypatch: pytest.MonkeyPatch) -> 
     model, sampling = build("llama"), Sampling(max_new_tokens=8)
     whole = engine(model).generate(PROMPTS, sampling, num_samples=6, seed=0)
     each = bytes_per_slot(model, 30 + 8, dtype=torch.float64)
-    monkeypatch.setattr(local, "CPU_BYTES", 5 * each + 1)
+    monkeypatch.setattr(gpu_memory, "CPU_BYTES", 5 * each + 1)
     one = engine(model)
     assert drawn(one.generate(PROMPTS, sampling, num_samples=6, seed=0)) == drawn(whole)
     assert one._decoder is not None
@@ -261,15 +262,11 @@ def test_slots_under_autocast_say_what_the_parts_say() -> None:
     assert sum(errors) / len(errors) < 0.02
 
 
-def request(number: int, *prompt: int) -> Request:
-    return Request(number=number, prompt=prompt)
-
-
 def test_the_desk_seats_in_order_and_keeps_a_prompt_until_no_one_needs_it() -> None:
-    requests = [request(n, n // 2) for n in range(6)]  # three prompts of two requests each
-    table = Desk(requests, Room(num_prompts=2, prompt_tokens=1, num_slots=3, new_tokens=4))
+    prompts = {n: (n // 2,) for n in range(6)}  # three prompts of two sequences each
+    table = Desk(prompts, Room(num_prompts=2, prompt_tokens=1, num_slots=3, new_tokens=4))
     seats = table.seat(4)
-    assert [(s.request.number, s.slot, s.place, s.first) for s in seats] == [
+    assert [(s.number, s.slot, s.place, s.first) for s in seats] == [
         (0, 0, 0, True),
         (1, 1, 0, False),
         (2, 2, 1, True),
@@ -277,10 +274,10 @@ def test_the_desk_seats_in_order_and_keeps_a_prompt_until_no_one_needs_it() -> N
     assert table.seat(4) == []
     table.note(2)
     assert table.most_left == 1
-    assert [s.request.number for s in table.leave([True, False, False])] == [0]
+    assert [s.number for s in table.leave([True, False, False])] == [0]
     (seat,) = table.seat(4)  # the second of prompt 1: already there
-    assert (seat.request.number, seat.slot, seat.place, seat.first) == (3, 0, 1, False)
+    assert (seat.number, seat.slot, seat.place, seat.first) == (3, 0, 1, False)
     assert table.most_left == 3
-    assert [s.request.number for s in table.leave([False, True, True])] == [1, 2]
-    places = [(s.request.number, s.place, s.first) for s in table.seat(4)]
+    assert [s.number for s in table.leave([False, True, True])] == [1, 2]
+    places = [(s.number, s.place, s.first) for s in table.seat(4)]
     assert places == [(4, 0, True), (5, 0, False)]  # the place of prompt 0 is free again

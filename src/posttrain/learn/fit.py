@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posttrain.models.gpu_memory import free_bytes, ran_out
-from posttrain.models.graphs import alone, empty_cache
+from posttrain.models.gpu_memory import alone, empty_cache, free_bytes, ran_out
 from posttrain.types import Batch
 
 # A host takes as long to launch the kernels of few tokens as those of many (0.13 s for the thirty

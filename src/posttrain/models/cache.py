@@ -6,6 +6,7 @@ So the engine itself knows tensors alone.
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -144,6 +145,30 @@ def context_length(model: PreTrainedModel) -> int | None:
     """The most tokens a sequence of ``model`` may have; None where its configuration sets none."""
     length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return length if isinstance(length, int) and length > 0 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyShape:
+    """The shape of a model's keys: layers, key heads, and the size of each."""
+
+    layers: int
+    heads: int
+    size: int
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> KeyShape:
+        """As the model's configuration has it."""
+        config = model.config.get_text_config(decoder=True)
+        heads = config.num_attention_heads
+        return cls(
+            layers=config.num_hidden_layers,
+            heads=getattr(config, "num_key_value_heads", None) or heads,
+            size=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        )
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Keys and values of one token in all layers."""
+        return 2 * self.layers * self.heads * self.size * dtype.itemsize
 
 
 def bytes_per_sequence(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 OUT_OF_MEMORY: tuple[type[BaseException], ...] = (torch.OutOfMemoryError, MemoryError)
@@ -12,6 +14,12 @@ _MESSAGES = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDA error: out of memory",
 )
+
+CPU_BYTES = 4 << 30  # what decoding may take where free memory cannot be asked for
+
+# Held by a thread that records, or that does what a recording of another thread does not survive:
+# waiting for the whole device, as compilers do that measure, or emptying its cache.
+alone = threading.RLock()
 
 
 def ran_out(error: BaseException) -> bool:
@@ -30,6 +38,19 @@ def free_bytes(device: torch.device | str) -> int:
     free, _ = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return free + reserved - recorded_bytes(device)
+
+
+def memory_budget(device: torch.device) -> int:
+    """Bytes that decoding may take: half of what a GPU has left, 4 GiB elsewhere."""
+    if device.type != "cuda":
+        return CPU_BYTES
+    return free_bytes(device) // 2
+
+
+def empty_cache() -> None:
+    """Give memory that PyTorch only keeps in reserve back to the GPU."""
+    with alone:
+        torch.cuda.empty_cache()
 
 
 def recorded_bytes(device: torch.device | str) -> int:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from posttrain.models.gpu_memory import ran_out
-
-# Held by a thread that records, or that does what a recording of another thread does not survive:
-# waiting for the whole device, as compilers do that measure, or emptying its cache.
-alone = threading.RLock()
+from posttrain.models.gpu_memory import alone, ran_out
 
 
 class RecordingError(RuntimeError):
@@ -76,12 +71,6 @@ def _own_workspaces() -> Iterator[None]:
         yield
     finally:
         torch._C._cuda_clearCublasWorkspaces()
-
-
-def empty_cache() -> None:
-    """Give memory that PyTorch only keeps in reserve back to the GPU."""
-    with alone:
-        torch.cuda.empty_cache()
 
 
 def _explain(failure: BaseException) -> str:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from posttrain.models.replaceable import full_precision
 from posttrain.models.sampling import at_least_float32
+from posttrain.types.prompts import chosen_places
 from posttrain.types.ways import Verdict
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from posttrain.types import Batch
-from posttrain.types.prompts import chosen_places
 
 _VERDICT = "_posttrain_logits_are_head_of_states"
 HALF = (torch.bfloat16, torch.float16)
@@ -87,6 +88,18 @@ def compute_type(states: Tensor) -> torch.dtype:
     if torch.is_autocast_enabled(kind) and states.dtype != torch.float64:
         return torch.get_autocast_dtype(kind)
     return states.dtype
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """No gradient, autocast or TF32 inside: what is to be decided must not drown in rounding."""
+    products = torch.backends.cuda.matmul  # of a GPU alone: a CPU's would choose other kernels
+    before, products.fp32_precision = products.fp32_precision, "ieee"
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        products.fp32_precision = before
 
 
 def logits_are_head_of_states(model: PreTrainedModel, tokens: Tensor) -> Verdict:

@@ -27,7 +27,8 @@ from posttrain.models.gathered_attention import (
     packed_attention,
     sequences_of,
 )
-from posttrain.models.graphs import Pool, RecordingError, alone, recording
+from posttrain.models.gpu_memory import alone
+from posttrain.models.graphs import Pool, RecordingError, recording
 from posttrain.models.packing import Packing
 from posttrain.types.devices import send
 

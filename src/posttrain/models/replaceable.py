@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from posttrain.models.attention import Causal, attending, implementation, replaced_attention
+from posttrain.models.head import full_precision
 from posttrain.types.ways import Verdict
 
 if TYPE_CHECKING:
@@ -26,18 +25,6 @@ if TYPE_CHECKING:
 _VERDICT = "_posttrain_attention_is_replaceable"
 _MASKED, _UNMASKED = "posttrain_masked", "posttrain_unmasked"
 _deciding = threading.local()  # transformers knows one function by name, for all threads
-
-
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """No gradient, autocast or TF32 inside: what is to be decided must not drown in rounding."""
-    products = torch.backends.cuda.matmul  # of a GPU alone: a CPU's would choose other kernels
-    before, products.fp32_precision = products.fp32_precision, "ieee"
-    try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        products.fp32_precision = before
 
 
 def relative_errors(found: Tensor, expected: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posttrain.models.kernels import has_triton
 from posttrain.types import Sampling
 
 _UNITS = 2.0**52
@@ -66,11 +65,6 @@ def sample(logits: Tensor, uniforms: Tensor, *, sampling: Sampling) -> tuple[Ten
     >>> tokens, logprobs.exp()
     (tensor([1]), tensor([0.3000]))
     """
-    drawn = sampling.temperature > 0 and not sampling.truncates
-    if drawn and logits.is_cuda and logits.dtype == torch.float32 and has_triton():
-        from posttrain.models.kernels.draw import draw
-
-        return draw(logits, uniforms, temperature=sampling.temperature)
     scaled = scale_logits(at_least_float32(logits), sampling.temperature)
     if sampling.temperature == 0.0:
         tokens = scaled.argmax(-1)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from posttrain.models import kernels
 from posttrain.models.attention import Causal, attending
+from posttrain.models.cache import KeyShape
 from posttrain.models.grouped_attention import GroupedStep, Grouping
 from posttrain.models.sampling import at_least_float32
 from posttrain.types.ways import Verdict
@@ -73,30 +74,6 @@ class Slots:
             states[target, :, :used] = states[source, :, :used]
         for state in (self.prompt, self.prompt_length, self.written):
             state[target] = state[source]
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeyShape:
-    """The shape of a model's keys: layers, key heads, and the size of each."""
-
-    layers: int
-    heads: int
-    size: int
-
-    @classmethod
-    def of(cls, model: PreTrainedModel) -> KeyShape:
-        """As the model's configuration has it."""
-        config = model.config.get_text_config(decoder=True)
-        heads = config.num_attention_heads
-        return cls(
-            layers=config.num_hidden_layers,
-            heads=getattr(config, "num_key_value_heads", None) or heads,
-            size=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        )
-
-    def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Keys and values of one token in all layers."""
-        return 2 * self.layers * self.heads * self.size * dtype.itemsize
 
 
 def fits_slots(model: PreTrainedModel) -> Verdict:

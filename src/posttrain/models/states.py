@@ -16,10 +16,10 @@ from posttrain.algorithms import ops
 from posttrain.models.attention import attending
 from posttrain.models.block_attention import Flash, Padded, Plain
 from posttrain.models.gathered_attention import packed_attention
-from posttrain.models.head import logits_are_head_of_states, trunk_states
+from posttrain.models.head import full_precision, logits_are_head_of_states, trunk_states
 from posttrain.models.packing import Packing, pack
 from posttrain.models.recorded_pass import recordings_of
-from posttrain.models.replaceable import full_precision, relative_errors, replaceable
+from posttrain.models.replaceable import relative_errors, replaceable
 from posttrain.types import Batch
 from posttrain.types.devices import send
 from posttrain.types.prompts import spans

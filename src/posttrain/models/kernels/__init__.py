@@ -15,7 +15,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from posttrain.models import sampling as plain_sampling
 from posttrain.models.kernels import plain
+from posttrain.types import Sampling
 
 
 def form_for(logits: Tensor) -> ModuleType:
@@ -34,3 +36,13 @@ def takes(states: Tensor) -> bool:
 def has_triton() -> bool:
     """Whether Triton is installed; it comes with PyTorch for CUDA on Linux."""
     return importlib.util.find_spec("triton") is not None
+
+
+def sample(logits: Tensor, uniforms: Tensor, *, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """As :func:`posttrain.models.sampling.sample`, in one kernel where Triton takes the logits."""
+    drawn = sampling.temperature > 0 and not sampling.truncates
+    if drawn and logits.is_cuda and logits.dtype == torch.float32 and has_triton():
+        from posttrain.models.kernels.draw import draw
+
+        return draw(logits, uniforms, temperature=sampling.temperature)
+    return plain_sampling.sample(logits, uniforms, sampling=sampling)

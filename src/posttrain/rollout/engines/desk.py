@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from posttrain.models.slots import Room
-from posttrain.rollout.engines.requests import Request
 
 SMALLEST = 16  # rows of the smallest step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """A request in a slot; ``place`` is where its prompt is kept, ``first`` if it is new there."""
+    """A sequence in a slot; ``place`` is where its prompt is kept, ``first`` if it is new there."""
 
-    request: Request
+    number: int
+    prompt: tuple[int, ...]
     slot: int
     place: int
     first: bool
@@ -31,13 +31,13 @@ class Desk:
     partly seated. So one place more than there are slots is always enough.
     """
 
-    def __init__(self, requests: Sequence[Request], room: Room) -> None:
-        self.waiting = deque(requests)
+    def __init__(self, prompts: Mapping[int, tuple[int, ...]], room: Room) -> None:
+        self.waiting = deque(prompts.items())
         self.running: dict[int, Seat] = {}
         self.free = list(range(room.num_slots))
         self._num_slots = room.num_slots
         self._left: dict[int, int] = {}
-        self._unfinished = Counter(request.prompt for request in requests)
+        self._unfinished = Counter(prompts.values())
         self._places: dict[tuple[int, ...], int] = {}
         self._free_places = list(range(room.num_prompts))
 
@@ -50,14 +50,20 @@ class Desk:
         """Give the free slots to the next requests; each draws its first token now."""
         seats = []
         while self.waiting and self.free:
-            known = self.waiting[0].prompt in self._places
+            number, prompt = self.waiting[0]
+            known = prompt in self._places
             if not known and not self._free_places:
                 break
-            request = self.waiting.popleft()
+            self.waiting.popleft()
             if not known:
-                self._places[request.prompt] = self._free_places.pop(0)
-            place = self._places[request.prompt]
-            seat = Seat(request=request, slot=self.free.pop(0), place=place, first=not known)
+                self._places[prompt] = self._free_places.pop(0)
+            seat = Seat(
+                number=number,
+                prompt=prompt,
+                slot=self.free.pop(0),
+                place=self._places[prompt],
+                first=not known,
+            )
             self.running[seat.slot] = seat
             self._left[seat.slot] = new_tokens - 1
             seats.append(seat)
@@ -91,10 +97,9 @@ class Desk:
         for seat in gone:
             del self.running[seat.slot], self._left[seat.slot]
             bisect.insort(self.free, seat.slot)  # low slots are taken first: few gaps
-            prompt = seat.request.prompt
-            self._unfinished[prompt] -= 1
-            if not self._unfinished[prompt]:
-                self._free_places.append(self._places.pop(prompt))
+            self._unfinished[seat.prompt] -= 1
+            if not self._unfinished[seat.prompt]:
+                self._free_places.append(self._places.pop(seat.prompt))
         return gone
 
 

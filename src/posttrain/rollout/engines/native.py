@@ -9,7 +9,7 @@ randomness and the results of all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,11 +18,12 @@ from torch import Tensor
 from posttrain.models import head, kernels
 from posttrain.models.cache import new_cache, next_logits, select_rows
 from posttrain.models.compiled import ask_once, compilable, compile_layers, is_compiled
+from posttrain.models.gpu_memory import memory_budget
 from posttrain.models.half import HalfCopy
 from posttrain.models.replaceable import replaceable
 from posttrain.models.slots import Room, bytes_per_slot, fits_slots
 from posttrain.rollout.engines.draws import Draws, sampled_turns, uniforms
-from posttrain.rollout.engines.local import LocalEngine, memory_budget
+from posttrain.rollout.engines.local import LocalEngine
 from posttrain.rollout.engines.requests import Request, left_pad
 from posttrain.rollout.engines.slots import SlotDecoder
 from posttrain.track.progress import advance
@@ -80,7 +81,8 @@ class NativeEngine(LocalEngine):
         self, requests: Sequence[Request], sampling: Sampling, *, seed: int, turn: int
     ) -> dict[int, Turn]:
         """The next turn of each request, by its number."""
-        decoder = self._decoder_for(requests, sampling)
+        prompts = {request.number: request.prompt for request in requests}
+        decoder = self._decoder_for(prompts, sampling)
         found: dict[int, Turn] = {}
 
         def randomness(numbers: Sequence[int]) -> Tensor:
@@ -88,7 +90,7 @@ class NativeEngine(LocalEngine):
             return uniforms(seed, sequences=numbers, num_steps=steps, turn=turn)
 
         with self.precision(keep_casts=False):
-            for drawn in decoder.run(requests, sampling, randomness=randomness, decode=self.decode):
+            for drawn in decoder.run(prompts, sampling, randomness=randomness, decode=self.decode):
                 turns = sampled_turns(
                     drawn.tokens,
                     drawn.logprobs,
@@ -131,7 +133,9 @@ class NativeEngine(LocalEngine):
             and head.logits_are_head_of_states(self.model, probe)
         )
 
-    def _decoder_for(self, requests: Sequence[Request], sampling: Sampling) -> SlotDecoder:
+    def _decoder_for(
+        self, prompts: Mapping[int, tuple[int, ...]], sampling: Sampling
+    ) -> SlotDecoder:
         """The decoder of the last call if this one fits into it, else a new one."""
         if self._half is not None:
             self._half.refresh()
@@ -144,17 +148,17 @@ class NativeEngine(LocalEngine):
             compile_layers(model)
         dtype = self.compute or model.dtype
         if self._decoder is not None:
-            need = _room(requests, sampling, most=self._most)
+            need = _room(prompts.values(), sampling, most=self._most)
             if self._decoder.room.holds(need):
                 return self._decoder
             self._decoder = None  # its memory goes before that of the new one comes
-        longest = max(len(request.prompt) for request in requests)
+        longest = max(map(len, prompts.values()))
         tokens = longest + sampling.max_new_tokens
         budget = memory_budget(model.device)
         self._most = self.max_sequences or max(
             1, budget // bytes_per_slot(model, tokens, dtype=dtype)
         )
-        room = _room(requests, sampling, most=self._most)
+        room = _room(prompts.values(), sampling, most=self._most)
         self._decoder = SlotDecoder(model, room, end_tokens=self.end_tokens, dtype=dtype)
         return self._decoder
 
@@ -183,12 +187,12 @@ class NativeEngine(LocalEngine):
             logits = running.step(tokens)
 
 
-def _room(requests: Sequence[Request], sampling: Sampling, *, most: int) -> Room:
-    """A slot for every request, or as many as there may be."""
-    slots = min(len(requests), most)
-    longest = max(len(request.prompt) for request in requests)
+def _room(prompts: Collection[tuple[int, ...]], sampling: Sampling, *, most: int) -> Room:
+    """A slot for every sequence, or as many as there may be."""
+    slots = min(len(prompts), most)
+    longest = max(map(len, prompts))
     return Room(
-        num_prompts=min(len({request.prompt for request in requests}), slots + 1),
+        num_prompts=min(len(set(prompts)), slots + 1),
         prompt_tokens=-(-longest // 16) * 16,
         num_slots=slots,
         new_tokens=sampling.max_new_tokens,

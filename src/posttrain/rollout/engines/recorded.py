@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from posttrain.models.graphs import Pool, RecordingError, alone, recording
+from posttrain.models.gpu_memory import alone
+from posttrain.models.graphs import Pool, RecordingError, recording
 
 Step = Callable[[], None]
 

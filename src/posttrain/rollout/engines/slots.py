@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,14 @@ from torch import Tensor
 
 from posttrain.models import head
 from posttrain.models.attention import attending
-from posttrain.models.graphs import Pool, alone
+from posttrain.models.gpu_memory import alone
+from posttrain.models.graphs import Pool
 from posttrain.models.grouped_attention import Grouping
-from posttrain.models.sampling import sample
+from posttrain.models.kernels import sample
 from posttrain.models.slots import Decoding, Reading, Room, Slots
-from posttrain.rollout.engines.desk import Desk, Request, Seat, in_parts, rows_for
+from posttrain.models.stops import Decode, cut_at_stop, may_have_stopped, tail_length
+from posttrain.rollout.engines.desk import Desk, Seat, in_parts, rows_for
 from posttrain.rollout.engines.recorded import Recorded, Step
-from posttrain.rollout.engines.stops import Decode, cut_at_stop, may_have_stopped, tail_length
 from posttrain.types import Sampling
 
 Randomness = Callable[[Sequence[int]], Tensor]  # uniform numbers [n, new tokens] of sequences
@@ -80,17 +81,17 @@ class SlotDecoder:
 
     def run(
         self,
-        requests: Sequence[Request],
+        prompts: Mapping[int, tuple[int, ...]],
         sampling: Sampling,
         *,
         randomness: Randomness,
         decode: Decode,
     ) -> Iterator[Drawn]:
-        """Sample all requests; those that have ended come out as they do, in no order.
+        """Sample what follows each prompt; the ended ones come out by their numbers, in no order.
 
         What is drawn behind a stop string, until that is seen, comes with the rest.
         """
-        desk = Desk(requests, self.room)
+        desk = Desk(prompts, self.room)
         drawn = None
         while desk.waiting or desk.running:
             if desk.waiting and len(desk.free) >= REFILL_AT * self.room.num_slots:
@@ -122,7 +123,7 @@ class SlotDecoder:
         slots = torch.tensor([seat.slot for seat in ended], device=self._token.device)
         lengths = self._slots.written[slots] + 1
         return Drawn(
-            numbers=[seat.request.number for seat in ended],
+            numbers=[seat.number for seat in ended],
             tokens=self._tokens[slots].cpu(),
             logprobs=self._logprobs[slots].cpu(),
             lengths=lengths.tolist(),
@@ -133,16 +134,14 @@ class SlotDecoder:
     def _admit(self, desk: Desk, sampling: Sampling, *, randomness: Randomness) -> None:
         """Fill the free slots: read the prompts that are new, and draw each first token."""
         seats = desk.seat(sampling.max_new_tokens)
-        new = {seat.place: seat.request.prompt for seat in seats if seat.first}
+        new = {seat.place: seat.prompt for seat in seats if seat.first}
         for part in in_parts(new, PREFILL_TOKENS):
             self._read(part)
         slots, places, lengths = (
             torch.tensor(column, device=self._token.device)
-            for column in zip(
-                *((s.slot, s.place, len(s.request.prompt)) for s in seats), strict=True
-            )
+            for column in zip(*((s.slot, s.place, len(s.prompt)) for s in seats), strict=True)
         )
-        uniforms = randomness([seat.request.number for seat in seats])
+        uniforms = randomness([seat.number for seat in seats])
         self._slots.prompt[slots] = places.int()
         self._slots.prompt_length[slots] = lengths.int()
         self._slots.written[slots] = -1  # the first draw makes it 0: nothing is written yet
