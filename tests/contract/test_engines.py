@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 
 from posttrain.data.template import Template
 from posttrain.models.load import load_policy
-from posttrain.models.logprobs import score_tokens
+from posttrain.models.scores import score_tokens
 from posttrain.registry import resolve
 from posttrain.rollout.engines import ENGINES, NativeEngine, TransformersEngine
 from posttrain.types import Batch, Prompt, Rollout, Sampling, Turn

@@ -7,8 +7,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from posttrain.models.kernels import sample
 from posttrain.models.load import load_policy
-from posttrain.models.logprobs import score_tokens
 from posttrain.models.sampling import filter_logits
+from posttrain.models.scores import score_tokens
 from posttrain.models.states import states_before
 from posttrain.types import Batch, Sampling
 

@@ -14,8 +14,8 @@ from posttrain.learn.learner import LocalLearner
 from posttrain.models.compiled import compile_layers
 from posttrain.models.gpu_memory import empty_cache
 from posttrain.models.graphs import Pool, RecordingError, recording
-from posttrain.models.logprobs import score_tokens
 from posttrain.models.recorded_pass import Recordings, pausing, playing
+from posttrain.models.scores import score_tokens
 from posttrain.pipelines.supervised import likelihood
 from posttrain.types import Batch
 

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from posttrain.models import gathered_attention, states
 from posttrain.models.block_attention import Block, Flash, Plain
 from posttrain.models.layout import Layout, lay_out, take_back
-from posttrain.models.logprobs import score_tokens
+from posttrain.models.scores import score_tokens
 from posttrain.types import Batch
 
 pytestmark = pytest.mark.gpu

@@ -21,7 +21,7 @@ from posttrain.learn.optim import adamw
 from posttrain.learn.trained import Trained
 from posttrain.models import gpu_memory
 from posttrain.models.frozen import Reference
-from posttrain.models.logprobs import score_tokens
+from posttrain.models.scores import score_tokens
 from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms
 

@@ -15,7 +15,7 @@ from posttrain.data.collate import collate_demonstrations
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw, rate_factor
 from posttrain.models.frozen import Reference
-from posttrain.models.logprobs import score_tokens
+from posttrain.models.scores import score_tokens
 from posttrain.pipelines.rl import quiet
 from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms

@@ -21,7 +21,7 @@ from posttrain.learn.trained import Trained
 from posttrain.models.critic import separate_critic, shared_critic
 from posttrain.models.frozen import Reference
 from posttrain.models.load import Policy, load_policy
-from posttrain.models.logprobs import score_tokens
+from posttrain.models.scores import score_tokens
 from posttrain.pipelines.objective import make_objective
 from posttrain.pipelines.plan import Plan, State
 from posttrain.pipelines.rl import prepare

@@ -11,7 +11,7 @@ from models.families import batch, build
 
 from posttrain.models.activations import checkpoint_activations
 from posttrain.models.cache import new_cache, next_logits
-from posttrain.models.logprobs import score_tokens
+from posttrain.models.scores import score_tokens
 from posttrain.types import Batch
 
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from posttrain.models.critic import Critic, separate_critic, shared_critic
 from posttrain.models.load import Policy, load_policy
-from posttrain.models.logprobs import score_tokens
 from posttrain.models.reward import (
     RewardModel,
     load_reward,
@@ -18,6 +17,7 @@ from posttrain.models.reward import (
     with_normalisation,
 )
 from posttrain.models.scorer import ModelScorer
+from posttrain.models.scores import score_tokens
 from posttrain.models.tiny import build_tokenizer
 from posttrain.types import Batch
 

@@ -8,8 +8,8 @@ import transformers
 from models.families import FAMILIES, VOCABULARY, batch, build, naive
 
 from posttrain.models import head
-from posttrain.models.logprobs import score_tokens
 from posttrain.models.sampling import sample
+from posttrain.models.scores import score_tokens
 from posttrain.types import Batch, Sampling
 
 

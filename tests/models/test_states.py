@@ -10,8 +10,8 @@ from posttrain.algorithms import ops
 from posttrain.models import head, states
 from posttrain.models.block_attention import Block, Padded, Plain
 from posttrain.models.critic import Critic
-from posttrain.models.logprobs import score_tokens
 from posttrain.models.packing import pack
+from posttrain.models.scores import score_tokens
 from posttrain.types import Batch
 from posttrain.types.prompts import spans
 

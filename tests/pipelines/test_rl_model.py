@@ -11,7 +11,7 @@ from small_model import parameters, small_model
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.models.frozen import Reference
-from posttrain.models.logprobs import score_tokens
+from posttrain.models.scores import score_tokens
 from posttrain.pipelines.plan import Plan
 from posttrain.pipelines.rl import Step, train
 from posttrain.rollout.engines.native import NativeEngine

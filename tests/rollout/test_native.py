@@ -16,7 +16,7 @@ from rollout.cases import END, drawn, largest_error, ragged, spell
 
 from posttrain.models import gpu_memory
 from posttrain.models.load import Policy
-from posttrain.models.logprobs import score_tokens
+from posttrain.models.scores import score_tokens
 from posttrain.rollout.engines import ENGINES, NativeEngine, TransformersEngine, local, native
 from posttrain.types import Batch, Prompt, Sampling
 

@@ -28,9 +28,9 @@ from posttrain.models.compiled import compile_layers
 from posttrain.models.critic import separate_critic, shared_critic
 from posttrain.models.frozen import Reference
 from posttrain.models.load import Policy
-from posttrain.models.logprobs import score_tokens
 from posttrain.models.reward import RewardModel, save_reward
 from posttrain.models.save import save_policy
+from posttrain.models.scores import score_tokens
 from posttrain.pipelines.audit import Audit
 from posttrain.pipelines.plan import Plan, Stage
 from posttrain.registry import resolve

@@ -20,10 +20,10 @@ from posttrain.learn.sums import Sums
 from posttrain.learn.trained import Applied, Schedule, Trained
 from posttrain.models.cache import context_length
 from posttrain.models.frozen import Reference
-from posttrain.models.logprobs import score_tokens
 from posttrain.models.recorded_pass import Recordings, pausing, playing, recordings_for
 from posttrain.models.reward import score_sequences
-from posttrain.models.states import shares_prompts
+from posttrain.models.scores import score_tokens
+from posttrain.models.states import shares_prompts, states_before
 from posttrain.protocols import Objective, Outputs, StepResult
 from posttrain.types import Batch
 from posttrain.types.ways import Verdict, Way
@@ -227,17 +227,17 @@ class LocalLearner:
         critic: Any = self._critic.module
         with self._precision(), playing(*self._recordings):
             if only_critic:
-                return Outputs(values=critic(part))
+                return Outputs(values=critic(part, states=states_before))
             if critic.shared:
                 return self._ask(self.model, part, value_head=critic.head)
-            return replace(self._ask(self.model, part), values=critic(part))
+            return replace(self._ask(self.model, part), values=critic(part, states=states_before))
 
     def _policy(self, part: Batch) -> Tensor:
         return self._ask(self.model, part).need("logprobs")
 
     def _value(self, part: Batch) -> Tensor:
         assert self._critic is not None
-        values: Tensor = self._critic.module(part)
+        values: Tensor = self._critic.module(part, states=states_before)
         return values
 
     def _everywhere(self, batch: Batch, ask: Callable[[Batch], Tensor | None]) -> Tensor:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from posttrain.algorithms import ops
 from posttrain.models.sampling import at_least_float32
 from posttrain.types.prompts import chosen_places
 from posttrain.types.ways import Verdict
@@ -32,6 +33,14 @@ def trunk_states(trunk: nn.Module, tokens: Tensor) -> Tensor:
     """
     states: Tensor = trunk(**_inputs(tokens)).last_hidden_state
     return states
+
+
+def states_before(trunk: nn.Module, batch: Batch) -> Tensor:
+    """The last hidden state before each chosen token, in the order of ``batch.tokens[batch.mask]``.
+
+    ``trunk`` is a decoder without a head. Shapes: tokens [B, T] → [M, D], M tokens are chosen.
+    """
+    return ops.shift(trunk_states(trunk, batch.tokens))[batch.mask]
 
 
 def state_values(states: Tensor, batch: Batch, *, head: nn.Linear) -> Tensor:

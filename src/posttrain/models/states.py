@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posttrain.algorithms import ops
+from posttrain.models import head
 from posttrain.models.attention import attending
 from posttrain.models.block_attention import Flash, Padded, Plain
 from posttrain.models.gathered_attention import packed_attention
@@ -36,10 +37,7 @@ _KERNELS: dict[str, Make] = {"cpu": Padded, "cuda": Flash}
 
 
 def states_before(trunk: nn.Module, batch: Batch) -> Tensor:
-    """The last hidden state before each chosen token, in the order of ``batch.tokens[batch.mask]``.
-
-    ``trunk`` is a decoder without a head. Shapes: tokens [B, T] → [M, D], M tokens are chosen.
-    """
+    """As :func:`posttrain.models.head.states_before`, packed where the trunk allows it."""
     make = kernel_for(trunk, batch)
     if make is not None:
         found = spans(batch.host)
@@ -53,7 +51,7 @@ def states_before(trunk: nn.Module, batch: Batch) -> Tensor:
             return recordings.states(batch.tokens, packing)
         if packing is not None and (make is Flash or _saves(packing, batch)):
             return packed_states(trunk, batch.tokens, packing=packing, make=make)
-    return ops.shift(trunk_states(trunk, batch.tokens))[batch.mask]
+    return head.states_before(trunk, batch)
 
 
 def _saves(packing: Packing, batch: Batch) -> bool:

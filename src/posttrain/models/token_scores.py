@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,8 @@ from torch.autograd.function import once_differentiable
 from posttrain.models.head import HALF, Finish
 from posttrain.models.kernels import form_for
 from posttrain.models.kernels.plain import Statistics
+from posttrain.models.logprobs import Entropy
 from posttrain.models.sampling import at_least_float32, filter_logits
-
-Entropy = Literal["none", "value", "gradient"]
 
 # Logits held at once. On a CPU 2**23 … 2**25 are equally fast, and what fits into one chunk is not
 # computed twice; a GPU wants products large enough to fill it.
