@@ -34,9 +34,9 @@ from samplers import free, set_threads, timed
 
 from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.weights import token_mean
+from posttrain.fast.compiled import compile_layers
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
-from posttrain.models.compiled import compile_layers
 from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms
 

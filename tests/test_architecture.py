@@ -42,8 +42,8 @@ CLEAN = {
         "    @staticmethod\n    def join(a, b): return a\n"
         "    def __exit__(self, kind, value, trace): return None\n"
     ),
-    "models/kernels/rows.py": "import triton\n@triton.jit\ndef rows(a, b, c): ...\n",
-    "models/kernels/keys.py": "import triton\n@triton.jit(debug=True)\ndef keys(a, b, c): ...\n",
+    "fast/kernels/rows.py": "import triton\n@triton.jit\ndef rows(a, b, c): ...\n",
+    "fast/kernels/keys.py": "import triton\n@triton.jit(debug=True)\ndef keys(a, b, c): ...\n",
     "track/tensorboard.py": "from torch.utils.tensorboard import SummaryWriter\n",
     "rollout/engines/transformers.py": "def start():\n    import transformers\n",
     "runs/folder.py": "import pyarrow, rich\nfrom posttrain import __version__\n",

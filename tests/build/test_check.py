@@ -35,8 +35,8 @@ from posttrain.build.run import Supplied
 from posttrain.build.stages import Context
 from posttrain.cli.app import main
 from posttrain.config import recipe_from_dict, resolve, to_toml
+from posttrain.fast.scores import score_tokens
 from posttrain.models.load import Policy, load_policy
-from posttrain.models.scores import score_tokens
 from posttrain.protocols import Engine, Outputs
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.runs import StageFolder

@@ -15,8 +15,8 @@ from rollout.cases import END, drawn, largest_error, ragged, spell, whole_logits
 from transformers import GenerationConfig
 
 from posttrain.data.template import Template
+from posttrain.fast.scores import score_tokens
 from posttrain.models.load import load_policy
-from posttrain.models.scores import score_tokens
 from posttrain.registry import resolve
 from posttrain.rollout.engines import ENGINES, NativeEngine, TransformersEngine
 from posttrain.types import Batch, Prompt, Rollout, Sampling, Turn

@@ -2,15 +2,16 @@
 
 import pytest
 import torch
+from fast.test_packed_states import CASES, batch, padded
 from models.families import build
-from models.test_states import CASES, batch, padded
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from posttrain.models import gathered_attention, states
-from posttrain.models.block_attention import Block, Flash, Plain
-from posttrain.models.layout import Layout, lay_out, take_back
-from posttrain.models.scores import score_tokens
+from posttrain.fast import packed_states as states
+from posttrain.fast.attention import gathered as gathered_attention
+from posttrain.fast.attention.blocks import Block, Flash, Plain
+from posttrain.fast.attention.gather_kv import Layout, lay_out, take_back
+from posttrain.fast.scores import score_tokens
 from posttrain.types import Batch
 
 pytestmark = pytest.mark.gpu

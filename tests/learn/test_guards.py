@@ -16,12 +16,12 @@ from torch import nn
 from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.weights import sequence_mean
 from posttrain.data.collate import collate_demonstrations
+from posttrain.fast.scores import score_tokens
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.learn.trained import Trained
 from posttrain.models import gpu_memory
 from posttrain.models.frozen import Reference
-from posttrain.models.scores import score_tokens
 from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms
 

@@ -7,6 +7,7 @@ import torch
 from models.families import FAMILIES, VOCABULARY, batch, build
 from torch import Tensor, nn
 
+from posttrain.fast.scores import score_tokens
 from posttrain.models.critic import Critic, separate_critic, shared_critic
 from posttrain.models.load import Policy, load_policy
 from posttrain.models.reward import (
@@ -16,8 +17,7 @@ from posttrain.models.reward import (
     save_reward,
     with_normalisation,
 )
-from posttrain.models.scorer import ModelScorer
-from posttrain.models.scores import score_tokens
+from posttrain.models.reward_scorer import ModelScorer
 from posttrain.models.tiny import build_tokenizer
 from posttrain.types import Batch
 

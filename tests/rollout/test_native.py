@@ -14,9 +14,9 @@ import transformers
 from models.families import build
 from rollout.cases import END, drawn, largest_error, ragged, spell
 
+from posttrain.fast.scores import score_tokens
 from posttrain.models import gpu_memory
 from posttrain.models.load import Policy
-from posttrain.models.scores import score_tokens
 from posttrain.rollout.engines import ENGINES, NativeEngine, TransformersEngine, local, native
 from posttrain.types import Batch, Prompt, Sampling
 

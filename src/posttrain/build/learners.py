@@ -20,17 +20,17 @@ from posttrain.algorithms.weights import WEIGHTS
 from posttrain.build.parts import choose_compile, choose_compute
 from posttrain.config import KlSection, Recipe, RewardSection, RlSection, SftSection
 from posttrain.config.preference_rules import OWN_STAGE
+from posttrain.fast.activations import checkpoint_activations
+from posttrain.fast.compiled import compile_layers
+from posttrain.fast.scores import score_tokens
 from posttrain.learn.learner import LocalLearner, scores
 from posttrain.learn.optim import adamw, rate_factor
 from posttrain.learn.trained import Trained
-from posttrain.models.activations import checkpoint_activations
-from posttrain.models.compiled import compile_layers
 from posttrain.models.critic import separate_critic, shared_critic
 from posttrain.models.frozen import Reference
 from posttrain.models.load import Policy
 from posttrain.models.reward import RewardModel, save_reward
 from posttrain.models.save import save_policy
-from posttrain.models.scores import score_tokens
 from posttrain.pipelines.audit import Audit
 from posttrain.pipelines.plan import Plan, Stage
 from posttrain.registry import resolve

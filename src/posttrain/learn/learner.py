@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.data.minibatch import micro_batches
+from posttrain.fast.captured_pass import Recordings, pausing, playing, recordings_for
+from posttrain.fast.packed_states import shares_prompts, states_before
+from posttrain.fast.scores import score_tokens
 from posttrain.learn.checkpoint import load_learner, save_learner
 from posttrain.learn.fit import sampling_bytes, tokens_on_cpu, tokens_on_gpu, unallocated
 from posttrain.learn.memory import free, not_repeated, smaller, until_it_fits
@@ -20,10 +23,7 @@ from posttrain.learn.sums import Sums
 from posttrain.learn.trained import Applied, Schedule, Trained
 from posttrain.models.cache import context_length
 from posttrain.models.frozen import Reference
-from posttrain.models.recorded_pass import Recordings, pausing, playing, recordings_for
 from posttrain.models.reward import score_sequences
-from posttrain.models.scores import score_tokens
-from posttrain.models.states import shares_prompts, states_before
 from posttrain.protocols import Objective, Outputs, StepResult
 from posttrain.types import Batch
 from posttrain.types.ways import Verdict, Way
@@ -48,7 +48,7 @@ class LocalLearner:
     what a sampler holds where that runs at the same time (``beside_sampling``).
     ``keep_groups`` never parts the sequences of a group, for losses that compare them.
     Weights stay in their own precision (float32 by default); ``compute`` is what the forward pass
-    runs in. ``recorded`` passes are played (:mod:`posttrain.models.recorded_pass`).
+    runs in. ``recorded`` passes are played (:mod:`posttrain.fast.captured_pass`).
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from posttrain.build.check.answers import Answers
 from posttrain.build.check.bench import Bench
 from posttrain.build.check.report import Findings, State
 from posttrain.build.parts import filled
-from posttrain.models.scorer import ModelScorer
+from posttrain.models.reward_scorer import ModelScorer
 from posttrain.rewards.scorer import RewardScorer
 
 CODE_REWARD = "code"

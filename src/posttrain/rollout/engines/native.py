@@ -1,7 +1,7 @@
 """The engine of our own: every distinct prompt is read once, and no one waits for the longest.
 
 Sequences sit in slots, and on a GPU recorded steps are played
-(:mod:`posttrain.rollout.engines.slots`). For models whose attention is not ours to replace, a part
+(:mod:`posttrain.fast.slot_decoder`). For models whose attention is not ours to replace, a part
 goes through three hands: ``prefill`` reads the prompts; ``Running`` is what the
 model remembers of the sequences that have not ended, and shrinks as they do; ``Draws`` holds the
 randomness and the results of all of them.
@@ -15,17 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posttrain.models import head, kernels
+from posttrain.fast import kernels
+from posttrain.fast.attention.replaceable import replaceable
+from posttrain.fast.cast_copy import HalfCopy
+from posttrain.fast.compiled import ask_once, compilable, compile_layers, is_compiled
+from posttrain.fast.kv_slots import Room, bytes_per_slot, fits_slots
+from posttrain.fast.slot_decoder import SlotDecoder
+from posttrain.models import head
 from posttrain.models.cache import new_cache, next_logits, select_rows
-from posttrain.models.compiled import ask_once, compilable, compile_layers, is_compiled
 from posttrain.models.gpu_memory import memory_budget
-from posttrain.models.half import HalfCopy
-from posttrain.models.replaceable import replaceable
-from posttrain.models.slots import Room, bytes_per_slot, fits_slots
 from posttrain.rollout.engines.draws import Draws, sampled_turns, uniforms
 from posttrain.rollout.engines.local import LocalEngine
 from posttrain.rollout.engines.requests import Request, left_pad
-from posttrain.rollout.engines.slots import SlotDecoder
 from posttrain.track.progress import advance
 from posttrain.types import Sampling, Turn
 from posttrain.types.ways import Verdict, Way
