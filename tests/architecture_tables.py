@@ -24,6 +24,9 @@ MAY_ONLY_IMPORT = {
     "cli": {"config", "build", "runs"},
 }
 
+# What a package is entered by: nobody outside imports another module of it.
+DOORS = {"fast": {"scores", "decode"}}
+
 # (importer, imported) that the layers alone would forbid, and why they are right.
 EXTRA_EDGES = {
     ("tasks", "rewards"),  # a task names its default rewards

@@ -34,7 +34,8 @@ def test_the_way_that_is_declared_is_taken(
     engine.generate(
         [Prompt(id="0", text="", tokens=(1, 2))], Sampling(max_new_tokens=2), num_samples=2, seed=0
     )
-    assert (getattr(engine, "_decoder", None) is not None) == ("slots" in samples.uses)
+    slots = engine._decoder.slots if isinstance(engine, NativeEngine) else None
+    assert (slots is not None) == ("slots" in samples.uses)
     packed, own = [], states.packed_states
 
     def seen(*given: Any, **options: Any) -> Tensor:

@@ -107,10 +107,10 @@ def test_slots_fit_into_the_memory_there_is(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(gpu_memory, "CPU_BYTES", 5 * each + 1)
     one = engine(model)
     assert drawn(one.generate(PROMPTS, sampling, num_samples=6, seed=0)) == drawn(whole)
-    assert one._decoder is not None
-    assert one._decoder.room.num_slots == 5
+    assert one._decoder.slots is not None
+    assert one._decoder.slots.room.num_slots == 5
     one.generate(PROMPTS, sampling, num_samples=60, seed=0)
-    assert one._decoder.room.num_slots == 5
+    assert one._decoder.slots.room.num_slots == 5
 
 
 def test_each_prompt_is_read_once_however_few_the_slots() -> None:
@@ -131,17 +131,17 @@ def test_memory_is_kept_between_calls_and_new_weights_are_seen() -> None:
     model = build("llama")
     one = engine(model)
     one.generate(PROMPTS, HOT, num_samples=4, seed=0)
-    decoder = one._decoder
+    decoder = one._decoder.slots
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1.1)
     short = Sampling(max_new_tokens=6)
     answers = one.generate(PROMPTS[:3], short, num_samples=2, seed=5)
-    assert one._decoder is decoder  # it all fits
+    assert one._decoder.slots is decoder  # it all fits
     assert largest_error(model, PROMPTS[:3], answers=answers, sampling=short) < 1e-9
     long = Sampling(max_new_tokens=28)
     answers = one.generate(PROMPTS, long, num_samples=4, seed=5)
-    assert one._decoder is not decoder
+    assert one._decoder.slots is not decoder
     assert largest_error(model, PROMPTS, answers=answers, sampling=long) < 1e-9
 
 
@@ -161,7 +161,7 @@ def test_a_model_with_other_attention_goes_the_plain_way(family: str) -> None:
     model = build(family, dtype=torch.float32)
     one = engine(model)
     answers = one.generate(PROMPTS, HOT, num_samples=2, seed=0)
-    assert one._decoder is None
+    assert one._decoder.slots is None
     assert largest_error(model, PROMPTS, answers=answers, sampling=HOT) < 1e-4
 
 
@@ -204,7 +204,7 @@ def test_steps_that_may_be_recorded_keep_no_casts(monkeypatch: pytest.MonkeyPatc
 def test_a_larger_batch_does_not_wait_for_the_memory_of_a_smaller_one() -> None:
     one = engine(build("llama"))
     one.generate(PROMPTS, HOT, num_samples=1, seed=0)
-    small = one._decoder
+    small = one._decoder.slots
     assert small is not None
     small._pool = SimpleNamespace()
     small._steps[1, HOT] = small._to_record(torch.arange(1), HOT)  # as on a GPU
@@ -214,7 +214,7 @@ def test_a_larger_batch_does_not_wait_for_the_memory_of_a_smaller_one() -> None:
         del small
         one.generate(PROMPTS, HOT, num_samples=9, seed=0)
         assert there() is None
-        large = weakref.ref(one._decoder)
+        large = weakref.ref(one._decoder.slots)
         del one
         assert large() is None
     finally:

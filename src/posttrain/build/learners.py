@@ -20,9 +20,7 @@ from posttrain.algorithms.weights import WEIGHTS
 from posttrain.build.parts import choose_compile, choose_compute
 from posttrain.config import KlSection, Recipe, RewardSection, RlSection, SftSection
 from posttrain.config.preference_rules import OWN_STAGE
-from posttrain.fast.activations import checkpoint_activations
-from posttrain.fast.compiled import compile_layers
-from posttrain.fast.scores import score_tokens
+from posttrain.fast.scores import checkpoint_activations, compile_layers, score_tokens
 from posttrain.learn.learner import LocalLearner, scores
 from posttrain.learn.optim import adamw, rate_factor
 from posttrain.learn.trained import Trained

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from posttrain.build.parts import WORTH_COMPILING, choose_compile
 from posttrain.config import Recipe
-from posttrain.fast.compiled import compilable
+from posttrain.fast.scores import compilable
 from posttrain.learn.learner import LocalLearner
 from posttrain.models.quiet import compiler_remarks
 from posttrain.protocols import Engine

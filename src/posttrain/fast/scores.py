@@ -1,7 +1,10 @@
-"""Log-probs and entropies of a batch under a model, in memory that does not grow with the batch.
+"""The door to scoring tokens: log-probs and entropies of a batch, in little time and memory.
 
-Logits are large: 16 sequences of 1,024 tokens over 150,000 words are 10 GB in float32, and a
-gradient needs several such. Here only a chunk of them exists at any time.
+Where the model allows it, the batch is packed and a shared prompt is computed once
+(:mod:`posttrain.fast.packed_states`), and on a GPU passes are replayed from CUDA graphs
+(:mod:`posttrain.fast.captured_pass`). Logits are large: 16 sequences of 1,024 tokens over 150,000
+words are 10 GB in float32, and a gradient needs several such; here only a chunk of them exists at
+any time. The plain twin is :func:`posttrain.models.logprobs.score_tokens`.
 """
 
 from __future__ import annotations
@@ -14,7 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from posttrain.fast.packed_states import states_before
+from posttrain.fast.activations import checkpoint_activations
+from posttrain.fast.captured_pass import Recordings, pausing, playing, recordings_for
+from posttrain.fast.compiled import compilable, compile_layers
+from posttrain.fast.packed_states import shares_prompts, states_before
 from posttrain.fast.token_scores import Distribution, chunk_elements_for, token_scores
 from posttrain.models import head, logprobs
 from posttrain.models.logprobs import Entropy
@@ -25,6 +31,19 @@ from posttrain.types.prompts import chosen_places
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+__all__ = [
+    "Recordings",
+    "checkpoint_activations",
+    "chunk_elements_for",
+    "compilable",
+    "compile_layers",
+    "pausing",
+    "playing",
+    "recordings_for",
+    "score_tokens",
+    "shares_prompts",
+    "states_before",
+]
 Chunk = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 

@@ -13,9 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.data.minibatch import micro_batches
-from posttrain.fast.captured_pass import Recordings, pausing, playing, recordings_for
-from posttrain.fast.packed_states import shares_prompts, states_before
-from posttrain.fast.scores import score_tokens
+from posttrain.fast.scores import (
+    Recordings,
+    pausing,
+    playing,
+    recordings_for,
+    score_tokens,
+    shares_prompts,
+    states_before,
+)
 from posttrain.learn.checkpoint import load_learner, save_learner
 from posttrain.learn.fit import sampling_bytes, tokens_on_cpu, tokens_on_gpu, unallocated
 from posttrain.learn.memory import free, not_repeated, smaller, until_it_fits
@@ -48,7 +54,7 @@ class LocalLearner:
     what a sampler holds where that runs at the same time (``beside_sampling``).
     ``keep_groups`` never parts the sequences of a group, for losses that compare them.
     Weights stay in their own precision (float32 by default); ``compute`` is what the forward pass
-    runs in. ``recorded`` passes are played (:mod:`posttrain.fast.captured_pass`).
+    runs in. ``recorded`` passes are played (:mod:`posttrain.fast.scores`).
     """
 
     def __init__(

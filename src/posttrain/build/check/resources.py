@@ -14,7 +14,7 @@ from posttrain.build.check.speed import check_speed, check_way
 from posttrain.build.check.trial import REMEASURED, Trial, take_step
 from posttrain.build.learners import make_plan
 from posttrain.build.parts import filled, make_sampling
-from posttrain.fast.token_scores import chunk_elements_for
+from posttrain.fast.scores import chunk_elements_for
 from posttrain.models.gpu_memory import free_bytes
 from posttrain.models.reward_scorer import ModelScorer
 from posttrain.rewards.scorer import RewardScorer

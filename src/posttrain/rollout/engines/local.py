@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from posttrain.fast.compiled import uncompiled
+from posttrain.fast.decode import uncompiled
 from posttrain.models.cache import bytes_per_sequence, context_length
 from posttrain.models.gpu_memory import memory_budget
 from posttrain.models.stops import Decode

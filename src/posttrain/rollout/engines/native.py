@@ -9,21 +9,14 @@ randomness and the results of all of them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posttrain.fast import kernels
-from posttrain.fast.attention.replaceable import replaceable
-from posttrain.fast.cast_copy import HalfCopy
-from posttrain.fast.compiled import ask_once, compilable, compile_layers, is_compiled
-from posttrain.fast.kv_slots import Room, bytes_per_slot, fits_slots
-from posttrain.fast.slot_decoder import SlotDecoder
-from posttrain.models import head
+from posttrain.fast.decode import Decoder
 from posttrain.models.cache import new_cache, next_logits, select_rows
-from posttrain.models.gpu_memory import memory_budget
 from posttrain.rollout.engines.draws import Draws, sampled_turns, uniforms
 from posttrain.rollout.engines.local import LocalEngine
 from posttrain.rollout.engines.requests import Request, left_pad
@@ -32,7 +25,6 @@ from posttrain.types import Sampling, Turn
 from posttrain.types.ways import Verdict, Way
 
 CHECK_EVERY = 4  # steps between two looks at who has ended (a look makes a GPU's queue run dry)
-HALF = (torch.bfloat16, torch.float16)
 SHRINK_AT = 0.75  # ended sequences are dropped once only this share of the rows is still running
 WITHOUT_SLOTS = {
     "cuda": "each step is launched kernel by kernel, uncompiled, and batches wait for each other",
@@ -52,10 +44,13 @@ class NativeEngine(LocalEngine):
     ) -> None:
         super().__init__(model, **options)
         self._slots = slots
-        self._compiled = compiled
-        self._half: HalfCopy | None = None
-        self._decoder: SlotDecoder | None = None
-        self._most = 1  # slots that memory had room for when the decoder was made
+        self._decoder = Decoder(
+            model,
+            end_tokens=self.end_tokens,
+            compute=self.compute,
+            compiled=compiled,
+            max_sequences=self.max_sequences,
+        )
 
     def check_model(self) -> None:
         """Raise if the model remembers something else."""
@@ -65,25 +60,19 @@ class NativeEngine(LocalEngine):
         self, requests: Sequence[Request], sampling: Sampling, *, seed: int, turn: int
     ) -> dict[int, Turn]:
         """Through slots where they are wanted and the model allows it, else in parts."""
-        if not (self._slots and requests and self._can_use_slots()):
+        if not (self._slots and requests and self._decoder.takes_model()):
             return super().decode_all(requests, sampling, seed=seed, turn=turn)
-        first: dict[tuple[int, ...], int] = {}
-        for request in requests:
-            first.setdefault(request.prompt, request.number)
-        # Short ones first, and equal ones together, so that each is read once.
-        ordered = sorted(requests, key=lambda each: (len(each.prompt), first[each.prompt]))
         try:
-            return self._decode_requests(ordered, sampling, seed=seed, turn=turn)
+            return self._decode_in_slots(requests, sampling, seed=seed, turn=turn)
         except BaseException:
-            self._decoder = None  # what it remembers may be no number
+            self._decoder.forget()  # what it remembers may be no number
             raise
 
-    def _decode_requests(
+    def _decode_in_slots(
         self, requests: Sequence[Request], sampling: Sampling, *, seed: int, turn: int
     ) -> dict[int, Turn]:
         """The next turn of each request, by its number."""
         prompts = {request.number: request.prompt for request in requests}
-        decoder = self._decoder_for(prompts, sampling)
         found: dict[int, Turn] = {}
 
         def randomness(numbers: Sequence[int]) -> Tensor:
@@ -91,7 +80,9 @@ class NativeEngine(LocalEngine):
             return uniforms(seed, sequences=numbers, num_steps=steps, turn=turn)
 
         with self.precision(keep_casts=False):
-            for drawn in decoder.run(prompts, sampling, randomness=randomness, decode=self.decode):
+            for drawn in self._decoder.decode(
+                prompts, sampling, randomness=randomness, decode=self.decode
+            ):
                 turns = sampled_turns(
                     drawn.tokens,
                     drawn.logprobs,
@@ -106,62 +97,12 @@ class NativeEngine(LocalEngine):
         return found
 
     def way(self) -> Way:
-        """Slots where the model allows them; on a GPU their steps are played from CUDA graphs."""
-        verdict = self._can_use_slots() if self._slots else Verdict("they are turned off")
-        if not verdict:
-            cost = WITHOUT_SLOTS["cuda" if self.model.device.type == "cuda" else "cpu"]
-            return Way.of("batches with a growing cache", wanted=[("slots", verdict, cost)])
-        wanted = []
-        if self.model.device.type == "cuda":
-            broken = "" if self._decoder is None else self._decoder.not_recorded
-            exact = (self.compute or self.model.dtype) == torch.float64
-            triton = "they do not compute in float64" if exact else ""
-            triton = triton if kernels.has_triton() else "Triton is not installed"
-            wanted = [
-                ("CUDA graphs", Verdict(broken), "each step takes longer"),
-                ("Triton kernels", Verdict(triton), "plain PyTorch attends and draws"),
-            ]
-        if self._compiled:
-            wanted.append(("compiled layers", compilable(self.model), "they run as written"))
-        return Way.of("slots", wanted=wanted)
-
-    def _can_use_slots(self) -> Verdict:
-        """Whether attention, keys and head of the model are such that slots can do without it."""
-        probe = torch.zeros(1, 1, dtype=torch.long, device=self.model.device)
-        return (
-            replaceable(self.model)
-            and fits_slots(self.model)
-            and head.logits_are_head_of_states(self.model, probe)
-        )
-
-    def _decoder_for(
-        self, prompts: Mapping[int, tuple[int, ...]], sampling: Sampling
-    ) -> SlotDecoder:
-        """The decoder of the last call if this one fits into it, else a new one."""
-        if self._half is not None:
-            self._half.refresh()
-        elif self.compute in HALF and self.model.dtype not in HALF:
-            if self._compiled:
-                ask_once(self.model)  # a copy with weights of two kinds could not answer
-            self._half = HalfCopy(self.model, self.compute)
-        model = self.model if self._half is None else self._half.model
-        if self._compiled and not is_compiled(model):
-            compile_layers(model)
-        dtype = self.compute or model.dtype
-        if self._decoder is not None:
-            need = _room(prompts.values(), sampling, most=self._most)
-            if self._decoder.room.holds(need):
-                return self._decoder
-            self._decoder = None  # its memory goes before that of the new one comes
-        longest = max(map(len, prompts.values()))
-        tokens = longest + sampling.max_new_tokens
-        budget = memory_budget(model.device)
-        self._most = self.max_sequences or max(
-            1, budget // bytes_per_slot(model, tokens, dtype=dtype)
-        )
-        room = _room(prompts.values(), sampling, most=self._most)
-        self._decoder = SlotDecoder(model, room, end_tokens=self.end_tokens, dtype=dtype)
-        return self._decoder
+        """Slots where the model allows them."""
+        verdict = self._decoder.takes_model() if self._slots else Verdict("they are turned off")
+        if verdict:
+            return self._decoder.way()
+        cost = WITHOUT_SLOTS["cuda" if self.model.device.type == "cuda" else "cpu"]
+        return Way.of("batches with a growing cache", wanted=[("slots", verdict, cost)])
 
     def decode_part(self, prompts: Sequence[tuple[int, ...]], draws: Draws) -> None:
         """Draw until each sequence has ended or is full; equal prompts are read once."""
@@ -186,18 +127,6 @@ class NativeEngine(LocalEngine):
                     running.select(left)
                     rows, tokens = rows[left], tokens[left]
             logits = running.step(tokens)
-
-
-def _room(prompts: Collection[tuple[int, ...]], sampling: Sampling, *, most: int) -> Room:
-    """A slot for every sequence, or as many as there may be."""
-    slots = min(len(prompts), most)
-    longest = max(map(len, prompts))
-    return Room(
-        num_prompts=min(len(set(prompts)), slots + 1),
-        prompt_tokens=-(-longest // 16) * 16,
-        num_slots=slots,
-        new_tokens=sampling.max_new_tokens,
-    )
 
 
 class Running:
