@@ -1,4 +1,4 @@
-"""Packed rows in frames of fixed sizes: padding changes nothing, like batches have one frame."""
+"""Packed rows in buckets of fixed sizes: padding changes nothing, like batches have one bucket."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from posttrain.fast.attention.gathered import (
     Sequences,
     sequences_of,
 )
-from posttrain.fast.buckets import MOST, PRICE, Frame, Framed, Frames, fit, frame_of, holds
+from posttrain.fast.buckets import MOST, PRICE, Bucket, Bucketed, Buckets, bucket_of, fit, holds
 from posttrain.fast.captured_pass import _Pass
 from posttrain.fast.packed_states import packed_states
 from posttrain.fast.packing import Packing, pack
@@ -43,12 +43,12 @@ class Careless(Plain):
         return first, *(torch.cat([part, garbage]) for part in others)
 
 
-def framed_states(trunk: Any, tokens: Tensor, *, framed: Framed) -> Tensor:
-    """All states of a row, computed as a recording would."""
-    block = Block(queries=framed.queries, keys=framed.keys, causal=True)
-    gathered = Gathered(kernel=Careless(block, like=tokens), layout=framed.layout)
+def framed_states(trunk: Any, tokens: Tensor, *, bucketed: Bucketed) -> Tensor:
+    """All states of a row, computed as a capture would."""
+    block = Block(queries=bucketed.queries, keys=bucketed.keys, causal=True)
+    gathered = Gathered(kernel=Careless(block, like=tokens), layout=bucketed.layout)
     run = _Pass(trunk, GatheredPrompts(gathered), weights={})
-    return run(tokens.flatten()[framed.source], framed.positions)
+    return run(tokens.flatten()[bucketed.source], bucketed.positions)
 
 
 def packed(given: Batch) -> Packing:
@@ -63,20 +63,20 @@ def test_states_and_gradients_are_those_without_padding(name: str, case: str) ->
     trunk, given = model.get_decoder(), batch(CASES[case])
     packing = packed(given)
     found = sequences_of(packing)
-    framed = fit(packing, frame_of(found), found=found)
-    assert sum(framed.keys) < framed.frame.keys  # some keys that nobody sees
+    bucketed = fit(packing, bucket_of(found), found=found)
+    assert sum(bucketed.keys) < bucketed.bucket.keys  # some keys that nobody sees
     results = []
     for states in (
         packed_states(trunk, given.tokens, packing=packing),
-        framed_states(trunk, given.tokens, framed=framed)[packing.before],
+        framed_states(trunk, given.tokens, bucketed=bucketed)[packing.before],
     ):
         model.zero_grad()
         (states * torch.arange(states.numel()).view(states.shape).double().sin()).sum().backward()
         results.append((states, {n: p.grad for n, p in trunk.named_parameters()}))
-    (expected, slopes), (states, others) = results
+    (expected, gradients), (states, others) = results
     torch.testing.assert_close(states, expected, rtol=0, atol=1e-12)
-    for name_of, slope in slopes.items():
-        torch.testing.assert_close(others[name_of], slope, rtol=1e-10, atol=1e-10, msg=name_of)
+    for name_of, gradient in gradients.items():
+        torch.testing.assert_close(others[name_of], gradient, rtol=1e-10, atol=1e-10, msg=name_of)
 
 
 def rows(*, prompts: int, siblings: int, asked: int, answered: int) -> Batch:
@@ -91,7 +91,7 @@ def rows(*, prompts: int, siblings: int, asked: int, answered: int) -> Batch:
 
 def test_the_sizes_of_a_frame() -> None:
     packing = packed(rows(prompts=4, siblings=8, asked=40, answered=101))
-    assert frame_of(sequences_of(packing)) == Frame(
+    assert bucket_of(sequences_of(packing)) == Bucket(
         tokens=3584,  # 4 × 40 and 32 × 100, for the last token is read by nobody; 7 × 512
         keys=8192,  # 160, 32 × 140, and 224 of padding
         sequences=64,  # 36, and one of padding
@@ -104,22 +104,22 @@ def test_like_batches_share_a_frame() -> None:
         rows(prompts=4, siblings=8, asked=asked, answered=answered)
         for asked, answered in ((40, 104), (36, 103), (50, 102))
     ]
-    assert len({frame_of(sequences_of(packed(given))) for given in like}) == 1
+    assert len({bucket_of(sequences_of(packed(given))) for given in like}) == 1
 
 
 def test_all_of_a_row_is_some_sequence() -> None:
     """So that nothing is left unwritten by a kernel that goes by sequences."""
     packing = packed(rows(prompts=3, siblings=5, asked=7, answered=30))
     found = sequences_of(packing)
-    frame = frame_of(found)
-    framed = fit(packing, frame, found=found)
-    assert sum(framed.queries) == frame.tokens > 3 * 7 + 15 * 29
-    assert len(framed.queries) == len(framed.keys) == frame.sequences
-    assert max(framed.keys) <= frame.longest
-    assert len(framed.layout.at) == frame.keys
-    seen, behind = framed.layout.at.split([sum(framed.keys), frame.keys - sum(framed.keys)])
-    assert set(seen.tolist()) == set(range(frame.tokens))
-    assert set(behind.tolist()) == {frame.tokens}
+    bucket = bucket_of(found)
+    bucketed = fit(packing, bucket, found=found)
+    assert sum(bucketed.queries) == bucket.tokens > 3 * 7 + 15 * 29
+    assert len(bucketed.queries) == len(bucketed.keys) == bucket.sequences
+    assert max(bucketed.keys) <= bucket.longest
+    assert len(bucketed.layout.at) == bucket.keys
+    seen, behind = bucketed.layout.at.split([sum(bucketed.keys), bucket.keys - sum(bucketed.keys)])
+    assert set(seen.tolist()) == set(range(bucket.tokens))
+    assert set(behind.tolist()) == {bucket.tokens}
 
 
 @pytest.mark.usefixtures("float64_throughout")
@@ -128,93 +128,93 @@ def test_a_larger_frame_gives_the_same_states(case: str) -> None:
     trunk, given = build("llama").get_decoder(), batch(CASES[case])
     packing = packed(given)
     found = sequences_of(packing)
-    own = frame_of(found)
+    own = bucket_of(found)
     larger = own._replace(tokens=1024, keys=1500)
     assert holds(own, found)
     assert holds(larger, found)
     expected = packed_states(trunk, given.tokens, packing=packing)
-    framed = fit(packing, larger, found=found)
-    assert sum(framed.queries) == 1024
-    assert max(framed.queries) <= larger.longest
-    states = framed_states(trunk, given.tokens, framed=framed)[packing.before]
+    bucketed = fit(packing, larger, found=found)
+    assert sum(bucketed.queries) == 1024
+    assert max(bucketed.queries) <= larger.longest
+    states = framed_states(trunk, given.tokens, bucketed=bucketed)[packing.before]
     torch.testing.assert_close(states, expected, rtol=0, atol=1e-12)
 
 
 def test_a_frame_too_small_in_any_way_does_not_hold() -> None:
     found = sequences_of(packed(rows(prompts=10, siblings=2, asked=140, answered=301)))
-    least = Frame(
+    least = Bucket(
         tokens=7841,  # 1400, 6000, and 441 of padding, that is two more sequences
         keys=10641,  # 1400, 20 × 440, and the padding
         sequences=32,
         longest=440,
     )
     assert holds(least, found)
-    for name in Frame._fields[1:]:
+    for name in Bucket._fields[1:]:
         less = least._replace(**{name: getattr(least, name) - 1})
         assert not holds(less, found), name
     assert holds(least._replace(tokens=7400), found)
     assert not holds(least._replace(tokens=7399), found)
 
 
-def chosen(frames: Frames, found: Sequences, *, new: bool = True) -> Frame | None:
+def chosen(buckets: Buckets, found: Sequences, *, new: bool = True) -> Bucket | None:
     """Choose, and record what is new."""
-    frame = frames.choose(found, new=new)
-    if frame is not None and frame not in frames.known:
-        frames.known.append(frame)
-    return frame
+    bucket = buckets.choose(found, new=new)
+    if bucket is not None and bucket not in buckets.known:
+        buckets.known.append(bucket)
+    return bucket
 
 
 def test_a_frame_is_taken_again_until_the_waste_would_have_paid_for_another() -> None:
-    frames = Frames()
+    buckets = Buckets()
     large, like, small = (
         sequences_of(packed(rows(prompts=4, siblings=8, asked=40, answered=answered)))
         for answered in (101, 99, 60)
     )
-    first = chosen(frames, large)
-    assert chosen(frames, like) == first
-    own = frame_of(small)
+    first = chosen(buckets, large)
+    assert chosen(buckets, like) == first
+    own = bucket_of(small)
     assert (first.tokens, own.tokens) == (3584, 2048)
-    work = [frame.tokens + frame.keys // 64 for frame in (first, own)]
+    work = [bucket.tokens + bucket.keys // 64 for bucket in (first, own)]
     times = PRICE * work[1] // (work[0] - work[1])
-    assert [chosen(frames, small) for _ in range(times + 2)] == [first] * times + [own] * 2
-    assert frames.known == [first, own]
+    assert [chosen(buckets, small) for _ in range(times + 2)] == [first] * times + [own] * 2
+    assert buckets.known == [first, own]
 
 
 def test_keys_that_nobody_sees_are_waste_too() -> None:
-    frames = Frames()
+    buckets = Buckets()
     many, few = (
         sequences_of(packed(rows(prompts=prompts, siblings=64 // prompts, asked=p, answered=n)))
         for prompts, p, n in ((1, 500, 30), (4, 16, 35))
     )
-    first = chosen(frames, many)
-    own = frame_of(few)
+    first = chosen(buckets, many)
+    own = bucket_of(few)
     assert first.tokens == 2560 >= own.tokens
     assert first.keys > 8 * own.keys
-    assert [chosen(frames, few) for _ in range(200)][-1] == own
+    assert [chosen(buckets, few) for _ in range(200)][-1] == own
 
 
 def test_there_are_not_more_frames_than_allowed() -> None:
-    frames = Frames()
+    buckets = Buckets()
     longer = [
         sequences_of(packed(rows(prompts=1, siblings=2, asked=10, answered=int(100 * 1.3**count))))
         for count in range(19)
     ]
-    taken = [chosen(frames, found) for found in longer]
-    assert len(frames.known) == MOST
+    taken = [chosen(buckets, found) for found in longer]
+    assert len(buckets.known) == MOST
     assert taken[MOST:] == [None] * (len(longer) - MOST)
 
 
 def test_what_is_only_looked_at_gets_no_frame_of_its_own() -> None:
-    frames = Frames()
+    buckets = Buckets()
     small, large = (
         sequences_of(packed(rows(prompts=4, siblings=8, asked=40, answered=answered)))
         for answered in (60, 101)
     )
-    assert chosen(frames, small, new=False) is None
-    first = chosen(frames, small)
-    assert chosen(frames, small, new=False) == first
-    assert chosen(frames, large, new=False) is None
-    assert frames.known == [first]
+    assert chosen(buckets, small, new=False) is None
+    first = chosen(buckets, small)
+    assert chosen(buckets, small, new=False) == first
+    assert chosen(buckets, large, new=False) is None
+    assert buckets.known == [first]
 
 
 def test_long_prompts_of_short_completions_are_not_copied() -> None:

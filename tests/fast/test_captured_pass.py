@@ -1,4 +1,4 @@
-"""Passes with aliases of the weights, and recordings that cannot be made, without a GPU."""
+"""Passes with aliases of the weights, and captures that fail, without a GPU."""
 
 import weakref
 from typing import Any
@@ -16,8 +16,8 @@ from posttrain.fast.aliases import Aliases
 from posttrain.fast.attention import gathered as gathered_attention
 from posttrain.fast.attention.blocks import Plain
 from posttrain.fast.attention.gathered import Gathered, GatheredPrompts, sequences_of
-from posttrain.fast.captured_pass import Recordings, _Pass, pausing
-from posttrain.fast.graphs import RecordingError
+from posttrain.fast.captured_pass import CapturedPasses, _Pass, pausing
+from posttrain.fast.graphs import CaptureError
 from posttrain.fast.packing import Packing
 from posttrain.learn.memory import smaller, until_it_fits
 from posttrain.models.head import project
@@ -36,25 +36,25 @@ def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded_pass, "packed_attention", plain)
 
 
-def outcome(model: Any, given: list[Batch], *, recordings: Recordings | None) -> list[Tensor]:
+def outcome(model: Any, given: list[Batch], *, captured: CapturedPasses | None) -> list[Tensor]:
     """States of batches, and the gradients that they add up to, under autocast."""
     model.zero_grad()
     found = []
     for one in given:
         packing = packed(one)
         with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
-            if recordings is None:
+            if captured is None:
                 attention = recorded_pass.packed_attention(packing, like=one.tokens)
                 ordinary = _Pass(model.get_decoder(), attention, weights={})
                 row = one.tokens.flatten()[packing.source]
                 states = ordinary(row, packing.positions)[packing.before]
             else:
-                states = recordings.states(one.tokens, packing)
+                states = captured.states(one.tokens, packing)
             logits = project(model, states)
         logits.float().log_softmax(-1)[:, 2].sum().backward()
         found.append(states.detach().double())
-    slopes = [p.grad.flatten().double() for p in model.parameters() if p.grad is not None]
-    return [torch.cat(found), torch.cat(slopes)]
+    gradients = [p.grad.flatten().double() for p in model.parameters() if p.grad is not None]
+    return [torch.cat(found), torch.cat(gradients)]
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -64,54 +64,54 @@ def test_aliases_give_the_states_and_gradients_of_the_weights(name: str, frozen:
     model = build(name, dtype=torch.float32)
     for number, weight in enumerate(model.parameters()):
         weight.requires_grad_(not (frozen and number % 3 == 0))
-    recordings = Recordings(model.get_decoder(), torch.bfloat16)
+    captured = CapturedPasses(model.get_decoder(), torch.bfloat16)
     given = [batch(rows) for rows in list(CASES.values())[:2]]
     for _ in range(2):
-        expected = outcome(model, given, recordings=None)
-        recordings.refresh()
-        with pausing(recordings):
-            found = outcome(model, given, recordings=recordings)
+        expected = outcome(model, given, captured=None)
+        captured.refresh()
+        with pausing(captured):
+            found = outcome(model, given, captured=captured)
         assert torch.equal(found[0], expected[0])
         torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
         with torch.no_grad():
             for weight in model.parameters():
                 weight.mul_(1.5)
-    assert not recordings.paused
+    assert not captured.paused
 
 
 def test_nothing_holds_recordings_that_are_let_go() -> None:
     model = build("llama", dtype=torch.float32)
-    recordings = Recordings(model.get_decoder(), torch.bfloat16)
-    with pausing(recordings):
-        outcome(model, [batch(CASES["even groups"])], recordings=recordings)
-    there = weakref.ref(recordings)
-    del recordings
+    captured = CapturedPasses(model.get_decoder(), torch.bfloat16)
+    with pausing(captured):
+        outcome(model, [batch(CASES["even groups"])], captured=captured)
+    there = weakref.ref(captured)
+    del captured
     assert there() is None
 
 
 class Recording:
-    """A recording of nothing, for which there is room up to ``most`` tokens."""
+    """A capture of nothing, for which there is room up to ``most`` tokens."""
 
     most = 6000
     error: type[Exception] = torch.OutOfMemoryError
     made: list[int]
 
-    def __init__(self, owner: Recordings, framed: Any, *, tokens: Tensor) -> None:
-        self._size = framed.frame.tokens
+    def __init__(self, owner: CapturedPasses, bucketed: Any, *, tokens: Tensor) -> None:
+        self._size = bucketed.bucket.tokens
         if self._size > self.most:
-            raise self.error(f"a frame of {self._size}")
+            raise self.error(f"a bucket of {self._size}")
         self.made.append(self._size)
 
-    def play(self, tokens: Tensor, framed: Any) -> Tensor:
+    def replay(self, tokens: Tensor, bucketed: Any) -> Tensor:
         return torch.zeros(self._size, 4, requires_grad=True)
 
 
 def test_smaller_parts_are_recorded_where_large_ones_do_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recorded_pass, "_Recording", Recording)
+    monkeypatch.setattr(recorded_pass, "_CapturedPass", Recording)
     monkeypatch.setattr(Recording, "made", [], raising=False)
-    recordings = Recordings(torch.nn.Linear(2, 2))
+    captured = CapturedPasses(torch.nn.Linear(2, 2))
     whole, size = rows(prompts=16, siblings=8, asked=48, answered=256), 8192
 
     def cut(tokens: int) -> list[Any]:
@@ -119,11 +119,11 @@ def test_smaller_parts_are_recorded_where_large_ones_do_not_fit(
 
     def work() -> None:
         for _, part in cut(size):
-            recordings.states(part.tokens, packed(part))
+            captured.states(part.tokens, packed(part))
 
     def shrink(reason: str) -> None:
         nonlocal size
-        recordings.forget()
+        captured.forget()
         size = smaller(size, lambda tokens: len(cut(tokens)), reason=reason)
 
     with pytest.warns(UserWarning, match="4,096|4096"):
@@ -133,15 +133,15 @@ def test_smaller_parts_are_recorded_where_large_ones_do_not_fit(
 
 
 def test_a_trunk_that_cannot_be_recorded_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded_pass, "_Recording", Recording)
+    monkeypatch.setattr(recorded_pass, "_CapturedPass", Recording)
     monkeypatch.setattr(Recording, "most", 0)
-    monkeypatch.setattr(Recording, "error", RecordingError)
+    monkeypatch.setattr(Recording, "error", CaptureError)
     model = build("llama", dtype=torch.float32)
-    recordings = Recordings(model.get_decoder(), torch.bfloat16)
+    captured = CapturedPasses(model.get_decoder(), torch.bfloat16)
     given = [batch(CASES["even groups"])] * 2
-    expected = outcome(model, given, recordings=None)
-    with pytest.warns(UserWarning, match="a frame of 128") as said:
-        found = outcome(model, given, recordings=recordings)
+    expected = outcome(model, given, captured=None)
+    with pytest.warns(UserWarning, match="a bucket of 128") as said:
+        found = outcome(model, given, captured=captured)
     assert len(said) == 1
     assert torch.equal(found[0], expected[0])
 
@@ -166,13 +166,13 @@ def test_a_gradient_that_could_not_be_moved_is_not_added_to_the_next(
     def fail(*_: object) -> None:
         raise RuntimeError("operation failed due to a previous error during capture")
 
-    aliases.bring_slopes()
+    aliases.attach_gradients()
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "add_", fail)
         loss = (1000 * weight).sum()
         with pytest.raises(RuntimeError, match="during capture"):
             loss.backward()
     module.zero_grad()
-    aliases.bring_slopes()
+    aliases.attach_gradients()
     weight.sum().backward()
     assert torch.equal(module.weight.grad, torch.ones(2, 2))

@@ -7,7 +7,7 @@ import torch
 from models.families import build
 from torch import nn
 
-from posttrain.fast.fused_linear import Product, join
+from posttrain.fast.fused_linear import FusedLinear, fuse_linears
 
 
 class Special(nn.Linear):
@@ -30,33 +30,33 @@ class Block(nn.Module):
         return [self.q_proj(states), self.k_proj(others), self.v_proj(states)]
 
 
-def products(model: nn.Module) -> list[Product]:
-    return [module for module in model.modules() if isinstance(module, Product)]
+def products(model: nn.Module) -> list[FusedLinear]:
+    return [module for module in model.modules() if isinstance(module, FusedLinear)]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "mistral"])
 def test_a_model_says_the_same_and_follows_its_weights(family: str) -> None:
     model = build(family)
-    joined = copy.deepcopy(model)
-    weights = dict(joined.named_parameters())
-    join(joined)
-    assert len(products(joined)) == 2 * len(model.get_decoder().layers)
+    fused = copy.deepcopy(model)
+    weights = dict(fused.named_parameters())
+    fuse_linears(fused)
+    assert len(products(fused)) == 2 * len(model.get_decoder().layers)
     tokens = torch.arange(18).reshape(2, 9)
     for _ in range(2):
         expected = model(input_ids=tokens, use_cache=False).logits
-        found = joined(input_ids=tokens, use_cache=False).logits
+        found = fused(input_ids=tokens, use_cache=False).logits
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 weight.mul_(1.25)
                 weights[name].copy_(weight)  # in place, as it was known before
-    assert all(not product._parts and product._states is None for product in products(joined))
+    assert all(not product._parts and product._states is None for product in products(fused))
 
 
 def test_other_states_are_not_taken_for_the_first() -> None:
     block, states = Block(), torch.randn(3, 6)
     expected = block(states, others := torch.randn(3, 6))
-    join(block)
+    fuse_linears(block)
     assert products(block)
     for found, wanted in zip(block(states, others), expected, strict=True):
         torch.testing.assert_close(found, wanted)
@@ -97,7 +97,7 @@ APART = {
 def test_what_is_more_than_a_product_stays_apart(name: str) -> None:
     block, states = APART[name](), torch.randn(3, 6)
     expected = block(states, states)
-    join(block)
+    fuse_linears(block)
     assert not products(block)
     for found, wanted in zip(block(states, states), expected, strict=True):
         assert torch.equal(found, wanted)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from posttrain.fast.attention.gather_kv import Layout, lay_out, take_back
+from posttrain.fast.attention.gather_kv import Layout, gather_kv, scatter_grads
 
 AT = torch.tensor([0, 1, 2, 0, 1, 3, 0, 1, 4, 5, 5])  # 5: nobody sees it
 
@@ -13,18 +13,19 @@ def test_what_is_taken_back_is_the_gradient_of_what_was_laid_out(repeats: int) -
     torch.manual_seed(0)
     layout = Layout.of(AT, tokens=5)
     key, value = (torch.randn(5, 2, 4).double().requires_grad_() for _ in range(2))
-    slopes = torch.randn(2, len(AT), 2 * repeats, 4).double()
+    gradients = torch.randn(2, len(AT), 2 * repeats, 4).double()
     seen = AT < 5
-    laid_out = lay_out((key, value), layout, repeats=repeats)
+    laid_out = gather_kv((key, value), layout, repeats=repeats)
     for states, copies in zip((key, value), laid_out, strict=True):
         for place, token in enumerate(AT[seen].tolist()):
             expected = states[token].repeat_interleave(repeats, 0)
             assert torch.equal(copies[place], expected)
     sum(
-        (part[seen] * slope[seen]).sum() for part, slope in zip(laid_out, slopes, strict=True)
+        (part[seen] * gradient[seen]).sum()
+        for part, gradient in zip(laid_out, gradients, strict=True)
     ).backward()
-    slopes[:, ~seen] = torch.nan
-    found = take_back(tuple(slopes), layout, repeats=repeats)
+    gradients[:, ~seen] = torch.nan
+    found = scatter_grads(tuple(gradients), layout, repeats=repeats)
     torch.testing.assert_close(found, (key.grad, value.grad), rtol=0, atol=1e-12)
 
 
@@ -39,8 +40,10 @@ def test_every_copy_of_a_token_is_listed_in_order() -> None:
 
 def test_sums_of_half_precision_are_rounded_once() -> None:
     layout = Layout.of(torch.zeros(512, dtype=torch.long), tokens=1)
-    slopes = torch.full((512, 1, 1), 1.0, dtype=torch.bfloat16)  # one by one it would stop at 256
-    key, value = take_back((slopes, slopes), layout)
+    gradients = torch.full(
+        (512, 1, 1), 1.0, dtype=torch.bfloat16
+    )  # one by one it would stop at 256
+    key, value = scatter_grads((gradients, gradients), layout)
     assert key.item() == value.item() == 512
     assert key.dtype == torch.bfloat16
 

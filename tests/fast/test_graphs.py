@@ -1,4 +1,4 @@
-"""What recording leaves behind where it fails; a stand-in for CUDA behaves as PyTorch 2.11 does."""
+"""What capture leaves behind where it fails; a stand-in for CUDA behaves as PyTorch 2.11 does."""
 
 import contextlib
 import threading
@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from posttrain.fast import graphs
-from posttrain.fast.graphs import Pool, RecordingError, recording
+from posttrain.fast.graphs import CaptureError, Pool, capturing
 
 WAITS = "CUDA error: operation not permitted when stream is capturing\nmore"
 FULL = "CUDA out of memory. Tried to allocate"
 
 
 class Cuda:
-    """The current stream, pools that are being recorded in, and whether random numbers are had."""
+    """The current stream, pools that are being captured in, and whether random numbers are had."""
 
     def __init__(self) -> None:
         self.stream = "own"
@@ -105,7 +105,7 @@ def tidy(cuda: Cuda) -> bool:
 
 
 def record(pool: Pool, error: Exception | None = None) -> None:
-    with recording(Any, pool):
+    with capturing(Any, pool):
         if error is not None:
             raise error
 
@@ -114,9 +114,9 @@ def test_what_is_recorded_is_recorded_alone(cuda: Cuda) -> None:
     pool, free = Pool(), []
 
     def ask() -> None:
-        free.append(graphs.alone.acquire(blocking=False))
+        free.append(graphs.capture_lock.acquire(blocking=False))
 
-    with recording(Any, pool):
+    with capturing(Any, pool):
         assert cuda.underway == [pool.handle]
         other = threading.Thread(target=ask)
         other.start()
@@ -130,9 +130,9 @@ def test_what_is_recorded_is_recorded_alone(cuda: Cuda) -> None:
 def test_recordings_share_no_workspace(cuda: Cuda, error: Exception | None) -> None:
     """Neither with those before, nor with those after."""
     cuda.workspaces.append("of an ordinary product")
-    with contextlib.suppress(RecordingError), recording(Any, Pool()):
+    with contextlib.suppress(CaptureError), capturing(Any, Pool()):
         assert not cuda.workspaces
-        cuda.workspaces.append("of one that is recorded")
+        cuda.workspaces.append("of one that is captured")
         if error is not None:
             raise error
     assert not cuda.workspaces
@@ -140,11 +140,11 @@ def test_recordings_share_no_workspace(cuda: Cuda, error: Exception | None) -> N
 
 def test_a_model_that_waits(cuda: Cuda) -> None:
     pool, cuda.fails_at_end = Pool(), "CUDA error: operation failed due to a previous error"
-    with pytest.raises(RecordingError, match=r"not permitted when stream is capturing$"):
+    with pytest.raises(CaptureError, match=r"not permitted when stream is capturing$"):
         record(pool, RuntimeError(WAITS))
     assert tidy(cuda)
     assert cuda.released == [pool.handle]
-    with pytest.raises(RecordingError, match="cannot be recorded"):  # at once: nothing is begun
+    with pytest.raises(CaptureError, match="cannot be captured"):  # at once: nothing is begun
         record(pool)
     assert cuda.released == [pool.handle]
     record(Pool())
@@ -164,11 +164,11 @@ def test_the_frames_of_a_failure_are_let_go(cuda: Cuda) -> None:
         raise kept[0]
 
     def attempt() -> None:
-        with recording(Any, Pool()):
+        with capturing(Any, Pool()):
             forward()
 
     cuda.fails_at_end = "CUDA error"
-    with pytest.raises(RecordingError):
+    with pytest.raises(CaptureError):
         attempt()
     assert states[0]() is None
 
@@ -196,6 +196,6 @@ def test_no_memory_for_the_graph_itself(cuda: Cuda) -> None:
 @pytest.mark.parametrize("at_end", ["", "CUDA error: operation failed"])
 def test_other_errors_pass(cuda: Cuda, at_end: str) -> None:
     cuda.fails_at_end = at_end
-    with pytest.raises(KeyboardInterrupt), recording(Any, Pool()):
+    with pytest.raises(KeyboardInterrupt), capturing(Any, Pool()):
         raise KeyboardInterrupt
     assert tidy(cuda)

@@ -246,14 +246,14 @@ def test_kernels_are_attention_and_its_gradient(make: type, block: Block) -> Non
         if block.causal:
             scores = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -torch.inf)
         sums.append(scores.logsumexp(-1))
-    expected, slopes = torch.cat(pieces), torch.randn(count, 2, 8, generator=generator).double()
-    wanted = torch.autograd.grad(expected, given, slopes)
+    expected, gradients = torch.cat(pieces), torch.randn(count, 2, 8, generator=generator).double()
+    wanted = torch.autograd.grad(expected, given, gradients)
     kernel = make(block, like=given[0])
     with torch.no_grad():
         query, key, value = given
         mixed, logsumexp = kernel.forward(query, key, value=value, scale=0.3)
         found = kernel.backward(
-            slopes, (query, key, value), mixed=mixed, logsumexp=logsumexp, scale=0.3
+            gradients, (query, key, value), mixed=mixed, logsumexp=logsumexp, scale=0.3
         )
     torch.testing.assert_close(mixed, expected.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(logsumexp, torch.cat(sums, dim=1).detach(), rtol=1e-12, atol=1e-12)

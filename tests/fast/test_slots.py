@@ -11,9 +11,9 @@ from models.families import build
 from rollout.cases import END, drawn, largest_error, ragged, spell
 
 from posttrain.fast import scheduler, slot_decoder
-from posttrain.fast.cast_copy import HalfCopy
-from posttrain.fast.kv_slots import Room, bytes_per_slot
-from posttrain.fast.scheduler import Desk
+from posttrain.fast.cast_copy import CastCopy
+from posttrain.fast.kv_slots import Capacity, bytes_per_slot
+from posttrain.fast.scheduler import Scheduler
 from posttrain.fast.slot_decoder import SlotDecoder
 from posttrain.models import gpu_memory
 from posttrain.rollout.engines import NativeEngine
@@ -108,9 +108,9 @@ def test_slots_fit_into_the_memory_there_is(monkeypatch: pytest.MonkeyPatch) -> 
     one = engine(model)
     assert drawn(one.generate(PROMPTS, sampling, num_samples=6, seed=0)) == drawn(whole)
     assert one._decoder.slots is not None
-    assert one._decoder.slots.room.num_slots == 5
+    assert one._decoder.slots.capacity.num_slots == 5
     one.generate(PROMPTS, sampling, num_samples=60, seed=0)
-    assert one._decoder.slots.room.num_slots == 5
+    assert one._decoder.slots.capacity.num_slots == 5
 
 
 def test_each_prompt_is_read_once_however_few_the_slots() -> None:
@@ -169,7 +169,7 @@ def test_a_model_with_other_attention_goes_the_plain_way(family: str) -> None:
 def test_a_half_copy_computes_what_autocast_does(family: str) -> None:
     """Bit for bit, also after the weights have moved; and nothing but matrices is copied."""
     model = build(family, dtype=torch.float32)
-    half = HalfCopy(model, torch.bfloat16)
+    half = CastCopy(model, torch.bfloat16)
     tokens = torch.arange(18).reshape(2, 9)
     for _ in range(2):
         with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
@@ -186,7 +186,7 @@ def test_a_half_copy_computes_what_autocast_does(family: str) -> None:
 
 
 def test_steps_that_may_be_recorded_keep_no_casts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recording outlives the scope in which autocast would have kept them."""
+    """A capture outlives the scope in which autocast would have kept them."""
     seen = []
     step = SlotDecoder._step
 
@@ -207,7 +207,7 @@ def test_a_larger_batch_does_not_wait_for_the_memory_of_a_smaller_one() -> None:
     small = one._decoder.slots
     assert small is not None
     small._pool = SimpleNamespace()
-    small._steps[1, HOT] = small._to_record(torch.arange(1), HOT)  # as on a GPU
+    small._steps[1, HOT] = small._to_capture(torch.arange(1), HOT)  # as on a GPU
     there = weakref.ref(small)
     gc.disable()
     try:
@@ -265,20 +265,20 @@ def test_slots_under_autocast_say_what_the_parts_say() -> None:
 
 def test_the_desk_seats_in_order_and_keeps_a_prompt_until_no_one_needs_it() -> None:
     prompts = {n: (n // 2,) for n in range(6)}  # three prompts of two sequences each
-    table = Desk(prompts, Room(num_prompts=2, prompt_tokens=1, num_slots=3, new_tokens=4))
-    seats = table.seat(4)
-    assert [(s.number, s.slot, s.place, s.first) for s in seats] == [
+    table = Scheduler(prompts, Capacity(num_prompts=2, prompt_tokens=1, num_slots=3, new_tokens=4))
+    sequences = table.admit(4)
+    assert [(s.number, s.slot, s.index, s.first) for s in sequences] == [
         (0, 0, 0, True),
         (1, 1, 0, False),
         (2, 2, 1, True),
     ]
-    assert table.seat(4) == []
-    table.note(2)
+    assert table.admit(4) == []
+    table.advance(2)
     assert table.most_left == 1
-    assert [s.number for s in table.leave([True, False, False])] == [0]
-    (seat,) = table.seat(4)  # the second of prompt 1: already there
-    assert (seat.number, seat.slot, seat.place, seat.first) == (3, 0, 1, False)
+    assert [s.number for s in table.release([True, False, False])] == [0]
+    (sequence,) = table.admit(4)  # the second of prompt 1: already there
+    assert (sequence.number, sequence.slot, sequence.index, sequence.first) == (3, 0, 1, False)
     assert table.most_left == 3
-    assert [s.number for s in table.leave([False, True, True])] == [1, 2]
-    places = [(s.number, s.place, s.first) for s in table.seat(4)]
-    assert places == [(4, 0, True), (5, 0, False)]  # the place of prompt 0 is free again
+    assert [s.number for s in table.release([False, True, True])] == [1, 2]
+    indices = [(s.number, s.index, s.first) for s in table.admit(4)]
+    assert indices == [(4, 0, True), (5, 0, False)]  # the index of prompt 0 is free again

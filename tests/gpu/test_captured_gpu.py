@@ -1,4 +1,4 @@
-"""Passes played from a recording: the numbers of the ordinary ones, for one batch after another."""
+"""Passes replayed from a capture: the numbers of the ordinary ones, for one batch after another."""
 
 import threading
 from contextlib import nullcontext
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from posttrain.algorithms.weights import token_mean
-from posttrain.fast.captured_pass import Recordings, pausing, playing
+from posttrain.fast.captured_pass import CapturedPasses, pausing, replaying
 from posttrain.fast.compiled import compile_layers
-from posttrain.fast.graphs import Pool, RecordingError, recording
+from posttrain.fast.graphs import CaptureError, Pool, capturing
 from posttrain.fast.scores import score_tokens
 from posttrain.learn.learner import LocalLearner
 from posttrain.models.gpu_memory import empty_cache
@@ -48,8 +48,8 @@ def outcome(policy: LlamaForCausalLM, batches: list[Batch]) -> tuple[list[Tensor
             logprobs = score_tokens(policy, given.to("cuda")).logprobs
         logprobs.sum().backward()
         found.append(logprobs.detach().cpu())
-    slopes = [weight.grad.flatten() for weight in policy.parameters() if weight.grad is not None]
-    return found, torch.cat(slopes).cpu()
+    gradients = [weight.grad.flatten() for weight in policy.parameters() if weight.grad is not None]
+    return found, torch.cat(gradients).cpu()
 
 
 @pytest.mark.parametrize(
@@ -62,28 +62,28 @@ def test_recorded_passes(compiled: bool, paused: bool) -> None:
         rows(prompts=4, siblings=8, asked=asked, answered=answered)
         for asked, answered in ((40, 104), (36, 103), (50, 102), (20, 300))
     ]
-    recordings = Recordings(policy.get_decoder(), torch.bfloat16)
+    captured = CapturedPasses(policy.get_decoder(), torch.bfloat16)
     if compiled:
         compile_layers(policy)
     for _ in range(2):
-        expected, slope = outcome(policy, batches)
-        recordings.refresh()
-        with playing(recordings), pausing(recordings) if paused else nullcontext():
+        expected, gradient = outcome(policy, batches)
+        captured.refresh()
+        with replaying(captured), pausing(captured) if paused else nullcontext():
             found, other = outcome(policy, batches)
         for mine, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=0.02)
-        assert float((other - slope).norm() / slope.norm()) < 0.02
+        assert float((other - gradient).norm() / gradient.norm()) < 0.02
         with torch.no_grad():
             for weight in policy.parameters():
                 weight.mul_(1.3)
-    assert len(recordings._known) == (0 if paused else 2)
+    assert len(captured._known) == (0 if paused else 2)
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_learner_takes_the_same_steps(tied: bool) -> None:
     """Three steps on two batches in parts; each sees the weights that the last one left."""
 
-    def learned(*, recorded: bool) -> Tensor:
+    def learned(*, captured: bool) -> Tensor:
         policy = model(tied=tied)
         before = torch.cat([weight.detach().flatten() for weight in policy.parameters()])
         learner = LocalLearner(
@@ -93,7 +93,7 @@ def test_a_learner_takes_the_same_steps(tied: bool) -> None:
             max_gradient_norm=1.0,
             micro_batch_tokens=2048,
             compute=torch.bfloat16,
-            recorded=recorded,
+            captured=captured,
         )
         for answered in (104, 90, 104):
             given = rows(prompts=4, siblings=8, asked=40, answered=answered)
@@ -101,13 +101,13 @@ def test_a_learner_takes_the_same_steps(tied: bool) -> None:
         after = torch.cat([weight.detach().flatten() for weight in policy.parameters()])
         return after - before
 
-    expected, found = (learned(recorded=recorded) for recorded in (False, True))
+    expected, found = (learned(captured=captured) for captured in (False, True))
     assert float(expected.norm()) > 1
     assert float((found - expected).norm() / expected.norm()) < 0.02
 
 
 class Waits(nn.Module):
-    """A part of a model that cannot be recorded: it looks at what is computed."""
+    """A part of a model that cannot be captured: it looks at what is computed."""
 
     def forward(self, states: Tensor) -> Tensor:
         return states * (1.0 if float(states.detach().sum()) < 1e9 else 2.0)
@@ -118,23 +118,23 @@ def test_a_model_that_waits_for_the_gpu_is_computed() -> None:
     norm = policy.model.layers[1].post_attention_layernorm
     policy.model.layers[1].post_attention_layernorm = nn.Sequential(norm, Waits())
     batches = [rows(prompts=4, siblings=8, asked=40, answered=104)] * 2
-    expected, slope = outcome(policy, batches)
+    expected, gradient = outcome(policy, batches)
     with (
-        playing(Recordings(policy.get_decoder(), torch.bfloat16)),
-        pytest.warns(UserWarning, match="cannot be recorded"),
+        replaying(CapturedPasses(policy.get_decoder(), torch.bfloat16)),
+        pytest.warns(UserWarning, match="cannot be captured"),
     ):
         found, other = outcome(policy, batches)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0.02)
-    assert float((other - slope).norm() / slope.norm()) < 0.02
+    assert float((other - gradient).norm() / gradient.norm()) < 0.02
 
 
 def test_a_recording_that_fails_leaves_no_trace() -> None:
-    """Neither in random numbers, nor in memory, nor in recordings from before and after."""
+    """Neither in random numbers, nor in memory, nor in captures from before and after."""
     place = torch.zeros(4, device="cuda")
     before, after, broken = (torch.cuda.CUDAGraph() for _ in range(3))
     pool, stream = Pool(), torch.cuda.current_stream()
-    with recording(before, pool):
+    with capturing(before, pool):
         place.add_(torch.ones(4, device="cuda"))
     reserved = torch.cuda.memory_reserved()
 
@@ -142,11 +142,11 @@ def test_a_recording_that_fails_leaves_no_trace() -> None:
         many = torch.zeros(1 << 26, device="cuda")  # 256 MB
         return float(many.sum())
 
-    with pytest.raises(RecordingError, match="cannot be recorded"), recording(broken, pool):
+    with pytest.raises(CaptureError, match="cannot be captured"), capturing(broken, pool):
         look()
     assert torch.cuda.current_stream() == stream
     assert torch.randn(4, device="cuda").shape == (4,)
-    with recording(after, Pool()):
+    with capturing(after, Pool()):
         place.mul_(2)
     before.replay()
     after.replay()
@@ -160,7 +160,7 @@ def test_a_recording_for_which_there_is_no_memory() -> None:
     place = torch.zeros(4, device="cuda")
 
     def record() -> None:
-        with recording(torch.cuda.CUDAGraph(), Pool()):
+        with capturing(torch.cuda.CUDAGraph(), Pool()):
             place.add_(1)
             torch.zeros(1 << 40, device="cuda")
 
@@ -178,7 +178,7 @@ def test_two_threads_record_in_turns() -> None:
             place = torch.zeros(1, device="cuda")
             for _ in range(20):
                 graph = torch.cuda.CUDAGraph()
-                with recording(graph, Pool()):
+                with capturing(graph, Pool()):
                     place.add_(torch.ones(1, device="cuda"))
                 graph.replay()
                 empty_cache()
@@ -194,14 +194,14 @@ def test_two_threads_record_in_turns() -> None:
 
 
 def test_a_recording_outlives_those_before_it() -> None:
-    """Products in parts need a workspace, which must not belong to a recording that has gone."""
+    """Products in parts need a workspace, which must not belong to a capture that has gone."""
     left, right = (torch.randn(*shape, device="cuda").bfloat16() for shape in SHAPES)
     out = torch.empty(SHAPES[0][0], SHAPES[1][1], device="cuda", dtype=torch.bfloat16)
     first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     torch.mm(left, right, out=out)
     expected = out.clone()
     for graph in (first, second):
-        with recording(graph, Pool()):
+        with capturing(graph, Pool()):
             torch.mm(left, right, out=out)
     del first, graph
     empty_cache()

@@ -75,7 +75,7 @@ def test_half_precision_is_the_learners(autocast: bool) -> None:
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
 def test_biases_are_read_anew(family: str) -> None:
-    """What a recorded step reads must not be a cast of the batch before."""
+    """What a captured step reads must not be a cast of the batch before."""
     model = build(family, dtype=torch.float32).cuda()
     engine = NativeEngine(model, end_tokens=(END,), decode=spell, compute=torch.bfloat16)
     fresh = NativeEngine(model, end_tokens=(END,), decode=spell, compute=torch.bfloat16)
@@ -97,7 +97,7 @@ def test_a_model_that_waits_for_the_gpu_is_sampled_step_by_step() -> None:
     expected = native(model).generate(PROMPTS, SAMPLING, num_samples=4, seed=0)
     engine = native(model.cuda())
     assert "CUDA graphs" in engine.way().uses
-    with pytest.warns(UserWarning, match="cannot be recorded"):
+    with pytest.warns(UserWarning, match="cannot be captured"):
         answers = engine.generate(PROMPTS, SAMPLING, num_samples=4, seed=0)
     assert "CUDA graphs" in [missing.what for missing in engine.way().fell_back]
     assert drawn(answers) == drawn(expected)

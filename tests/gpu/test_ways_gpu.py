@@ -29,7 +29,7 @@ def test_the_fast_way_is_declared_and_kept() -> None:
         adamw(model, learning_rate=1e-6),
         save=lambda folder: None,
         compute=torch.bfloat16,
-        recorded=True,
+        captured=True,
     )
     samples = engine.way()
     assert samples.uses == ("slots", "CUDA graphs", "Triton kernels", "compiled layers")

@@ -262,7 +262,7 @@ def test_sets_of_a_reward_model_stay_whole() -> None:
 
 
 def test_no_micro_batch_meets_the_graph_of_the_one_before() -> None:
-    """A recording must not: nodes of the weights that another graph holds belong to its stream."""
+    """A capture must not: nodes of the weights that another graph holds belong to its stream."""
     alive: list[bool] = []
     seen: list[weakref.ref[torch.Tensor]] = []
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from posttrain.models.gpu_memory import free_bytes, recorded_bytes
+from posttrain.models.gpu_memory import captured_bytes, free_bytes
 
 
 def test_what_recordings_keep_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +26,6 @@ def test_what_recordings_keep_is_not_free(monkeypatch: pytest.MonkeyPatch) -> No
     }
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, answer)
-    assert recorded_bytes("cuda") == recorded_bytes("cuda:0") == 70 + 100
-    assert recorded_bytes("cuda:1") == 100
+    assert captured_bytes("cuda") == captured_bytes("cuda:0") == 70 + 100
+    assert captured_bytes("cuda:1") == 100
     assert free_bytes("cuda") == 1000 + 270 - 170

@@ -72,7 +72,7 @@ def make_learner(
         compute=choose_compute(recipe.model, device),
         reference=reference,
         critic=critic,
-        recorded=compiled and not section.checkpoint_activations,
+        captured=compiled and not section.checkpoint_activations,
     )
 
 

@@ -75,7 +75,7 @@ class Ways:
         self.look()
 
     def look(self) -> None:
-        """Ask the parts: what cannot be recorded or compiled shows only once it was tried."""
+        """Ask the parts: what cannot be captured or compiled shows only once it was tried."""
         ways, remarks = self._ask(), list(compiler_remarks)
         if (ways, remarks) == (self._known, self._remarks):
             return

@@ -1,7 +1,7 @@
-"""The weights of a module under other names: rounded beforehand, and with one place for a gradient.
+"""Aliases of the weights of a module: cast beforehand, with gradients at fixed addresses.
 
-What is recorded must find everything where it was, and must not meet a weight that some graph of
-another stream still holds. So passes are computed with aliases of the weights.
+A CUDA graph reads and writes fixed addresses, and its capture must not meet a weight that an
+autograd graph of another stream still holds. So passes are computed with aliases of the weights.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from posttrain.models.head import HALF
 class Aliases:
     """Aliases of the weights that learn.
 
-    Matrices that autocast would round to ``compute`` in every pass are kept rounded
-    (:meth:`refresh`); the others are the same memory under another name. A gradient of an alias is
-    added to the ``.grad`` of its weight as soon as it is there, and that always stands at the same
-    place (:meth:`bring_slopes`).
+    Matrices that autocast would cast to ``compute`` in every pass are kept cast (:meth:`refresh`);
+    the others share the memory of their weight. A gradient of an alias is added to the ``.grad`` of
+    its weight as soon as it is computed, at an address that never changes
+    (:meth:`attach_gradients`).
     """
 
     def __init__(self, module: nn.Module, compute: torch.dtype) -> None:
@@ -32,32 +32,32 @@ class Aliases:
             name: nn.Parameter(weight.detach().to(compute if name in rounded else weight.dtype))
             for name, weight in learning.items()
         }
-        self._slopes = [torch.zeros_like(weight) for weight in self._weights]
-        for alias, slope in zip(self.named.values(), self._slopes, strict=True):
-            alias.register_post_accumulate_grad_hook(partial(_add_to, slope))
+        self._gradients = [torch.zeros_like(weight) for weight in self._weights]
+        for alias, gradient in zip(self.named.values(), self._gradients, strict=True):
+            alias.register_post_accumulate_grad_hook(partial(_add_to, gradient))
 
     def refresh(self) -> None:
-        """Round the weights again: they may have changed."""
+        """Cast the weights again: they may have changed."""
         pairs = zip(self.named.values(), self._weights, strict=True)
         rounded = [(alias, weight) for alias, weight in pairs if alias.dtype != weight.dtype]
         if rounded:
             with torch.no_grad():
                 torch._foreach_copy_([alias for alias, _ in rounded], [w for _, w in rounded])
 
-    def bring_slopes(self) -> None:
-        """Have the gradient of every weight where that of its alias is added to it."""
-        pairs = list(zip(self._weights, self._slopes, strict=True))
-        missing = [slope for weight, slope in pairs if weight.grad is None]
+    def attach_gradients(self) -> None:
+        """Let ``.grad`` of each weight be the tensor that its alias's gradient is added to."""
+        pairs = list(zip(self._weights, self._gradients, strict=True))
+        missing = [gradient for weight, gradient in pairs if weight.grad is None]
         if missing:
             torch._foreach_zero_(missing)
-        for weight, slope in pairs:
-            if weight.grad is not None and weight.grad is not slope:
-                slope.copy_(weight.grad)
-            weight.grad = slope
+        for weight, gradient in pairs:
+            if weight.grad is not None and weight.grad is not gradient:
+                gradient.copy_(weight.grad)
+            weight.grad = gradient
 
 
-def _add_to(slope: Tensor, alias: Tensor) -> None:
-    """Move a gradient to its place."""
-    found, alias.grad = alias.grad, None  # first: what fails below must leave nothing behind
+def _add_to(gradient: Tensor, alias: Tensor) -> None:
+    """Add the gradient of an alias to that of its weight."""
+    found, alias.grad = alias.grad, None  # an error in the sum must leave no gradient behind
     assert found is not None
-    slope.add_(found)
+    gradient.add_(found)

@@ -1,9 +1,9 @@
-"""Packed rows of a few fixed sizes, so that a forward and backward pass can be recorded.
+"""Packed rows of a few fixed sizes, so that a forward and backward pass can be captured.
 
-A packing is as long as its sequences are; a recording wants the same sizes every time. So padding
-follows the packing, as a few sequences of their own: they see themselves, so that all they compute
-is finite, nobody else sees them, and their gradient is zero. A frame may be larger than a packing
-needs (:func:`holds`), so a few frames serve batches of all lengths.
+A packing is as long as its sequences are; a CUDA graph wants the same sizes every time. So padding
+follows the packing, as a few sequences of their own: each sees itself, so that all it computes is
+finite; no other sequence sees it, and its gradient is zero. A bucket may be larger than a packing
+needs (:func:`holds`), so a few buckets serve batches of all lengths.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from posttrain.fast.attention.gather_kv import Layout
 from posttrain.fast.attention.gathered import Sequences
 from posttrain.fast.packing import Packing
 
-LEAST = 128  # tokens, keys, and room for the longest sequence
-SEQUENCES = 32  # the least number of sequences there is room for
-MOST = 16  # frames; what fits none of them is computed without one
-PRICE = 30  # passes: what a recording costs, about a second
+LEAST = 128  # the fewest tokens, keys, and tokens of the longest sequence in a bucket
+SEQUENCES = 32  # the fewest sequences of a bucket
+MOST = 16  # buckets at most; a packing that fits none of them is computed without one
+PRICE = 30  # what a capture costs, in passes: about a second
 
 
-class Frame(NamedTuple):
-    """Sizes: tokens of the row, keys laid out, room for sequences, and the longest of them."""
+class Bucket(NamedTuple):
+    """Capacity: tokens of the row, gathered keys, sequences, and tokens of the longest one."""
 
     tokens: int
     keys: int
@@ -35,14 +35,14 @@ class Frame(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Framed:
-    """A packing in its frame.
+class Bucketed:
+    """A packing in its bucket.
 
     ``source`` and ``positions`` [tokens] as in :class:`Packing`, 0 in the padding. ``queries`` and
-    ``keys`` as in :class:`Sequences`, and the ``layout`` of all keys there is room for.
+    ``keys`` as in :class:`Sequences`, and the ``layout`` of all keys of the bucket.
     """
 
-    frame: Frame
+    bucket: Bucket
     source: Tensor
     positions: Tensor
     queries: list[int]
@@ -50,12 +50,12 @@ class Framed:
     layout: Layout
 
 
-def frame_of(found: Sequences) -> Frame:
-    """A frame that holds a packing, and is hardly larger; like packings have the same one."""
+def bucket_of(found: Sequences) -> Bucket:
+    """A bucket that holds a packing and is hardly larger; similar packings share one."""
     tokens = _tokens(found.tokens)
     spare = tokens - found.tokens
     longest = _power(max(found.keys), least=LEAST)
-    return Frame(
+    return Bucket(
         tokens=tokens,
         keys=_power(len(found.keys_at) + spare, least=LEAST),  # padding sees itself
         sequences=_power(len(found.queries) + len(_pieces(spare, longest)), least=SEQUENCES),
@@ -63,34 +63,34 @@ def frame_of(found: Sequences) -> Frame:
     )
 
 
-def holds(frame: Frame, found: Sequences) -> bool:
-    """Whether sequences, and the padding that they need then, fit into a frame."""
-    spare = frame.tokens - found.tokens
+def holds(bucket: Bucket, found: Sequences) -> bool:
+    """Whether sequences, and the padding that they need then, fit into a bucket."""
+    spare = bucket.tokens - found.tokens
     return (
         spare >= 0
-        and len(found.keys_at) + spare <= frame.keys
-        and max(found.keys) <= frame.longest
-        and len(found.queries) + len(_pieces(spare, frame.longest)) <= frame.sequences
+        and len(found.keys_at) + spare <= bucket.keys
+        and max(found.keys) <= bucket.longest
+        and len(found.queries) + len(_pieces(spare, bucket.longest)) <= bucket.sequences
     )
 
 
-class Frames:
-    """The frames in use. Each costs a recording, so a packing may get one that is too large.
+class Buckets:
+    """The buckets in use. Each costs a capture, so a packing may get one that is too large.
 
-    It gets its own once all that was wasted on its like would have paid for one.
+    Packings of a size get a bucket of their own once the work they wasted would have paid for it.
     """
 
     def __init__(self) -> None:
-        self.known: list[Frame] = []
-        self._wasted: Counter[Frame] = Counter()
+        self.known: list[Bucket] = []
+        self._wasted: Counter[Bucket] = Counter()
 
-    def choose(self, found: Sequences, *, new: bool = True) -> Frame | None:
-        """The frame for a packing: one that is known, or a ``new`` one, to be added when it is.
+    def choose(self, found: Sequences, *, new: bool = True) -> Bucket | None:
+        """The bucket for a packing: a known one, or a ``new`` one for the caller to capture.
 
-        None: none of those known holds it, and it gets no new one; or there are too many already.
+        None: no known bucket holds it, and there may be no new one.
         """
-        own = frame_of(found)
-        fitting = [frame for frame in self.known if holds(frame, found)]
+        own = bucket_of(found)
+        fitting = [bucket for bucket in self.known if holds(bucket, found)]
         best = min(fitting, key=_work, default=None)
         wasted = 0 if best is None else max(0, _work(best) - _work(own))
         self._wasted[own] += wasted
@@ -99,32 +99,32 @@ class Frames:
         return own if new and len(self.known) < MOST else best
 
 
-def _work(frame: Frame) -> int:
-    """What a pass takes, in tokens: to lay out a key is little beside what a token costs."""
-    return frame.tokens + frame.keys // 64
+def _work(bucket: Bucket) -> int:
+    """What a pass costs, in tokens: gathering a key costs little beside computing a token."""
+    return bucket.tokens + bucket.keys // 64
 
 
-def fit(packing: Packing, frame: Frame, *, found: Sequences) -> Framed:
-    """Put a packing, of these sequences, into a frame that holds it."""
+def fit(packing: Packing, bucket: Bucket, *, found: Sequences) -> Bucketed:
+    """Put a packing, of these sequences, into a bucket that holds it."""
     used = found.tokens
-    source, positions = torch.zeros(2, frame.tokens, dtype=torch.long)
+    source, positions = torch.zeros(2, bucket.tokens, dtype=torch.long)
     source[:used], positions[:used] = packing.source, packing.positions
-    padding = _pieces(frame.tokens - used, frame.longest)
-    seen = torch.cat([found.keys_at, torch.arange(used, frame.tokens)])
-    keys_at = torch.full((frame.keys,), frame.tokens)
+    padding = _pieces(bucket.tokens - used, bucket.longest)
+    seen = torch.cat([found.keys_at, torch.arange(used, bucket.tokens)])
+    keys_at = torch.full((bucket.keys,), bucket.tokens)
     keys_at[: len(seen)] = seen
-    return Framed(
-        frame=frame,
+    return Bucketed(
+        bucket=bucket,
         source=source,
         positions=positions,
-        queries=_filled([*found.queries, *padding], frame.sequences),
-        keys=_filled([*found.keys, *padding], frame.sequences),
-        layout=Layout.of(keys_at, tokens=frame.tokens),
+        queries=_filled([*found.queries, *padding], bucket.sequences),
+        keys=_filled([*found.keys, *padding], bucket.sequences),
+        layout=Layout.of(keys_at, tokens=bucket.tokens),
     )
 
 
 def _pieces(count: int, longest: int) -> list[int]:
-    """Padding in as few sequences as the frame allows.
+    """Padding in as few sequences as the bucket allows.
 
     >>> _pieces(300, 128)
     [128, 128, 44]
@@ -137,9 +137,9 @@ def _filled(lengths: list[int], count: int) -> list[int]:
 
 
 def _tokens(count: int) -> int:
-    """Room for so many tokens: between two powers of two there are four sizes.
+    """The tokens of a bucket for so many: between two powers of two there are four sizes.
 
-    So all micro-batches that fill a usual budget have the same.
+    So all micro-batches that fill a usual budget get the same.
 
     >>> [_tokens(count) for count in (3, 130, 1025, 5000)]
     [128, 160, 1280, 5120]
@@ -149,7 +149,7 @@ def _tokens(count: int) -> int:
 
 
 def _power(count: int, *, least: int) -> int:
-    """The least power of two from ``least`` on that is no less."""
+    """The smallest power of two, at least ``least``, that is no less than ``count``."""
     size = least
     while size < count:
         size *= 2

@@ -1,4 +1,4 @@
-"""A step that a GPU plays from a recording: hundreds of kernels, one call."""
+"""A step that a GPU replays from a CUDA graph: hundreds of kernels, one call."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from collections.abc import Callable
 
 import torch
 
-from posttrain.fast.graphs import Pool, RecordingError, recording
-from posttrain.models.gpu_memory import alone
+from posttrain.fast.graphs import CaptureError, Pool, capturing
+from posttrain.models.gpu_memory import capture_lock
 
 Step = Callable[[], None]
 
 
-class Recorded:
-    """A step, recorded in a CUDA graph at its second call.
+class CapturedStep:
+    """A step, captured in a CUDA graph at its second call.
 
-    A step must find its inputs where they were, and leave its results there, too. The first call
-    is an ordinary one: it compiles kernels and sizes workspaces, which a recording may not. A step
-    that cannot be recorded stays an ordinary one.
+    A step must read and write the same addresses at every call. The first call is an ordinary one:
+    it compiles kernels and sizes workspaces, which is not allowed during a capture. A step that
+    cannot be captured stays an ordinary one.
     """
 
     def __init__(self, step: Step, pool: Pool) -> None:
         self._step = step
         self._pool = pool
         self._called = False
-        self._play: Step | None = None
+        self._replay: Step | None = None
 
     def __call__(self) -> None:
         if not self._called:
             self._called = True
-            with alone:
+            with capture_lock:
                 self._step()
             return
-        if self._play is None:
-            self._play = self._record()
-        self._play()
+        if self._replay is None:
+            self._replay = self._capture()
+        self._replay()
 
-    def _record(self) -> Step:
+    def _capture(self) -> Step:
         graph = torch.cuda.CUDAGraph()
         try:
-            with recording(graph, self._pool):
+            with capturing(graph, self._pool):
                 self._step()
-        except RecordingError as error:
+        except CaptureError as error:
             warnings.warn(str(error), stacklevel=3)
             return self._step
         return graph.replay

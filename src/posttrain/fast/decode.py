@@ -14,10 +14,10 @@ import torch
 
 from posttrain.fast import kernels
 from posttrain.fast.attention.replaceable import replaceable
-from posttrain.fast.cast_copy import HalfCopy
+from posttrain.fast.cast_copy import CastCopy
 from posttrain.fast.compiled import ask_once, compilable, compile_layers, is_compiled, uncompiled
 from posttrain.fast.kernels import sample
-from posttrain.fast.kv_slots import Room, bytes_per_slot, fits_slots
+from posttrain.fast.kv_slots import Capacity, bytes_per_slot, fits_slots
 from posttrain.fast.slot_decoder import Drawn, Randomness, SlotDecoder
 from posttrain.models import head
 from posttrain.models.gpu_memory import memory_budget
@@ -51,8 +51,8 @@ class Decoder:
         self._compute = compute
         self._compiled = compiled
         self._max_sequences = max_sequences
-        self._half: HalfCopy | None = None
-        self._most = 1  # slots that memory had room for when they were made
+        self._copy: CastCopy | None = None
+        self._most = 1  # slots that memory had capacity for when they were made
 
     def takes_model(self) -> Verdict:
         """Whether attention, keys and head of the model are such that slots can do without it."""
@@ -67,7 +67,7 @@ class Decoder:
         """Slots; on a GPU their steps are replayed from CUDA graphs."""
         wanted = []
         if self.model.device.type == "cuda":
-            broken = "" if self.slots is None else self.slots.not_recorded
+            broken = "" if self.slots is None else self.slots.not_captured
             exact = (self._compute or self.model.dtype) == torch.float64
             triton = "they do not compute in float64" if exact else ""
             triton = triton if kernels.has_triton() else "Triton is not installed"
@@ -109,7 +109,7 @@ class Decoder:
         """The slots of the last call if this one fits into them, else new ones."""
         model = self._model_to_sample()
         if self.slots is not None:
-            if self.slots.room.holds(_room(prompts, sampling, most=self._most)):
+            if self.slots.capacity.holds(_capacity(prompts, sampling, most=self._most)):
                 return self.slots
             self.slots = None  # their memory goes before that of the new ones comes
         dtype = self._compute or model.dtype
@@ -118,29 +118,29 @@ class Decoder:
         self._most = self._max_sequences or max(
             1, budget // bytes_per_slot(model, tokens, dtype=dtype)
         )
-        room = _room(prompts, sampling, most=self._most)
-        self.slots = SlotDecoder(model, room, end_tokens=self._end_tokens, dtype=dtype)
+        capacity = _capacity(prompts, sampling, most=self._most)
+        self.slots = SlotDecoder(model, capacity, end_tokens=self._end_tokens, dtype=dtype)
         return self.slots
 
     def _model_to_sample(self) -> Any:
         """The model, or a copy with its current weights in half precision; compiled if wanted."""
-        if self._half is not None:
-            self._half.refresh()
+        if self._copy is not None:
+            self._copy.refresh()
         elif self._compute in head.HALF and self.model.dtype not in head.HALF:
             if self._compiled:
                 ask_once(self.model)  # a copy with weights of two kinds could not answer
-            self._half = HalfCopy(self.model, self._compute)
-        model = self.model if self._half is None else self._half.model
+            self._copy = CastCopy(self.model, self._compute)
+        model = self.model if self._copy is None else self._copy.model
         if self._compiled and not is_compiled(model):
             compile_layers(model)
         return model
 
 
-def _room(prompts: Collection[tuple[int, ...]], sampling: Sampling, *, most: int) -> Room:
+def _capacity(prompts: Collection[tuple[int, ...]], sampling: Sampling, *, most: int) -> Capacity:
     """A slot for every sequence, or as many as there may be."""
     slots = min(len(prompts), most)
     longest = max(map(len, prompts))
-    return Room(
+    return Capacity(
         num_prompts=min(len(set(prompts)), slots + 1),
         prompt_tokens=-(-longest // 16) * 16,
         num_slots=slots,

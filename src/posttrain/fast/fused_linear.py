@@ -1,4 +1,4 @@
-"""Linear layers that read the same input, computed in one product: fewer and larger kernels."""
+"""Linear layers with the same input, fused into one product: fewer and larger kernels."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from posttrain.models import head
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # as transformers calls them
 
 
-def join(model: nn.Module) -> None:
-    """Compute siblings without a bias together, in place; for inference.
+def fuse_linears(model: nn.Module) -> None:
+    """Fuse the layers of :data:`SIBLINGS` that have no bias, in place; for inference.
 
-    Their parameters stay what they were, as slices of one tensor: what is written into them counts.
-    So a weight that has a second use is left alone.
+    Their parameters become slices of one tensor, so that new values written into them are used. A
+    weight with a second use is left alone: it cannot be a slice.
     """
     used = Counter(id(w) for _, w in model.named_parameters(remove_duplicate=False))
     for module in list(model.modules()):
@@ -26,9 +26,9 @@ def join(model: nn.Module) -> None:
             layers: list[Any] = [getattr(module, name, None) for name in names]
             plain = all(_is_plain(layer) and used[id(layer.weight)] == 1 for layer in layers)
             if plain and len({(layer.in_features, layer.weight.dtype) for layer in layers}) == 1:
-                product = Product(layers)
-                for place, name in enumerate(names):
-                    setattr(module, name, _Sibling(product, place))
+                product = FusedLinear(layers)
+                for index, name in enumerate(names):
+                    setattr(module, name, _Part(product, index))
 
 
 def _is_plain(layer: Any) -> bool:
@@ -38,44 +38,44 @@ def _is_plain(layer: Any) -> bool:
     return head.is_plain(layer) and layer.bias is None
 
 
-class Product(nn.Module):
-    """One product for several layers: computed when the first is asked, handed out to the others.
+class FusedLinear(nn.Module):
+    """One product for several layers: computed when the first is called, kept for the others.
 
-    A sibling that is asked for other states than the first computes its own. Where a pass breaks
-    off between siblings, what they would have got is held until the next one.
+    A layer that is called with other states than the first computes its own product. Where a pass
+    breaks off between the layers, their results are kept until the next pass.
     """
 
     def __init__(self, layers: list[nn.Linear]) -> None:
         super().__init__()
         self._sizes = [layer.out_features for layer in layers]
-        joined = torch.cat([layer.weight.detach() for layer in layers])
-        for layer, part in zip(layers, joined.split(self._sizes), strict=True):
+        fused = torch.cat([layer.weight.detach() for layer in layers])
+        for layer, part in zip(layers, fused.split(self._sizes), strict=True):
             layer.weight.data = part
-        self.weight = nn.Parameter(joined, requires_grad=False)
+        self.weight = nn.Parameter(fused, requires_grad=False)
         self._states: Tensor | None = None
         self._parts: tuple[Tensor, ...] = ()
 
-    def forward(self, states: Tensor, place: int) -> Tensor:
-        """What the layer at this place makes of the states: [..., in] → [..., out]."""
-        if place == 0:
+    def forward(self, states: Tensor, index: int) -> Tensor:
+        """The output of the layer of this index: [..., in] → [..., out]."""
+        if index == 0:
             self._parts = linear(states, self.weight).split(self._sizes, -1)
             self._states = states
         if states is not self._states:
-            return linear(states, self.weight.split(self._sizes)[place])
-        found = self._parts[place]
-        if place == len(self._sizes) - 1:  # hold no memory that nobody will ask for
+            return linear(states, self.weight.split(self._sizes)[index])
+        found = self._parts[index]
+        if index == len(self._sizes) - 1:  # the last one: free the results
             self._states, self._parts = None, ()
         return found
 
 
-class _Sibling(nn.Module):
-    """A layer that is a part of a product."""
+class _Part(nn.Module):
+    """One of the fused layers."""
 
-    def __init__(self, product: Product, place: int) -> None:
+    def __init__(self, product: FusedLinear, index: int) -> None:
         super().__init__()
         self.product = product
-        self._place = place
+        self._index = index
 
     def forward(self, states: Tensor) -> Tensor:
-        found: Tensor = self.product(states, self._place)
+        found: Tensor = self.product(states, self._index)
         return found

@@ -1,4 +1,4 @@
-"""Recording what a GPU does in a CUDA graph, and going on unharmed where that fails."""
+"""Capturing what a GPU does in a CUDA graph, and going on unharmed where that fails."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from contextlib import contextmanager
 
 import torch
 
-from posttrain.models.gpu_memory import alone, ran_out
+from posttrain.models.gpu_memory import capture_lock, ran_out
 
 
-class RecordingError(RuntimeError):
-    """What was to be recorded needs the host in its midst: it looks at what the GPU computes."""
+class CaptureError(RuntimeError):
+    """The code cannot be captured: the host looks at what the GPU computes in between."""
 
 
 class Pool:
     """Memory that graphs have in common, so that no two of them may run at the same time.
 
-    ``broken`` says why recording in it has failed; nothing more is recorded in it then.
+    ``broken`` says why a capture in it has failed; then nothing more is captured in it.
     """
 
     def __init__(self) -> None:
@@ -27,16 +27,16 @@ class Pool:
 
 
 @contextmanager
-def recording(graph: torch.cuda.CUDAGraph, pool: Pool) -> Iterator[None]:
-    """Inside, kernels are recorded in ``graph`` and not run; other threads may use the device.
+def capturing(graph: torch.cuda.CUDAGraph, pool: Pool) -> Iterator[None]:
+    """Inside, kernels are captured in ``graph`` and not run; other threads may use the device.
 
-    Where that fails, by :class:`RecordingError` or for want of memory, all else goes on as before.
+    Where that fails, by :class:`CaptureError` or for want of memory, all else goes on as before.
     """
     if pool.broken:
-        raise RecordingError(pool.broken)
+        raise CaptureError(pool.broken)
     failure: BaseException | None = None
     # The stream is named because a failure leaves another one current.
-    with alone, _own_workspaces(), torch.cuda.stream(torch.cuda.current_stream()):
+    with capture_lock, _own_workspaces(), torch.cuda.stream(torch.cuda.current_stream()):
         try:
             with torch.cuda.graph(graph, pool=pool.handle, capture_error_mode="thread_local"):
                 try:
@@ -44,7 +44,9 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Pool) -> Iterator[None]:
                 except BaseException as error:  # noqa: BLE001 - raised again below
                     failure = error
                     if isinstance(error, RuntimeError):
-                        error.__traceback__ = None  # PyTorch holds it for ever, and it its frames
+                        # PyTorch keeps the error for ever, and its traceback would keep all
+                        # local variables: the tensors of the pass.
+                        error.__traceback__ = None
         except RuntimeError as error:
             failure = failure or error
             pool.broken = _explain(failure)
@@ -56,15 +58,16 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Pool) -> Iterator[None]:
     if not isinstance(failure, RuntimeError):
         raise failure
     pool.broken = _explain(failure)
-    raise RecordingError(pool.broken)
+    raise CaptureError(pool.broken)
 
 
 @contextmanager
 def _own_workspaces() -> Iterator[None]:
-    """Inside, products get workspaces that belong to what is recorded.
+    """Inside, matrix products get workspaces that belong to the graph being captured.
 
-    PyTorch keeps one for each thread and stream, and all is recorded on one stream: the recordings
-    of all pools would write into that of the first, whose memory goes when that one does.
+    PyTorch keeps one workspace for each thread and stream, and all graphs are captured on one
+    stream: the graphs of all pools would write into the workspace of the first pool, whose memory
+    is freed together with that pool.
     """
     torch._C._cuda_clearCublasWorkspaces()
     try:
@@ -75,14 +78,17 @@ def _own_workspaces() -> Iterator[None]:
 
 def _explain(failure: BaseException) -> str:
     reason = next(iter(str(failure).splitlines()), type(failure).__name__)
-    return f"this model cannot be recorded, so all its kernels are launched anew: {reason}"
+    return (
+        "this model cannot be captured in a CUDA graph, so its kernels are launched one by one: "
+        f"{reason}"
+    )
 
 
 def _recover(pool: Pool) -> None:
-    """Tell PyTorch that a recording has ended, as it does itself unless one breaks.
+    """Tell PyTorch that a capture has ended, which it forgets where a capture breaks.
 
-    The memory of the pool is given back, and random numbers, which are refused while something is
-    recorded, are to be had again once another recording has ended well.
+    The memory of the pool is given back. PyTorch refuses random numbers during a capture, and goes
+    on refusing them until another capture has ended well: so an empty one is made.
     """
     device = torch.cuda.current_device()
     with contextlib.suppress(RuntimeError):  # it was not begun, or has been ended

@@ -1,8 +1,8 @@
-"""What a decoder remembers of many sequences at fixed addresses: prompts once, siblings apart.
+"""The KV cache of many sequences at fixed addresses: a prompt once, each completion in a slot.
 
 The keys and values of a prompt are kept once, however many completions continue it; those of each
-completion stand in a slot of their own. Nothing moves while sequences come and go, so that the step
-that reads them can be recorded and played again.
+completion are in a slot of their own. Nothing moves while sequences come and go, so that the step
+that reads them can be captured in a CUDA graph and replayed.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _VERDICT = "_posttrain_keys_fit_slots"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
-    """How much fits: prompts and their longest, completions at a time and their longest."""
+class Capacity:
+    """Prompts and tokens of the longest, slots and tokens of the longest completion."""
 
     num_prompts: int
     prompt_tokens: int
     num_slots: int
     new_tokens: int
 
-    def holds(self, other: Room) -> bool:
-        """Whether everything of the other fits in here."""
+    def holds(self, other: Capacity) -> bool:
+        """Whether this is at least as large in every respect."""
         return all(getattr(self, name) >= size for name, size in vars(other).items())
 
 
@@ -48,12 +48,15 @@ class Slots:
     sequence is the first ``prompt_length`` tokens of its prompt and ``written`` tokens of its own.
     """
 
-    def __init__(self, model: PreTrainedModel, room: Room, *, dtype: torch.dtype) -> None:
+    def __init__(self, model: PreTrainedModel, capacity: Capacity, *, dtype: torch.dtype) -> None:
         shape = KeyShape.of(model)
-        self.room = room
+        self.capacity = capacity
         self.device = model.device
         kind = {"dtype": dtype, "device": model.device}
-        sizes = [(room.num_prompts, room.prompt_tokens), (room.num_slots, room.new_tokens)]
+        sizes = [
+            (capacity.num_prompts, capacity.prompt_tokens),
+            (capacity.num_slots, capacity.new_tokens),
+        ]
         self.prompt_keys, self.prompt_values, self.keys, self.values = (
             [
                 torch.zeros(rows, shape.heads, tokens, shape.size, **kind)
@@ -63,12 +66,12 @@ class Slots:
             for _ in range(2)
         )
         count = {"dtype": torch.int32, "device": model.device}
-        self.prompt = torch.zeros(room.num_slots, **count)
-        self.prompt_length = torch.zeros(room.num_slots, **count)
-        self.written = torch.zeros(room.num_slots, **count)
+        self.prompt = torch.zeros(capacity.num_slots, **count)
+        self.prompt_length = torch.zeros(capacity.num_slots, **count)
+        self.written = torch.zeros(capacity.num_slots, **count)
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Let the slots ``target`` continue what ``source`` has; none of them may overlap."""
+        """Copy the slots ``source`` to the slots ``target``; no slot may be in both."""
         used = int(self.written[source].max()) + 1
         for states in (*self.keys, *self.values):
             states[target, :, :used] = states[source, :, :used]
@@ -124,7 +127,7 @@ def bytes_per_slot(model: PreTrainedModel, tokens: int, *, dtype: torch.dtype) -
 
 
 class Reading(Causal):
-    """Attention of prompts that are read, one a row, padded on the right; it keeps their keys."""
+    """Attention of prompts, one a row, padded on the right; it keeps their keys and values."""
 
     def __init__(self, slots: Slots, rows: Tensor) -> None:
         self._slots = slots
@@ -140,7 +143,7 @@ class Reading(Causal):
         scale: float,
         window: int | None,
     ) -> Tensor:
-        """Causal attention; what stands in the padding is kept too, and never looked at."""
+        """Causal attention; the padding is kept too, and never read."""
         length = key.shape[2]
         dtype = self._slots.prompt_keys[layer].dtype
         self._slots.prompt_keys[layer][self._rows, :, :length] = key.to(dtype)
@@ -149,7 +152,7 @@ class Reading(Causal):
 
 
 class Decoding:
-    """Attention of the newest token of each slot ``rows``: it is written, then it looks back.
+    """Attention of the newest token of each slot in ``rows``; its key and value are written first.
 
     With a ``grouping`` the rows are the first slots, on a CPU.
     """
@@ -224,7 +227,7 @@ def plain_decode_attention(
     scale: float,
     window: int,
 ) -> Tensor:
-    """Write key and value of the newest tokens, and let them look at what stands before them.
+    """Write key and value of the newest tokens, and attend to them and all before them.
 
     ``window`` is how many tokens they see, themselves included; 0: all. It is computed in the type
     of the keys that are kept. Shapes: query [n, H, D], key and value [n, K, D], rows [n] →
@@ -239,11 +242,11 @@ def plain_decode_attention(
     every_key, every_value = (torch.cat(p, 2).repeat_interleave(groups, 1) for p in pairs)
     asked = torch.arange(prompt_keys.shape[2], device=query.device)
     answered = torch.arange(keys.shape[2], device=query.device)
-    # Where each key stands in its sequence; the sequence ends at the newest token.
-    place = torch.cat([asked.expand(len(rows), -1), start[:, None] + answered], 1)
+    # The position of each key in its sequence, which ends at the newest token.
+    position = torch.cat([asked.expand(len(rows), -1), start[:, None] + answered], 1)
     real = torch.cat([asked < start[:, None], answered <= own[:, None]], 1)
     if window:
-        real &= place > (start + own)[:, None] - window
+        real &= position > (start + own)[:, None] - window
     scores = at_least_float32((every_key @ query[..., None]).squeeze(-1)) * scale
     shares = scores.masked_fill(~real[:, None], -torch.inf).softmax(-1).to(value.dtype)
     return (shares[:, :, None] @ every_value).squeeze(2)

@@ -17,7 +17,7 @@ from posttrain.fast.attention.blocks import Flash, Padded, Plain
 from posttrain.fast.attention.gathered import packed_attention
 from posttrain.fast.attention.interface import attending
 from posttrain.fast.attention.replaceable import relative_errors, replaceable
-from posttrain.fast.captured_pass import recordings_of
+from posttrain.fast.captured_pass import passes_of
 from posttrain.fast.packing import Packing, pack
 from posttrain.models import head
 from posttrain.models.head import full_precision, logits_are_head_of_states, trunk_states
@@ -46,9 +46,9 @@ def states_before(trunk: nn.Module, batch: Batch) -> Tensor:
             first for first, end in zip(found.first, found.end, strict=True) if end
         )
         packing = None if strange else pack(batch.host, found)
-        recordings = recordings_of(trunk) if make is Flash else None
-        if packing is not None and recordings is not None:
-            return recordings.states(batch.tokens, packing)
+        captured = passes_of(trunk) if make is Flash else None
+        if packing is not None and captured is not None:
+            return captured.states(batch.tokens, packing)
         if packing is not None and (make is Flash or _saves(packing, batch)):
             return packed_states(trunk, batch.tokens, packing=packing, make=make)
     return head.states_before(trunk, batch)
@@ -65,8 +65,8 @@ def packed_states(
     attention = packed_attention(packing, like=tokens, make=make)
     model: Any = trunk
     source, positions, before = (
-        send(places, tokens.device)
-        for places in (packing.source, packing.positions, packing.before)
+        send(indices, tokens.device)
+        for indices in (packing.source, packing.positions, packing.before)
     )
     row = tokens.flatten()[source][None]
     with attending(model, attention):

@@ -17,10 +17,10 @@ from posttrain.types.prompts import Spans
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """N tokens in one row, and how they hang together.
+    """N tokens in one row, and which sequences they belong to.
 
-    ``source`` [N] is the place of each token in ``batch.tokens.flatten()``, ``positions`` [N] its
-    place in its own sequence. ``before`` [M] is the packed place of the state before each chosen
+    ``source`` [N] is the index of each token in ``batch.tokens.flatten()``, ``positions`` [N] its
+    position in its own sequence. ``before`` [M] is the packed index of the state before each chosen
     token, in the order of ``batch.tokens[batch.mask]``. ``prompts`` are the lengths of the shared
     prompts, ``wholes`` those of the sequences that stay whole, ``completions`` those of the
     completions of each shared prompt.
@@ -43,7 +43,7 @@ class Packing:
 
 
 def pack(batch: Batch, found: Spans) -> Packing:
-    """Lay out what a forward pass must compute: no token behind which nothing is chosen.
+    """Pack what a forward pass must compute: no token after which none is chosen.
 
     At least one token of the batch must be chosen, and none of them the first of its sequence.
     """
@@ -51,7 +51,8 @@ def pack(batch: Batch, found: Spans) -> Packing:
     for row, end in enumerate(found.end):
         if end > 0:
             siblings.setdefault(found.owner[row], []).append(row)
-    # The last chosen token is read by nobody: a completion of one token needs its prompt only.
+    # No state after the last chosen token is needed: a completion of one token needs its prompt
+    # only.
     rest = {
         owner: [row for row in rows if found.end[row] - 1 > found.first[row]]
         for owner, rows in siblings.items()
@@ -69,7 +70,7 @@ def pack(batch: Batch, found: Spans) -> Packing:
         for owner in shared
         for row in rest[owner]
     ]
-    return _lay_out(
+    return _packed(
         batch,
         segments,
         found=found,
@@ -77,7 +78,7 @@ def pack(batch: Batch, found: Spans) -> Packing:
     )
 
 
-def _lay_out(
+def _packed(
     batch: Batch,
     segments: list[tuple[int, int, int]],
     *,
@@ -93,15 +94,15 @@ def _lay_out(
     source = positions + (rows * width).repeat_interleave(lengths)
     num_shared, num_wholes, numbers = counts
     heads = num_shared + num_wholes
-    # Where token 0 of every row stands, or would: once for its prompt, once for what follows.
+    # The packed index of token 0 of every row, counted back from its prompt and from its rest.
     prompt_at = torch.zeros(len(found.first), dtype=torch.long)
     prompt_at[rows[:heads]] = begins[:heads]
     prompt_at = prompt_at[torch.tensor(found.owner)]
     rest_at = prompt_at.clone()
     rest_at[rows[heads:]] = (begins - starts)[heads:]
-    row, place = batch.mask.cpu().nonzero().unbind(1)
-    in_prompt = place - 1 < torch.tensor(found.first)[row]
-    before = torch.where(in_prompt, prompt_at[row], rest_at[row]) + place - 1
+    row, index = batch.mask.cpu().nonzero().unbind(1)
+    in_prompt = index - 1 < torch.tensor(found.first)[row]
+    before = torch.where(in_prompt, prompt_at[row], rest_at[row]) + index - 1
     sizes = lengths.tolist()
     return Packing(
         source=source.to(device),

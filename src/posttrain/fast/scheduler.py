@@ -1,4 +1,4 @@
-"""Who sits where: requests that wait, slots that run, prompts that are remembered."""
+"""The scheduler: which sequences wait, which run in which slot, which prompts are in the cache."""
 
 from __future__ import annotations
 
@@ -8,73 +8,74 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from posttrain.fast.kv_slots import Room
+from posttrain.fast.kv_slots import Capacity
 
 SMALLEST = 16  # rows of the smallest step
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
-    """A sequence in a slot; ``place`` is where its prompt is kept, ``first`` if it is new there."""
+class ScheduledSequence:
+    """A sequence in a slot; ``index`` is that of its prompt, ``first`` if it must be read."""
 
     number: int
     prompt: tuple[int, ...]
     slot: int
-    place: int
+    index: int
     first: bool
 
 
-class Desk:
-    """Hands out slots in the order of the requests; equal prompts that follow share a place.
+class Scheduler:
+    """Gives slots to sequences in their order; sequences with the same prompt share its index.
 
-    A prompt keeps its place until all requests for it have ended, and at most one prompt is only
-    partly seated. So one place more than there are slots is always enough.
+    A prompt keeps its index until all its sequences have ended. Equal prompts come one after the
+    other, so at most one prompt has sequences that still wait, and one index more than there are
+    slots is always enough.
     """
 
-    def __init__(self, prompts: Mapping[int, tuple[int, ...]], room: Room) -> None:
+    def __init__(self, prompts: Mapping[int, tuple[int, ...]], capacity: Capacity) -> None:
         self.waiting = deque(prompts.items())
-        self.running: dict[int, Seat] = {}
-        self.free = list(range(room.num_slots))
-        self._num_slots = room.num_slots
+        self.running: dict[int, ScheduledSequence] = {}
+        self.free = list(range(capacity.num_slots))
+        self._num_slots = capacity.num_slots
         self._left: dict[int, int] = {}
         self._unfinished = Counter(prompts.values())
-        self._places: dict[tuple[int, ...], int] = {}
-        self._free_places = list(range(room.num_prompts))
+        self._prompt_index: dict[tuple[int, ...], int] = {}
+        self._free_prompts = list(range(capacity.num_prompts))
 
     @property
     def most_left(self) -> int:
-        """The most tokens that any running request may still draw."""
+        """The most tokens that any running sequence may still draw."""
         return max(self._left.values(), default=0)
 
-    def seat(self, new_tokens: int) -> list[Seat]:
-        """Give the free slots to the next requests; each draws its first token now."""
-        seats = []
+    def admit(self, new_tokens: int) -> list[ScheduledSequence]:
+        """Give the free slots to the next sequences; each draws its first token now."""
+        sequences = []
         while self.waiting and self.free:
             number, prompt = self.waiting[0]
-            known = prompt in self._places
-            if not known and not self._free_places:
+            known = prompt in self._prompt_index
+            if not known and not self._free_prompts:
                 break
             self.waiting.popleft()
             if not known:
-                self._places[prompt] = self._free_places.pop(0)
-            seat = Seat(
+                self._prompt_index[prompt] = self._free_prompts.pop(0)
+            sequence = ScheduledSequence(
                 number=number,
                 prompt=prompt,
                 slot=self.free.pop(0),
-                place=self._places[prompt],
+                index=self._prompt_index[prompt],
                 first=not known,
             )
-            self.running[seat.slot] = seat
-            self._left[seat.slot] = new_tokens - 1
-            seats.append(seat)
-        return seats
+            self.running[sequence.slot] = sequence
+            self._left[sequence.slot] = new_tokens - 1
+            sequences.append(sequence)
+        return sequences
 
-    def note(self, steps: int) -> None:
-        """All running requests have drawn this many tokens more, unless they have ended."""
+    def advance(self, steps: int) -> None:
+        """Count that all running sequences have taken this many steps more."""
         for slot in self._left:
             self._left[slot] -= steps
 
-    def closing_up(self, share: float) -> list[tuple[int, int]]:
+    def compact(self, share: float) -> list[tuple[int, int]]:
         """Moves (from, to) that bring the running slots to the front.
 
         None while at least ``share`` of the slots up to the last running one are running.
@@ -91,32 +92,32 @@ class Desk:
         self.free = [slot for slot in range(self._num_slots) if slot not in self.running]
         return moves
 
-    def leave(self, ended: Sequence[bool]) -> list[Seat]:
-        """Free the slots that have ended, and the places of prompts that no one needs any more."""
-        gone = [seat for slot, seat in self.running.items() if ended[slot]]
-        for seat in gone:
-            del self.running[seat.slot], self._left[seat.slot]
-            bisect.insort(self.free, seat.slot)  # low slots are taken first: few gaps
-            self._unfinished[seat.prompt] -= 1
-            if not self._unfinished[seat.prompt]:
-                self._free_places.append(self._places.pop(seat.prompt))
+    def release(self, ended: Sequence[bool]) -> list[ScheduledSequence]:
+        """Free the slots that have ended, and prompts that no sequence needs any more."""
+        gone = [sequence for slot, sequence in self.running.items() if ended[slot]]
+        for sequence in gone:
+            del self.running[sequence.slot], self._left[sequence.slot]
+            bisect.insort(self.free, sequence.slot)  # low slots first, so that there are few gaps
+            self._unfinished[sequence.prompt] -= 1
+            if not self._unfinished[sequence.prompt]:
+                self._free_prompts.append(self._prompt_index.pop(sequence.prompt))
         return gone
 
 
 def in_parts(
     prompts: Mapping[int, tuple[int, ...]], max_tokens: int
 ) -> Iterator[list[tuple[int, tuple[int, ...]]]]:
-    """(place, prompt) in parts of at most ``max_tokens``, padding counted, longest first.
+    """(index, prompt) in parts of at most ``max_tokens``, padding counted, longest first.
 
     >>> list(in_parts({0: (5,), 1: (6, 7), 2: (8, 9)}, 4))
     [[(1, (6, 7)), (2, (8, 9))], [(0, (5,))]]
     """
     part: list[tuple[int, tuple[int, ...]]] = []
-    for place, prompt in sorted(prompts.items(), key=lambda item: -len(item[1])):
+    for index, prompt in sorted(prompts.items(), key=lambda item: -len(item[1])):
         if part and (len(part) + 1) * len(part[0][1]) > max_tokens:
             yield part
             part = []
-        part.append((place, prompt))
+        part.append((index, prompt))
     if part:
         yield part
 

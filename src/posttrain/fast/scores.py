@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from posttrain.fast.activations import checkpoint_activations
-from posttrain.fast.captured_pass import Recordings, pausing, playing, recordings_for
+from posttrain.fast.captured_pass import CapturedPasses, captured_passes, pausing, replaying
 from posttrain.fast.compiled import compilable, compile_layers
 from posttrain.fast.packed_states import shares_prompts, states_before
 from posttrain.fast.token_scores import Distribution, chunk_elements_for, token_scores
@@ -26,20 +26,20 @@ from posttrain.models import head, logprobs
 from posttrain.models.logprobs import Entropy
 from posttrain.protocols import Outputs
 from posttrain.types import Batch
-from posttrain.types.prompts import chosen_places
+from posttrain.types.prompts import chosen_indices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 __all__ = [
-    "Recordings",
+    "CapturedPasses",
     "checkpoint_activations",
     "chunk_elements_for",
     "compilable",
     "compile_layers",
     "pausing",
-    "playing",
-    "recordings_for",
+    "replaying",
+    "captured_passes",
     "score_tokens",
     "shares_prompts",
     "states_before",
@@ -74,7 +74,7 @@ def score_tokens(
         )
     states = states_before(model.get_decoder(), batch)
     values = None if value_head is None else head.state_values(states, batch, head=value_head)
-    tokens = batch.tokens.flatten()[chosen_places(batch)]
+    tokens = batch.tokens.flatten()[chosen_indices(batch)]
     elements = chunk_elements or chunk_elements_for(states.device)
     if head.is_plain(output := model.get_output_embeddings()):
         scores = token_scores(

@@ -1,7 +1,7 @@
-"""Continuous batching: sequences in slots, each refilled once its sequence has ended.
+"""Continuous batching: sequences run in slots, and a slot is refilled once its sequence has ended.
 
-All that a step reads and writes stands at fixed addresses, so on a GPU a step is recorded once for
-each number of rows and then played: the host only looks, every few steps, at who has ended.
+All that a step reads and writes is at fixed addresses, so on a GPU a step is captured once for each
+number of rows and then replayed: the host only looks, every few steps, which sequences have ended.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torch import Tensor
 
 from posttrain.fast.attention.grouped import Grouping
 from posttrain.fast.attention.interface import attending
-from posttrain.fast.captured_step import Recorded, Step
+from posttrain.fast.captured_step import CapturedStep, Step
 from posttrain.fast.graphs import Pool
 from posttrain.fast.kernels import sample
-from posttrain.fast.kv_slots import Decoding, Reading, Room, Slots
-from posttrain.fast.scheduler import Desk, Seat, in_parts, rows_for
+from posttrain.fast.kv_slots import Capacity, Decoding, Reading, Slots
+from posttrain.fast.scheduler import ScheduledSequence, Scheduler, in_parts, rows_for
 from posttrain.models import head
-from posttrain.models.gpu_memory import alone
+from posttrain.models.gpu_memory import capture_lock
 from posttrain.models.stops import Decode, cut_at_stop, may_have_stopped, tail_length
 from posttrain.types import Sampling
 
 Randomness = Callable[[Sequence[int]], Tensor]  # uniform numbers [n, new tokens] of sequences
 
-LOOK_EVERY = 16  # steps between two looks at who has ended
+LOOK_EVERY = 16  # steps between two looks at which sequences have ended
 SHRINK_AT = 0.75  # on a CPU, the share of running rows at which the gaps are closed
 REFILL_AT = 0.125  # share of the slots that must be free before prompts are read for them
 PREFILL_TOKENS = 16384  # of prompts that are read at once, padding counted
@@ -47,7 +47,7 @@ class Drawn:
 
 
 class SlotDecoder:
-    """Decodes any number of requests with ``room.num_slots`` at a time.
+    """Decodes any number of requests with ``capacity.num_slots`` at a time.
 
     ``model`` computes as the engine wants it (its weights may change between two calls, its
     addresses may not). The state of a slot: the token to read next, how many tokens it has, how
@@ -55,28 +55,28 @@ class SlotDecoder:
     """
 
     def __init__(
-        self, model: Any, room: Room, *, end_tokens: Sequence[int], dtype: torch.dtype
+        self, model: Any, capacity: Capacity, *, end_tokens: Sequence[int], dtype: torch.dtype
     ) -> None:
         self.model = model
-        self.room = room
-        self._slots = Slots(model, room, dtype=dtype)
-        device, count = model.device, room.num_slots
+        self.capacity = capacity
+        self._slots = Slots(model, capacity, dtype=dtype)
+        device, count = model.device, capacity.num_slots
         self._end_tokens = torch.tensor(end_tokens, dtype=torch.long, device=device)
         self._token = torch.zeros(count, dtype=torch.long, device=device)
         self._limit = torch.zeros(count, dtype=torch.int32, device=device)
         self._ended = torch.ones(count, dtype=torch.bool, device=device)
         self._rows = torch.arange(count, device=device)
-        self._tokens = torch.zeros(count, room.new_tokens, dtype=torch.long, device=device)
-        self._logprobs = torch.zeros(count, room.new_tokens, dtype=torch.float64, device=device)
-        self._uniforms = torch.zeros(count, room.new_tokens, dtype=torch.float64, device=device)
+        self._tokens = torch.zeros(count, capacity.new_tokens, dtype=torch.long, device=device)
+        self._logprobs = torch.zeros(count, capacity.new_tokens, dtype=torch.float64, device=device)
+        self._uniforms = torch.zeros(count, capacity.new_tokens, dtype=torch.float64, device=device)
         self._states: Tensor | None = None  # [P, D]: the last state of each prompt
         self._steps: dict[tuple[int, Sampling], Step] = {}
         self._grouping: Grouping | None = None
         self._pool = Pool() if device.type == "cuda" else None
 
     @property
-    def not_recorded(self) -> str:
-        """Why its steps cannot be played from recordings; empty where they can, or none are."""
+    def not_captured(self) -> str:
+        """Why its steps cannot be captured; empty where they can, or where there is no GPU."""
         return "" if self._pool is None else self._pool.broken
 
     def run(
@@ -91,39 +91,39 @@ class SlotDecoder:
 
         What is drawn behind a stop string, until that is seen, comes with the rest.
         """
-        desk = Desk(prompts, self.room)
+        scheduler = Scheduler(prompts, self.capacity)
         drawn = None
-        while desk.waiting or desk.running:
-            if desk.waiting and len(desk.free) >= REFILL_AT * self.room.num_slots:
-                self._admit(desk, sampling, randomness=randomness)
+        while scheduler.waiting or scheduler.running:
+            if scheduler.waiting and len(scheduler.free) >= REFILL_AT * self.capacity.num_slots:
+                self._admit(scheduler, sampling, randomness=randomness)
             else:
-                self._advance(desk, sampling)
-            if drawn is not None:  # the caller works on these while the device takes its steps
+                self._advance(scheduler, sampling)
+            if drawn is not None:  # the caller works on these while the GPU runs the steps
                 yield drawn
             if sampling.stop:
-                self._end_stopped(desk, sampling.stop, decode=decode)
-            ended = desk.leave(self._ended.tolist())
+                self._end_stopped(scheduler, sampling.stop, decode=decode)
+            ended = scheduler.release(self._ended.tolist())
             drawn = self._collect(ended) if ended else None
         if drawn is not None:
             yield drawn
 
-    def _end_stopped(self, desk: Desk, stop: Sequence[str], *, decode: Decode) -> None:
+    def _end_stopped(self, scheduler: Scheduler, stop: Sequence[str], *, decode: Decode) -> None:
         """End the sequences whose text holds a stop string since the last look."""
-        slots = torch.tensor(list(desk.running), device=self._token.device)
+        slots = torch.tensor(list(scheduler.running), device=self._token.device)
         lengths = (self._slots.written[slots] + 1).long()
         back = torch.arange(-tail_length(stop, new=LOOK_EVERY), 0, device=slots.device)
-        places = (lengths[:, None] + back).clamp_min(0)
-        tails = self._tokens[slots[:, None], places].tolist()
+        indices = (lengths[:, None] + back).clamp_min(0)
+        tails = self._tokens[slots[:, None], indices].tolist()
         for slot, length, tail in zip(slots.tolist(), lengths.tolist(), tails, strict=True):
             if may_have_stopped(tail[-length:], decode, stop=stop):
                 whole = self._tokens[slot, :length].tolist()
                 self._ended[slot] |= cut_at_stop(whole, decode, stop=stop) is not None
 
-    def _collect(self, ended: Sequence[Seat]) -> Drawn:
-        slots = torch.tensor([seat.slot for seat in ended], device=self._token.device)
+    def _collect(self, ended: Sequence[ScheduledSequence]) -> Drawn:
+        slots = torch.tensor([sequence.slot for sequence in ended], device=self._token.device)
         lengths = self._slots.written[slots] + 1
         return Drawn(
-            numbers=[seat.number for seat in ended],
+            numbers=[sequence.number for sequence in ended],
             tokens=self._tokens[slots].cpu(),
             logprobs=self._logprobs[slots].cpu(),
             lengths=lengths.tolist(),
@@ -131,18 +131,18 @@ class SlotDecoder:
 
     # ------------------------------------------------------------------ reading prompts
 
-    def _admit(self, desk: Desk, sampling: Sampling, *, randomness: Randomness) -> None:
+    def _admit(self, scheduler: Scheduler, sampling: Sampling, *, randomness: Randomness) -> None:
         """Fill the free slots: read the prompts that are new, and draw each first token."""
-        seats = desk.seat(sampling.max_new_tokens)
-        new = {seat.place: seat.prompt for seat in seats if seat.first}
+        sequences = scheduler.admit(sampling.max_new_tokens)
+        new = {sequence.index: sequence.prompt for sequence in sequences if sequence.first}
         for part in in_parts(new, PREFILL_TOKENS):
             self._read(part)
-        slots, places, lengths = (
+        slots, indices, lengths = (
             torch.tensor(column, device=self._token.device)
-            for column in zip(*((s.slot, s.place, len(s.prompt)) for s in seats), strict=True)
+            for column in zip(*((s.slot, s.index, len(s.prompt)) for s in sequences), strict=True)
         )
-        uniforms = randomness([seat.number for seat in seats])
-        self._slots.prompt[slots] = places.int()
+        uniforms = randomness([sequence.number for sequence in sequences])
+        self._slots.prompt[slots] = indices.int()
         self._slots.prompt_length[slots] = lengths.int()
         self._slots.written[slots] = -1  # the first draw makes it 0: nothing is written yet
         self._limit[slots] = sampling.max_new_tokens
@@ -155,18 +155,18 @@ class SlotDecoder:
             self._draw(head.project(self.model, states), part, sampling=sampling)
 
     def _read(self, prompts: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        """One pass over (place, prompt), padded on the right: no real token sees the padding."""
+        """One pass over (index, prompt), padded on the right: no real token sees the padding."""
         device = self._token.device
         width = max(len(tokens) for _, tokens in prompts)
         padded = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for _, tokens in prompts])
-        places = torch.tensor([place for place, _ in prompts], device=device)
+        indices = torch.tensor([index for index, _ in prompts], device=device)
         last = torch.tensor([len(tokens) - 1 for _, tokens in prompts], device=device)
-        with alone, attending(self.model, Reading(self._slots, places)):
+        with capture_lock, attending(self.model, Reading(self._slots, indices)):
             states = self._trunk(padded.to(device), torch.arange(width, device=device)[None])
         found = states[torch.arange(len(prompts), device=device), last]
         if self._states is None:
-            self._states = found.new_zeros(self.room.num_prompts, found.shape[1])
-        self._states[places] = found
+            self._states = found.new_zeros(self.capacity.num_prompts, found.shape[1])
+        self._states[indices] = found
 
     def _trunk(self, tokens: Tensor, positions: Tensor) -> Tensor:
         output = self.model.get_decoder()(
@@ -180,39 +180,39 @@ class SlotDecoder:
 
     # ------------------------------------------------------------------ one step
 
-    def _advance(self, desk: Desk, sampling: Sampling) -> None:
+    def _advance(self, scheduler: Scheduler, sampling: Sampling) -> None:
         """A few steps of the running slots."""
-        steps = min(LOOK_EVERY, desk.most_left) if self._pool is not None else 1
+        steps = min(LOOK_EVERY, scheduler.most_left) if self._pool is not None else 1
         step = (
-            self._recorded(desk, sampling)
+            self._captured(scheduler, sampling)
             if self._pool is not None
-            else self._direct(desk, sampling)
+            else self._direct(scheduler, sampling)
         )
         for _ in range(steps):
             step()
-        desk.note(steps)
+        scheduler.advance(steps)
 
-    def _recorded(self, desk: Desk, sampling: Sampling) -> Step:
-        """A step that is played, of a few fixed numbers of rows; left-over rows are a free slot."""
-        slots = list(desk.running)
-        count = rows_for(len(slots), self.room.num_slots)
-        padded = slots + desk.free[:1] * (count - len(slots))
+    def _captured(self, scheduler: Scheduler, sampling: Sampling) -> Step:
+        """A captured step of the next larger number of rows; the rows to spare are a free slot."""
+        slots = list(scheduler.running)
+        count = rows_for(len(slots), self.capacity.num_slots)
+        padded = slots + scheduler.free[:1] * (count - len(slots))
         self._rows[:count] = torch.tensor(padded, device=self._rows.device)
-        # The limit is in the slots, and for stop strings it is looked outside of a step.
+        # Neither the limit, which is in the slots, nor stop strings are part of a step.
         key = (count, dataclasses.replace(sampling, max_new_tokens=1, stop=()))
         if key not in self._steps:
-            self._steps[key] = self._to_record(self._rows[:count], sampling)
+            self._steps[key] = self._to_capture(self._rows[:count], sampling)
         return self._steps[key]
 
-    def _to_record(self, rows: Tensor, sampling: Sampling) -> Recorded:
-        """A step of these rows that does not keep the decoder alive, which keeps it."""
+    def _to_capture(self, rows: Tensor, sampling: Sampling) -> CapturedStep:
+        """A step of these rows; it holds the decoder weakly, because the decoder holds it."""
         assert self._pool is not None
         decoder = weakref.proxy(self)
-        return Recorded(lambda: decoder._step(rows, sampling), self._pool)
+        return CapturedStep(lambda: decoder._step(rows, sampling), self._pool)
 
-    def _direct(self, desk: Desk, sampling: Sampling) -> Step:
-        """A step of the first slots; where too many of them are free, the last ones move up."""
-        moves = desk.closing_up(SHRINK_AT)
+    def _direct(self, scheduler: Scheduler, sampling: Sampling) -> Step:
+        """A step of the first slots; where too many of them are free, the gaps are closed."""
+        moves = scheduler.compact(SHRINK_AT)
         if moves:
             source, target = (torch.tensor(column) for column in zip(*moves, strict=True))
             self._slots.move(source, target)
@@ -221,7 +221,7 @@ class SlotDecoder:
             for drawn in (self._tokens, self._logprobs, self._uniforms):
                 drawn[target] = drawn[source]
             self._ended[source] = True
-        count = 1 + max(desk.running)
+        count = 1 + max(scheduler.running)
         if moves or self._grouping is None or len(self._grouping.start) != count:
             slots = self._slots
             self._grouping = Grouping.of(slots.prompt[:count], slots.prompt_length[:count])
@@ -236,7 +236,7 @@ class SlotDecoder:
         self._draw(head.project(self.model, states[:, -1]), rows, sampling=sampling)
 
     def _draw(self, logits: Tensor, rows: Tensor, *, sampling: Sampling) -> None:
-        """Draw and note a token for each row that has not ended: [n, V], [n]."""
+        """Draw and store a token for each row that has not ended: [n, V], [n]."""
         slots = self._slots
         at = (slots.written[rows] + 1).long()
         running = ~self._ended[rows]

@@ -66,9 +66,9 @@ class _Plan:
         return cap if cap is None else cap * self.divisor / self.distribution.temperature
 
     @property
-    def outer_slope(self) -> float:
+    def outer_derivative(self) -> float:
         """The derivative of what happens to logits outside the kernels, but for the soft cap."""
-        return self.distribution.finish.slope * self.divisor / self.distribution.temperature
+        return self.distribution.finish.derivative * self.divisor / self.distribution.temperature
 
 
 def chunk_elements_for(device: torch.device) -> int:
@@ -167,7 +167,7 @@ class _Head:
         self.weight = _factor(weight.to(states.dtype))
         self.bias = bias if bias is None else bias.to(at_least_float32(states[:0]).dtype)
         self.plan = plan
-        self._room: Tensor | None = None  # one for all chunks: fresh memory is slow on a CPU
+        self._buffer: Tensor | None = None  # one for all chunks: fresh memory is slow on a CPU
 
     def logits(self, states: Tensor, tokens: Tensor) -> Tensor:
         """Logits of the distribution, but for the division by ``plan.divisor``. [n, D] → [n, V]."""
@@ -186,9 +186,9 @@ class _Head:
     def _product(self, factor: Tensor) -> Tensor:
         if self.weight.dtype in HALF:
             return torch.mm(factor, self.weight.t(), out_dtype=torch.float32)
-        if self._room is None:
-            self._room = factor.new_empty(len(factor), len(self.weight))
-        return torch.mm(factor, self.weight.t(), out=self._room[: len(factor)])
+        if self._buffer is None:
+            self._buffer = factor.new_empty(len(factor), len(self.weight))
+        return torch.mm(factor, self.weight.t(), out=self._buffer[: len(factor)])
 
 
 def _factor(values: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ def _change(logits: Tensor, tokens: Tensor, *, head: _Head, numbers: dict[str, T
     """
     for name in ("of_logprobs", "of_entropies"):
         if name in numbers:
-            numbers[name] = numbers[name].to(logits.dtype) * head.plan.outer_slope
+            numbers[name] = numbers[name].to(logits.dtype) * head.plan.outer_derivative
     return form_for(logits).gradient(
         logits,
         tokens,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from posttrain.algorithms import ops
 from posttrain.models.sampling import at_least_float32
-from posttrain.types.prompts import chosen_places
+from posttrain.types.prompts import chosen_indices
 from posttrain.types.ways import Verdict
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def state_values(states: Tensor, batch: Batch, *, head: nn.Linear) -> Tensor:
     with torch.autocast(before.device.type, enabled=False):
         values = head(before.to(head.weight.dtype))[:, 0]
     zeros = values.new_zeros(batch.tokens.numel())
-    return zeros.index_copy(0, chosen_places(batch), values).view(batch.tokens.shape)
+    return zeros.index_copy(0, chosen_indices(batch), values).view(batch.tokens.shape)
 
 
 def full_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ class Finish:
 
     ``x·multiplier / divisor``, then ``cap·tanh(x / cap)``.
 
-    >>> Finish(multiplier=3.0, divisor=2.0)(torch.tensor([2.0])), Finish(multiplier=3.0).slope
+    >>> Finish(multiplier=3.0, divisor=2.0)(torch.tensor([2.0])), Finish(multiplier=3.0).derivative
     (tensor([3.]), 3.0)
     """
 
@@ -195,7 +195,7 @@ class Finish:
         return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
 
     @property
-    def slope(self) -> float:
+    def derivative(self) -> float:
         """The derivative, but for the soft cap's."""
         return (self.multiplier or 1.0) / (self.divisor or 1.0)
 

@@ -16,7 +16,7 @@ from posttrain.models.head import full_logits, state_values, states_before
 from posttrain.models.sampling import at_least_float32, filter_logits, scale_logits
 from posttrain.protocols import Outputs
 from posttrain.types import Batch
-from posttrain.types.prompts import chosen_places
+from posttrain.types.prompts import chosen_indices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -88,9 +88,9 @@ def outputs_of(
     batch: Batch, scores: tuple[Tensor, Tensor], *, entropy: Entropy, values: Tensor | None
 ) -> Outputs:
     """Log-probs and entropies of the chosen tokens where those stand: [M] × 2 → [B, T] × 2."""
-    places, shape = chosen_places(batch), batch.tokens.shape
+    indices, shape = chosen_indices(batch), batch.tokens.shape
     zeros = scores[0].new_zeros(batch.tokens.numel())
-    logprobs, uncertainty = (zeros.index_copy(0, places, found).view(shape) for found in scores)
+    logprobs, uncertainty = (zeros.index_copy(0, indices, found).view(shape) for found in scores)
     return Outputs(
         logprobs=logprobs, entropy=None if entropy == "none" else uncertainty, values=values
     )

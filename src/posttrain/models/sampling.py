@@ -47,8 +47,8 @@ def filter_logits(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0) -> Tens
         count = (before < top_p * _UNITS).sum(-1, keepdim=True)  # the first has 0 before it
     last = ranked.gather(-1, count - 1)
     above, equal = logits > last, logits == last
-    room = count - above.sum(-1, keepdim=True)
-    return logits.masked_fill(~(above | (equal & (equal.cumsum(-1) <= room))), -torch.inf)
+    left = count - above.sum(-1, keepdim=True)
+    return logits.masked_fill(~(above | (equal & (equal.cumsum(-1) <= left))), -torch.inf)
 
 
 def sample(logits: Tensor, uniforms: Tensor, *, sampling: Sampling) -> tuple[Tensor, Tensor]:

@@ -40,9 +40,9 @@ class Missing:
 class Way:
     """How a part does its work: what it ``uses``, and what it goes ``without``.
 
-    >>> lost = Missing(what="slots", why="its keys have two sizes", cost="nothing is recorded")
+    >>> lost = Missing(what="slots", why="its keys have two sizes", cost="nothing is captured")
     >>> str(Way(uses=("batches",), without=(lost,)))
-    'batches (no slots: its keys have two sizes, so nothing is recorded)'
+    'batches (no slots: its keys have two sizes, so nothing is captured)'
     """
 
     uses: tuple[str, ...]

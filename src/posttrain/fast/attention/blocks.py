@@ -90,19 +90,19 @@ class Plain:
         ours = zip(
             gradient.split(lengths), mixed.split(lengths), logsumexp.split(lengths, 1), strict=True
         )
-        for (slopes, out, sums), (part, keys, values) in zip(
+        for (of_mixed, out, sums), (part, keys, values) in zip(
             ours, self._parts(query, key, value=value), strict=True
         ):
             weights = (self._scores(part, keys, scale=scale) - sums[..., None]).exp()
             wide = weights.dtype
-            given = slopes.to(wide)
+            given = of_mixed.to(wide)
             inner = (given * out.to(wide)).sum(-1).t()[..., None]
-            slope = torch.einsum("nhd,lhd->hnl", given, values.to(wide)) - inner
-            slope = scale * weights * slope
+            of_scores = torch.einsum("nhd,lhd->hnl", given, values.to(wide)) - inner
+            of_scores = scale * weights * of_scores
             results.append(
                 (
-                    torch.einsum("hnl,lhd->nhd", slope, keys.to(wide)),
-                    torch.einsum("hnl,nhd->lhd", slope, part.to(wide)),
+                    torch.einsum("hnl,lhd->nhd", of_scores, keys.to(wide)),
+                    torch.einsum("hnl,nhd->lhd", of_scores, part.to(wide)),
                     torch.einsum("hnl,nhd->lhd", weights, given),
                 )
             )
@@ -141,9 +141,9 @@ class Padded:
         self._queries = _Rows(block.queries)
         self._keys = self._queries if block.causal else _Rows(block.keys)
         self._mask = None
-        if not block.causal and not self._keys.even:  # where causal, padding lies ahead of all
-            places = torch.arange(self._keys.width)
-            hidden = places >= torch.tensor(block.keys)[:, None]
+        if not block.causal and not self._keys.even:  # causal ones never see the padding
+            indices = torch.arange(self._keys.width)
+            hidden = indices >= torch.tensor(block.keys)[:, None]
             mask = torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, -torch.inf)
             self._mask = mask[:, None, None]
 
@@ -198,7 +198,7 @@ class _Rows:
         self.even = min(lengths) == self.width
         self._count = len(lengths)
         inside = torch.arange(self.width) < torch.tensor(lengths)[:, None]
-        self._places = inside.flatten().nonzero()[:, 0]
+        self._indices = inside.flatten().nonzero()[:, 0]
 
     def pad(self, packed: Tensor) -> Tensor:
         """[N, …] → [S, L, …], zero where nothing is."""
@@ -206,12 +206,12 @@ class _Rows:
         if self.even:
             return packed.reshape(shape)
         empty = packed.new_zeros(self._count * self.width, *packed.shape[1:])
-        return empty.index_copy_(0, self._places, packed).view(shape)
+        return empty.index_copy_(0, self._indices, packed).view(shape)
 
     def cut(self, padded: Tensor) -> Tensor:
         """[S, L, …] → [N, …]."""
         flat = padded.flatten(0, 1)
-        return flat if self.even else flat.index_select(0, self._places)
+        return flat if self.even else flat.index_select(0, self._indices)
 
 
 class Flash:
@@ -221,13 +221,13 @@ class Flash:
         self._causal = block.causal
         self._queries = offsets_of(block.queries).to(like.device)
         self._keys = offsets_of(block.keys).to(like.device)
-        # Never 1: for single queries the kernel has another layout of its own.
+        # At least 2: for single queries the kernel expects another layout.
         self._longest = max(2, *block.queries), max(2, *block.keys)
         self._randomness = _no_randomness(like.device)
 
     @classmethod
     def at(cls, queries: Tensor, keys: Tensor, *, longest: int) -> Flash:
-        """The causal kernel of sequences whose offsets stand in these tensors whenever it runs."""
+        """The causal kernel of sequences whose offsets it reads from these tensors at each run."""
         kernel = cls.__new__(cls)
         kernel._causal, kernel._longest = True, (longest, longest)
         kernel._queries, kernel._keys = queries, keys
@@ -279,7 +279,7 @@ class Flash:
 
 
 def _no_randomness(device: torch.device) -> tuple[Tensor, Tensor]:
-    """What the kernel wants for dropout: there is none, but what is recorded keeps the address."""
+    """Seeds of dropout, which the kernel reads although there is none."""
     return torch.zeros(2, dtype=torch.uint64, device=device), torch.empty(0, device=device)
 
 

@@ -1,7 +1,7 @@
-"""Keys and values laid out anew, each as often as it is seen, and their gradients taken back.
+"""Gathering keys and values, one copy for each sequence that sees them; scattering gradients back.
 
-Each is one kernel on a GPU that has Triton. There a gradient is summed from a list of places, in
-one order and in float32: the same every time.
+Both are one kernel on a GPU that has Triton. There the gradient of a token is the sum over the list
+of its copies, always in the same order and in float32, so that it is the same every time.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where in a row of N tokens each of L keys comes from, and where each token's keys have gone.
+    """Which of N tokens each of L gathered keys comes from, and where the copies of a token are.
 
-    ``at`` [L] is the token of each key; N is that of a key which nobody sees. The keys of token n
+    ``at`` [L] is the token of each key; N stands for a key that nobody sees. The keys of token n
     are at ``order[begins[n] : begins[n + 1]]``; shapes [L], [N + 1].
     """
 
@@ -32,7 +32,7 @@ class Layout:
 
     @classmethod
     def of(cls, at: Tensor, *, tokens: int) -> Layout:
-        """The layout of keys that come from these places in a row of so many tokens.
+        """The layout of keys that come from these tokens of a row.
 
         >>> Layout.of(torch.tensor([0, 1, 0, 2, 3]), tokens=3).begins
         tensor([0, 2, 3, 4], dtype=torch.int32)
@@ -49,7 +49,7 @@ class Layout:
         return Layout(**{name: send(part, device) for name, part in vars(self).items()})
 
     def copy_(self, other: Layout) -> None:
-        """Become another of the same sizes, at the same addresses."""
+        """Take the values of another layout of the same sizes, at the same addresses."""
         for name, part in vars(self).items():
             part.copy_(send(getattr(other, name), part.device))
 
@@ -59,31 +59,31 @@ class Layout:
         return len(self.begins) - 1
 
 
-def lay_out(states: Pair, layout: Layout, *, repeats: int = 1) -> Pair:
-    """Keys and values where they are seen, each head so often: [N, K, D] → [L, K · repeats, D].
+def gather_kv(states: Pair, layout: Layout, *, repeats: int = 1) -> Pair:
+    """Copy keys and values, each head ``repeats`` times: [N, K, D] → [L, K · repeats, D].
 
-    Not for autograd: :func:`take_back` is its gradient.
+    Not for autograd: :func:`scatter_grads` is its gradient.
     """
     if kernels.takes(states[0]):
         from posttrain.fast.kernels import fused_gather as fused
 
-        return fused.lay_out(states, layout.at, repeats=repeats)
-    places = layout.at.clamp_max(layout.tokens - 1)  # any place does for a key that nobody sees
-    keys, values = (part.index_select(0, places).repeat_interleave(repeats, 1) for part in states)
+        return fused.gather_kv(states, layout.at, repeats=repeats)
+    indices = layout.at.clamp_max(layout.tokens - 1)  # any token does for a key that nobody sees
+    keys, values = (part.index_select(0, indices).repeat_interleave(repeats, 1) for part in states)
     return keys, values
 
 
-def take_back(slopes: Pair, layout: Layout, *, repeats: int = 1) -> Pair:
-    """The gradients of what was laid out, from those of its copies: → [N, K, D]."""
-    if kernels.takes(slopes[0]):
+def scatter_grads(gradients: Pair, layout: Layout, *, repeats: int = 1) -> Pair:
+    """The gradients of keys and values, summed over their copies: → [N, K, D]."""
+    if kernels.takes(gradients[0]):
         from posttrain.fast.kernels import fused_gather as fused
 
-        return fused.take_back(slopes, layout.order, begins=layout.begins, repeats=repeats)
-    of_key, of_value = (_sums(part, layout, repeats=repeats) for part in slopes)
+        return fused.scatter_grads(gradients, layout.order, begins=layout.begins, repeats=repeats)
+    of_key, of_value = (_sums(part, layout, repeats=repeats) for part in gradients)
     return of_key, of_value
 
 
-def _sums(slopes: Tensor, layout: Layout, *, repeats: int) -> Tensor:
-    wide = at_least_float32(slopes).unflatten(1, (-1, repeats)).sum(2)
+def _sums(gradients: Tensor, layout: Layout, *, repeats: int) -> Tensor:
+    wide = at_least_float32(gradients).unflatten(1, (-1, repeats)).sum(2)
     sums = wide.new_zeros(layout.tokens + 1, *wide.shape[1:])
-    return sums.index_add_(0, layout.at, wide)[:-1].to(slopes.dtype)
+    return sums.index_add_(0, layout.at, wide)[:-1].to(gradients.dtype)

@@ -1,12 +1,11 @@
 """Attention over packed sequences in one call, for a kernel that takes sequences of any lengths.
 
-A token of a completion sees its prompt and its own completion. So the keys and values of every
-sequence are laid out anew, those of a prompt once for each of its completions; their gradients are
-added up again. A single kernel over many sequences fills a GPU, where one between a few prompts and
-all that follows them would not; and copying keys (for the gradient: one for each head of queries)
-is little beside all else, unless long prompts have many short completions
-(:attr:`Sequences.few_keys`): then prompts stay where they are
-(:mod:`posttrain.fast.attention.shared_prompt`).
+A token of a completion sees its prompt and its own completion. So keys and values are gathered
+sequence by sequence, those of a prompt once for each of its completions, and their gradients are
+summed over the copies. One kernel over many sequences fills a GPU; one kernel from all completions
+to a few prompts would not. The copies (for the gradient, one for each head of queries) cost little,
+unless long prompts have many short completions (:attr:`Sequences.few_keys`): then prompts are not
+copied (:mod:`posttrain.fast.attention.shared_prompt`).
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ import torch
 from torch import Tensor
 
 from posttrain.fast.attention.blocks import Block, Flash, Kernel
-from posttrain.fast.attention.gather_kv import Layout, lay_out, take_back
+from posttrain.fast.attention.gather_kv import Layout, gather_kv, scatter_grads
 from posttrain.fast.attention.interface import Attention
 from posttrain.fast.attention.shared_prompt import Make, SharedPrompt
 from posttrain.fast.packing import Packing
 
-MOST_KEYS = 8  # times the tokens, or so many keys are not worth the copy
+MOST_KEYS = 8  # gathered keys for each token; more are not worth the copy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,7 @@ class Sequences:
 
     @property
     def few_keys(self) -> bool:
-        """Whether the keys are few enough to be laid out."""
+        """Whether the keys are few enough to be gathered."""
         return len(self.keys_at) <= MOST_KEYS * self.tokens
 
 
@@ -55,13 +54,13 @@ def sequences_of(packing: Packing) -> Sequences:
     rest = [length for lengths in packing.completions for length in lengths]
     begins = torch.tensor([0, *heads, *rest]).cumsum(0).tolist()
     pieces = list(zip(begins, heads, strict=False))
-    places = iter(range(len(heads), len(heads) + len(rest)))
+    numbers = iter(range(len(heads), len(heads) + len(rest)))
     keys = heads.copy()
     for number, (prompt, lengths) in enumerate(
         zip(packing.prompts, packing.completions, strict=True)
     ):
         for length in lengths:
-            pieces += [(begins[number], prompt), (begins[next(places)], length)]
+            pieces += [(begins[number], prompt), (begins[next(numbers)], length)]
             keys.append(prompt + length)
     return Sequences(queries=[*heads, *rest], keys=keys, keys_at=_ranges(pieces))
 
@@ -129,9 +128,9 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
         query, key, value, gathered, scale = given
-        keys, values = lay_out((key, value), gathered.layout)
+        keys, values = gather_kv((key, value), gathered.layout)
         mixed, sums = gathered.kernel.forward(query, keys, value=values, scale=scale)
-        ctx.save_for_backward(query, key, value, mixed, sums)  # what is laid out is so again
+        ctx.save_for_backward(query, key, value, mixed, sums)  # keys are gathered again in backward
         ctx.gathered, ctx.scale = gathered, scale
         return mixed
 
@@ -139,16 +138,16 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mixed, sums = ctx.saved_tensors
         layout, repeats = ctx.gathered.layout, query.shape[1] // key.shape[1]
-        # A key for each head: the kernel would round the gradients of heads that share one to half
-        # precision; so they are summed with those of its places.
+        # One key for each head of queries: where heads share a key, the kernel would round the sum
+        # of their gradients to half precision; scatter_grads sums them in float32.
         of_query, of_keys, of_values = ctx.gathered.kernel.backward(
             gradients[0],
-            (query, *lay_out((key, value), layout, repeats=repeats)),
+            (query, *gather_kv((key, value), layout, repeats=repeats)),
             mixed=mixed,
             logsumexp=sums,
             scale=ctx.scale,
         )
-        own = take_back((of_keys, of_values), layout, repeats=repeats)
+        own = scatter_grads((of_keys, of_values), layout, repeats=repeats)
         return of_query, *own, None, None
 
 

@@ -1,8 +1,8 @@
-"""Attention of the newest tokens on a CPU: siblings ask their prompt together, in one product.
+"""Attention of the newest tokens on a CPU: completions of one prompt share a matrix product.
 
-A step of a small model on a CPU waits for memory. The keys of a prompt are read once for all its
-siblings, and those of the completions are read where they stand: rows are the first slots, without
-gaps, so that nothing is gathered.
+A step of a small model on a CPU waits for memory. So the keys of a prompt are read once for all its
+completions, and those of the completions are read without a copy: rows are the first slots, without
+gaps.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ _HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, kw_only=True)
 class Grouping:
-    """Which rows continue which prompt, as a table [prompts, most siblings] padded with repeats.
+    """Which rows continue which prompt, as a table [prompts, most completions], padded.
 
     ``cells`` [P · G] is the row in each cell and ``back`` [n] the cell of each row, or None where
-    the table is full and in order. ``start`` [n] is how long the prompt of each row is. The prompts
-    are ``places``, which leave none out, so that their keys are read where they stand; a prompt
-    that no row continues is asked in vain.
+    the table is full and in order. ``start`` [n] is the length of the prompt of each row.
+    ``prompts`` is a range of prompt indices without gaps, so that their keys need no copy; for a
+    prompt in it that no row continues, the scores are computed and not used.
     """
 
     cells: Tensor | None
     back: Tensor | None
-    places: slice
+    prompts: slice
     start: Tensor
     longest: int
 
     @classmethod
     def of(cls, prompt: Tensor, prompt_length: Tensor) -> Grouping:
-        """The table of rows that continue the prompts at these places: [n], [n]."""
+        """The table of rows that continue the prompts of these indices: [n], [n]."""
         first = int(prompt.min())
         group = (prompt - first).long()
         counts = group.bincount()
@@ -50,14 +50,14 @@ class Grouping:
         return cls(
             cells=None if full else cells,
             back=None if full else back,
-            places=slice(first, first + len(counts)),
+            prompts=slice(first, first + len(counts)),
             start=prompt_length.long(),
             longest=int(prompt_length.max()),
         )
 
     def by_prompt(self, states: Tensor) -> Tensor:
         """[n, …] → [P, G, …]."""
-        count = self.places.stop - self.places.start
+        count = self.prompts.stop - self.prompts.start
         cells = states if self.cells is None else states[self.cells]
         return cells.view(count, -1, *states.shape[1:])
 
@@ -68,7 +68,7 @@ class Grouping:
 
 
 class GroupedStep:
-    """One step of the first n slots: what all its layers have in common."""
+    """One step of the first n slots: what all layers share."""
 
     def __init__(self, grouping: Grouping, written: Tensor) -> None:
         self.grouping = grouping
@@ -96,9 +96,9 @@ class GroupedStep:
         for states, new in zip(completion, (key, value), strict=True):
             self._write(states, new)
         count, shared, size = key.shape
-        kept = [states[self.grouping.places, :, : self.grouping.longest] for states in prompt]
+        kept = [states[self.grouping.prompts, :, : self.grouping.longest] for states in prompt]
         mine = [states[:count, :, : self.newest + 1] for states in completion]
-        if query.dtype in _HALF:  # half precision is stored, not summed
+        if query.dtype in _HALF:  # stored in half precision, summed in float32
             query, kept, mine = query.float(), [s.float() for s in kept], [s.float() for s in mine]
         asked = (query * scale).view(count, shared, -1, size)
         longest = self.grouping.longest
@@ -124,7 +124,7 @@ class GroupedStep:
             states[torch.arange(len(new)), :, self.own] = new
 
     def _hidden_from(self, window: int) -> Tensor | None:
-        """[n, prompt + own]: what a row must not see; None where it is nothing."""
+        """The keys that a row must not see, [n, prompt + own]; None where it sees all."""
         if window not in self._hidden:
             self._hidden[window] = self._compare(window)
         return self._hidden[window]
@@ -137,6 +137,6 @@ class GroupedStep:
         asked, answered = torch.arange(longest), torch.arange(self.newest + 1)
         real = torch.cat([asked < start[:, None], answered <= self.own[:, None]], 1)
         if window:
-            place = torch.cat([asked.expand(len(start), -1), start[:, None] + answered], 1)
-            real &= place > (start + self.own)[:, None] - window
+            position = torch.cat([asked.expand(len(start), -1), start[:, None] + answered], 1)
+            real &= position > (start + self.own)[:, None] - window
         return ~real

@@ -118,8 +118,8 @@ class Causal:
         key, value = (_for_all_heads(states, query) for states in (key, value))
         mask, length = None, query.shape[2]
         if window is not None and window < length:
-            place = torch.arange(length, device=query.device)
-            ago = place[:, None] - place
+            index = torch.arange(length, device=query.device)
+            ago = index[:, None] - index
             mask = (ago >= 0) & (ago < window)
         mixed = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale

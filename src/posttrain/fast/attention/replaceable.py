@@ -61,9 +61,9 @@ def _decide(model: Any) -> Verdict:
         return Verdict("its code takes no attention but its own")
     config = model.config.get_text_config(decoder=True)
     length = min(12, getattr(config, "max_position_embeddings", None) or 12)
-    places = torch.arange(length, device=model.device).expand(2, length)
-    tokens = (places * 7 + torch.tensor([[0], [5]], device=model.device)) % config.vocab_size
-    inputs = {"input_ids": tokens, "position_ids": places, "use_cache": False}
+    positions = torch.arange(length, device=model.device).expand(2, length)
+    tokens = (positions * 7 + torch.tensor([[0], [5]], device=model.device)) % config.vocab_size
+    inputs = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
     trunk, layers = model.get_decoder(), _Layers(model)
     _deciding.layers = layers
     try:

@@ -68,7 +68,7 @@ def _attend(
     query_pointer, key_pointer, value_pointer, prompt_keys, prompt_values, keys, values,
     rows, prompt, prompt_length, written, out, scale, window, query_row, key_row, value_row,
     num_keys: tl.constexpr, groups: tl.constexpr, size: tl.constexpr,
-    prompt_room: tl.constexpr, own_room: tl.constexpr,
+    prompt_capacity: tl.constexpr, own_capacity: tl.constexpr,
     padded_groups: tl.constexpr, padded_size: tl.constexpr,
     block: tl.constexpr, precise: tl.constexpr,
 ):
@@ -84,15 +84,15 @@ def _attend(
     kept = lane < size
     group = tl.arange(0, padded_groups)
     heads = head * groups + group
-    place = heads[:, None] * size + lane[None, :]
+    index = heads[:, None] * size + lane[None, :]
     real = (group[:, None] < groups) & kept[None, :]
     dtype = keys.dtype.element_ty
-    query = tl.load(query_pointer + row * query_row + place, mask=real, other=0.0).to(dtype)
+    query = tl.load(query_pointer + row * query_row + index, mask=real, other=0.0).to(dtype)
 
     new = head * size + lane
     new_key = tl.load(key_pointer + row * key_row + new, mask=kept, other=0.0).to(dtype)
     new_value = tl.load(value_pointer + row * value_row + new, mask=kept, other=0.0).to(dtype)
-    base = (slot * num_keys + head) * own_room * size
+    base = (slot * num_keys + head) * own_capacity * size
     tl.store(keys + base + own * size + lane, new_key, mask=kept)
     tl.store(values + base + own * size + lane, new_value, mask=kept)
 
@@ -101,7 +101,7 @@ def _attend(
     total = tl.full([padded_groups], 1.0, tl.float32)
     mixed = tl.zeros([padded_groups, padded_size], tl.float32) + new_value.to(tl.float32)[None, :]
 
-    asked = (tl.load(prompt + slot).to(tl.int64) * num_keys + head) * prompt_room * size
+    asked = (tl.load(prompt + slot).to(tl.int64) * num_keys + head) * prompt_capacity * size
     largest, total, mixed = _look(
         query, prompt_keys, prompt_values, asked, first, start, largest, total, mixed, scale,
         size, padded_size, block, precise,
@@ -112,7 +112,7 @@ def _attend(
     )  # fmt: skip
     result = mixed / total[:, None]
     out += row * num_keys * groups * size
-    tl.store(out + place, result.to(out.dtype.element_ty), mask=real)
+    tl.store(out + index, result.to(out.dtype.element_ty), mask=real)
 
 
 def decode_attention(
@@ -160,8 +160,8 @@ def decode_attention(
         num_keys=num_keys,
         groups=groups,
         size=size,
-        prompt_room=prompt_keys.shape[2],
-        own_room=keys.shape[2],
+        prompt_capacity=prompt_keys.shape[2],
+        own_capacity=keys.shape[2],
         padded_groups=padded[0],
         padded_size=padded[1],
         precise=precise,

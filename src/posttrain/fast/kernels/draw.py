@@ -18,8 +18,8 @@ def _draw(logits, uniforms, tokens, logprobs, factor, size, stride, block: tl.co
     # Sums over a large vocabulary in float64: a float32 would shift the shares of rare tokens.
     total = tl.full([], 0.0, tl.float64)
     for begin in range(0, size, block):
-        place = begin + column
-        x = tl.load(logits + row * stride + place, mask=place < size, other=float("-inf")) * factor
+        index = begin + column
+        x = tl.load(logits + row * stride + index, mask=index < size, other=float("-inf")) * factor
         top = tl.maximum(largest, tl.max(x, 0))
         safe = tl.where(top == float("-inf"), 0.0, top)  # a block of impossible tokens
         total = total * tl.exp(largest - safe) + tl.sum(tl.exp(x - safe).to(tl.float64), 0)
@@ -31,12 +31,12 @@ def _draw(logits, uniforms, tokens, logprobs, factor, size, stride, block: tl.co
     likeliest = 0
     begin = 0
     while (begin < size) & (found == size):
-        place = begin + column
-        x = tl.load(logits + row * stride + place, mask=place < size, other=float("-inf")) * factor
+        index = begin + column
+        x = tl.load(logits + row * stride + index, mask=index < size, other=float("-inf")) * factor
         mass = tl.exp(x - largest).to(tl.float64)
         sums = reached + tl.cumsum(mass, 0)
-        found = tl.min(tl.where((sums > target) & (mass > 0), place, size), 0)
-        top = tl.where((x == largest) & (place < size), place, 0)
+        found = tl.min(tl.where((sums > target) & (mass > 0), index, size), 0)
+        top = tl.where((x == largest) & (index < size), index, 0)
         likeliest = tl.maximum(likeliest, tl.max(top, 0))
         reached += tl.sum(mass, 0)
         begin += block

@@ -112,8 +112,8 @@ def _statistics_kernel(
     total = tl.full((), 0.0, tl.float32)
     weighted = tl.full((), 0.0, tl.float32)
     for first in range(0, size, BLOCK):
-        place = first + tl.arange(0, BLOCK)
-        scaled = tl.load(start + place, mask=place < size, other=-float("inf")) / temperature
+        index = first + tl.arange(0, BLOCK)
+        scaled = tl.load(start + index, mask=index < size, other=-float("inf")) / temperature
         now = tl.maximum(largest, tl.max(scaled, 0))
         # Where all was −inf so far there is nothing to rescale, and −inf − −inf would be NaN.
         base = tl.where(now == -float("inf"), 0.0, now)
@@ -154,19 +154,19 @@ def _gradient_kernel(
 ):
     """A piece of one row per program: ``g·(onehot − p) − h·p·(log p + H)``, over temperature."""
     row = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
-    given = tl.load(logits + row * stride + place, mask=inside, other=-float("inf"))
+    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < size
+    given = tl.load(logits + row * stride + index, mask=inside, other=-float("inf"))
     possible = given != -float("inf")
     logs = given / temperature - tl.load(log_sums + row)
     shares = tl.exp(logs)
     direct = tl.load(of_logprobs + row)
-    change = tl.where(place == tl.load(tokens + row), direct, 0.0) - shares * direct
+    change = tl.where(index == tl.load(tokens + row), direct, 0.0) - shares * direct
     if ENTROPY:
         deviation = tl.where(possible, logs, 0.0) + tl.load(entropies + row)
         change -= tl.load(of_entropies + row) * shares * deviation
     change /= temperature
     if CAPPED:
-        slope = given / cap
-        change *= tl.where(possible, 1 - slope * slope, 0.0)
-    tl.store(result + row * result_stride + place, change.to(result.dtype.element_ty), mask=inside)
+        capped = given / cap
+        change *= tl.where(possible, 1 - capped * capped, 0.0)
+    tl.store(result + row * result_stride + index, change.to(result.dtype.element_ty), mask=inside)

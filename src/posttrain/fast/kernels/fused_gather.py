@@ -1,4 +1,4 @@
-"""The same as in :mod:`posttrain.fast.attention.gather_kv`, each in one Triton kernel."""
+"""``gather_kv`` and ``scatter_grads``, each in one Triton kernel."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 Pair = tuple[Tensor, Tensor]
 
-ELEMENTS = 4096  # of a program that lays out: a few keys
-LOADS = 16  # that are on their way at once, of keys; all of them are written out in the program
+ELEMENTS = 4096  # numbers that one program of gather_kv copies: a few keys
+LOADS = 16  # loads that one program of scatter_grads unrolls, so that they overlap
 
 
 @triton.jit(do_not_specialize=["count", "last"])
-def _lay_out(
+def _gather(
     key,
     value,
     at,
@@ -35,17 +35,17 @@ def _lay_out(
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     column = tl.arange(0, block)
     real = (row < count)[:, None] & (column < width)[None, :]
-    place = tl.minimum(tl.load(at + row, mask=row < count, other=0), last).to(tl.int64)[:, None]
+    index = tl.minimum(tl.load(at + row, mask=row < count, other=0), last).to(tl.int64)[:, None]
     head, within = (column // size // repeats)[None, :].to(tl.int64), (column % size)[None, :]
     target = row[:, None] * width + column[None, :]
-    found = tl.load(key + place * key_row + head * key_head + within, mask=real)
+    found = tl.load(key + index * key_row + head * key_head + within, mask=real)
     tl.store(keys + target, found, mask=real)
-    found = tl.load(value + place * value_row + head * value_head + within, mask=real)
+    found = tl.load(value + index * value_row + head * value_head + within, mask=real)
     tl.store(values + target, found, mask=real)
 
 
 @triton.jit
-def _take_back(
+def _scatter(
     of_keys,
     of_values,
     order,
@@ -55,7 +55,7 @@ def _take_back(
     size: tl.constexpr,
     width: tl.constexpr,
     repeats: tl.constexpr,
-    places: tl.constexpr,
+    unrolled: tl.constexpr,
     block: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -65,13 +65,13 @@ def _take_back(
     source = column // size * (repeats * size) + column % size
     keys = tl.zeros([block], tl.float32)
     values = tl.zeros([block], tl.float32)
-    for first in range(begin, end, places):
-        for number in tl.static_range(places):
+    for first in range(begin, end, unrolled):
+        for number in tl.static_range(unrolled):
             seen = first + number < end
-            place = tl.load(order + first + number, mask=seen, other=0).to(tl.int64)
+            index = tl.load(order + first + number, mask=seen, other=0).to(tl.int64)
             real = seen & (column < width)
             for repeat in tl.static_range(repeats):
-                at = place * (width * repeats) + source + repeat * size
+                at = index * (width * repeats) + source + repeat * size
                 keys += tl.load(of_keys + at, mask=real, other=0.0).to(tl.float32)
                 values += tl.load(of_values + at, mask=real, other=0.0).to(tl.float32)
     target = row * width + column
@@ -79,8 +79,8 @@ def _take_back(
     tl.store(value + target, values, mask=column < width)
 
 
-def lay_out(states: Pair, at: Tensor, *, repeats: int) -> Pair:
-    """Keys and values [N, K, D], places [L] → [L, K · repeats, D] twice."""
+def gather_kv(states: Pair, at: Tensor, *, repeats: int) -> Pair:
+    """Keys and values [N, K, D], indices [L] → [L, K · repeats, D] twice."""
     key, value = (part if part.stride(2) == 1 else part.contiguous() for part in states)
     if key.shape != value.shape or key.dtype != value.dtype:
         raise NotImplementedError("packed sequences with values unlike the keys")
@@ -90,7 +90,7 @@ def lay_out(states: Pair, at: Tensor, *, repeats: int) -> Pair:
     block = triton.next_power_of_2(width)
     rows = max(1, ELEMENTS // block)
     with torch.cuda.device_of(key):
-        _lay_out[(triton.cdiv(len(at), rows),)](
+        _gather[(triton.cdiv(len(at), rows),)](
             key,
             value,
             at,
@@ -110,15 +110,15 @@ def lay_out(states: Pair, at: Tensor, *, repeats: int) -> Pair:
     return keys, values
 
 
-def take_back(slopes: Pair, order: Tensor, *, begins: Tensor, repeats: int) -> Pair:
+def scatter_grads(gradients: Pair, order: Tensor, *, begins: Tensor, repeats: int) -> Pair:
     """Gradients [L, K · repeats, D] twice, order [L], begins [N + 1] → [N, K, D] twice."""
-    of_keys, of_values = (part.contiguous() for part in slopes)
+    of_keys, of_values = (part.contiguous() for part in gradients)
     _, heads, size = of_keys.shape
     tokens, heads = len(begins) - 1, heads // repeats
     key, value = of_keys.new_empty(2, tokens, heads, size)
     block = triton.next_power_of_2(heads * size)
     with torch.cuda.device_of(of_keys):
-        _take_back[(tokens,)](
+        _scatter[(tokens,)](
             of_keys,
             of_values,
             order,
@@ -128,7 +128,7 @@ def take_back(slopes: Pair, order: Tensor, *, begins: Tensor, repeats: int) -> P
             size=size,
             width=heads * size,
             repeats=repeats,
-            places=max(1, min(4, LOADS // repeats)),
+            unrolled=max(1, min(4, LOADS // repeats)),
             block=block,
             num_warps=max(1, min(8, block // 256)),
         )

@@ -85,7 +85,7 @@ def gradient(
     ... )
     tensor([[-0.5000,  0.5000]])
     """
-    slope = None if cap is None else 1 - (logits / cap).square_()
+    of_cap = None if cap is None else 1 - (logits / cap).square_()
     if temperature != 1.0:
         logits.div_(temperature)
     direct = (of_logprobs / temperature)[:, None]
@@ -102,6 +102,6 @@ def gradient(
         )
     index = tokens[:, None]
     result.scatter_(-1, index, result.gather(-1, index) + direct)
-    if slope is not None:  # a token that cannot be drawn has no slope, and no gradient either
-        result.mul_(slope.nan_to_num_(neginf=0.0))
+    if of_cap is not None:  # where the logit is −inf there is no derivative, and no gradient
+        result.mul_(of_cap.nan_to_num_(neginf=0.0))
     return result if dtype is None else result.to(dtype)

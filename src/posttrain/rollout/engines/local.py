@@ -111,7 +111,7 @@ class LocalEngine:
     def precision(self, *, keep_casts: bool = True) -> torch.autocast:
         """One scope for all steps: autocast keeps the weights it has cast until the scope ends.
 
-        What is recorded outlives the scope, and must not read what was kept in it.
+        A CUDA graph outlives the scope, and must not read weights that autocast has cast in it.
         """
         return torch.autocast(
             self.model.device.type,

@@ -1,6 +1,6 @@
 """The engine of our own: every distinct prompt is read once, and no one waits for the longest.
 
-Sequences sit in slots, and on a GPU recorded steps are played
+Sequences sit in slots, and on a GPU captured steps are replayed
 (:mod:`posttrain.fast.slot_decoder`). For models whose attention is not ours to replace, a part
 goes through three hands: ``prefill`` reads the prompts; ``Running`` is what the
 model remembers of the sequences that have not ended, and shrinks as they do; ``Draws`` holds the
@@ -36,7 +36,7 @@ class NativeEngine(LocalEngine):
     """Decodes with keys and values at hand, for every decoder whose memory is those alone.
 
     ``slots`` may be turned off, to go the way of models whose attention is not ours to replace.
-    ``compiled`` has the layers compiled before they are recorded: quicker steps, a longer start.
+    ``compiled`` has the layers compiled before they are captured: quicker steps, a longer start.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class NativeEngine(LocalEngine):
         distinct = list(dict.fromkeys(prompts))
         running, logits = prefill(self.model, distinct, num_steps=draws.sampling.max_new_tokens)
         if len(distinct) < len(prompts):
-            place = {prompt: row for row, prompt in enumerate(distinct)}
-            shared = torch.tensor([place[prompt] for prompt in prompts], device=logits.device)
+            index = {prompt: row for row, prompt in enumerate(distinct)}
+            shared = torch.tensor([index[prompt] for prompt in prompts], device=logits.device)
             running.select(shared)
             logits = logits[shared]
         rows = torch.arange(len(prompts), device=logits.device)  # whose turn it is
