@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from posttrain.data.minibatch import micro_batches
 from posttrain.fast import captured_pass as recorded_pass
-from posttrain.fast.aliases import Aliases
 from posttrain.fast.attention import gathered as gathered_attention
 from posttrain.fast.attention.blocks import Plain
 from posttrain.fast.attention.gathered import Gathered, GatheredPrompts, sequences_of
 from posttrain.fast.captured_pass import CapturedPasses, _Pass, pausing
+from posttrain.fast.cast_copy import Aliases
 from posttrain.fast.graphs import CaptureError
 from posttrain.fast.packing import Packing
 from posttrain.learn.memory import smaller, until_it_fits

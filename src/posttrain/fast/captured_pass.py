@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from posttrain.fast.aliases import Aliases
 from posttrain.fast.attention.blocks import Flash, offsets_of
 from posttrain.fast.attention.gathered import (
     Gathered,
@@ -28,6 +27,7 @@ from posttrain.fast.attention.gathered import (
 )
 from posttrain.fast.attention.interface import Attention, attending
 from posttrain.fast.buckets import Bucket, Bucketed, Buckets, fit
+from posttrain.fast.cast_copy import Aliases
 from posttrain.fast.graphs import CaptureError, Pool, capturing
 from posttrain.fast.packing import Packing
 from posttrain.models.gpu_memory import capture_lock

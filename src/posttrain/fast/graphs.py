@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 from posttrain.models.gpu_memory import capture_lock, ran_out
+
+Step = Callable[[], None]
 
 
 class CaptureError(RuntimeError):
@@ -59,6 +62,41 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Pool) -> Iterator[None]:
         raise failure
     pool.broken = _explain(failure)
     raise CaptureError(pool.broken)
+
+
+class CapturedStep:
+    """A step, captured in a CUDA graph at its second call.
+
+    A step must read and write the same addresses at every call. The first call is an ordinary one:
+    it compiles kernels and sizes workspaces, which is not allowed during a capture. A step that
+    cannot be captured stays an ordinary one.
+    """
+
+    def __init__(self, step: Step, pool: Pool) -> None:
+        self._step = step
+        self._pool = pool
+        self._called = False
+        self._replay: Step | None = None
+
+    def __call__(self) -> None:
+        if not self._called:
+            self._called = True
+            with capture_lock:
+                self._step()
+            return
+        if self._replay is None:
+            self._replay = self._capture()
+        self._replay()
+
+    def _capture(self) -> Step:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with capturing(graph, self._pool):
+                self._step()
+        except CaptureError as error:
+            warnings.warn(str(error), stacklevel=3)
+            return self._step
+        return graph.replay
 
 
 @contextmanager

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from posttrain.fast.attention.grouped import Grouping
 from posttrain.fast.attention.interface import attending
-from posttrain.fast.captured_step import CapturedStep, Step
-from posttrain.fast.graphs import Pool
+from posttrain.fast.graphs import CapturedStep, Pool, Step
 from posttrain.fast.kernels import sample
 from posttrain.fast.kv_slots import Capacity, Decoding, Reading, Slots
 from posttrain.fast.scheduler import ScheduledSequence, Scheduler, in_parts, rows_for
