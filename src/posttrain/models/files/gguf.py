@@ -25,7 +25,7 @@ from transformers.modeling_gguf_pytorch_utils import (
     load_gguf_checkpoint,
 )
 
-from posttrain.models.damaged import AGAIN
+from posttrain.models.files.damaged import AGAIN
 
 _MAGIC = b"GGUF"
 _HEADER = struct.Struct("<4sIQQ")  # the magic, the version, how many tensors, how many facts
@@ -45,7 +45,7 @@ def read_gguf(
             f"model: reading {file.name!r} needs the package gguf: pip install 'posttrain[gguf]'"
         )
     _check_magic(file)
-    from posttrain.models.gguf_reader import reading_once
+    from posttrain.models.files.gguf_reader import reading_once
 
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     with reading_once():
@@ -78,7 +78,7 @@ def _weights(file: Path, model: PreTrainedModel) -> dict[str, Tensor]:
     """
     import gguf
 
-    from posttrain.models.gguf_reader import dequantised
+    from posttrain.models.files.gguf_reader import dequantised
 
     reader = gguf.GGUFReader(str(file))
     parsed = {**load_gguf_checkpoint(str(file)), "tensors": {}}

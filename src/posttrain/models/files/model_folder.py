@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from posttrain.disk import sync, writing
-from posttrain.models.damaged import check_files
+from posttrain.models.files.damaged import check_files
 
 
 def check_folder(folder: Path, *, kind: str = "model") -> None:
