@@ -1,4 +1,4 @@
-"""Activation checkpointing: a layer keeps its input alone, and is computed again for the gradient.
+"""Activation checkpointing: a layer keeps only its input, and is computed again for the gradient.
 
 Memory for about a third more time (Chen et al. 2016, arXiv:1604.06174). transformers' own switch
 acts on models in training mode only and drops the key-value cache there; our policies stay in
@@ -26,8 +26,8 @@ _CACHES = ("past_key_values", "past_key_value", "layer_past")
 def checkpoint_activations(model: nn.Module, *, enabled: bool = True) -> None:
     """Have every layer of a transformers model recompute its activations, or no longer.
 
-    Log-probs and gradients stay the same bit for bit wherever the layer's own computation repeats
-    itself so. Asking twice is the same as asking once; a copy of the model does as the model does.
+    Log-probs and gradients stay the same bit for bit where a layer, computed twice, gives the same
+    bits. Asking twice is the same as asking once; a copy of the model does as the model does.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     if enabled and not layers:
@@ -42,11 +42,11 @@ def checkpoint_activations(model: nn.Module, *, enabled: bool = True) -> None:
             layer._posttrain_owner = SimpleNamespace(config=config)
             layer.__class__ = _recomputed(kind)
         elif known and not enabled:
-            layer.__class__ = kind.__mro__[2]  # after itself and _Recomputed
+            layer.__class__ = kind.__mro__[2]  # the class before _Recomputed was mixed in
 
 
 class _Recomputed:
-    """Mixed into the class of a layer: no reference cycles, and a deep copy keeps it."""
+    """Mixed into the class of a layer, so that a deep copy of the model has it too."""
 
     _posttrain_owner: SimpleNamespace
 
@@ -59,7 +59,7 @@ class _Recomputed:
             forward,
             *inputs,
             use_reentrant=False,
-            preserve_rng_state=False,  # evaluation mode draws nothing
+            preserve_rng_state=False,  # without dropout no random number is drawn
             context_fn=functools.partial(_contexts, self._posttrain_owner),
             **options,
         )
@@ -71,7 +71,7 @@ def _recomputed(kind: type) -> type:
 
 
 def _contexts(owner: SimpleNamespace) -> tuple[Any, Any]:
-    """For the first time nothing; for the second, the attention that the first time had."""
+    """Contexts of the first computation and of the second, which must attend as the first did."""
     own = getattr(interface._active, "attention", None)
     if own is None:
         return contextlib.nullcontext(), contextlib.nullcontext()

@@ -237,7 +237,7 @@ def _casts_inside() -> Iterator[None]:
 
 
 def captured_passes(*modules: Any, compute: torch.dtype) -> tuple[CapturedPasses, ...]:
-    """CapturedPasses for the trunk of each module that has one of its own."""
+    """Captured passes for the trunk of each module that has its own."""
     trunks = [
         module.get_decoder() if hasattr(module, "get_decoder") else getattr(module, "trunk", None)
         for module in modules

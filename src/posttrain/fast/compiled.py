@@ -38,16 +38,15 @@ def compilable(model: Any) -> Verdict:
 
 
 def is_compiled(model: Any) -> bool:
-    """Whether the layers of a model are, or will be at their first call."""
+    """Whether the layers of a model are compiled, or will be at their first call."""
     return any(layer._compiled_call_impl is not None for layer in _layers(model))
 
 
 @contextmanager
 def uncompiled(model: Any) -> Iterator[None]:
-    """Inside, compiled layers run as they are written: for calls of ever other shapes and caches.
+    """Inside, compiled layers run as they are written: for calls whose shapes and caches vary.
 
-    Each such call would be compiled for itself until PyTorch gives up on the layers, also where
-    they are called as they were compiled for.
+    Each such call would be compiled anew until PyTorch gives up on the layers for good.
     """
     if not is_compiled(model):
         yield
@@ -63,9 +62,9 @@ def _layers(model: Any) -> nn.ModuleList:
 
 
 def ask_once(model: Any) -> None:
-    """Ask now what is asked once of every model: each answer would be compiled for itself.
+    """Run the tests that are made once of every model before its layers are compiled.
 
-    The answers go with copies of the model.
+    Each would be compiled for itself. Copies of the model take the answers along.
     """
     if model.get_output_embeddings() is not None:
         logits_are_head_of_states(model, torch.arange(8, device=model.device)[None])

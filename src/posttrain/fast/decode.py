@@ -1,6 +1,6 @@
 """The door to sampling in slots: prompts in, sampled tokens and their log-probs out.
 
-Sequences sit in slots at fixed addresses, and on a GPU their steps are CUDA graphs that are
+Sequences run in slots at fixed addresses, and on a GPU their steps are CUDA graphs that are
 replayed. The plain twin, a growing cache and one batch after the other, is
 :meth:`posttrain.rollout.engines.native.NativeEngine.decode_part`.
 """
@@ -52,10 +52,10 @@ class Decoder:
         self._compiled = compiled
         self._max_sequences = max_sequences
         self._copy: CastCopy | None = None
-        self._most = 1  # slots that memory had capacity for when they were made
+        self._most = 1  # how many slots fitted into memory when they were made
 
     def takes_model(self) -> Verdict:
-        """Whether attention, keys and head of the model are such that slots can do without it."""
+        """Whether the model has attention, keys and a head that slots can take over."""
         probe = torch.zeros(1, 1, dtype=torch.long, device=self.model.device)
         return (
             replaceable(self.model)
@@ -90,8 +90,8 @@ class Decoder:
         """Sample what follows each prompt, by the number of the sequence, in this order.
 
         ``randomness`` gives the uniform numbers of sequences; ``decode`` the text in which stop
-        strings are looked for. Sequences come out as they end. Where what is drawn is no number,
-        or the caller breaks off, :meth:`forget`.
+        strings are looked for. Sequences come out as they end. After an error, call
+        :meth:`forget`: the cache may hold NaN.
         """
         # Short ones first, and equal ones together, so that each prompt is read once.
         first: dict[tuple[int, ...], int] = {}
@@ -102,7 +102,7 @@ class Decoder:
         yield from slots.run(dict(order), sampling, randomness=randomness, decode=decode)
 
     def forget(self) -> None:
-        """Let go of the slots and all that they remember."""
+        """Free the slots and their cache."""
         self.slots = None
 
     def _slots_for(self, prompts: Collection[tuple[int, ...]], sampling: Sampling) -> SlotDecoder:
@@ -111,7 +111,7 @@ class Decoder:
         if self.slots is not None:
             if self.slots.capacity.holds(_capacity(prompts, sampling, most=self._most)):
                 return self.slots
-            self.slots = None  # their memory goes before that of the new ones comes
+            self.slots = None  # free their memory before the new ones are made
         dtype = self._compute or model.dtype
         tokens = max(map(len, prompts)) + sampling.max_new_tokens
         budget = memory_budget(model.device)
@@ -128,7 +128,7 @@ class Decoder:
             self._copy.refresh()
         elif self._compute in head.HALF and self.model.dtype not in head.HALF:
             if self._compiled:
-                ask_once(self.model)  # a copy with weights of two kinds could not answer
+                ask_once(self.model)  # a copy with weights of two types could not be asked
             self._copy = CastCopy(self.model, self._compute)
         model = self.model if self._copy is None else self._copy.model
         if self._compiled and not is_compiled(model):

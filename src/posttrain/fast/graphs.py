@@ -15,7 +15,7 @@ Step = Callable[[], None]
 
 
 class CaptureError(RuntimeError):
-    """The code cannot be captured: the host looks at what the GPU computes in between."""
+    """The code cannot be captured: in between, the host looks at what the GPU computes."""
 
 
 class Pool:
@@ -38,7 +38,7 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Pool) -> Iterator[None]:
     if pool.broken:
         raise CaptureError(pool.broken)
     failure: BaseException | None = None
-    # The stream is named because a failure leaves another one current.
+    # A failed capture leaves its own stream current; this one is restored.
     with capture_lock, _own_workspaces(), torch.cuda.stream(torch.cuda.current_stream()):
         try:
             with torch.cuda.graph(graph, pool=pool.handle, capture_error_mode="thread_local"):
@@ -129,7 +129,7 @@ def _recover(pool: Pool) -> None:
     on refusing them until another capture has ended well: so an empty one is made.
     """
     device = torch.cuda.current_device()
-    with contextlib.suppress(RuntimeError):  # it was not begun, or has been ended
+    with contextlib.suppress(RuntimeError):  # the capture has not begun, or has ended
         torch._C._cuda_endAllocateToPool(device, pool.handle)
         torch._C._cuda_releasePool(device, pool.handle)
     with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):

@@ -19,7 +19,7 @@ from posttrain.fast.attention.grouped import GroupedStep, Grouping
 from posttrain.fast.attention.interface import Causal, attending
 from posttrain.models.cache import KeyShape
 from posttrain.models.sampling import at_least_float32
-from posttrain.types.ways import Verdict
+from posttrain.types.ways import Verdict, remembered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -79,23 +79,16 @@ class Slots:
             state[target] = state[source]
 
 
-def fits_slots(model: PreTrainedModel) -> Verdict:
+@remembered(_VERDICT)
+@torch.no_grad()
+def fits_slots(model: Any) -> Verdict:
     """Whether the keys and values of all layers have the one shape that slots have.
 
-    Looked at once in a pass, and remembered on the module: some models compress their keys, or have
-    heads of another size in some layers.
+    Seen in a pass: some models compress their keys, or have heads of another size in some layers.
     """
-    if not hasattr(model, _VERDICT):
-        setattr(model, _VERDICT, _look(model))
-    found: Verdict = getattr(model, _VERDICT)
-    return found
-
-
-@torch.no_grad()
-def _look(model: Any) -> Verdict:
     try:
         expected = KeyShape.of(model)
-    except (AttributeError, RuntimeError, TypeError):  # there is no one shape
+    except (AttributeError, RuntimeError, TypeError):  # layers with a configuration each
         return Verdict("its layers have keys of more than one shape")
     seen = _Shapes()
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
@@ -115,7 +108,7 @@ class _Shapes(Causal):
         self.found: set[tuple[int, int]] = set()
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """As every token sees those before it."""
+        """Causal attention."""
         self.found |= {(states.shape[1], states.shape[3]) for states in (key, value)}
         return super().attend(query, key, value, **options)
 

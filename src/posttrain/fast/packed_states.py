@@ -24,13 +24,12 @@ from posttrain.models.head import full_precision, logits_are_head_of_states, tru
 from posttrain.types import Batch
 from posttrain.types.devices import send
 from posttrain.types.prompts import spans
-from posttrain.types.ways import Verdict
+from posttrain.types.ways import Verdict, remembered
 
 if TYPE_CHECKING:
     from posttrain.fast.attention.shared_prompt import Make
 
 _VERDICT = "_posttrain_rows_can_be_packed"
-_HALF = (torch.bfloat16, torch.float16)
 # Packed attention costs a CPU a little more per token than plain rows do.
 _WORTHWHILE = 0.9
 _KERNELS: dict[str, Make] = {"cpu": Padded, "cuda": Flash}
@@ -41,7 +40,7 @@ def states_before(trunk: nn.Module, batch: Batch) -> Tensor:
     make = kernel_for(trunk, batch)
     if make is not None:
         found = spans(batch.host)
-        # Nothing is chosen; or the first token of a sequence is, and its state is 0 by convention.
+        # No token is chosen, or one is the first of its sequence, whose state is 0 by convention.
         strange = not any(found.end) or 0 in (
             first for first, end in zip(found.first, found.end, strict=True) if end
         )
@@ -73,16 +72,16 @@ def packed_states(
         states: Tensor = model(
             input_ids=row,
             position_ids=positions[None],
-            attention_mask=torch.ones_like(row),  # all real: keeps models from guessing by ids
+            attention_mask=torch.ones_like(row),  # else models guess padding by token ids
             use_cache=False,
         ).last_hidden_state
     return states.squeeze(0)[before]
 
 
 def shares_prompts(model: nn.Module, longest: int) -> Verdict:
-    """Whether log-probs of this language model, or states of this trunk, need no padded rows.
+    """Whether log-probs of this language model, or states of this trunk, are computed packed.
 
-    Of sequences of at most ``longest`` tokens.
+    For sequences of at most ``longest`` tokens.
     """
     if not isinstance(model, PreTrainedModel):
         return Verdict("it is no model of transformers")
@@ -97,12 +96,12 @@ def shares_prompts(model: nn.Module, longest: int) -> Verdict:
 
 def kernel_for(trunk: nn.Module, batch: Batch) -> Make | None:
     """The kernel with which this trunk computes the batch packed; None: it cannot."""
-    model: Any = trunk  # which, if it packs, knows its device
+    model: Any = trunk  # a trunk that packs is a model with a device
     return _KERNELS[model.device.type] if packs(trunk, batch.tokens.shape[1]) else None
 
 
 def packs(trunk: Any, longest: int) -> Verdict:
-    """Whether this trunk computes sequences of at most ``longest`` tokens packed, and as well."""
+    """Whether this trunk computes sequences of at most ``longest`` tokens packed."""
     if not isinstance(trunk, PreTrainedModel):
         return Verdict("it is no model of transformers")
     if _computes_layers_again(trunk):
@@ -120,13 +119,13 @@ def packs(trunk: Any, longest: int) -> Verdict:
 
 
 def _computes_layers_again(trunk: nn.Module) -> bool:
-    """As ``is_gradient_checkpointing``, which looks at every module, and takes milliseconds."""
+    """The property ``is_gradient_checkpointing``, which takes milliseconds, without its search."""
     layers = (layer for child in trunk.children() for layer in child.children())
     return any(getattr(module, "gradient_checkpointing", False) for module in (trunk, *layers))
 
 
 def _suits_flash(trunk: PreTrainedModel, config: Any) -> Verdict:
-    """Half precision, and heads of a size that the kernel has."""
+    """Whether FlashAttention takes it: half precision, and heads of a size that it has."""
     if not torch.backends.cuda.is_flash_attention_available():
         return Verdict("PyTorch has no flash attention here")
     if torch.cuda.get_device_capability(trunk.device) < (8, 0):
@@ -135,7 +134,7 @@ def _suits_flash(trunk: PreTrainedModel, config: Any) -> Verdict:
     compute = torch.get_autocast_dtype("cuda") if autocast else trunk.dtype
     if getattr(config, "v_head_dim", None):  # compressed keys: values of another size
         return Verdict("its values are of another size than its keys")
-    if compute not in _HALF:
+    if compute not in head.HALF:
         return Verdict(f"flash attention does not compute in {compute}")
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if size % 8 == 0 and size <= 256:
@@ -143,17 +142,15 @@ def _suits_flash(trunk: PreTrainedModel, config: Any) -> Verdict:
     return Verdict(f"flash attention has no heads of size {size}")
 
 
+@remembered(_VERDICT)
 def can_be_packed(trunk: PreTrainedModel) -> Verdict:
     """Whether this trunk gives the same hidden states for a packed batch.
 
-    Compared once on a few tokens, and remembered on the module: a model may carry more from token
-    to token than attention (a convolution, a recurrence), and that would run across sequences.
+    Compared on a few tokens: a model may carry more from token to token than attention (a
+    convolution, a recurrence), and that would run across sequences.
     """
-    if not hasattr(trunk, _VERDICT):
-        with full_precision(trunk.device):
-            setattr(trunk, _VERDICT, replaceable(trunk) and _compare(trunk))
-    found: Verdict = getattr(trunk, _VERDICT)
-    return found
+    with full_precision(trunk.device):
+        return replaceable(trunk) and _compare(trunk)
 
 
 def _compare(trunk: PreTrainedModel) -> Verdict:
@@ -166,7 +163,7 @@ def _compare(trunk: PreTrainedModel) -> Verdict:
     tokens[1, :prompt] = tokens[0, :prompt]
     mask = torch.zeros(tokens.shape, dtype=torch.bool, device=trunk.device)
     mask[:2, prompt:] = True
-    mask[2, 1:] = True  # what crosses sequences reaches the first tokens of the next one
+    mask[2, 1:] = True  # what crosses sequences shows in their first tokens
     batch = Batch(tokens=tokens, mask=mask)
     packing = pack(batch, spans(batch))
     others = tokens.clone()
@@ -176,9 +173,9 @@ def _compare(trunk: PreTrainedModel) -> Verdict:
         found, beside = (packed_states(trunk, row, packing=packing) for row in (tokens, others))
     except NotImplementedError:
         return Verdict(f"a layer's window is shorter than {length} tokens")
-    # What runs across sequences changes the first tokens after another one by about 1. What else
-    # may be wrong (positions that a model counts itself) changes most of them, where rounding in
-    # half precision may change a few as much.
+    # What crosses sequences changes the first tokens of the next one by about 1. Other faults (a
+    # model that counts positions itself) change most tokens, and rounding in half precision may
+    # change a few as much: so the median decides.
     last = slice(-int(mask[2].sum()), None)
     apart = relative_errors(beside[last], found[last]) < 0.01
     same = relative_errors(found, expected).median() < max(0.01, 64 * torch.finfo(found.dtype).eps)

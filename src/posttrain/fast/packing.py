@@ -1,7 +1,7 @@
 """The tokens of a batch in one row: no padding, and a prompt that several share only once.
 
-``[shared prompts | whole sequences | completions]``. A sequence that shares its prompt with nobody
-stays whole; of the others the completion stands behind all, sorted by prompt.
+``[shared prompts | whole sequences | completions]``. A sequence that shares its prompt with no
+other stays whole; the completions of the others come last, sorted by prompt.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ def pack(batch: Batch, found: Spans) -> Packing:
     for row, end in enumerate(found.end):
         if end > 0:
             siblings.setdefault(found.owner[row], []).append(row)
-    # No state after the last chosen token is needed: a completion of one token needs its prompt
-    # only.
+    # The state after the last chosen token is not needed: a completion of one token adds nothing.
     rest = {
         owner: [row for row in rows if found.end[row] - 1 > found.first[row]]
         for owner, rows in siblings.items()
@@ -94,7 +93,7 @@ def _packed(
     source = positions + (rows * width).repeat_interleave(lengths)
     num_shared, num_wholes, numbers = counts
     heads = num_shared + num_wholes
-    # The packed index of token 0 of every row, counted back from its prompt and from its rest.
+    # The packed index that token 0 of a row has, or would have: for its prompt, and for the rest.
     prompt_at = torch.zeros(len(found.first), dtype=torch.long)
     prompt_at[rows[:heads]] = begins[:heads]
     prompt_at = prompt_at[torch.tensor(found.owner)]

@@ -78,7 +78,7 @@ class Scheduler:
     def compact(self, share: float) -> list[tuple[int, int]]:
         """Moves (from, to) that bring the running slots to the front.
 
-        None while at least ``share`` of the slots up to the last running one are running.
+        No moves while more than ``share`` of the slots up to the last running one are running.
         """
         count = len(self.running)
         if count > share * (1 + max(self.running)):
@@ -104,12 +104,12 @@ class Scheduler:
         return gone
 
 
-def in_parts(
+def prefill_parts(
     prompts: Mapping[int, tuple[int, ...]], max_tokens: int
 ) -> Iterator[list[tuple[int, tuple[int, ...]]]]:
     """(index, prompt) in parts of at most ``max_tokens``, padding counted, longest first.
 
-    >>> list(in_parts({0: (5,), 1: (6, 7), 2: (8, 9)}, 4))
+    >>> list(prefill_parts({0: (5,), 1: (6, 7), 2: (8, 9)}, 4))
     [[(1, (6, 7)), (2, (8, 9))], [(0, (5,))]]
     """
     part: list[tuple[int, tuple[int, ...]]] = []

@@ -21,7 +21,7 @@ from posttrain.fast.attention.interface import attending
 from posttrain.fast.graphs import CapturedStep, Pool, Step
 from posttrain.fast.kernels import sample
 from posttrain.fast.kv_slots import Capacity, Decoding, Reading, Slots
-from posttrain.fast.scheduler import ScheduledSequence, Scheduler, in_parts, rows_for
+from posttrain.fast.scheduler import ScheduledSequence, Scheduler, prefill_parts, rows_for
 from posttrain.models import head
 from posttrain.models.gpu_memory import capture_lock
 from posttrain.models.stops import Decode, cut_at_stop, may_have_stopped, tail_length
@@ -32,7 +32,7 @@ Randomness = Callable[[Sequence[int]], Tensor]  # uniform numbers [n, new tokens
 LOOK_EVERY = 16  # steps between two looks at which sequences have ended
 SHRINK_AT = 0.75  # on a CPU, the share of running rows at which the gaps are closed
 REFILL_AT = 0.125  # share of the slots that must be free before prompts are read for them
-PREFILL_TOKENS = 16384  # of prompts that are read at once, padding counted
+PREFILL_TOKENS = 16384  # tokens of prompts in one pass, padding counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Drawn:
 
 
 class SlotDecoder:
-    """Decodes any number of requests with ``capacity.num_slots`` at a time.
+    """Decodes any number of sequences, ``capacity.num_slots`` at a time.
 
     ``model`` computes as the engine wants it (its weights may change between two calls, its
     addresses may not). The state of a slot: the token to read next, how many tokens it has, how
@@ -88,7 +88,7 @@ class SlotDecoder:
     ) -> Iterator[Drawn]:
         """Sample what follows each prompt; the ended ones come out by their numbers, in no order.
 
-        What is drawn behind a stop string, until that is seen, comes with the rest.
+        Tokens that are drawn after a stop string, before it is noticed, are among the result.
         """
         scheduler = Scheduler(prompts, self.capacity)
         drawn = None
@@ -134,7 +134,7 @@ class SlotDecoder:
         """Fill the free slots: read the prompts that are new, and draw each first token."""
         sequences = scheduler.admit(sampling.max_new_tokens)
         new = {sequence.index: sequence.prompt for sequence in sequences if sequence.first}
-        for part in in_parts(new, PREFILL_TOKENS):
+        for part in prefill_parts(new, PREFILL_TOKENS):
             self._read(part)
         slots, indices, lengths = (
             torch.tensor(column, device=self._token.device)
@@ -143,7 +143,7 @@ class SlotDecoder:
         uniforms = randomness([sequence.number for sequence in sequences])
         self._slots.prompt[slots] = indices.int()
         self._slots.prompt_length[slots] = lengths.int()
-        self._slots.written[slots] = -1  # the first draw makes it 0: nothing is written yet
+        self._slots.written[slots] = -1  # no token yet; the first draw makes it 0
         self._limit[slots] = sampling.max_new_tokens
         self._ended[slots] = False
         self._grouping = None

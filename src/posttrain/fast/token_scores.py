@@ -47,7 +47,7 @@ class _Plan:
     distribution: Distribution
     entropy: Entropy
     rows: int
-    keep: bool  # all fits into one chunk: what forward held is not computed again
+    keep: bool  # one chunk holds all, so that backward need not compute it again
 
     @property
     def filters(self) -> bool:
@@ -72,7 +72,7 @@ class _Plan:
 
 
 def chunk_elements_for(device: torch.device) -> int:
-    """The logits to hold at once on a device, where nobody says otherwise."""
+    """The logits to hold at once on a device, by default."""
     return CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cuda"])
 
 
@@ -123,7 +123,7 @@ class _TokenScores(torch.autograd.Function):
                 logits = head.logits(states[rows], tokens[rows])
                 parts.append(_score(logits, tokens[rows], plan=plan))
                 ctx.kept = [logits] if plan.keep else []
-                del logits  # before the next ones come
+                del logits  # free this chunk before the next one
         found = Statistics(*(torch.cat(part) for part in zip(*parts, strict=True)))
         if plan.entropy != "gradient":
             ctx.mark_non_differentiable(found.entropies)
@@ -146,28 +146,28 @@ class _TokenScores(torch.autograd.Function):
         with torch.autocast(states.device.type, enabled=False):
             head = _Head(states, weight, bias=bias, plan=ctx.plan)
             for rows in _chunks(len(tokens), ctx.plan.rows):
-                # What was kept is overwritten: asked a second time, it is computed again.
+                # Kept logits are overwritten below; a second backward computes them again.
                 kept = ctx.kept.pop() if ctx.kept else None
                 logits = head.logits(states[rows], tokens[rows]) if kept is None else kept
                 numbers = {name: column[rows] for name, column in given.items()}
                 change = _change(logits, tokens[rows], head=head, numbers=numbers)
                 sums.add(change, rows, states=states[rows], weight=head.weight)
-                del kept, logits, change  # before the next ones come
+                del kept, logits, change  # free this chunk before the next one
         return *sums.as_types(states.dtype, *ctx.types), None, None
 
 
 class _Head:
     """The head as the product wants it, cast once for all chunks.
 
-    On a GPU half precision factors stay so and the product is float32; elsewhere there is no such
-    product, and rounded factors are widened again.
+    On a GPU half precision factors have a float32 product; elsewhere there is no such product, and
+    the factors are widened to float32.
     """
 
     def __init__(self, states: Tensor, weight: Tensor, *, bias: Tensor | None, plan: _Plan) -> None:
         self.weight = _factor(weight.to(states.dtype))
         self.bias = bias if bias is None else bias.to(at_least_float32(states[:0]).dtype)
         self.plan = plan
-        self._buffer: Tensor | None = None  # one for all chunks: fresh memory is slow on a CPU
+        self._buffer: Tensor | None = None  # reused by all chunks: fresh memory is slow on a CPU
 
     def logits(self, states: Tensor, tokens: Tensor) -> Tensor:
         """Logits of the distribution, but for the division by ``plan.divisor``. [n, D] → [n, V]."""
@@ -196,7 +196,7 @@ def _factor(values: Tensor) -> Tensor:
 
 
 def _chunks(count: int, rows: int) -> list[slice]:
-    """Slices of at most ``rows`` rows; of nothing, one empty slice."""
+    """Slices of at most ``rows`` rows; for no rows, one empty slice."""
     return [slice(start, start + rows) for start in range(0, max(count, 1), rows)]
 
 
@@ -213,7 +213,7 @@ def _score(logits: Tensor, tokens: Tensor, *, plan: _Plan) -> Statistics:
 def _change(logits: Tensor, tokens: Tensor, *, head: _Head, numbers: dict[str, Tensor]) -> Tensor:
     """The gradient of one chunk at the head's own output, before what follows it. Shape: [n, V].
 
-    It is linear in what comes from above, so constant factors cost nothing: they go in there.
+    It is linear in the gradients from above, so constant factors are multiplied into those [n].
     """
     for name in ("of_logprobs", "of_entropies"):
         if name in numbers:
@@ -255,7 +255,7 @@ class _Sums:
             self.bias.add_(change.sum(0, dtype=self.bias.dtype))
 
     def as_types(self, *dtypes: torch.dtype | None) -> tuple[Tensor | None, ...]:
-        """The sums in the types of what they are the gradients of."""
+        """The sums in the types of states, weight and bias."""
         sums = (self.states, self.weight, self.bias)
         return tuple(
             None if total is None else total.to(dtype)
@@ -280,6 +280,6 @@ def _adds_in_float32(device: torch.device) -> bool:
     total = torch.ones(16, 16, device=device)
     try:
         torch.addmm(total, half, half, out_dtype=torch.float32, out=total)
-    except (RuntimeError, TypeError):  # some releases want all three of one type
+    except (RuntimeError, TypeError):  # some releases want all three tensors of one type
         return False
     return bool((total == 17).all())

@@ -126,11 +126,6 @@ def _peak(
     return batch.tokens.numel(), torch.cuda.max_memory_allocated(device) - before
 
 
-def sampling_bytes(device: torch.device) -> int:
-    """What a sampler that runs at the same time may take: it takes half of what it finds free."""
-    return free_bytes(device) // 2
-
-
 def unallocated(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of the two moments that AdamW makes at its first step; 0 once they are there."""
     if optimizer.state:

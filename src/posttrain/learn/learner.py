@@ -23,12 +23,13 @@ from posttrain.fast.scores import (
     states_before,
 )
 from posttrain.learn.checkpoint import load_learner, save_learner
-from posttrain.learn.fit import sampling_bytes, tokens_on_cpu, tokens_on_gpu, unallocated
+from posttrain.learn.fit import tokens_on_cpu, tokens_on_gpu, unallocated
 from posttrain.learn.memory import free, not_repeated, smaller, until_it_fits
 from posttrain.learn.sums import Sums
 from posttrain.learn.trained import Applied, Schedule, Trained
 from posttrain.models.cache import context_length
 from posttrain.models.frozen import Reference
+from posttrain.models.gpu_memory import memory_budget
 from posttrain.models.reward import score_sequences
 from posttrain.protocols import Objective, Outputs, StepResult
 from posttrain.types import Batch
@@ -273,7 +274,7 @@ class LocalLearner:
         learning = [part for part in (self.trained, self._critic) if part is not None]
         needed = sum(unallocated(part.optimizer) for part in learning)
         if self._beside_sampling:
-            needed += sampling_bytes(self.device)
+            needed += memory_budget(self.device)
         found = tokens_on_gpu(
             self.device,
             self._try,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from posttrain.algorithms import ops
 from posttrain.models.sampling import at_least_float32
 from posttrain.types.prompts import chosen_indices
-from posttrain.types.ways import Verdict
+from posttrain.types.ways import Verdict, remembered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -111,21 +111,15 @@ def full_precision(device: torch.device) -> Iterator[None]:
         products.fp32_precision = before
 
 
+@remembered(_VERDICT)
 def logits_are_head_of_states(model: PreTrainedModel, tokens: Tensor) -> Verdict:
     """Whether :func:`project` of the hidden states really gives this model's logits.
 
-    Compared once on a few tokens, and remembered on the module: some models do more after the
-    head than scale or soft-cap, and a log-prob that is nearly right is worse than a slow one.
+    Compared on a few tokens: some models do more after the head than scale or soft-cap, and a
+    log-prob that is nearly right is worse than a slow one.
     """
-    if not hasattr(model, _VERDICT):
-        setattr(model, _VERDICT, _compare(model, tokens[:1, :8]))
-    found: Verdict = getattr(model, _VERDICT)
-    return found
-
-
-def _compare(model: PreTrainedModel, tokens: Tensor) -> Verdict:
     with full_precision(model.device):
-        expected, found = _logits_both_ways(model, tokens)
+        expected, found = _logits_both_ways(model, tokens[:1, :8])
     if found is not None and found.shape == expected.shape:
         # The same products, though perhaps of other kernels: they differ by rounding at most.
         allowed = max(64 * torch.finfo(torch.float32).eps, 4 * torch.finfo(found.dtype).eps)

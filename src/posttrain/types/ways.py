@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,25 @@ class Verdict:
 
     def __bool__(self) -> bool:
         return not self.why_not
+
+
+def remembered(name: str) -> Callable[[Callable[..., Verdict]], Callable[..., Verdict]]:
+    """Have a test of a model made once, and its verdict kept on the model under this name.
+
+    Copies of the model have the verdict too.
+    """
+
+    def once(test: Callable[..., Verdict]) -> Callable[..., Verdict]:
+        @functools.wraps(test)
+        def verdict(model: Any, *given: Any) -> Verdict:
+            if not hasattr(model, name):
+                setattr(model, name, test(model, *given))
+            found: Verdict = getattr(model, name)
+            return found
+
+        return verdict
+
+    return once
 
 
 @dataclass(frozen=True, kw_only=True)

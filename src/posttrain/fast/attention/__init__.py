@@ -1,1 +1,1 @@
-"""Attention of our own inside a model of transformers: to pack, to share prompts, to remember."""
+"""Attention of our own inside a model of transformers: to pack, share prompts, and keep slots."""

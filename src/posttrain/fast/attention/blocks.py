@@ -1,4 +1,4 @@
-"""Attention from sequences of queries to sequences of keys, each pair for itself: one block.
+"""Attention of many pairs of sequences, queries of one to keys of the other: a block.
 
 A kernel gives the mixed values and the log-sum-exp of the scores, and the gradients for any output
 and log-sum-exp: those of the block alone, or of a softmax of which it is a part.
@@ -29,7 +29,7 @@ class Block:
 
 
 class Kernel(Protocol):
-    """Attention of one block; sequences stand one behind the other, without padding."""
+    """Attention of one block; sequences are concatenated, without padding."""
 
     def forward(
         self, query: Tensor, key: Tensor, *, value: Tensor, scale: float
@@ -191,7 +191,7 @@ class Padded:
 
 
 class _Rows:
-    """Sequences one behind the other, as rows of the longest's length."""
+    """Concatenated sequences as rows, padded to the longest."""
 
     def __init__(self, lengths: list[int]) -> None:
         self.width = max(lengths)
@@ -201,7 +201,7 @@ class _Rows:
         self._indices = inside.flatten().nonzero()[:, 0]
 
     def pad(self, packed: Tensor) -> Tensor:
-        """[N, …] → [S, L, …], zero where nothing is."""
+        """[N, …] → [S, L, …], zero in the padding."""
         shape = (self._count, self.width, *packed.shape[1:])
         if self.even:
             return packed.reshape(shape)

@@ -28,9 +28,9 @@ MOST_KEYS = 8  # gathered keys for each token; more are not worth the copy
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
-    """Lengths of S sequences of queries, one behind the other in a row, and what each sees.
+    """Lengths of S sequences of queries, concatenated in a row, and the keys that each sees.
 
-    ``keys`` are the lengths of what they see, ``keys_at`` [L] where in the row that stands.
+    ``keys`` are the lengths of what they see, ``keys_at`` [L] the indices of those keys in the row.
     """
 
     queries: list[int]
@@ -49,7 +49,7 @@ class Sequences:
 
 
 def sequences_of(packing: Packing) -> Sequences:
-    """Prompts and whole sequences see themselves, completions their prompt before that."""
+    """Prompts and whole sequences see themselves, completions their prompt and themselves."""
     heads = [*packing.prompts, *packing.wholes]
     rest = [length for lengths in packing.completions for length in lengths]
     begins = torch.tensor([0, *heads, *rest]).cumsum(0).tolist()
@@ -116,7 +116,7 @@ class GatheredPrompts:
             raise NotImplementedError("packed sequences longer than a layer's window")
         kind = query.device.type
         rows = [part.squeeze(0).transpose(0, 1) for part in (query, key, value)]
-        if torch.is_autocast_enabled(kind):  # as it does to torch's own attention
+        if torch.is_autocast_enabled(kind):  # autocast does so for torch's own attention
             rows = [row.to(torch.get_autocast_dtype(kind)) for row in rows]
         mixed: Tensor = _Attention.apply(*rows, self._gathered, scale)
         return mixed[None]
@@ -152,7 +152,7 @@ class _Attention(torch.autograd.Function):
 
 
 def packed_attention(packing: Packing, *, like: Tensor, make: Make = Flash) -> Attention:
-    """The attention of a row packed so, by the kernel ``make``."""
+    """The attention of a packed row, computed by the kernel ``make``."""
     if make is Flash:
         found = sequences_of(packing)
         if found.few_keys:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_HALF = (torch.bfloat16, torch.float16)
+from posttrain.models.head import HALF
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class GroupedStep:
         count, shared, size = key.shape
         kept = [states[self.grouping.prompts, :, : self.grouping.longest] for states in prompt]
         mine = [states[:count, :, : self.newest + 1] for states in completion]
-        if query.dtype in _HALF:  # stored in half precision, summed in float32
+        if query.dtype in HALF:  # stored in half precision, summed in float32
             query, kept, mine = query.float(), [s.float() for s in kept], [s.float() for s in mine]
         asked = (query * scale).view(count, shared, -1, size)
         longest = self.grouping.longest

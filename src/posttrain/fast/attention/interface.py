@@ -97,12 +97,12 @@ AttentionInterface.register(_NAME, replaced_attention)
 
 
 def keep_out_of_compilation() -> None:
-    """Leave attention to itself where layers are compiled; only there, for it costs every call."""
+    """Keep attention out of compiled layers. Only where layers are compiled: it slows each call."""
     AttentionInterface.register(_NAME, torch.compiler.disable(replaced_attention))
 
 
 class Causal:
-    """Every token sees itself and what stands before it in its row: as the models themselves do."""
+    """Every token sees itself and those before it in its row, as in the models' own attention."""
 
     def attend(
         self,

@@ -1,7 +1,7 @@
-"""Whether a model's attention is ours to replace: decided where rounding has no say.
+"""Whether a model's attention can be replaced by ours, decided so that rounding does not matter.
 
 Trained weights amplify rounding. Those of Qwen 2.5 turn float32's 1e-7 into 1e-5 and bfloat16's
-into 0.06, so whole passes of two kernels say little about what a model does.
+into 0.06, so comparing whole passes of two kernels says little about what a model does.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from transformers.masking_utils import eager_mask
 
 from posttrain.fast.attention.interface import Causal, attending, implementation, replaced_attention
 from posttrain.models.head import full_precision
-from posttrain.types.ways import Verdict
+from posttrain.types.ways import Verdict, remembered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _VERDICT = "_posttrain_attention_is_replaceable"
 _MASKED, _UNMASKED = "posttrain_masked", "posttrain_unmasked"
-_deciding = threading.local()  # transformers knows one function by name, for all threads
+_deciding = threading.local()  # transformers calls the same function in all threads
 
 
 def relative_errors(found: Tensor, expected: Tensor) -> Tensor:
-    """How far states are from those expected, by how far these are apart from token to token.
+    """How far states are from those expected, relative to how these differ from token to token.
 
-    ``‖found − expected‖ / √mean ‖expected − mean expected‖²``: what all tokens have in common, as
-    the few large channels of trained models, hides nothing. Shapes: [..., D] → [...].
+    ``‖found − expected‖ / √mean ‖expected − mean expected‖²``: what all tokens have in common (a
+    few large channels, in trained models) hides no error. Shapes: [..., D] → [...].
 
     >>> expected = torch.tensor([[99.0, 5.0], [99.0, -5.0]])
     >>> relative_errors(expected + torch.tensor([[0.0, 1.0], [0.0, 0.0]]), expected)
@@ -42,21 +42,18 @@ def relative_errors(found: Tensor, expected: Tensor) -> Tensor:
     return (found - expected).norm(dim=-1) / apart.clamp_min(torch.finfo(apart.dtype).tiny)
 
 
+@remembered(_VERDICT)
 def replaceable(model: PreTrainedModel) -> Verdict:
     """Whether the model gives the same hidden states with attention of ours.
 
-    Decided once, and remembered on the module: a model may mix more into its attention than it
-    tells the interface.
+    A model may mix more into its attention than it tells the interface.
     """
-    if not hasattr(model, _VERDICT):
-        with full_precision(model.device):
-            setattr(model, _VERDICT, _decide(model))
-    found: Verdict = getattr(model, _VERDICT)
-    return found
+    with full_precision(model.device):
+        return _decide(model)
 
 
 def _decide(model: Any) -> Verdict:
-    """In two passes of the same arithmetic, the second without the masks that ours does without."""
+    """By two passes of the same arithmetic; the second gives the model no masks, as ours does."""
     if not type(model)._supports_attention_backend:
         return Verdict("its code takes no attention but its own")
     config = model.config.get_text_config(decoder=True)
@@ -77,15 +74,15 @@ def _decide(model: Any) -> Verdict:
         said = " ".join(f"{type(error).__name__}: {error}".split())
         return Verdict(f"a pass with attention of ours breaks ({said})")
     finally:
-        del _deciding.layers  # it holds the model, and this thread may live long
-    # A model that does more with a mask than to attend differs by about 1; of rounding, hardly any.
+        del _deciding.layers  # else this thread would keep the model in memory
+    # A model that uses masks for more than attention differs by about 1; rounding is far below.
     if not bool((relative_errors(found, expected) < 0.01).all()):
         return Verdict("it does more with a mask than to attend")
     return layers.agree()
 
 
 class _Layers:
-    """Layers that attend by their model's own plain code, and what ours gives beside it.
+    """Layers that attend by their model's own plain code, compared with our attention.
 
     Ours is compared on states of size 1, in float64: their rounding is small whatever the weights.
     """
@@ -99,13 +96,13 @@ class _Layers:
         """Whether ours is the same in all layers that were seen."""
         if not self._errors:
             return Verdict("none of its layers attends")
-        # Some models compute their softmax in float32, whatever they are given.
+        # Not 1e-12: some models compute their softmax in float32, whatever the input.
         if max(self._errors) < 1e-5:
             return Verdict()
         return Verdict(f"its attention is another one (off by {max(self._errors):.1g} of 1)")
 
     def compare(self, module: Any, *given: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """Attend with the mask that is given, last of what is ``given``, and keep it."""
+        """Attend with the mask, the last of ``given``, and keep it; compare ours."""
         *states, mask = given
         self._masks[module.layer_idx] = mask
         drawn = torch.Generator().manual_seed(0)

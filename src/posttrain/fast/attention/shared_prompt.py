@@ -87,7 +87,7 @@ class SharedAttention(torch.autograd.Function):
     def mix(cls, states: tuple[Tensor, Tensor, Tensor], blocks: Blocks, *, scale: float) -> Tensor:
         """The same for one row as a model has it: [1, H, N, D], [1, K, N, D] × 2 → [1, N, H, D]."""
         kind = states[0].device.type
-        if torch.is_autocast_enabled(kind):  # as it does to torch's own attention
+        if torch.is_autocast_enabled(kind):  # autocast does so for torch's own attention
             query, key, value = (part.to(torch.get_autocast_dtype(kind)) for part in states)
         else:
             query, key, value = states

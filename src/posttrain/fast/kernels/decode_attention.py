@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Where programs are many, small ones wait for memory together; where they are few, each must hurry.
+# Many programs hide each other's waits for memory, and should be small; few must be fast alone.
 # Measured on an H200 for heads of 64 and 128 in bfloat16.
 MANY = 1024
 SMALL = {"block": 16, "num_warps": 1, "num_stages": 3}
 LARGE = {"block": 64, "num_warps": 4, "num_stages": 3}
-SMALL_TILE = 16 * 128  # what one warp can hold of what is mixed
+SMALL_TILE = 16 * 128  # mixed values that the registers of one warp hold
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def _look(
     block: tl.constexpr,
     precise: tl.constexpr,
 ):
-    """Go over the keys ``first`` to ``end`` that begin at ``base``, and go on with the softmax."""
+    """Continue the softmax over the keys ``first`` to ``end`` of the sequence at ``base``."""
     lane = tl.arange(0, padded_size)
     column = tl.arange(0, block)
     for begin in range(first // block * block, end, block):
@@ -171,6 +171,6 @@ def decode_attention(
 
 
 def _with_whole_rows(states: Tensor) -> Tensor:
-    """The same with the heads of a row in one piece, as they are unless strides say otherwise."""
+    """The same states, copied unless the heads of a row are contiguous."""
     size = states.shape[2]
     return states if states.stride()[1:] == (size, 1) else states.contiguous()

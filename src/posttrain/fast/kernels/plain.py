@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# exp of this is 0 in any type, and unlike −inf it stays 0 when it is multiplied by that 0.
+# Stands for −inf: its exp is 0 in any type, and 0 times it is 0, where 0 times −inf is NaN.
 _IMPOSSIBLE = -1e4
 
 
@@ -50,7 +50,7 @@ def statistics(
     log_sums = sums.log()
     entropies = torch.zeros_like(sums)
     if entropy:
-        # Not as a dot product: PyTorch's sum is by halves, and far more exact.
+        # Not as a dot product: PyTorch sums pairwise, which is far more exact.
         entropies = log_sums - weights.mul_(logits.clamp_min_(_IMPOSSIBLE)).sum(-1) / sums
     if keep:
         logits.add_(largest)
@@ -71,7 +71,7 @@ def gradient(
     cap: float | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """What a loss says to each logit, given what it says to log-probs and entropies.
+    """The gradient of a loss at each logit, given its gradient at log-probs and entropies.
 
     ``dz = g·(onehot − p) − h·p·(log p + H)``, over the temperature; and with a soft cap (the logits
     are ``cap·tanh(x / cap)``) times ``1 − (logits / cap)²``, which makes it the gradient at x.

@@ -1,10 +1,8 @@
 """The engine of our own: every distinct prompt is read once, and no one waits for the longest.
 
-Sequences sit in slots, and on a GPU captured steps are replayed
-(:mod:`posttrain.fast.slot_decoder`). For models whose attention is not ours to replace, a part
-goes through three hands: ``prefill`` reads the prompts; ``Running`` is what the
-model remembers of the sequences that have not ended, and shrinks as they do; ``Draws`` holds the
-randomness and the results of all of them.
+Where the model allows it, sequences run in slots (:mod:`posttrain.fast.decode`). The plain twin
+decodes part after part over a growing KV cache: ``prefill`` reads the prompts, ``Running`` is the
+cache of the sequences that have not ended, ``Draws`` has the randomness and the tokens of all.
 """
 
 from __future__ import annotations
