@@ -89,7 +89,7 @@ def rows(*, prompts: int, siblings: int, asked: int, answered: int) -> Batch:
     return Batch(tokens=tokens, mask=mask)
 
 
-def test_the_sizes_of_a_frame() -> None:
+def test_the_sizes_of_a_bucket() -> None:
     packing = packed(rows(prompts=4, siblings=8, asked=40, answered=101))
     assert bucket_of(sequences_of(packing)) == Bucket(
         tokens=3584,  # 4 × 40 and 32 × 100, for the last token is read by nobody; 7 × 512
@@ -99,7 +99,7 @@ def test_the_sizes_of_a_frame() -> None:
     )
 
 
-def test_like_batches_share_a_frame() -> None:
+def test_like_batches_share_a_bucket() -> None:
     like = [
         rows(prompts=4, siblings=8, asked=asked, answered=answered)
         for asked, answered in ((40, 104), (36, 103), (50, 102))
@@ -124,7 +124,7 @@ def test_all_of_a_row_is_some_sequence() -> None:
 
 @pytest.mark.usefixtures("float64_throughout")
 @pytest.mark.parametrize("case", CASES)
-def test_a_larger_frame_gives_the_same_states(case: str) -> None:
+def test_a_larger_bucket_gives_the_same_states(case: str) -> None:
     trunk, given = build("llama").get_decoder(), batch(CASES[case])
     packing = packed(given)
     found = sequences_of(packing)
@@ -140,7 +140,7 @@ def test_a_larger_frame_gives_the_same_states(case: str) -> None:
     torch.testing.assert_close(states, expected, rtol=0, atol=1e-12)
 
 
-def test_a_frame_too_small_in_any_way_does_not_hold() -> None:
+def test_a_bucket_too_small_in_any_way_does_not_hold() -> None:
     found = sequences_of(packed(rows(prompts=10, siblings=2, asked=140, answered=301)))
     least = Bucket(
         tokens=7841,  # 1400, 6000, and 441 of padding, that is two more sequences
@@ -164,7 +164,7 @@ def chosen(buckets: Buckets, found: Sequences, *, new: bool = True) -> Bucket | 
     return bucket
 
 
-def test_a_frame_is_taken_again_until_the_waste_would_have_paid_for_another() -> None:
+def test_a_bucket_is_taken_again_until_the_waste_would_have_paid_for_another() -> None:
     buckets = Buckets()
     large, like, small = (
         sequences_of(packed(rows(prompts=4, siblings=8, asked=40, answered=answered)))
@@ -193,7 +193,7 @@ def test_keys_that_nobody_sees_are_waste_too() -> None:
     assert [chosen(buckets, few) for _ in range(200)][-1] == own
 
 
-def test_there_are_not_more_frames_than_allowed() -> None:
+def test_there_are_not_more_buckets_than_allowed() -> None:
     buckets = Buckets()
     longer = [
         sequences_of(packed(rows(prompts=1, siblings=2, asked=10, answered=int(100 * 1.3**count))))
@@ -204,7 +204,7 @@ def test_there_are_not_more_frames_than_allowed() -> None:
     assert taken[MOST:] == [None] * (len(longer) - MOST)
 
 
-def test_what_is_only_looked_at_gets_no_frame_of_its_own() -> None:
+def test_what_is_only_looked_at_gets_no_bucket_of_its_own() -> None:
     buckets = Buckets()
     small, large = (
         sequences_of(packed(rows(prompts=4, siblings=8, asked=40, answered=answered)))

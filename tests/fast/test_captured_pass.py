@@ -79,7 +79,7 @@ def test_aliases_give_the_states_and_gradients_of_the_weights(name: str, frozen:
     assert not captured.paused
 
 
-def test_nothing_holds_recordings_that_are_let_go() -> None:
+def test_nothing_holds_captures_that_are_let_go() -> None:
     model = build("llama", dtype=torch.float32)
     captured = CapturedPasses(model.get_decoder(), torch.bfloat16)
     with pausing(captured):
@@ -106,7 +106,7 @@ class Recording:
         return torch.zeros(self._size, 4, requires_grad=True)
 
 
-def test_smaller_parts_are_recorded_where_large_ones_do_not_fit(
+def test_smaller_parts_are_captured_where_large_ones_do_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(recorded_pass, "_CapturedPass", Recording)
@@ -132,7 +132,7 @@ def test_smaller_parts_are_recorded_where_large_ones_do_not_fit(
     assert Recording.made == [4096]
 
 
-def test_a_trunk_that_cannot_be_recorded_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trunk_that_cannot_be_captured_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded_pass, "_CapturedPass", Recording)
     monkeypatch.setattr(Recording, "most", 0)
     monkeypatch.setattr(Recording, "error", CaptureError)

@@ -110,7 +110,7 @@ def record(pool: Pool, error: Exception | None = None) -> None:
             raise error
 
 
-def test_what_is_recorded_is_recorded_alone(cuda: Cuda) -> None:
+def test_what_is_captured_is_captured_alone(cuda: Cuda) -> None:
     pool, free = Pool(), []
 
     def ask() -> None:
@@ -127,7 +127,7 @@ def test_what_is_recorded_is_recorded_alone(cuda: Cuda) -> None:
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError(WAITS)])
-def test_recordings_share_no_workspace(cuda: Cuda, error: Exception | None) -> None:
+def test_captures_share_no_workspace(cuda: Cuda, error: Exception | None) -> None:
     """Neither with those before, nor with those after."""
     cuda.workspaces.append("of an ordinary product")
     with contextlib.suppress(CaptureError), capturing(Any, Pool()):
@@ -150,7 +150,7 @@ def test_a_model_that_waits(cuda: Cuda) -> None:
     record(Pool())
 
 
-def test_the_frames_of_a_failure_are_let_go(cuda: Cuda) -> None:
+def test_the_traceback_of_a_failure_are_let_go(cuda: Cuda) -> None:
     """PyTorch holds on to its errors."""
     kept, states = [], []
 

@@ -185,7 +185,7 @@ def test_a_half_copy_computes_what_autocast_does(family: str) -> None:
     assert any("embed" in name or "wte" in name for name in shared)
 
 
-def test_steps_that_may_be_recorded_keep_no_casts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_may_be_captured_keep_no_casts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture outlives the scope in which autocast would have kept them."""
     seen = []
     step = SlotDecoder._step
@@ -263,7 +263,7 @@ def test_slots_under_autocast_say_what_the_parts_say() -> None:
     assert sum(errors) / len(errors) < 0.02
 
 
-def test_the_desk_seats_in_order_and_keeps_a_prompt_until_no_one_needs_it() -> None:
+def test_the_scheduler_admits_in_order_and_keeps_a_prompt_until_no_one_needs_it() -> None:
     prompts = {n: (n // 2,) for n in range(6)}  # three prompts of two sequences each
     table = Scheduler(prompts, Capacity(num_prompts=2, prompt_tokens=1, num_slots=3, new_tokens=4))
     sequences = table.admit(4)

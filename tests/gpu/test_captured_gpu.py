@@ -55,7 +55,7 @@ def outcome(policy: LlamaForCausalLM, batches: list[Batch]) -> tuple[list[Tensor
 @pytest.mark.parametrize(
     ("compiled", "paused"), [(False, False), (True, False), (False, True)], ids=str
 )
-def test_recorded_passes(compiled: bool, paused: bool) -> None:
+def test_captured_passes(compiled: bool, paused: bool) -> None:
     """Three batches of one frame and one of another, twice, with other weights in between."""
     policy = model()
     batches = [
@@ -129,7 +129,7 @@ def test_a_model_that_waits_for_the_gpu_is_computed() -> None:
     assert float((other - gradient).norm() / gradient.norm()) < 0.02
 
 
-def test_a_recording_that_fails_leaves_no_trace() -> None:
+def test_a_capture_that_fails_leaves_no_trace() -> None:
     """Neither in random numbers, nor in memory, nor in captures from before and after."""
     place = torch.zeros(4, device="cuda")
     before, after, broken = (torch.cuda.CUDAGraph() for _ in range(3))
@@ -156,7 +156,7 @@ def test_a_recording_that_fails_leaves_no_trace() -> None:
     assert torch.cuda.memory_reserved() <= reserved
 
 
-def test_a_recording_for_which_there_is_no_memory() -> None:
+def test_a_capture_for_which_there_is_no_memory() -> None:
     place = torch.zeros(4, device="cuda")
 
     def record() -> None:
@@ -169,7 +169,7 @@ def test_a_recording_for_which_there_is_no_memory() -> None:
     assert torch.randn(4, device="cuda").shape == (4,)
 
 
-def test_two_threads_record_in_turns() -> None:
+def test_two_threads_capture_in_turns() -> None:
     """As a sampler that runs ahead and a learner do; each may empty the cache meanwhile."""
     found: list[float] = []
 
@@ -193,7 +193,7 @@ def test_two_threads_record_in_turns() -> None:
     assert found == [20.0, 20.0]
 
 
-def test_a_recording_outlives_those_before_it() -> None:
+def test_a_capture_outlives_those_before_it() -> None:
     """Products in parts need a workspace, which must not belong to a capture that has gone."""
     left, right = (torch.randn(*shape, device="cuda").bfloat16() for shape in SHAPES)
     out = torch.empty(SHAPES[0][0], SHAPES[1][1], device="cuda", dtype=torch.bfloat16)

@@ -104,7 +104,7 @@ def test_a_model_that_waits_for_the_gpu_is_sampled_step_by_step() -> None:
     assert drawn(engine.generate(PROMPTS, SAMPLING, num_samples=4, seed=0)) == drawn(expected)
 
 
-def test_experts_that_wait_for_nothing_are_recorded() -> None:
+def test_experts_that_wait_for_nothing_are_captured() -> None:
     """A warning, and thus a failure, says if they are not."""
     torch.manual_seed(0)
     config = Qwen3MoeConfig(

@@ -139,7 +139,7 @@ def test_checkpointing_is_switched_by_the_section() -> None:
         assert (type(policy.model.model.layers[0]) is kind) != asked
 
 
-def test_what_is_played_needs_fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_replayed_needs_fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     device, cuda = Device(monkeypatch), torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**12, 10**12))
     assert tokens_on_gpu(cuda, device.work, vocabulary=9) == MOST

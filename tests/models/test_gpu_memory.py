@@ -6,7 +6,7 @@ import torch
 from posttrain.models.gpu_memory import captured_bytes, free_bytes
 
 
-def test_what_recordings_keep_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_graphs_keep_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     def segment(pool: tuple[int, int], *, device: int = 0, allocated: int = 0) -> dict[str, object]:
         size = {"total_size": 100, "allocated_size": allocated}
         return {**size, "device": device, "segment_pool_id": pool}
