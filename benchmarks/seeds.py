@@ -30,9 +30,10 @@ from jobs import Job, add_running, run_all
 
 from posttrain.config import read_recipe, resolve, to_dict
 from posttrain.config.pieces import NO_CHECK
-from posttrain.runs import differences, merge_steps, read_json, read_metrics, series
+from posttrain.runs import differences, merge_steps, read_json, read_metrics
 from posttrain.runs.files import write_text
 from posttrain.runs.folder import REWARDS
+from posttrain.track.diagnosis.history import series
 
 RESULTS = Path(__file__).parent / "results"
 CURVES = {"accuracy": "eval/accuracy", "entropy": "objective/entropy", "reward": "reward/mean"}

@@ -22,13 +22,19 @@ from architecture_tables import (
     MAX_FILE_LINES,
     MAX_FUNCTION_LINES,
     MAX_POSITIONAL,
+    MAY_NAME_PIECES,
     MAY_ONLY_IMPORT,
+    OTHER_MEANINGS,
     PICKLES,
     SIGNATURE_FIXED_BY_PYTHON,
     SIGNATURE_IS_DATA,
     STANDARD_AND_TORCH_ONLY,
+    STANDARD_ONLY,
 )
 
+from posttrain.algorithms.table import PIECE_KINDS, piece_table
+
+CONTRACT = Path(__file__).parent / "contract"
 LAYER_OF = {package: layer for layer, row in enumerate(LAYERS) for package in row}
 IMPORTING = {
     "__import__",
@@ -37,6 +43,7 @@ IMPORTING = {
     "written_table",
     "written_function",
 }
+PIECES = {name for kind in PIECE_KINDS for name in piece_table(kind)}
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 Finding = tuple[int, str]  # line, what is wrong and how to mend it
 
@@ -176,6 +183,8 @@ def third_parties(module: Module) -> Iterator[Finding]:
 
 def third_party_error(module: Module, name: str) -> str | None:
     """Say what is wrong with one import of a third party, if anything is."""
+    if module.package in STANDARD_ONLY:
+        return f"{name}: {module.package} may use the standard library alone"
     pure = module.package in STANDARD_AND_TORCH_ONLY
     free = {"torch"} if pure else {"torch", "numpy"}
     homes = next((CONFINED[key] for key in CONFINED if is_inside(name, key)), None)
@@ -273,6 +282,31 @@ def unsafe_call(node: ast.Call) -> str | None:
     return None if is_safe else "torch.load() unpickles; pass weights_only=True"
 
 
+def piece_names(module: Module) -> Iterator[Finding]:
+    """A piece is asked what it is, and never known by its name."""
+    if any(is_inside(module.name, home) for home in MAY_NAME_PIECES):
+        return
+    for node in ast.walk(module.tree):
+        word = node.value if isinstance(node, ast.Constant) else None
+        if word in PIECES - OTHER_MEANINGS.get(module.name, set()):
+            yield node.lineno, f"{word!r} names a piece; ask the piece: algorithms.pieces.facts"
+
+
+def contract_suites(module: Module) -> Iterator[Finding]:
+    """Every protocol has a suite in tests/contract."""
+    if module.name != "protocols":
+        return
+    for node in module.tree.body:
+        if isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases):
+            suite = CONTRACT / f"test_{node.name.lower()}s.py"
+            if not suite.is_file() or "\ndef test_" not in suite.read_text(encoding="utf-8"):
+                yield (
+                    node.lineno,
+                    f"{node.name} has no suite; write tests/contract/{suite.name}, and let every "
+                    "implementation run through it",
+                )
+
+
 RULES: list[Callable[[Module], Iterator[Finding]]] = [
     layers,
     doors,
@@ -282,6 +316,8 @@ RULES: list[Callable[[Module], Iterator[Finding]]] = [
     function_size,
     keyword_only,
     unsafe_code,
+    piece_names,
+    contract_suites,
 ]
 
 

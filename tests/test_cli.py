@@ -287,7 +287,7 @@ def test_an_evaluation_that_cannot_be_is_told_before_anything_is_trained(
 ) -> None:
     """[eval] on a task without test problems, with what would give it some."""
     said = posttrain("run", recipe, "--task.num_test", "0", "--run.folder", "out")
-    refused(said, "the test split is empty", "raise task.num_test")
+    refused(said, "no test prompts", "raise task.num_test")
     assert not Path("out/sft").exists()
 
 

@@ -1,7 +1,7 @@
 """What a part must do to take its place in the loop: one to four methods each.
 
-Anything with these methods fits: no base class, no registration. ``tests/contract`` holds what
-every engine and every task keeps.
+Anything with these methods fits: no base class, no registration. Each protocol has a suite in
+``tests/contract``, which every implementation runs through.
 """
 
 from __future__ import annotations
@@ -25,6 +25,13 @@ Split = Literal["train", "test"]
 # are options, set in the recipe. It returns a number, or a Score where it wants to say more.
 Reward = Callable[..., float | Score]
 
+# What an environment says: text, messages, tokens; or a score, or None, which end the rollout.
+Answer = str | Sequence[Mapping[str, str]] | Sequence[int] | float | Score | None
+
+# What an engine asks after every turn of the policy: the environment's turn, whose tokens are read
+# as they are, or None, which ends the rollout. Sequence p·G + g is sample g of prompt p.
+Reply = Callable[[Rollout, int], Turn | None]
+
 
 class Task(Protocol):
     """Questions, what their right answers look like, and how answers are scored by default.
@@ -46,11 +53,23 @@ class Task(Protocol):
         ...
 
 
-class Reply(Protocol):
-    """What follows a turn of the policy, in the place of an environment."""
+class Env(Protocol):
+    """Answers the policy's turns and ends the rollout, with a score where it knows one.
 
-    def __call__(self, rollout: Rollout) -> Turn | None:
-        """The turn of the environment, whose tokens are read as they are; None ends the rollout."""
+    What it raises makes that one rollout invalid. Whoever samples again with the same seed gets the
+    same rollouts only where it answers the same turns in the same way.
+    """
+
+    def start(self, prompt: Prompt) -> Any:
+        """What it remembers of one rollout: each has a state of its own."""
+        ...
+
+    def reply(self, state: Any, turn: Turn) -> Answer:
+        """What it says to the policy's turn, or the end.
+
+        Text, messages of a chat or tokens are read, and the policy has another turn. A number or a
+        ``Score`` ends the rollout with that score; None ends it, and the rewards score it.
+        """
         ...
 
 
@@ -81,9 +100,17 @@ class Engine(Protocol):
         """
         ...
 
+    def sync(self, learner: Learner) -> Sync:
+        """How this engine gets the learner's weights; asked once, before the first step."""
+        ...
+
+    def close(self) -> None:
+        """End what runs beside this process and give memory back; nothing is sampled after it."""
+        ...
+
 
 class Sync(Protocol):
-    """Brings the learner's current weights to an engine."""
+    """Brings the learner's current weights to the engine that gave it."""
 
     def __call__(self, version: int) -> None:
         """After this returns, the engine samples from the weights of ``version``."""
@@ -176,6 +203,10 @@ class Learner(Protocol):
 
     def refresh_reference(self) -> None:
         """Make the current weights the reference that ``infer`` compares with."""
+        ...
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights of the policy by name: those that are trained, to be read and not written."""
         ...
 
     def save(self, folder: Path) -> None:

@@ -19,10 +19,10 @@ from posttrain.build.answer_check import with_check
 from posttrain.build.results import Run
 from posttrain.build.run import Supplied, run
 from posttrain.config import read_recipe, recipe_from_dict
+from posttrain.report import Facts, render_report
 from posttrain.rewards import declare, numeric_answer
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines.scripted import ScriptedEngine
-from posttrain.runs.report import render_report
 from posttrain.tasks import make_task
 
 ROOT = Path(__file__).parents[2]
@@ -117,7 +117,9 @@ def rows(text: str) -> list[str]:
 
 def page(done: Run) -> str:
     """The words of the report."""
-    return re.sub(r"<style>.*?</style>|<[^>]+>", "\n", render_report(done.folder), flags=re.DOTALL)
+    return re.sub(
+        r"<style>.*?</style>|<[^>]+>", "\n", render_report(Facts(done.folder)), flags=re.DOTALL
+    )
 
 
 def test_a_reward_out_of_ten_does_not_make_an_untrained_model_right(folder: Path) -> None:

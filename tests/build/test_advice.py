@@ -11,10 +11,11 @@ import pytest
 from command_line import Command, Result, command_in
 from small_runs import TINY, recipe, small_run
 
-from posttrain.build.advice import next_steps
-from posttrain.build.check.signal import _learnable
-from posttrain.config import read_recipe, recipe_from_dict, resolve, to_toml
+from posttrain.build.advice import next_steps as next_steps_of
+from posttrain.check.signal import _learnable
+from posttrain.config import Recipe, read_recipe, recipe_from_dict, resolve, to_toml
 from posttrain.config.read import parse_overrides
+from posttrain.report import Facts
 from posttrain.runs import RunFolder
 from posttrain.types.marks import Marks
 
@@ -26,6 +27,13 @@ def command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Command:
     return command_in(tmp_path, columns=300, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def next_steps(run: RunFolder, recipe: Recipe, **given: Any) -> list[str]:
+    """What is proposed where these facts of the run are other ones."""
+    facts = Facts(run)
+    vars(facts).update({"problems": []} | given)
+    return next_steps_of(facts, recipe)
 
 
 def commands(text: str) -> list[str]:

@@ -197,7 +197,7 @@ def test_misspelled_and_missing_options_say_so(tmp_path: Path) -> None:
         posttrain.rl(prompts=["a"], folder=tmp_path / "r", **RL)
     with pytest.raises(ValueError, match="wants the column 'answer'"):
         posttrain.rl(prompts=["a"], reward=first_digit, folder=tmp_path / "s", **RL)
-    with warnings.catch_warnings(), pytest.raises(ValueError, match="training split is empty"):
+    with warnings.catch_warnings(), pytest.raises(ValueError, match="no train prompts"):
         posttrain.rl(prompts=[], reward=shortness, folder=tmp_path / "t", **RL)
 
 

@@ -9,8 +9,8 @@ import pytest
 from small_runs import recipe, small_run
 
 import posttrain
-from posttrain.build.check import check_recipe
 from posttrain.build.run import Supplied
+from posttrain.check import check_recipe
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.config.asked import compared, wants_greedy
 from posttrain.config.plan import arithmetic

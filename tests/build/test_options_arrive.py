@@ -36,13 +36,12 @@ def betas(optimizer: torch.optim.Optimizer) -> set[tuple[float, float]]:
 def test_the_betas_of_every_stage(given: dict[str, Any], expected: tuple[float, float]) -> None:
     """The critic of [rl], which has a learning rate of its own, follows [rl] in this."""
     policy = load_policy("tiny")
-    for sections in ({"sft": given}, {"rl": {"algorithm": "ppo", **given}}):
-        recipe = resolved(**sections)
-        learner = make_learner(
-            recipe, policy, section=recipe.sft or recipe.rl, device="cpu", total_steps=1
-        )
+    for stage, values in (("sft", given), ("rl", {"algorithm": "ppo", **given})):
+        recipe = resolved(**{stage: values})
+        section = getattr(recipe, stage)
+        learner = make_learner(recipe, policy, section=section, device="cpu", total_steps=1)
         assert betas(learner.trained.optimizer) == {expected}
-        if recipe.rl is not None:
+        if stage == "rl":
             assert learner.critic is not None
             assert betas(learner.critic.optimizer) == {expected}
     recipe = resolved(reward=given, prefer={})

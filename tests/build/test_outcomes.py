@@ -12,9 +12,9 @@ import posttrain
 from posttrain.build.run import Supplied
 from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
+from posttrain.report import overview
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines.scripted import ScriptedEngine
-from posttrain.runs import overview
 from posttrain.types import Turn
 
 SUMS = [f"{n}+1=" for n in range(4)]

@@ -12,7 +12,7 @@ from small_model import parameters, small_model
 from small_runs import recipe, same_weights, small_run, timeless
 
 from posttrain.algorithms.table import ALGORITHMS
-from posttrain.build.learners import make_plan
+from posttrain.build.learners import make_learner, make_plan
 from posttrain.build.overlap import make_sampler
 from posttrain.build.parts import make_parts, make_policy
 from posttrain.build.results import Run
@@ -22,8 +22,7 @@ from posttrain.fast import decode
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines import NativeEngine
 from posttrain.rollout.engines.scripted import ScriptedEngine
-from posttrain.sync.copied import CopiedWeights
-from posttrain.sync.shared import SharedWeights
+from posttrain.rollout.engines.weights import CopiedWeights, SharedWeights
 from posttrain.types import Prompt, Rollout, Sampling
 
 
@@ -83,7 +82,7 @@ def test_without_a_lag_nothing_is_copied_and_nothing_runs_beside(
     """max_lag = 0 is the default, and takes neither the thread nor the copy."""
     plain = ran(tmp_path / "plain")
     monkeypatch.setattr("posttrain.build.overlap.RunAhead", None)
-    monkeypatch.setattr("posttrain.build.overlap.CopiedWeights", None)
+    monkeypatch.setattr("posttrain.rollout.engines.local.CopiedWeights", None)
     zero = ran(tmp_path / "zero", max_lag=0)
     records = zero.folder.stage("rl").records()
     assert timeless(records) == timeless(plain.folder.stage("rl").records())
@@ -95,7 +94,8 @@ def test_a_copy_follows_only_when_it_is_synced() -> None:
     """The engine's weights are its own: steps do not reach them, a sync does, in place."""
     model, copied = small_model(), small_model()
     engine = ScriptedEngine({})
-    sync = CopiedWeights(engine, source=model, target=copied)
+    trained, own = dict(model.named_parameters()), dict(copied.named_parameters())
+    sync = CopiedWeights(engine, source=trained, target=own)
     places = [weight.data_ptr() for weight in copied.parameters()]
     before = parameters(copied)
     with torch.no_grad():
@@ -107,10 +107,10 @@ def test_a_copy_follows_only_when_it_is_synced() -> None:
     assert [weight.data_ptr() for weight in copied.parameters()] == places
     assert engine.version == 3
     half = small_model().to(torch.bfloat16)
-    CopiedWeights(engine, source=model, target=half)(4)
+    CopiedWeights(engine, source=trained, target=dict(half.named_parameters()))(4)
     assert torch.equal(parameters(half), parameters(model).to(torch.bfloat16))
     with pytest.raises(ValueError, match="not a copy of the one that is trained"):
-        CopiedWeights(engine, source=model, target=copied.get_decoder())
+        CopiedWeights(engine, source=trained, target=dict(copied.get_decoder().named_parameters()))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -129,16 +129,16 @@ def test_an_engine_on_the_learners_own_weights_is_refused(tmp_path: Path) -> Non
     policy = make_policy(given, "tiny", device="cpu")
     parts = make_parts(given, policy, device="cpu")
     try:
-        own, sync = make_sampler(given, policy, parts=parts)
-        assert isinstance(sync, CopiedWeights)
+        learner = make_learner(given, policy, section=given.rl, device="cpu", total_steps=5)
+        own = make_sampler(given, policy, parts=parts)
+        assert isinstance(own.sync(learner), CopiedWeights)
         assert own.model is not policy.model  # type: ignore[attr-defined]
         shared = NativeEngine(policy.model, end_tokens=policy.end_tokens, decode=str)
         with pytest.raises(ValueError, match=r"rl\.max_lag: the engine that was handed over"):
             make_sampler(given, policy, parts=parts, engine=shared)
+        assert isinstance(shared.sync(learner), SharedWeights)
         scripted = ScriptedEngine({})
-        engine, sync = make_sampler(given, policy, parts=parts, engine=scripted)
-        assert engine is scripted
-        assert isinstance(sync, SharedWeights)
+        assert make_sampler(given, policy, parts=parts, engine=scripted) is scripted
     finally:
         parts.close()
 
@@ -154,7 +154,7 @@ def test_what_samples_is_compiled_where_the_model_is(
     policy = make_policy(given, "tiny", device="cpu")
     parts = make_parts(given, policy, device="cpu")
     try:
-        engine, _ = make_sampler(given, policy, parts=parts)
+        engine = make_sampler(given, policy, parts=parts)
         prompt = Prompt(id="0", text="a", tokens=(5, 6))
         engine.generate([prompt], Sampling(max_new_tokens=2), num_samples=1, seed=0)
     finally:

@@ -14,6 +14,7 @@ from posttrain.config import recipe_from_dict, resolve
 
 ENGINE = '''
 from posttrain.rollout.engines import NativeEngine
+from posttrain.rollout.engines.weights import SharedWeights
 
 
 class Engine:
@@ -30,8 +31,14 @@ class Engine:
         self.native.version = self.version
         return self.native.generate(prompts, sampling, num_samples=num_samples, seed=seed)
 
+    def sync(self, learner):
+        return SharedWeights(self)
 
-made = []
+    def close(self):
+        closed.append(self)
+
+
+made, closed = [], []
 
 
 def make(policy, decode, *, options):
@@ -67,6 +74,17 @@ def test_an_engine_gets_what_its_signature_asks_for(
     assert [record["step"] for record in done.folder.stage("rl").records()] == [1, 2]
     assert all(engine.options == options for engine in module.made)
     assert [0, 1] in [engine.calls for engine in module.made]  # the loop: one batch a version
+    assert module.closed == module.made  # of the check, of both evaluations and of the stage rl
+
+
+def test_an_engine_that_lacks_a_method_is_told_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "half_an_engine.py").write_text("class make:\n    def __init__(self, *_): ...\n")
+    given = recipe(tmp_path / "run", rl={"engine": "half_an_engine:make", "check": "off"})
+    with pytest.raises(ValueError, match=r"a make has no generate and no sync and no close; docs/"):
+        run(recipe_from_dict(given), console=Console(file=io.StringIO()))
 
 
 def test_what_the_stage_rl_alone_uses_does_not_touch_the_stages_before() -> None:

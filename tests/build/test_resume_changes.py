@@ -62,7 +62,7 @@ def test_other_prompts_under_what_waits(tmp_path: Path) -> None:
     texts = {prompt.id: prompt.text for prompt in make_task(values["task"]).prompts("train")}
     seen = [row for row in read_rollouts(done.folder.stage("rl").rollouts) if row["step"] > 3]
     assert all(row["prompt"] == texts[row["prompt_id"]] for row in seen)
-    drawn = [row["completion"]["text"] for row in waiting["batches"][0]["rollouts"]]
+    drawn = [row["turns"][0]["text"] for row in waiting["batches"][0]["rollouts"]]
     assert [row["completion"] for row in seen if row["step"] == 4] != drawn
 
 

@@ -15,9 +15,9 @@ import posttrain
 from posttrain.build import sft_rows as rows_of
 from posttrain.build import sft_stage
 from posttrain.build.best import Best
-from posttrain.build.results import _losses
 from posttrain.build.sft_stage import evaluation_steps
 from posttrain.learn.learner import LocalLearner
+from posttrain.report import Facts
 from posttrain.runs.checkpoints import Checkpoint
 from posttrain.runs.folder import RunFolder, StageFolder
 
@@ -63,7 +63,7 @@ def test_the_summary_says_where_the_loss_was_lowest(memorised: RunFolder) -> Non
     found = losses(memorised.stage("sft"))
     best = min(found, key=lambda step: (found[step], step))
     label = f"sft held-out loss, lowest {found[best]:.3f} at step {best}"
-    assert _losses(memorised)[label] == (found[0], found[48])
+    assert Facts(memorised).losses[label] == (found[0], found[48])
 
 
 def test_the_best_weights_are_kept(memorised: RunFolder, tmp_path: Path) -> None:

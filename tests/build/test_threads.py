@@ -13,8 +13,8 @@ from resumed_runs import cut, given, go
 from small_runs import TINY, recipe
 
 from posttrain.build import threads
-from posttrain.build.check import check_recipe
 from posttrain.build.threads import Threads, choose_threads, pick, try_each
+from posttrain.check import check_recipe
 from posttrain.config import recipe_from_dict
 from posttrain.models.load import load_policy
 from posttrain.runs import write_sealed

@@ -13,8 +13,8 @@ from posttrain.build import ways as ways_module
 from posttrain.build.ways import Ways, declared, sampling_way, told
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.fast import decode
+from posttrain.report import Facts, render_report
 from posttrain.rollout.engines.scripted import ScriptedEngine
-from posttrain.runs.report import render_report
 from posttrain.types.ways import Missing, Verdict, Way
 
 FAST = "samples: slots; learns: packed where that saves work, prompts shared"
@@ -32,7 +32,7 @@ def test_a_run_says_and_keeps_how_it_samples_and_learns(
     assert kept["line"] == FAST
     assert kept["samples"] == {"uses": ["slots"], "without": []}
     assert done.summary["ways"] == {"sft": FAST.partition("; ")[2], "rl": FAST}
-    assert f"rl {FAST}" in render_report(done.folder)
+    assert f"rl {FAST}" in render_report(Facts(done.folder))
 
 
 def test_a_run_that_falls_back_says_why_and_what_is_lost(

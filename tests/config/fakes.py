@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.config import ConfigError, Recipe, recipe_from_dict, resolve
+from posttrain.config import ConfigError, Recipe, Resolved, recipe_from_dict, resolve
 
 
 def sums(*, digits: int = 2, operators: str = "+-", think: bool = False) -> None: ...
@@ -58,7 +58,7 @@ def read(values: dict[str, Any] | None = None, *overrides: str) -> Recipe:
     return recipe_from_dict({"task": "sums", **(values or {})}, overrides=overrides, name="demo")
 
 
-def resolved(values: dict[str, Any] | None = None, *overrides: str) -> Recipe:
+def resolved(values: dict[str, Any] | None = None, *overrides: str) -> Resolved:
     """The same, resolved."""
     return resolve(read(values, *overrides))
 

@@ -50,35 +50,12 @@ RL_REFUSED: dict[str, Cases] = {
             "rl.dynamic_sampling: a group of 1 always has equal rewards, so all would be thrown "
             "away; set rl.group_size to 2 or more, or rl.dynamic_sampling to false",
         ),
-        (
-            {"max_resamples": 3},
-            "rl.max_resamples: no effect; drop it, or set rl.dynamic_sampling to true",
-        ),
     ],
     "nothing_to_evaluate": [
         (
             {"evaluate_every": 5, "evaluate_problems": 0},
             "rl.evaluate_problems: 0; set it to 1 or more, or rl.evaluate_every to 0",
         ),
-        (
-            {"evaluate_problems": 5},
-            "rl.evaluate_problems: no effect; drop it, or set rl.evaluate_every above 0",
-        ),
-    ],
-    "stop_of_one_step": [
-        (
-            {"kl_stop": 0.1},
-            "rl.kl_stop: no effect, because a batch is left after one optimiser step anyway; "
-            "drop it, or set rl.epochs or rl.minibatches above 1",
-        )
-    ],
-    "penalty_of_one_step": [
-        (
-            {"algorithm": "ppo_penalty", "epochs": 1},
-            "rl.penalty_target: after one optimiser step per batch the policy is still the old one "
-            "when it is measured, so the penalty would only shrink; set rl.epochs or "
-            "rl.minibatches above 1",
-        )
     ],
     "warmup_of_the_whole_run": [
         (
@@ -100,32 +77,6 @@ RL_REFUSED: dict[str, Cases] = {
             "rl.advantage: 'optimal_baseline' needs the gradient norm of every sequence, which "
             "only posttrain walkthrough computes; use leave_one_out or moving_baseline",
         )
-    ],
-    "whitening_nothing": [
-        (
-            {"whiten_rewards": True},
-            "rl.whiten_rewards: not for the advantage 'group_normalised'; drop it, or set "
-            "rl.advantage to gae or return_to_go, which give every token its own reward",
-        ),
-        (
-            {"algorithm": "ppo", "advantage": "return", "whiten_rewards": True},
-            "rl.whiten_rewards: not for the advantage 'return'; drop it, or set "
-            "rl.advantage to gae or return_to_go, which give every token its own reward",
-        ),
-    ],
-    "critic_for_nothing": [
-        (
-            {"critic": {}},
-            "rl.critic: no effect, because the advantage 'group_normalised' asks for no values; "
-            "drop it, or set rl.advantage to gae (the algorithm ppo does)",
-        ),
-        (
-            {"advantage": "posttrain.algorithms.advantages:group_centred", "critic": {}},
-            "rl.critic: no effect, because the advantage 'posttrain.algorithms.advantages:"
-            "group_centred' asks for no values; drop it, or set rl.advantage to gae (the algorithm "
-            "ppo does); if it reads values, declare it above the function: "
-            '@piece(needs={"values"})',
-        ),
     ],
     "group_of_one": [
         ({"group_size": 1}, GROUP_OF_ONE.format("group_normalised")),
@@ -151,6 +102,14 @@ RL_REFUSED: dict[str, Cases] = {
             GROUP_OF_ONE.format("batch_whitened"),
         ),
     ],
+    "penalty_of_one_step": [
+        (
+            {"algorithm": "ppo_penalty", "epochs": 1},
+            "rl.penalty_target: after one optimiser step per batch the policy is still the old one "
+            "when it is measured, so the penalty would only shrink; set rl.epochs or "
+            "rl.minibatches above 1",
+        )
+    ],
     "engine_cannot_truncate": [
         (
             {"engine": "server", key: value},
@@ -161,6 +120,45 @@ RL_REFUSED: dict[str, Cases] = {
         for key, value in (("top_k", 5), ("top_p", 0.5))
     ],
 }
+
+# keys of [rl] that have no effect beside others: (values of [rl], the message)
+RL_WITHOUT_EFFECT: Cases = [
+    (
+        {"max_resamples": 3},
+        "rl.max_resamples: no effect; drop it, or set rl.dynamic_sampling to true",
+    ),
+    (
+        {"evaluate_problems": 5},
+        "rl.evaluate_problems: no effect; drop it, or set rl.evaluate_every above 0",
+    ),
+    (
+        {"kl_stop": 0.1},
+        "rl.kl_stop: no effect, because a batch is left after one optimiser step anyway; "
+        "drop it, or set rl.epochs or rl.minibatches above 1",
+    ),
+    (
+        {"whiten_rewards": True},
+        "rl.whiten_rewards: not for the advantage 'group_normalised'; drop it, or set "
+        "rl.advantage to gae or return_to_go, which give every token its own reward",
+    ),
+    (
+        {"algorithm": "ppo", "advantage": "return", "whiten_rewards": True},
+        "rl.whiten_rewards: not for the advantage 'return'; drop it, or set "
+        "rl.advantage to gae or return_to_go, which give every token its own reward",
+    ),
+    (
+        {"critic": {}},
+        "rl.critic: no effect, because the advantage 'group_normalised' asks for no values; "
+        "drop it, or set rl.advantage to gae (the algorithm ppo does)",
+    ),
+    (
+        {"advantage": "posttrain.algorithms.advantages:group_centred", "critic": {}},
+        "rl.critic: no effect, because the advantage 'posttrain.algorithms.advantages:"
+        "group_centred' asks for no values; drop it, or set rl.advantage to gae (the algorithm "
+        "ppo does); if it reads values, declare it above the function: "
+        '@piece(needs={"values"})',
+    ),
+]
 
 # rule: (values of the recipe, the message)
 RECIPE_REFUSED: dict[str, Cases] = {
@@ -180,12 +178,6 @@ RECIPE_REFUSED: dict[str, Cases] = {
             {"run": {"trackers": ["wandb", "wandb"]}, "rl": {}},
             "run.trackers: 'wandb' is there twice; name each once",
         ),
-    ],
-    "system_without_chat": [
-        (
-            {"model": {"chat": False, "system": "Be brief."}, "rl": {}},
-            "model.system: no effect without a chat template; drop it, or set model.chat",
-        )
     ],
     "compute_above_weights": [
         (
@@ -275,16 +267,6 @@ PREFERENCE_REFUSED: dict[str, Cases] = {
             "no .jsonl file in none either",
         ),
     ],
-    "held_out_twice": [
-        (
-            {"prefer": {}, "reward": {"test_data": "pairs.jsonl"}},
-            "reward.test_data: prefer brings test pairs of its own; drop it",
-        ),
-        (
-            {"reward": {"data": "pairs.jsonl", "test_data": "pairs.jsonl", "test_share": 0.2}},
-            "reward.test_share: no effect beside reward.test_data; drop one of them",
-        ),
-    ],
     "reward_model_missing": [
         ({"rewards": {"model": 1}, "rl": {}, "eval": {}}, MODEL_MISSING.format("rl")),
         ({"rewards": {"model": {"path": "reward"}}, "eval": {}}, MODEL_MISSING.format("eval")),
@@ -319,4 +301,27 @@ PREFERENCE_REFUSED: dict[str, Cases] = {
             SOURCE_MISSING,
         ),
     ],
+    "environment_without_a_part": [
+        (
+            {"task": {"name": "sums", "env": "scripted"}, "prefer": {}},
+            "task.env: the stage prefer compares single answers and knows no replies to them; drop "
+            "task.env, or [prefer]",
+        ),
+    ],
 }
+
+# keys that have no effect beside others: (values of the recipe, the message), in the same folder
+WITHOUT_EFFECT: Cases = [
+    (
+        {"model": {"chat": False, "system": "Be brief."}, "rl": {}},
+        "model.system: no effect without a chat template; drop it, or set model.chat",
+    ),
+    (
+        {"prefer": {}, "reward": {"test_data": "pairs.jsonl"}},
+        "reward.test_data: prefer brings test pairs of its own; drop it",
+    ),
+    (
+        {"reward": {"data": "pairs.jsonl", "test_data": "pairs.jsonl", "test_share": 0.2}},
+        "reward.test_share: no effect beside reward.test_data; drop one of them",
+    ),
+]

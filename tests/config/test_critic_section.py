@@ -66,8 +66,10 @@ def test_the_value_loss_is_the_rows_unless_told(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_shared_critic_has_no_source() -> None:
-    shared = critic(kind="shared", learning_rate=1e-4, warmup_steps=3, coefficient=0.1)
-    assert shared.source is None
+    given = {"kind": "shared", "learning_rate": 1e-4, "warmup_steps": 3, "coefficient": 0.1}
+    shared = critic(**given)
+    recipe = resolved({"rl": {"algorithm": "ppo", "critic": given}})
+    assert "source" not in to_dict(recipe)["rl"]["critic"]
     assert (shared.learning_rate, shared.warmup_steps, shared.coefficient) == (1e-4, 3, 0.1)
     assert critic(source="policy").source == "policy"
     assert critic(source="judge").source == "judge"
@@ -141,8 +143,6 @@ def test_a_penalty_that_cannot_be_steered_is_refused() -> None:
             "rl.penalty_target; set it above 0"
         ):
             rl(**values)
-    with refuses("rl.critic.loss: unknown name 'x'; Known: clipped, huber, squared", nothing):
-        rl(critic={"loss": "x"}, penalty_target=0.01)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_recipe_with_a_critic_reads_back_as_it_was_resolved(values: dict[str, 
     once = resolved({"rl": values})
     assert resolve(once) == once
     text = render_dry_run(read({"rl": values}))
-    assert resolve(recipe_from_dict(tomllib.loads(text))) == once
+    assert dict(resolve(recipe_from_dict(tomllib.loads(text)))) == dict(once)
 
 
 def test_the_dry_run_of_ppo_shows_critic_and_penalty() -> None:

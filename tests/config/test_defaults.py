@@ -82,7 +82,6 @@ def test_what_the_user_gives_goes_before_the_row() -> None:
     )
     assert (section.group_size, section.epochs) == (3, 2)
     assert (section.dynamic_sampling, section.overlong_buffer) == (False, 0)
-    assert section.max_resamples is None
     assert section.advantage == {"name": "leave_one_out"}
     assert section.weights == {"name": "sequence_mean"}
 
@@ -114,13 +113,26 @@ def test_truncated_sampling_brings_the_correction_and_none_keeps_it_off() -> Non
     assert rl(correction="masked").correction == masked
 
 
-def test_keys_that_have_no_effect_stay_empty() -> None:
-    section = rl()
-    assert section.evaluate_problems is None
-    assert section.max_resamples is None
-    assert section.kl_stop is None
-    assert rl(evaluate_every=5).evaluate_problems == 100
-    assert rl(dynamic_sampling=True).max_resamples == 8
+def test_keys_that_have_no_effect_have_a_value_and_are_not_shown() -> None:
+    def shown(**values: Any) -> dict[str, Any]:
+        section: dict[str, Any] = to_dict(resolved({"rl": values}))["rl"]
+        return section
+
+    assert {"evaluate_problems", "max_resamples", "kl_stop"}.isdisjoint(shown())
+    assert (rl().evaluate_problems, rl().max_resamples) == (100, 8)
+    assert shown(evaluate_every=5)["evaluate_problems"] == 100
+    assert shown(dynamic_sampling=True)["max_resamples"] == 8
+    assert "max_resamples" not in shown(algorithm="dapo", dynamic_sampling=False)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_resolved_recipe_has_a_value_of_its_type_for_every_key(name: str) -> None:
+    every: dict[str, Any] = {"sft": {}, "prefer": {}, "reward": {}, "eval": {}}
+    recipe = resolved({**every, "rl": {"algorithm": name}})
+    for section in (recipe.run, *(getattr(recipe, stage) for stage in recipe.stages)):
+        assert type(section).model_validate(dict(section)) == section
+    kl = recipe.rl.kl
+    assert type(kl).model_validate(dict(kl)) == kl
 
 
 def test_stages_are_those_named_else_the_sections_there_are() -> None:
@@ -145,17 +157,19 @@ def test_stages_are_those_named_else_the_sections_there_are() -> None:
 def test_a_section_whose_stage_is_not_run_is_left_as_it_is() -> None:
     values = {"rl": {"algorithm": "ppo", "temperature": 0.0}, "run": {"stages": ["eval"]}}
     recipe = resolved(values)
-    assert recipe.rl == read(values).rl
-    assert resolved({**values, "rl": {"algorithm": "no such"}}).rl is not None
+    assert not hasattr(recipe, "rl")
+    assert recipe.written.rl == read(values).rl
+    assert to_dict(recipe)["rl"] == to_dict(read(values))["rl"]
+    assert to_dict(resolved({**values, "rl": {"algorithm": "no such"}}))["rl"]
     others = {"sft": {"data": "no such file"}, "eval": {"temperature": 0.5}}
-    assert resolved({**others, "rl": {}, "run": {"stages": ["rl"]}}).eval == read(others).eval
+    recipe = resolved({**others, "rl": {}, "run": {"stages": ["rl"]}})
+    assert to_dict(recipe)["eval"] == to_dict(read(others))["eval"]
 
 
 def test_eval_takes_its_limit_from_rl_and_a_temperature_only_with_samples() -> None:
     def found(values: dict[str, Any]) -> tuple[Any, Any]:
-        section = resolved(values).eval
-        assert section is not None
-        return section.max_new_tokens, section.temperature
+        section = to_dict(resolved(values))["eval"]
+        return section["max_new_tokens"], section.get("temperature")
 
     assert found({"eval": {}}) == (256, None)
     assert found({"eval": {}, "rl": {"max_new_tokens": 32}}) == (32, None)

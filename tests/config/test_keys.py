@@ -138,8 +138,13 @@ def test_an_unknown_key_is_refused_with_the_one_that_was_meant(
         ({"model": {"options": 7}}, "model.options: must be a table, got 7"),
         (
             {"run": {"trackers": "wandb"}},
-            'run.trackers: must be a list of "tensorboard" or "wandb", got "wandb"; '
-            'write ["wandb"]',
+            'run.trackers: must be a list of "tensorboard", "wandb" or "module:Class", got '
+            '"wandb"; write ["wandb"]',
+        ),
+        (
+            {"run": {"trackers": ["wanda"]}},
+            'run.trackers: must be a list of "tensorboard", "wandb" or "module:Class", got '
+            '"wanda"; did you mean "wandb"?',
         ),
         (
             {"run": {"stages": ["rl", "evil"]}},

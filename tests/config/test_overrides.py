@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config.fakes import read, refuses
+from config.fakes import read, refuses, resolved
 
-from posttrain.config import ConfigError, read_recipe, to_dict
+from posttrain.config import ConfigError, cautions, read_recipe, to_dict
 from posttrain.config.read import parse_overrides
 
 pytestmark = pytest.mark.usefixtures("fake_tables")
@@ -150,3 +150,53 @@ def test_the_callers_dict_is_left_alone() -> None:
     values = {"rl": {"steps": 5}}
     read(values, "--rl.steps", "6")
     assert values == {"rl": {"steps": 5}}
+
+
+@pytest.mark.parametrize(
+    ("values", "override", "keys"),
+    [
+        (
+            {"evaluate_every": 5, "evaluate_problems": 9},
+            ["--rl.evaluate_every", "0"],
+            ["rl.evaluate_problems"],
+        ),
+        (
+            {"kl": {"coefficient": 0.1, "estimator": "k2", "refresh_every": 3}},
+            ["--rl.kl.coefficient", "0"],
+            ["rl.kl.estimator", "rl.kl.refresh_every"],
+        ),
+        ({"algorithm": "ppo", "kl_stop": 0.1}, ["--rl.epochs", "1"], ["rl.kl_stop"]),
+        (
+            {"algorithm": "ppo", "critic": {"warmup_steps": 2}, "whiten_rewards": True},
+            ["--rl.algorithm", "grpo"],
+            ["rl.whiten_rewards", "rl.critic"],
+        ),
+    ],
+)
+def test_what_the_command_line_leaves_without_effect_is_left_out_with_a_word(
+    values: dict[str, Any], override: list[str], keys: list[str]
+) -> None:
+    recipe = resolved({"rl": values}, *override)
+    told = "left out, because the command line leaves it without effect; drop it from the recipe"
+    assert cautions(recipe) == [f"{key}: {told}" for key in keys]
+    (name, value) = override
+    without = {key: given for key, given in values.items() if f"rl.{key}" not in keys}
+    inner = {key.rpartition(".")[2] for key in keys}
+    if "kl" in without:
+        without["kl"] = {k: v for k, v in values["kl"].items() if k not in inner}
+    assert to_dict(recipe) == to_dict(resolved({"rl": without}, name, value))
+
+
+@pytest.mark.parametrize(
+    ("values", "overrides"),
+    [
+        ({"evaluate_every": 5}, ["--rl.evaluate_every", "0", "--rl.evaluate_problems", "9"]),
+        ({"evaluate_problems": 9}, ["--rl.steps", "3"]),  # the recipe itself is wrong
+        ({"evaluate_problems": 9}, []),
+    ],
+)
+def test_what_has_no_effect_on_its_own_is_refused(
+    values: dict[str, Any], overrides: list[str]
+) -> None:
+    with refuses("rl.evaluate_problems: no effect; drop it, or set rl.evaluate_every above 0"):
+        resolved({"rl": values}, *overrides)

@@ -11,18 +11,21 @@ from config.refused import (
     PREFERENCE_REFUSED,
     RECIPE_REFUSED,
     RL_REFUSED,
+    RL_WITHOUT_EFFECT,
+    WITHOUT_EFFECT,
 )
 
 from posttrain.config import cautions, recipe_from_dict, resolve
 from posttrain.config.preference_rules import PREFERENCE_RULES
 from posttrain.config.rl_rules import ENGINE_RULES, PIECE_RULES, RL_CAUTIONS, RL_RULES
-from posttrain.config.rules import EVAL_RULES, RECIPE_CAUTIONS, RECIPE_RULES, SFT_RULES
+from posttrain.config.rules import RECIPE_CAUTIONS, RECIPE_RULES, SFT_RULES
 
 pytestmark = pytest.mark.usefixtures("fake_tables")
 
 
 @pytest.mark.parametrize(
-    ("values", "problem"), [case for cases in RL_REFUSED.values() for case in cases]
+    ("values", "problem"),
+    [*(case for cases in RL_REFUSED.values() for case in cases), *RL_WITHOUT_EFFECT],
 )
 def test_rl_refuses(values: dict[str, Any], problem: str) -> None:
     with refuses(problem):
@@ -88,7 +91,8 @@ def one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("values", "problem"), [case for cases in PREFERENCE_REFUSED.values() for case in cases]
+    ("values", "problem"),
+    [*(case for cases in PREFERENCE_REFUSED.values() for case in cases), *WITHOUT_EFFECT],
 )
 def test_preferences_are_refused(values: dict[str, Any], problem: str, one_file: Path) -> None:
     with refuses(problem.replace("{folder}", str(one_file))):
@@ -182,9 +186,10 @@ def test_the_temperature_of_eval_needs_samples() -> None:
 def test_several_broken_rules_are_reported_together() -> None:
     with refuses(
         "model.system: no effect without a chat template; drop it, or set model.chat",
+        "rl.kl_stop: no effect, because a batch is left after one optimiser step anyway; "
+        "drop it, or set rl.epochs or rl.minibatches above 1",
         "sft.warmup_steps: 2, but sft takes 1 optimiser step; set it to less",
         RL_REFUSED["greedy_sampling"][0][1],
-        RL_REFUSED["stop_of_one_step"][0][1],
     ):
         resolved(
             {
@@ -268,7 +273,7 @@ def test_every_rule_is_tested_and_says_what_it_wants() -> None:
     assert [rule.__name__ for rule in RECIPE_RULES] == list(RECIPE_REFUSED)
     assert [rule.__name__ for rule in PREFERENCE_RULES] == list(PREFERENCE_REFUSED)
     of_recipes = (*RECIPE_RULES, *PREFERENCE_RULES, *RECIPE_CAUTIONS)
-    of_sections = (*SFT_RULES, *RL_RULES, *PIECE_RULES, *ENGINE_RULES, *EVAL_RULES, *RL_CAUTIONS)
+    of_sections = (*SFT_RULES, *RL_RULES, *PIECE_RULES, *ENGINE_RULES, *RL_CAUTIONS)
     for rule in (*of_recipes, *of_sections):
         assert (rule.__doc__ or "").strip().endswith(".")
         assert "\n" not in (rule.__doc__ or "")

@@ -15,7 +15,7 @@ from rollout.cases import END, drawn, largest_error, ragged, spell, whole_logits
 from transformers import GenerationConfig
 
 from posttrain.data.template import Template
-from posttrain.fast.scores import score_tokens
+from posttrain.fast.score import score_tokens
 from posttrain.models.load import load_policy
 from posttrain.registry import resolve
 from posttrain.rollout.engines import ENGINES, NativeEngine, TransformersEngine
@@ -353,7 +353,7 @@ def test_a_diverged_model_is_not_sampled_from_in_silence(make: Callable[..., Any
         engine.generate(PROMPTS, SAMPLINGS["plain"], num_samples=1, seed=0)
 
 
-def numbers_of(rollout: Rollout) -> Turn | None:
+def numbers_of(rollout: Rollout, number: int) -> Turn | None:
     """Two replies, which depend on what was said; then the rollout is over."""
     if len(rollout.turns) > 3:
         return None
@@ -393,7 +393,7 @@ def test_turns_draw_other_numbers(make: Callable[..., Any]) -> None:
     engine = make(build("llama"))
     repeat = [prompt for prompt in PROMPTS if len(prompt.tokens) == 9]
 
-    def again(rollout: Rollout) -> Turn | None:
+    def again(rollout: Rollout, number: int) -> Turn | None:
         return None if len(rollout.turns) > 1 else Turn(tokens=rollout.prompt.tokens, text="")
 
     answers = engine.generate(repeat, SAMPLINGS["hot"], num_samples=8, seed=0, reply=again)
@@ -407,7 +407,7 @@ def test_a_conversation_that_leaves_no_room_is_over(make: Callable[..., Any]) ->
     long = Turn(tokens=(2,) * (limit // 3), text="")
     short = dataclasses.replace(SAMPLINGS["plain"], max_new_tokens=2)
     ((rollout,),) = engine.generate(
-        PROMPTS[:1], short, num_samples=1, seed=0, reply=lambda rollout: long
+        PROMPTS[:1], short, num_samples=1, seed=0, reply=lambda rollout, number: long
     )
     assert [turn.sampled for turn in rollout.turns] == [True, False, True, False, True]
 
@@ -418,5 +418,20 @@ def test_a_conversation_that_leaves_no_room_is_over(make: Callable[..., Any]) ->
 def test_a_reply_that_is_none_is_refused(make: Callable[..., Any], wrong: Turn) -> None:
     with pytest.raises(ValueError, match=r"expected a turn of tokens without logprobs, or None"):
         make(build("llama")).generate(
-            PROMPTS[:1], SAMPLINGS["plain"], num_samples=1, seed=0, reply=lambda rollout: wrong
+            PROMPTS[:1],
+            SAMPLINGS["plain"],
+            num_samples=1,
+            seed=0,
+            reply=lambda rollout, number: wrong,
         )
+
+
+def test_closing_gives_memory_back_and_may_be_done_twice(make: Callable[..., Any]) -> None:
+    """The model is the learner's: it stays as it is, and another engine samples from it."""
+    model = build("llama")
+    first, second = make(model), make(model)
+    expected = first.generate(PROMPTS, SAMPLINGS["plain"], num_samples=2, seed=0)
+    first.close()
+    first.close()
+    assert not isinstance(first, NativeEngine) or first._decoder.slots is None
+    assert second.generate(PROMPTS, SAMPLINGS["plain"], num_samples=2, seed=0) == expected

@@ -22,8 +22,8 @@ from posttrain.pipelines.plan import Plan, State
 from posttrain.pipelines.rl import Step, train
 from posttrain.protocols import Outputs
 from posttrain.rollout.engines.native import NativeEngine
+from posttrain.rollout.engines.weights import SharedWeights
 from posttrain.rollout.source import PromptCycle, RolloutSource
-from posttrain.sync.shared import SharedWeights
 from posttrain.types import Batch, Prompt, Rollout, Sampling, Score
 
 FILE = Path(__file__).parents[2] / "examples" / "grpo_one_file.py"

@@ -10,7 +10,7 @@ from models.allocations import peak_bytes
 from models.families import batch, build
 
 from posttrain.fast.activations import checkpoint_activations
-from posttrain.fast.scores import score_tokens
+from posttrain.fast.score import score_tokens
 from posttrain.models.cache import new_cache, next_logits
 from posttrain.types import Batch
 

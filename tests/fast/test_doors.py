@@ -9,7 +9,7 @@ from models.families import batch as ragged_batch
 from models.families import build
 from rollout.cases import END, drawn, ragged, spell
 
-from posttrain.fast import scores
+from posttrain.fast import score
 from posttrain.models import logprobs
 from posttrain.rollout.engines import NativeEngine
 from posttrain.types import Batch, Sampling
@@ -41,7 +41,7 @@ def test_score_tokens_is_its_plain_twin(family: str, options: Any, given: Batch)
     head = torch.nn.Linear(model.config.hidden_size, 1, dtype=torch.float64)
     answers = [
         way(model, given, entropy="gradient", value_head=head, **options)
-        for way in (scores.score_tokens, logprobs.score_tokens)
+        for way in (score.score_tokens, logprobs.score_tokens)
     ]
     fast, plain = (
         {"logprobs": a.logprobs, "entropy": a.entropy, "values": a.values} | gradients(model, a)

@@ -10,7 +10,7 @@ from posttrain.algorithms import ops
 from posttrain.fast import packed_states as states
 from posttrain.fast.attention.blocks import Block, Padded, Plain
 from posttrain.fast.packing import pack
-from posttrain.fast.scores import score_tokens
+from posttrain.fast.score import score_tokens
 from posttrain.models import head
 from posttrain.models.critic import Critic
 from posttrain.types import Batch

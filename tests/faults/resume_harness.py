@@ -45,7 +45,8 @@ from posttrain.build import run as build_run  # noqa: E402
 from posttrain.cli import main  # noqa: E402
 from posttrain.config import recipe_from_dict, to_toml  # noqa: E402
 from posttrain.models.load import load_policy  # noqa: E402
-from posttrain.runs import RunFolder, folder, plot_curves, read_rollouts  # noqa: E402
+from posttrain.report import plot_curves  # noqa: E402
+from posttrain.runs import RunFolder, folder, read_rollouts  # noqa: E402
 from posttrain.runs.checkpoints import checkpoint_steps, newest  # noqa: E402
 
 RL: dict[str, Any] = {

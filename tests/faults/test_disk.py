@@ -24,9 +24,9 @@ from posttrain.disk import NotWrittenError
 from posttrain.learn.record import write_batch
 from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
+from posttrain.report import plot_curves
 from posttrain.runs import (
     new_folder,
-    plot_curves,
     read_metrics,
     read_rollouts,
     replacing,

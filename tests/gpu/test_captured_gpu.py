@@ -13,7 +13,7 @@ from posttrain.algorithms.weights import token_mean
 from posttrain.fast.captured_pass import CapturedPasses, pausing, replaying
 from posttrain.fast.compiled import compile_layers
 from posttrain.fast.graphs import CaptureError, Pool, capturing
-from posttrain.fast.scores import score_tokens
+from posttrain.fast.score import score_tokens
 from posttrain.learn.learner import LocalLearner
 from posttrain.models.gpu_memory import empty_cache
 from posttrain.pipelines.supervised import likelihood

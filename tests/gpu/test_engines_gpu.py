@@ -12,7 +12,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from posttrain.fast.scores import score_tokens
+from posttrain.fast.score import score_tokens
 from posttrain.rollout.engines import NativeEngine, TransformersEngine
 from posttrain.types import Batch, Sampling
 

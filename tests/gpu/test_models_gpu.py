@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from posttrain.fast.kernels import sample
 from posttrain.fast.packed_states import states_before
-from posttrain.fast.scores import score_tokens
+from posttrain.fast.score import score_tokens
 from posttrain.models.load import load_policy
 from posttrain.models.sampling import filter_logits
 from posttrain.types import Batch, Sampling

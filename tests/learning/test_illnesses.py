@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 from small_runs import TINY, small_run
 
-from posttrain.build.check import CheckFailedError
 from posttrain.build.results import Run
 from posttrain.build.run import Supplied
+from posttrain.check import CheckFailedError
 from posttrain.data.template import Template
 from posttrain.models.load import Policy, load_policy
 from posttrain.models.save import save_policy
+from posttrain.protocols import Learner, Sync
 from posttrain.rewards import declare
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines import ENGINES, NativeEngine
 from posttrain.rollout.engines.draws import Decode
+from posttrain.rollout.engines.weights import SharedWeights
 from posttrain.tasks import PromptTask
 from posttrain.track.diagnosis import RULES
 from posttrain.types import Prompt, Rollout
@@ -96,7 +98,9 @@ def fragile(prompt: str, completion: str) -> float:
 def forgotten(policy: Policy, decode: Decode, *, compute: str = "auto") -> NativeEngine:
     """An engine with weights of its own, which new ones never reach."""
     model = copy.deepcopy(policy.model)
-    return NativeEngine(model, end_tokens=policy.end_tokens, decode=decode)
+    engine = NativeEngine(model, end_tokens=policy.end_tokens, decode=decode)
+    engine.sync = lambda learner: SharedWeights(engine)  # type: ignore[method-assign]
+    return engine
 
 
 Rewards = dict[Callable[..., float], float]
@@ -267,6 +271,12 @@ class Stale:
     def generate(self, *given: Any, **options: Any) -> list[list[Rollout]]:
         groups = self._engine.generate(*given, **options)
         return [[self._renamed(rollout) for rollout in group] for group in groups]
+
+    def sync(self, learner: Learner) -> Sync:
+        return SharedWeights(self)
+
+    def close(self) -> None:
+        self._engine.close()
 
     def _renamed(self, rollout: Rollout) -> Rollout:
         turns = (replace(turn, version=self.version) for turn in rollout.turns)

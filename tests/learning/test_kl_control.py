@@ -22,8 +22,8 @@ from posttrain.models.frozen import Reference
 from posttrain.pipelines.plan import Plan
 from posttrain.pipelines.rl import Step, train
 from posttrain.rollout.engines.native import NativeEngine
+from posttrain.rollout.engines.weights import SharedWeights
 from posttrain.rollout.source import PromptCycle, RolloutSource
-from posttrain.sync.shared import SharedWeights
 from posttrain.types import Prompt, Rollout, Sampling, Score
 
 TARGET, START = 0.5, 0.01

@@ -15,7 +15,7 @@ from posttrain.build.learners import make_plan
 from posttrain.config import RlSection, recipe_from_dict, resolve
 from posttrain.data.collate import collate
 from posttrain.data.template import Template
-from posttrain.fast.scores import score_tokens
+from posttrain.fast.score import score_tokens
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.learn.trained import Trained

@@ -7,7 +7,7 @@ import torch
 from models.families import FAMILIES, VOCABULARY, batch, build
 from torch import Tensor, nn
 
-from posttrain.fast.scores import score_tokens
+from posttrain.fast.score import score_tokens
 from posttrain.models.critic import Critic, separate_critic, shared_critic
 from posttrain.models.load import Policy, load_policy
 from posttrain.models.reward import (

@@ -9,7 +9,7 @@ import torch
 from models.families import build
 from transformers import AutoModelForCausalLM, LlamaForSequenceClassification
 
-from posttrain.fast.scores import score_tokens
+from posttrain.fast.score import score_tokens
 from posttrain.models.load import Policy, load_policy
 from posttrain.models.save import save_policy
 from posttrain.models.tiny import build_tiny

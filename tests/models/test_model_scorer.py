@@ -11,7 +11,7 @@ from small_model import parameters, small_model
 from torch import nn
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-from posttrain.fast.scores import score_tokens
+from posttrain.fast.score import score_tokens
 from posttrain.models.frozen import Frozen
 from posttrain.models.load import load_policy
 from posttrain.models.reward import RewardModel, reward_from_policy

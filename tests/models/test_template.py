@@ -204,3 +204,23 @@ def test_decoding_drops_end_and_pad_behind_and_keeps_tags(
 def test_a_completion_survives_the_round_trip(text: str) -> None:
     template = Template(build_tokenizer())
     assert template.decode(template.encode_completion(text, 1)) == text
+
+
+@pytest.mark.parametrize("end", ["<|end|>", "<|end|>\\n"])
+def test_messages_that_follow_a_turn_are_what_the_template_writes_there(end: str) -> None:
+    """Prompt, sampled tokens and reply are together the prompt of the longer conversation."""
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template.replace("'<|end|>'", f"'{end}'")
+    template = Template(tokenizer, chat=True)
+    asked, answer, told = (
+        {"role": role, "content": text}
+        for role, text in (("user", "2+3="), ("assistant", "6"), ("user", "no <|end|>"))
+    )
+    prompt = template.render(Prompt(id="0", text="", messages=(asked,)))
+    longer = template.render(Prompt(id="0", text="", messages=(asked, answer, told)))
+    sampled = template.encode_completion("6", tokenizer.convert_tokens_to_ids("<|end|>"))
+    assert (*prompt.tokens, *sampled, *template.encode_reply([told])) == longer.tokens
+    # What text spells is text: no end token, and nothing before or behind it.
+    spelled = template.encode_reply("no <|end|>")
+    assert not {*spelled} & template.end_tokens
+    assert template.decode(spelled) == "no <|end|>"

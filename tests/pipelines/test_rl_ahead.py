@@ -13,9 +13,9 @@ from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.pipelines.rl import Step, train
 from posttrain.rollout.engines.native import NativeEngine
+from posttrain.rollout.engines.weights import CopiedWeights
 from posttrain.rollout.run_ahead import RunAhead
 from posttrain.rollout.source import PromptCycle, RolloutSource
-from posttrain.sync.copied import CopiedWeights
 from posttrain.types import Prompt, Rollout, Sampling, Score
 
 
@@ -55,7 +55,11 @@ def test_every_batch_comes_from_the_weights_of_its_version(max_lag: int) -> None
         reports.append(report)
         kept.append(copy.deepcopy(model))
 
-    sync = CopiedWeights(engine, source=model, target=copied)
+    sync = CopiedWeights(
+        engine,
+        source=dict(model.named_parameters()),
+        target=dict(copied.named_parameters()),
+    )
     with RunAhead(source.steps(6), sync, max_lag=max_lag) as ahead:
         train(
             ahead,

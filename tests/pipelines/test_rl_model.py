@@ -8,15 +8,15 @@ import torch
 from loop_parts import plan, rollout
 from small_model import parameters, small_model
 
-from posttrain.fast.scores import score_tokens
+from posttrain.fast.score import score_tokens
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.models.frozen import Reference
 from posttrain.pipelines.plan import Plan
 from posttrain.pipelines.rl import Step, train
 from posttrain.rollout.engines.native import NativeEngine
+from posttrain.rollout.engines.weights import SharedWeights
 from posttrain.rollout.source import PromptCycle, RolloutSource
-from posttrain.sync.shared import SharedWeights
 from posttrain.types import Collected, Prompt, Rollout, Sampling, Score
 
 END = 1

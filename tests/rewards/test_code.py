@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from posttrain.rewards import REWARDS, code_tests
-from posttrain.rewards.code_blocks import extract_code
-from posttrain.rewards.sandbox import SandboxError, available, bubblewrap, choose, prepare
 from posttrain.rewards.scorer import RewardScorer
+from posttrain.sandbox import SandboxError, available, bubblewrap, choose, prepare
+from posttrain.sandbox.blocks import extract_code
 from posttrain.types import Prompt
 
 WHY_NOT = available()[0].why_not

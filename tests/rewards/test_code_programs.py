@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 from rewards.mishaps import Pooled
-from rewards.test_code_shapes import SANDBOX, grade
+from sandbox.test_code_shapes import SANDBOX, grade
 
 from posttrain.rewards import code, code_tests
-from posttrain.rewards.code_blocks import extract_code
-from posttrain.rewards.code_formats import read_tests
-from posttrain.rewards.sandbox import Outcome
+from posttrain.sandbox import Outcome, programs
+from posttrain.sandbox.blocks import extract_code
+from posttrain.sandbox.formats import read_tests
 from posttrain.types import Prompt, Rollout, Turn
 
 SQUARE = "def square(n):\n    return n * n\n"
@@ -205,7 +205,7 @@ def test_a_list_of_inputs_has_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
         ending: Any = "finished" if seconds >= 3.0 else "timeout"
         return Outcome(ending=ending, output=b"1", seconds=3.0)
 
-    monkeypatch.setattr(code, "run", run)
+    monkeypatch.setattr(programs, "run", run)
     tests = [{"input": "", "output": "1"}] * 20
     score = code_tests("print(1)", tests, sandbox="none", seconds=4.0, partial=True)
     assert allowed == [40.0 - 3.0 * place for place in range(14)]

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from small_runs import recipe, small_run
 
-from posttrain.build.check import check_recipe
+from posttrain.check import check_recipe
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.rewards import chat
 from posttrain.rewards.judge import judge_verdict, parse_verdict
@@ -31,8 +31,8 @@ class Server:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                owner.requests.append((self.path, dict(self.headers), body))
+                self.body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                owner.requests.append((self.path, dict(self.headers), self.body))
                 reply = owner.replies[min(len(owner.requests), len(owner.replies)) - 1]
                 reply(self) if callable(reply) else owner.say(self, reply)
 

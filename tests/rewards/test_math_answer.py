@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from posttrain.rewards.math_answer import math_answer
+from posttrain.rewards.math.answer import math_answer
 
 SAME = [  # (given, answer)
     # plain numbers

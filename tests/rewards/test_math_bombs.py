@@ -6,10 +6,10 @@ import sys
 
 import pytest
 from rewards.math_corpus_rows import rows
-from rewards.security_page import PAGE, bomb_table
+from sandbox.security_page import PAGE, bomb_table
 
-from posttrain.rewards.math_answer import math_answer
-from posttrain.rewards.math_value import MAX_OPERATIONS, Evaluator
+from posttrain.rewards.math.answer import math_answer
+from posttrain.rewards.math.evaluator import MAX_OPERATIONS, Evaluator
 
 BOMBS = {
     "tower of stars": "9**9**9**9",
@@ -82,7 +82,7 @@ GRADE_ALL = f"""
 import json, resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, ({MAX_CPU_SECONDS}, {MAX_CPU_SECONDS}))  # not of a clock
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-from posttrain.rewards.math_answer import math_answer
+from posttrain.rewards.math.answer import math_answer
 for text, answers in json.load(sys.stdin):
     print(json.dumps([text[:40], "starts"]), flush=True)
     print(json.dumps([math_answer(text, answer) for answer in answers]), flush=True)
@@ -123,5 +123,5 @@ def test_the_work_of_a_bomb_is_counted(text, monkeypatch):
 
 
 def test_the_page_lists_every_bomb():
-    """Where this fails: python tests/rewards/security_page.py."""
+    """Where this fails: python tests/sandbox/security_page.py."""
     assert bomb_table(BOMBS) in PAGE.read_text(encoding="utf-8")

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rewards.math_corpus_rows import GOLD_SETS, golds, rows, themes
 
-from posttrain.rewards.math_answer import math_answer
-from posttrain.rewards.math_compare import same
-from posttrain.rewards.math_expression import parse
-from posttrain.rewards.math_units import parse_unit
+from posttrain.rewards.math.answer import math_answer
+from posttrain.rewards.math.compare import same
+from posttrain.rewards.math.parser import parse
+from posttrain.rewards.math.units import parse_unit
 
 
 @pytest.mark.parametrize("theme", themes())
@@ -168,5 +168,5 @@ def test_letters_and_prose_are_no_units(letters):
 def test_counted_work_ends_a_comparison(monkeypatch):
     one, two = parse("(x+1)^2+(x+2)^2"), parse("2x^2+6x+5")
     assert same(one, two)
-    monkeypatch.setattr("posttrain.rewards.math_value.MAX_OPERATIONS", 50)
+    monkeypatch.setattr("posttrain.rewards.math.evaluator.MAX_OPERATIONS", 50)
     assert not same(one, two)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from posttrain.algorithms.shaping import overlong
 from posttrain.rewards.format import _compiled, think_answer_format
-from posttrain.rewards.overlong import overlong_penalty
-from posttrain.rewards.repetition import repetition_penalty
+from posttrain.rewards.penalties import overlong_penalty, repetition_penalty
 from posttrain.types import Batch
 
 

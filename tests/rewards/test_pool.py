@@ -15,8 +15,8 @@ import torch
 from rewards.mishaps import MISHAPS, Pooled, rollouts
 
 from posttrain.rewards.pool import TRIES
+from posttrain.rewards.pool_worker import Beat
 from posttrain.rewards.scorer import RewardScorer
-from posttrain.rewards.worker import Beat
 from posttrain.types import Score
 
 

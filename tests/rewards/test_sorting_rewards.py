@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from posttrain.rewards import sorting
+from posttrain.walkthrough import sorting_rewards
 
 TWINS = [
-    (sorting.position_matches, sorting.batched_position_matches),
-    (sorting.inclusion_ordering, sorting.batched_inclusion_ordering),
-    (sorting.exactly_sorted, sorting.batched_exactly_sorted),
+    (sorting.position_matches, sorting_rewards.position_matches),
+    (sorting.inclusion_ordering, sorting_rewards.inclusion_ordering),
+    (sorting.exactly_sorted, sorting_rewards.exactly_sorted),
 ]
 PROMPTS = [[1, 0, 2], [3, 2, 4], [1, 2, 3], [2, 2, 0]]  # the last has a token twice
 

@@ -18,7 +18,7 @@ from posttrain.rewards import (
 )
 from posttrain.rewards.format import think_answer
 from posttrain.rewards.numeric import parse_number
-from posttrain.rewards.sorted_text import parse_numbers
+from posttrain.rewards.sorting import parse_numbers
 
 
 @pytest.mark.parametrize(

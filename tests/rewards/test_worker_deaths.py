@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rewards.mishaps import Pooled, rollouts
 
-from posttrain.rewards import pool, worker
+from posttrain.rewards import pool, pool_worker
 from posttrain.rewards.pool import TRIES, VAIN
 from posttrain.rewards.scorer import RewardScorer
 
@@ -168,14 +168,14 @@ def test_workers_that_die_while_they_start(
     fails: int, *, pooled: Pooled, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Some of them: nobody pays; every one: no sample is to blame, and there is an end to it."""
-    settle = worker._settle
+    settle = pool_worker._settle
 
     def dies(memory_mb: int) -> None:
         if any(once(tmp_path / str(number)) for number in range(fails)):
             os._exit(9)
         settle(memory_mb)
 
-    monkeypatch.setattr(worker, "_settle", dies)
+    monkeypatch.setattr(pool_worker, "_settle", dies)
     scorer = pooled(lambda n: float(n))
     if fails < VAIN:
         all_right(scorer)
@@ -200,9 +200,9 @@ def test_a_message_that_is_cut_short(
     holder: bool, *, pooled: Pooled, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Half of it is no answer; nobody waits for the other half, though it may seem to come."""
-    send, child = worker._Outbox.send, tmp_path / "child"
+    send, child = pool_worker._Outbox.send, tmp_path / "child"
 
-    def half(self: worker._Outbox, *, last: bool) -> None:
+    def half(self: pool_worker._Outbox, *, last: bool) -> None:
         if 7 in [number for number, _ in self._waiting] and once(tmp_path / "cut"):
             message = json.dumps({"results": self._waiting, "last": last}).encode()
             self._answers.write(message[: len(message) // 2])
@@ -212,7 +212,7 @@ def test_a_message_that_is_cut_short(
             os.kill(os.getpid(), signal.SIGKILL)
         send(self, last=last)
 
-    monkeypatch.setattr(worker._Outbox, "send", half)
+    monkeypatch.setattr(pool_worker._Outbox, "send", half)
     scorer = pooled(lambda n: float(n), seconds=60.0)
     try:
         all_right(scorer)
@@ -225,15 +225,15 @@ def test_a_message_that_is_cut_short(
 def test_a_worker_that_says_what_is_no_result(
     pooled: Pooled, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def garbled(self: worker._Outbox, *, last: bool) -> None:
+    def garbled(self: pool_worker._Outbox, *, last: bool) -> None:
         if once(tmp_path / "said"):
             self._answers.write(b"[1, 2\n")
         if once(tmp_path / "said more"):
             self._answers.write(b'{"results": [[0, [["x", {"wert": 1}]]]], "last": false}\n')
         send(self, last=last)
 
-    send = worker._Outbox.send
-    monkeypatch.setattr(worker._Outbox, "send", garbled)
+    send = pool_worker._Outbox.send
+    monkeypatch.setattr(pool_worker._Outbox, "send", garbled)
     all_right(pooled(lambda n: float(n)))
 
 

@@ -14,7 +14,7 @@ import transformers
 from models.families import build
 from rollout.cases import END, drawn, largest_error, ragged, spell
 
-from posttrain.fast.scores import score_tokens
+from posttrain.fast.score import score_tokens
 from posttrain.models import gpu_memory
 from posttrain.models.load import Policy
 from posttrain.rollout.engines import ENGINES, NativeEngine, TransformersEngine, local, native

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.runs import new_folder, plot_curves, read_json, replacing, write_json, write_text
+from posttrain.report import plot_curves
+from posttrain.runs import new_folder, read_json, replacing, write_json, write_text
 from posttrain.runs.rollouts import write_rollouts
 
 WRITERS = {

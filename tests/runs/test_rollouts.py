@@ -201,3 +201,16 @@ def test_a_writer_does_not_hide_the_error_that_ends_a_run(tmp_path: Path) -> Non
     with pytest.raises(KeyError), RolloutWriter(tmp_path / "file") as writer:  # noqa: PT012
         writer.write([make()], step=1)
         raise KeyError("the run's own")
+
+
+def test_what_an_environment_wrote_has_no_log_prob(tmp_path: Path) -> None:
+    """Two turns with a reply between: null where the policy did not choose the token."""
+    (turn,) = make().turns
+    two = Rollout(prompt=make().prompt, turns=(turn, Turn(tokens=(9,), text="?"), turn), group=0)
+    write(tmp_path, step=1, rollouts=[two, make()])
+    first, second = read_rollouts(tmp_path)
+    assert first["completion_tokens"] == [7, 1, 9, 7, 1]
+    assert first["sampler_logprobs"] == [-0.25, -1.5, None, -0.25, -1.5]
+    assert second["sampler_logprobs"] == [-0.25, -1.5]
+    assert (first["completion"], first["length"]) == ("77", 4)
+    assert pq.read_schema(rollout_file(tmp_path, 1)).equals(SCHEMA)

@@ -13,7 +13,7 @@ from posttrain.rewards.numeric import numeric_answer, parse_number
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.tasks import make_task
 from posttrain.tasks.gsm8k import gsm8k_task
-from posttrain.tasks.jsonl import jsonl_task
+from posttrain.tasks.prompt_file import jsonl_task
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1), "level": n % 3} for n in range(40)]
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+3?"}]

@@ -28,7 +28,7 @@ SOURCE = Path(posttrain.__file__).parent
 DOOR = SOURCE / "track" / "terminal.py"
 PAGES = ("config/__main__.py", "track/diagnosis/__main__.py", "cli/explain.py")
 """Modules that print a page of our documentation when they are run by themselves."""
-EXAMINER = "rewards/sandbox/examiner.py"
+EXAMINER = "sandbox/examiner.py"
 """It prints in its own process, whose output no terminal has, for tests that look at it."""
 
 

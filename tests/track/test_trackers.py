@@ -1,4 +1,4 @@
-"""What every tracker must do, and what sets the optional ones apart."""
+"""What sets trackers apart; what all of them keep stands in tests/contract/test_trackers.py."""
 
 import dataclasses
 import importlib.util
@@ -41,23 +41,6 @@ def wandb_runs(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
 
 def stage(folder: Path) -> Stage:
     return Stage(name="rl", folder=folder / "run" / "rl", total_steps=2, config={"steps": 2})
-
-
-@pytest.mark.parametrize("name", [*TRACKERS, "several"])
-def test_a_tracker_takes_any_metrics_in_any_order_and_closes(
-    name: str, tmp_path: Path, wandb_runs: list[FakeRun]
-) -> None:
-    if name == "several":
-        tracker = Several(
-            [TRACKERS["console"](stage(tmp_path)), TRACKERS["jsonl"](stage(tmp_path))]
-        )
-    else:
-        tracker = resolve(name, TRACKERS, kind="tracker")(stage(tmp_path))
-    tracker.log(0, {"eval/accuracy": 0.25})
-    tracker.log(1, {})
-    tracker.log(1, {"reward/mean": float("nan"), "a user's own": float("inf")})
-    tracker.log(5, {"reward/part/format": 1})  # past the end, as a resumed run may be
-    tracker.close()
 
 
 def test_several_closes_all_and_then_says_what_failed() -> None:

@@ -28,6 +28,7 @@ class Facts:
     smallest_group: int | Callable[..., int] = 1
     centred: Centred | Callable[..., Centred | None] | None = None
     zero_with_advantage: bool = False
+    steered: bool = False
     optimiser_steps: Literal["one", "several"] | None = None
     whole_batch: Callable[..., Loss] | None = None
 
@@ -38,6 +39,7 @@ def piece(
     smallest_group: int | Callable[..., int] = 1,
     centred: Centred | Callable[..., Centred | None] | None = None,
     zero_with_advantage: bool = False,
+    steered: bool = False,
     optimiser_steps: Literal["one", "several"] | None = None,
     whole_batch: Callable[..., Loss] | None = None,
 ) -> Callable[[Function], Function]:
@@ -53,6 +55,8 @@ def piece(
 
     Of a policy loss: ``zero_with_advantage`` says that where a token's advantage is 0, its term and
     the gradient of its term are exactly 0. No gradient is then computed for sequences without one.
+    ``steered`` says that its option ``coefficient`` weighs a penalty on the step from the old
+    policy, which may be doubled and halved towards a target.
     ``optimiser_steps`` says that it is right in the first step on a batch alone (``"one"``), or
     that it does what it is for in the later ones alone (``"several"``).
     ``whole_batch`` is for a loss that must see all sequences at once (to rank tokens, say):
@@ -74,6 +78,7 @@ def piece(
         smallest_group=smallest_group,
         centred=centred,
         zero_with_advantage=zero_with_advantage,
+        steered=steered,
         optimiser_steps=optimiser_steps,
         whole_batch=whole_batch,
     )

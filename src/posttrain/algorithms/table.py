@@ -24,6 +24,13 @@ _TABLES: dict[PieceKind, tuple[str, str]] = {
     "averaging": ("posttrain.algorithms.weights", "WEIGHTS"),
     "correction": ("posttrain.algorithms.corrections", "CORRECTIONS"),
 }
+PIECE_KINDS = tuple(_TABLES)
+
+
+VALUE_LOSS: Piece = {"name": "clipped"}
+"""The value loss of a critic where the row has none."""
+CORRECTION: Piece = {"name": "truncated"}
+"""The correction where the sampler is not the policy that learns."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.build.commands import generate_command
-from posttrain.config import ConfigError, Recipe, changed_keys, recipe_from_dict, resolve
+from posttrain.config import (
+    ConfigError,
+    Resolved,
+    RlSection,
+    changed_keys,
+    recipe_from_dict,
+    resolve,
+)
 from posttrain.config.read import read_values
-from posttrain.config.sections import RlSection
 from posttrain.config.toml import value_text
+from posttrain.report import Facts
 from posttrain.runs import RunFolder
 from posttrain.track.diagnosis.history import WINDOW, noise, series
 from posttrain.track.text import command_line
@@ -24,24 +31,16 @@ GENERIC = ("nothing_learned",)
 SOLVED = 0.95
 
 
-def next_steps(
-    folder: RunFolder,
-    recipe: Recipe,
-    *,
-    findings: Sequence[Mapping[str, Any]],
-    problems: Sequence[Mapping[str, Any]] = (),
-) -> list[str]:
-    """Lines of a shell: comments that say why, and commands that can be run as they stand.
-
-    ``problems`` are held-out ones with what the model answered in the end.
-    """
-    open_ones = [finding for finding in findings if finding["until"] is None]
-    lines = _against(open_ones, folder, recipe=recipe) if open_ones else _onwards(folder, recipe)
-    return [*lines, *_ask(folder, problems)]
+def next_steps(facts: Facts, recipe: Resolved) -> list[str]:
+    """Lines of a shell: comments that say why, and commands that can be run as they stand."""
+    open_ones = [finding for finding in facts.findings if finding["until"] is None]
+    run = facts.run
+    lines = _against(open_ones, run, recipe=recipe) if open_ones else _onwards(facts, recipe)
+    return [*lines, *_ask(run, facts.problems)]
 
 
 def _against(
-    findings: Sequence[Mapping[str, Any]], folder: RunFolder, *, recipe: Recipe
+    findings: Sequence[Mapping[str, Any]], folder: RunFolder, *, recipe: Resolved
 ) -> list[str]:
     """For each finding what to change first, and the command that does it.
 
@@ -66,13 +65,15 @@ def _against(
     return lines
 
 
-def _onwards(folder: RunFolder, recipe: Recipe) -> list[str]:
+def _onwards(facts: Facts, recipe: Resolved) -> list[str]:
     """After a run in which nothing went wrong: longer, harder, or with more to compare."""
-    if "rl" not in folder.stages or recipe.rl is None:
+    folder = facts.run
+    if "rl" not in folder.stages or "rl" not in recipe.stages:
         return _on_to_rl(folder, recipe)
-    if (folder.stage_record("eval") or {}) and _solved(folder):
+    accuracy = facts.held_out.after.get("estimates", {}).get("accuracy")
+    if accuracy is not None and accuracy["value"] >= SOLVED:
         return ["# nearly all held-out problems are right: give it harder ones, in [task]"]
-    rewards = series(folder.stage("rl").records(), "reward/mean")
+    rewards = series(facts.records("rl"), "reward/mean")
     count = max(WINDOW, len(rewards) // 5)
     if len(rewards) < 2 * count:
         why = "so few steps show little: take more"
@@ -95,21 +96,15 @@ def _by_reward(rewards: Sequence[float], section: RlSection, *, count: int) -> t
     return f"--rl.group_size {2 * section.group_size}", f"{why}give each prompt more to compare"
 
 
-def _solved(folder: RunFolder) -> bool:
-    after = (folder.stage_record("eval") or {}).get("after", {})
-    accuracy = after.get("estimates", {}).get("accuracy")
-    return accuracy is not None and accuracy["value"] >= SOLVED
-
-
-def _on_to_rl(folder: RunFolder, recipe: Recipe) -> list[str]:
+def _on_to_rl(folder: RunFolder, recipe: Resolved) -> list[str]:
     """After sft alone, rl from its model, where the recipe says how."""
-    if "sft" not in folder.stages or recipe.rl is None or not recipe.source:
+    if "sft" not in folder.stages or recipe.written.rl is None or not recipe.source:
         return []
     model = ["--model.name", str(folder.model), "--run.folder", f"{folder.path}-rl"]
     return ["# the next stage, from this model", _command("rl", recipe.source, *model)]
 
 
-def _again(folder: RunFolder, recipe: Recipe, *, change: str, why: str) -> list[str]:
+def _again(folder: RunFolder, recipe: Resolved, *, change: str, why: str) -> list[str]:
     """The recipe once more, as it was run, with a change and a folder of its own."""
     key, value = change.removeprefix("--").split(" ", 1)
     if not recipe.source or not Path(recipe.source).is_file():
@@ -127,7 +122,7 @@ def _again(folder: RunFolder, recipe: Recipe, *, change: str, why: str) -> list[
     return [f"# {why}", command]
 
 
-def _as_written(folder: RunFolder, recipe: Recipe) -> Recipe | None:
+def _as_written(folder: RunFolder, recipe: Resolved) -> Resolved | None:
     """The recipe's file as the run read it: the file itself may be edited while a run goes on.
 
     None where it cannot be read, which is no reason to lose the summary of a finished run.

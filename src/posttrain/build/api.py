@@ -14,20 +14,20 @@ from typing import Any
 from posttrain.build.finished import check_model, check_models
 from posttrain.build.parts import (
     choose_device,
-    filled,
     make_engine,
     make_parts,
     make_policy,
     make_template,
+    until_done,
 )
 from posttrain.build.results import Run
 from posttrain.build.rows import Rows, has_test, rows_task
 from posttrain.build.run import Supplied, run
 from posttrain.build.sources import Source, file_name, find_source, folder_name, model_name, over
 from posttrain.build.stages import evaluate_policy
-from posttrain.build.texts import find_notes, read_rows
 from posttrain.build.trained_rows import check_has_test, check_unseen
-from posttrain.config import EvalSection, Recipe, recipe_from_dict, resolve
+from posttrain.check.texts import find_notes, read_rows
+from posttrain.config import Recipe, recipe_from_dict, resolve
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.rules import NO_WEIGHT
 from posttrain.models import save
@@ -238,24 +238,24 @@ def evaluate_recipe(
     Test problems that the model was trained on are refused, unless someone has ``chosen`` them.
     """
     supplied = supplied or Supplied()
+    resolved = resolve(recipe, supplied=supplied.names())
     training = recipe.rl is not None and not recipe.rl.model_fields_set <= {"engine", "stop"}
-    asked = (recipe.eval or EvalSection()).max_new_tokens is not None or training
-    recipe = resolve(recipe, supplied=supplied.names())
-    task = supplied.task or make_task(recipe.task or {})
-    check_has_test(task, recipe.task)
-    check_unseen(task, recipe.model.name, chosen=chosen)
-    check_models(recipe)
-    device = choose_device(recipe)
-    policy = make_policy(recipe, recipe.model.name, device=device)
-    section, limit = filled(recipe.eval), context_length(policy.model)
+    asked = training or (recipe.eval is not None and recipe.eval.max_new_tokens)
+    task = supplied.task or make_task(resolved.task or {})
+    check_has_test(task, resolved.task)
+    check_unseen(task, resolved.model.name, chosen=chosen)
+    check_models(resolved)
+    device = choose_device(resolved)
+    policy = make_policy(resolved, resolved.model.name, device=device)
+    section, limit = resolved.eval, context_length(policy.model)
     if not asked and limit is not None:
         # Half of the context at most: the other half is for the question.
         section = section.model_copy(update={"max_new_tokens": min(DEFAULT_TOKENS, limit // 2)})
-    parts = make_parts(recipe, policy, device=device, task=task, rewards=supplied.rewards)
-    for note in find_notes(read_rows(recipe, task, stages=["eval"]), parts.template):
+    parts = make_parts(resolved, policy, device=device, task=task, rewards=supplied.rewards)
+    for note in find_notes(read_rows(resolved, task, stages=["eval"]), parts.template):
         warnings.warn(f"{note.text}; {note.fix}", stacklevel=2)
     try:
-        return evaluate_policy(recipe, policy, parts=parts, section=section)
+        return evaluate_policy(resolved, policy, parts=parts, section=section)
     finally:
         parts.close()
 
@@ -332,7 +332,7 @@ def generate_from(
     tokens = min(longest, room) if max_new_tokens is None else max_new_tokens
     ends = tuple(recipe.rl.stop) if recipe.rl is not None else ()
     sampling = Sampling(max_new_tokens=tokens, stop=ends, **drawing)
-    with phase("sampling", total=num_samples, unit="answers"):
+    with until_done(engine), phase("sampling", total=num_samples, unit="answers"):
         return engine.generate([question], sampling, num_samples=num_samples, seed=seed)[0]
 
 

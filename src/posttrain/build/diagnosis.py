@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from posttrain.build.parts import Parts, choose_compute, filled
-from posttrain.build.passes import shared_prompts
-from posttrain.config import Recipe, to_dict
+from posttrain.build.parts import Parts, choose_compute
+from posttrain.build.questions import shared_prompts
+from posttrain.config import Resolved, to_dict
 from posttrain.protocols import Tracker
 from posttrain.registry import split
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs import RunFolder, StageFolder
-from posttrain.runs.held_out import read_before
+from posttrain.runs.first_evaluation import read_before
 from posttrain.track import ConsoleTracker, Several
 from posttrain.track.diagnosis import FILE_NAME, Diagnosing, Setup
 
@@ -43,11 +43,12 @@ def diagnosed(
 
 
 def make_setup(
-    recipe: Recipe, parts: Parts, *, steps_per_epoch: int = 0, supplied: bool = False
+    recipe: Resolved, parts: Parts, *, steps_per_epoch: int = 0, supplied: bool = False
 ) -> Setup:
     """What is known of a run; ``supplied`` says that its engine was handed over as an object."""
     rewards = parts.scorer.rewards if isinstance(parts.scorer, RewardScorer) else ()
-    rl, last = recipe.rl, recipe.eval
+    rl = recipe.rl if "rl" in recipe.stages else None
+    last = recipe.eval if "eval" in recipe.stages else None
     test = len(parts.task.prompts("test")) if parts.task is not None else 0
     return Setup(
         stages=tuple(recipe.stages),
@@ -58,7 +59,7 @@ def make_setup(
         rounding=_rounding(recipe, parts.device, supplied=supplied) if rl is not None else math.inf,
         num_prompts=len(parts.task.prompts("train")) if parts.task is not None else 0,
         prompts_per_step=rl.prompts_per_step if rl is not None else 0,
-        num_problems=min(test, (rl.evaluate_problems or test) if rl is not None else test),
+        num_problems=min(test, rl.evaluate_problems) if rl and rl.evaluate_every else test,
         num_eval_problems=min(test, last.problems if last is not None else test),
         shared_prompts=bool(shared_prompts(recipe, parts.task)),
         steps_per_epoch=steps_per_epoch,
@@ -114,9 +115,9 @@ def judge_outcome(run: RunFolder, after: Mapping[str, Any], *, setup: Setup) -> 
     judge.finish(held_out(after, setup))
 
 
-def _rounding(recipe: Recipe, device: str, *, supplied: bool) -> float:
+def _rounding(recipe: Resolved, device: str, *, supplied: bool) -> float:
     """How far the log-probs of engine and trainer may lie apart where nothing is wrong."""
-    section = filled(recipe.rl)
+    section = recipe.rl
     if section.top_k or section.top_p < 1:
         return math.inf  # the engine samples from less than the whole distribution, on purpose
     if section.max_lag:

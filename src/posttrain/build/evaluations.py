@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from posttrain.build.results import write_evaluation
+from posttrain.build.results import evaluated, write_problems
 from posttrain.build.stages import Context, check_held_out, run_eval
 from posttrain.config import EvalSection
 from posttrain.protocols import Engine
 from posttrain.runs import config_digest
-from posttrain.runs.held_out import BEFORE_PROBLEMS, read_before, write_before
+from posttrain.runs.first_evaluation import BEFORE_PROBLEMS, read_before, write_before
 
 
 def before(context: Context, section: EvalSection, *, engine: Engine | None) -> dict[str, Any]:
@@ -18,7 +18,8 @@ def before(context: Context, section: EvalSection, *, engine: Engine | None) -> 
     if known is not None and known["of"] == _of(context, section):
         return known
     found = run_eval(context, section, engine=engine, doing="evaluating before training")
-    told = write_evaluation(context.folder.path / BEFORE_PROBLEMS, found)
+    told, problems = evaluated(found)
+    write_problems(context.folder.path / BEFORE_PROBLEMS, problems)
     told["of"] = _of(context, section)
     check_held_out(found, context.recipe)
     write_before(context.folder, told)
@@ -28,7 +29,8 @@ def before(context: Context, section: EvalSection, *, engine: Engine | None) -> 
 def after(context: Context, section: EvalSection, *, engine: Engine | None) -> dict[str, Any]:
     """The evaluation of what came out."""
     found = run_eval(context, section, engine=engine)
-    told = write_evaluation(context.folder.path / "problems.jsonl", found)
+    told, problems = evaluated(found)
+    write_problems(context.folder.path / "problems.jsonl", problems)
     check_held_out(found, context.recipe)
     return {**told, "of": _of(context, section)}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from posttrain import __version__
 from posttrain.build.function_digest import function_digest
-from posttrain.config import Recipe
+from posttrain.config import Recipe, Resolved
 from posttrain.config.places import PIECES, WORDS
 from posttrain.registry import look_up
 from posttrain.runs import config_digest
@@ -25,28 +25,29 @@ _WHOLE = 256 * 2**20  # bytes up to which a file is read in full
 def fingerprints(recipe: Recipe) -> dict[str, Any]:
     """Digests of the functions, files and model folders that a recipe names; empty without any."""
     tables = {"rewards": recipe.rewards}
-    if recipe.prefer is not None and "prefer" in recipe.stages:
+    if isinstance(recipe, Resolved) and "prefer" in recipe.stages:
         tables["prefer.rewards"] = recipe.prefer.rewards
     named = {f"task.{key}": value for key, value in (recipe.task or {}).items()}
     named["model.name"] = recipe.model.name
     functions = {"task": str((recipe.task or {}).get("name"))}
-    if recipe.task is not None and "accuracy" in recipe.task:
-        functions["task.accuracy"] = recipe.task["accuracy"]["name"]
+    own = {key: (recipe.task or {}).get(key) for key in ("accuracy", "env")}
+    functions |= {f"task.{key}": spec["name"] for key, spec in own.items() if spec is not None}
     for key, table in tables.items():
         functions |= {f"{key}.{name}": name for name in table}
         named |= {f"{key}.{name}.path": given.get("path") for name, given in table.items()}
-    for stage, section in (("sft", recipe.sft), ("reward", recipe.reward)):
-        if section is not None and stage in recipe.stages:
+    for stage in ("sft", "reward"):
+        if stage in recipe.stages:
+            section = getattr(recipe, stage)
             named |= {f"{stage}.{key}": getattr(section, key, None) for key in _FILES}
-    if recipe.rl is not None and "rl" in recipe.stages:
+    if isinstance(recipe, Resolved) and "rl" in recipe.stages:
         pieces = {f"rl.{piece}": getattr(recipe.rl, piece) for piece in PIECES}
         if recipe.rl.critic is not None:
             named["rl.critic.source"] = recipe.rl.critic.source
             pieces["rl.critic.loss"] = recipe.rl.critic.loss
         functions |= {key: str(spec["name"]) for key, spec in pieces.items() if spec}
-    found = {key: _own_function(name) for key, name in functions.items()}
-    found |= {key: contents_digest(value) for key, value in named.items()}
-    known = {key: digest for key, digest in found.items() if digest is not None}
+    found = [(key, _own_function(name)) for key, name in functions.items()]
+    found += [(key, contents_digest(value)) for key, value in named.items()]
+    known = {key: digest for key, digest in found if digest is not None}
     return {"contents": known} if known else {}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from posttrain.build.sources import run_of
-from posttrain.config import Recipe
+from posttrain.config import Resolved
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.runs import RunFolder, StageFolder, config_digest
 from posttrain.runs.manifest import find_changes, handed_on, read_manifest, some_changes
@@ -87,14 +87,14 @@ class Finished:
         self.inputs = config_digest(self.inputs, handed_on(files))
 
 
-def check_models(recipe: Recipe) -> None:
+def check_models(recipe: Resolved) -> None:
     """Verify what a recipe takes from run folders: its model, a backbone, reward models."""
     named = [recipe.model.name, recipe.rewards.get(MODEL_REWARD)]
-    if recipe.prefer is not None and "prefer" in recipe.stages:
+    if "prefer" in recipe.stages:
         named.append(recipe.prefer.rewards.get(MODEL_REWARD))
-    if recipe.reward is not None and "reward" in recipe.stages:
+    if "reward" in recipe.stages:
         named.append(recipe.reward.backbone)
-    if recipe.rl is not None and "rl" in recipe.stages and recipe.rl.critic is not None:
+    if "rl" in recipe.stages and recipe.rl.critic is not None:
         named.append(recipe.rl.critic.source)
     paths = [given.get("path") if isinstance(given, Mapping) else given for given in named]
     for path in dict.fromkeys(path for path in paths if isinstance(path, str)):

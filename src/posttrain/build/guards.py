@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posttrain.config import Recipe, RewardSection, RlSection, SftSection
+from posttrain.config import Optimiser, Recipe
 from posttrain.learn.record import batch_tensors, write_batch
 from posttrain.models.quiet import compiler_explained
 from posttrain.pipelines.guard import Guard, Skipped
@@ -33,9 +33,7 @@ def guarded(recipe: Recipe) -> Iterator[None]:
         yield
 
 
-def make_guard(
-    section: SftSection | RewardSection | RlSection, folder: Path, *, decode: Decode
-) -> Guard:
+def make_guard(section: Optimiser, folder: Path, *, decode: Decode) -> Guard:
     """The guard of a stage, which keeps skipped batches in ``folder/skipped``."""
     place = folder / "skipped"
     return Guard(most=section.max_skipped, keep=_Keeper(place, decode), where=str(place))

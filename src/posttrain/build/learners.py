@@ -18,9 +18,9 @@ from posttrain.algorithms.pieces import Loss, centred_over, facts, needed
 from posttrain.algorithms.shaping import missing_end, overlong, score_at_last_token
 from posttrain.algorithms.weights import WEIGHTS
 from posttrain.build.parts import choose_compile, choose_compute
-from posttrain.config import KlSection, Recipe, RewardSection, RlSection, SftSection
+from posttrain.config import KlSection, Optimiser, Resolved, RewardSection, RlSection, SftSection
 from posttrain.config.preference_rules import OWN_STAGE
-from posttrain.fast.scores import checkpoint_activations, compile_layers, score_tokens
+from posttrain.fast.score import checkpoint_activations, compile_layers, score_tokens
 from posttrain.learn.learner import LocalLearner, scores
 from posttrain.learn.optim import adamw, rate_factor
 from posttrain.learn.trained import Trained
@@ -33,11 +33,9 @@ from posttrain.pipelines.audit import Audit
 from posttrain.pipelines.plan import Plan, Stage
 from posttrain.registry import resolve
 
-Section = RlSection | SftSection | RewardSection
-
 
 def make_learner(
-    recipe: Recipe,
+    recipe: Resolved,
     policy: Policy,
     *,
     section: RlSection | SftSection,
@@ -77,7 +75,7 @@ def make_learner(
 
 
 def make_reward_learner(
-    recipe: Recipe,
+    recipe: Resolved,
     reward: RewardModel,
     *,
     section: RewardSection,
@@ -99,7 +97,7 @@ def make_reward_learner(
     )
 
 
-def _optimizer(model: nn.Module, section: Section) -> torch.optim.Optimizer:
+def _optimizer(model: nn.Module, section: Optimiser) -> torch.optim.Optimizer:
     return adamw(
         model,
         learning_rate=section.learning_rate,
@@ -108,7 +106,7 @@ def _optimizer(model: nn.Module, section: Section) -> torch.optim.Optimizer:
     )
 
 
-def _schedule(section: Section, total_steps: int) -> Callable[[int], float]:
+def _schedule(section: Optimiser, total_steps: int) -> Callable[[int], float]:
     return functools.partial(
         rate_factor, total=total_steps, warmup=section.warmup_steps, schedule=section.schedule
     )
@@ -181,11 +179,11 @@ def make_plan(rl: RlSection) -> Plan:
         critic_warmup=critic.warmup_steps if critic is not None else 0,
         penalty=_penalty(rl),
         kl_placement=kl.placement,
-        kl_estimator=kl.estimator or "k3",
-        kl_direction=kl.direction or "reverse",
-        kl_weighted=bool(kl.weighted),
+        kl_estimator=kl.estimator,
+        kl_direction=kl.direction,
+        kl_weighted=kl.weighted,
         kl=_coefficient(kl),
-        refresh_every=kl.refresh_every or 0,
+        refresh_every=kl.refresh_every,
         entropy_coefficient=rl.entropy_coefficient,
         kl_stop=rl.kl_stop if rl.kl_stop is not None else float("inf"),
         epochs=rl.epochs,
@@ -216,8 +214,7 @@ def _shaping(rl: RlSection) -> tuple[Stage, ...]:
 def _coefficient(kl: KlSection) -> Coefficient:
     if kl.placement == "none":
         return Coefficient(value=0.0)
-    horizon = {} if kl.horizon is None else {"horizon": kl.horizon}
-    return Coefficient(value=kl.coefficient, rule=kl.rule, target=kl.target, **horizon)
+    return Coefficient(value=kl.coefficient, rule=kl.rule, target=kl.target, horizon=kl.horizon)
 
 
 def _penalty(rl: RlSection) -> Coefficient | None:
@@ -228,7 +225,7 @@ def _penalty(rl: RlSection) -> Coefficient | None:
     )
 
 
-def make_audit(recipe: Recipe, rl: RlSection, *, plan: Plan, device: str) -> Audit | None:
+def make_audit(recipe: Resolved, rl: RlSection, *, plan: Plan, device: str) -> Audit | None:
     """The audit of a run that asks for one."""
     if not rl.audit:
         return None

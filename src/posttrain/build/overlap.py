@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from posttrain.build.parts import Parts, choose_compile, filled, make_engine
-from posttrain.config import Recipe
+from posttrain.build.parts import Parts, choose_compile, make_engine
+from posttrain.config import Resolved
 from posttrain.models.load import Policy
 from posttrain.protocols import Engine, Sync
+from posttrain.rollout.engines.weights import share
 from posttrain.rollout.run_ahead import RunAhead
-from posttrain.sync.copied import CopiedWeights
-from posttrain.sync.shared import SharedWeights
 from posttrain.types import Collected
 
 
@@ -34,14 +33,14 @@ class Flow:
 
 
 def make_sampler(
-    recipe: Recipe, policy: Policy, *, parts: Parts, engine: Engine | None = None
-) -> tuple[Engine, Sync]:
-    """The engine of the RL stage, and how it gets new weights.
+    recipe: Resolved, policy: Policy, *, parts: Parts, engine: Engine | None = None
+) -> Engine:
+    """The engine of the RL stage.
 
     It samples from the learner's own module, unless it is to run ahead: then from a copy of it. An
     ``engine`` that is handed over is taken as it is.
     """
-    section = filled(recipe.rl)
+    section = recipe.rl
     own = policy
     if section.max_lag and engine is None:
         own = replace(policy, model=copy.deepcopy(policy.model))
@@ -51,24 +50,20 @@ def make_sampler(
             "the very weights that are trained, which would change while it samples; name it in "
             "rl.engine, so that it is made on a copy of them, or set rl.max_lag to 0"
         )
-    engine = engine or make_engine(
+    return engine or make_engine(
         section.engine,
         own,
         template=parts.template,
         compute=recipe.model.compute,
         compiled=choose_compile(recipe, parts.device),
     )
-    if own is policy:
-        return engine, SharedWeights(engine)
-    return engine, CopiedWeights(engine, source=policy.model, target=own.model)
 
 
 def _share(engine: object, policy: Policy) -> bool:
     model = getattr(engine, "model", None)
     if not isinstance(model, torch.nn.Module):
         return False
-    trained = {weight.data_ptr() for weight in policy.model.parameters()}
-    return any(weight.data_ptr() in trained for weight in model.parameters())
+    return share(dict(model.named_parameters()), dict(policy.model.named_parameters()))
 
 
 @contextlib.contextmanager

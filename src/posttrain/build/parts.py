@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from posttrain.build.answer_check import with_check
 from posttrain.build.scoring import close, in_workers, make_scorer
 from posttrain.config import (
-    EvalSection,
     ModelSection,
-    PreferSection,
     Recipe,
-    RewardSection,
+    Resolved,
     RlSection,
-    SftSection,
 )
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.data.template import PromptTooLong, Template
+from posttrain.envs import make_env
 from posttrain.models.cache import context_length
 from posttrain.models.load import Policy, load_policy
-from posttrain.protocols import Engine, Scorer, Split, Task
+from posttrain.protocols import Engine, Env, Scorer, Split, Task
 from posttrain.registry import Spec, look_up, options, resolve, split
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines import ENGINES
@@ -38,8 +37,6 @@ from posttrain.types.marks import Marks
 SHORTEST = 50  # prompts that are tried for room, by their text
 WORTH_COMPILING = 2_000_000  # tokens to sample: 14 µs saved on each (135M weights, H200) pay 20 s
 
-Section = TypeVar("Section", SftSection, PreferSection, RewardSection, RlSection, EvalSection)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
@@ -49,6 +46,7 @@ class Parts:
     template: Template
     task: Task | None = None
     scorer: Scorer | None = None
+    env: Env | None = None
     marks: Marks = field(default_factory=Marks)
 
     @property
@@ -59,12 +57,6 @@ class Parts:
     def close(self) -> None:
         """End what runs beside this process."""
         close(self.scorer)
-
-
-def filled(section: Section | None) -> Section:
-    """The section of a stage that is run: ``resolve`` has filled it in."""
-    assert section is not None, "resolve fills the section of every stage"
-    return section
 
 
 def choose_device(recipe: Recipe) -> str:
@@ -100,7 +92,7 @@ def choose_compile(recipe: Recipe, device: str) -> bool:
     """Whether layers are compiled: 20 s at the start, then sampling is 1.7 times as fast (H200)."""
     if recipe.model.compile != "auto":
         return recipe.model.compile
-    if recipe.rl is None or not device.startswith("cuda"):
+    if not isinstance(recipe, Resolved) or "rl" not in recipe.stages or "cuda" not in device:
         return False
     rl = recipe.rl
     num_tokens = rl.steps * rl.prompts_per_step * rl.group_size * rl.max_new_tokens
@@ -177,11 +169,13 @@ def make_parts(
             rewards.check_columns(prompt)
     if rewards is not None:
         rewards = in_workers(rewards, recipe.grading)
+    env = (recipe.task or {}).get("env")
     return Parts(
         device=device,
         template=template,
         task=task,
         scorer=rewards,
+        env=None if env is None else make_env(env),
         marks=marks,
     )
 
@@ -219,7 +213,7 @@ def render_prompts(
     return rendered, len(prompts) - len(rendered)
 
 
-def check_room(recipe: Recipe, parts: Parts, *, policy: Policy) -> None:
+def check_room(recipe: Resolved, parts: Parts, *, policy: Policy) -> None:
     """Raise where a stage to come asks for completions that leave no prompt any room.
 
     Now, and not after the stages before it: the shortest prompts are tried, by their text.
@@ -229,7 +223,7 @@ def check_room(recipe: Recipe, parts: Parts, *, policy: Policy) -> None:
         if stage not in recipe.stages or parts.task is None:
             continue
         prompts = sorted(parts.task.prompts(asked), key=_num_characters)[:SHORTEST]
-        limit = filled(getattr(recipe, stage)).max_new_tokens
+        limit = getattr(recipe, stage).max_new_tokens
         try:
             render_prompts(prompts, parts.template, policy=policy, max_new_tokens=limit)
         except PromptTooLong as error:
@@ -264,7 +258,7 @@ def tell_left_out(kept: int, total: int, *, option: str, rows: str, limit: int |
 
 
 def make_engine(
-    spec: Spec,
+    spec: Spec | None,
     policy: Policy,
     *,
     template: Template,
@@ -275,7 +269,7 @@ def make_engine(
 
     ``compute`` and ``compiled`` are for the engines whose signature asks for them.
     """
-    name, given = split(spec, kind="engine")
+    name, given = split(spec or "native", kind="engine")
     asked = options(look_up(name, ENGINES, kind="engine"))
     if "compute" in asked and given.get("compute", "auto") == "auto":
         given["compute"] = compute
@@ -283,7 +277,20 @@ def make_engine(
         given["compiled"] = True
     spec = {"name": name, **given}
     engine: Engine = resolve(spec, ENGINES, kind="engine")(policy, template.decode)
+    missing = [each for each in ("generate", "sync", "close") if not hasattr(engine, each)]
+    if missing:
+        raise ValueError(
+            f"engine {name!r}: a {type(engine).__name__} has no {' and no '.join(missing)}; "
+            "docs/engines.md shows a whole engine"
+        )
     return engine
+
+
+def until_done(
+    engine: Engine, *, given: Engine | None = None
+) -> contextlib.AbstractContextManager[Engine]:
+    """Closes an engine behind the job it was made for; a ``given`` one is its owner's to close."""
+    return contextlib.nullcontext(engine) if engine is given else contextlib.closing(engine)
 
 
 def make_sampling(rl: RlSection) -> Sampling:

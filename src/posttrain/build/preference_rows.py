@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from posttrain.build.parts import filled, make_policy, tell_left_out
+from posttrain.build.parts import make_policy, tell_left_out
 from posttrain.build.questions import of_ranked
-from posttrain.config import Recipe, RewardSection
+from posttrain.config import Resolved, RewardSection
 from posttrain.config.defaults import TEST_SHARE
 from posttrain.data.preference_splits import check_apart, split_by_prompt
 from posttrain.data.preferences import Ranked, read_preferences
@@ -20,20 +20,20 @@ from posttrain.types import Prompt
 PAIRS, TEST_PAIRS = "pairs.jsonl", "test_pairs.jsonl"
 
 
-def backbone_of(recipe: Recipe, policy: Policy, *, device: str) -> Policy:
+def backbone_of(recipe: Resolved, policy: Policy, *, device: str) -> Policy:
     """The model that gets the head: the policy, or another that the section names."""
-    named = filled(recipe.reward).backbone
+    named = recipe.reward.backbone
     return policy if named == "policy" else make_policy(recipe, named, device=device)
 
 
 def read_split(
-    recipe: Recipe, prefer: Path = Path(), *, template: Template
+    recipe: Resolved, prefer: Path = Path(), *, template: Template
 ) -> tuple[list[Ranked], list[Ranked]]:
     """The preferences to learn from, and those held out; ``prefer`` is that stage's folder.
 
     Which prompts are the same, the template says that writes them.
     """
-    section = filled(recipe.reward)
+    section = recipe.reward
 
     def key(ranked: Ranked) -> str:
         return template.question(of_ranked(ranked))
@@ -53,13 +53,13 @@ def read_split(
 
 
 def reward_rows(
-    recipe: Recipe, policy: Policy, *, template: Template, prefer: Path = Path()
+    recipe: Resolved, policy: Policy, *, template: Template, prefer: Path = Path()
 ) -> tuple[list[RankedTokens], list[RankedTokens]]:
     """Both parts of the preferences as tokens; what does not fit the context is left out, loudly.
 
     ``policy`` is the backbone of the reward model.
     """
-    section, limit = filled(recipe.reward), context_length(policy.model)
+    section, limit = recipe.reward, context_length(policy.model)
     held_out = "reward.data" if section.test_data is None else "reward.test_data"
     names = (("reward.data", "sets"), (held_out, "held-out sets"))
     parts: list[list[RankedTokens]] = []

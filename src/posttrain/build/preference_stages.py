@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,25 +10,21 @@ from typing import Any
 
 from posttrain.build.guards import make_guard
 from posttrain.build.learners import make_reward_learner
-from posttrain.build.parts import filled, make_engine, make_template
+from posttrain.build.parts import make_engine, make_template, until_done
 from posttrain.build.prefer_progress import Part, keep, take_up
 from posttrain.build.preference_rows import (
     PAIRS,
     TEST_PAIRS,
     backbone_of,
-    read_split,
     reward_rows,
 )
 from posttrain.build.scoring import close, in_workers, make_scorer, workers_died
 from posttrain.build.stages import Context, check_invalid, logged, rendered_prompts
-from posttrain.config import Recipe, RewardSection
-from posttrain.config.preference_rules import OWN_STAGE
+from posttrain.config import Resolved, RewardSection
 from posttrain.data.preferences import write_preferences
 from posttrain.models.load import Policy
 from posttrain.models.reward import (
     RewardModel,
-    check_same_tokens,
-    load_reward,
     reward_from_policy,
     save_reward,
     with_normalisation,
@@ -41,24 +36,24 @@ from posttrain.pipelines.fit import fit, num_steps
 from posttrain.pipelines.guard import Guarded
 from posttrain.pipelines.preferences import RankedTokens, Verdict
 from posttrain.protocols import Scorer, Split
+from posttrain.report.plot import plot_calibration
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.collect import collect_scored
-from posttrain.runs.calibration_plot import plot_calibration
 from posttrain.runs.files import replacing, write_json
 from posttrain.types import Prompt, Rollout, Sampling
 
 CHUNK = 128  # prompts between two signs of life
 
 
-def prefer_steps(recipe: Recipe, num_prompts: int) -> int:
+def prefer_steps(recipe: Resolved, num_prompts: int) -> int:
     """How often the progress of the stage moves."""
-    section = filled(recipe.prefer)
+    section = recipe.prefer
     return section.repeats * -(-min(num_prompts, section.num_prompts or num_prompts) // CHUNK)
 
 
 def run_prefer(context: Context) -> dict[str, Any]:
     """Sample completions, let the annotator compare them, and write the preferences."""
-    section, task = filled(context.recipe.prefer), context.parts.task
+    section, task = context.recipe.prefer, context.parts.task
     files: dict[Split, str] = {"train": PAIRS, "test": TEST_PAIRS}
     # Without test prompts, the stage reward holds out some of the others.
     splits = [split for split in files if task is not None and task.prompts(split)]
@@ -112,7 +107,7 @@ class Questions:
 
 def _questions(context: Context, split: Split) -> list[Questions]:
     """The prompts of a split, some at a time, as often as the section asks."""
-    section = filled(context.recipe.prefer)
+    section = context.recipe.prefer
     prompts = rendered_prompts(
         context.parts,
         context.policy,
@@ -130,7 +125,7 @@ def _questions(context: Context, split: Split) -> list[Questions]:
 
 def _annotator(context: Context, splits: Sequence[Split]) -> RewardScorer:
     """What tells completions apart; every prompt has the columns that it wants."""
-    parts, section = context.parts, filled(context.recipe.prefer)
+    parts, section = context.parts, context.recipe.prefer
     assert parts.task is not None, "the rules want a task"
     judge = make_scorer(section.rewards or parts.task.rewards, parts.template, device=parts.device)
     for prompt in (prompt for split in splits for prompt in parts.task.prompts(split)):
@@ -141,7 +136,7 @@ def _annotator(context: Context, splits: Sequence[Split]) -> RewardScorer:
 def _annotated(
     context: Context, judge: RewardScorer, *, work: Sequence[Questions], part: Part
 ) -> Iterator[tuple[Annotated, dict[str, float]]]:
-    section = filled(context.recipe.prefer)
+    section = context.recipe.prefer
     scorer = in_workers(judge, context.recipe.grading)
     try:
         for rollouts in _compared(context, work, scorer=scorer):
@@ -164,22 +159,26 @@ def _compared(
     context: Context, work: Sequence[Questions], *, scorer: Scorer
 ) -> Iterator[list[Rollout]]:
     """Scored completions, one list for each part of the work."""
-    recipe, section = context.recipe, filled(context.recipe.prefer)
-    named = recipe.rl.engine if recipe.rl is not None and recipe.rl.engine else "native"
+    recipe, section = context.recipe, context.recipe.prefer
+    rl = recipe.for_evaluations
     engine = make_engine(
-        named, context.policy, template=context.parts.template, compute=recipe.model.compute
+        None if rl is None else rl.engine,
+        context.policy,
+        template=context.parts.template,
+        compute=recipe.model.compute,
     )
     sampling = Sampling(max_new_tokens=section.max_new_tokens, temperature=section.temperature)
-    for questions in work:
-        found = collect_scored(
-            questions.prompts,
-            sampling,
-            engine=engine,
-            scorer=scorer,
-            num_samples=section.samples,
-            seed=questions.seed,
-        )
-        yield list(found.rollouts)
+    with until_done(engine):
+        for questions in work:
+            found = collect_scored(
+                questions.prompts,
+                sampling,
+                engine=engine,
+                scorer=scorer,
+                num_samples=section.samples,
+                seed=questions.seed,
+            )
+            yield list(found.rollouts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +194,7 @@ class RewardJob:
         return num_steps(len(self.train), section.batch_size, epochs=section.epochs)
 
 
-def prepare_reward(recipe: Recipe, policy: Policy, *, device: str, prefer: Path) -> RewardJob:
+def prepare_reward(recipe: Resolved, policy: Policy, *, device: str, prefer: Path) -> RewardJob:
     """The backbone with a new head, and the preferences in its tokens; ``prefer`` is that stage's.
 
     Everything that can be wrong with data or model is found here, before a step is taken.
@@ -208,30 +207,9 @@ def prepare_reward(recipe: Recipe, policy: Policy, *, device: str, prefer: Path)
     return RewardJob(reward=reward, train=train, test=test)
 
 
-def check_early(recipe: Recipe, policy: Policy) -> None:
-    """Read what later stages will need, so that a mistake in it shows before anything is trained.
-
-    Preferences in files, another backbone, and a reward model that the critic starts from.
-    """
-    critic = recipe.rl.critic if recipe.rl is not None and "rl" in recipe.stages else None
-    if recipe.reward is not None and "reward" in recipe.stages:
-        backbone = backbone_of(recipe, policy, device="cpu")
-        if recipe.reward.data != "prefer":
-            with warnings.catch_warnings():  # they are given when the stage reads them
-                warnings.simplefilter("ignore")
-                read_split(recipe, template=make_template(recipe, backbone))
-        if backbone is not policy and critic is not None and critic.source == OWN_STAGE:
-            made = reward_from_policy(backbone, seed=0)
-            check_same_tokens(made, policy, kind="rl.critic.source")
-    if critic is not None and critic.source not in (None, "policy", OWN_STAGE):
-        reward = load_reward(critic.source)
-        check_same_tokens(reward, policy, kind="rl.critic.source")
-        _ = reward.head  # raises where it is not one linear layer
-
-
 def run_reward(context: Context, job: RewardJob) -> dict[str, Any]:
     """Train the reward model, judge it on what it has not seen, normalise and save it."""
-    recipe, section = context.recipe, filled(context.recipe.reward)
+    recipe, section = context.recipe, context.recipe.reward
     total_steps = job.num_steps(section)
     learner = make_reward_learner(
         recipe,

@@ -10,9 +10,11 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from posttrain.config import Resolved
 from posttrain.data.preferences import Ranked, read_preferences
 from posttrain.data.sources import read_demonstrations
 from posttrain.data.template import Template, words
+from posttrain.protocols import Task
 from posttrain.types import Prompt
 
 
@@ -67,8 +69,34 @@ def demonstrated(path: str, most: int | None) -> list[Prompt]:
     return [prompt for row in rows for prompt in answered(row)]
 
 
-def preferred(path: str) -> list[Prompt]:
-    """The questions of the preferences in a file."""
+def learned(recipe: Resolved, stage: str) -> list[Prompt]:
+    """The questions of the file that the stage sft or reward learns from; none without one."""
+    if stage == "sft" and recipe.sft.data != "task":
+        return demonstrated(recipe.sft.data, recipe.sft.num_demonstrations)
+    if stage != "reward" or recipe.reward.data == "prefer":
+        return []
     with warnings.catch_warnings():  # they are given when the stage reads them
         warnings.simplefilter("ignore")
-        return [of_ranked(ranked) for ranked in read_preferences(path)]
+        return [of_ranked(ranked) for ranked in read_preferences(recipe.reward.data)]
+
+
+def among(
+    prompts: Sequence[Prompt], asked: Sequence[Prompt], *, template: Template | None = None
+) -> list[Prompt]:
+    """Those prompts that ask what is asked there too.
+
+    With a template, also where it is written differently and read the same by the model.
+    """
+    seen = {text for ways in questions(asked, template) for text in ways}
+    found = zip(prompts, questions(prompts, template) if seen else (), strict=False)
+    return [prompt for prompt, ways in found if not seen.isdisjoint(ways)]
+
+
+def shared_prompts(recipe: Resolved, task: Task | None, *, template: Template | None = None) -> int:
+    """How many of the prompts that rl asks are answered in the demonstrations of sft."""
+    if task is None or not {"sft", "rl"} <= set(recipe.stages):
+        return 0
+    prompts = task.prompts("train")
+    if recipe.sft.data == "task":
+        return min(recipe.sft.num_demonstrations or len(prompts), len(prompts))
+    return len(among(prompts, learned(recipe, "sft"), template=template))

@@ -11,7 +11,7 @@ from typing import Any
 
 from posttrain.protocols import Split, Task
 from posttrain.tasks import PromptTask, make_task
-from posttrain.tasks.jsonl import (
+from posttrain.tasks.prompt_file import (
     Columns,
     answer_check,
     check_rows,

@@ -11,8 +11,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from posttrain.build.before import look_ahead
-from posttrain.build.check import before_rl
 from posttrain.build.diagnosis import (
     DIAGNOSED,
     diagnosed,
@@ -31,7 +29,6 @@ from posttrain.build.pace import Clock
 from posttrain.build.parts import (
     Parts,
     choose_device,
-    filled,
     make_parts,
     make_policy,
 )
@@ -56,13 +53,15 @@ from posttrain.build.sft_stage import run_sft, sft_steps
 from posttrain.build.stages import Context, run_rl
 from posttrain.build.supplied import Supplied
 from posttrain.build.threads import own_threads, settle_threads
-from posttrain.config import Recipe, cautions, resolve, to_dict
+from posttrain.check import before_rl, before_run
+from posttrain.config import Recipe, Resolved, cautions, resolve, to_dict
 from posttrain.disk import keeping
 from posttrain.models.load import Policy
 from posttrain.protocols import Tracker
+from posttrain.registry import look_up
+from posttrain.report.facts import TITLES
 from posttrain.runs import RunFolder
 from posttrain.runs.checkpoints import clear
-from posttrain.runs.report import TITLES
 from posttrain.track import TRACKERS, ConsoleTracker, Several
 from posttrain.track import Stage as TrackedStage
 from posttrain.track.diagnosis import Diagnosing, Setup
@@ -91,10 +90,10 @@ def run(
     which checkpoints come.
     """
     supplied, console = supplied or Supplied(), console or Terminal()
-    recipe = resolve(recipe, supplied=supplied.names())
-    with showing(console), guarded(recipe):
+    resolved = resolve(recipe, supplied=supplied.names())
+    with showing(console), guarded(resolved):
         return _run(
-            recipe,
+            resolved,
             supplied,
             text=text,
             console=console,
@@ -105,7 +104,7 @@ def run(
 
 
 def _run(
-    recipe: Recipe,
+    recipe: Resolved,
     supplied: Supplied,
     *,
     text: str | None,
@@ -167,7 +166,7 @@ class _Job:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: Resolved,
         folder: RunFolder,
         *,
         supplied: Supplied,
@@ -196,7 +195,7 @@ class _Job:
             if chosen.worth_saying:
                 console.print(str(chosen), soft_wrap=True)
             coming = [s for s in recipe.stages if not folder.stage_done(s, self._digests[s])]
-            look_ahead(recipe, self._policy, parts=self._ready, coming=coming, console=console)
+            before_run(recipe, self._policy, parts=self._ready, stages=coming, console=console)
             refused.pop_all()
 
     def seconds(self) -> float:
@@ -268,7 +267,7 @@ class _Job:
 
     def _sft(self) -> Mapping[str, Any]:
         read = sft_rows(self._recipe, self._policy, parts=self._ready)
-        rows = fitting(read, self._policy, section=filled(self._recipe.sft))
+        rows = fitting(read, self._policy, section=self._recipe.sft)
         if rows.note:
             self._console.print(rows.note, soft_wrap=True)
         with self._stage("sft", total_steps=sft_steps(self._recipe, len(rows.train))) as context:
@@ -287,7 +286,7 @@ class _Job:
             device=self._device,
             prefer=self._folder.stage("prefer").path,
         )
-        steps = job.num_steps(filled(self._recipe.reward))
+        steps = job.num_steps(self._recipe.reward)
         with self._stage("reward", total_steps=steps) as context:
             record = run_reward(context, job)
             if isinstance(context.tracker, Diagnosing):
@@ -295,15 +294,15 @@ class _Job:
             return record
 
     def _rl(self) -> Mapping[str, Any]:
-        section = filled(self._recipe.rl)
+        section = self._recipe.rl
         record: dict[str, Any] = {}
         stage = self._stage("rl", total_steps=section.steps)
         with stage as context, _said_before(section.check != "off"):
             if section.check != "off" and not context.keeper.step:
                 with phase("checking: data, rewards, a few rollouts, one step"):
-                    report = before_rl(context, engine=self._supplied.engine)
+                    report = before_rl(context, supplied=self._supplied)
                 report.announce(self._console).enforce(section.check)
-            if "eval" in self._recipe.stages and self._recipe.eval is not None:
+            if "eval" in self._recipe.stages:
                 record["before"] = before(context, self._recipe.eval, engine=self._supplied.engine)
                 if isinstance(context.tracker, Diagnosing):
                     context.tracker.starts_from(held_out(record["before"], self._setup()))
@@ -311,7 +310,7 @@ class _Job:
         return record
 
     def _eval(self) -> Mapping[str, Any]:
-        section = filled(self._recipe.eval)
+        section = self._recipe.eval
         with self._stage("eval", total_steps=0) as context:
             found = after(context, section, engine=self._supplied.engine)
             judge_outcome(self._folder, found, setup=self._setup())
@@ -357,7 +356,7 @@ class _Job:
         # The console comes last: its live display starts only once the others could be made.
         shown = () if self._console.quiet else ("console",)
         names = ("jsonl", *self._recipe.run.trackers, *shown) if total_steps else ()
-        trackers = [TRACKERS[name](tracked) for name in names]
+        trackers = [look_up(name, TRACKERS, kind="run.trackers")(tracked) for name in names]
         for seen in trackers:
             if isinstance(seen, ConsoleTracker):
                 keeper.tell, keeper.say = seen.note, seen.say
@@ -382,7 +381,7 @@ class _Job:
 
     def _setup(self, *, sft_steps: int = 0) -> Setup:
         """What the rules of the diagnosis have to know."""
-        epochs = self._recipe.sft.epochs if self._recipe.sft is not None else 1
+        epochs = self._recipe.sft.epochs if "sft" in self._recipe.stages else 1
         return make_setup(
             self._recipe,
             self._ready,

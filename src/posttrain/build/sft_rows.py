@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.build.parts import Parts, filled, tell_left_out
+from posttrain.build.parts import Parts, tell_left_out
 from posttrain.build.questions import first_question
-from posttrain.config import Recipe, SftSection
+from posttrain.config import Resolved, SftSection
 from posttrain.data.demonstration_splits import Demonstration, check_held_out, hold_out
 from posttrain.data.sources import read_demonstrations
 from posttrain.data.template import Template
@@ -45,7 +45,7 @@ class _Read:
     note: str = ""
 
 
-def sft_rows(recipe: Recipe, policy: Policy, *, parts: Parts) -> SftRows:
+def sft_rows(recipe: Resolved, policy: Policy, *, parts: Parts) -> SftRows:
     """The demonstrations of a recipe, all of them."""
     read, template, end = _read(recipe, parts), parts.template, policy.end_tokens[0]
     train, test = (_rows(rows, template, end=end) for rows in (read.train, read.test))
@@ -90,8 +90,8 @@ def _tokens(row: Demonstration, number: int, *, template: Template, end: int) ->
     return (*prompt, *completion), chosen
 
 
-def _read(recipe: Recipe, parts: Parts) -> _Read:
-    section, seed, task = filled(recipe.sft), recipe.run.seed, parts.task
+def _read(recipe: Resolved, parts: Parts) -> _Read:
+    section, seed, task = recipe.sft, recipe.run.seed, parts.task
     own = section.data == "task"
     if own and task is None:
         raise ValueError('sft.data: "task" needs a task; name one, or give a JSONL file')

@@ -8,25 +8,24 @@ from typing import Any
 from posttrain.build.best import Best
 from posttrain.build.guards import make_guard
 from posttrain.build.learners import make_learner
-from posttrain.build.parts import filled
 from posttrain.build.sft_rows import SftRows
 from posttrain.build.stages import Context, logged
 from posttrain.build.ways import tell_ways
-from posttrain.config import Recipe
+from posttrain.config import Resolved
 from posttrain.learn.learner import LocalLearner
 from posttrain.pipelines import supervised
 from posttrain.pipelines.fit import fit, num_steps
 from posttrain.pipelines.guard import Guarded
-from posttrain.runs import plot_curves
+from posttrain.report.plot import plot_curves
 from posttrain.track.progress import phase
 
 TEST_LOSS = "test/loss"
 EVALUATIONS = 10  # in a stage, about, where the recipe does not say how often
 
 
-def sft_steps(recipe: Recipe, num_rows: int) -> int:
+def sft_steps(recipe: Resolved, num_rows: int) -> int:
     """Optimiser steps of the SFT stage."""
-    section = filled(recipe.sft)
+    section = recipe.sft
     return num_steps(num_rows, section.batch_size, epochs=section.epochs)
 
 
@@ -42,7 +41,7 @@ def evaluation_steps(total_steps: int, *, epochs: int) -> int:
 def run_sft(context: Context, rows: SftRows) -> dict[str, Any]:
     """Supervised fine-tuning; what the stage's record says."""
     recipe, policy = context.recipe, context.policy
-    section, keeper = filled(recipe.sft), context.keeper
+    section, keeper = recipe.sft, context.keeper
     total_steps = sft_steps(recipe, len(rows.train))
     learner = make_learner(
         recipe, policy, section=section, device=context.parts.device, total_steps=total_steps
@@ -98,7 +97,7 @@ def run_sft(context: Context, rows: SftRows) -> dict[str, Any]:
 
 def _save(context: Context, learner: LocalLearner, *, best: Best) -> None:
     """Write the model that the section asks for; and the best one, where that is another."""
-    folder, result = context.folder, filled(context.recipe.sft).result
+    folder, result = context.folder, context.recipe.sft.result
     shutil.rmtree(folder.best, ignore_errors=True)  # of an attempt that was cut short
     if result == "best":
         best.exchange()

@@ -17,15 +17,15 @@ from posttrain.build.overlap import Flow, flowing, make_sampler
 from posttrain.build.parts import (
     Parts,
     choose_compile,
-    filled,
     make_engine,
     make_sampling,
     render_prompts,
+    until_done,
 )
 from posttrain.build.resume import check_steps
 from posttrain.build.scoring import workers_died
 from posttrain.build.ways import Ways, tell_ways
-from posttrain.config import EvalSection, Recipe
+from posttrain.config import EvalSection, Resolved
 from posttrain.config.asked import wants_greedy
 from posttrain.models.load import Policy
 from posttrain.pipelines import rl as rl_pipeline
@@ -51,7 +51,7 @@ class Context:
     ``reward_model`` is where the stage reward of this run leaves its model.
     """
 
-    recipe: Recipe
+    recipe: Resolved
     policy: Policy
     parts: Parts
     folder: StageFolder
@@ -83,10 +83,15 @@ def logged(
 
 
 def run_rl(context: Context, *, engine: Engine | None = None) -> None:
-    """Reinforcement learning."""
+    """Reinforcement learning; an engine that is handed over stays open behind it."""
+    sampler = make_sampler(context.recipe, context.policy, parts=context.parts, engine=engine)
+    with until_done(sampler, given=engine):
+        _learn(context, sampler)
+
+
+def _learn(context: Context, engine: Engine) -> None:
     recipe, policy, parts = context.recipe, context.policy, context.parts
-    section = filled(recipe.rl)
-    engine, sync = make_sampler(recipe, policy, parts=parts, engine=engine)
+    section = recipe.rl
     prompts = rendered_prompts(parts, policy, split="train", max_new_tokens=section.max_new_tokens)
     total = section.steps * section.epochs * section.minibatches
     learner = make_learner(
@@ -97,6 +102,7 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
         total_steps=total,
         reward_model=context.reward_model,
     )
+    sync = engine.sync(learner)
     longest = section.max_new_tokens + max((len(p.tokens) for p in prompts), default=0)
     ways = tell_ways(context, learner, longest=longest, engine=engine)
     plan = make_plan(section)
@@ -143,7 +149,7 @@ def run_rl(context: Context, *, engine: Engine | None = None) -> None:
 
 def _source(context: Context, engine: Engine, *, prompts: Sequence[Prompt]) -> RolloutSource:
     """Where the rollouts of the RL stage come from."""
-    section, seed = filled(context.recipe.rl), context.recipe.run.seed
+    section, seed = context.recipe.rl, context.recipe.run.seed
     _, scorer = _graded(context.parts)
     return RolloutSource(
         engine,
@@ -153,8 +159,10 @@ def _source(context: Context, engine: Engine, *, prompts: Sequence[Prompt]) -> R
         prompts_per_step=section.prompts_per_step,
         group_size=section.group_size,
         seed=seed,
-        max_resamples=section.max_resamples or 0,
+        max_resamples=section.max_resamples if section.dynamic_sampling else 0,
         greedy=wants_greedy(section),
+        env=context.parts.env,
+        encode=context.parts.template.encode_reply,
     )
 
 
@@ -178,7 +186,7 @@ class _Watch:
         self._context = context
         self._audit, self._guard, self._clock = audit, guard, clock
         self._flow = flow
-        self._section = filled(context.recipe.rl)
+        self._section = context.recipe.rl
         self._engine = engine
         self._learner = learner
         self._prompts = prompts
@@ -232,9 +240,10 @@ class _Watch:
     def evaluate(self) -> dict[str, float]:
         """Accuracy on the same held-out problems every time: a point of the curve."""
         context, section = self._context, self._section
-        assert section.evaluate_problems, "resolve fills it where there are evaluations"
         asked = EvalSection(
-            problems=section.evaluate_problems, max_new_tokens=section.max_new_tokens
+            problems=section.evaluate_problems,
+            max_new_tokens=section.max_new_tokens,
+            temperature=1.0,
         )
         with self._flow.idle():
             found = run_eval(context, asked, engine=self._engine)
@@ -261,7 +270,7 @@ def run_eval(
 
 
 def evaluate_policy(
-    recipe: Recipe,
+    recipe: Resolved,
     policy: Policy,
     *,
     parts: Parts,
@@ -271,9 +280,12 @@ def evaluate_policy(
 ) -> Evaluation:
     """Accuracy of a policy on the task's test problems; ``doing`` is what a display calls it."""
     _, scorer = _graded(parts)
-    spec = recipe.rl.engine if recipe.rl is not None and recipe.rl.engine else "native"
-    engine = engine or make_engine(
-        spec, policy, template=parts.template, compute=recipe.model.compute
+    rl = recipe.for_evaluations
+    sampler = engine or make_engine(
+        None if rl is None else rl.engine,
+        policy,
+        template=parts.template,
+        compute=recipe.model.compute,
     )
     prompts = rendered_prompts(
         parts,
@@ -282,24 +294,31 @@ def evaluate_policy(
         max_new_tokens=section.max_new_tokens,
         limit=section.problems,
     )
-    with phase(doing, total=len(prompts) * (1 + section.samples), unit="answers"):
+    num_answers = len(prompts) * (1 + section.samples)
+    with until_done(sampler, given=engine), phase(doing, total=num_answers, unit="answers"):
         return evaluate(
-            partial(collect_scored, engine=engine, scorer=scorer),
+            partial(
+                collect_scored,
+                engine=sampler,
+                scorer=scorer,
+                env=parts.env,
+                encode=parts.template.encode_reply,
+            ),
             prompts,
             marks=parts.marks,
             sampling=Sampling(
                 max_new_tokens=section.max_new_tokens,
-                temperature=section.temperature or 1.0,
-                stop=tuple(recipe.rl.stop) if recipe.rl is not None else (),
+                temperature=section.temperature,
+                stop=rl.stop if rl is not None else (),
             ),
             samples=section.samples,
             seed=recipe.run.seed,
         )
 
 
-def _told(batches: Iterable[Collected], recipe: Recipe, *, device: str) -> Iterator[Collected]:
+def _told(batches: Iterable[Collected], recipe: Resolved, *, device: str) -> Iterator[Collected]:
     """The same rollouts; who waits for them, or for what is learned from them, reads so."""
-    section = filled(recipe.rl)
+    section = recipe.rl
     # Sampling in another thread is not counted: what is waited for is a batch, not a completion.
     total = None if section.max_lag else section.prompts_per_step * section.group_size
     compiling = ", compiling the model first" if choose_compile(recipe, device) else ""
@@ -323,14 +342,15 @@ def _checked(source: Iterator[Collected], max_invalid: float) -> Iterator[Collec
         yield collected
 
 
-def check_held_out(found: Evaluation, recipe: Recipe) -> None:
+def check_held_out(found: Evaluation, recipe: Resolved) -> None:
     """Stop a run whose graders break on held-out problems, as :func:`check_invalid` on others.
 
     In the accuracy a broken score is not a right one: too many would pass for a bad model. A run
     without ``[rl]`` has no limit, and shows the share.
     """
-    if recipe.rl is not None:
-        check_invalid(found.rollouts, recipe.rl.max_invalid, of=" of held-out problems")
+    rl = recipe.for_evaluations
+    if rl is not None:
+        check_invalid(found.rollouts, rl.max_invalid, of=" of held-out problems")
 
 
 def check_invalid(rollouts: Sequence[Rollout], max_invalid: float, *, of: str = "") -> None:

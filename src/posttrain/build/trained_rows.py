@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from posttrain.build.fingerprint import contents_digest
 from posttrain.build.places import as_recorded
-from posttrain.build.questions import demonstrated, preferred, questions, spellings
+from posttrain.build.questions import demonstrated, questions, spellings
 from posttrain.build.resume import BESIDE_RECIPE
 from posttrain.build.sources import run_of
-from posttrain.config import Recipe
-from posttrain.data.template import Template, words
+from posttrain.config import Resolved
+from posttrain.data.template import words
 from posttrain.protocols import Task
 from posttrain.registry import look_up, options
 from posttrain.runs import RunFolder, rollout_table
 from posttrain.tasks import TASKS, make_task
 from posttrain.track.text import command_line, printable
 from posttrain.types import Prompt
-
-APART = "remove them there, or the test measures memory"
 
 
 def check_unseen(task: Task, model: str, *, chosen: bool = False) -> None:
@@ -32,8 +30,9 @@ def check_unseen(task: Task, model: str, *, chosen: bool = False) -> None:
     run = _run_of(model)
     if run is None:
         return
-    seen = trained_on(run)
-    test, found = task.prompts("test"), _among(task, seen)
+    seen, test = trained_on(run), task.prompts("test")
+    asked = zip(test, questions(test), strict=True)
+    found = [prompt for prompt, ways in asked if not seen.isdisjoint(ways)]
     if not found:
         return
     shown = printable(spellings(found[0])[0], limit=60)
@@ -51,60 +50,23 @@ def check_unseen(task: Task, model: str, *, chosen: bool = False) -> None:
     )
 
 
-def demonstrated_tests(
-    recipe: Recipe, task: Task, *, template: Template | None = None
-) -> list[Prompt]:
-    """The test problems of a task that the stage sft would learn from a file.
-
-    With a template, also those that are written differently and read the same by the model.
-    """
-    section = recipe.sft
-    if section is None or "sft" not in recipe.stages or section.data == "task":
-        return []
-    shown = demonstrated(section.data, section.num_demonstrations)
-    return _among(task, _all(shown, template), template=template)
-
-
-def preferred_tests(
-    recipe: Recipe, task: Task, *, template: Template | None = None
-) -> list[Prompt]:
-    """The test problems of a task that a reward model would learn from a file."""
-    section = recipe.reward
-    if section is None or "reward" not in recipe.stages or section.data == "prefer":
-        return []
-    return _among(task, _all(preferred(section.data), template), template=template)
-
-
-def asks_test(recipe: Recipe) -> bool:
+def asks_test(recipe: Resolved) -> bool:
     """Whether a run asks test prompts: only then could its numbers not be believed."""
-    within = "rl" in recipe.stages and recipe.rl is not None and recipe.rl.evaluate_every
+    within = "rl" in recipe.stages and recipe.rl.evaluate_every
     return "eval" in recipe.stages or bool(within)
-
-
-def check_data_apart(
-    recipe: Recipe, task: Task | None, *, template: Template, stages: Collection[str]
-) -> None:
-    """Refuse to train on the very problems that the run is measured by, in stages still to come."""
-    if task is None or not asks_test(recipe):
-        return
-    looks = {"sft": demonstrated_tests, "reward": preferred_tests}
-    for stage, look in looks.items():
-        if stage in stages and (found := look(recipe, task, template=template)):
-            where = f"{stage}.data"
-            raise ValueError(f"{where}: {told_leak(found, task, where=where)}; {APART}")
-
-
-def told_leak(found: Sequence[Prompt], task: Task, *, where: str) -> str:
-    """How many test problems are in a file, and the first of them."""
-    shown = printable(spellings(found[0])[0], limit=60)
-    num = len(task.prompts("test"))
-    return f"{len(found)} of {num} held-out problems are in {where} (the first: {shown!r})"
 
 
 def check_has_test(task: Task, spec: Mapping[str, Any] | None) -> None:
     """Refuse a task without test problems, with what would give it some."""
-    if task.prompts("test"):
-        return
+    if not task.prompts("test"):
+        raise ValueError(
+            "task: there is nothing to evaluate on, because the test split is empty; "
+            f"{how_to_test(spec)}"
+        )
+
+
+def how_to_test(spec: Mapping[str, Any] | None) -> str:
+    """What gives a task test problems."""
     known = options(look_up(spec["name"], TASKS, kind="task")) if spec else {}
     fixes = {
         "test_share": "hold out a share of its file, task.test_share = 0.2",
@@ -112,10 +74,7 @@ def check_has_test(task: Task, spec: Mapping[str, Any] | None) -> None:
         "num_test": "raise task.num_test",
     }
     fix = ", or ".join(text for name, text in fixes.items() if name in known)
-    raise ValueError(
-        f"task: there is nothing to evaluate on, because the test split is empty; "
-        f"{fix or 'give the task test problems (from Python: test_prompts=…)'}"
-    )
+    return fix or "give the task test problems (from Python: test_prompts=…)"
 
 
 def trained_on(run: Path, known: frozenset[Path] = frozenset()) -> set[str]:
@@ -172,12 +131,5 @@ def _changed(values: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     return any(contents_digest(now.get(key)) != then[key] for key in then if key in now)
 
 
-def _all(prompts: Sequence[Prompt], template: Template | None = None) -> set[str]:
-    return {text for ways in questions(prompts, template) for text in ways}
-
-
-def _among(task: Task, seen: set[str], *, template: Template | None = None) -> list[Prompt]:
-    """The test problems of a task that are among these questions."""
-    test = task.prompts("test")
-    ways = questions(test, template) if seen else []
-    return [p for p, own in zip(test, ways, strict=False) if not seen.isdisjoint(own)]
+def _all(prompts: Sequence[Prompt]) -> set[str]:
+    return {text for ways in questions(prompts) for text in ways}

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from posttrain.build.parts import WORTH_COMPILING, choose_compile
-from posttrain.config import Recipe
-from posttrain.fast.scores import compilable
+from posttrain.config import Resolved
+from posttrain.fast.score import compilable
 from posttrain.learn.learner import LocalLearner
 from posttrain.models.quiet import compiler_remarks
 from posttrain.protocols import Engine
@@ -25,7 +25,7 @@ UNCOMPILED = (
 
 
 def declared(
-    recipe: Recipe, learner: LocalLearner, *, longest: int, engine: Engine | None = None
+    recipe: Resolved, learner: LocalLearner, *, longest: int, engine: Engine | None = None
 ) -> dict[str, Way]:
     """The ways of a stage whose sequences have at most ``longest`` tokens, by what is done so.
 

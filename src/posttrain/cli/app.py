@@ -306,7 +306,7 @@ def import_model(
 
     with loading():
         from posttrain.build.api import import_gguf
-        from posttrain.runs import command_line
+        from posttrain.track.text import command_line
 
     import_gguf(file, folder)
     command = command_line("posttrain", "generate", folder, "What is 2 + 2?")

@@ -19,7 +19,7 @@ from posttrain.track.terminal import Terminal, say_json
 from posttrain.track.text import MARKS
 
 if TYPE_CHECKING:
-    from posttrain.build.check import Report
+    from posttrain.check import Report
 
 
 def check(arguments: Sequence[str], *, fast: bool, as_json: bool) -> int:
@@ -31,7 +31,7 @@ def check(arguments: Sequence[str], *, fast: bool, as_json: bool) -> int:
     path, *overrides = arguments
     parse_overrides(overrides)
     with loading():
-        from posttrain.build.check import check_file
+        from posttrain.check import check_file
 
     # A reward may print, and stdout is the report's.
     with contextlib.redirect_stdout(sys.stderr), showing(), phase("checking"):

@@ -14,6 +14,7 @@ from posttrain.cli.evaluate import check_typed, evaluation_recipe
 from posttrain.cli.loading import loading
 from posttrain.config import (
     Recipe,
+    Resolved,
     arithmetic,
     read_recipe,
     recipe_from_dict,
@@ -86,16 +87,19 @@ def evaluate_model(
     check_typed(task, overrides)
     with loading():  # a mistake in what was typed shows before the libraries are there
         from posttrain.build.api import evaluate_recipe
-        from posttrain.build.evaluation_table import render_evaluation
-        from posttrain.build.results import write_evaluation
+        from posttrain.build.results import evaluated, write_problems
+        from posttrain.report import HeldOut, render_evaluation
 
     console = Terminal()
     recipe = evaluation_recipe(model, task=task, overrides=overrides, out=out, console=console)
     found = evaluate_recipe(recipe)
-    title = (recipe.task or {})["name"]
-    console.print(render_evaluation(found, title=title, show=show, seed=recipe.run.seed))
+    numbers, problems = evaluated(found)
+    weights = found.marks.weights
+    told = HeldOut(accuracy_by=found.accuracy_by, weights=weights, before={}, after=numbers)
+    options = {"title": (recipe.task or {})["name"], "show": show, "seed": recipe.run.seed}
+    console.print(render_evaluation(told, problems, **options))
     if out is not None:
-        write_evaluation(out, found)
+        write_problems(out, problems)
 
 
 def _read(arguments: list[str], command: Command) -> tuple[Recipe, str | None]:
@@ -109,7 +113,7 @@ def _read(arguments: list[str], command: Command) -> tuple[Recipe, str | None]:
     return read_recipe(path, arguments), Path(path).read_text(encoding="utf-8")
 
 
-def _arithmetic(recipe: Recipe) -> Table:
+def _arithmetic(recipe: Resolved) -> Table:
     table = Table(box=SIMPLE_HEAD)
     for heading in ("stage", "what", "how many", "because"):
         table.add_column(heading, justify="right" if heading == "how many" else "left")

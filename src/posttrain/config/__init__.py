@@ -16,18 +16,22 @@ from posttrain.config.plan import (
 )
 from posttrain.config.read import read_recipe, recipe_from_dict
 from posttrain.config.reference import FieldHelp, field_help
-from posttrain.config.rules import cautions
-from posttrain.config.sections import (
+from posttrain.config.resolved import (
     CriticSection,
     EvalSection,
-    GradingSection,
     KlSection,
-    ModelSection,
     PreferSection,
-    Recipe,
-    RewardSection,
+    Resolved,
     RlSection,
     RunSection,
+)
+from posttrain.config.rules import cautions
+from posttrain.config.sections import (
+    GradingSection,
+    ModelSection,
+    Optimiser,
+    Recipe,
+    RewardSection,
     SftSection,
 )
 
@@ -39,9 +43,11 @@ __all__ = [
     "GradingSection",
     "KlSection",
     "ModelSection",
+    "Optimiser",
     "PreferSection",
     "Quantity",
     "Recipe",
+    "Resolved",
     "RewardSection",
     "RlSection",
     "RunSection",

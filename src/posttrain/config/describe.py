@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from posttrain.config.fields import Expected, Section
 from posttrain.config.peers import ours
-from posttrain.config.sections import Recipe, RlSection
+from posttrain.config.sections import Optimiser, Recipe, WrittenRl
 from posttrain.config.toml import value_text
 from posttrain.registry import did_you_mean, nearest
 
@@ -50,7 +50,7 @@ def collect(checks: Iterable[Callable[[], object]], *, source: str) -> None:
 def expected(field: FieldInfo) -> str:
     """What a field takes, in words.
 
-    >>> from posttrain.config.sections import RlSection
+    >>> from posttrain.config import RlSection
     >>> expected(RlSection.model_fields["learning_rate"])
     'a number above 0'
     >>> expected(RlSection.model_fields["schedule"])
@@ -82,6 +82,19 @@ def _type_text(annotation: Any) -> str:
     return _PLAIN.get(annotation, "a table")
 
 
+def taken(field: FieldInfo | None) -> Any:
+    """The type of a key where it is given.
+
+    >>> from posttrain.config.resolved import RlSection, WrittenRl
+    >>> taken(WrittenRl.model_fields["epochs"]), taken(RlSection.model_fields["epochs"])
+    (<class 'int'>, <class 'int'>)
+    """
+    annotation = field.annotation if field is not None else None
+    parts = [part for part in typing.get_args(annotation) if part is not types.NoneType]
+    optional = len(parts) == 1 and typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return parts[0] if optional else annotation
+
+
 def _listed(words: Sequence[str], joint: str) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {joint} {words[-1]}"
 
@@ -99,6 +112,13 @@ def tables(
         inner = _section_of(field)
         if inner is not None:
             yield from tables(inner, f"{prefix}.{name}" if prefix else name)
+
+
+def keys(section: type[Section]) -> dict[str, FieldInfo]:
+    """The keys of a table in the order to show them: its own, then those of the optimiser."""
+    fields = section.model_fields
+    shared = Optimiser.model_fields if issubclass(section, Optimiser) else {}
+    return {name: fields[name] for name in sorted(fields, key=lambda name: name in shared)}
 
 
 def _section_of(field: FieldInfo) -> type[Section] | None:
@@ -140,7 +160,7 @@ def elsewhere(key: str, *, besides: str = "") -> str:
     ]
     if homes:
         return f"{key} is a key of {_listed(homes, 'and')}"
-    here = ours(key, RlSection.model_fields)
+    here = ours(key, WrittenRl.model_fields)
     return (elsewhere(here) or f"in posttrain it is rl.{here}") if here else ""
 
 
@@ -186,8 +206,9 @@ def explain(error: ValidationError, *, overridden: Collection[str] = ()) -> list
 
 
 def _near(given: Any, field: FieldInfo | None) -> str:
-    annotation = field.annotation if field is not None else None
+    annotation = taken(field)
     parts = [annotation, *typing.get_args(annotation)]
+    parts += [inner for part in parts[1:] for inner in typing.get_args(part)]
     literals = [part for part in parts if typing.get_origin(part) is typing.Literal]
     choices = [choice for part in literals for choice in typing.get_args(part)]
     if typing.get_origin(annotation) is tuple and given in choices:

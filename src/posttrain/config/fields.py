@@ -31,6 +31,10 @@ def _as_piece(value: Any) -> Any:
     return dict(value)
 
 
+def _as_optional_piece(value: Any) -> Any:
+    return None if value is None else _as_piece(value)
+
+
 def _as_rewards(value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise ValueError("must be a table of names and weights")
@@ -48,7 +52,7 @@ def _as_reward(name: str, given: Any) -> Spec:
 
 PIECE = Expected("a name, or a table with a name and options")
 Piece = Annotated[Spec, BeforeValidator(_as_piece), PIECE]
-OptionalPiece = Annotated[Spec | None, BeforeValidator(_as_piece), PIECE]
+OptionalPiece = Annotated[Spec | None, BeforeValidator(_as_optional_piece), PIECE]
 Rewards = Annotated[
     dict[str, Spec], BeforeValidator(_as_rewards), Expected("a table of names and weights")
 ]
@@ -62,7 +66,13 @@ Betas = Annotated[
 ]
 # A list in TOML, a tuple here: a recipe does not change once it is read.
 Stages = Annotated[tuple[Stage, ...], Field(strict=False)]
-Trackers = Annotated[tuple[Literal["tensorboard", "wandb"], ...], Field(strict=False)]
+OptionalStages = Annotated[tuple[Stage, ...] | None, Field(strict=False)]
+_OwnTracker = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+Trackers = Annotated[
+    tuple[Literal["tensorboard", "wandb"] | _OwnTracker, ...],
+    Field(strict=False),
+    Expected('a list of "tensorboard", "wandb" or "module:Class"'),
+]
 StopStrings = Annotated[
     tuple[Annotated[str, Field(min_length=1)], ...],
     Field(strict=False),
@@ -79,6 +89,16 @@ def later(default: str, description: str, **limits: Any) -> Any:
     """A field that ``resolve`` fills; ``default`` says with what."""
     extra: JsonDict = {"default": default}
     return Field(default=None, description=description, json_schema_extra=extra, **limits)
+
+
+def rate(default: float) -> Any:
+    """The learning rate, whose default is another in every stage."""
+    return key(default, "Step size at the peak of the schedule.", gt=0)
+
+
+def schedule(default: Schedule) -> Any:
+    """The schedule of the learning rate, likewise."""
+    return key(default, "How the step size goes on from the peak.")
 
 
 class Section(BaseModel):

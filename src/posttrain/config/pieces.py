@@ -19,10 +19,11 @@ from posttrain.config.sections import ModelSection
 from posttrain.registry import Function, check_options, did_you_mean, look_up, options, split
 from posttrain.written import written_function, written_table
 
-NO_CORRECTION = "none"
+NO_CORRECTION = {"name": "none"}
 MODEL_REWARD = "model"
 NO_CHECK = "none"
 _ACCURACY = "that word names the reward that checks the answers"
+_BESIDE_TASKS = {"accuracy": _ACCURACY, "env": "that word names what replies to the answers"}
 
 
 def reward_table() -> Mapping[str, Function]:
@@ -52,7 +53,7 @@ def tiny_model() -> Function:
 
 def correction_table() -> Mapping[str, Function]:
     """The corrections by name, and ``none`` to switch off the one that truncation brings."""
-    return {NO_CORRECTION: lambda batch: batch, **algorithms.piece_table("correction")}
+    return {NO_CORRECTION["name"]: lambda batch: batch, **algorithms.piece_table("correction")}
 
 
 def complete(
@@ -89,20 +90,26 @@ def _mistyped_tiny(name: str) -> bool:
 
 
 def complete_task(given: Spec, *, rewards: Mapping[str, Spec] | None) -> Spec:
-    """``[task]``: the task found, its options checked and written out, its ``accuracy`` checked.
+    """``[task]``: the task found, with its ``accuracy`` and ``env``; options checked, written out.
 
     ``rewards`` are those of the recipe, None where they are handed over as objects.
     """
+    from posttrain.envs import ENVS
     from posttrain.tasks import TASKS, full_spec
 
     if "name" not in given:
         raise ValueError(f"task.name: missing; {did_you_mean('', TASKS)}")
-    own = full_spec({key: value for key, value in given.items() if key != "accuracy"})
+    own = full_spec({key: value for key, value in given.items() if key not in _BESIDE_TASKS})
     task = complete(own, {}, table=TASKS, key="task")
-    if "accuracy" in options(look_up(task["name"], TASKS, kind="task")):
-        raise ValueError(f"task {task['name']!r}: rename its option 'accuracy'; {_ACCURACY}")
+    known = options(look_up(task["name"], TASKS, kind="task"))
+    for word, meaning in _BESIDE_TASKS.items():
+        if word in known:
+            raise ValueError(f"task {task['name']!r}: rename its option {word!r}; {meaning}")
     if "accuracy" in given:
         task["accuracy"] = _complete_accuracy(given["accuracy"], rewards)
+    if "env" in given:
+        name, chosen = split(given["env"], kind="task.env")
+        task["env"] = complete({"name": name, **chosen}, {}, table=ENVS, key="task.env")
     return task
 
 

@@ -75,7 +75,10 @@ def relative_paths(values: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], 
 
 def own_modules(values: Mapping[str, Any]) -> list[str]:
     """The modules of every ``"module:function"`` in a recipe."""
-    names = [_name(values.get("task")), *_table(values, "rewards")]
+    names = [_name(values.get("task")), _name(_table(values, "task").get("env"))]
+    names += _table(values, "rewards")
+    trackers = _table(values, "run").get("trackers")
+    names += map(_name, trackers if isinstance(trackers, list) else ())
     names += _table(values, "prefer", "rewards")
     names += [_name(_table(values, "rl").get(piece)) for piece in PIECES]
     names.append(_name(_table(values, "rl", "critic").get("loss")))

@@ -6,18 +6,14 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from posttrain.config.defaults import Part, resolve
+from posttrain.config.describe import keys
 from posttrain.config.fields import Section
+from posttrain.config.no_effect import effective
 from posttrain.config.read import plain
+from posttrain.config.resolved import EvalSection, PreferSection, Resolved, RlSection
 from posttrain.config.rl_rules import optimiser_steps
 from posttrain.config.rules import cautions
-from posttrain.config.sections import (
-    EvalSection,
-    PreferSection,
-    Recipe,
-    RewardSection,
-    RlSection,
-    SftSection,
-)
+from posttrain.config.sections import Recipe, RewardSection, SftSection
 from posttrain.config.toml import write_toml
 
 
@@ -33,14 +29,18 @@ class Quantity(NamedTuple):
 def to_dict(recipe: Recipe) -> dict[str, Any]:
     """The recipe as plain dicts, lists and scalars; what is not given is left out.
 
-    ``recipe_from_dict`` reads it back as it was.
+    ``recipe_from_dict`` reads it back as it was. Of a resolved recipe, sections whose stage is not
+    run are those written, and a default without effect is left out too.
     """
-    values: dict[str, Any] = plain(_values(recipe))
-    return {name: table for name, table in values.items() if table or name != "rewards"}
+    values = _values(recipe)
+    if isinstance(recipe, Resolved):
+        values = {**_values(recipe.written), **_values(effective(recipe))}
+    return {name: table for name, table in plain(values).items() if table or name != "rewards"}
 
 
 def _values(section: Section) -> dict[str, Any]:
-    fields = {name: getattr(section, name) for name in type(section).model_fields}
+    given = dict(section)
+    fields = {name: given[name] for name in keys(type(section)) if name in given}
     return {
         name: _values(value) if isinstance(value, Section) else value
         for name, value in fields.items()
@@ -78,15 +78,15 @@ def render_dry_run(recipe: Recipe, *, supplied: Collection[Part] = ()) -> str:
 
     The text is itself a recipe. ``supplied`` is that of :func:`resolve`.
     """
-    recipe = resolve(recipe, supplied=supplied)
+    resolved = resolve(recipe, supplied=supplied)
     head = [f"Resolved from {recipe.source}." if recipe.source else "Resolved."]
-    rows = arithmetic(recipe)
+    rows = arithmetic(resolved)
     width = max(len(row.name) for row in rows)
     for row in rows:
         head.append(f"{row.stage:<6}  {row.name:<{width}}  {row.value:>9,}  {row.how}")
-    head += [f"Caution: {caution}" for caution in cautions(recipe)]
+    head += [f"Caution: {caution}" for caution in cautions(resolved)]
     comments = "".join(f"# {line}".rstrip() + "\n" for line in head)
-    return f"{comments}\n{write_toml(to_dict(recipe), comments=_notes(recipe))}"
+    return f"{comments}\n{write_toml(to_dict(resolved), comments=_notes(resolved))}"
 
 
 def _notes(recipe: Recipe) -> dict[str, str]:
@@ -103,22 +103,22 @@ def _notes(recipe: Recipe) -> dict[str, str]:
     return notes
 
 
-def arithmetic(recipe: Recipe, *, num_prompts: int | None = None) -> list[Quantity]:
+def arithmetic(recipe: Resolved, *, num_prompts: int | None = None) -> list[Quantity]:
     """The batch arithmetic of a resolved recipe, stage by stage: every kind of batch, once.
 
     With ``num_prompts``, the train prompts of its task, also how often rl goes through them.
     """
     rows: list[Quantity] = []
     for stage in recipe.stages:
-        if stage == "sft" and recipe.sft is not None:
+        if stage == "sft":
             rows += _sft(recipe.sft)
-        elif stage == "prefer" and recipe.prefer is not None:
+        elif stage == "prefer":
             rows += _prefer(recipe.prefer)
-        elif stage == "reward" and recipe.reward is not None:
+        elif stage == "reward":
             rows += _reward(recipe.reward)
-        elif stage == "rl" and recipe.rl is not None:
+        elif stage == "rl":
             rows += [*_rl(recipe.rl), *_passes(recipe.rl, num_prompts)]
-        elif stage == "eval" and recipe.eval is not None:
+        elif stage == "eval":
             rows += _eval(recipe.eval)
     return rows
 
@@ -162,7 +162,7 @@ def _rl(rl: RlSection) -> list[Quantity]:
     if wants_greedy(rl):
         how = f"one for each of {_count(rl.prompts_per_step, 'prompt')}: its baseline"
         rows.append(Quantity("rl", "greedy completions per step", rl.prompts_per_step, how))
-    if rl.dynamic_sampling and rl.max_resamples:
+    if rl.dynamic_sampling:
         how = f"{rollouts} × (1 + {_count(rl.max_resamples, 'resample')})"
         most = sampled * (1 + rl.max_resamples)
         rows.append(Quantity("rl", "sampled per step, at most", most, how))

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from posttrain.config.pieces import MODEL_REWARD
-from posttrain.config.sections import Recipe
+from posttrain.config.resolved import Resolved
 from posttrain.registry import FILES, did_you_mean
 
 OWN_STAGE = "reward"
 
 
-def preferences_missing(recipe: Recipe) -> str | None:
+def preferences_missing(recipe: Resolved) -> str | None:
     """reward.data is "prefer" with that stage before it, or a file that exists."""
-    if recipe.reward is None or "reward" not in recipe.stages:
+    if "reward" not in recipe.stages:
         return None
     for name in ("data", "test_data"):
         value = getattr(recipe.reward, name)
@@ -38,20 +38,7 @@ def preferences_missing(recipe: Recipe) -> str | None:
     return None
 
 
-def held_out_twice(recipe: Recipe) -> str | None:
-    """What is held out comes from one place: test_data, test_share, or the stage prefer."""
-    reward = recipe.reward
-    if reward is None or "reward" not in recipe.stages:
-        return None
-    given = [key for key in ("test_data", "test_share") if getattr(reward, key) is not None]
-    if reward.test_data is not None and reward.data == "prefer":
-        return "reward.test_data: prefer brings test pairs of its own; drop it"
-    if len(given) == 2:
-        return "reward.test_share: no effect beside reward.test_data; drop one of them"
-    return None
-
-
-def reward_model_missing(recipe: Recipe) -> str | None:
+def reward_model_missing(recipe: Resolved) -> str | None:
     """A reward model named by its stage is made earlier in the same run."""
     given = recipe.rewards.get(MODEL_REWARD)
     later = [stage for stage in recipe.stages if stage in ("rl", "eval")]
@@ -65,9 +52,9 @@ def reward_model_missing(recipe: Recipe) -> str | None:
     return None
 
 
-def annotator_is_the_model(recipe: Recipe) -> str | None:
+def annotator_is_the_model(recipe: Resolved) -> str | None:
     """prefer judges before the stage reward has made a model."""
-    if recipe.prefer is None or "prefer" not in recipe.stages:
+    if "prefer" not in recipe.stages:
         return None
     given = recipe.prefer.rewards.get(MODEL_REWARD)
     if given is not None and given.get("path", OWN_STAGE) == OWN_STAGE:
@@ -81,20 +68,19 @@ def annotator_is_the_model(recipe: Recipe) -> str | None:
     return None
 
 
-def sample_without_a_partner(recipe: Recipe) -> str | None:
+def sample_without_a_partner(recipe: Resolved) -> str | None:
     """prefer.samples can be divided into pairs, unless all are ranked."""
-    prefer = recipe.prefer
-    if prefer is None or "prefer" not in recipe.stages or prefer.ranked or prefer.samples % 2 == 0:
+    if "prefer" not in recipe.stages or recipe.prefer.ranked or recipe.prefer.samples % 2 == 0:
         return None
     return (
-        f"prefer.samples: of {prefer.samples} completions one is left without a partner; set an "
-        "even number, or prefer.ranked to true"
+        f"prefer.samples: of {recipe.prefer.samples} completions one is left without a partner; "
+        "set an even number, or prefer.ranked to true"
     )
 
 
-def critic_source_missing(recipe: Recipe) -> str | None:
+def critic_source_missing(recipe: Resolved) -> str | None:
     """rl.critic.source is "policy", "reward" with that stage before it, or a model."""
-    critic = recipe.rl.critic if recipe.rl is not None and "rl" in recipe.stages else None
+    critic = recipe.rl.critic if "rl" in recipe.stages else None
     if critic is None or critic.source != OWN_STAGE:
         return None
     if _before("reward", "rl", stages=recipe.stages):
@@ -109,11 +95,21 @@ def _before(first: str, second: str, *, stages: tuple[str, ...]) -> bool:
     return first in stages and stages.index(first) < stages.index(second)
 
 
-PREFERENCE_RULES: list[Callable[[Recipe], str | None]] = [
+def environment_without_a_part(recipe: Resolved) -> str | None:
+    """prefer compares single answers, so it knows no environment."""
+    if "prefer" in recipe.stages and (recipe.task or {}).get("env") is not None:
+        return (
+            "task.env: the stage prefer compares single answers and knows no replies to them; drop "
+            "task.env, or [prefer]"
+        )
+    return None
+
+
+PREFERENCE_RULES: list[Callable[[Resolved], str | None]] = [
     preferences_missing,
-    held_out_twice,
     reward_model_missing,
     annotator_is_the_model,
     sample_without_a_partner,
     critic_source_missing,
+    environment_without_a_part,
 ]

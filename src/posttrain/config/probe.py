@@ -12,7 +12,7 @@ from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
 from posttrain.algorithms.weights import WEIGHTS
 from posttrain.config.asked import compared
 from posttrain.config.fields import Spec
-from posttrain.config.sections import RlSection
+from posttrain.config.resolved import RlSection
 from posttrain.registry import Function, resolve
 from posttrain.types import Batch
 

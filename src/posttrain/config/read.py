@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import os
 import re
@@ -13,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from posttrain.config.describe import ConfigError, elsewhere, explain, find_field
+from posttrain.config.describe import ConfigError, elsewhere, explain, find_field, taken
 from posttrain.config.places import beside_recipe
 from posttrain.config.sections import Recipe
 from posttrain.config.toml import value_text
@@ -83,6 +84,7 @@ def _checked(
     values: dict[str, Any], overrides: Sequence[str], *, name: str, source: str = ""
 ) -> Recipe:
     changes = parse_overrides(overrides)
+    file = _file_alone(values, name=name) if changes else None
     for path, value in changes.items():
         _put(values, path, value=value)
     if isinstance(values.setdefault("run", {}), dict):
@@ -94,7 +96,16 @@ def _checked(
         problems = explain(error, overridden=overridden)
         raise ConfigError(problems, source=source) from None
     recipe._source = source
+    recipe._overrides, recipe._file = tuple(".".join(path) for path in changes), file
     return recipe
+
+
+def _file_alone(values: dict[str, Any], *, name: str) -> Recipe | None:
+    """The recipe without the command line; None where only that makes it one."""
+    try:
+        return _checked(copy.deepcopy(values), (), name=name)
+    except ConfigError:
+        return None
 
 
 def _read_text(path: Path) -> str:
@@ -171,7 +182,7 @@ def _split_key(key: str) -> list[str]:
 
 def _example(path: tuple[str, ...]) -> str:
     _, field = find_field(path)
-    return "true" if field is not None and field.annotation is bool else "VALUE"
+    return "true" if taken(field) is bool else "VALUE"
 
 
 def parse_value(text: str, path: tuple[str, ...] = ()) -> Any:
@@ -188,7 +199,7 @@ def parse_value(text: str, path: tuple[str, ...] = ()) -> Any:
     ([', '], ['a, b'])
     """
     _, field = find_field(path)
-    annotation = field.annotation if field is not None else None
+    annotation = taken(field)
     value = _toml_value(text)
     if annotation is str and not isinstance(value, str):
         return text

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 from pydantic.fields import FieldInfo
 
-from posttrain.config.describe import expected, tables
+from posttrain.config.describe import expected, keys, tables
+from posttrain.config.no_effect import NO_EFFECT, NO_EFFECT_OF_PIECES
 from posttrain.config.preference_rules import PREFERENCE_RULES
 from posttrain.config.rl_rules import ENGINE_RULES, PIECE_RULES, RL_CAUTIONS, RL_RULES
-from posttrain.config.rules import EVAL_RULES, RECIPE_CAUTIONS, RECIPE_RULES, SFT_RULES
+from posttrain.config.rules import RECIPE_CAUTIONS, RECIPE_RULES, SFT_RULES
 from posttrain.config.toml import value_text
 from posttrain.config.usual import USUAL
 
@@ -69,7 +70,8 @@ digits = 2
 
 An option that the task does not have is an error that lists those it has. `accuracy` is for every
 task: the reward by which held-out answers are right, by name or as a table of a name and options,
-or `"none"`. Without it, see [accuracy](tasks.md#accuracy).
+or `"none"`. Without it, see [accuracy](tasks.md#accuracy). `env` too: the
+[environment](tasks.md#environments) that replies to the policy's turns, by name or as such a table.
 """
 
 REWARDS = """\
@@ -94,12 +96,13 @@ model = { weight = 1.0, path = "reward" }      # or path = "FOLDER"
 """
 
 KL_RULE = """\
-* rl.kl: a placement needs a coefficient above 0; a rule that steers needs a target, and a target
-  such a rule; with the placement "none" there is nothing else to set. `--rl.kl.coefficient 0` is
-  short for that placement.
+* rl.kl: a placement needs a coefficient above 0, and a rule that steers a target.
+  `--rl.kl.coefficient 0` is short for the placement "none".
 * rl.critic: an advantage that asks for values has a critic without being told: gae, which ppo and
-  ppo_penalty have, and one of your own that declares `@piece(needs={"values"})`. A shared critic
-  has no source. rl.penalty_target: only with the loss penalised."""
+  ppo_penalty have, and one of your own that declares `@piece(needs={"values"})`."""
+IDLE_RULE = """\
+* A key that is given and has no effect. One of the file that only the command line leaves without
+  effect (`rl.evaluate_problems` with `--rl.evaluate_every 0`) is left out, and the run says so:"""
 
 
 SECTIONS = (
@@ -138,7 +141,7 @@ def field_help(section: str | None = None) -> list[FieldHelp]:
     rows = [
         FieldHelp(name, key, expected(field), _default(field), field.description or "")
         for name, table in tables()
-        for key, field in table.model_fields.items()
+        for key, field in keys(table).items()
         if name
     ]
     return [row for row in rows if section in (None, row.section, row.section.split(".")[0])]
@@ -178,9 +181,10 @@ def _table(name: str) -> str:
 
 def _rules() -> str:
     of_rl = [*RL_RULES, *PIECE_RULES, *ENGINE_RULES]
-    refused = [*RECIPE_RULES, *SFT_RULES, *PREFERENCE_RULES, *of_rl, *EVAL_RULES]
+    refused = [*RECIPE_RULES, *SFT_RULES, *PREFERENCE_RULES, *of_rl]
     cautions = [*RECIPE_CAUTIONS, *RL_CAUTIONS]
-    lines = [f"* {(rule.__doc__ or '').strip()}" for rule in refused] + [KL_RULE]
+    lines = [f"* {(rule.__doc__ or '').strip()}" for rule in refused] + [KL_RULE, IDLE_RULE]
+    lines += [f"  * {only}" for only in (*NO_EFFECT, *NO_EFFECT_OF_PIECES)]
     lines += ["", "Said, but not refused:", ""]
     lines += [f"* {(rule.__doc__ or '').strip()}" for rule in cautions]
     lines += ["* A value that is not usual (`clip_low` and the next three are options of pieces):"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from posttrain.config.pieces import engine_table
-from posttrain.config.sections import RlSection
+from posttrain.config.resolved import RlSection
 from posttrain.registry import look_up
 
 
@@ -75,7 +75,7 @@ def greedy_sampling(rl: RlSection) -> str | None:
 
 def engine_cannot_truncate(rl: RlSection) -> str | None:
     """top_k and top_p need an engine that reports log-probs of the distribution really sampled."""
-    if rl.top_k == 0 and rl.top_p == 1:
+    if rl.engine is None or (rl.top_k == 0 and rl.top_p == 1):
         return None
     name = rl.engine["name"]
     engine = look_up(name, engine_table(), kind="rl.engine")
@@ -111,38 +111,29 @@ def rl_warmup_too_long(rl: RlSection) -> str | None:
 
 
 def resampling_nothing(rl: RlSection) -> str | None:
-    """dynamic_sampling needs groups that can differ, and max_resamples needs dynamic_sampling."""
+    """dynamic_sampling needs groups that can differ."""
     if rl.dynamic_sampling and rl.group_size < 2:
         return (
             "rl.dynamic_sampling: a group of 1 always has equal rewards, so all would be thrown "
             "away; set rl.group_size to 2 or more, or rl.dynamic_sampling to false"
         )
-    if rl.max_resamples is not None and not rl.dynamic_sampling:
-        return "rl.max_resamples: no effect; drop it, or set rl.dynamic_sampling to true"
     return None
 
 
 def nothing_to_evaluate(rl: RlSection) -> str | None:
-    """evaluate_every needs test problems, and evaluate_problems needs evaluate_every."""
+    """evaluate_every needs test problems."""
     if rl.evaluate_every and not rl.evaluate_problems:
         return "rl.evaluate_problems: 0; set it to 1 or more, or rl.evaluate_every to 0"
-    if rl.evaluate_problems is not None and not rl.evaluate_every:
-        return "rl.evaluate_problems: no effect; drop it, or set rl.evaluate_every above 0"
-    return None
-
-
-def stop_of_one_step(rl: RlSection) -> str | None:
-    """kl_stop needs more than one optimiser step per batch."""
-    if rl.kl_stop is not None and optimiser_steps(rl) == 1:
-        return (
-            "rl.kl_stop: no effect, because a batch is left after one optimiser step anyway; "
-            "drop it, or set rl.epochs or rl.minibatches above 1"
-        )
     return None
 
 
 def penalty_of_one_step(rl: RlSection) -> str | None:
-    """penalty_target needs more than one optimiser step per batch."""
+    """penalty_target needs a coefficient above 0, and more than one optimiser step per batch."""
+    if rl.penalty_target is not None and rl.loss.get("coefficient") == 0:
+        return (
+            "rl.loss.coefficient: 0 stays 0 when it is doubled or halved towards "
+            "rl.penalty_target; set it above 0"
+        )
     if rl.penalty_target is not None and optimiser_steps(rl) == 1:
         return (
             "rl.penalty_target: after one optimiser step per batch the policy is still the old one "
@@ -154,7 +145,9 @@ def penalty_of_one_step(rl: RlSection) -> str | None:
 
 def naive_off_policy(rl: RlSection) -> str | None:
     """The naive loss knows no old policy, so it is right for one optimiser step per batch only."""
-    if optimiser_steps(rl) > 1 and _made_for(rl) == "one":
+    from posttrain.config.asked import loss_facts
+
+    if optimiser_steps(rl) > 1 and loss_facts(rl).optimiser_steps == "one":
         return (
             f"rl.loss: {rl.loss['name']!r} is right for the first optimiser step of a batch, and "
             f"there are {optimiser_steps(rl)}; set rl.loss to unclipped or clipped, or take one "
@@ -165,35 +158,15 @@ def naive_off_policy(rl: RlSection) -> str | None:
 
 def held_back_by_nothing(rl: RlSection) -> str | None:
     """kl_cov compares with the old policy, which one optimiser step per batch never leaves."""
-    if optimiser_steps(rl) == 1 and _made_for(rl) == "several":
+    from posttrain.config.asked import loss_facts
+
+    if optimiser_steps(rl) == 1 and loss_facts(rl).optimiser_steps == "several":
         return (
             f"rl.loss: {rl.loss['name']!r} holds tokens back once π has left the old policy, and "
             "with one optimiser step per batch it never has; set rl.epochs or rl.minibatches "
             "above 1"
         )
     return None
-
-
-def _made_for(rl: RlSection) -> str | None:
-    """How many optimiser steps on a batch the loss says that it is made for."""
-    from posttrain.algorithms.losses import POLICY_LOSSES
-    from posttrain.algorithms.pieces import facts
-
-    return facts(look_up(rl.loss["name"], POLICY_LOSSES, kind="rl.loss")).optimiser_steps
-
-
-def critic_for_nothing(rl: RlSection) -> str | None:
-    """rl.critic needs an advantage that asks for values."""
-    from posttrain.config.asked import asked
-
-    name = rl.advantage["name"]
-    if rl.critic is None or "values" in asked(rl):
-        return None
-    own = '; if it reads values, declare it above the function: @piece(needs={"values"})'
-    return (
-        f"rl.critic: no effect, because the advantage {name!r} asks for no values; drop it, or set "
-        f"rl.advantage to gae (the algorithm ppo does){own if ':' in name else ''}"
-    )
 
 
 def warmup_of_the_whole_run(rl: RlSection) -> str | None:
@@ -226,21 +199,6 @@ def stale_without_correction(rl: RlSection) -> str | None:
     return None
 
 
-def whitening_nothing(rl: RlSection) -> str | None:
-    """whiten_rewards needs an advantage that gives every token its own reward."""
-    from posttrain.algorithms.advantages import ADVANTAGES
-    from posttrain.algorithms.pieces import needed
-    from posttrain.config.asked import asked
-
-    if rl.whiten_rewards and "token_rewards" not in asked(rl):
-        known = sorted(name for name in ADVANTAGES if "token_rewards" in needed(ADVANTAGES[name]))
-        return (
-            f"rl.whiten_rewards: not for the advantage {rl.advantage['name']!r}; drop it, or set "
-            f"rl.advantage to {' or '.join(known)}, which give every token its own reward"
-        )
-    return None
-
-
 def loss_without_gradient(rl: RlSection) -> str | None:
     """k1 in the loss has no gradient on average, only noise, unless it is weighted."""
     kl = rl.kl
@@ -258,8 +216,6 @@ RL_RULES: list[Callable[[RlSection], str | None]] = [
     buffer_above_limit,
     resampling_nothing,
     nothing_to_evaluate,
-    stop_of_one_step,
-    penalty_of_one_step,
     warmup_of_the_whole_run,
     lag_of_the_whole_run,
 ]
@@ -267,9 +223,8 @@ RL_RULES: list[Callable[[RlSection], str | None]] = [
 # After the others: these load torch, to ask what a piece has declared, and the engine.
 PIECE_RULES: list[Callable[[RlSection], str | None]] = [
     baseline_of_gradients,
-    whitening_nothing,
-    critic_for_nothing,
     group_of_one,
+    penalty_of_one_step,
 ]
 ENGINE_RULES: list[Callable[[RlSection], str | None]] = [engine_cannot_truncate]
 

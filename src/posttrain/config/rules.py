@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from posttrain.config.preference_rules import PREFERENCE_RULES
+from posttrain.config.resolved import Resolved, RlSection
 from posttrain.config.rl_rules import ENGINE_RULES, PIECE_RULES, RL_CAUTIONS, RL_RULES
-from posttrain.config.sections import EvalSection, Recipe, RewardSection, RlSection, SftSection
+from posttrain.config.sections import Optimiser, SftSection
 from posttrain.config.usual import unusual
 from posttrain.registry import FILES, did_you_mean
 
@@ -21,7 +22,7 @@ NO_WEIGHT = "every weight is 0, so nothing can be learned; give one another weig
 # ------------------------------------------------------------------------------- every recipe
 
 
-def repeated_names(recipe: Recipe) -> str | None:
+def repeated_names(recipe: Resolved) -> str | None:
     """A stage or a tracker is listed once."""
     for key in ("stages", "trackers"):
         names = getattr(recipe.run, key)
@@ -31,23 +32,16 @@ def repeated_names(recipe: Recipe) -> str | None:
     return None
 
 
-def system_without_chat(recipe: Recipe) -> str | None:
-    """A system message needs the chat template."""
-    if recipe.model.system and recipe.model.chat is False:
-        return "model.system: no effect without a chat template; drop it, or set model.chat"
-    return None
-
-
-def compute_above_weights(recipe: Recipe) -> str | None:
+def compute_above_weights(recipe: Resolved) -> str | None:
     """model.compute = "float32" needs weights in float32."""
     if recipe.model.dtype == "bfloat16" and recipe.model.compute == "float32":
         return 'model.compute: float32 needs model.dtype = "float32" (the default)'
     return None
 
 
-def task_missing(recipe: Recipe) -> str | None:
+def task_missing(recipe: Resolved) -> str | None:
     """prefer, rl, eval, and sft without a file of its own, need a task."""
-    own_data = recipe.sft is not None and recipe.sft.data != "task"
+    own_data = "sft" in recipe.stages and recipe.sft.data != "task"
     able = {"reward", "sft"} if own_data else {"reward"}
     needy = [stage for stage in recipe.stages if stage not in able]
     if recipe.task is None and needy:
@@ -56,7 +50,7 @@ def task_missing(recipe: Recipe) -> str | None:
     return None
 
 
-def rewards_without_weight(recipe: Recipe) -> str | None:
+def rewards_without_weight(recipe: Resolved) -> str | None:
     """At least one reward has a weight that is not 0."""
     weights = [reward["weight"] for reward in recipe.rewards.values()]
     if "rl" in recipe.stages and weights and not any(weights):
@@ -64,11 +58,11 @@ def rewards_without_weight(recipe: Recipe) -> str | None:
     return None
 
 
-def best_without_measure(recipe: Recipe) -> str | None:
+def best_without_measure(recipe: Resolved) -> str | None:
     """run.keep_best goes by evaluations of [rl] that fall together with its checkpoints."""
-    rl = recipe.rl
-    if not recipe.run.keep_best or rl is None or "rl" not in recipe.stages:
+    if not recipe.run.keep_best or "rl" not in recipe.stages:
         return None
+    rl = recipe.rl
     if not rl.evaluate_every or not rl.save_every or rl.save_every % rl.evaluate_every:
         saves = "by time" if rl.save_every is None else f"every {rl.save_every}"
         return (
@@ -79,7 +73,7 @@ def best_without_measure(recipe: Recipe) -> str | None:
     return None
 
 
-def decay_of_everything(recipe: Recipe) -> str | None:
+def decay_of_everything(recipe: Resolved) -> str | None:
     """learning_rate × weight_decay is below 1: each step takes that share off every weight."""
     for stage, section in _learning(recipe).items():
         share = section.learning_rate * section.weight_decay
@@ -92,10 +86,11 @@ def decay_of_everything(recipe: Recipe) -> str | None:
     return None
 
 
-def _learning(recipe: Recipe) -> dict[str, SftSection | RewardSection | RlSection]:
+def _learning(recipe: Resolved) -> dict[str, Optimiser]:
     """The sections of the stages that train, where they are run."""
-    found = {"sft": recipe.sft, "reward": recipe.reward, "rl": recipe.rl}
-    return {name: part for name, part in found.items() if part and name in recipe.stages}
+    return {
+        name: getattr(recipe, name) for name in ("sft", "reward", "rl") if name in recipe.stages
+    }
 
 
 # ------------------------------------------------------------------------------------- [sft]
@@ -116,37 +111,6 @@ def demonstrations_missing(sft: SftSection) -> str | None:
     return None
 
 
-def demonstrations_held_out_twice(sft: SftSection) -> str | None:
-    """What sft holds out comes from one place: the task's test prompts, test_data or test_share."""
-    if sft.test_share is None:
-        return None
-    if sft.test_data is not None:
-        return "sft.test_share: no effect beside sft.test_data; drop one of them"
-    if sft.data == "task":
-        return "sft.test_share: held out are the task's own test prompts; drop it"
-    return None
-
-
-def held_out_for_nothing(sft: SftSection) -> str | None:
-    """With sft.evaluate_every = 0 nothing is held out, and no weights are the best."""
-    if sft.evaluate_every != 0:
-        return None
-    given = {"test_data": sft.test_data, "test_share": sft.test_share}
-    unused = [f"sft.{name}" for name, value in given.items() if value is not None]
-    unused += ["sft.result"] if sft.result == "best" else []
-    if unused:
-        keys, those = ", ".join(unused), "it" if len(unused) == 1 else "them"
-        return f"{keys}: no effect with sft.evaluate_every = 0; drop {those}, or that"
-    return None
-
-
-def wrong_share_of_a_file(sft: SftSection) -> str | None:
-    """sft.wrong_share is for the task's own demonstrations, not for a file."""
-    if sft.wrong_share and sft.data != "task":
-        return 'sft.wrong_share: a file is taken as it is; drop it, or set sft.data to "task"'
-    return None
-
-
 def sft_warmup_too_long(sft: SftSection) -> str | None:
     """sft.warmup_steps are no more than the optimiser steps of the stage, where they are known."""
     if sft.num_demonstrations is None:
@@ -158,20 +122,10 @@ def sft_warmup_too_long(sft: SftSection) -> str | None:
     return None
 
 
-# ------------------------------------------------------------------------------------ [eval]
-
-
-def temperature_of_greedy(section: EvalSection) -> str | None:
-    """eval.temperature shapes the samples, and the greedy answer has none."""
-    if section.temperature is not None and not section.samples:
-        return "eval.temperature: no effect on the greedy answer; drop it, or set eval.samples"
-    return None
-
-
 # ---------------------------------------------------------------------------------- cautions
 
 
-def update_lost_in_rounding(recipe: Recipe) -> str | None:
+def update_lost_in_rounding(recipe: Resolved) -> str | None:
     """Weights in bfloat16 lose small updates."""
     rates = [section.learning_rate for section in _learning(recipe).values()]
     if recipe.model.dtype == "bfloat16" and any(rate < 1e-4 for rate in rates):
@@ -179,10 +133,9 @@ def update_lost_in_rounding(recipe: Recipe) -> str | None:
     return None
 
 
-RECIPE_RULES: list[Callable[[Recipe], str | None]] = [
+RECIPE_RULES: list[Callable[[Resolved], str | None]] = [
     decay_of_everything,
     repeated_names,
-    system_without_chat,
     compute_above_weights,
     task_missing,
     rewards_without_weight,
@@ -190,27 +143,21 @@ RECIPE_RULES: list[Callable[[Recipe], str | None]] = [
 ]
 SFT_RULES: list[Callable[[SftSection], str | None]] = [
     demonstrations_missing,
-    demonstrations_held_out_twice,
-    held_out_for_nothing,
-    wrong_share_of_a_file,
     sft_warmup_too_long,
 ]
-EVAL_RULES: list[Callable[[EvalSection], str | None]] = [temperature_of_greedy]
-RECIPE_CAUTIONS: list[Callable[[Recipe], str | None]] = [update_lost_in_rounding]
+RECIPE_CAUTIONS: list[Callable[[Resolved], str | None]] = [update_lost_in_rounding]
 
 
-def broken_rules(recipe: Recipe, *, supplied: Collection[str] = ()) -> list[str]:
+def broken_rules(recipe: Resolved, *, supplied: Collection[str] = ()) -> list[str]:
     """What the rules find in a resolved recipe; sections whose stage is not run are left alone."""
     found = [rule(recipe) for rule in RECIPE_RULES if rule is not task_missing]
     if "task" not in supplied:
         found.append(task_missing(recipe))
     found += [rule(recipe) for rule in PREFERENCE_RULES]
-    if recipe.sft is not None and "sft" in recipe.stages:
+    if "sft" in recipe.stages:
         found += [rule(recipe.sft) for rule in SFT_RULES]
-    if recipe.rl is not None and "rl" in recipe.stages:
+    if "rl" in recipe.stages:
         found += [rule(recipe.rl) for rule in RL_RULES]
-    if recipe.eval is not None and "eval" in recipe.stages:
-        found += [rule(recipe.eval) for rule in EVAL_RULES]
     return [problem for problem in found if problem]
 
 
@@ -224,9 +171,9 @@ def broken_engine_rules(rl: RlSection) -> list[str]:
     return [problem for rule in ENGINE_RULES if (problem := rule(rl))]
 
 
-def cautions(recipe: Recipe) -> list[str]:
+def cautions(recipe: Resolved) -> list[str]:
     """What may not be meant in a resolved recipe, though it can be run."""
     found = [*recipe.told, *(rule(recipe) for rule in RECIPE_CAUTIONS), *unusual(recipe)]
-    if recipe.rl is not None and "rl" in recipe.stages:
+    if "rl" in recipe.stages:
         found += [rule(recipe.rl) for rule in RL_CAUTIONS]
     return [caution for caution in found if caution]

@@ -1,8 +1,8 @@
 """The sections of a recipe: every key with its type, its limits, its default and a line of help.
 
-A field made with :func:`posttrain.config.fields.later` has a default that depends on others: it is
-None as read, and :func:`posttrain.config.resolve` fills it. Its type is that of the resolved
-recipe: ``| None`` where it may stay so. Everywhere in a recipe, None means "not given".
+A key made with :func:`posttrain.config.fields.later` has a default that depends on others: None, as
+it is read, means "not given", and :mod:`posttrain.config.resolved` says which always have a value
+once it is resolved.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from posttrain.config.fields import (
     Betas,
     Expected,
     OptionalPiece,
-    Piece,
+    OptionalStages,
     Rewards,
     Schedule,
     Section,
     Stage,
-    Stages,
     StopStrings,
     Tokens,
     Trackers,
     key,
     later,
+    rate,
+    schedule,
 )
 
 
-class RunSection(Section):
+class WrittenRun(Section):
     """Where the run goes and what it does."""
 
     folder: str = later("runs/ and the recipe's name", "Folder of the run.", min_length=1)
     seed: int = key(0, "Decides every random number of the run.", ge=0)
-    stages: Stages = later(
+    stages: OptionalStages = later(
         "the sections there are: sft, prefer, reward, rl, eval",
         "Stages to run, in this order.",
         min_length=1,
@@ -89,7 +90,24 @@ class GradingSection(Section):
     memory_mb: int = key(2048, "Memory that a worker may take while it grades.", ge=1)
 
 
-class SftSection(Section):
+class Optimiser(Section):
+    """What every stage that trains has."""
+
+    learning_rate: float = rate(1e-5)
+    schedule: Schedule = schedule("cosine")
+    warmup_steps: int = key(0, "Optimiser steps to reach the peak.", ge=0)
+    weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
+    adam_betas: Betas = key((0.9, 0.95), "AdamW's β₁ and β₂: how much its running means keep.")
+    max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
+    micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
+    checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
+    max_skipped: int = key(3, "Steps in a row that may be NaN; then the stage stops.", ge=1)
+    save_every: int | None = later(
+        "by time: run.save_minutes", "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0
+    )
+
+
+class SftSection(Optimiser):
     """Supervised fine-tuning on demonstrations; the loss is on the completion only."""
 
     data: str = key("task", "task (its own answers), or a JSONL file of them.", min_length=1)
@@ -108,15 +126,7 @@ class SftSection(Section):
     wrong_share: float = key(0.0, "Share of the task's answers made wrong.", ge=0, le=1)
     epochs: int = key(1, "Passes over the demonstrations.", ge=1)
     batch_size: int = key(32, "Sequences per optimiser step.", ge=1)
-    learning_rate: float = key(2e-5, "Step size at the peak of the schedule.", gt=0)
-    warmup_steps: int = key(0, "Optimiser steps to reach the peak.", ge=0)
-    schedule: Schedule = key("cosine", "How the step size goes on from the peak.")
-    weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
-    adam_betas: Betas = key((0.9, 0.95), "AdamW's β₁ and β₂: how much its running means keep.")
-    max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
-    micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
-    checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
-    max_skipped: int = key(3, "Steps in a row that may be NaN; then the stage stops.", ge=1)
+    learning_rate: float = rate(2e-5)
     evaluate_every: int | None = later(
         "about ten times, and once an epoch",
         "Steps between looks at the held-out loss; 0 is off, and holds nothing out.",
@@ -126,12 +136,9 @@ class SftSection(Section):
     result: Literal["last", "best"] = key(
         "last", "Weights that the stage ends with: the last, or those of the best held-out loss."
     )
-    save_every: int | None = later(
-        "by time: run.save_minutes", "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0
-    )
 
 
-class PreferSection(Section):
+class WrittenPrefer(Section):
     """Preferences between completions of the policy, by an annotator made of rewards."""
 
     rewards: Rewards = key({}, "What the annotator goes by; without, the task's own rewards.")
@@ -145,12 +152,12 @@ class PreferSection(Section):
     )
     num_prompts: int | None = later("all there are", "Train prompts to use, at most.", ge=1)
     repeats: int = key(1, "Times that each prompt is asked.", ge=1)
-    max_new_tokens: int = later("that of [rl], else 256", "Longest completion.", ge=1)
+    max_new_tokens: int | None = later("that of [rl], else 256", "Longest completion.", ge=1)
     temperature: float = key(1.0, "Divides the logits before sampling.", gt=0)
     max_invalid: float = key(0.1, "Share of broken scores that stops the stage.", ge=0, le=1)
 
 
-class RewardSection(Section):
+class RewardSection(Optimiser):
     """A reward model from preferences: Bradley–Terry for pairs, Plackett–Luce for ranked sets."""
 
     data: str = key("prefer", "prefer (the stage before), or a JSONL file.", min_length=1)
@@ -168,72 +175,64 @@ class RewardSection(Section):
     margins: bool = key(True, "Use the margins that the rows have.")
     epochs: int = key(1, "Passes over the preferences.", ge=1)
     batch_size: int = key(64, "Pairs or ranked sets per optimiser step.", ge=1)
-    learning_rate: float = key(1e-5, "Step size at the peak of the schedule.", gt=0)
-    warmup_steps: int = key(0, "Optimiser steps to reach the peak.", ge=0)
-    schedule: Schedule = key("cosine", "How the step size goes on from the peak.")
-    weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
-    adam_betas: Betas = key((0.9, 0.95), "AdamW's β₁ and β₂: how much its running means keep.")
-    max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
-    micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
-    checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
-    max_skipped: int = key(3, "Steps in a row that may be NaN; then the stage stops.", ge=1)
-    save_every: int | None = later(
-        "by time: run.save_minutes", "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0
-    )
 
 
-class KlSection(Section):
+class WrittenKl(Section):
     """The divergence from the reference model."""
 
-    placement: Placement = later(
+    placement: Placement | None = later(
         "the algorithm's", "Part of the loss, of the reward, or none: no reference model."
     )
-    coefficient: float = later("the algorithm's", "β, how much the divergence costs.", ge=0)
-    estimator: Estimator = later(
+    coefficient: float | None = later("the algorithm's", "β, how much the divergence costs.", ge=0)
+    estimator: Estimator | None = later(
         "the algorithm's; else k3 in the loss, k1 in the reward",
         "How a token's share is found.",
     )
-    direction: Direction = later("reverse", "reverse: KL(π ‖ π_ref); forward: KL(π_ref ‖ π).")
-    weighted: bool = later(
+    direction: Direction | None = later(
+        "reverse", "reverse: KL(π ‖ π_ref); forward: KL(π_ref ‖ π)."
+    )
+    weighted: bool | None = later(
         "false",
         "Times ρ, in the loss: the gradient is the divergence's; posttrain explain kl.",
     )
-    rule: Rule = later("the algorithm's", "How β follows the target.")
+    rule: Rule | None = later("the algorithm's", "How β follows the target.")
     target: float | None = later(
         "the algorithm's", "Divergence of a sequence to steer to, in nats.", gt=0
     )
     horizon: int | None = later(
         "10000 with rule proportional", "Sequences after which β may have changed by 20 %.", ge=1
     )
-    refresh_every: int = later(
+    refresh_every: int | None = later(
         "0", "Steps after which the reference becomes the policy; 0 keeps it frozen.", ge=0
     )
-    dtype: Literal["model", "bfloat16"] = later(
+    dtype: Literal["model", "bfloat16"] | None = later(
         "model", "Type of the reference's weights: the model's, or half of that."
     )
-    offload: bool = later("false", "Keep the reference in main memory while it is not asked.")
+    offload: bool | None = later(
+        "false", "Keep the reference in main memory while it is not asked."
+    )
 
 
-class CriticSection(Section):
+class WrittenCritic(Section):
     """The value model of an algorithm that has one (ppo, ppo_penalty; the advantage gae)."""
 
     kind: Literal["separate", "shared"] = key(
         "separate", "A model of its own, or a head on the policy's trunk."
     )
-    source: str = later(
+    source: str | None = later(
         "policy",
         "Where a separate one starts: policy, reward (the stage), or a reward model.",
         min_length=1,
     )
-    learning_rate: float = later("10 × rl.learning_rate", "Its own step size.", gt=0)
+    learning_rate: float | None = later("10 × rl.learning_rate", "Its own step size.", gt=0)
     warmup_steps: int = key(0, "Batches on which it learns alone, at the start.", ge=0)
-    loss: Piece = later("the algorithm's", "The value loss of a token.")
+    loss: OptionalPiece = later("the algorithm's", "The value loss of a token.")
     coefficient: float = key(
         1.0, "c_V, how much its loss counts; it matters where the trunk is shared.", gt=0
     )
 
 
-class RlSection(Section):
+class WrittenRl(Optimiser):
     """Reinforcement learning: one table row of pieces, and every piece can be replaced."""
 
     algorithm: Annotated[str, Expected("a name of the table")] = key(
@@ -241,18 +240,11 @@ class RlSection(Section):
     )
     steps: int = key(100, "Batches of rollouts to learn from.", ge=1)
     prompts_per_step: int = key(16, "Prompts in each batch.", ge=1)
-    group_size: int = later("the algorithm's", "Completions for each prompt.", ge=1)
-    epochs: int = later("the algorithm's", "Passes over each batch.", ge=1)
+    group_size: int | None = later("the algorithm's", "Completions for each prompt.", ge=1)
+    epochs: int | None = later("the algorithm's", "Passes over each batch.", ge=1)
     minibatches: int = key(1, "Optimiser steps in each pass.", ge=1)
-    learning_rate: float = key(1e-6, "Step size at the peak of the schedule.", gt=0)
-    warmup_steps: int = key(0, "Optimiser steps to reach the peak.", ge=0)
-    schedule: Schedule = key("constant", "How the step size goes on from the peak.")
-    weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
-    adam_betas: Betas = key((0.9, 0.95), "AdamW's β₁ and β₂: how much its running means keep.")
-    max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
-    micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
-    checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
-    max_skipped: int = key(3, "Steps in a row that may be NaN; then the stage stops.", ge=1)
+    learning_rate: float = rate(1e-6)
+    schedule: Schedule = schedule("constant")
     max_new_tokens: int = key(256, "Longest completion.", ge=1)
     temperature: float = key(1.0, "Divides the logits before sampling.", ge=0)
     top_k: int = key(0, "Sample from the k likeliest tokens; 0 is off.", ge=0)
@@ -260,13 +252,13 @@ class RlSection(Section):
     stop: StopStrings = key(
         (), "Strings that end a completion, in evaluations too; its text ends before them."
     )
-    engine: Piece = later("native", "What samples the completions.")
+    engine: OptionalPiece = later("native", "What samples the completions.")
     max_lag: int = key(0, "Updates that sampling runs ahead of learning; 0: on-policy.", ge=0)
-    advantage: Piece = later("the algorithm's", "How rewards become advantages.")
-    loss: Piece = later("the algorithm's", "The policy loss of a token.")
-    weights: Piece = later("the algorithm's", "How the losses of tokens are averaged.")
-    kl: KlSection = later("the algorithm's", "The divergence from the reference model.")
-    critic: CriticSection | None = later("the algorithm's", "The value model.")
+    advantage: OptionalPiece = later("the algorithm's", "How rewards become advantages.")
+    loss: OptionalPiece = later("the algorithm's", "The policy loss of a token.")
+    weights: OptionalPiece = later("the algorithm's", "How the losses of tokens are averaged.")
+    kl: WrittenKl | None = later("the algorithm's", "The divergence from the reference model.")
+    critic: WrittenCritic | None = later("the algorithm's", "The value model.")
     whiten_rewards: Annotated[
         bool | Literal["population", "sample"], Expected('true, false, "population" or "sample"')
     ] = key(
@@ -279,17 +271,17 @@ class RlSection(Section):
     )
     entropy_coefficient: float = key(0.0, "Bonus for staying undecided.", ge=0)
     kl_stop: float | None = later("off", "Leave a batch once approx_kl passes this.", gt=0)
-    correction: Piece = later(
+    correction: OptionalPiece = later(
         "truncated with max_lag, or where top_k or top_p cut; else none",
         "Factor for the sampler and the trainer disagreeing.",
     )
-    dynamic_sampling: bool = later(
+    dynamic_sampling: bool | None = later(
         "the algorithm's", "Replace groups whose rewards are all equal by fresh ones."
     )
     max_resamples: int | None = later(
         "8 with dynamic_sampling", "Rounds of fresh groups per step.", ge=1
     )
-    overlong_buffer: int = later(
+    overlong_buffer: int | None = later(
         "max_new_tokens // 4 where the algorithm has one, else 0",
         "Last tokens before the limit, where the reward sinks by up to 1; 0 is off.",
         ge=0,
@@ -304,15 +296,12 @@ class RlSection(Section):
         "Try a few rollouts and one step before the first; what fails stops the run, or is said.",
     )
     audit: bool = key(False, "Check the algorithm's checklist at every step, and stop where not.")
-    save_every: int | None = later(
-        "by time: run.save_minutes", "Steps between checkpoints; 0: none but at Ctrl-C.", ge=0
-    )
     max_invalid: float = key(
         0.1, "Share of broken scores that stops the run, of held-out ones too.", ge=0, le=1
     )
 
 
-class EvalSection(Section):
+class WrittenEval(Section):
     """Accuracy on the task's test problems."""
 
     problems: int = key(200, "Test problems, at most.", ge=1)
@@ -320,25 +309,27 @@ class EvalSection(Section):
     temperature: float | None = later(
         "1.0 with samples", "Divides the logits of the samples.", gt=0
     )
-    max_new_tokens: int = later("that of [rl], else 256", "Longest completion.", ge=1)
+    max_new_tokens: int | None = later("that of [rl], else 256", "Longest completion.", ge=1)
 
 
 class Recipe(Section):
-    """A whole recipe: what a TOML file says, checked; and after ``resolve``, every default too."""
+    """A whole recipe as it is written: what a TOML file says, checked key by key."""
 
-    run: RunSection = key(RunSection(), "The run.")
+    run: WrittenRun = key(WrittenRun(), "The run.")
     model: ModelSection = key(ModelSection(), "The model.")
     task: OptionalPiece = later("none", "The task: its name, and its own options beside it.")
     rewards: Rewards = key({}, "Rewards by name: a weight, or a table with weight and options.")
     grading: GradingSection = key(GradingSection(), "How rewards are run.")
     sft: SftSection | None = key(None, "Supervised fine-tuning.")
-    prefer: PreferSection | None = key(None, "Preferences from the policy.")
+    prefer: WrittenPrefer | None = key(None, "Preferences from the policy.")
     reward: RewardSection | None = key(None, "A reward model.")
-    rl: RlSection | None = key(None, "Reinforcement learning.")
-    eval: EvalSection | None = key(None, "Evaluation.")
+    rl: WrittenRl | None = key(None, "Reinforcement learning.")
+    eval: WrittenEval | None = key(None, "Evaluation.")
 
     _source: str = PrivateAttr("")
     _told: tuple[str, ...] = PrivateAttr(())
+    _overrides: tuple[str, ...] = PrivateAttr(())
+    _file: Recipe | None = PrivateAttr(None)
 
     @property
     def source(self) -> str:

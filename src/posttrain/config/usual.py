@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from posttrain.config.fields import STAGES, Section
-from posttrain.config.sections import Recipe
+from posttrain.config.fields import Section
+from posttrain.config.resolved import Resolved
 
 
 class Usual(NamedTuple):
@@ -75,7 +75,7 @@ USUAL: dict[str, Usual] = {
 _PIECES = ("advantage", "loss", "weights", "correction")
 
 
-def unusual(recipe: Recipe) -> list[str]:
+def unusual(recipe: Resolved) -> list[str]:
     """What lies outside its range in a resolved recipe; stages that are not run are left alone."""
     return [
         f"{key}: {value:g} is far from usual: {usual.why}; {usual.advice('it')}"
@@ -83,7 +83,7 @@ def unusual(recipe: Recipe) -> list[str]:
     ]
 
 
-def far_from_usual(recipe: Recipe) -> Iterator[tuple[str, float, Usual]]:
+def far_from_usual(recipe: Resolved) -> Iterator[tuple[str, float, Usual]]:
     """Every setting outside its range, with its value and that range."""
     for key, value in _settings(recipe):
         usual = _find(key)
@@ -97,15 +97,14 @@ def _find(key: str) -> Usual | None:
     return next((USUAL[end] for end in ends if end in USUAL), None)
 
 
-def _settings(recipe: Recipe) -> Iterator[tuple[str, float]]:
+def _settings(recipe: Resolved) -> Iterator[tuple[str, float]]:
     """The numbers of a recipe by their dotted keys."""
     for name in type(recipe).model_fields:
-        section = getattr(recipe, name)
-        if isinstance(section, Section) and (name not in STAGES or name in recipe.stages):
+        section = getattr(recipe, name, None)
+        if isinstance(section, Section):
             yield from _numbers(section, name)
-    rl = recipe.rl if "rl" in recipe.stages else None
-    for piece in _PIECES if rl is not None else ():
-        spec = getattr(rl, piece)
+    for piece in _PIECES if "rl" in recipe.stages else ():
+        spec = getattr(recipe.rl, piece)
         if ":" not in spec["name"]:  # in one of a user's own a word may mean another thing
             yield from ((f"rl.{piece}.{n}", v) for n, v in spec.items() if _is_number(v))
     yield from ((f"rewards.{n}.weight", s["weight"]) for n, s in recipe.rewards.items())

@@ -143,6 +143,22 @@ class Template:
             text = through
         return tuple(tokens), tuple(mask)
 
+    def encode_reply(self, said: str | Sequence[Message]) -> tuple[int, ...]:
+        """The tokens of what is said to a policy's turn: text as it stands, messages as a chat.
+
+        Of messages, what the chat template writes behind an assistant's end token, up to where the
+        assistant speaks again. A special token that they spell is read as text.
+        """
+        if isinstance(said, str):
+            return self.control.encode(said)
+        turns: list[Message] = [{"role": role, "content": "a"} for role in ("user", "assistant")]
+        chat, hidden = self.control.hide([*turns, *said])
+        asked = self._chat_text(chat[:1], reply=True)
+        answered = self._chat_text(chat[:2], reply=False)
+        turn = self.control.encode(_suffix(answered, asked), hidden)
+        after = self.control.encode(_suffix(self._chat_text(chat, reply=True), answered), hidden)
+        return (*turn[self._length_to_end(turn) :], *after)
+
     def prepare(
         self, prompts: Sequence[Prompt] = (), *, conversations: Sequence[Sequence[Message]] = ()
     ) -> None:

@@ -4,7 +4,7 @@ Two doors, each with a plain twin that gives the same numbers: without this pack
 lost. Nobody outside imports more of it than the doors.
 
 ===============  =================================  ==========================================
-``fast.scores``  ``score_tokens``: log-probs        plain: ``models.logprobs.score_tokens``
+``fast.score``   ``score_tokens``: log-probs        plain: ``models.logprobs.score_tokens``
 ``fast.decode``  ``Decoder``: sampling in slots     plain: ``rollout.engines.native``
 ===============  =================================  ==========================================
 """

@@ -105,6 +105,10 @@ class Decoder:
         """Free the slots and their cache."""
         self.slots = None
 
+    def close(self) -> None:
+        """Free the slots, and the copy of the weights."""
+        self.slots = self._copy = None
+
     def _slots_for(self, prompts: Collection[tuple[int, ...]], sampling: Sampling) -> SlotDecoder:
         """The slots of the last call if this one fits into them, else new ones."""
         model = self._model_to_sample()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.data.minibatch import micro_batches
-from posttrain.fast.scores import (
+from posttrain.fast.score import (
     CapturedPasses,
     captured_passes,
     pausing,
@@ -55,7 +55,7 @@ class LocalLearner:
     what a sampler holds where that runs at the same time (``beside_sampling``).
     ``keep_groups`` never parts the sequences of a group, for losses that compare them.
     Weights stay in their own precision (float32 by default); ``compute`` is what the forward pass
-    runs in. With ``captured``, passes are replayed from CUDA graphs (:mod:`posttrain.fast.scores`).
+    runs in. With ``captured``, passes are replayed from CUDA graphs (:mod:`posttrain.fast.score`).
     """
 
     def __init__(
@@ -154,6 +154,10 @@ class LocalLearner:
         self.reference = None  # the old one goes before the new one comes
         self.reference = self._keep.of(self.model)
         self.refreshed = True
+
+    def weights(self) -> dict[str, Tensor]:
+        """What is trained of the model, by name."""
+        return dict(self.model.named_parameters())
 
     def save(self, folder: Path) -> None:
         """Write the model folder."""

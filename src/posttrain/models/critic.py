@@ -22,7 +22,7 @@ class Critic(nn.Module):
 
     A separate critic trains its whole trunk; a shared one owns the head alone, and asked by itself
     it reads the policy's trunk without gradient. In an ordinary step a shared head is given to
-    :func:`posttrain.fast.scores.score_tokens`, so that the trunk runs once and learns from
+    :func:`posttrain.fast.score.score_tokens`, so that the trunk runs once and learns from
     both.
     """
 

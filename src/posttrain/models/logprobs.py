@@ -1,6 +1,6 @@
 """Log-probs and entropies of a batch under a model: whole logits, one log-softmax.
 
-The plain way, for any model. :mod:`posttrain.fast.scores` gives the same numbers in less time, and
+The plain way, for any model. :mod:`posttrain.fast.score` gives the same numbers in less time, and
 in memory that does not grow with the batch.
 """
 

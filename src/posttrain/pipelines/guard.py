@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from posttrain.protocols import Learner, Objective, StepResult
 from posttrain.types import Batch
@@ -111,6 +112,10 @@ class Guarded:
     def refresh_reference(self) -> None:
         """Refresh the learner's reference."""
         self._learner.refresh_reference()
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Those of the learner."""
+        return self._learner.weights()
 
     def save(self, folder: Path) -> None:
         """Write the learner's model."""

@@ -7,21 +7,16 @@ keyword-only parameters are options. :class:`posttrain.rewards.scorer.RewardScor
 
 from posttrain.protocols import Reward
 from posttrain.rewards.code import code_tests
-from posttrain.rewards.countdown import countdown_expression
 from posttrain.rewards.declared import declare
 from posttrain.rewards.exact import exact_answer
 from posttrain.rewards.extraction import extract_answer
 from posttrain.rewards.format import think_answer_format
 from posttrain.rewards.judge import judge_verdict
-from posttrain.rewards.length import length_penalty
-from posttrain.rewards.math_answer import math_answer
-from posttrain.rewards.melody import melody_score
+from posttrain.rewards.math.answer import math_answer
 from posttrain.rewards.numeric import numeric_answer
-from posttrain.rewards.overlong import overlong_penalty
-from posttrain.rewards.reasoning_gym import reasoning_gym_score
-from posttrain.rewards.repetition import repetition_penalty
-from posttrain.rewards.sorted_text import sorted_numbers
-from posttrain.rewards.sorting import exactly_sorted, inclusion_ordering, position_matches
+from posttrain.rewards.penalties import length_penalty, overlong_penalty, repetition_penalty
+from posttrain.rewards.puzzles import countdown_expression, melody_score, reasoning_gym_score
+from posttrain.rewards.sorting import sorted_numbers
 
 REWARDS: dict[str, Reward] = {
     "exact": exact_answer,
@@ -56,8 +51,4 @@ __all__ = [
     "repetition_penalty",
     "sorted_numbers",
     "think_answer_format",
-    # for lists of numbers
-    "exactly_sorted",
-    "inclusion_ordering",
-    "position_matches",
 ]

@@ -8,7 +8,7 @@ import math
 import numbers
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -155,8 +155,7 @@ def raised(reward: BoundReward, error: BaseException) -> Score:
     while frames is not None and Path(frames.tb_frame.f_code.co_filename) == _CALLER:
         frames = frames.tb_next  # a user wants to see the reward, not who called it
     trace = "".join(traceback.format_exception(type(error), error, frames))
-    details = trace[-MAX_DETAILS_LENGTH:]
-    return Score(value=0.0, state=score.state, reason=score.reason, details=details)
+    return replace(score, details=trace[-MAX_DETAILS_LENGTH:])
 
 
 def broken(reward: BoundReward, reason: str) -> Score:

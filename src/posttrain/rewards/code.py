@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import ast
-import re
-import time
 from collections.abc import Mapping, Sequence
-from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
-from posttrain.rewards.code_blocks import UNREADABLE, extract_code
-from posttrain.rewards.code_formats import Examination, read_tests
 from posttrain.rewards.declared import declare
 from posttrain.rewards.extraction import answered
-from posttrain.rewards.sandbox import (
-    START_SECONDS,
-    Limits,
-    Outcome,
-    Report,
-    SandboxError,
-    choose,
-    examine,
-    run,
-)
-from posttrain.rewards.sandbox.choice import Choice
-from posttrain.rewards.sandbox.processes import Sandbox
+from posttrain.sandbox import START_SECONDS, Limits, SandboxError, choose, examine
+from posttrain.sandbox.blocks import extract_code
+from posttrain.sandbox.choice import Choice
+from posttrain.sandbox.formats import read_tests
+from posttrain.sandbox.programs import IN_ALL, run_cases
 from posttrain.types import Score
 
 Tests = str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | Sequence[str]
-
-IN_ALL = 10  # times ``seconds``: what all inputs of one program may take together
-FUTURE_IMPORT = re.compile(r"^from __future__ import .*$\n?", re.MULTILINE)
 
 
 def longest_call(*, seconds: float = 5.0, **others: Any) -> float:
@@ -80,10 +64,10 @@ def code_tests(
     if extract == "fence":
         names = read.questions.names if read.questions is not None else ()
         source = extract_code(source, names, reads_input=any(c[0].strip() for c in read.cases))
-    source = _framed(source, read)
+    source = read.framed(source)
     try:
         if read.questions is None:
-            report = _run_cases(source, read.cases, limits=limits, sandbox=backend, partial=partial)
+            report = run_cases(source, read.cases, limits=limits, sandbox=backend, partial=partial)
         else:
             report = examine(
                 source, read.questions, limits=limits, sandbox=backend, stop_early=not partial
@@ -95,84 +79,3 @@ def code_tests(
     share = report.passed / report.cases
     parts = {"timeout": float(report.ending == "timeout")}
     return Score(value=share if partial else float(share == 1.0), parts=parts, reason=report.reason)
-
-
-def _framed(source: str, read: Examination) -> str:
-    """The solution between what is put before and after it."""
-    if not read.before and not read.after:
-        return source
-    future = "".join(FUTURE_IMPORT.findall(source))  # must come first
-    if future:
-        source = FUTURE_IMPORT.sub("", source)
-    # A preamble ends within a function that the solution goes on with, or writes out once more.
-    goes_on = f"{future}{read.before}{source}{read.after}"
-    anew = f"{future}{read.before}    pass\n\n{source}{read.after}"
-    return anew if not _parses(goes_on) and _parses(anew) else goes_on
-
-
-def _parses(text: str) -> bool:
-    try:
-        ast.parse(text)
-    except UNREADABLE:
-        return False
-    return True
-
-
-def _run_cases(
-    source: str,
-    cases: Sequence[tuple[str, str]],
-    *,
-    limits: Limits,
-    sandbox: Sandbox,
-    partial: bool,
-) -> Report:
-    """Run a program on each input. One that runs out of time is not tried again."""
-    passed, reason, used, began = 0, "", 0.0, time.monotonic()
-    outcome = Outcome(ending="finished")
-    for place, (given, expected) in enumerate(cases, start=1):
-        if time.monotonic() - began - used > 2 * START_SECONDS:
-            raise SandboxError("the sandboxes took too long to start")
-        left = IN_ALL * limits.seconds - used
-        outcome = run(source, given, limits=limits, sandbox=sandbox, seconds=left)
-        used += outcome.seconds
-        problem = _problem(outcome, expected)
-        if problem == "timeout" and left < limits.seconds:
-            problem = f"timeout: all inputs together took {IN_ALL * limits.seconds:g} s"
-        passed += not problem
-        reason = reason or (problem and f"case {place}: {problem}")
-        if problem and (not partial or outcome.ending == "timeout"):
-            break
-    return Report(passed=passed, cases=len(cases), ending=outcome.ending, reason=reason)
-
-
-def _problem(outcome: Outcome, expected: str) -> str:
-    """What is wrong with how a program ended; empty where nothing is."""
-    if outcome.ending != "finished":
-        return outcome.ending
-    if outcome.status:
-        return f"exit status {outcome.status}"
-    printed, wanted = _lines(outcome.output.decode("utf-8", errors="replace")), _lines(expected)
-    same = len(printed) == len(wanted) and all(map(_same_line, printed, wanted))
-    return "" if same else "another output than expected"
-
-
-def _lines(text: str) -> list[str]:
-    """Lines without the spaces at their ends and without the empty lines at the end."""
-    return [line.rstrip() for line in text.rstrip().splitlines()]
-
-
-def _same_line(printed: str, wanted: str) -> bool:
-    """The same text, or the same words, where decimal numbers may be written differently."""
-    if printed == wanted:
-        return True
-    words, others = printed.split(), wanted.split()
-    return len(words) == len(others) and all(map(_same_word, words, others))
-
-
-def _same_word(word: str, other: str) -> bool:
-    if word == other or "." not in word + other:  # 007 is not 7, but 2.50 is 2.5
-        return word == other
-    try:
-        return Decimal(word) == Decimal(other)
-    except InvalidOperation:
-        return False

@@ -35,18 +35,11 @@ def declare(
     10
     """
 
+    given = {name: value for name, value in locals().items() if value is not None}
+
     def mark(function: Function) -> Function:
-        declared: Any = function
-        if checks_answer is not None:
-            declared.checks_answer = checks_answer
-        if maximum is not None:
-            declared.maximum = maximum
-        if longest_call is not None:
-            declared.longest_call = longest_call
-        if check_options is not None:
-            declared.check_options = check_options
-        if check_ready is not None:
-            declared.check_ready = check_ready
+        for name, value in given.items():
+            setattr(function, name, value)
         return function
 
     return mark

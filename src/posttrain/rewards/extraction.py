@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-from posttrain.rewards.math_text import fraction
+from posttrain.rewards.math.latex import fraction
 
 Extract = Literal["whole", "tag", "hashes", "boxed", "last_number", "auto", "answer", "expression"]
 
@@ -234,7 +234,7 @@ def _last_alone(text: str) -> str | None:
 def _only_number(held: str) -> str:
     """The number that a box holds, maybe after ``=``; all of it where that is not one number."""
     for side in reversed(held.split("=")):
-        numbers = [match.group() for match in _NUMBER.finditer(_signed(side))]
+        numbers: list[str] = _NUMBER.findall(_signed(side))
         if numbers:
             return numbers[0] if len(numbers) == 1 else held
     return held

@@ -7,6 +7,7 @@ own score, in order, up to the first that is broken and counts: a monitored one 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -50,8 +51,8 @@ def grade(
             started(WHOLE_CHUNK, number)
             ahead[reward.name] = _batched(reward, samples, passes=passes)
         elif reward.kind == "async":
-            tick = _Tick(started, number)
-            calls = _awaited(reward, samples, tick=tick, seconds=seconds, passes=passes)
+            turns = functools.partial(started, WHOLE_CHUNK, number)
+            calls = _awaited(reward, samples, turns=turns, seconds=seconds, passes=passes)
             ahead[reward.name] = asyncio.run(calls)
     everything: list[Results] = []
     for index, sample in enumerate(samples):
@@ -119,27 +120,15 @@ def _batched(reward: BoundReward, samples: Sequence[Sample], *, passes: _Passes)
     return [replace(checked(reward, value), seconds=share) for value in returned]
 
 
-class _Tick:
-    """Says at every turn of the event loop that it turns: one that hangs is seen from outside."""
-
-    def __init__(self, started: Started, number: int) -> None:
-        self._started = started
-        self._number = number
-
-    async def run(self) -> None:
-        while True:
-            self._started(WHOLE_CHUNK, self._number)
-            await asyncio.sleep(0.1)
-
-
 async def _awaited(
     reward: BoundReward,
     samples: Sequence[Sample],
     *,
-    tick: _Tick,
+    turns: Callable[[], None],
     seconds: float | None,
     passes: _Passes,
 ) -> list[Score]:
+    """Calls side by side; ``turns`` says that the event loop does: one that hangs is seen."""
     gate = asyncio.Semaphore(CONCURRENT)
 
     async def one(sample: Sample) -> Score:
@@ -156,7 +145,12 @@ async def _awaited(
                 score = raised(reward, error)
             return replace(score, seconds=time.perf_counter() - begun)
 
-    ticking = asyncio.create_task(tick.run())
+    async def tick() -> None:
+        while True:
+            turns()
+            await asyncio.sleep(0.1)
+
+    ticking = asyncio.create_task(tick())
     try:
         return list(await asyncio.gather(*(one(sample) for sample in samples)))
     finally:

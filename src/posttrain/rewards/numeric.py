@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from posttrain.rewards.declared import declare
 from posttrain.rewards.extraction import Extract, extract_answer, plain
-from posttrain.rewards.math_words import scale_of
+from posttrain.rewards.math.words import scale_of
 
 MAX_NUMBER_LENGTH = 100  # characters; more is no answer, and costs time to compute with
 

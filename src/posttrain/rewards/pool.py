@@ -3,7 +3,8 @@
 A sample that takes too long, or takes its worker down with it again and again, is the only one
 that pays: the worker is replaced, and the rest of its chunk is graded by others. A worker may also
 die for no fault of the sample it is at (the system was short of memory, a thread that an earlier
-sample left behind crashed), or while it waits for work: what it had is handed out again.
+sample left behind crashed), or while it waits for work: what it had is handed out again. (The pool
+of the library pebble ends for good with a worker that is killed while it waits.)
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ import struct
 import threading
 import time
 import warnings
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from posttrain.rewards.bound import BoundReward
 from posttrain.rewards.grading import WHOLE_CHUNK, Results, Sample
-from posttrain.rewards.worker import NOT_BEGUN, Beat, work
+from posttrain.rewards.pool_worker import NOT_BEGUN, Beat, work
 from posttrain.types import Score
 
 CHUNK = 64  # samples that a worker gets at a time, at most
@@ -84,7 +85,7 @@ class GradingPool:
             for worker in self._workers:
                 worker.kill()
             raise
-        return job.results()
+        return [job.results[number] for number in range(len(samples))]
 
     def close(self) -> None:
         """End the workers."""
@@ -169,24 +170,29 @@ class GradingPool:
             self._count_vain(end)
             job.waiting.appendleft(worker.chunk)
             return
-        left = [number for number in worker.chunk if not job.known(number)]
+        left = [number for number in worker.chunk if number not in job.results]
         suspect = left[0] if len(left) == 1 else None
         if sample != WHOLE_CHUNK and worker.chunk[sample] in left:
             suspect = worker.chunk[sample]
         if late and time.monotonic() - since <= self._allowed(worker):
             suspect = None  # it answered at the last moment and was at another sample already
-        if suspect is not None and (late or job.tried(suspect) == TRIES):
+        if suspect is not None:
+            job.tries[suspect] += 1
+        if suspect is not None and (late or job.tries[suspect] == TRIES):
             name = self._rewards[reward].name
             reason = f"reward {name!r} ended its worker process ({end}), {TRIES} times"
             if late:
                 reason = f"reward {name!r} gave no answer within {self._allowed(worker):g} s"
             score = Score(value=0.0, state="timeout" if late else "crashed", reason=reason)
-            job.excuse(suspect, reward, result=(name, score))
-            others = len(job.without(suspect)) < len(self._rewards)
+            job.excused[suspect][reward] = (name, score)
+            del job.tries[suspect]  # the other rewards have theirs
+            others = len(job.excused[suspect]) < len(self._rewards)
             if not self._rewards[reward].monitored or not others:  # else those have their say
                 job.finish(suspect, [])
-        again = [number for number in left if not job.known(number)]
-        job.again(sorted(again, key=lambda number: number != suspect))
+        again = [number for number in left if number not in job.results]
+        # Each by itself: whoever takes the next worker down is found out, and no one else is.
+        again.sort(key=lambda number: number != suspect)
+        job.waiting.extendleft([number] for number in reversed(again))
 
     def _count_vain(self, end: str) -> None:
         """One more worker that has not begun, for which no sample can be blamed."""
@@ -206,53 +212,31 @@ class _Job:
         self, samples: Sequence[Sample], *, num_workers: int, progress: Progress | None
     ) -> None:
         self._samples = samples
-        self._results: dict[int, Results] = {}
-        self._excused: dict[int, dict[int, tuple[str, Score]]] = {}
-        self._tries: Counter[int] = Counter()
         self._progress = progress
+        self.results: dict[int, Results] = {}
+        self.tries: Counter[int] = Counter()  # workers that ended while they were at a sample
+        # Rewards that took the worker down: they are asked no more about the sample.
+        self.excused: defaultdict[int, dict[int, tuple[str, Score]]] = defaultdict(dict)
         size = max(1, min(CHUNK, math.ceil(len(samples) / (4 * max(1, num_workers)))))
         numbers = list(range(len(samples)))
         self.waiting = deque(numbers[start : start + size] for start in numbers[::size])
 
     @property
     def finished(self) -> bool:
-        return len(self._results) == len(self._samples)
+        return len(self.results) == len(self._samples)
 
     def take(self) -> tuple[list[tuple[int, Sample]], set[int]]:
         """The next chunk, and the rewards that are not to be asked about it."""
         numbers = self.waiting.popleft()
-        return [(number, self._samples[number]) for number in numbers], self.without(numbers[0])
-
-    def without(self, number: int) -> set[int]:
-        """The rewards that are asked no more about a sample."""
-        return set(self._excused.get(number, {}))
-
-    def tried(self, number: int) -> int:
-        """How many workers have ended while they were at a sample, with the one of now."""
-        self._tries[number] += 1
-        return self._tries[number]
-
-    def known(self, number: int) -> bool:
-        return number in self._results
+        excused = set(self.excused[numbers[0]])
+        return [(number, self._samples[number]) for number in numbers], excused
 
     def finish(self, number: int, results: Results) -> None:
         if not 0 <= number < len(self._samples):
             raise ValueError(f"a grading worker answered about sample {number}, which is none")
-        self._results.setdefault(number, [*results, *self._excused.get(number, {}).values()])
+        self.results.setdefault(number, [*results, *self.excused[number].values()])
         if self._progress is not None:
-            self._progress(len(self._results), len(self._samples))
-
-    def excuse(self, number: int, reward: int, *, result: tuple[str, Score]) -> None:
-        """Ask a reward no more about a sample, which took the worker down: this is its result."""
-        self._excused.setdefault(number, {})[reward] = result
-        del self._tries[number]  # the others have theirs
-
-    def again(self, numbers: Sequence[int]) -> None:
-        """Each by itself: whoever takes the next worker down is found out, and no one else is."""
-        self.waiting.extendleft([number] for number in reversed(numbers))
-
-    def results(self) -> list[Results]:
-        return [self._results[number] for number in range(len(self._samples))]
+            self._progress(len(self.results), len(self._samples))
 
 
 class _Worker:
@@ -267,9 +251,9 @@ class _Worker:
         context = multiprocessing.get_context("fork")
         self.line, theirs = _line()
         self._process = context.Process(
-            target=_begin,
-            args=(theirs, self.line),
-            kwargs={"rewards": rewards, "beat": self.beat, **limits},
+            target=work,
+            args=(theirs, rewards),
+            kwargs={"other_end": self.line, "beat": self.beat, **limits},
             daemon=True,
         )
         try:
@@ -347,9 +331,3 @@ def _line() -> tuple[Connection, Connection]:
         end.settimeout(None)  # some libraries set a limit for every socket
     ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START), 0))
     return Connection(ends[0].detach()), Connection(ends[1].detach())
-
-
-def _begin(theirs: Connection, ours: Connection, **given: Any) -> None:
-    """The first thing in the new process: close the copy of the other end, then work."""
-    ours.close()
-    work(theirs, given.pop("rewards"), **given)

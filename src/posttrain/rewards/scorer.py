@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from posttrain.registry import nearest
 from posttrain.rewards import REWARDS
@@ -27,12 +27,8 @@ FROM_ROLLOUT: dict[str, Callable[[Rollout], Any]] = {
 }
 
 
-class Grader(Protocol):
-    """Runs functions on samples: in this process, or in a pool of others."""
-
-    def __call__(self, rewards: Sequence[BoundReward], samples: Sequence[Sample]) -> list[Results]:
-        """Each reward's score of every sample, up to the first that is broken and counts."""
-        ...
+Grader = Callable[[Sequence[BoundReward], Sequence[Sample]], list[Results]]
+"""Runs functions on samples: in this process, or in a pool of others."""
 
 
 class RewardScorer:

@@ -1,4 +1,4 @@
-"""Three rewards for sorting numbers, from dense partial credit to all or nothing.
+"""Rewards for sorting numbers: of text, and three of lists, from partial credit to all or nothing.
 
 After the lecture's sorting task (Stanford CS336, 2025, lecture 17). With prompt x, response y and
 ``s = sorted(x)``, all of length n:
@@ -11,17 +11,78 @@ reward                   equation                                      range
 ``exactly_sorted``       ``[y = s]``                                   0 or 1
 =======================  ============================================  ========
 
-Each has a ``batched_`` twin that scores tensors of responses at once.
+The walk-through has their twins for tensors.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Literal
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from posttrain.rewards.declared import declare
+from posttrain.rewards.extraction import Extract, extract_answer
+
+_LIST = re.compile(r"-?[0-9]{1,18}(?:(?:\s*,\s*|\s+)-?[0-9]{1,18})*")
+_BRACKETS = ("[]", "()")
+
+
+@declare(checks_answer=True)
+def sorted_numbers(
+    completion: str,
+    numbers: Sequence[int],
+    *,
+    credit: Literal["exact", "positions", "inclusion"] = "exact",
+    extract: Extract = "whole",
+) -> float:
+    """How close the listed numbers y come to ``s = sorted(numbers)``, n of them; 0 to 1.
+
+    ==============  ===================================================================
+    ``exact``       ``[y = s]``
+    ``positions``   ``Σ_i [y_i = s_i] / max(n, len(y))``
+    ``inclusion``   ``(Σ_i [x_i ∈ y] + Σ_{i<n} [y_i ≤ y_{i+1}]) / (2n − 1)``; a list that is too
+                    long is cut to n, and its score multiplied by ``n / len(y)``
+    ==============  ===================================================================
+
+    The last two are those of lists, divided by their maximum. Numbers stand apart by spaces or
+    commas, with or without brackets around them; any other text scores 0.
+
+    >>> sorted_numbers("1 2 3", [3, 1, 2]), sorted_numbers("1, 3, 2", [3, 1, 2])
+    (1.0, 0.0)
+    >>> round(sorted_numbers("1 3 2", [3, 1, 2], credit="positions"), 3)  # the 1 is in place
+    0.333
+    >>> sorted_numbers("1 3 2", [3, 1, 2], credit="inclusion")  # 3 numbers + 1 pair of 5
+    0.8
+    """
+    expected = sorted(numbers)
+    if not expected:
+        raise ValueError("numbers: nothing to sort; give the column at least one number")
+    text = extract_answer(completion, extract)
+    response = None if text is None else parse_numbers(text)
+    if response is None:
+        return 0.0
+    if credit == "exact":
+        return float(response == expected)
+    if credit == "positions":
+        num_right = sum(x == y for x, y in zip(expected, response, strict=False))
+        return num_right / max(len(expected), len(response))
+    points = _credit(expected, response[: len(expected)])
+    return points / (2 * len(expected) - 1) * min(1.0, len(expected) / len(response))
+
+
+def parse_numbers(text: str) -> list[int] | None:
+    """The whole numbers a text lists; None where it holds anything else.
+
+    >>> parse_numbers("[3, -1, 2]"), parse_numbers("3 then 1")
+    ([3, -1, 2], None)
+    """
+    text = text.strip()
+    if len(text) >= 2 and text[0] + text[-1] in _BRACKETS:
+        text = text[1:-1].strip()
+    if not _LIST.fullmatch(text):
+        return None
+    return [int(number) for number in text.replace(",", " ").split()]
 
 
 def position_matches(prompt: Sequence[int], response: Sequence[int]) -> float:
@@ -48,9 +109,12 @@ def inclusion_ordering(prompt: Sequence[int], response: Sequence[int]) -> float:
     6.0
     """
     _check_lengths(prompt, response)
+    return float(_credit(prompt, response))
+
+
+def _credit(prompt: Sequence[int], response: Sequence[int]) -> int:
     included = sum(token in response for token in prompt)
-    ordered = sum(x <= y for x, y in itertools.pairwise(response))
-    return float(included + ordered)
+    return included + sum(x <= y for x, y in itertools.pairwise(response))
 
 
 def exactly_sorted(prompt: Sequence[int], response: Sequence[int]) -> float:
@@ -63,58 +127,9 @@ def exactly_sorted(prompt: Sequence[int], response: Sequence[int]) -> float:
     return float(list(response) == sorted(prompt))
 
 
-def batched_position_matches(prompts: Tensor, responses: Tensor) -> Tensor:
-    """:func:`position_matches` of every response. Shapes: [P, N], [..., P, G, N] → [..., P, G].
-
-    >>> import torch
-    >>> batched_position_matches(torch.tensor([[1, 0, 2]]), torch.tensor([[[0, 1, 2], [0, 2, 1]]]))
-    tensor([[3., 1.]])
-    """
-    return _matches(prompts, responses).sum(-1).float()
-
-
-def batched_inclusion_ordering(prompts: Tensor, responses: Tensor) -> Tensor:
-    """:func:`inclusion_ordering` of every response. Shapes: [P, N], [..., P, G, N] → [..., P, G].
-
-    >>> import torch
-    >>> prompts, responses = torch.tensor([[1, 0, 2]]), torch.tensor([[[0, 1, 2], [2, 2, 2]]])
-    >>> batched_inclusion_ordering(prompts, responses)
-    tensor([[5., 3.]])
-    """
-    _check_shapes(prompts, responses)
-    included = (prompts[:, None, :, None] == responses[..., None, :]).any(-1).sum(-1)
-    ordered = (responses[..., :-1] <= responses[..., 1:]).sum(-1)
-    return (included + ordered).float()
-
-
-def batched_exactly_sorted(prompts: Tensor, responses: Tensor) -> Tensor:
-    """:func:`exactly_sorted` of every response. Shapes: [P, N], [..., P, G, N] → [..., P, G].
-
-    >>> import torch
-    >>> batched_exactly_sorted(torch.tensor([[1, 0, 2]]), torch.tensor([[[0, 1, 2], [0, 2, 1]]]))
-    tensor([[1., 0.]])
-    """
-    return _matches(prompts, responses).all(-1).float()
-
-
-def _matches(prompts: Tensor, responses: Tensor) -> Tensor:
-    """Where a response agrees with its sorted prompt. Shapes: [P, N], [..., P, G, N] → the same."""
-    _check_shapes(prompts, responses)
-    return responses == prompts.sort(-1).values[:, None, :]
-
-
 def _check_lengths(prompt: Sequence[int], response: Sequence[int]) -> None:
     if len(prompt) != len(response):
         raise ValueError(
             f"response: {len(response)} tokens for a prompt of {len(prompt)}; a sorting reward "
             "compares lists of equal length, so cut or pad the response first"
-        )
-
-
-def _check_shapes(prompts: Tensor, responses: Tensor) -> None:
-    shape = responses.shape
-    if responses.ndim < 3 or (shape[-3], shape[-1]) != tuple(prompts.shape):
-        raise ValueError(
-            f"responses: expected shape [..., P, G, N] with P, N = {list(prompts.shape)} as in "
-            f"prompts, got {list(shape)}"
         )

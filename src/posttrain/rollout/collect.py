@@ -6,12 +6,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from posttrain.protocols import Engine, Scorer
-from posttrain.types import Collected, Prompt, Rollout, Sampling
+from posttrain.protocols import Engine, Env, Reply, Scorer
+from posttrain.rollout.environment import Conversations, Encode, over
+from posttrain.types import Collected, Prompt, Rollout, Sampling, Score
 
 
 def collect(
-    engine: Engine, prompts: Sequence[Prompt], *, sampling: Sampling, num_samples: int, seed: int
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    *,
+    sampling: Sampling,
+    num_samples: int,
+    seed: int,
+    reply: Reply | None = None,
 ) -> list[Rollout]:
     """``num_samples`` unscored rollouts of each prompt; a group is a prompt's place in the list.
 
@@ -24,7 +31,8 @@ def collect(
     >>> [(rollout.group, rollout.text) for rollout in rollouts]
     [(0, '5'), (0, '6')]
     """
-    answers = engine.generate(prompts, sampling, num_samples=num_samples, seed=seed)
+    replying = {} if reply is None else {"reply": reply}  # not every engine knows turns
+    answers = engine.generate(prompts, sampling, num_samples=num_samples, seed=seed, **replying)
     counts = [len(rollouts) for rollouts in answers]
     if counts != [num_samples] * len(prompts):
         raise ValueError(
@@ -47,30 +55,45 @@ def collect_scored(
     num_samples: int,
     seed: int,
     greedy: bool = False,
+    env: Env | None = None,
+    encode: Encode | None = None,
 ) -> Collected:
     """Sample and score: the one way to do so, of training, evaluation, preferences and checks.
 
     With ``greedy`` every prompt is also answered greedily, by the same weights and as long as
     others may be, and its rollouts carry that answer with its score. All are scored in one call, so
-    that graders in processes have them at once.
+    that graders in processes have them at once. An ``env`` answers the policy's turns, its text in
+    the tokens that ``encode`` gives, and where it ends a rollout with a score, that one counts.
     """
     begun = time.perf_counter()
-    rollouts = collect(engine, prompts, sampling=sampling, num_samples=num_samples, seed=seed)
-    answers: list[Rollout] = []
+    asked = [(sampling, num_samples)]
     if greedy:
-        plain = replace(sampling, temperature=0.0, top_k=0, top_p=1.0)
-        answers = collect(engine, prompts, sampling=plain, num_samples=1, seed=seed)
+        asked.append((replace(sampling, temperature=0.0, top_k=0, top_p=1.0), 1))
+    rollouts: list[Rollout] = []
+    own: list[Score | None] = []
+    for drawn, samples in asked:
+        talks = None if env is None else Conversations(env, encode=encode or _no_tokens)
+        found = collect(
+            engine, prompts, sampling=drawn, num_samples=samples, seed=seed, reply=talks
+        )
+        own += [None if talks is None else talks.scores.get(n) for n in range(len(found))]
+        rollouts += found
     sampled = time.perf_counter()
-    scores = scorer.score([*rollouts, *answers])
+    graded = scorer.score(rollouts)
     scored = [
-        replace(rollout, score=score)
-        for rollout, score in zip([*rollouts, *answers], scores, strict=True)
+        replace(rollout, score=score if given is None else over(score, given))
+        for rollout, given, score in zip(rollouts, own, graded, strict=True)
     ]
-    baselines = {rollout.group: rollout for rollout in scored[len(rollouts) :]}
+    count = len(prompts) * num_samples
+    baselines = {rollout.group: rollout for rollout in scored[count:]}
     return Collected(
-        rollouts=[replace(r, greedy=baselines.get(r.group)) for r in scored[: len(rollouts)]],
+        rollouts=[replace(r, greedy=baselines.get(r.group)) for r in scored[:count]],
         seconds={"rollout": sampled - begun, "reward": time.perf_counter() - sampled},
     )
+
+
+def _no_tokens(said: object) -> Sequence[int]:
+    raise ValueError("no tokenizer for an environment that says text; give collect_scored encode=")
 
 
 def by_group(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:

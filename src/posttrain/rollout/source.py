@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from posttrain.protocols import Engine, Scorer
+from posttrain.protocols import Engine, Env, Scorer
 from posttrain.rollout.collect import by_group, collect_scored
+from posttrain.rollout.environment import Encode
 from posttrain.types import Collected, Prompt, Rollout, Sampling
 
 
@@ -50,7 +51,8 @@ class RolloutSource:
     still missing then is filled with groups that agree, so that a step always has its full size.
 
     With ``greedy`` every prompt is also answered greedily, by the same weights, and its rollouts
-    carry that answer with its score: the baseline of advantages that need it.
+    carry that answer with its score: the baseline of advantages that need it. ``env`` and
+    ``encode`` are those of :func:`posttrain.rollout.collect.collect_scored`.
     """
 
     def __init__(
@@ -65,6 +67,8 @@ class RolloutSource:
         seed: int,
         max_resamples: int = 0,
         greedy: bool = False,
+        env: Env | None = None,
+        encode: Encode | None = None,
     ) -> None:
         self.prompts = prompts
         self.num_calls = 0
@@ -77,6 +81,7 @@ class RolloutSource:
         self._seed = seed
         self._max_resamples = max_resamples
         self._greedy = greedy
+        self._env, self._encode = env, encode
 
     def steps(self, count: int) -> Iterator[Collected]:
         """The rollouts of ``count`` steps."""
@@ -116,6 +121,8 @@ class RolloutSource:
             num_samples=self._group_size,
             seed=self._seed * 1_000_003 + self.num_calls,
             greedy=self._greedy,
+            env=self._env,
+            encode=self._encode,
         )
         self.num_calls += 1
         for name, taken in found.seconds.items():

@@ -12,11 +12,7 @@ from posttrain.runs.files import (
 )
 from posttrain.runs.filters import Filter
 from posttrain.runs.folder import RunFolder, StageFolder
-from posttrain.runs.held_out import HeldOut, Interval, Share, held_out
-from posttrain.runs.metrics import frame, merge_steps, read_metrics, series, to_columns
-from posttrain.runs.overview import Overview, compare, find_runs, overview
-from posttrain.runs.plot import plot_curves
-from posttrain.runs.report import export
+from posttrain.runs.metrics import frame, merge_steps, read_metrics, to_columns
 from posttrain.runs.rollouts import (
     SCHEMA,
     RolloutWriter,
@@ -28,9 +24,6 @@ from posttrain.runs.rollouts import (
     write_rollouts,
 )
 from posttrain.runs.store import Page, Rollouts
-from posttrain.runs.summary import Sample, render_summary
-from posttrain.track.curves import Ends, ends
-from posttrain.track.text import command_line, printable
 
 __all__ = [
     "RunFolder",
@@ -48,7 +41,6 @@ __all__ = [
     "merge_steps",
     "read_metrics",
     "to_columns",
-    "plot_curves",
     "SCHEMA",
     "RolloutWriter",
     "read_rollouts",
@@ -60,20 +52,4 @@ __all__ = [
     "Filter",
     "Page",
     "Rollouts",
-    "Ends",
-    "HeldOut",
-    "Interval",
-    "Share",
-    "ends",
-    "held_out",
-    "series",
-    "Sample",
-    "render_summary",
-    "command_line",
-    "printable",
-    "Overview",
-    "compare",
-    "find_runs",
-    "overview",
-    "export",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -38,11 +37,6 @@ def merge_steps(records: Iterable[Mapping[str, float]]) -> list[Record]:
     for record in records:
         merged.setdefault(record["step"], {}).update(record)
     return [merged[step] for step in sorted(merged)]
-
-
-def series(records: Iterable[Mapping[str, float]], name: str) -> list[float]:
-    """The finite values of a metric, where it was logged."""
-    return [record[name] for record in records if name in record and math.isfinite(record[name])]
 
 
 def to_columns(records: Iterable[Mapping[str, float]]) -> dict[str, list[float | None]]:

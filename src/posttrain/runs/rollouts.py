@@ -36,6 +36,7 @@ SCHEMA = pa.schema(
         ("completion", pa.string()),
         ("prompt_tokens", _TOKENS),
         ("completion_tokens", _TOKENS),
+        # null where the policy did not choose the token: an environment wrote it
         ("sampler_logprobs", pa.list_(pa.field("element", pa.float32()))),
         ("reward", pa.float64()),  # null before it was scored
         ("state", pa.string()),
@@ -240,7 +241,9 @@ def _table(
         "completion": [_text(rollout.text) for rollout in rollouts],
         "prompt_tokens": _lists([rollout.prompt.tokens for rollout in rollouts], np.int32),
         "completion_tokens": _lists([rollout.tokens for rollout in rollouts], np.int32),
-        "sampler_logprobs": _lists([rollout.logprobs for rollout in rollouts], np.float32),
+        "sampler_logprobs": _lists(
+            [rollout.logprobs for rollout in rollouts], np.float32, missing=_replied(rollouts)
+        ),
         "reward": [None if score is None else float(score.value) for score in scores],
         "state": [None if score is None else score.state for score in scores],
         "reason": [None if score is None else _text(score.reason) for score in scores],
@@ -257,14 +260,27 @@ def _table(
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
-def _lists(rows: Sequence[Sequence[float]], number: type[np.int32] | type[np.float32]) -> pa.Array:
-    """A column of lists, by way of one flat array."""
+def _replied(rollouts: Sequence[Rollout]) -> np.ndarray | None:
+    """Which of all tokens the policy did not choose; None where it chose all of them."""
+    if all(turn.sampled for rollout in rollouts for turn in rollout.turns):
+        return None
+    return np.array([not chosen for rollout in rollouts for chosen in rollout.mask])
+
+
+def _lists(
+    rows: Sequence[Sequence[float]],
+    number: type[np.int32] | type[np.float32],
+    *,
+    missing: np.ndarray | None = None,
+) -> pa.Array:
+    """A column of lists, by way of one flat array; what is ``missing`` in that is null."""
     lengths = [len(row) for row in rows]
     offsets = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum(lengths, out=offsets[1:])
     values = np.fromiter(chain.from_iterable(rows), dtype=number, count=sum(lengths))
     field = pa.field("element", pa.from_numpy_dtype(np.dtype(number)))
-    return pa.ListArray.from_arrays(offsets, values, type=pa.list_(field))
+    flat = pa.array(values, mask=missing)
+    return pa.ListArray.from_arrays(offsets, flat, type=pa.list_(field))
 
 
 def _prompt_text(prompt: Prompt) -> str:

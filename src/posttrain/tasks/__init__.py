@@ -13,8 +13,8 @@ from posttrain.tasks.arithmetic import arithmetic_task
 from posttrain.tasks.countdown import countdown_task
 from posttrain.tasks.demonstrations import demonstrations
 from posttrain.tasks.gsm8k import gsm8k_task
-from posttrain.tasks.jsonl import jsonl_task
 from posttrain.tasks.melody import melody_task
+from posttrain.tasks.prompt_file import jsonl_task
 from posttrain.tasks.reasoning_gym import reasoning_gym_task
 from posttrain.tasks.sort import sort_task
 from posttrain.tasks.task import PromptTask
@@ -33,13 +33,15 @@ __all__ = ["TASKS", "PromptTask", "demonstrations", "full_spec", "make_task"]
 
 
 def make_task(spec: Spec) -> Task:
-    """The task a spec names, made with its options; ``accuracy`` is for those who evaluate it.
+    """The task a spec names, made with its options; ``accuracy`` and ``env`` are for others.
 
     >>> task = make_task({"name": "sort", "length": 3, "num_train": 10, "num_test": 2})
     >>> task.prompts("train")[0].text
     'sort: 1 2 6\\n'
     """
-    options = {key: value for key, value in full_spec(spec).items() if key != "accuracy"}
+    options = {
+        key: value for key, value in full_spec(spec).items() if key not in ("accuracy", "env")
+    }
     task: Task = resolve(options, TASKS, kind="task")()
     return task
 

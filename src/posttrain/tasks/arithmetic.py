@@ -66,12 +66,17 @@ def arithmetic_task(
         fix="raise digits or num_operands, or add operators",
     )
     rewards = {"numeric": {"weight": 0.9 if think else 1.0, "extract": "answer"}}
+
+    def solve(prompt: Prompt) -> str:
+        steps, answer = prompt.columns["steps"], prompt.columns["answer"]
+        return think_answer(steps, answer) if think else str(answer)
+
     return PromptTask(
         name="arithmetic",
         rewards={**rewards, "format": 0.1} if think else rewards,
         train=tuple(_prompt(f"train-{i}", expression) for i, expression in enumerate(train)),
         test=tuple(_prompt(f"test-{i}", expression) for i, expression in enumerate(test)),
-        solve=_gold_with_steps if think else _gold,
+        solve=solve,
         accuracy={"name": "numeric", "extract": "answer"},
     )
 
@@ -128,11 +133,3 @@ def _prompt(name: str, expression: Expression) -> Prompt:
     return Prompt(
         id=name, text=f"{expression}=", columns={"answer": answer, "steps": ", ".join(worked)}
     )
-
-
-def _gold(prompt: Prompt) -> str:
-    return str(prompt.columns["answer"])
-
-
-def _gold_with_steps(prompt: Prompt) -> str:
-    return think_answer(prompt.columns["steps"], prompt.columns["answer"])

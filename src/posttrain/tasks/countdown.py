@@ -56,12 +56,17 @@ def countdown_task(
         fix="raise num_numbers, maximum or maximum_target",
     )
     rewards = {"countdown": {"weight": 0.9 if think else 1.0, "extract": "expression"}}
+
+    def solve(prompt: Prompt) -> str:
+        steps, answer = prompt.columns["steps"], prompt.columns["expression"]
+        return think_answer(steps, answer) if think else str(answer)
+
     return PromptTask(
         name="countdown",
         rewards={**rewards, "format": 0.1} if think else rewards,
         train=tuple(_prompt(f"train-{i}", puzzle, think=think) for i, puzzle in enumerate(train)),
         test=tuple(_prompt(f"test-{i}", puzzle, think=think) for i, puzzle in enumerate(test)),
-        solve=_gold_with_steps if think else _gold,
+        solve=solve,
         accuracy={"name": "countdown", "extract": "expression"},
     )
 
@@ -123,11 +128,3 @@ def _prompt(name: str, puzzle: Puzzle, *, think: bool) -> Prompt:
         "steps": puzzle.steps,
     }
     return Prompt(id=name, text=text, columns=columns)
-
-
-def _gold(prompt: Prompt) -> str:
-    return str(prompt.columns["expression"])
-
-
-def _gold_with_steps(prompt: Prompt) -> str:
-    return think_answer(prompt.columns["steps"], prompt.columns["expression"])

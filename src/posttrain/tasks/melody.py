@@ -4,7 +4,7 @@ The task has a true score, which a person would only ever show by preferring one
 The demonstrations are short melodies of all qualities. Within their lengths longer is better, so a
 reward model trained on comparisons of such melodies learns that; it has never heard one that goes
 on for too long or is stuck on a note, and a policy that trusts it blindly ends there. See
-``rewards/melody.py``.
+``rewards/puzzles.py``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from posttrain.rewards.melody import COMFORTABLE
+from posttrain.rewards.puzzles import COMFORTABLE
 from posttrain.tasks.splits import sample_splits, shuffled
 from posttrain.tasks.task import PromptTask
 from posttrain.types import Prompt

@@ -17,8 +17,8 @@ from posttrain.algorithms import checks
 from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.losses import POLICY_LOSSES
 from posttrain.registry import Spec, resolve
-from posttrain.rewards import sorting
 from posttrain.types import Batch, Terms
+from posttrain.walkthrough import sorting_rewards
 
 PROMPTS = ((1, 0, 2), (3, 2, 4), (1, 2, 3))
 VOCABULARY = 5
@@ -38,9 +38,9 @@ LOSSES: dict[str, Spec] = {
 }
 KL = ("off", "on")
 REWARDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "inclusion_ordering": sorting.batched_inclusion_ordering,
-    "position_matches": sorting.batched_position_matches,
-    "exactly_sorted": sorting.batched_exactly_sorted,
+    "inclusion_ordering": sorting_rewards.inclusion_ordering,
+    "position_matches": sorting_rewards.position_matches,
+    "exactly_sorted": sorting_rewards.exactly_sorted,
 }
 LARGEST = {"inclusion_ordering": 5, "position_matches": 3, "exactly_sorted": 1}
 

@@ -107,6 +107,7 @@ def dual_clip(
     return Terms(loss=torch.where(cut, bound, terms.loss), means=means, maxima=terms.maxima)
 
 
+@piece(steered=True)
 def penalised(logprobs: Tensor, batch: Batch, *, coefficient: float = 1.0) -> Terms:
     """The KL-penalty form of PPO: ``ℓ = −ρ A + β · KL(π_old ‖ π)`` (arXiv:1707.06347, §4).
 

@@ -52,7 +52,7 @@ def _replied(
 ) -> bool:
     """Ask for a reply, and whether the policy has another turn."""
     rollout = rollouts[number]
-    answer = None if reply is None else reply(rollout)
+    answer = None if reply is None else reply(rollout, number)
     if answer is None:
         return False
     if answer.sampled or not answer.tokens:

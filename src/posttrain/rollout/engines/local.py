@@ -1,4 +1,4 @@
-"""What the engines in the learner's own process share: one module, no copy of its weights."""
+"""What the engines in the learner's own process share: a module, and how it gets weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posttrain.fast.decode import uncompiled
 from posttrain.models.cache import bytes_per_sequence, context_length
 from posttrain.models.gpu_memory import memory_budget
 from posttrain.models.stops import Decode
-from posttrain.protocols import Reply
+from posttrain.protocols import Learner, Reply, Sync
 from posttrain.rollout.engines.conversation import converse
 from posttrain.rollout.engines.draws import Draws, uniforms
 from posttrain.rollout.engines.requests import (
@@ -23,6 +23,7 @@ from posttrain.rollout.engines.requests import (
     check_prompts,
     in_parts,
 )
+from posttrain.rollout.engines.weights import CopiedWeights, SharedWeights, share
 from posttrain.track.progress import advance
 from posttrain.types import Prompt, Rollout, Sampling, Turn
 
@@ -35,11 +36,11 @@ _LOCK = Lock()
 class LocalEngine:
     """An engine that calls the learner's module; how it decodes is left to ``decode_part``.
 
-    An optimiser step reaches it at once, so whoever syncs only sets ``version``. ``decode`` turns
-    tokens into text. ``compute`` is the type the learner autocasts to (None: it does not).
-    At most ``max_sequences`` are decoded at once; by default as many as fit into half of the free
-    memory. Neither that number nor the company of other sequences changes what a sequence draws,
-    but for sums that a GPU rounds in another order.
+    An optimiser step reaches it at once where that module is the learner's own; where it is a copy,
+    a sync fills it. ``decode`` turns tokens into text. ``compute`` is the type that the learner
+    autocasts to (None: it does not). At most ``max_sequences`` are decoded at once; by default as
+    many as fit into half of the free memory. Neither that number nor the company of other sequences
+    changes what a sequence draws, but for sums that a GPU rounds in another order.
     """
 
     def __init__(
@@ -89,6 +90,16 @@ class LocalEngine:
 
         longest = None if limit is None else limit - sampling.max_new_tokens
         return converse(prompts, decode, num_samples=num_samples, reply=reply, longest=longest)
+
+    def sync(self, learner: Learner) -> Sync:
+        """Only the version is new where the weights are the learner's own, else they are copied."""
+        own, given = dict(self.model.named_parameters()), learner.weights()
+        if share(own, given):
+            return SharedWeights(self)
+        return CopiedWeights(self, source=given, target=own)
+
+    def close(self) -> None:
+        """Nothing runs beside this process."""
 
     def decode_all(
         self, requests: Sequence[Request], sampling: Sampling, *, seed: int, turn: int

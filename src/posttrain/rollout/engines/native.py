@@ -54,6 +54,10 @@ class NativeEngine(LocalEngine):
         """Raise if the model remembers something else."""
         new_cache(self.model)
 
+    def close(self) -> None:
+        """Give back the memory of the slots, and of the copy in half precision."""
+        self._decoder.close()
+
     def decode_all(
         self, requests: Sequence[Request], sampling: Sampling, *, seed: int, turn: int
     ) -> dict[int, Turn]:

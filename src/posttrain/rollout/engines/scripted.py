@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from posttrain.models.stops import Decode
-from posttrain.protocols import Reply
+from posttrain.protocols import Learner, Reply
 from posttrain.rollout.engines.conversation import converse
 from posttrain.rollout.engines.draws import sampled_turns
 from posttrain.rollout.engines.requests import Request, check_num_samples
+from posttrain.rollout.engines.weights import SharedWeights
 from posttrain.types import Prompt, Rollout, Sampling, Turn
 
 Answer = str | Turn
@@ -89,6 +90,13 @@ class ScriptedEngine:
             return self._answer(prompt, request.number % num_samples)
 
         return converse(prompts, decode, num_samples=num_samples, reply=reply)
+
+    def sync(self, learner: Learner) -> SharedWeights:
+        """It has no weights: its answers only carry the new version."""
+        return SharedWeights(self)
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     def _answer(self, prompt: Prompt, sample: int) -> Answer:
         if callable(self.script):

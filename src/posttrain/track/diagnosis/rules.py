@@ -73,7 +73,8 @@ RULES: dict[str, Rule] = {
         check=entropy_collapse,
         means="The policy has settled on one answer before it was right, and explores no more.",
         remedies={
-            "": "Raise rl.entropy_coefficient, lower rl.learning_rate, or take more prompts."
+            "": "Draw groups that agree again (rl.dynamic_sampling = true), take more prompts, "
+            "raise rl.entropy_coefficient, or lower rl.learning_rate."
         },
     ),
     "kl_blow_up": Rule(

@@ -30,10 +30,13 @@ def entropy_collapse(history: History, setup: Setup) -> Seen | None:
     now = mostly(history, "objective/entropy", test=lambda value: value < max(0.1 * start, 0.01))
     if now is None:
         return None
-    differ = mostly(history, AGREE, test=lambda share: share >= 0.9) is None
-    if differ and series(history[-WINDOW:], AGREE):
+    groups = bool(series(history[-WINDOW:], AGREE))
+    if groups and mostly(history, AGREE, test=lambda share: share >= 0.9) is None:
         return None
-    change = scaled(setup, "rl.entropy_coefficient", by=3) or _slower(setup)
+    if groups and setup.keys.get("rl.dynamic_sampling") is False:
+        change = "--rl.dynamic_sampling true"  # what helped most in docs/smollm2.md
+    else:
+        change = scaled(setup, "rl.entropy_coefficient", by=3) or _slower(setup)
     return Seen(f"entropy fell from {start:.2f} to {now:.3f} nats", change=change)
 
 

@@ -1,0 +1,223 @@
+"""Answers whose worth is known (right, someone else's, none at all) under the recipe's rewards."""
+
+from __future__ import annotations
+
+import time
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from posttrain.check.bench import Bench
+from posttrain.check.verdicts import Verdict
+from posttrain.rewards import REWARDS
+from posttrain.rewards.extraction import Extract, extract_answer
+from posttrain.rewards.scorer import FROM_ROLLOUT, RewardScorer
+from posttrain.track.text import printable
+from posttrain.types import Prompt, Rollout, Score, Turn
+from posttrain.types.marks import Marks, above_one, how_to_declare, is_right
+
+ROWS, FAST_ROWS = 16, 8
+MAX_SECONDS = 15.0  # what grading known answers may take in all
+# An answer is compared as it stands: with a mark in it, only a copy of the whole text can be right.
+_MARKED: dict[Extract, tuple[str, str]] = {
+    "hashes": ("####", "put only what follows it there, or use the task gsm8k"),
+    "boxed": ("\\boxed", "put only what it holds there"),
+    "tag": ("<answer>", "put only what it holds there"),
+}
+
+
+def grade_answers(bench: Bench) -> None:
+    """Grade known answers to a few train prompts; fewer of them where grading is slow."""
+    prompts = bench.some_prompts(FAST_ROWS if bench.fast else ROWS)
+    texts = _texts(bench, prompts)
+    begun = time.perf_counter()
+    scored = {kind: _graded(bench, pairs[:1]) for kind, pairs in texts.items()}
+    each = (time.perf_counter() - begun) / max(1, len(scored))
+    rows = len(prompts)
+    if each * len(scored) * rows > MAX_SECONDS:
+        rows = max(2, int(MAX_SECONDS / (each * len(scored))))
+    for kind, pairs in texts.items():
+        scored[kind] += _graded(bench, pairs[1:rows])
+    bench.answers = scored
+
+
+def _texts(bench: Bench, prompts: Sequence[Prompt]) -> dict[str, list[tuple[Prompt, str]]]:
+    texts = {"empty": [(prompt, "") for prompt in prompts]}
+    try:
+        gold = [bench.task.gold(prompt) for prompt in prompts]
+    except Exception as error:  # noqa: BLE001 - a task may have none: it is said in a line
+        bench.no_gold = str(error) or type(error).__name__
+        return texts
+    others = [
+        next((g for g in gold[n:] + gold[:n] if g != own), None) for n, own in enumerate(gold, 1)
+    ]
+    wrong = [(p, other) for p, other in zip(prompts, others, strict=True) if other is not None]
+    return {"gold": list(zip(prompts, gold, strict=True)), "wrong": wrong, **texts}
+
+
+def _graded(bench: Bench, pairs: Sequence[tuple[Prompt, str]]) -> list[Rollout]:
+    """Texts as if the model had written them: a reward may count their tokens."""
+    rollouts = []
+    for prompt, text in pairs:
+        tokens = bench.template.encode_completion(text, bench.policy.end_tokens[0])
+        completion = Turn(
+            tokens=tokens, logprobs=(0.0,) * len(tokens), text=text, stop_reason="stop", version=0
+        )
+        rollouts.append(Rollout(prompt=prompt, turns=(completion,), group=0))
+    scores = bench.scorer.score(rollouts)
+    return [replace(r, score=score) for r, score in zip(rollouts, scores, strict=True)]
+
+
+def scores(rollouts: Sequence[Rollout]) -> list[Score]:
+    """The scores that did not break."""
+    return [r.score for r in rollouts if r.score is not None and r.score.ok]
+
+
+def valid(bench: Bench, kind: str) -> list[Rollout]:
+    """Known answers of a kind whose grader did not break."""
+    return [r for r in bench.answers.get(kind, ()) if r.score is not None and r.score.ok]
+
+
+def mean(bench: Bench, kind: str, *, check: str = "") -> float | None:
+    """Mean value of a kind, or of what one reward gives; None where none could be scored."""
+    found = scores(valid(bench, kind))
+    values = [score.parts.get(check, 0.0) if check else score.value for score in found]
+    return sum(values) / len(values) if values else None
+
+
+def claims(bench: Bench) -> bool:
+    """Whether a reward that is learned from reads the data: only then can it know an answer.
+
+    A function of the completion alone judges its form, unless it is declared to check answers. What
+    a scorer of whole batches reads is not known: it is taken at its word.
+    """
+    rewards = bench.scorer.rewards if isinstance(bench.scorer, RewardScorer) else ()
+    learned = [reward for reward in rewards if reward.weight]
+    checks = any(reward.name == bench.parts.marks.check for reward in learned)
+    read = [name for reward in learned for name in reward.wanted]
+    return not learned or checks or any(name not in FROM_ROLLOUT for name in read)
+
+
+def _right(bench: Bench, kind: str, *also: Marks) -> float | None:
+    """Share of a kind with full marks, by the run's own or these; None where none was scored."""
+    found = valid(bench, kind)
+    marks = (bench.parts.marks, *also)
+    return sum(any(is_right(r, m) for m in marks) for r in found) / len(found) if found else None
+
+
+def _earned(bench: Bench, kind: str) -> float | None:
+    """Share of a kind that is right, or gets full marks from all that is learned from."""
+    learned = replace(bench.parts.marks, check="")
+    return _right(bench, kind, *(() if above_one(bench.known, learned) else (learned,)))
+
+
+def compare_answers(bench: Bench) -> Iterator[Verdict]:
+    """Gold answers get full marks; someone else's and none at all do not.
+
+    A reward that does not look at the data claims nothing of right and wrong: of it nothing fails.
+    """
+    marks, knows = bench.parts.marks, claims(bench)
+    if not marks.judged:
+        yield Verdict("pass", "nothing checks answers, and no reward has full marks")
+        return
+    for name, largest in above_one(bench.known, marks).items():
+        text, _, fix = how_to_declare(name, largest).partition(": ")
+        yield Verdict("warn", text, fix, "full marks")
+        return
+    asked = bool(marks.check) or knows
+    if not asked:
+        text = "no reward looks at the data beside prompt and completion: none is right or wrong"
+        yield Verdict("pass", text)
+    elif bench.no_gold:
+        text = f"none to try the rewards with: {bench.no_gold.partition(';')[0]}"
+        yield Verdict("warn", text, "add an answer column, if there are answers")
+    else:
+        yield _gold(bench)
+    empty, right = _earned(bench, "empty"), _right(bench, "empty") or 0.0
+    if empty is not None:
+        many = right > 0.5 or (empty > 0.5 and knows)
+        yield Verdict(
+            "fail" if many else "warn" if empty else "pass",
+            f"{empty:.0%} get full marks",
+            "mend the reward: saying nothing would be learned first",
+            "empty answers",
+        )
+    wrong = _right(bench, "wrong")
+    if wrong is not None and asked:
+        yield Verdict(
+            "warn" if wrong > 0.05 else "pass",
+            f"{wrong:.0%} (those to another question) get full marks",
+            "mend the reward, unless one answer may well fit many questions",
+            "shuffled answers",
+        )
+
+
+def _gold(bench: Bench) -> Verdict:
+    marks, share = bench.parts.marks, _right(bench, "gold")
+    if share is None:
+        return Verdict("fail", "none could be graded: see broken scores, below", "mend the reward")
+    found, judges = valid(bench, "gold"), " and ".join(map(repr, marks.judged))
+    text = f"{share:.0%} of {len(found)} get full marks from {judges}"
+    if share == 1:
+        return Verdict("pass", text)
+    means = [mean(bench, kind, check=marks.check) for kind in ("wrong", "empty")]
+    others = max((known for known in means if known is not None), default=None)
+    gold = mean(bench, "gold", check=marks.check) or 0.0
+    better = others is not None and gold > others
+    fix = _mend(bench, share=share, judges=judges)
+    if not fix and better and share == 0:
+        text += f", though they score {gold:.2f} on average and others {others:.2f}"
+        fix = "let the reward give 1 for full marks, or declare its maximum: accuracy counts those"
+    first = next(rollout for rollout in found if not is_right(rollout, marks))
+    parts = first.score.parts if first.score is not None else {}
+    values = " and ".join(f"{parts.get(name, 0.0):g}" for name in marks.judged)
+    said = printable(first.text, limit=60)
+    # Gold that cannot be told from anything else teaches nothing; gold that only often gets full
+    # marks does.
+    return Verdict(
+        "warn" if better else "fail",
+        f'{text}; {first.prompt.id}: the gold answer is "{said}" and scores {values}',
+        fix or "mend the answers, or let the reward read them where they stand",
+    )
+
+
+def _mend(bench: Bench, *, share: float, judges: str) -> str:
+    """What lets gold answers get full marks: other answers, or another ``extract``; else ""."""
+    given = [str(r.prompt.columns.get("answer", "")) for r in bench.answers["gold"]]
+    for how, (mark, mend) in _MARKED.items():
+        if any(extract_answer(answer, how) is not None for answer in given):
+            return f"the answers of the data carry {mark} themselves: {mend}"
+    extract = _better_extract(bench, share)
+    return f'set extract = "{extract}" for the reward {judges}, or mend the answers' * bool(extract)
+
+
+def _better_extract(bench: Bench, most: float) -> str:
+    """The option ``extract`` under which most gold answers get full marks; "" where none helps."""
+    name, best = bench.parts.marks.check, ""
+    function = REWARDS.get(name)
+    if function is None:
+        return ""
+    choices = typing.get_args(typing.get_type_hints(function).get("extract"))
+    given = bench.recipe.rewards.get(name) or bench.task.rewards.get(name, {})
+    chosen = dict(given) if isinstance(given, Mapping) else {}
+    for choice in choices if set(choices) == set(typing.get_args(Extract)) else ():
+        scorer = RewardScorer({name: {**chosen, "weight": 1.0, "extract": choice}})
+        found = scorer.score(bench.answers["gold"])
+        share = sum(score.ok and score.value >= 1 for score in found) / len(found)
+        if share > most:
+            best, most = choice, share
+    return best
+
+
+def measure_answers(bench: Bench) -> Verdict | None:
+    """Whether there is room for the gold answers, end token and all."""
+    lengths = [len(rollout.tokens) for rollout in bench.answers.get("gold", ())]
+    if not lengths:
+        return None
+    long = sum(length > bench.limit for length in lengths) / len(lengths)
+    return Verdict(
+        "warn" if long else "pass",  # an answer may be shorter than the gold one
+        f"gold answers have at most {max(lengths)} of {bench.limit} tokens"
+        + (f"; {long:.0%} do not fit" if long else ""),
+        "raise max_new_tokens, unless shorter answers can be right",
+    )

@@ -1,0 +1,131 @@
+"""All checks in their order: the one table of what a run asks for, and of what it refuses.
+
+A check is a function of the bench: it returns verdicts, or puts a part on the bench, or both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from posttrain.check import (
+    answers,
+    making,
+    numerics,
+    prompt_data,
+    resources,
+    room,
+    scores,
+    signal,
+    speed,
+    stage_data,
+    trial,
+)
+from posttrain.check.bench import Bench, Moment
+from posttrain.check.verdicts import WAY, Area, Line, Verdict, broke, problems
+
+SOFT = {
+    "untrained": "not trained yet: the stage sft comes first and may mend this",
+    "stand_in": "the reward model is still to come and may judge otherwise",
+}
+"""Why what a check finds cannot be held against the recipe, by what is true of the bench."""
+BY_SCORES, BY_MODEL, BY_BOTH = ("stand_in",), ("untrained",), ("untrained", "stand_in")
+
+
+class Check(NamedTuple):
+    """A row of the table: a line of ``area`` that is called ``name``, unless a verdict says other.
+
+    It is left out where the bench lacks what it ``needs``, and looked at ``at`` these moments: what
+    fails at the start of a run is refused there. With ``runs`` it does what a run does: what raises
+    would break that as well, and fails; anything else that raises is the check itself, and warns.
+    ``soft`` names what makes of a failure a warning.
+    """
+
+    area: Area
+    name: str
+    look: Callable[[Bench], Verdict | Iterable[Verdict] | None]
+    needs: str = "recipe"
+    at: tuple[Moment, ...] = ("check", "rl")
+    runs: bool = False
+    soft: tuple[str, ...] = ()
+
+
+ALONE: tuple[Moment, ...] = ("check",)  # a run under way has said it, or has the part
+EARLY: tuple[Moment, ...] = ("check", "start")
+ALWAYS: tuple[Moment, ...] = ("check", "start", "rl")
+
+CHECKS = (
+    Check("config", "recipe", making.read_recipe, "read", ALONE, runs=True),
+    Check("data", "task", making.take_task, "recipe", ALONE, runs=True),
+    Check("config", "model", making.load_model, "recipe", ALONE, runs=True),
+    Check("data", "chat", making.write_chats, "policy", ALONE, runs=True),
+    Check("rewards", "rewards", making.make_rewards, "template", ALONE, runs=True),
+    Check("signal", "engine", making.start_engine, "rl task scorer", runs=True),
+    Check("resources", "threads", making.settle_threads, "policy", ALONE),
+    Check("data", "prompts", prompt_data.count_prompts, "task", ALWAYS, runs=True),
+    Check("data", "duplicates", prompt_data.find_repeated, "splits"),
+    Check("data", "leaks", stage_data.find_leaks, "task", EARLY),
+    Check("data", "chat", stage_data.read_texts, "parts", EARLY, runs=True),
+    Check("data", "prompt", prompt_data.render_first, "task parts", runs=True),
+    Check("data", "prompt", prompt_data.show_prompt, "rendered"),
+    Check("data", "room for answers", prompt_data.find_room, "parts", ALWAYS, runs=True),
+    Check("data", "prompt length", prompt_data.fit_prompts, "splits limit", runs=True),
+    Check("data", "passes", prompt_data.count_passes, "rl task parts"),
+    Check("data", "sft and rl prompts", prompt_data.count_shared, "rl task parts", runs=True),
+    Check("data", "demonstrations", stage_data.read_demonstrations, "sft parts", ALONE, runs=True),
+    Check("data", "preferences", stage_data.read_preferences, "reward parts", EARLY, runs=True),
+    # In a check, the step that is tried loads it.
+    Check("config", "rl.critic.source", stage_data.load_critic, "parts", ("start",), runs=True),
+    Check("resources", "disk", room.find_room, "policy"),
+    Check("rewards", "sandbox", scores.choose_sandbox, "task scorer", runs=True),
+    Check("rewards", "reward model", scores.name_models, "task scorer"),
+    Check("rewards", "ready", scores.find_ready, "parts", ALWAYS, runs=True),
+    Check("rewards", "rewards", answers.grade_answers, "task scorer ready", runs=True),
+    Check("data", "gold answers", answers.compare_answers, "answers", soft=BY_SCORES),
+    Check("data", "answer length", answers.measure_answers, "answers limit"),
+    Check("rewards", "grading time", scores.time_grading, "answers"),
+    Check("rewards", "broken scores", scores.count_broken, "answers"),
+    Check("rewards", "tells answers apart", scores.tell_apart, "answers", soft=BY_SCORES),
+    Check("signal", "rollouts", signal.sample, "rl", runs=True),
+    Check("signal", "broken scores", scores.count_really_broken, "groups", soft=BY_MODEL),
+    Check("signal", "accuracy", signal.measure_accuracy, "groups", soft=BY_BOTH),
+    Check("signal", "groups with signal", signal.compare_groups, "groups", soft=BY_BOTH),
+    Check("signal", "length", signal.measure_length, "groups", soft=BY_MODEL),
+    Check("resources", "parameters", resources.fit_weights, "groups"),
+    Check("numerics", "one step", trial.try_step, "groups", runs=True),
+    Check("numerics", "engine and learner", numerics.compare_engine, "trial"),
+    Check("numerics", "first ratio", numerics.measure_ratio, "trial"),
+    Check("numerics", "micro-batches", numerics.compare_micro_batches, "trial"),
+    Check("numerics", "one step", numerics.measure_step, "trial"),
+    Check("numerics", WAY, numerics.follow_weights, "trial"),
+    Check("resources", "way", speed.tell_way, "trial", ALONE),
+    Check("resources", "memory", resources.fit_step, "trial"),
+    Check("resources", "time", resources.estimate_time, "less"),
+    Check("resources", "sampling", speed.measure_sampling, "decode_seconds"),
+    Check("resources", "learning", speed.measure_learning, "trial"),
+)
+
+
+def look(bench: Bench) -> list[Line]:
+    """All lines that this moment asks for."""
+    lines: list[Line] = []
+    for check in CHECKS:
+        if bench.moment in check.at and bench.has(check.needs):
+            lines += _lines(check, bench)
+    return lines
+
+
+def _lines(check: Check, bench: Bench) -> list[Line]:
+    """What a check says; at the start of a run, what it raises ends the run."""
+    found: list[Verdict] = []
+    raised: Iterable[Verdict] = ()
+    try:
+        said = check.look(bench)
+        found.extend([said] if isinstance(said, Verdict) else said or ())
+    except Exception as error:
+        if bench.moment == "start":
+            raise
+        raised = problems(error) if check.runs else [broke(error)]
+    soft = next((SOFT[name] for name in check.soft if getattr(bench, name)), "")
+    lines = [Line.of(check.area, one, name=check.name, soft=soft) for one in found]
+    return lines + [Line.of(check.area, one, name=check.name) for one in raised]

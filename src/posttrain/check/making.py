@@ -1,0 +1,112 @@
+"""The parts of a recipe, made as a run makes them: what cannot be made is a line of its area."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from posttrain.build.finished import check_models
+from posttrain.build.parts import (
+    choose_device,
+    make_engine,
+    make_parts,
+    make_policy,
+    make_template,
+    monitored,
+)
+from posttrain.build.threads import use_threads
+from posttrain.check.bench import Bench, heard
+from posttrain.check.verdicts import Verdict
+from posttrain.config import Resolved, cautions, resolve
+from posttrain.config.pieces import MODEL_REWARD
+from posttrain.config.preference_rules import OWN_STAGE
+from posttrain.tasks import make_task
+
+
+def read_recipe(bench: Bench) -> Iterator[Verdict]:
+    """Every key is known, and every rule holds; what is far from usual is cautioned of."""
+    recipe = resolve(bench.read(), supplied=bench.supplied.names())
+    yield Verdict("pass", f"{' → '.join(recipe.stages)}, every key resolved")
+    for caution in cautions(recipe):
+        key, _, said = caution.partition(": ")
+        text, _, fix = said.partition("; ")
+        yield Verdict("warn", text, f"{fix}, or leave it if meant", key)
+    model = recipe.rewards.get(MODEL_REWARD)
+    bench.stand_in = model is not None and model.get("path", OWN_STAGE) == OWN_STAGE
+    stages = list(recipe.stages)
+    bench.untrained = "sft" in (stages[: stages.index("rl")] if "rl" in stages else stages)
+    bench.take(_without_own_critic(recipe), stages)
+
+
+def _without_own_critic(recipe: Resolved) -> Resolved:
+    """The recipe whose critic begins from the policy, where its own stage reward will make one."""
+    critic = recipe.rl.critic if "rl" in recipe.stages else None
+    if critic is None or critic.source != OWN_STAGE:
+        return recipe
+    begun = critic.model_copy(update={"source": "policy"})
+    return recipe.model_copy(update={"rl": recipe.rl.model_copy(update={"critic": begun})})
+
+
+def take_task(bench: Bench) -> Sequence[Verdict]:
+    """The task, with what it warns of."""
+    given = bench.recipe.task
+    with heard() as said:
+        task = bench.supplied.task or (make_task(given) if given is not None else None)
+    if task is not None:
+        bench.task = task
+    return said
+
+
+def load_model(bench: Bench) -> None:
+    """The model that is to be trained."""
+    check_models(bench.recipe)
+    device = choose_device(bench.recipe)
+    bench.policy = make_policy(bench.recipe, bench.recipe.model.name, device=device)
+
+
+def write_chats(bench: Bench) -> None:
+    """How its prompts are written."""
+    bench.template = make_template(bench.recipe, bench.policy)
+
+
+def make_rewards(bench: Bench) -> None:
+    """The rewards, and all parts that stages share; without the task that is named, none."""
+    recipe = bench.recipe
+    if recipe.task is not None and not bench.has("task"):
+        return
+    parts = make_parts(
+        _with_stand_in(bench) if bench.stand_in else recipe,
+        bench.policy,
+        device=choose_device(recipe),
+        task=bench.task if bench.has("task") else None,
+        rewards=bench.supplied.rewards,
+    )
+    bench.take(recipe, bench.stages, parts=parts)
+
+
+def _with_stand_in(bench: Bench) -> Resolved:
+    """The recipe with other rewards in the place of a model that is still to be trained."""
+    given = bench.recipe.rewards
+    known: dict[str, Any] = {n: s for n, s in given.items() if n != MODEL_REWARD}
+    if not any(spec["weight"] for spec in known.values()):
+        task = bench.task.rewards.items() if bench.has("task") else ()
+        own = {name: monitored(spec) for name, spec in task}
+        known = {name: {**spec, "weight": 1.0} for name, spec in (known or own).items()}
+    return bench.recipe.model_copy(update={"rewards": known})
+
+
+def start_engine(bench: Bench) -> None:
+    """The engine that the recipe names, unless one was handed over."""
+    if not bench.own_engine:
+        bench.engine = make_engine(
+            bench.rl.engine,
+            bench.policy,
+            template=bench.template,
+            compute=bench.recipe.model.compute,
+        )
+
+
+def settle_threads(bench: Bench) -> Verdict:
+    """The CPU threads that a run would take."""
+    threads = use_threads(bench.recipe, bench.policy)
+    return Verdict("pass", f"{threads.number}, {threads.reason}")

@@ -1,0 +1,201 @@
+"""Is there anything to learn from? A few real rollouts, sampled and scored as a run would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from posttrain.build.parts import make_sampling, render_prompts
+from posttrain.check.answers import scores, valid
+from posttrain.check.bench import Bench
+from posttrain.check.verdicts import Verdict
+from posttrain.config.asked import compared, wants_greedy
+from posttrain.data.template import PromptTooLong
+from posttrain.pipelines.evaluate import pass_at_k, share
+from posttrain.rollout.collect import by_group, collect_scored
+from posttrain.rollout.source import PromptCycle, has_signal
+from posttrain.track.progress import phase
+from posttrain.types import Prompt, Rollout
+from posttrain.types.marks import Marks, above_one, is_right
+
+PROMPTS, FAST_PROMPTS = 8, 4
+MAX_GROUP, MAX_ROLLOUTS = 16, 128
+AGAIN = 3  # times as many prompts before it is said that nothing can be learned
+MAX_GRADING = 20.0  # seconds that grading them may take
+RENDERED = 500
+SAMPLING = ("rl.temperature", "rl.top_p", "rl.group_size")  # settings that say what is sampled
+
+
+def useful(groups: Sequence[Sequence[Rollout]]) -> int:
+    """Groups with something to compare; single completions are compared with each other."""
+    if all(len(group) == 1 for group in groups):
+        return len(groups) if has_signal([group[0] for group in groups]) else 0
+    return sum(has_signal(group) for group in groups)
+
+
+def sample(bench: Bench) -> Verdict | None:
+    """Sample and score a few rollouts; a line only where that cannot be done."""
+    why = "a part it needs could not be made"
+    if bench.has("answers engine"):
+        why = "no score is valid"
+        if scores(bench.known) or not bench.known:
+            try:
+                return _sample(bench)
+            except PromptTooLong:  # a line of the data says how much
+                why = "no prompt leaves room for an answer"
+    text = f"signal, numerics and resources: {why}"
+    return Verdict("warn", text, "mend what fails above, then check again", "not checked")
+
+
+@phase("checking: a few rollouts")
+def _sample(bench: Bench) -> None:
+    """The first prompts of a run, answered in groups; more of them where none has signal."""
+    graded = [r.score.seconds for r in bench.known if r.score is not None]
+    size = min(bench.rl.group_size, max(MAX_GROUP, compared(bench.rl)))
+    per_grade = max(sum(graded) / max(1, len(graded)), 1e-6)
+    affordable = int(MAX_GRADING / per_grade / size)
+    wanted = FAST_PROMPTS if bench.fast else PROMPTS
+    count = min(max(wanted, 4 * wanted // size), max(1, MAX_ROLLOUTS // size))
+    count = max(1, min(count, affordable))
+    rendered, _ = render_prompts(
+        bench.some_prompts(RENDERED),
+        bench.template,
+        policy=bench.policy,
+        max_new_tokens=bench.rl.max_new_tokens,
+    )
+    prompts = PromptCycle(rendered, seed=bench.recipe.run.seed)
+    groups, spent = _answered(bench, prompts.take(count), size=size)
+    more = min(AGAIN * count, affordable - count)
+    if not useful(groups) and more > 0 and spent["rollout"] < 10:
+        others, longer = _answered(bench, prompts.take(more), size=size)
+        groups = [*groups, *others]
+        spent = {part: seconds + longer[part] for part, seconds in spent.items()}
+    bench.seconds = spent
+    bench.groups = [[replace(r, group=n) for r in group] for n, group in enumerate(groups)]
+
+
+def _answered(
+    bench: Bench, prompts: Sequence[Prompt], *, size: int
+) -> tuple[Sequence[Sequence[Rollout]], Mapping[str, float]]:
+    found = collect_scored(
+        prompts,
+        make_sampling(bench.rl),
+        engine=bench.engine,
+        scorer=bench.scorer,
+        num_samples=size,
+        seed=bench.recipe.run.seed,
+        greedy=wants_greedy(bench.rl),
+        env=bench.parts.env,
+        encode=bench.parts.template.encode_reply,
+    )
+    return by_group(found.rollouts), found.seconds
+
+
+def measure_accuracy(bench: Bench) -> Verdict:
+    """How often the model is right."""
+    marks, groups = bench.parts.marks, bench.groups
+    counts = [sum(is_right(r, marks) for r in group) for group in groups]
+    size = len(groups[0])
+    best = sum(pass_at_k(size, count, k=size) for count in counts) / len(counts)
+    text = f"pass@1 {share(sum(counts), len(counts) * size)}"
+    text += f", pass@{size} {best:.0%}" if size > 1 else ""
+    values = [score.value for score in scores(bench.rollouts)]
+    mean = f"{sum(values) / len(values):.2f}" if values else "none"
+    if not marks.judged or above_one(bench.rollouts, marks):
+        return Verdict("pass", f"{mean}; no answer has full marks", name="mean reward")
+    text += f", mean reward {mean}"
+    learned = any(marks.weights.get(name) for name in marks.judged)  # else it is only monitored
+    fix = f"{_learnable(marks)}: take an easier task, or {_warmer(bench)}"
+    return Verdict(
+        "warn" if not sum(counts) and useful(groups) and learned else "pass",
+        f"{text} (right by {marks.check!r})" if marks.check else text,
+        bench.usual_first(fix, of=SAMPLING),
+        "" if marks.check else "full marks",
+    )
+
+
+def _learnable(marks: Marks) -> str:
+    """What there is to learn from where nothing has full marks, and yet scores differ."""
+    others = [n for n, weight in marks.weights.items() if weight and n not in marks.judged]
+    if others:
+        return f"no answer is right, so only the other rewards ({', '.join(others)}) can be learned"
+    missing = "no answer is right" if marks.check else "no completion has full marks"
+    return f"{missing}, so only the differences between lower marks can be learned"
+
+
+def compare_groups(bench: Bench) -> Verdict:
+    """Whether groups differ. That few agree is no proof: a run asks many more.
+
+    It is where no score can differ.
+    """
+    differ, total = useful(bench.groups), len(bench.groups)
+    if not differ:
+        text, fix = _nothing(bench)
+        constant = _constant(bench)
+        if constant is None:
+            return Verdict("warn", text, fix)
+        text += f"; gold, wrong and empty answers get {constant:g} too: the reward is constant"
+        return Verdict("fail", text, "mend the reward: there is nothing that it tells apart")
+    fix = (
+        "most of the time is wasted: set rl.dynamic_sampling, raise rl.group_size, or take "
+        "prompts of a difficulty that fits"
+    )
+    return Verdict(
+        "warn" if differ / total < 0.2 else "pass",
+        f"{differ} of {total} ({differ / total:.0%})",
+        bench.usual_first(fix, of=SAMPLING),
+    )
+
+
+def _constant(bench: Bench) -> float | None:
+    """The one score that every answer gets, known and sampled; None where there are two, or no
+    gold answers to see another with.
+    """
+    found = {score.value for score in scores([*bench.rollouts, *bench.known])}
+    return found.pop() if len(found) == 1 and valid(bench, "gold") else None
+
+
+def _nothing(bench: Bench) -> tuple[str, str]:
+    """Why all groups agree, and what to change."""
+    marks, rollouts, groups = bench.parts.marks, bench.rollouts, bench.groups
+    right = sum(is_right(rollout, marks) for rollout in rollouts)
+    alike = all(len({r.tokens for r in group}) == 1 for group in groups)
+    many = len(groups) > 1 and len(groups[0]) > 1
+    full = "mend a reward that gives full marks to everything"
+    if not scores(rollouts):
+        why, fix = "no score is valid", "mend the reward"
+    elif right == len(rollouts):
+        why, fix = "all right", f"take a harder task, or {full}"
+    elif all(is_right(rollout, replace(marks, check="")) for rollout in rollouts):
+        why, fix = "full marks for all", full
+    else:
+        if alike and many:
+            why, fix = "all completions of a prompt are the same", "raise rl.temperature"
+        elif right == 0:
+            why = "all wrong" if marks.judged else "all alike"
+            fix = f"take an easier task, {_warmer(bench)}, give partial credit in [rewards], or "
+            fix += "raise rl.group_size or rl.temperature"
+        else:
+            why = "some all right, some all wrong"
+            fix = "raise rl.temperature or rl.group_size, or take prompts in between"
+        fix = bench.usual_first(fix, of=SAMPLING)
+    return f"nothing to learn from: 100 % of {len(groups)} groups agree ({why})", fix
+
+
+def measure_length(bench: Bench) -> Verdict:
+    """Whether completions come to an end."""
+    turns = [turn for rollout in bench.rollouts for turn in rollout.turns if turn.sampled]
+    lengths = [len(turn.tokens) for turn in turns]
+    cut = sum(turn.stop_reason == "length" for turn in turns) / len(lengths)
+    fix = f"raise rl.max_new_tokens, or {_warmer(bench)}, so that answers come to an end"
+    return Verdict(
+        "warn" if cut > 0.5 else "pass",  # what is cut can still be graded
+        f"mean {sum(lengths) / len(lengths):.1f} of {bench.rl.max_new_tokens} tokens, {cut:.0%} "
+        "truncated",
+        bench.usual_first(fix, of=SAMPLING),
+    )
+
+
+def _warmer(bench: Bench) -> str:
+    """How sft can help, whether it is there or not."""
+    return "raise sft.epochs" if "sft" in bench.recipe.stages else "add [sft] before"

@@ -1,0 +1,159 @@
+"""Which way it samples and learns, how fast that is, and what the device could do at its best."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from posttrain.build.parts import choose_compile, choose_compute
+from posttrain.build.ways import told
+from posttrain.check.bench import Bench
+from posttrain.check.resources import num_bytes
+from posttrain.check.trial import some_rollouts
+from posttrain.check.verdicts import Verdict
+from posttrain.models.roofline import (
+    Peak,
+    Shape,
+    average,
+    decode_step,
+    learning_flops,
+    measured_peak,
+    synchronize,
+)
+from posttrain.types import Rollout
+from posttrain.types.ways import Way
+
+FAR = 10  # times slower than on the fast way
+# The share of the device's best that the fast way reaches with a model of 135M weights on an H200,
+# at least (docs/benchmarks.md); on a CPU it is more.
+REACHED = {"sampling": 0.12, "learning": 0.07}
+CALLS = 100  # operations that a layer launches, generously: small models wait for these
+MOVED = 7  # numbers of each weight that AdamW moves: three are read and written, a gradient read
+ACCEPT = "accept it, or take a model of another family: docs/models.md lists which way each goes"
+CHECKPOINTED = "turn rl.checkpoint_activations off where memory allows, or accept it"
+UNCOUNTED = "; for such a model the device's best is not counted"
+BUSY = "look for other work on this machine, try another run.threads, or accept it"
+
+
+def tell_way(bench: Bench) -> Verdict:
+    """How it samples and learns."""
+    ways = bench.trial.ways
+    line = told(ways)
+    if choose_compile(bench.recipe, bench.parts.device):
+        line += "; tried before sampling is compiled"
+    return Verdict(
+        "warn" if _reasons(*ways.values()) else "pass",
+        line,
+        CHECKPOINTED if "checkpointed" in line else ACCEPT,
+    )
+
+
+def measure_sampling(bench: Bench) -> Verdict:
+    """Tokens a second, once warm."""
+    rollouts, seconds = bench.rollouts, bench.decode_seconds
+    drawn = sum(len(rollout.tokens) for rollout in rollouts)
+    text = f"{drawn / seconds:,.0f} tokens/s, {len(rollouts)} rollouts at once"
+    shape = _shape(bench)
+    if shape is None:
+        return Verdict("pass", text + UNCOUNTED)
+    least, steps = _least_sampling(bench, rollouts, shape=shape)
+    usual = least / REACHED["sampling"] + steps * _launched(bench, shape)
+    return judge(
+        text,
+        best=f"{drawn / least:,.0f} tokens/s",
+        times=(seconds, least, usual),
+        way=bench.trial.ways["samples"],
+    )
+
+
+def measure_learning(bench: Bench) -> Verdict:
+    """Seconds of a step."""
+    trial, seconds = bench.trial, bench.trial.step_seconds
+    text = f"{seconds:.3g} s for one optimiser step on {trial.sequences} rollouts"
+    shape = _shape(bench)
+    if shape is None:
+        return Verdict("pass", text + UNCOUNTED)
+    least = _least_learning(bench, some_rollouts(bench, trial.sequences), shape=shape)
+    parts = max(1, -(-trial.tokens // trial.micro_batch_tokens))
+    usual = least / REACHED["learning"] + 3 * parts * _launched(bench, shape)
+    return judge(
+        text, best=f"{least:.3g} s", times=(seconds, least, usual), way=trial.ways["learns"]
+    )
+
+
+def judge(text: str, *, best: str, times: tuple[float, float, float], way: Way) -> Verdict:
+    """What was measured beside the best; far below the usual warns: (measured, least, usual)."""
+    seconds, least, usual = times
+    slow = seconds > FAR * usual
+    reasons = "; ".join(_reasons(way))
+    text += f": {100 * least / seconds:.2g} % of the device's best, {best}; usual here: "
+    text += f"{100 * least / usual:.2g} % or more"
+    return Verdict(
+        "warn" if slow else "pass",
+        f"{text} ({reasons})" if reasons and slow else text,
+        f"{FAR} times slower than it should be: {ACCEPT if reasons else BUSY}",
+    )
+
+
+def _launched(bench: Bench, shape: Shape) -> float:
+    """Seconds that launching the operations of a pass takes."""
+    return CALLS * _seconds_of_a_call(bench.parts.device) * (1 + shape.layers)
+
+
+def _peak(bench: Bench) -> Peak:
+    device = bench.parts.device
+    return measured_peak(device, choose_compute(bench.recipe.model, device))
+
+
+def _reasons(*ways: Way) -> list[str]:
+    return [str(missing) for way in ways for missing in way.fell_back]
+
+
+def _shape(bench: Bench) -> Shape | None:
+    """What the counting goes by; None for a model that does not say it as others do."""
+    try:
+        return Shape.of(bench.policy.model)
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+
+
+def _least_sampling(
+    bench: Bench, rollouts: Sequence[Rollout], *, shape: Shape
+) -> tuple[float, int]:
+    """The least seconds that sampling these can take, and in how many steps."""
+    lengths = [len(rollout.tokens) for rollout in rollouts]
+    work = average([len(rollout.prompt.tokens) for rollout in rollouts], lengths)
+    size = choose_compute(bench.recipe.model, bench.parts.device).itemsize
+    step = decode_step(shape, rows=work.rows, length=work.length, item_bytes=size)
+    return work.steps * step.seconds(_peak(bench)), work.steps
+
+
+def _least_learning(bench: Bench, rollouts: Sequence[Rollout], *, shape: Shape) -> float:
+    """The least seconds of an optimiser step on these: every prompt once, then AdamW."""
+    prompts = {rollout.group: len(rollout.prompt.tokens) for rollout in rollouts}
+    read, pairs = sum(prompts.values()), sum(p * (p + 1) / 2 for p in prompts.values())
+    for rollout in rollouts:
+        asked, answered = len(rollout.prompt.tokens), len(rollout.tokens) - 1
+        read += answered
+        pairs += asked * answered + answered * (answered + 1) / 2
+    chosen = sum(len(rollout.tokens) for rollout in rollouts)
+    flops = sum(learning_flops(shape, read=read, chosen=chosen, pairs=pairs).values())
+    trained = num_bytes(w for w in bench.policy.model.parameters() if w.requires_grad)
+    peak = _peak(bench)
+    return flops / peak.flops_per_second + MOVED * trained / peak.bytes_per_second
+
+
+def _seconds_of_a_call(device: str) -> float:
+    """What the smallest operation takes: what a host needs to launch one."""
+    few = torch.zeros(8, device=device)
+    taken = []
+    for _ in range(5):
+        synchronize(device)
+        begun = time.perf_counter()
+        for _ in range(CALLS):
+            few.add_(1)
+        synchronize(device)
+        taken.append((time.perf_counter() - begun) / CALLS)
+    return min(taken)

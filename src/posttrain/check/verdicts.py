@@ -1,0 +1,141 @@
+"""What a check says: lines that pass, warn or fail, each with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from rich.console import Console
+from rich.text import Text
+
+from posttrain.config import ConfigError, Quantity
+from posttrain.track.text import MARKS, printable
+
+Area = Literal["config", "data", "rewards", "signal", "numerics", "resources"]
+State = Literal["pass", "warn", "fail"]
+AREAS: tuple[Area, ...] = ("config", "data", "rewards", "signal", "numerics", "resources")
+MEND = "mend this, then check again"
+BROKE = "report this as a fault of posttrain; the run is not held up by it"
+WAY = "weights to engine"
+ALWAYS_STOP = (WAY,)  # the run would learn from another policy's samples
+NOTES = ("passes", "sft and rl prompts")  # said at the start of every run
+MAX_TEXT = 500
+
+
+class CheckFailedError(RuntimeError):
+    """A run that must not begin as it is."""
+
+
+class Verdict(NamedTuple):
+    """What a check found and, unless it passes, what to do; ``name`` where it is not the check's.
+
+    What fails cannot work, or not as meant; what warns can be run, and may not be meant.
+    """
+
+    state: State
+    text: str
+    fix: str = ""
+    name: str = ""
+
+
+class Line(NamedTuple):
+    """One thing that was looked at: what was found and, unless it passes, what to do."""
+
+    area: Area
+    name: str
+    state: State
+    text: str
+    fix: str = ""
+
+    @classmethod
+    def of(cls, area: Area, verdict: Verdict, *, name: str, soft: str = "") -> Line:
+        """A verdict as a line, safe to print; ``soft`` is why it cannot be held against a recipe.
+
+        What fails is then only a warning.
+        """
+        state, text, fix, own = verdict
+        if state == "pass":
+            fix = ""
+        elif soft:
+            state, fix = "warn", f"{soft}; if not, {fix}"
+        shown = printable(text, limit=MAX_TEXT), printable(fix, limit=MAX_TEXT)
+        return cls(area, printable(own or name, limit=60), state, *shown)
+
+
+def broke(error: Exception) -> Verdict:
+    """A check that broke itself warns, for the run may well work."""
+    said = f"the check itself broke, so nothing is known: {type(error).__name__}: {error}"
+    return Verdict("warn", " ".join(said.split()), BROKE)
+
+
+def problems(error: Exception) -> Iterator[Verdict]:
+    """What would break the run as well fails: a line for each problem of a recipe."""
+    config = isinstance(error, ConfigError)
+    for problem in error.problems if isinstance(error, ConfigError) else (_said(error),):
+        text, _, fix = problem.partition("; ")
+        key, _, rest = text.partition(": ")
+        is_key = config and bool(rest) and " " not in key
+        yield Verdict("fail", rest if is_key else text, fix or MEND, key if is_key else "")
+
+
+def _said(error: Exception) -> str:
+    """An error in a line; one that is not ours, with its kind."""
+    text = " ".join(str(error).split())
+    ours = isinstance(error, ValueError | RuntimeError) and bool(text)
+    return text if ours else f"{type(error).__name__}: {text}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """All lines of a check in the order of the areas, and the batch arithmetic of the recipe."""
+
+    lines: Sequence[Line]
+    arithmetic: Sequence[Quantity] = ()
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing fails."""
+        return not self.of("fail")
+
+    def of(self, state: State) -> list[Line]:
+        """The lines in a state."""
+        return [line for line in self.lines if line.state == state]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data, for JSON."""
+        return {
+            "ok": self.ok,
+            "seconds": round(self.seconds, 3),
+            "lines": [line._asdict() for line in self.lines],
+            "arithmetic": [row._asdict() for row in self.arithmetic],
+        }
+
+    def announce(self, console: Console) -> Report:
+        """Print what does not pass, how much does and the notes, and return the report itself."""
+        for line in [*self.of("fail"), *self.of("warn")]:
+            mark, style = MARKS[line.state]
+            said = f"{mark} check: {line.area}: {line.name}: {line.text}\n  → {line.fix}"
+            console.print(Text(said, style=style))
+        passed = self.of("pass")
+        if passed:
+            notes = [f"{line.name}: {line.text}" for line in passed if line.name in NOTES]
+            mark, style = MARKS["pass"]
+            said = "; ".join([f"{mark} check: {len(passed)} lines pass", *notes])
+            console.print(Text(said, style=style))
+        return self
+
+    def enforce(self, mode: Literal["stop", "warn"]) -> Report:
+        """What a run asks: the report, or :class:`CheckFailedError` where it must not begin.
+
+        With "warn" only what would train on wrong data does that.
+        """
+        lines = [n for n in self.of("fail") if mode == "stop" or n.name in ALWAYS_STOP]
+        if not lines:
+            return self
+        failed = "".join(f"\n  {n.area}: {n.name}: {n.text}; {n.fix}" for n in lines)
+        how = 'rl.check = "off" goes on all the same'
+        if not all(line.name in ALWAYS_STOP for line in lines):
+            how = '--check warn goes on anyway, from Python check="warn"'
+        raise CheckFailedError(f"check: this run cannot work as it is{failed}\nMend it; {how}")

@@ -1,0 +1,37 @@
+"""What came out of runs: the facts of a run once, and what draws them.
+
+``facts`` reads a run folder; ``plot`` draws pictures, ``html`` a page, ``terminal`` tables.
+"""
+
+from posttrain.report.facts import TITLES, Facts
+from posttrain.report.held_out import HeldOut, Interval, Share, held_out
+from posttrain.report.html import export, render_report
+from posttrain.report.overview import Overview, compare, find_runs, overview
+from posttrain.report.plot import plot_calibration, plot_curves
+from posttrain.report.terminal import (
+    render_comparison,
+    render_evaluation,
+    render_runs,
+    render_summary,
+)
+
+__all__ = [
+    "TITLES",
+    "Facts",
+    "HeldOut",
+    "Interval",
+    "Overview",
+    "Share",
+    "compare",
+    "export",
+    "find_runs",
+    "held_out",
+    "overview",
+    "plot_calibration",
+    "plot_curves",
+    "render_comparison",
+    "render_evaluation",
+    "render_report",
+    "render_runs",
+    "render_summary",
+]

@@ -1,0 +1,221 @@
+"""What came out of a run, read once: the picture, the page and the terminal draw it."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from posttrain.report.held_out import Change, HeldOut, held_out
+from posttrain.runs.files import read_json
+from posttrain.runs.first_evaluation import BEFORE_PROBLEMS
+from posttrain.runs.folder import RunFolder
+from posttrain.runs.metrics import Record, merge_steps
+from posttrain.track.curves import Ends, ends, over_steps
+from posttrain.track.diagnosis.history import series
+
+Row = dict[str, Any]
+TITLES = {
+    "sft": "Supervised fine-tuning",
+    "prefer": "Preferences",
+    "reward": "Reward model",
+    "rl": "Reinforcement learning",
+    "eval": "Evaluation",
+}
+TRAINED = ("rl", "reward", "sft")  # stages with curves, the one that says most of a run first
+NUM_SAMPLES = 5
+SIGNS: dict[Any, str] = {True: " ✓", False: " ✗", None: " ?"}
+"""Behind an answer: right, wrong, or not to be told since its grader broke."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What came out of a run; each fact is read from its folder when first asked for, and once."""
+
+    run: RunFolder
+    _records: dict[str, list[Record]] = field(default_factory=dict, repr=False)
+
+    def records(self, stage: str) -> list[Record]:
+        """What a stage logged, one record a step; none before its first."""
+        if stage not in self._records:
+            self._records[stage] = merge_steps(self.run.stage(stage).records())
+        return self._records[stage]
+
+    @cached_property
+    def name(self) -> str:
+        """What the run is called."""
+        return self.run.path.resolve().name
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """What ``summary.json`` says; nothing before the end."""
+        return self.run.summary or {}
+
+    @cached_property
+    def seconds(self) -> float | None:
+        """How long it took, where that is known."""
+        return number_or_none(self.summary.get("seconds"))
+
+    @cached_property
+    def held_out(self) -> HeldOut:
+        """The evaluations at both ends."""
+        return held_out(self.run)
+
+    @cached_property
+    def reward(self) -> Ends | None:
+        """Where the training reward began and where it ended."""
+        return ends(series(self.records("rl"), "reward/mean"))
+
+    @cached_property
+    def measures(self) -> dict[str, Change]:
+        """Rewards before and after, by what they are means of."""
+        found, reward = self.held_out.means(), self.reward
+        if reward is not None:
+            found[f"training reward, {over_steps(reward.num)}"] = reward[:2]
+        return found
+
+    @cached_property
+    def losses(self) -> dict[str, Change]:
+        """The losses of the stage sft; those on held-out rows are of all of them, each time."""
+        records, losses = self.records("sft"), dict[str, Change]()
+        trained, tested = ends(series(records, "loss/total")), series(records, "test/loss")
+        if trained is not None:
+            losses[f"sft loss, {over_steps(trained.num)}"] = trained[:2]
+        if tested:
+            lowest, low = "", min(tested)
+            if tested[-1] != low:
+                step = next(r["step"] for r in records if r.get("test/loss") == low)
+                lowest = f", lowest {low:.3f} at step {step:.0f}"
+            losses[f"sft held-out loss{lowest}"] = (tested[0], tested[-1])
+        return losses
+
+    @cached_property
+    def verdict(self) -> dict[str, Any]:
+        """What the reward model is worth on held-out pairs; nothing where there is none."""
+        return dict((self.run.stage_record("reward") or {}).get("verdict") or {})
+
+    @cached_property
+    def made(self) -> dict[str, str]:
+        """The preferences and the reward model that were made, in words."""
+        record, told = self.run.stage_record("prefer") or {}, {}
+        for split in ("train", "test"):
+            if found := record.get(split):
+                broken = f", {found['broken']:,} broken scores" if found["broken"] else ""
+                text = f"{found['sets']:,} and {found['ties']:,} ties{broken}"
+                told[f"preferences, {split} prompts"] = text
+        if worth := self.verdict:
+            pairs = f"{worth['accuracy']:.1%} of {worth['num_pairs']:,}"
+            told |= {
+                "reward model, held-out pairs": pairs,
+                "  mean margin": f"{worth['margin']:.2f}",
+                "  calibration error": f"{worth['calibration_error']:.1%}",
+                "  correlation with length": f"{worth['length_correlation']:+.2f}",
+            }
+        return told
+
+    @cached_property
+    def findings(self) -> list[Row]:
+        """What went wrong in all stages."""
+        return self.run.findings()
+
+    @cached_property
+    def ways(self) -> dict[str, str]:
+        """How each stage that trains says that it samples and learns, in a line."""
+        paths = {stage: self.run.stage(stage).ways for stage in TITLES}
+        return {name: str(read_json(path)["line"]) for name, path in paths.items() if path.exists()}
+
+    @cached_property
+    def problems(self) -> list[Row]:
+        """The held-out problems with what the model answered in the end."""
+        return _lines(self.run.stage("eval").path / "problems.jsonl")
+
+    @cached_property
+    def samples(self) -> list[Row]:
+        """Answers before and after, as :meth:`draw_samples` drew them when the run ended."""
+        return self.run.samples
+
+    @cached_property
+    def places(self) -> dict[str, Path]:
+        """Where things are."""
+        run, places = self.run, {"run folder": self.run.path}
+        if set(TRAINED) & set(run.stages):
+            places |= {"picture": run.curves}
+            places |= {} if run.model is None else {"model": run.model}
+        if "prefer" in run.stages:
+            places |= {"preferences": run.stage("prefer").path / "pairs.jsonl"}
+        if self.verdict:
+            places |= {"reward model": run.stage("reward").model}
+            places |= {"calibration": run.stage("reward").path / "calibration.png"}
+        return places
+
+    def draw_samples(self, seed: int) -> tuple[list[Row], str]:
+        """A few held-out problems before and after, drawn at random, and how they were drawn."""
+        rows = _lines(self.run.stage("rl").path / BEFORE_PROBLEMS) if self.held_out.before else []
+        before = {row["id"]: row for row in rows}
+        shared = {row["id"]: row for row in self.problems if row["id"] in before}
+        if not shared:
+            return [], ""
+        chosen = set(random.Random(seed).sample(list(shared), min(NUM_SAMPLES, len(shared))))
+        how = f"{len(chosen)} of {len(shared)} held-out problems, drawn at random (seed {seed})"
+        if len(chosen) == len(shared):
+            how = f"all {len(shared)} held-out problems"
+        checked = self.held_out.checked
+        samples = [
+            _sample(before[name], after, checked=checked)
+            for name, after in shared.items()
+            if name in chosen
+        ]
+        return samples, how + ("" if checked else "; the reward in brackets")
+
+    def to_summary(self) -> dict[str, Any]:
+        """What ``summary.json`` says beside what a clock and the recipe know."""
+        told: dict[str, Any] = self.held_out.summary()
+        if self.verdict:
+            worth = {name: value for name, value in self.verdict.items() if name != "calibration"}
+            told |= {"reward_model": worth}
+        if (reward := self.reward) is not None:
+            told |= {"reward_first": reward.first, "reward_last": reward.last}
+            told |= {"reward_steps": reward.num}
+        return told | {"diagnosis": self.findings, "ways": self.ways}
+
+
+def _lines(path: Path) -> list[Row]:
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    return [json.loads(line) for line in lines if line]
+
+
+def _sample(before: Row, after: Row, *, checked: bool) -> Row:
+    """``right`` is None where an answer could not be graded, and where nothing checks answers."""
+    both = {"before": before, "after": after}
+    graded = {when: row if row["state"] == "ok" else {} for when, row in both.items()}
+    return {
+        "prompt": after["prompt"],
+        **{when: row["completion"] for when, row in both.items()},
+        "answer": after["answer"],
+        **{f"right_{w}": row.get("correct") if checked else None for w, row in graded.items()},
+        **{f"reward_{when}": row.get("reward") for when, row in graded.items()},
+    }
+
+
+def told_of(finding: Mapping[str, Any]) -> tuple[str, str]:
+    """When something went wrong, and what it was; what to do only while there is something to do.
+
+    >>> told_of({"step": 3, "until": 9, "text": "it rose", "remedy": "Lower it."})
+    ('step 3, cleared at step 9', 'it rose.')
+    """
+    until = finding.get("until")
+    if until is not None:
+        return f"step {finding['step']}, cleared at step {until}", f"{finding['text']}."
+    return f"step {finding['step']} to the end", f"{finding['text']}. {finding['remedy']}"
+
+
+def number_or_none(value: Any) -> float | None:
+    """A finite number; None for whatever else a file may hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,176 @@
+"""The pictures of a run: its curves as small multiples, and the calibration of a reward model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from posttrain.algorithms.preferences import Bin, calibration_error
+from posttrain.report.panels import MARKERS_UP_TO, TICKS, Curve, Drawn, end_note, panels_of
+from posttrain.runs.files import replacing
+from posttrain.runs.metrics import Record, merge_steps
+from posttrain.track.text import printable
+
+_INK, _GREY, _FAINT = "#222222", "#767676", "#e6e6e6"
+_BLUE, _PALE_BLUE, _ORANGE = "#2563b0", "#b3c8e3", "#b45309"
+_QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def plot_curves(
+    metrics: Iterable[Mapping[str, float]],
+    path: str | Path,
+    *,
+    title: str = "",
+    accuracy_by: str = "",
+) -> None:
+    """Draw the curves of a stage into a PNG; panels whose metrics were never logged are left out.
+
+    A long curve is shown faintly, with its running mean in full colour. ``accuracy_by`` is the
+    reward that checks answers.
+    """
+    records = merge_steps(metrics)
+    panels = panels_of(records, accuracy_by=accuracy_by)
+    num_columns = min(3, max(1, len(panels)))
+    num_rows = max(1, math.ceil(len(panels) / num_columns))
+    size = (3.6 * num_columns, 2.5 * num_rows + 0.35)
+    with _picture(path, size=size, title=title, w_pad=0.14, h_pad=0.1) as figure:
+        axes = figure.subplots(num_rows, num_columns, squeeze=False).flat
+        for index, axis in enumerate(axes):
+            if index >= len(panels):
+                axis.set_axis_off()
+                continue
+            _draw(axis, panels[index], records=records)
+            if index + num_columns >= len(panels):
+                axis.set_xlabel("step", fontsize=8, color=_GREY)
+        if over := end_note(records):
+            figure.supxlabel(over, x=0.99, ha="right", fontsize=7, color=_GREY)
+        if not panels:
+            axis.text(0.5, 0.5, "nothing to draw yet", ha="center", color=_GREY)
+
+
+@contextmanager
+def _picture(
+    path: str | Path, *, size: tuple[float, float], title: str, **spaces: Any
+) -> Iterator[Any]:
+    """A figure to draw in; it is written whole, in place of what is there."""
+    # Not pyplot: it keeps every figure alive and chooses a backend by the environment.
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(**spaces))
+    if title:
+        style = {"fontsize": 12, "weight": "bold", "color": _INK}
+        figure.suptitle(printable(title), x=0.02, ha="left", parse_math=False, **style)
+    yield figure
+    with replacing(Path(path)) as beside:
+        figure.savefig(beside, format="png", dpi=150, facecolor="white")
+
+
+def _draw(axis: Any, drawn: Drawn, *, records: Sequence[Record]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    panel = drawn.panel
+    _draw_curve(axis, drawn.curve, percent=panel.percent)
+    if drawn.held_out is not None:
+        options = {"color": _ORANGE, "label": "held-out "}
+        _draw_curve(axis, drawn.held_out, percent=panel.percent, **options)
+    title = printable(panel.title, limit=44)
+    axis.set_title(title, loc="left", fontsize=9.5, color=_INK, parse_math=False)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    first, last = records[0]["step"], records[-1]["step"]  # all panels share them
+    room = 0.03 * (last - first) or 1.0  # for the mark of the last point
+    axis.set_xlim(first - room, last + room)
+    if panel.percent:
+        axis.set_ylim(-0.03, 1.03)
+        axis.set_yticks(_QUARTERS)
+        _in_percent(axis.yaxis)
+    else:
+        axis.yaxis.set_major_locator(MaxNLocator(**TICKS))
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.grid(axis="y", color=_FAINT, linewidth=0.8)
+    _tidy(axis)
+
+
+def _draw_curve(
+    axis: Any, curve: Curve, *, percent: bool, color: str = _BLUE, label: str = ""
+) -> None:
+    steps, values, last, _ = curve
+    smooth = curve.smooth
+    if smooth != values:
+        axis.plot(steps, values, color=color, linewidth=0.8, alpha=0.3)
+    marker = "o" if len(steps) <= MARKERS_UP_TO else None
+    axis.plot(steps, smooth, color=color, linewidth=1.8, marker=marker, markersize=3.5)
+    axis.annotate(
+        label + (f"{last:.0%}" if percent else f"{last:.3g}"),
+        (steps[-1], last),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8,
+        color=color,
+        annotation_clip=False,
+    )
+
+
+def plot_calibration(bins: Sequence[Bin], path: str | Path, *, title: str = "") -> None:
+    """Draw a reliability table into a PNG: the observed rate over the predicted one, bin by bin.
+
+    On the diagonal the model is right about itself. Below are the shares of predictions, for a bin
+    that few fall into is a noisy point. ``bins`` come from ``preferences.pair_calibration``.
+    """
+    total = sum(row.count for row in bins)
+    if total == 0:
+        raise ValueError(
+            "bins: nothing to draw; make them with preferences.pair_calibration from at least one "
+            "held-out pair"
+        )
+    spaces = {"w_pad": 0.12, "h_pad": 0.08, "hspace": 0.04}
+    with _picture(path, size=(4.4, 5.4), title=title, **spaces) as figure:
+        rates, shares = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
+        _draw_rates(rates, bins)
+        _draw_shares(shares, bins, total=total)
+
+
+def _draw_rates(axis: Any, bins: Sequence[Bin]) -> None:
+    axis.plot([0, 1], [0, 1], color=_GREY, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+    predicted, observed = [row.predicted for row in bins], [row.observed for row in bins]
+    style = {"color": _BLUE, "linewidth": 1.8, "marker": "o", "markersize": 5}
+    axis.plot(predicted, observed, clip_on=False, zorder=3, **style)
+    note = f"expected calibration error {calibration_error(bins):.1%}   (dashed: none)"
+    axis.set_title(note, loc="left", fontsize=9.5, color=_INK)
+    axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xticks=_QUARTERS, yticks=_QUARTERS)
+    _in_percent(axis.yaxis)
+    axis.set_ylabel("observed preference rate", fontsize=9, color=_INK)
+    axis.grid(color=_FAINT, linewidth=0.8)
+    _tidy(axis)
+
+
+def _draw_shares(axis: Any, bins: Sequence[Bin], *, total: int) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    middles = [(row.low + row.high) / 2 for row in bins]
+    widths = [0.9 * (row.high - row.low) for row in bins]
+    axis.bar(middles, [row.count / total for row in bins], width=widths, color=_PALE_BLUE)
+    axis.yaxis.set_major_locator(MaxNLocator(nbins=2, min_n_ticks=2))
+    for side in (axis.xaxis, axis.yaxis):
+        _in_percent(side)
+    axis.set_xlabel("predicted preference rate", fontsize=9, color=_INK)
+    axis.set_ylabel("share of pairs", fontsize=9, color=_INK)
+    axis.grid(axis="y", color=_FAINT, linewidth=0.8)
+    _tidy(axis)
+
+
+def _in_percent(side: Any) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    side.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def _tidy(axis: Any) -> None:
+    axis.tick_params(labelsize=8, length=0, colors=_GREY)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.spines["bottom"].set_color(_FAINT)

@@ -1,0 +1,1 @@
+"""Mathematics as models write it: read, and compared with the right answer."""

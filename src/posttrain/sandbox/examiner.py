@@ -1,0 +1,351 @@
+"""Runs inside a sandbox of its own, with the tests: calls the solution, which lives in another.
+
+The solution's functions are stood in for by ``Remote`` objects, which send plain data and get plain
+data back. Every comparison happens here, on built-in types, where the solution cannot reach.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import json
+import os
+import sys
+import types
+from collections.abc import Iterator
+from itertools import islice
+
+from posttrain.sandbox.remote import Absent, NotDefinedError, Remote
+from posttrain.sandbox.wire import Line, NotPlainError, decode, encode, load_text
+from posttrain.sandbox.worker import MAX_MESSAGE_LENGTH, READY, set_limits, take_text
+
+TYPE_CHECKING = False  # see wire.py
+if TYPE_CHECKING:
+    from typing import Any
+
+MAX_ITEMS = 10_000  # of an iterator that a test passes, which is sent as the items it yields
+NO_CASE = -1  # in place of a case's number, for an error between two cases
+# Raised by a solution inside a test's map() or generator, these would end a loop of tests early.
+NEVER_PASSED_ON = frozenset({"StopIteration", "StopAsyncIteration", "GeneratorExit"})
+
+
+class BrokenTestsError(BaseException):
+    """The tests cannot be put to any solution; a BaseException, so that no test swallows it."""
+
+
+class StopExamining(BaseException):
+    """A case failed, and one is enough."""
+
+
+class SkippedError(Exception):
+    """A test that says it is not to be run."""
+
+
+class SolutionExitError(SystemExit, Exception):
+    """The solution wanted to end the process; among the tests it is an exception like others."""
+
+
+SolutionExitError.__name__ = "SystemExit"  # in what is reported
+
+
+class Examiner:
+    """Puts the tests to the solution at the other end of a line, and reports case by case."""
+
+    def __init__(self, line: Line, report: Line) -> None:
+        self.line = line
+        self.report = report
+        self.blameless = True  # before the first call, an error is the tests' own
+        self.num_asked = 0
+        self.num_asserted = 0
+        self.failed = False
+        self.missing = ""  # what the tests wanted of the solution in vain
+        self.stop_early = True
+        self.classes: frozenset[str] = frozenset()  # whose objects are under test
+        self.stand_ins: dict[int, Remote] = {}
+        self.under_test: set[int] = set()
+        self.makes_objects: set[int] = set()
+        self.exceptions: dict[str, type[Exception]] = {}
+        self.others: dict[int, tuple[Any, int]] = {}  # what else stands for something, by its id
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send a request to the solution; raise here what it raised there."""
+        self.blameless = False
+        self.num_asked += 1
+        try:
+            self.line.send(request)
+            reply = self.line.receive()
+        except EOFError as error:
+            # It may still be writing: what follows could be taken for another answer.
+            self.line.source.close()
+            raise RuntimeError(f"the solution's process: {error}") from None
+        except (OSError, ValueError) as error:
+            raise RuntimeError(f"the solution's process ended ({error})") from None
+        if "printed" in reply:
+            sys.stdout.write(str(reply["printed"]))
+        if "raised" in reply:
+            raise self.raised(reply)
+        return reply
+
+    def raised(self, reply: dict[str, Any]) -> Exception:
+        """An exception like the one that the solution raised, with its arguments and attributes."""
+        kinds, message = list(map(str, reply["raised"])), str(reply.get("message"))
+        args = [decode(item) for item in reply.get("args", [])]
+        if "SystemExit" in kinds:
+            return SolutionExitError(*args)
+        error: Exception = RuntimeError(f"{kinds[0]}: {message}")
+        if not NEVER_PASSED_ON.isdisjoint(kinds) or "Exception" not in kinds:
+            return error
+        with contextlib.suppress(TypeError):  # a UnicodeDecodeError takes five arguments
+            error = self.exception(kinds)(*args)
+        error.__message__ = message  # type: ignore[attr-defined]
+        for name, value in reply.get("state", {}).items():
+            setattr(error, name, decode(value))
+        return error
+
+    def exception(self, kinds: list[str]) -> type[Exception]:
+        """The built-in class of a name, or one of ours for a class of the solution's."""
+        base: type[Exception] = Exception
+        for name in reversed(kinds):
+            known = getattr(builtins, name, None)
+            if isinstance(known, type) and issubclass(known, Exception):
+                base = known
+            elif known is None and name not in self.exceptions:
+                self.exceptions[name] = type(name, (base,), {"__str__": _message})
+            base = self.exceptions.get(name, base)
+        return base
+
+    def sent(self, value: Any) -> Any:
+        """What a test passes, as it travels."""
+        try:
+            return encode(value, self.handle)
+        except NotPlainError as error:
+            raise BrokenTestsError(
+                f"a test passes something other than plain data to the solution: {error}. Numbers, "
+                "strings, bytes, None, lists, tuples, dicts, sets, dates, fractions, decimals and "
+                "objects of the solution's own can be passed"
+            ) from None
+
+    def handle(self, value: Any) -> dict[str, Any]:
+        """What travels in place of something that is no plain data."""
+        if type(value) is Remote:
+            return {"handle": {"number": value.__number__}}
+        if id(value) in self.others:
+            return {"handle": {"number": self.others[id(value)][1]}}
+        if isinstance(value, Absent):
+            value()
+        if isinstance(value, Iterator):
+            return {"iterator": [encode(item, self.handle) for item in islice(value, MAX_ITEMS)]}
+        raise NotPlainError(f"a {type(value).__name__}")
+
+    def call(self, target: Remote, *, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Call a function of the solution with copies; one that returns None worked in place."""
+        data = [self.sent(value) for value in args]
+        by_name = {key: self.sent(value) for key, value in named.items()}
+        makes = target.__number__ in self.makes_objects
+        reply = self.ask(
+            {"do": "call", "number": target.__number__, "args": data, "named": by_name}
+            | {"whole": makes}
+        )
+        if reply["value"] is None:
+            for place, content in reply["changed"]:
+                _replace(args[place], self.value(content))
+        value = self.value(reply["value"])
+        if makes and type(value) is Remote:
+            self.under_test.add(value.__number__)
+        return value
+
+    def of(self, target: Remote, **request: Any) -> Any:
+        """Ask for something of one object."""
+        whole = self.is_under_test(target)
+        reply = self.ask({"number": target.__number__, "whole": whole, **request})
+        return self.value(reply.get("value"))
+
+    def next(self, target: Remote) -> Any:
+        """The next item of an iterator."""
+        reply = self.ask({"do": "next", "number": target.__number__})
+        if "end" in reply:
+            raise StopIteration
+        return self.value(reply["value"])
+
+    def is_under_test(self, target: Remote) -> bool:
+        """Whether the tests treat it as an object with behaviour of its own."""
+        return target.__number__ in self.under_test
+
+    def operate(self, name: str, *values: Any, gives: type | None = None) -> Any:
+        """Have the solution's process apply an operation; the answer must be of a plain type."""
+        data = [self.sent(value) for value in values]
+        value = self.value(self.ask({"do": "operate", "name": name, "args": data})["value"])
+        if gives is not None and type(value) is not gives:
+            raise TypeError(f"the solution's object gave no {gives.__name__} for {name}")
+        return value
+
+    def question(self, name: str, *values: Any, gives: type | None = None) -> Any:
+        """Ask an object under test about itself."""
+        if not self.is_under_test(values[0]):
+            raise TypeError(
+                f"the solution's object is not asked for {name.strip('_')}: it is of no class that "
+                "the tests name; return plain data"
+            )
+        return self.operate(name, *values, gives=gives)
+
+    def combine(self, name: str, *values: Any) -> Any:
+        """Arithmetic with objects under test; with plain data, the result is another object."""
+        objects = [value for value in values if type(value) is Remote]
+        if not any(map(self.is_under_test, objects)):
+            raise TypeError(f"the solution's object is not asked for {name.strip('_')}")
+        value = self.operate(name, *values)
+        if type(value) is Remote:
+            self.under_test.add(value.__number__)
+        elif len(objects) < len(values):
+            raise TypeError(f"the solution's object gave plain data for {name.strip('_')}")
+        return value
+
+    def value(self, data: Any) -> Any:
+        """What the solution sent: built-in types, or a stand-in for an object it keeps."""
+        return decode(data, self.stand_in)
+
+    def stand_in(self, content: dict[str, Any]) -> Any:
+        """What stands for an object of the solution's here: always the same for the same."""
+        number = int(content["number"])
+        if "waits" not in content and "raises" not in content:
+            return self.stand_ins.setdefault(number, Remote(self, number))
+        if "waits" in content:
+            value: Any = self.awaited(number)
+        else:
+            value = self.exception(list(map(str, content["raises"])))
+        self.others[id(value)] = value, number
+        return value
+
+    async def awaited(self, number: int) -> Any:
+        """A coroutine of ours, for one of the solution's."""
+        return self.value(self.ask({"do": "wait", "number": number})["value"])
+
+    def asserted(self, value: Any = True) -> Any:
+        """Count an assertion: tests that make none have tested nothing."""
+        self.num_asserted += 1
+        return value
+
+    def case(self, number: int, error: BaseException | None = None) -> None:
+        """Report one case, and what went wrong in it."""
+        if error is not None and self.blameless and not isinstance(error, NotDefinedError):
+            raise BrokenTestsError(f"the tests fail by themselves: {_say(error)}") from None
+        self.failed = self.failed or error is not None
+        self.report.send({"case": number, "passed": error is None, "why": _say(error)})
+        if error is not None and self.stop_early:
+            raise StopExamining
+
+    def examine(self, task: dict[str, Any]) -> None:
+        """Load the solution, then run the tests, which were rewritten to report their cases."""
+        self.stop_early, self.classes = task["stop_early"], frozenset(task["classes"])
+        module = types.ModuleType("__main__" if task["style"] == "script" else "tests")
+        try:
+            self.ask({"do": "load", "text": task["solution"]})
+            self.name(module, task["names"])
+        except Exception as error:  # noqa: BLE001 - a solution that does not load is wrong
+            self.case(NO_CASE, error)
+            return
+        sys.modules[module.__name__] = module
+        vars(module).update(__case__=lambda number: Case(self, number), __asserted__=self.asserted)
+        try:
+            if task["style"] == "script":
+                load_text(task["tests"], module)
+            else:
+                from posttrain.sandbox import collected
+
+                collected.RUNNERS[task["style"]](self, module, task=task)
+        except (Exception, NotDefinedError) as error:  # noqa: BLE001 - between two cases: the end
+            self.case(NO_CASE, error)
+        except SystemExit:
+            raise BrokenTestsError("the tests end their own process (SystemExit)") from None
+
+    def name(self, module: types.ModuleType, names: list[str]) -> None:
+        """Give the tests what they want of the solution, by name."""
+        found = dict(self.ask({"do": "names", "names": names})["names"])
+        self.num_asked = 0
+        self.blameless = True
+        for name in names:
+            value = self.value(found[name]) if name in found else Absent(self, name)
+            setattr(module, name, value)
+            if type(value) is Remote and name in self.classes:
+                self.makes_objects.add(value.__number__)
+                self.under_test.add(value.__number__)
+            elif type(value) is not Remote:  # what a test does with it is no call
+                self.blameless = False
+                self.num_asked += name in found
+
+    def conclude(self) -> None:
+        """Tests that passed must have tested something, and swallowed no error about a name."""
+        if self.missing and not self.failed:
+            self.case(NO_CASE, NotDefinedError(self.missing))
+        if self.failed:
+            return
+        if not self.num_asked:
+            raise BrokenTestsError("the tests never call the solution")
+        if not self.num_asserted:
+            raise BrokenTestsError("the tests execute no assertion")
+
+
+class Case:
+    """``with __case__(number):`` around a statement of the tests reports how it ended."""
+
+    def __init__(self, examiner: Examiner, number: int) -> None:
+        self.examiner = examiner
+        self.number = number
+
+    def __enter__(self) -> None:
+        self.before = self.examiner.num_asserted
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        asserted = self.examiner.num_asserted > self.before
+        if isinstance(error, SkippedError) or (error is None and not asserted):
+            return True  # nothing was tested, so nothing has passed
+        if error is not None and not isinstance(error, Exception | NotDefinedError):
+            return False
+        self.examiner.case(self.number, error)
+        return True
+
+
+def _message(error: Exception) -> str:
+    return str(getattr(error, "__message__", "")) or Exception.__str__(error)
+
+
+def _replace(old: Any, new: Any) -> None:
+    """Give an argument that was changed in place its new content."""
+    if type(old) is not type(new):
+        raise RuntimeError("the solution's process: the argument changed its type")
+    if isinstance(old, list | bytearray):
+        old[:] = new
+    elif isinstance(old, dict | set):
+        old.clear()
+        old.update(new)
+
+
+def _say(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    text = str(error)[:MAX_MESSAGE_LENGTH]
+    if isinstance(error, NotDefinedError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def main() -> None:
+    """``examiner.py LIMITS TASK_FD REQUEST_FD REPLY_FD REPORT_FD``."""
+    set_limits(json.loads(sys.argv[1]))
+    task_fd, request, reply, verdicts = map(int, sys.argv[2:6])
+    task = json.loads(take_text(task_fd))
+    line = Line(reply, request, max_bytes=task["max_bytes"])
+    report = Line(os.open(os.devnull, os.O_RDONLY), verdicts, max_bytes=0)
+    if line.source.readline(len(READY)) != READY:
+        sys.exit("the solution's sandbox did not start")
+    report.send({"ready": True})
+    examiner = Examiner(line, report)
+    try:
+        examiner.examine(task)
+        examiner.conclude()
+    except StopExamining:
+        pass
+    except BrokenTestsError as error:
+        report.send({"broken": str(error)})
+        return
+    report.send({"done": True, "asked": examiner.num_asked > 0})

@@ -1,0 +1,154 @@
+"""What stands among the tests for a function, class or object that the solution keeps."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # see wire.py
+if TYPE_CHECKING:
+    from typing import Any
+
+    from posttrain.sandbox.examiner import Examiner
+
+ORDERINGS = ("lt", "le", "gt", "ge")
+# As the module operator spells them.
+OPERATORS = (
+    "add",
+    "sub",
+    "mul",
+    "matmul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "and_",
+    "or_",
+    "xor",
+)
+
+
+class NotDefinedError(BaseException):
+    """The solution lacks what the tests call: no ``except Exception`` may swallow that."""
+
+
+class Remote:
+    """Stands for something of the solution's.
+
+    It can be called, iterated and shown, and has attributes: what comes back is plain data again,
+    or another of these. What a test asks *about* it is another matter, because the question often
+    holds the answer (``4 == x``, ``4 in x``, ``x - 4``): only an object that the tests got from a
+    class or function whose objects they treat as such, an object under test, is asked at all.
+    """
+
+    def __init__(self, examiner: Examiner, number: int) -> None:
+        object.__setattr__(self, "__examiner__", examiner)
+        object.__setattr__(self, "__number__", number)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self.__examiner__.call(self, args=args, named=named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"the solution's object has no attribute {name!r} for tests")
+        return self.__examiner__.of(self, do="get", name=name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__examiner__.of(self, do="set", name=name, value=self.__examiner__.sent(value))
+
+    def __iter__(self) -> Any:
+        return self.__examiner__.operate("iter", self)
+
+    def __next__(self) -> Any:
+        return self.__examiner__.next(self)
+
+    def __str__(self) -> str:
+        return self.__examiner__.operate("str", self, gives=str)
+
+    def __repr__(self) -> str:
+        return self.__examiner__.operate("repr", self, gives=str)
+
+    def __hash__(self) -> int:
+        return self.__examiner__.operate("hash", self, gives=int)
+
+    def __eq__(self, other: object) -> Any:
+        """Two objects of the solution's may be compared by it; with plain data, content is here."""
+        if other is self:
+            return True
+        if type(other) is Remote:
+            return self.__examiner__.operate("eq", self, other, gives=bool)
+        content = self.__examiner__.of(self, do="content")
+        return NotImplemented if type(content) is Remote else content == other
+
+    def __instancecheck__(self, instance: object) -> bool:
+        if type(instance) is not Remote:
+            return False
+        return self.__examiner__.operate("isinstance", instance, self, gives=bool)
+
+    def __subclasscheck__(self, kind: object) -> bool:
+        if type(kind) is not Remote:
+            return False
+        return self.__examiner__.operate("issubclass", kind, self, gives=bool)
+
+    def __len__(self) -> int:
+        return self.__examiner__.question("len", self, gives=int)
+
+    def __bool__(self) -> bool:
+        if not self.__examiner__.is_under_test(self):
+            raise TypeError("the solution's object is neither true nor false; return True or False")
+        return self.__examiner__.question("bool", self, gives=bool)
+
+    def __contains__(self, item: Any) -> bool:
+        return self.__examiner__.question("contains", self, item, gives=bool)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.__examiner__.question("getitem", self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.__examiner__.question("setitem", self, key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self.__examiner__.question("delitem", self, key)
+
+    def __reversed__(self) -> Any:
+        return self.__examiner__.question("reversed", self)
+
+    def __enter__(self) -> Any:
+        return self.__examiner__.question("__enter__", self)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.__examiner__.question("__exit__", self, None, None, None)
+
+    def __neg__(self) -> Any:
+        return self.__examiner__.combine("neg", self)
+
+
+def _define(special: str, name: str, *, turned: bool = False) -> None:
+    def method(self: Remote, other: Any) -> Any:
+        values = (other, self) if turned else (self, other)
+        if name in ORDERINGS and type(other) is not Remote:
+            return NotImplemented
+        if name in ORDERINGS:
+            return self.__examiner__.operate(name, *values, gives=bool)
+        return self.__examiner__.combine(name, *values)
+
+    setattr(Remote, f"__{special}__", method)
+
+
+for _name in ORDERINGS:
+    _define(_name, _name)
+for _name in OPERATORS:
+    _define(_name.strip("_"), _name)
+    _define(f"r{_name.strip('_')}", _name, turned=True)
+    _define(f"i{_name.strip('_')}", f"i{_name.strip('_')}")
+
+
+class Absent:
+    """Stands for a name that the tests want of the solution and that it does not define."""
+
+    def __init__(self, examiner: Examiner, name: str) -> None:
+        self.examiner, self.name = examiner, name
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        self.examiner.missing = f"NameError: name {self.name!r} is not defined"
+        raise NotDefinedError(self.examiner.missing)
+
+    def __getattr__(self, name: str) -> Any:
+        return self()

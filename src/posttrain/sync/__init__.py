@@ -1,1 +1,0 @@
-"""Sync: how new weights reach an engine."""

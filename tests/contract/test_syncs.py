@@ -1,0 +1,96 @@
+"""What every sync keeps: behind it the engine says what the learner's weights say, as that version.
+
+Of every engine: on the learner's own weights, and on weights of its own where it has any.
+"""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from rollout.cases import END, largest_error, ragged, spell
+from small_model import small_model
+
+from posttrain.learn.learner import LocalLearner
+from posttrain.learn.optim import adamw
+from posttrain.pipelines.clock import Clock
+from posttrain.protocols import Engine, Sync
+from posttrain.rollout.engines import NativeEngine, ScriptedEngine, TransformersEngine
+from posttrain.rollout.run_ahead import RunAhead
+from posttrain.types import Collected, Sampling
+
+REAL = {"native": NativeEngine, "transformers": TransformersEngine}
+PROMPTS = ragged(3, 5)
+SAMPLING = Sampling(max_new_tokens=6)
+
+
+def learner_of(model: torch.nn.Module) -> LocalLearner:
+    return LocalLearner(model, adamw(model, learning_rate=1e-3), save=lambda folder: None)
+
+
+def moved(model: torch.nn.Module, by: float) -> None:
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(by)
+
+
+@contextlib.contextmanager
+def plain(sync: Sync) -> Iterator[Sync]:
+    yield sync
+
+
+@contextlib.contextmanager
+def timed(sync: Sync) -> Iterator[Sync]:
+    yield Clock().sync(sync)
+
+
+@contextlib.contextmanager
+def ahead(sync: Sync) -> Iterator[Sync]:
+    with RunAhead(iter([Collected(rollouts=[])] * 9), sync, max_lag=1) as running:
+        next(running)
+        yield running.sync
+
+
+WRAPPERS = {"plain": plain, "timed": timed, "ahead": ahead}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("name", REAL)
+def test_behind_it_the_engine_samples_from_the_learners_weights(
+    name: str, own: bool, wrapper: str
+) -> None:
+    """As often as they change; with weights of its own, not a moment before."""
+    model = small_model()
+    sampled = copy.deepcopy(model) if own else model
+    engine: Any = REAL[name](sampled, end_tokens=(END,), decode=spell)
+    make: Callable[[Sync], contextlib.AbstractContextManager[Sync]] = WRAPPERS[wrapper]
+    with make(engine.sync(learner_of(model))) as sync:
+        for version, by in ((1, 1.3), (2, 0.5)):
+            before = engine.generate(PROMPTS, SAMPLING, num_samples=2, seed=version)
+            moved(model, by)
+            if own:
+                assert engine.generate(PROMPTS, SAMPLING, num_samples=2, seed=version) == before
+            sync(version)
+            after = engine.generate(PROMPTS, SAMPLING, num_samples=2, seed=version)
+            assert engine.version == version
+            assert {rollout.version for group in after for rollout in group} == {version}
+            assert largest_error(model, PROMPTS, answers=after, sampling=SAMPLING) < 5e-6
+            assert largest_error(model, PROMPTS, answers=before, sampling=SAMPLING) > 1e-2
+
+
+def test_an_engine_without_weights_carries_the_version_alone() -> None:
+    engine: Engine = ScriptedEngine(lambda prompt, sample: "x")
+    engine.sync(learner_of(small_model()))(7)
+    ((rollout,),) = engine.generate(PROMPTS[:1], SAMPLING, num_samples=1, seed=0)
+    assert (engine.version, rollout.version) == (7, 7)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_weights_of_another_model_are_refused(name: str) -> None:
+    model = small_model()
+    engine = REAL[name](copy.deepcopy(model), end_tokens=(END,), decode=spell)
+    with pytest.raises(ValueError, match="not a copy of the one that is trained"):
+        engine.sync(learner_of(model.get_decoder()))
