@@ -17,9 +17,7 @@ import torch
 collect_ignore_glob = (
     []
     if importlib.util.find_spec("triton")
-    else [
-        f"src/posttrain/models/kernels/{name}.py" for name in ("decode_attention", "draw", "fused")
-    ]
+    else [f"src/posttrain/fast/kernels/{name}.py" for name in ("decode_attention", "draw", "fused")]
 )
 
 

@@ -72,7 +72,7 @@ def main() -> None:
     asked = [tuple(tokenizer(text).input_ids) for text in prompts(64, ragged=False)]
     job = Job(prompts=asked, group=8, new_tokens=256)
     engine = Native(setup, compiled=True)
-    seconds = [engine.sample(job, seed=1)[0] for _ in range(3)]  # compiled, recorded, as it is
+    seconds = [engine.sample(job, seed=1)[0] for _ in range(3)]  # compiled, captured, as it is
     found = kernels_of(lambda: engine.sample(job, seed=1))
     print(f"{seconds[-1]:.3f} s, of which kernels {sum(found['kernel_ms'].values()):.0f} ms")
     print(tell(found))

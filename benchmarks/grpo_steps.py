@@ -208,10 +208,10 @@ def text_of(completion: Any) -> str:
 
 
 def peak(device: str) -> dict[str, int]:
-    """The most memory in use during the measured steps on a GPU, recordings (CUDA graphs) included.
+    """The most memory in use during the measured steps on a GPU, CUDA graphs included.
 
     ``reserved`` is the most that PyTorch took from the GPU, with all that was only in reserve; no
-    more than that can have been in use, though the sum says so where a recording was made. On a
+    more than that can have been in use, though the sum says so where a graph was captured. On a
     CPU both are the most that the whole process ever had. ``device_used`` is what was taken of the
     GPU at the end, by libraries that do not ask PyTorch too.
     """
@@ -220,9 +220,9 @@ def peak(device: str) -> dict[str, int]:
         return {"peak": most, "reserved": most}
     import torch
 
-    from posttrain.models.gpu_memory import recorded_bytes
+    from posttrain.models.gpu_memory import captured_bytes
 
-    used = torch.cuda.max_memory_allocated() + recorded_bytes("cuda")
+    used = torch.cuda.max_memory_allocated() + captured_bytes("cuda")
     reserved = torch.cuda.max_memory_reserved()
     free, total = torch.cuda.mem_get_info()
     return {"peak": min(used, reserved), "reserved": reserved, "device_used": total - free}

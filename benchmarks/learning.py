@@ -4,7 +4,7 @@
     python benchmarks/learning.py --device cuda --ways compiled --micro-batches 4096 16384
 
 A step is forward, loss, backward and optimiser of LocalLearner on 64 prompts × 8 completions × 256
-tokens (a CPU: 16 × 8 × 32), once for every way to run it: eager, layers compiled, passes recorded
+tokens (a CPU: 16 × 8 × 32), once for every way to run it: eager, layers compiled, passes captured
 (CUDA graphs), both. The first two steps, which compile and record, are not counted. The work is
 counted by :func:`operations`: only what any learner must compute, so no prompt twice, and no
 recomputation.
@@ -34,17 +34,17 @@ from samplers import free, set_threads, timed
 
 from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.weights import token_mean
+from posttrain.fast.compiled import compile_layers
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
-from posttrain.models.compiled import compile_layers
 from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms
 
-WAYS = {  # compiled, recorded
+WAYS = {  # compiled, captured
     "eager": (False, False),
     "compiled": (True, False),
-    "recorded": (False, True),
-    "compiled, recorded": (True, True),
+    "captured": (False, True),
+    "compiled, captured": (True, True),
 }
 
 
@@ -97,7 +97,7 @@ class Bench:
     """A model, run in one way."""
 
     def __init__(self, model: Any, way: str, *, device: str) -> None:
-        compiled, self._recorded = WAYS[way]
+        compiled, self._captured = WAYS[way]
         self._device = device
         self._cuda = device == "cuda"
         self._model = model.to(device)
@@ -113,7 +113,7 @@ class Bench:
             save=lambda folder: None,
             micro_batch_tokens=tokens or "auto",
             compute=torch.bfloat16 if self._cuda else torch.float32,
-            recorded=self._recorded,
+            captured=self._captured,
         )
         taken = []
         for number in range(2 + steps):

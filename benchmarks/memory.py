@@ -23,7 +23,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from posttrain.models.token_scores import chunk_elements_for, token_scores
+from posttrain.fast.token_scores import chunk_elements_for, token_scores
 
 MEGABYTE = 2**20
 

@@ -163,7 +163,7 @@ def sampled(engine: Any, work: Work, *, case: str, way: str) -> Row:
     )
     began = time.perf_counter()
     entry: dict[str, Any] = {"settings": engine.prepare(job), "seconds": [], "rates": []}
-    engine.sample(job, seed=1)  # not counted: memory, kernels, recordings
+    engine.sample(job, seed=1)  # not counted: memory, kernels, CUDA graphs
     start = time.perf_counter() - began
     for seed in range(work.rounds):
         taken, entry["lengths"] = engine.sample(job, seed=seed)
@@ -191,7 +191,7 @@ def learning_ours(work: Work) -> Iterator[Row]:
 
     set_threads(work.device)
     cuda = work.device == "cuda"
-    way = "compiled, recorded" if cuda else "eager"
+    way = "compiled, captured" if cuda else "eager"
     bench = Bench(load_policy(str(work.weights)).model, way, device=work.device)
     asked = work.read("prompts")["tokens"][: work.prompts]
     for case in CASES:

@@ -134,7 +134,7 @@ def race(
     for name, sampler in samplers.items():
         try:
             settings = sampler.prepare(job)
-            sampler.sample(job, seed=1)  # not counted: memory, kernels, recordings
+            sampler.sample(job, seed=1)  # not counted: memory, kernels, CUDA graphs
             found[name] = {"settings": settings, "seconds": [], "rates": []}
         except Exception as error:  # noqa: BLE001 - the others go on
             failed[name] = reason(error)

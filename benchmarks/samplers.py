@@ -2,7 +2,7 @@
 
 Each holds its own copy of the weights, so none can disturb another. ``sample`` gives the seconds it
 took and the length of every completion, prompt by prompt. What a user would pay only once (start,
-memory, compilation, recording) happens before the clock starts, in ``prepare`` or in a first call
+memory, compilation, capture) happens before the clock starts, in ``prepare`` or in a first call
 that is not counted.
 """
 

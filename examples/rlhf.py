@@ -29,8 +29,8 @@ from rich.table import Table
 
 import posttrain
 from posttrain.data.collate import collate
+from posttrain.fast.score import score_tokens
 from posttrain.models.load import load_policy
-from posttrain.models.logprobs import score_tokens
 from posttrain.pipelines.evaluate import Evaluation
 from posttrain.runs import RunFolder
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from architecture_tables import (
     ATTENTION,
     CONFINED,
+    DOORS,
     EXTRA_EDGES,
     KERNEL,
     LAYERS,
@@ -158,6 +159,18 @@ def may_import(importer: str, imported: str) -> bool:
     return LAYER_OF[imported] < LAYER_OF[importer]
 
 
+def doors(module: Module) -> Iterator[Finding]:
+    """A package with doors is entered by them alone."""
+    for item in module.imports:
+        for package, names in DOORS.items():
+            inside = is_inside(item.name, f"posttrain.{package}") and module.package != package
+            if inside and not any(
+                is_inside(item.name, f"posttrain.{package}.{name}") for name in names
+            ):
+                listed = " and ".join(f"{package}.{name}" for name in sorted(names))
+                yield item.line, f"{item.name} is behind a door; go through {listed}"
+
+
 def third_parties(module: Module) -> Iterator[Finding]:
     """A third party is imported only where its row of ``CONFINED`` says."""
     for item in module.imports:
@@ -296,6 +309,7 @@ def contract_suites(module: Module) -> Iterator[Finding]:
 
 RULES: list[Callable[[Module], Iterator[Finding]]] = [
     layers,
+    doors,
     third_parties,
     star_imports,
     file_size,

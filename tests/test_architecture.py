@@ -46,8 +46,10 @@ CLEAN = {
         "    @staticmethod\n    def join(a, b): return a\n"
         "    def __exit__(self, kind, value, trace): return None\n"
     ),
-    "models/kernels/rows.py": "import triton\n@triton.jit\ndef rows(a, b, c): ...\n",
-    "models/kernels/keys.py": "import triton\n@triton.jit(debug=True)\ndef keys(a, b, c): ...\n",
+    "fast/kernels/rows.py": "import triton\n@triton.jit\ndef rows(a, b, c): ...\n",
+    "fast/kernels/keys.py": "import triton\n@triton.jit(debug=True)\ndef keys(a, b, c): ...\n",
+    "fast/score.py": "from posttrain.fast.kernels.rows import rows\n",
+    "learn/learner.py": "from posttrain.fast.score import a\nfrom posttrain.fast import decode\n",
     "track/shown.py": "SHOWN = ('clipped', 'mine')\n",
     "walkthrough/a.py": "LOSS = 'naive'\n",
     "track/tensorboard.py": "from torch.utils.tensorboard import SummaryWriter\n",
@@ -113,6 +115,15 @@ VIOLATIONS = {
     "the whole public API": ("layers", "learn/a.py", 1, "import posttrain\n"),
     "root loads something": ("layers", "__init__.py", 1, "from posttrain.types import b\n"),
     "unknown package": ("layers", "helpers.py", 1, "import math\n"),
+    "past a door": ("doors", "learn/a.py", 1, "from posttrain.fast.packing import pack\n"),
+    "past a door, from the package": ("doors", "rollout/a.py", 1, "from posttrain.fast import b\n"),
+    "past a door, inside a function": (
+        "doors",
+        "build.py",
+        2,
+        "def f():\n    import posttrain.fast.kernels.draw\n",
+    ),
+    "the fast way in models": ("layers", "models/a.py", 1, "import posttrain.fast.score\n"),
     "transformers in data": ("third_parties", "data/collate.py", 1, "import transformers\n"),
     "transformers in a function": (
         "third_parties",

@@ -16,7 +16,7 @@ from posttrain.algorithms.corrections import CORRECTIONS
 from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
 from posttrain.algorithms.pieces import Facts, facts
 from posttrain.algorithms.weights import WEIGHTS
-from posttrain.models.scorer import reward_scorer
+from posttrain.models.reward_scorer import reward_scorer
 from posttrain.models.tiny import build_tiny
 from posttrain.registry import options
 from posttrain.rollout.engines import ENGINES

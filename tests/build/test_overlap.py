@@ -18,8 +18,9 @@ from posttrain.build.parts import make_parts, make_policy
 from posttrain.build.results import Run
 from posttrain.build.run import Supplied
 from posttrain.config import recipe_from_dict, resolve
+from posttrain.fast import decode
 from posttrain.rewards.scorer import RewardScorer
-from posttrain.rollout.engines import NativeEngine, native
+from posttrain.rollout.engines import NativeEngine
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.rollout.engines.weights import CopiedWeights, SharedWeights
 from posttrain.types import Prompt, Rollout, Sampling
@@ -147,7 +148,7 @@ def test_what_samples_is_compiled_where_the_model_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
 ) -> None:
     asked: list[torch.nn.Module] = []
-    monkeypatch.setattr(native, "compile_layers", asked.append)
+    monkeypatch.setattr(decode, "compile_layers", asked.append)
     model = {"name": "tiny", "compile": wanted}
     given = resolve(recipe_from_dict(recipe(tmp_path / "run", model=model, rl={"steps": 5})))
     policy = make_policy(given, "tiny", device="cpu")

@@ -12,7 +12,7 @@ from posttrain.build.fingerprint import fingerprints
 from posttrain.config import recipe_from_dict
 from posttrain.data.template import Template
 from posttrain.models.reward import score_sequences
-from posttrain.models.scorer import pad_rows
+from posttrain.models.reward_scorer import pad_rows
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.types import Prompt, Rollout, Score, Turn
 

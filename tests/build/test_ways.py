@@ -12,8 +12,8 @@ from small_runs import recipe, small_run
 from posttrain.build import ways as ways_module
 from posttrain.build.ways import Ways, declared, sampling_way, told
 from posttrain.config import recipe_from_dict, resolve
+from posttrain.fast import decode
 from posttrain.report import Facts, render_report
-from posttrain.rollout.engines import native
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.types.ways import Missing, Verdict, Way
 
@@ -38,7 +38,7 @@ def test_a_run_says_and_keeps_how_it_samples_and_learns(
 def test_a_run_that_falls_back_says_why_and_what_is_lost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "replaceable", lambda model: Verdict("it attends otherwise"))
+    monkeypatch.setattr(decode, "replaceable", lambda model: Verdict("it attends otherwise"))
     done, printed = small_run(recipe(tmp_path / "run", sft=None, rl={"steps": 1, "check": "stop"}))
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "samples: " in line]
     assert line.startswith(

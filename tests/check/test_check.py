@@ -37,8 +37,8 @@ from posttrain.check.trial import Law, saved_bytes
 from posttrain.check.verdicts import AREAS, BROKE, MEND, Verdict
 from posttrain.cli.app import main
 from posttrain.config import recipe_from_dict, resolve, to_toml
+from posttrain.fast.score import score_tokens
 from posttrain.models.load import Policy, load_policy
-from posttrain.models.logprobs import score_tokens
 from posttrain.protocols import Engine, Learner, Outputs, Sync
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.rollout.engines.weights import SharedWeights

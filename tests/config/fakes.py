@@ -42,7 +42,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "posttrain.rewards": {"REWARDS": {"numeric": numeric, "brief": brief}},
     "posttrain.rollout.engines": {"ENGINES": {"native": native, "server": server}},
     "posttrain.models.tiny": {"build_tiny": tiny},
-    "posttrain.models.scorer": {"reward_scorer": reward_scorer},
+    "posttrain.models.reward_scorer": {"reward_scorer": reward_scorer},
 }
 
 

@@ -15,8 +15,8 @@ from rollout.cases import END, drawn, largest_error, ragged, spell, whole_logits
 from transformers import GenerationConfig
 
 from posttrain.data.template import Template
+from posttrain.fast.score import score_tokens
 from posttrain.models.load import load_policy
-from posttrain.models.logprobs import score_tokens
 from posttrain.registry import resolve
 from posttrain.rollout.engines import ENGINES, NativeEngine, TransformersEngine
 from posttrain.types import Batch, Prompt, Rollout, Sampling, Turn
@@ -433,5 +433,5 @@ def test_closing_gives_memory_back_and_may_be_done_twice(make: Callable[..., Any
     expected = first.generate(PROMPTS, SAMPLINGS["plain"], num_samples=2, seed=0)
     first.close()
     first.close()
-    assert getattr(first, "_decoder", None) is None
+    assert not isinstance(first, NativeEngine) or first._decoder.slots is None
     assert second.generate(PROMPTS, SAMPLINGS["plain"], num_samples=2, seed=0) == expected

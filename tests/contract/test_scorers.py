@@ -12,7 +12,7 @@ from posttrain.build.scoring import Reader
 from posttrain.data.template import Template
 from posttrain.models.load import load_policy
 from posttrain.models.reward import reward_from_policy
-from posttrain.models.scorer import ModelScorer
+from posttrain.models.reward_scorer import ModelScorer
 from posttrain.protocols import Scorer
 from posttrain.rewards.pool import GradingPool
 from posttrain.rewards.scorer import RewardScorer

@@ -12,7 +12,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from posttrain.models.logprobs import score_tokens
+from posttrain.fast.score import score_tokens
 from posttrain.rollout.engines import NativeEngine, TransformersEngine
 from posttrain.types import Batch, Sampling
 
@@ -75,7 +75,7 @@ def test_half_precision_is_the_learners(autocast: bool) -> None:
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
 def test_biases_are_read_anew(family: str) -> None:
-    """What a recorded step reads must not be a cast of the batch before."""
+    """What a captured step reads must not be a cast of the batch before."""
     model = build(family, dtype=torch.float32).cuda()
     engine = NativeEngine(model, end_tokens=(END,), decode=spell, compute=torch.bfloat16)
     fresh = NativeEngine(model, end_tokens=(END,), decode=spell, compute=torch.bfloat16)
@@ -97,14 +97,14 @@ def test_a_model_that_waits_for_the_gpu_is_sampled_step_by_step() -> None:
     expected = native(model).generate(PROMPTS, SAMPLING, num_samples=4, seed=0)
     engine = native(model.cuda())
     assert "CUDA graphs" in engine.way().uses
-    with pytest.warns(UserWarning, match="cannot be recorded"):
+    with pytest.warns(UserWarning, match="cannot be captured"):
         answers = engine.generate(PROMPTS, SAMPLING, num_samples=4, seed=0)
     assert "CUDA graphs" in [missing.what for missing in engine.way().fell_back]
     assert drawn(answers) == drawn(expected)
     assert drawn(engine.generate(PROMPTS, SAMPLING, num_samples=4, seed=0)) == drawn(expected)
 
 
-def test_experts_that_wait_for_nothing_are_recorded() -> None:
+def test_experts_that_wait_for_nothing_are_captured() -> None:
     """A warning, and thus a failure, says if they are not."""
     torch.manual_seed(0)
     config = Qwen3MoeConfig(

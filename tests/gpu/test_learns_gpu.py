@@ -1,4 +1,4 @@
-"""Small tasks must be learned on a GPU too: compiled, recorded and run ahead."""
+"""Small tasks must be learned on a GPU too: compiled, captured and run ahead."""
 
 from pathlib import Path
 from typing import Any

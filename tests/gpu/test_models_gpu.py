@@ -5,10 +5,11 @@ import torch
 from models.families import VOCABULARY, batch, build, naive
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from posttrain.fast.kernels import sample
+from posttrain.fast.packed_states import states_before
+from posttrain.fast.score import score_tokens
 from posttrain.models.load import load_policy
-from posttrain.models.logprobs import score_tokens
-from posttrain.models.sampling import filter_logits, sample
-from posttrain.models.states import states_before
+from posttrain.models.sampling import filter_logits
 from posttrain.types import Batch, Sampling
 
 pytestmark = pytest.mark.gpu

@@ -2,15 +2,16 @@
 
 import pytest
 import torch
+from fast.test_packed_states import CASES, batch, padded
 from models.families import build
-from models.test_states import CASES, batch, padded
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from posttrain.models import gathered_attention, states
-from posttrain.models.block_attention import Block, Flash, Plain
-from posttrain.models.layout import Layout, lay_out, take_back
-from posttrain.models.logprobs import score_tokens
+from posttrain.fast import packed_states as states
+from posttrain.fast.attention import gathered as gathered_attention
+from posttrain.fast.attention.blocks import Block, Flash, Plain
+from posttrain.fast.attention.gather_kv import Layout, gather_kv, scatter_grads
+from posttrain.fast.score import score_tokens
 from posttrain.types import Batch
 
 pytestmark = pytest.mark.gpu
@@ -36,7 +37,7 @@ def test_flash_is_the_plain_kernel(block: Block, dtype: torch.dtype, size: int, 
     """Output, log-sum-exp and gradients, with as many heads of keys as of queries and fewer."""
     torch.manual_seed(0)
     count, others, repeats = sum(block.queries), sum(block.keys), 4 // heads
-    query, slopes = torch.randn(2, count, 4, size, device="cuda", dtype=dtype)
+    query, gradients = torch.randn(2, count, 4, size, device="cuda", dtype=dtype)
     key, value = torch.randn(2, others, heads, size, device="cuda", dtype=dtype)
     wide = [part.double() for part in (query, key, value)]
     wide[1:] = (part.repeat_interleave(repeats, dim=1) for part in wide[1:])
@@ -48,10 +49,10 @@ def test_flash_is_the_plain_kernel(block: Block, dtype: torch.dtype, size: int, 
     torch.testing.assert_close(logsumexp.double(), sums, rtol=1e-3, atol=1e-3)
     # As a part of a larger softmax: another output and a larger log-sum-exp than its own.
     whole = {"mixed": exact + 0.1, "logsumexp": sums + 0.5}
-    wanted = list(plain.backward(slopes.double(), tuple(wide), scale=0.2, **whole))
+    wanted = list(plain.backward(gradients.double(), tuple(wide), scale=0.2, **whole))
     wanted[1:] = (part.unflatten(1, (heads, repeats)).sum(2) for part in wanted[1:])
     found = flash.backward(
-        slopes,
+        gradients,
         (query, key, value),
         mixed=whole["mixed"].to(dtype),
         logsumexp=whole["logsumexp"].float(),
@@ -75,14 +76,14 @@ def test_layout_kernels(dtype: torch.dtype, repeats: int, heads: int) -> None:
     layout = plain.to(torch.device("cuda"))
     key = torch.randn(heads, tokens, size, device="cuda", dtype=dtype).transpose(0, 1)
     value = torch.randn(tokens, heads, size, device="cuda", dtype=dtype)
-    expected = lay_out((key.cpu(), value.cpu()), plain, repeats=repeats)
-    found = lay_out((key, value), layout, repeats=repeats)
+    expected = gather_kv((key.cpu(), value.cpu()), plain, repeats=repeats)
+    found = gather_kv((key, value), layout, repeats=repeats)
     for mine, theirs in zip(found, expected, strict=True):
         assert torch.equal(mine.cpu(), theirs)
-    slopes = torch.randn(2, len(at), heads * repeats, size, device="cuda", dtype=dtype)
-    exact = take_back(tuple(slopes.double().cpu()), plain, repeats=repeats)
-    slopes[:, (at == tokens).cuda()] = torch.nan
-    sums, again = (take_back(tuple(slopes), layout, repeats=repeats) for _ in range(2))
+    gradients = torch.randn(2, len(at), heads * repeats, size, device="cuda", dtype=dtype)
+    exact = scatter_grads(tuple(gradients.double().cpu()), plain, repeats=repeats)
+    gradients[:, (at == tokens).cuda()] = torch.nan
+    sums, again = (scatter_grads(tuple(gradients), layout, repeats=repeats) for _ in range(2))
     for mine, other, theirs in zip(sums, again, exact, strict=True):
         assert torch.equal(mine, other)
         assert mine.dtype == dtype

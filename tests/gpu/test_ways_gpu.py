@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from posttrain.fast.compiled import compile_layers
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
-from posttrain.models.compiled import compile_layers
 from posttrain.models.roofline import Shape, decode_step, measured_peak
 from posttrain.rollout.engines import ENGINES
 from posttrain.types import Batch, Prompt, Sampling
@@ -29,7 +29,7 @@ def test_the_fast_way_is_declared_and_kept() -> None:
         adamw(model, learning_rate=1e-6),
         save=lambda folder: None,
         compute=torch.bfloat16,
-        recorded=True,
+        captured=True,
     )
     samples = engine.way()
     assert samples.uses == ("slots", "CUDA graphs", "Triton kernels", "compiled layers")

@@ -8,7 +8,7 @@ from posttrain.config import recipe_from_dict, resolve
 from posttrain.learn.fit import (
     LEAST,
     MOST,
-    MOST_PLAYED,
+    MOST_REPLAYED,
     Memory,
     made_up,
     tokens_on_gpu,
@@ -139,8 +139,8 @@ def test_checkpointing_is_switched_by_the_section() -> None:
         assert (type(policy.model.model.layers[0]) is kind) != asked
 
 
-def test_what_is_played_needs_fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_replayed_needs_fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     device, cuda = Device(monkeypatch), torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**12, 10**12))
     assert tokens_on_gpu(cuda, device.work, vocabulary=9) == MOST
-    assert tokens_on_gpu(cuda, device.work, vocabulary=9, played=True) == MOST_PLAYED < MOST
+    assert tokens_on_gpu(cuda, device.work, vocabulary=9, replayed=True) == MOST_REPLAYED < MOST

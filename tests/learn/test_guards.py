@@ -16,12 +16,12 @@ from torch import nn
 from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.weights import sequence_mean
 from posttrain.data.collate import collate_demonstrations
+from posttrain.fast.score import score_tokens
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.learn.trained import Trained
 from posttrain.models import gpu_memory
 from posttrain.models.frozen import Reference
-from posttrain.models.logprobs import score_tokens
 from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms
 
@@ -262,7 +262,7 @@ def test_sets_of_a_reward_model_stay_whole() -> None:
 
 
 def test_no_micro_batch_meets_the_graph_of_the_one_before() -> None:
-    """A recording must not: nodes of the weights that another graph holds belong to its stream."""
+    """A capture must not: nodes of the weights that another graph holds belong to its stream."""
     alive: list[bool] = []
     seen: list[weakref.ref[torch.Tensor]] = []
 

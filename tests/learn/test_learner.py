@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.weights import sequence_mean, token_mean
 from posttrain.data.collate import collate_demonstrations
+from posttrain.fast.score import score_tokens
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw, rate_factor
 from posttrain.models.frozen import Reference
-from posttrain.models.logprobs import score_tokens
 from posttrain.pipelines.rl import quiet
 from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms

@@ -15,13 +15,13 @@ from posttrain.build.learners import make_plan
 from posttrain.config import RlSection, recipe_from_dict, resolve
 from posttrain.data.collate import collate
 from posttrain.data.template import Template
+from posttrain.fast.score import score_tokens
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.learn.trained import Trained
 from posttrain.models.critic import separate_critic, shared_critic
 from posttrain.models.frozen import Reference
 from posttrain.models.load import Policy, load_policy
-from posttrain.models.logprobs import score_tokens
 from posttrain.pipelines.objective import make_objective
 from posttrain.pipelines.plan import Plan, State
 from posttrain.pipelines.rl import prepare

@@ -7,9 +7,9 @@ import torch
 from models.families import FAMILIES, VOCABULARY, batch, build
 from torch import Tensor, nn
 
+from posttrain.fast.score import score_tokens
 from posttrain.models.critic import Critic, separate_critic, shared_critic
 from posttrain.models.load import Policy, load_policy
-from posttrain.models.logprobs import score_tokens
 from posttrain.models.reward import (
     RewardModel,
     load_reward,
@@ -17,7 +17,7 @@ from posttrain.models.reward import (
     save_reward,
     with_normalisation,
 )
-from posttrain.models.scorer import ModelScorer
+from posttrain.models.reward_scorer import ModelScorer
 from posttrain.models.tiny import build_tokenizer
 from posttrain.types import Batch
 

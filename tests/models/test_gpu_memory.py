@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from posttrain.models.gpu_memory import free_bytes, recorded_bytes
+from posttrain.models.gpu_memory import captured_bytes, free_bytes
 
 
-def test_what_recordings_keep_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_graphs_keep_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     def segment(pool: tuple[int, int], *, device: int = 0, allocated: int = 0) -> dict[str, object]:
         size = {"total_size": 100, "allocated_size": allocated}
         return {**size, "device": device, "segment_pool_id": pool}
@@ -26,6 +26,6 @@ def test_what_recordings_keep_is_not_free(monkeypatch: pytest.MonkeyPatch) -> No
     }
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, answer)
-    assert recorded_bytes("cuda") == recorded_bytes("cuda:0") == 70 + 100
-    assert recorded_bytes("cuda:1") == 100
+    assert captured_bytes("cuda") == captured_bytes("cuda:0") == 70 + 100
+    assert captured_bytes("cuda:1") == 100
     assert free_bytes("cuda") == 1000 + 270 - 170

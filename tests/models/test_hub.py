@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from small_model import OPTIONS
 
-from posttrain.models.hub import why_unreachable
+from posttrain.models.files.hub import why_unreachable
 from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
 

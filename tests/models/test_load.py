@@ -9,8 +9,8 @@ import torch
 from models.families import build
 from transformers import AutoModelForCausalLM, LlamaForSequenceClassification
 
+from posttrain.fast.score import score_tokens
 from posttrain.models.load import Policy, load_policy
-from posttrain.models.logprobs import score_tokens
 from posttrain.models.save import save_policy
 from posttrain.models.tiny import build_tiny
 from posttrain.types import Batch

@@ -11,11 +11,11 @@ from small_model import parameters, small_model
 from torch import nn
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
+from posttrain.fast.score import score_tokens
 from posttrain.models.frozen import Frozen
 from posttrain.models.load import load_policy
-from posttrain.models.logprobs import score_tokens
 from posttrain.models.reward import RewardModel, reward_from_policy
-from posttrain.models.scorer import ModelScorer, pad_rows
+from posttrain.models.reward_scorer import ModelScorer, pad_rows
 from posttrain.models.tiny import build_tokenizer
 from posttrain.types import Batch, Prompt, Rollout, Turn
 

@@ -26,8 +26,8 @@ from posttrain.models.reward import (
     score_sequences,
     with_normalisation,
 )
+from posttrain.models.reward_scorer import pad_rows
 from posttrain.models.save import save_policy
-from posttrain.models.scorer import pad_rows
 from posttrain.models.tiny import build_tokenizer
 
 SMALL = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "max_positions": 64}

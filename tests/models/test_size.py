@@ -16,11 +16,11 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from posttrain.models import size
+from posttrain.models.files import size
+from posttrain.models.files.size import check_size, fewest_weights
 from posttrain.models.load import load_policy
 from posttrain.models.reward import load_reward, reward_from_policy, save_reward
 from posttrain.models.save import save_policy
-from posttrain.models.size import check_size, fewest_weights
 
 SMALL = {"hidden_size": 16, "num_layers": 1, "num_heads": 2}
 # What transformers calls it, and what is asked for: none of it could ever be built here.

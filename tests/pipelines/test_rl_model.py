@@ -8,10 +8,10 @@ import torch
 from loop_parts import plan, rollout
 from small_model import parameters, small_model
 
+from posttrain.fast.score import score_tokens
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.models.frozen import Reference
-from posttrain.models.logprobs import score_tokens
 from posttrain.pipelines.plan import Plan
 from posttrain.pipelines.rl import Step, train
 from posttrain.rollout.engines.native import NativeEngine

@@ -5,7 +5,7 @@ from models.families import build
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from posttrain.models.cache import (
-    RoomyLayer,
+    PreallocatedLayer,
     bytes_per_sequence,
     context_length,
     new_cache,
@@ -15,7 +15,7 @@ from posttrain.models.cache import (
 
 def test_equals_transformers_own_layer() -> None:
     generator = torch.Generator().manual_seed(0)
-    ours, theirs = RoomyLayer(), DynamicLayer()
+    ours, theirs = PreallocatedLayer(), DynamicLayer()
     rows = 3
     for length in (1, 5, 1, 1, 30, *[1] * 20):
         new = [torch.rand(rows, 2, length, size, generator=generator) for size in (4, 6)]
@@ -33,7 +33,7 @@ def test_equals_transformers_own_layer() -> None:
 
 
 def test_a_step_writes_in_place_while_there_is_room() -> None:
-    layer = RoomyLayer()
+    layer = PreallocatedLayer()
     states = torch.rand(2, 1, 40, 4)
     places = {layer.update(states, states)[0].data_ptr()}
     for _ in range(10):
@@ -42,7 +42,7 @@ def test_a_step_writes_in_place_while_there_is_room() -> None:
 
 
 def test_under_autocast_states_are_kept_as_attention_reads_them() -> None:
-    layer, states = RoomyLayer(), torch.rand(1, 1, 2, 4)
+    layer, states = PreallocatedLayer(), torch.rand(1, 1, 2, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         keys, values = layer.update(states, states)
     assert keys.dtype == values.dtype == torch.bfloat16
@@ -50,9 +50,9 @@ def test_under_autocast_states_are_kept_as_attention_reads_them() -> None:
 
 def test_layers_that_attend_in_a_window_keep_their_own() -> None:
     kinds = [type(layer) for layer in new_cache(build("gemma3")).layers]
-    assert set(kinds) <= {RoomyLayer, DynamicSlidingWindowLayer}
+    assert set(kinds) <= {PreallocatedLayer, DynamicSlidingWindowLayer}
     assert DynamicSlidingWindowLayer in kinds
-    assert {type(layer) for layer in new_cache(build("llama")).layers} == {RoomyLayer}
+    assert {type(layer) for layer in new_cache(build("llama")).layers} == {PreallocatedLayer}
 
 
 def test_selecting_rows_of_an_empty_cache_is_no_error() -> None:

@@ -14,8 +14,9 @@ import transformers
 from models.families import build
 from rollout.cases import END, drawn, largest_error, ragged, spell
 
+from posttrain.fast.score import score_tokens
+from posttrain.models import gpu_memory
 from posttrain.models.load import Policy
-from posttrain.models.logprobs import score_tokens
 from posttrain.rollout.engines import ENGINES, NativeEngine, TransformersEngine, local, native
 from posttrain.types import Batch, Prompt, Sampling
 
@@ -101,7 +102,7 @@ def test_parts_hold_as_many_sequences_as_fit(monkeypatch: pytest.MonkeyPatch) ->
     model, sampling = build("llama"), Sampling(max_new_tokens=8)
     whole = engine(model).generate(PROMPTS, sampling, num_samples=6, seed=0)
     each = local.bytes_per_sequence(model, prompt_tokens=9, new_tokens=8, dtype=torch.float64)
-    monkeypatch.setattr(local, "CPU_BYTES", 5 * each + 1)
+    monkeypatch.setattr(gpu_memory, "CPU_BYTES", 5 * each + 1)
     watched = Watched(model)
     parts = engine(model).generate(PROMPTS, sampling, num_samples=6, seed=0)
     assert max(batch for batch, _ in watched.shapes) == 5

@@ -8,7 +8,7 @@ from models.allocations import peak_bytes
 from rollout.cases import drawn, largest_error, ragged, spell
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from posttrain.models.logprobs import score_tokens
+from posttrain.fast.score import score_tokens
 from posttrain.rollout.engines import NativeEngine
 from posttrain.types import Batch, Sampling
 

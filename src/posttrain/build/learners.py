@@ -20,15 +20,13 @@ from posttrain.algorithms.weights import WEIGHTS
 from posttrain.build.parts import choose_compile, choose_compute
 from posttrain.config import KlSection, Optimiser, Resolved, RewardSection, RlSection, SftSection
 from posttrain.config.preference_rules import OWN_STAGE
+from posttrain.fast.score import checkpoint_activations, compile_layers, score_tokens
 from posttrain.learn.learner import LocalLearner, scores
 from posttrain.learn.optim import adamw, rate_factor
 from posttrain.learn.trained import Trained
-from posttrain.models.activations import checkpoint_activations
-from posttrain.models.compiled import compile_layers
 from posttrain.models.critic import separate_critic, shared_critic
 from posttrain.models.frozen import Reference
 from posttrain.models.load import Policy
-from posttrain.models.logprobs import score_tokens
 from posttrain.models.reward import RewardModel, save_reward
 from posttrain.models.save import save_policy
 from posttrain.pipelines.audit import Audit
@@ -72,7 +70,7 @@ def make_learner(
         compute=choose_compute(recipe.model, device),
         reference=reference,
         critic=critic,
-        recorded=compiled and not section.checkpoint_activations,
+        captured=compiled and not section.checkpoint_activations,
     )
 
 

@@ -29,7 +29,7 @@ from posttrain.models.reward import (
     save_reward,
     with_normalisation,
 )
-from posttrain.models.scorer import ModelScorer
+from posttrain.models.reward_scorer import ModelScorer
 from posttrain.pipelines import preferences
 from posttrain.pipelines.annotate import Annotated, annotate
 from posttrain.pipelines.fit import fit, num_steps

@@ -12,7 +12,7 @@ from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.data.template import Template
 from posttrain.models.cache import context_length
 from posttrain.models.reward import RewardModel
-from posttrain.models.scorer import reward_scorer
+from posttrain.models.reward_scorer import reward_scorer
 from posttrain.rewards.pool import GradingPool
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.types import Rollout

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from posttrain.build.parts import WORTH_COMPILING, choose_compile
 from posttrain.config import Resolved
+from posttrain.fast.score import compilable
 from posttrain.learn.learner import LocalLearner
-from posttrain.models.compiled import compilable
 from posttrain.models.quiet import compiler_remarks
 from posttrain.protocols import Engine
 from posttrain.runs import write_json
@@ -75,7 +75,7 @@ class Ways:
         self.look()
 
     def look(self) -> None:
-        """Ask the parts: what cannot be recorded or compiled shows only once it was tried."""
+        """Ask the parts: what cannot be captured or compiled shows only once it was tried."""
         ways, remarks = self._ask(), list(compiler_remarks)
         if (ways, remarks) == (self._known, self._remarks):
             return

@@ -16,8 +16,8 @@ from posttrain.check.scores import reward_models
 from posttrain.check.signal import useful
 from posttrain.check.trial import REMEASURED, Law, some_rollouts, take_step
 from posttrain.check.verdicts import Verdict
+from posttrain.fast.score import chunk_elements_for
 from posttrain.models.gpu_memory import free_bytes
-from posttrain.models.token_scores import chunk_elements_for
 from posttrain.rollout.collect import collect
 from posttrain.track.text import counted
 

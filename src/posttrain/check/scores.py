@@ -11,7 +11,7 @@ from posttrain.check.answers import claims, mean, scores
 from posttrain.check.bench import Bench
 from posttrain.check.verdicts import State, Verdict
 from posttrain.config.pieces import MODEL_REWARD
-from posttrain.models.scorer import ModelScorer
+from posttrain.models.reward_scorer import ModelScorer
 from posttrain.rewards.bound import BoundReward
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.types import Rollout

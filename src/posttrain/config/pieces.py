@@ -30,7 +30,7 @@ def reward_table() -> Mapping[str, Function]:
     """The rewards by name: functions, and the reward model, whose options are those of loading."""
     from posttrain.rewards import REWARDS
 
-    model = written_function("posttrain.models.scorer", "reward_scorer")
+    model = written_function("posttrain.models.reward_scorer", "reward_scorer")
     return {**REWARDS, MODEL_REWARD: model}
 
 

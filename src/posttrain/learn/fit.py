@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posttrain.models.gpu_memory import free_bytes, ran_out
-from posttrain.models.graphs import alone, empty_cache
+from posttrain.models.gpu_memory import capture_lock, empty_cache, free_bytes, ran_out
 from posttrain.types import Batch
 
 # A host takes as long to launch the kernels of few tokens as those of many (0.13 s for the thirty
-# layers of a SmolLM2-135M), so there should be many. A pass that is played has no such cost: on an
+# layers of a SmolLM2-135M), so there should be many. A replayed pass has no such cost: on an
 # H200, 16k tokens would be a fifth quicker than 5k, and take 6 GiB more, which is not worth it.
-LEAST, MOST, MOST_PLAYED = 1024, 16_384, 5120
+LEAST, MOST, MOST_REPLAYED = 1024, 16_384, 5120
 # A CPU is fastest with hidden states that its caches hold: of 1k … 64k tokens with 8k for the tiny
 # model (128 wide), and no slower with 1k than with 4k for a SmolLM2-135M (576 wide).
 STATES_ON_CPU, MOST_ON_CPU = 2**20, 8192
@@ -82,13 +81,13 @@ def tokens_on_gpu(
     vocabulary: int,
     longest: int | None = None,
     needed: int = 0,
-    played: bool = False,
+    replayed: bool = False,
 ) -> int:
     """Tokens of a micro-batch that fit on a GPU, by trying ``work`` (forward and backward) there.
 
-    ``longest`` is the model's context; ``needed`` are bytes that will be taken before long and are
-    free as yet; ``played``: passes will be, from recordings. Gradients stay while it is tried: they
-    will be there as well.
+    ``longest`` is the model's context; ``needed`` are bytes that are free now and will be taken
+    before long; ``replayed`` says that passes will be replayed from CUDA graphs. Gradients stay in
+    memory while it is tried, as they will in training.
     """
     length = min(LENGTH, longest or LENGTH)
     batches = {tokens: made_up(tokens, vocabulary=vocabulary, length=length) for tokens in TRIED}
@@ -102,13 +101,13 @@ def tokens_on_gpu(
         _fits(work, made_up(LEAST, vocabulary=vocabulary, length=length))
         return LEAST
     memory, free = Memory.through(*points), SHARE * (free_bytes(device) - needed)
-    return memory.fitting(free, most=MOST_PLAYED if played else MOST)
+    return memory.fitting(free, most=MOST_REPLAYED if replayed else MOST)
 
 
 def _fits(work: Callable[[Batch], object], batch: Batch) -> bool:
     """Do the work, with all that is compiled and allocated but once; False: memory ran out."""
     try:
-        with alone:
+        with capture_lock:
             work(batch)
     except Exception as error:
         if not ran_out(error):
@@ -125,11 +124,6 @@ def _peak(
     before = torch.cuda.memory_allocated(device)
     work(batch)
     return batch.tokens.numel(), torch.cuda.max_memory_allocated(device) - before
-
-
-def sampling_bytes(device: torch.device) -> int:
-    """What a sampler that runs at the same time may take: it takes half of what it finds free."""
-    return free_bytes(device) // 2
 
 
 def unallocated(optimizer: torch.optim.Optimizer) -> int:

@@ -13,17 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.data.minibatch import micro_batches
+from posttrain.fast.score import (
+    CapturedPasses,
+    captured_passes,
+    pausing,
+    replaying,
+    score_tokens,
+    shares_prompts,
+    states_before,
+)
 from posttrain.learn.checkpoint import load_learner, save_learner
-from posttrain.learn.fit import sampling_bytes, tokens_on_cpu, tokens_on_gpu, unallocated
+from posttrain.learn.fit import tokens_on_cpu, tokens_on_gpu, unallocated
 from posttrain.learn.memory import free, not_repeated, smaller, until_it_fits
 from posttrain.learn.sums import Sums
 from posttrain.learn.trained import Applied, Schedule, Trained
 from posttrain.models.cache import context_length
 from posttrain.models.frozen import Reference
-from posttrain.models.logprobs import score_tokens
-from posttrain.models.recorded_pass import Recordings, pausing, playing, recordings_for
+from posttrain.models.gpu_memory import memory_budget
 from posttrain.models.reward import score_sequences
-from posttrain.models.states import shares_prompts
 from posttrain.protocols import Objective, Outputs, StepResult
 from posttrain.types import Batch
 from posttrain.types.ways import Verdict, Way
@@ -48,7 +55,7 @@ class LocalLearner:
     what a sampler holds where that runs at the same time (``beside_sampling``).
     ``keep_groups`` never parts the sequences of a group, for losses that compare them.
     Weights stay in their own precision (float32 by default); ``compute`` is what the forward pass
-    runs in. ``recorded`` passes are played (:mod:`posttrain.models.recorded_pass`).
+    runs in. With ``captured``, passes are replayed from CUDA graphs (:mod:`posttrain.fast.score`).
     """
 
     def __init__(
@@ -66,7 +73,7 @@ class LocalLearner:
         compute: torch.dtype = torch.float32,
         reference: Reference | None = None,
         critic: Trained | None = None,
-        recorded: bool = False,
+        captured: bool = False,
     ) -> None:
         self.version = 0
         self.model = model
@@ -84,10 +91,10 @@ class LocalLearner:
         self._beside_sampling = beside_sampling
         self._keep_groups = keep_groups
         self._compute = compute
-        self._recordings: tuple[Recordings, ...] = ()
-        if recorded and self.device.type == "cuda":
+        self._captured: tuple[CapturedPasses, ...] = ()
+        if captured and self.device.type == "cuda":
             modules = (model, *(part.module for part in (critic,) if part is not None))
-            self._recordings = recordings_for(*modules, compute=compute)
+            self._captured = captured_passes(*modules, compute=compute)
 
     @property
     def device(self) -> torch.device:
@@ -174,14 +181,14 @@ class LocalLearner:
             for part in (self.trained, self._critic):
                 if part is not None:
                     part.clear()
-            for one in self._recordings:  # smaller parts begin with none
+            for one in self._captured:  # smaller parts begin with none
                 one.forget()
             free(self.device)
             self._micro_batch_tokens = smaller(
                 self.micro_batch_tokens, lambda tokens: len(self._cut(batch, tokens)), reason=reason
             )
 
-        for one in self._recordings:
+        for one in self._captured:
             one.refresh()
         return until_it_fits(work, shrink)
 
@@ -221,34 +228,34 @@ class LocalLearner:
                 # The first and only step on this batch: π is π_old.
                 part = part.replace(old_logprobs=outputs.logprobs.detach())
             sums.add(objective(outputs, part), part)
-            del outputs  # what is recorded next must not meet nodes that its graph holds
+            del outputs  # its graph holds nodes of the weights, which a capture must not meet
 
     def _outputs(self, part: Batch, *, only_critic: bool) -> Outputs:
         """What the models say, with gradient; a shared value head needs no pass of its own."""
         if self._critic is None:
-            with self._precision(), playing(*self._recordings):
+            with self._precision(), replaying(*self._captured):
                 return self._ask(self.model, part)
         critic: Any = self._critic.module
-        with self._precision(), playing(*self._recordings):
+        with self._precision(), replaying(*self._captured):
             if only_critic:
-                return Outputs(values=critic(part))
+                return Outputs(values=critic(part, states=states_before))
             if critic.shared:
                 return self._ask(self.model, part, value_head=critic.head)
-            return replace(self._ask(self.model, part), values=critic(part))
+            return replace(self._ask(self.model, part), values=critic(part, states=states_before))
 
     def _policy(self, part: Batch) -> Tensor:
         return self._ask(self.model, part).need("logprobs")
 
     def _value(self, part: Batch) -> Tensor:
         assert self._critic is not None
-        values: Tensor = self._critic.module(part)
+        values: Tensor = self._critic.module(part, states=states_before)
         return values
 
     def _everywhere(self, batch: Batch, ask: Callable[[Batch], Tensor | None]) -> Tensor:
         """The answers about all micro-batches, put together on the CPU. Shapes: [B, T]."""
         result = torch.zeros(batch.tokens.shape, dtype=torch.float32)
         for rows, part in self._cut(batch):
-            with self._precision(), playing(*self._recordings):
+            with self._precision(), replaying(*self._captured):
                 found = ask(part.to(self.device))
             assert found is not None, "a policy gives log-probs"
             result = result.to(found.dtype)
@@ -271,14 +278,14 @@ class LocalLearner:
         learning = [part for part in (self.trained, self._critic) if part is not None]
         needed = sum(unallocated(part.optimizer) for part in learning)
         if self._beside_sampling:
-            needed += sampling_bytes(self.device)
+            needed += memory_budget(self.device)
         found = tokens_on_gpu(
             self.device,
             self._try,
             vocabulary=model.config.get_text_config().vocab_size,
             longest=context_length(model),
             needed=needed,
-            played=bool(self._recordings),
+            replayed=bool(self._captured),
         )
         for part in learning:
             part.clear()
@@ -286,7 +293,7 @@ class LocalLearner:
 
     def _try(self, batch: Batch) -> None:
         """Forward and backward of a batch, of which nothing remains but the gradients."""
-        with torch.enable_grad(), pausing(*self._recordings):
+        with torch.enable_grad(), pausing(*self._captured):
             outputs = self._outputs(batch.to(self.device), only_critic=False)
             answers = (outputs.logprobs, outputs.scores, outputs.values)
             given = [answer.sum() for answer in answers if answer is not None]
@@ -298,8 +305,8 @@ class LocalLearner:
         if not packed:
             return Way.of("padded rows", wanted=[("packing", packed, WITHOUT_PACKING)])
         captured = []
-        if self._recordings:
-            broken = next((one.pool.broken for one in self._recordings if one.pool.broken), "")
+        if self._captured:
+            broken = next((one.pool.broken for one in self._captured if one.pool.broken), "")
             captured = [("captured passes", Verdict(broken), "each pass takes longer")]
         when = "" if self.device.type == "cuda" else " where that saves work"
         return Way.of(f"packed{when}", "prompts shared", wanted=captured)
@@ -318,6 +325,7 @@ class LocalLearner:
         if self._compute == torch.float32:
             yield
             return
-        # A pass rounds no weight twice. Recordings want no cache, and compiled layers one setting.
+        # Without autocast's cache: no pass casts a weight twice, CUDA graphs must not read what was
+        # cached outside of them, and compiled layers want one setting throughout.
         with torch.autocast(self.device.type, dtype=self._compute, cache_enabled=False):
             yield

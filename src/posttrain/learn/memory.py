@@ -15,8 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from posttrain.models.gpu_memory import ran_out
-from posttrain.models.graphs import empty_cache
+from posttrain.models.gpu_memory import empty_cache, ran_out
 
 Result = TypeVar("Result")
 

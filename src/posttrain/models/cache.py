@@ -6,6 +6,7 @@ So the engine itself knows tensors alone.
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,8 +30,8 @@ class UnknownMemoryError(ValueError):
         )
 
 
-class RoomyLayer(DynamicLayer):
-    """Keys and values ``[N, heads, T, size]`` of one layer, in buffers with room to spare.
+class PreallocatedLayer(DynamicLayer):
+    """Keys and values ``[N, heads, T, size]`` of one layer, in buffers with columns to spare.
 
     transformers' own layer concatenates, so that every token copies the whole cache. This one
     writes the new columns in place and shows the used part as a view.
@@ -41,7 +42,7 @@ class RoomyLayer(DynamicLayer):
 
     def __init__(self) -> None:
         super().__init__()
-        self._room: list[Tensor] = []  # keys and values, [N, heads, T or more, size]
+        self._allocated: list[Tensor] = []  # keys and values, [N, heads, T or more, size]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
@@ -52,43 +53,43 @@ class RoomyLayer(DynamicLayer):
         used = self.get_seq_length()
         total = used + key_states.shape[-2]
         new = [_as_attended(states) for states in (key_states, value_states)]
-        if not self._room or self._room[0].shape[-2] < total:
+        if not self._allocated or self._allocated[0].shape[-2] < total:
             old = (self.keys, self.values)
-            self._room = [
-                _wider(*pair, length=_roomy(total)) for pair in zip(old, new, strict=True)
+            self._allocated = [
+                _wider(*pair, length=_with_spare(total)) for pair in zip(old, new, strict=True)
             ]
-        for room, states in zip(self._room, new, strict=True):
-            room[:, :, used:total] = states
-        self.keys, self.values = (room[:, :, :total] for room in self._room)
+        for buffer, states in zip(self._allocated, new, strict=True):
+            buffer[:, :, used:total] = states
+        self.keys, self.values = (buffer[:, :, :total] for buffer in self._allocated)
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows, in this order; a row may be named more than once."""
-        if self._room:
+        if self._allocated:
             used = self.get_seq_length()
-            self._room = [room.index_select(0, indices) for room in self._room]
-            self.keys, self.values = (room[:, :, :used] for room in self._room)
+            self._allocated = [buffer.index_select(0, indices) for buffer in self._allocated]
+            self.keys, self.values = (buffer[:, :, :used] for buffer in self._allocated)
 
 
 def _as_attended(states: Tensor) -> Tensor:
-    """What attention would make of the states under autocast, done once and not at every step."""
+    """The states cast as autocast would for attention: once, and not at every step."""
     kind = states.device.type
     if torch.is_autocast_enabled(kind):
         return states.to(torch.get_autocast_dtype(kind))
     return states
 
 
-def _roomy(length: int) -> int:
-    """A quarter more: seldom enough to copy, little enough to carry along."""
+def _with_spare(length: int) -> int:
+    """A quarter more: the buffer seldom grows, and wastes little memory."""
     return length + max(8, length // 4)
 
 
 def _wider(old: Tensor, like: Tensor, *, length: int) -> Tensor:
     """A buffer of ``length`` columns that begins with those of ``old``."""
-    room = like.new_empty(*like.shape[:2], length, like.shape[-1])
+    buffer = like.new_empty(*like.shape[:2], length, like.shape[-1])
     if old.numel():
-        room[:, :, : old.shape[-2]] = old
-    return room
+        buffer[:, :, : old.shape[-2]] = old
+    return buffer
 
 
 def new_cache(model: PreTrainedModel) -> Cache:
@@ -105,7 +106,7 @@ def new_cache(model: PreTrainedModel) -> Cache:
     if strange:
         raise UnknownMemoryError(type(model).__name__, strange[0])
     cache.layers = [
-        RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers
+        PreallocatedLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers
     ]
     return cache
 
@@ -146,6 +147,30 @@ def context_length(model: PreTrainedModel) -> int | None:
     return length if isinstance(length, int) and length > 0 else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeyShape:
+    """The shape of a model's keys: layers, key heads, and the size of each."""
+
+    layers: int
+    heads: int
+    size: int
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> KeyShape:
+        """As the model's configuration has it."""
+        config = model.config.get_text_config(decoder=True)
+        heads = config.num_attention_heads
+        return cls(
+            layers=config.num_hidden_layers,
+            heads=getattr(config, "num_key_value_heads", None) or heads,
+            size=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        )
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Keys and values of one token in all layers."""
+        return 2 * self.layers * self.heads * self.size * dtype.itemsize
+
+
 def bytes_per_sequence(
     model: PreTrainedModel, *, prompt_tokens: int, new_tokens: int, dtype: torch.dtype
 ) -> int:
@@ -160,7 +185,7 @@ def bytes_per_sequence(
     layers = list(getattr(config, "per_layer_config", None) or [config] * config.num_hidden_layers)
     inner = max(getattr(layer, "intermediate_size", None) or 4 * width for layer in layers)
     states = sum(_key_and_value(layer, width) for layer in layers)
-    kept = _roomy(prompt_tokens + new_tokens) * states
+    kept = _with_spare(prompt_tokens + new_tokens) * states
     passing = prompt_tokens * (6 * width + 3 * inner)
     return (kept + passing) * dtype.itemsize + 32 * config.vocab_size
 

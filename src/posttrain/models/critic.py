@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from posttrain.models.head import state_values, trunk_states
+from posttrain.models.head import state_values, states_before, trunk_states
 from posttrain.models.load import Policy
 from posttrain.models.reward import check_same_tokens, load_reward
-from posttrain.models.states import states_before
 from posttrain.types import Batch
+
+States = Callable[[nn.Module, Batch], Tensor]
 
 
 class Critic(nn.Module):
@@ -20,7 +22,7 @@ class Critic(nn.Module):
 
     A separate critic trains its whole trunk; a shared one owns the head alone, and asked by itself
     it reads the policy's trunk without gradient. In an ordinary step a shared head is given to
-    :func:`posttrain.models.logprobs.score_tokens`, so that the trunk runs once and learns from
+    :func:`posttrain.fast.score.score_tokens`, so that the trunk runs once and learns from
     both.
     """
 
@@ -31,13 +33,16 @@ class Critic(nn.Module):
         self.trunk = None if shared else trunk
         self._borrowed = [trunk] if shared else []  # in a list: the policy's weights stay its own
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Values [B, T], indexed by the token about to be chosen; 0 where the mask is False."""
+    def forward(self, batch: Batch, *, states: States = states_before) -> Tensor:
+        """Values [B, T], indexed by the token about to be chosen; 0 where the mask is False.
+
+        ``states`` computes the hidden states before those tokens, with a trunk.
+        """
         if self.trunk is not None:
-            return state_values(states_before(self.trunk, batch), batch, head=self.head)
+            return state_values(states(self.trunk, batch), batch, head=self.head)
         with torch.no_grad():
-            states = states_before(self._borrowed[0], batch)
-        return state_values(states, batch, head=self.head)
+            found = states(self._borrowed[0], batch)
+        return state_values(found, batch, head=self.head)
 
 
 def shared_critic(policy: Policy) -> Critic:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from posttrain.models.replaceable import full_precision
+from posttrain.algorithms import ops
 from posttrain.models.sampling import at_least_float32
-from posttrain.types.ways import Verdict
+from posttrain.types.prompts import chosen_indices
+from posttrain.types.ways import Verdict, remembered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from posttrain.types import Batch
-from posttrain.types.prompts import chosen_places
 
 _VERDICT = "_posttrain_logits_are_head_of_states"
 HALF = (torch.bfloat16, torch.float16)
@@ -33,6 +35,14 @@ def trunk_states(trunk: nn.Module, tokens: Tensor) -> Tensor:
     return states
 
 
+def states_before(trunk: nn.Module, batch: Batch) -> Tensor:
+    """The last hidden state before each chosen token, in the order of ``batch.tokens[batch.mask]``.
+
+    ``trunk`` is a decoder without a head. Shapes: tokens [B, T] → [M, D], M tokens are chosen.
+    """
+    return ops.shift(trunk_states(trunk, batch.tokens))[batch.mask]
+
+
 def state_values(states: Tensor, batch: Batch, *, head: nn.Linear) -> Tensor:
     """The head on the state before each chosen token, in float32 at least.
 
@@ -42,7 +52,7 @@ def state_values(states: Tensor, batch: Batch, *, head: nn.Linear) -> Tensor:
     with torch.autocast(before.device.type, enabled=False):
         values = head(before.to(head.weight.dtype))[:, 0]
     zeros = values.new_zeros(batch.tokens.numel())
-    return zeros.index_copy(0, chosen_places(batch), values).view(batch.tokens.shape)
+    return zeros.index_copy(0, chosen_indices(batch), values).view(batch.tokens.shape)
 
 
 def full_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
@@ -89,21 +99,27 @@ def compute_type(states: Tensor) -> torch.dtype:
     return states.dtype
 
 
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """No gradient, autocast or TF32 inside: what is to be decided must not drown in rounding."""
+    products = torch.backends.cuda.matmul  # of a GPU alone: a CPU's would choose other kernels
+    before, products.fp32_precision = products.fp32_precision, "ieee"
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        products.fp32_precision = before
+
+
+@remembered(_VERDICT)
 def logits_are_head_of_states(model: PreTrainedModel, tokens: Tensor) -> Verdict:
     """Whether :func:`project` of the hidden states really gives this model's logits.
 
-    Compared once on a few tokens, and remembered on the module: some models do more after the
-    head than scale or soft-cap, and a log-prob that is nearly right is worse than a slow one.
+    Compared on a few tokens: some models do more after the head than scale or soft-cap, and a
+    log-prob that is nearly right is worse than a slow one.
     """
-    if not hasattr(model, _VERDICT):
-        setattr(model, _VERDICT, _compare(model, tokens[:1, :8]))
-    found: Verdict = getattr(model, _VERDICT)
-    return found
-
-
-def _compare(model: PreTrainedModel, tokens: Tensor) -> Verdict:
     with full_precision(model.device):
-        expected, found = _logits_both_ways(model, tokens)
+        expected, found = _logits_both_ways(model, tokens[:1, :8])
     if found is not None and found.shape == expected.shape:
         # The same products, though perhaps of other kernels: they differ by rounding at most.
         allowed = max(64 * torch.finfo(torch.float32).eps, 4 * torch.finfo(found.dtype).eps)
@@ -150,7 +166,7 @@ class Finish:
 
     ``x·multiplier / divisor``, then ``cap·tanh(x / cap)``.
 
-    >>> Finish(multiplier=3.0, divisor=2.0)(torch.tensor([2.0])), Finish(multiplier=3.0).slope
+    >>> Finish(multiplier=3.0, divisor=2.0)(torch.tensor([2.0])), Finish(multiplier=3.0).derivative
     (tensor([3.]), 3.0)
     """
 
@@ -173,7 +189,7 @@ class Finish:
         return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
 
     @property
-    def slope(self) -> float:
+    def derivative(self) -> float:
         """The derivative, but for the soft cap's."""
         return (self.multiplier or 1.0) / (self.divisor or 1.0)
 

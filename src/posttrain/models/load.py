@@ -23,12 +23,12 @@ from transformers import (
 )
 
 from posttrain import registry
-from posttrain.models.damaged import check_finite, check_fit, explained
-from posttrain.models.folder import check_folder
-from posttrain.models.gguf import read_gguf
-from posttrain.models.hub import why_unreachable
+from posttrain.models.files.damaged import check_finite, check_fit, explained
+from posttrain.models.files.gguf import read_gguf
+from posttrain.models.files.hub import why_unreachable
+from posttrain.models.files.model_folder import check_folder
+from posttrain.models.files.size import check_parts, check_size
 from posttrain.models.quiet import without_bars, without_reports
-from posttrain.models.size import check_parts, check_size
 from posttrain.models.tiny import build_tiny
 
 _DTYPES = {

@@ -1,32 +1,27 @@
-"""Log-probs and entropies of a batch under a model, in memory that does not grow with the batch.
+"""Log-probs and entropies of a batch under a model: whole logits, one log-softmax.
 
-Logits are large: 16 sequences of 1,024 tokens over 150,000 words are 10 GB in float32, and a
-gradient needs several such. Here only a chunk of them exists at any time.
+The plain way, for any model. :mod:`posttrain.fast.score` gives the same numbers in less time, and
+in memory that does not grow with the batch.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from posttrain.algorithms import ops
-from posttrain.models import head
+from posttrain.models.head import full_logits, state_values, states_before
 from posttrain.models.sampling import at_least_float32, filter_logits, scale_logits
-from posttrain.models.states import states_before
-from posttrain.models.token_scores import Distribution, Entropy, chunk_elements_for, token_scores
 from posttrain.protocols import Outputs
 from posttrain.types import Batch
-from posttrain.types.prompts import chosen_places
+from posttrain.types.prompts import chosen_indices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Chunk = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Entropy = Literal["none", "value", "gradient"]
 
 
 def score_tokens(
@@ -38,7 +33,6 @@ def score_tokens(
     top_p: float = 1.0,
     entropy: Entropy = "value",
     value_head: nn.Linear | None = None,
-    chunk_elements: int | None = None,
 ) -> Outputs:
     """``log π(token | what stands before it)`` of every token the policy chose, and the entropy.
 
@@ -46,70 +40,36 @@ def score_tokens(
     (greedy) means the model's own. A token that top-k or top-p would no longer keep (the policy
     has moved since it was drawn) is kept all the same: its log-prob stays finite. Entries where
     ``batch.mask`` is False are 0. With gradient where gradients are enabled; the entropy has one
-    only if asked (``entropy="gradient"``). A ``value_head`` reads the same hidden states.
-    ``chunk_elements`` bounds tokens × vocabulary of the logits held at once (None: what suits the
-    device); it changes memory and speed, not the result.
+    only if asked (``entropy="gradient"``). A ``value_head`` reads the hidden states.
     Shapes: tokens [B, T] → logprobs [B, T], entropy [B, T]; float32, or float64 for such a model.
     """
-    _check(batch, temperature=temperature, chunk_elements=chunk_elements, entropy=entropy)
-    by_parts = head.logits_are_head_of_states(model, batch.tokens)
-    if by_parts:
-        states = states_before(model.get_decoder(), batch)
-        project: Callable[[Tensor], Tensor] = functools.partial(head.project, model)
-    else:
-        states = ops.shift(head.full_logits(model, batch.tokens))[batch.mask]
-        project = at_least_float32
+    check_scored(batch, temperature=temperature, entropy=entropy)
+    logits = at_least_float32(ops.shift(full_logits(model, batch.tokens))[batch.mask])
+    scores = score_logits(
+        logits,
+        batch.tokens[batch.mask],
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        entropy=entropy,
+    )
     values = None
     if value_head is not None:
-        seen = states if by_parts else states_before(model.get_decoder(), batch)
-        values = head.state_values(seen, batch, head=value_head)
-    places, shape = chosen_places(batch), batch.tokens.shape
-    tokens = batch.tokens.flatten()[places]
-    elements = chunk_elements or chunk_elements_for(states.device)
-    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    scores: Sequence[Tensor]
-    if by_parts and head.is_plain(output := model.get_output_embeddings()):
-        scores = token_scores(
-            states.to(head.compute_type(states)),
-            tokens,
-            weight=output.weight,
-            bias=output.bias,
-            distribution=Distribution(finish=head.finish_of(model), **options),
-            entropy=entropy,
-            chunk_elements=elements,
-        )
-    else:  # a head that must be called, or logits that are there already
-        score = functools.partial(_score_chunk, project=project, entropy=entropy, **options)
-        size = model.config.get_text_config().vocab_size
-        scores = _in_chunks(score, (states, tokens), rows=max(1, elements // size))
-    zeros = scores[0].new_zeros(batch.tokens.numel())
-    logprobs, uncertainty = (zeros.index_copy(0, places, found).view(shape) for found in scores)
-    return Outputs(
-        logprobs=logprobs, entropy=None if entropy == "none" else uncertainty, values=values
-    )
+        values = state_values(states_before(model.get_decoder(), batch), batch, head=value_head)
+    return outputs_of(batch, scores, entropy=entropy, values=values)
 
 
-def _in_chunks(score: Chunk, inputs: tuple[Tensor, Tensor], *, rows: int) -> list[Tensor]:
-    """``score`` of ``rows`` rows at a time; for the gradient each chunk is computed again."""
-    chunks = list(zip(*(tensor.split(rows) for tensor in inputs), strict=True))
-    if torch.is_grad_enabled() and len(chunks) > 1:
-        score = functools.partial(checkpoint, score, use_reentrant=False, preserve_rng_state=False)
-    pieces = [score(*chunk) for chunk in chunks]
-    return [torch.cat(parts) for parts in zip(*pieces, strict=True)]
-
-
-def _score_chunk(
-    states: Tensor,
+def score_logits(
+    logits: Tensor,
     tokens: Tensor,
     *,
-    project: Callable[[Tensor], Tensor],
     temperature: float,
     top_k: int,
     top_p: float,
     entropy: Entropy,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs [N] of tokens [N], and the entropies [N], after hidden states [N, D]."""
-    logits = scale_logits(project(states), temperature)
+    """Log-probs of tokens, and entropies, under their logits: [N, V], [N] → [N], [N]."""
+    logits = scale_logits(logits, temperature)
     index = tokens[:, None]
     kept = filter_logits(logits, top_k=top_k, top_p=top_p)
     if kept is not logits:
@@ -124,9 +84,22 @@ def _score_chunk(
     return logprobs, -(everything.exp() * possible).sum(-1)
 
 
-def _check(
-    batch: Batch, *, temperature: float, chunk_elements: int | None, entropy: Entropy
+def outputs_of(
+    batch: Batch, scores: tuple[Tensor, Tensor], *, entropy: Entropy, values: Tensor | None
+) -> Outputs:
+    """Log-probs and entropies of the chosen tokens where those stand: [M] × 2 → [B, T] × 2."""
+    indices, shape = chosen_indices(batch), batch.tokens.shape
+    zeros = scores[0].new_zeros(batch.tokens.numel())
+    logprobs, uncertainty = (zeros.index_copy(0, indices, found).view(shape) for found in scores)
+    return Outputs(
+        logprobs=logprobs, entropy=None if entropy == "none" else uncertainty, values=values
+    )
+
+
+def check_scored(
+    batch: Batch, *, temperature: float, entropy: Entropy, chunk_elements: int | None = None
 ) -> None:
+    """Raise for options and batches that have no log-probs."""
     too_few = chunk_elements is not None and chunk_elements < 1
     if temperature < 0 or too_few or entropy not in ("none", "value", "gradient"):
         raise ValueError(

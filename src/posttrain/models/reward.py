@@ -23,13 +23,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from posttrain.models.damaged import check_finite, check_fit, explained
-from posttrain.models.folder import check_folder, replacing_folder
-from posttrain.models.hub import why_unreachable
+from posttrain.models.files.damaged import check_finite, check_fit, explained
+from posttrain.models.files.hub import why_unreachable
+from posttrain.models.files.model_folder import check_folder, replacing_folder
+from posttrain.models.files.size import check_parts, check_size
 from posttrain.models.load import Policy, cast, find_dtype, switch_off_dropout
 from posttrain.models.quiet import without_bars, without_reports
 from posttrain.models.sampling import at_least_float32
-from posttrain.models.size import check_parts, check_size
 from posttrain.types import Batch
 
 _NOTES = "posttrain"  # the key of config.json under which the rest of a RewardModel is kept

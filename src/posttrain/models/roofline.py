@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from posttrain.models.slots import KeyShape
+from posttrain.models.cache import KeyShape
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posttrain.models.kernels import has_triton
 from posttrain.types import Sampling
 
 _UNITS = 2.0**52
@@ -48,8 +47,8 @@ def filter_logits(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0) -> Tens
         count = (before < top_p * _UNITS).sum(-1, keepdim=True)  # the first has 0 before it
     last = ranked.gather(-1, count - 1)
     above, equal = logits > last, logits == last
-    room = count - above.sum(-1, keepdim=True)
-    return logits.masked_fill(~(above | (equal & (equal.cumsum(-1) <= room))), -torch.inf)
+    left = count - above.sum(-1, keepdim=True)
+    return logits.masked_fill(~(above | (equal & (equal.cumsum(-1) <= left))), -torch.inf)
 
 
 def sample(logits: Tensor, uniforms: Tensor, *, sampling: Sampling) -> tuple[Tensor, Tensor]:
@@ -66,11 +65,6 @@ def sample(logits: Tensor, uniforms: Tensor, *, sampling: Sampling) -> tuple[Ten
     >>> tokens, logprobs.exp()
     (tensor([1]), tensor([0.3000]))
     """
-    drawn = sampling.temperature > 0 and not sampling.truncates
-    if drawn and logits.is_cuda and logits.dtype == torch.float32 and has_triton():
-        from posttrain.models.kernels.draw import draw
-
-        return draw(logits, uniforms, temperature=sampling.temperature)
     scaled = scale_logits(at_least_float32(logits), sampling.temperature)
     if sampling.temperature == 0.0:
         tokens = scaled.argmax(-1)

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 from transformers import GenerationConfig
 
-from posttrain.models.folder import replacing_folder
+from posttrain.models.files.model_folder import replacing_folder
 from posttrain.models.load import Policy, load_policy
 from posttrain.models.quiet import without_bars
 

@@ -10,7 +10,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from posttrain.models.size import check_parts, check_size
+from posttrain.models.files.size import check_parts, check_size
 
 PAD, END, UNKNOWN = "<|pad|>", "<|end|>", "<|unknown|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")

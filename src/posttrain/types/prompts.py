@@ -1,4 +1,4 @@
-"""Where the policy's tokens stand in a batch, and which sequences have the same prompt."""
+"""Where the policy's tokens are in a batch, and which sequences have the same prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posttrain.types.devices import send
 class Spans(NamedTuple):
     """Of every sequence: where the policy's tokens begin and end, and whose prompt it has.
 
-    ``first[b]`` is the place of the first token that the policy chose, so also the length of the
+    ``first[b]`` is the index of the first token that the policy chose, so also the length of the
     prompt; ``end[b]`` is one beyond the last. ``owner[b]`` is the first sequence with the same
     prompt. A sequence without a chosen token has 0, 0 and itself.
     """
@@ -24,10 +24,10 @@ class Spans(NamedTuple):
     owner: list[int]
 
 
-def chosen_places(batch: Batch) -> Tensor:
+def chosen_indices(batch: Batch) -> Tensor:
     """Where ``batch.mask.flatten()`` is True, without a wait for the device. Shapes: [B, T] → [M].
 
-    >>> chosen_places(Batch(tokens=torch.ones(1, 3).long(), mask=torch.tensor([[0, 1, 1]]).bool()))
+    >>> chosen_indices(Batch(tokens=torch.ones(1, 3).long(), mask=torch.tensor([[0, 1, 1]]).bool()))
     tensor([1, 2])
     """
     return send(batch.host.mask.flatten().nonzero()[:, 0], batch.tokens.device)

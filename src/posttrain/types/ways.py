@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,25 @@ class Verdict:
 
     def __bool__(self) -> bool:
         return not self.why_not
+
+
+def remembered(name: str) -> Callable[[Callable[..., Verdict]], Callable[..., Verdict]]:
+    """Have a test of a model made once, and its verdict kept on the model under this name.
+
+    Copies of the model have the verdict too.
+    """
+
+    def once(test: Callable[..., Verdict]) -> Callable[..., Verdict]:
+        @functools.wraps(test)
+        def verdict(model: Any, *given: Any) -> Verdict:
+            if not hasattr(model, name):
+                setattr(model, name, test(model, *given))
+            found: Verdict = getattr(model, name)
+            return found
+
+        return verdict
+
+    return once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +61,9 @@ class Missing:
 class Way:
     """How a part does its work: what it ``uses``, and what it goes ``without``.
 
-    >>> lost = Missing(what="slots", why="its keys have two sizes", cost="nothing is recorded")
+    >>> lost = Missing(what="slots", why="its keys have two sizes", cost="nothing is captured")
     >>> str(Way(uses=("batches",), without=(lost,)))
-    'batches (no slots: its keys have two sizes, so nothing is recorded)'
+    'batches (no slots: its keys have two sizes, so nothing is captured)'
     """
 
     uses: tuple[str, ...]

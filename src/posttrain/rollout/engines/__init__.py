@@ -13,10 +13,10 @@ import torch
 
 from posttrain.models.cache import UnknownMemoryError
 from posttrain.models.load import Policy
+from posttrain.models.stops import Decode
 from posttrain.protocols import Engine
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.rollout.engines.scripted import ScriptedEngine
-from posttrain.rollout.engines.stops import Decode
 from posttrain.rollout.engines.transformers import TransformersEngine
 
 Compute = Literal["auto", "float32", "bfloat16"]

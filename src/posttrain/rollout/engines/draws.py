@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posttrain.models.sampling import sample
-from posttrain.rollout.engines.stops import Decode, cut_at_stop, may_have_stopped, tail_length
+from posttrain.fast.decode import sample
+from posttrain.models.stops import Decode, cut_at_stop, may_have_stopped, tail_length
 from posttrain.types import Sampling, StopReason, Turn
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from posttrain.fast.decode import uncompiled
 from posttrain.models.cache import bytes_per_sequence, context_length
-from posttrain.models.compiled import uncompiled
-from posttrain.models.gpu_memory import free_bytes
+from posttrain.models.gpu_memory import memory_budget
+from posttrain.models.stops import Decode
 from posttrain.protocols import Learner, Reply, Sync
 from posttrain.rollout.engines.conversation import converse
 from posttrain.rollout.engines.draws import Draws, uniforms
@@ -22,12 +23,10 @@ from posttrain.rollout.engines.requests import (
     check_prompts,
     in_parts,
 )
-from posttrain.rollout.engines.stops import Decode
 from posttrain.rollout.engines.weights import CopiedWeights, SharedWeights, share
 from posttrain.track.progress import advance
 from posttrain.types import Prompt, Rollout, Sampling, Turn
 
-CPU_BYTES = 4 << 30  # what decoding may take where free memory cannot be asked for
 SHARED = 2**16  # weights of a matrix, on average, from which a CPU's threads share its product
 
 _INSIDE: list[int] = []  # for each thread that samples, the threads that the process was given
@@ -123,7 +122,7 @@ class LocalEngine:
     def precision(self, *, keep_casts: bool = True) -> torch.autocast:
         """One scope for all steps: autocast keeps the weights it has cast until the scope ends.
 
-        What is recorded outlives the scope, and must not read what was kept in it.
+        A CUDA graph outlives the scope, and must not read weights that autocast has cast in it.
         """
         return torch.autocast(
             self.model.device.type,
@@ -140,13 +139,6 @@ class LocalEngine:
             dtype=self.compute or self.model.dtype,
         )
         return max(1, memory_budget(self.model.device) // each)
-
-
-def memory_budget(device: torch.device) -> int:
-    """Bytes that decoding may take: half of what a GPU has left, 4 GiB elsewhere."""
-    if device.type != "cuda":
-        return CPU_BYTES
-    return free_bytes(device) // 2
 
 
 def samples_alone(model: torch.nn.Module) -> bool:

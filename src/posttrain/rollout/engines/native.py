@@ -1,10 +1,8 @@
 """The engine of our own: every distinct prompt is read once, and no one waits for the longest.
 
-Sequences sit in slots, and on a GPU recorded steps are played
-(:mod:`posttrain.rollout.engines.slots`). For models whose attention is not ours to replace, a part
-goes through three hands: ``prefill`` reads the prompts; ``Running`` is what the
-model remembers of the sequences that have not ended, and shrinks as they do; ``Draws`` holds the
-randomness and the results of all of them.
+Where the model allows it, sequences run in slots (:mod:`posttrain.fast.decode`). The plain twin
+decodes part after part over a growing KV cache: ``prefill`` reads the prompts, ``Running`` is the
+cache of the sequences that have not ended, ``Draws`` has the randomness and the tokens of all.
 """
 
 from __future__ import annotations
@@ -15,22 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posttrain.models import head, kernels
+from posttrain.fast.decode import Decoder
 from posttrain.models.cache import new_cache, next_logits, select_rows
-from posttrain.models.compiled import ask_once, compilable, compile_layers, is_compiled
-from posttrain.models.half import HalfCopy
-from posttrain.models.replaceable import replaceable
-from posttrain.models.slots import Room, bytes_per_slot, fits_slots
 from posttrain.rollout.engines.draws import Draws, sampled_turns, uniforms
-from posttrain.rollout.engines.local import LocalEngine, memory_budget
+from posttrain.rollout.engines.local import LocalEngine
 from posttrain.rollout.engines.requests import Request, left_pad
-from posttrain.rollout.engines.slots import SlotDecoder
 from posttrain.track.progress import advance
 from posttrain.types import Sampling, Turn
 from posttrain.types.ways import Verdict, Way
 
 CHECK_EVERY = 4  # steps between two looks at who has ended (a look makes a GPU's queue run dry)
-HALF = (torch.bfloat16, torch.float16)
 SHRINK_AT = 0.75  # ended sequences are dropped once only this share of the rows is still running
 WITHOUT_SLOTS = {
     "cuda": "each step is launched kernel by kernel, uncompiled, and batches wait for each other",
@@ -42,7 +34,7 @@ class NativeEngine(LocalEngine):
     """Decodes with keys and values at hand, for every decoder whose memory is those alone.
 
     ``slots`` may be turned off, to go the way of models whose attention is not ours to replace.
-    ``compiled`` has the layers compiled before they are recorded: quicker steps, a longer start.
+    ``compiled`` has the layers compiled before they are captured: quicker steps, a longer start.
     """
 
     def __init__(
@@ -50,10 +42,13 @@ class NativeEngine(LocalEngine):
     ) -> None:
         super().__init__(model, **options)
         self._slots = slots
-        self._compiled = compiled
-        self._half: HalfCopy | None = None
-        self._decoder: SlotDecoder | None = None
-        self._most = 1  # slots that memory had room for when the decoder was made
+        self._decoder = Decoder(
+            model,
+            end_tokens=self.end_tokens,
+            compute=self.compute,
+            compiled=compiled,
+            max_sequences=self.max_sequences,
+        )
 
     def check_model(self) -> None:
         """Raise if the model remembers something else."""
@@ -61,30 +56,25 @@ class NativeEngine(LocalEngine):
 
     def close(self) -> None:
         """Give back the memory of the slots, and of the copy in half precision."""
-        self._decoder = self._half = None
+        self._decoder.close()
 
     def decode_all(
         self, requests: Sequence[Request], sampling: Sampling, *, seed: int, turn: int
     ) -> dict[int, Turn]:
         """Through slots where they are wanted and the model allows it, else in parts."""
-        if not (self._slots and requests and self._can_use_slots()):
+        if not (self._slots and requests and self._decoder.takes_model()):
             return super().decode_all(requests, sampling, seed=seed, turn=turn)
-        first: dict[tuple[int, ...], int] = {}
-        for request in requests:
-            first.setdefault(request.prompt, request.number)
-        # Short ones first, and equal ones together, so that each is read once.
-        ordered = sorted(requests, key=lambda each: (len(each.prompt), first[each.prompt]))
         try:
-            return self._decode_requests(ordered, sampling, seed=seed, turn=turn)
+            return self._decode_in_slots(requests, sampling, seed=seed, turn=turn)
         except BaseException:
-            self._decoder = None  # what it remembers may be no number
+            self._decoder.forget()  # what it remembers may be no number
             raise
 
-    def _decode_requests(
+    def _decode_in_slots(
         self, requests: Sequence[Request], sampling: Sampling, *, seed: int, turn: int
     ) -> dict[int, Turn]:
         """The next turn of each request, by its number."""
-        decoder = self._decoder_for(requests, sampling)
+        prompts = {request.number: request.prompt for request in requests}
         found: dict[int, Turn] = {}
 
         def randomness(numbers: Sequence[int]) -> Tensor:
@@ -92,7 +82,9 @@ class NativeEngine(LocalEngine):
             return uniforms(seed, sequences=numbers, num_steps=steps, turn=turn)
 
         with self.precision(keep_casts=False):
-            for drawn in decoder.run(requests, sampling, randomness=randomness, decode=self.decode):
+            for drawn in self._decoder.decode(
+                prompts, sampling, randomness=randomness, decode=self.decode
+            ):
                 turns = sampled_turns(
                     drawn.tokens,
                     drawn.logprobs,
@@ -107,68 +99,20 @@ class NativeEngine(LocalEngine):
         return found
 
     def way(self) -> Way:
-        """Slots where the model allows them; on a GPU their steps are played from CUDA graphs."""
-        verdict = self._can_use_slots() if self._slots else Verdict("they are turned off")
-        if not verdict:
-            cost = WITHOUT_SLOTS["cuda" if self.model.device.type == "cuda" else "cpu"]
-            return Way.of("batches with a growing cache", wanted=[("slots", verdict, cost)])
-        wanted = []
-        if self.model.device.type == "cuda":
-            broken = "" if self._decoder is None else self._decoder.not_recorded
-            exact = (self.compute or self.model.dtype) == torch.float64
-            triton = "they do not compute in float64" if exact else ""
-            triton = triton if kernels.has_triton() else "Triton is not installed"
-            wanted = [
-                ("CUDA graphs", Verdict(broken), "each step takes longer"),
-                ("Triton kernels", Verdict(triton), "plain PyTorch attends and draws"),
-            ]
-        if self._compiled:
-            wanted.append(("compiled layers", compilable(self.model), "they run as written"))
-        return Way.of("slots", wanted=wanted)
-
-    def _can_use_slots(self) -> Verdict:
-        """Whether attention, keys and head of the model are such that slots can do without it."""
-        probe = torch.zeros(1, 1, dtype=torch.long, device=self.model.device)
-        return (
-            replaceable(self.model)
-            and fits_slots(self.model)
-            and head.logits_are_head_of_states(self.model, probe)
-        )
-
-    def _decoder_for(self, requests: Sequence[Request], sampling: Sampling) -> SlotDecoder:
-        """The decoder of the last call if this one fits into it, else a new one."""
-        if self._half is not None:
-            self._half.refresh()
-        elif self.compute in HALF and self.model.dtype not in HALF:
-            if self._compiled:
-                ask_once(self.model)  # a copy with weights of two kinds could not answer
-            self._half = HalfCopy(self.model, self.compute)
-        model = self.model if self._half is None else self._half.model
-        if self._compiled and not is_compiled(model):
-            compile_layers(model)
-        dtype = self.compute or model.dtype
-        if self._decoder is not None:
-            need = _room(requests, sampling, most=self._most)
-            if self._decoder.room.holds(need):
-                return self._decoder
-            self._decoder = None  # its memory goes before that of the new one comes
-        longest = max(len(request.prompt) for request in requests)
-        tokens = longest + sampling.max_new_tokens
-        budget = memory_budget(model.device)
-        self._most = self.max_sequences or max(
-            1, budget // bytes_per_slot(model, tokens, dtype=dtype)
-        )
-        room = _room(requests, sampling, most=self._most)
-        self._decoder = SlotDecoder(model, room, end_tokens=self.end_tokens, dtype=dtype)
-        return self._decoder
+        """Slots where the model allows them."""
+        verdict = self._decoder.takes_model() if self._slots else Verdict("they are turned off")
+        if verdict:
+            return self._decoder.way()
+        cost = WITHOUT_SLOTS["cuda" if self.model.device.type == "cuda" else "cpu"]
+        return Way.of("batches with a growing cache", wanted=[("slots", verdict, cost)])
 
     def decode_part(self, prompts: Sequence[tuple[int, ...]], draws: Draws) -> None:
         """Draw until each sequence has ended or is full; equal prompts are read once."""
         distinct = list(dict.fromkeys(prompts))
         running, logits = prefill(self.model, distinct, num_steps=draws.sampling.max_new_tokens)
         if len(distinct) < len(prompts):
-            place = {prompt: row for row, prompt in enumerate(distinct)}
-            shared = torch.tensor([place[prompt] for prompt in prompts], device=logits.device)
+            index = {prompt: row for row, prompt in enumerate(distinct)}
+            shared = torch.tensor([index[prompt] for prompt in prompts], device=logits.device)
             running.select(shared)
             logits = logits[shared]
         rows = torch.arange(len(prompts), device=logits.device)  # whose turn it is
@@ -185,18 +129,6 @@ class NativeEngine(LocalEngine):
                     running.select(left)
                     rows, tokens = rows[left], tokens[left]
             logits = running.step(tokens)
-
-
-def _room(requests: Sequence[Request], sampling: Sampling, *, most: int) -> Room:
-    """A slot for every request, or as many as there may be."""
-    slots = min(len(requests), most)
-    longest = max(len(request.prompt) for request in requests)
-    return Room(
-        num_prompts=min(len({request.prompt for request in requests}), slots + 1),
-        prompt_tokens=-(-longest // 16) * 16,
-        num_slots=slots,
-        new_tokens=sampling.max_new_tokens,
-    )
 
 
 class Running:

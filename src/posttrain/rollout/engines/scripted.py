@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from posttrain.models.stops import Decode
 from posttrain.protocols import Learner, Reply
 from posttrain.rollout.engines.conversation import converse
 from posttrain.rollout.engines.draws import sampled_turns
 from posttrain.rollout.engines.requests import Request, check_num_samples
-from posttrain.rollout.engines.stops import Decode
 from posttrain.rollout.engines.weights import SharedWeights
 from posttrain.types import Prompt, Rollout, Sampling, Turn
 

@@ -1,0 +1,152 @@
+"""The door to sampling in slots: prompts in, sampled tokens and their log-probs out.
+
+Sequences run in slots at fixed addresses, and on a GPU their steps are CUDA graphs that are
+replayed. The plain twin, a growing cache and one batch after the other, is
+:meth:`posttrain.rollout.engines.native.NativeEngine.decode_part`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from posttrain.fast import kernels
+from posttrain.fast.attention.replaceable import replaceable
+from posttrain.fast.cast_copy import CastCopy
+from posttrain.fast.compiled import ask_once, compilable, compile_layers, is_compiled, uncompiled
+from posttrain.fast.kernels import sample
+from posttrain.fast.kv_slots import Capacity, bytes_per_slot, fits_slots
+from posttrain.fast.slot_decoder import Drawn, Randomness, SlotDecoder
+from posttrain.models import head
+from posttrain.models.gpu_memory import memory_budget
+from posttrain.models.stops import Decode
+from posttrain.types import Sampling
+from posttrain.types.ways import Verdict, Way
+
+__all__ = ["Decoder", "Drawn", "sample", "uncompiled"]
+
+
+class Decoder:
+    """Samples with one model, and keeps slots, CUDA graphs and cast weights between calls.
+
+    ``compute`` is the type of the arithmetic (None: that of the weights). ``compiled`` has the
+    layers compiled before their steps are captured. At most ``max_sequences`` are decoded at once;
+    None: as many as fit into half of the free memory.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        end_tokens: Sequence[int],
+        compute: torch.dtype | None = None,
+        compiled: bool = False,
+        max_sequences: int | None = None,
+    ) -> None:
+        self.model = model
+        self.slots: SlotDecoder | None = None
+        self._end_tokens = end_tokens
+        self._compute = compute
+        self._compiled = compiled
+        self._max_sequences = max_sequences
+        self._copy: CastCopy | None = None
+        self._most = 1  # how many slots fitted into memory when they were made
+
+    def takes_model(self) -> Verdict:
+        """Whether the model has attention, keys and a head that slots can take over."""
+        probe = torch.zeros(1, 1, dtype=torch.long, device=self.model.device)
+        return (
+            replaceable(self.model)
+            and fits_slots(self.model)
+            and head.logits_are_head_of_states(self.model, probe)
+        )
+
+    def way(self) -> Way:
+        """Slots; on a GPU their steps are replayed from CUDA graphs."""
+        wanted = []
+        if self.model.device.type == "cuda":
+            broken = "" if self.slots is None else self.slots.not_captured
+            exact = (self._compute or self.model.dtype) == torch.float64
+            triton = "they do not compute in float64" if exact else ""
+            triton = triton if kernels.has_triton() else "Triton is not installed"
+            wanted = [
+                ("CUDA graphs", Verdict(broken), "each step takes longer"),
+                ("Triton kernels", Verdict(triton), "plain PyTorch attends and draws"),
+            ]
+        if self._compiled:
+            wanted.append(("compiled layers", compilable(self.model), "they run as written"))
+        return Way.of("slots", wanted=wanted)
+
+    def decode(
+        self,
+        prompts: Mapping[int, tuple[int, ...]],
+        sampling: Sampling,
+        *,
+        randomness: Randomness,
+        decode: Decode,
+    ) -> Iterator[Drawn]:
+        """Sample what follows each prompt, by the number of the sequence, in this order.
+
+        ``randomness`` gives the uniform numbers of sequences; ``decode`` the text in which stop
+        strings are looked for. Sequences come out as they end. After an error, call
+        :meth:`forget`: the cache may hold NaN.
+        """
+        # Short ones first, and equal ones together, so that each prompt is read once.
+        first: dict[tuple[int, ...], int] = {}
+        for number, prompt in prompts.items():
+            first.setdefault(prompt, number)
+        order = sorted(prompts.items(), key=lambda item: (len(item[1]), first[item[1]]))
+        slots = self._slots_for(prompts.values(), sampling)
+        yield from slots.run(dict(order), sampling, randomness=randomness, decode=decode)
+
+    def forget(self) -> None:
+        """Free the slots and their cache."""
+        self.slots = None
+
+    def close(self) -> None:
+        """Free the slots, and the copy of the weights."""
+        self.slots = self._copy = None
+
+    def _slots_for(self, prompts: Collection[tuple[int, ...]], sampling: Sampling) -> SlotDecoder:
+        """The slots of the last call if this one fits into them, else new ones."""
+        model = self._model_to_sample()
+        if self.slots is not None:
+            if self.slots.capacity.holds(_capacity(prompts, sampling, most=self._most)):
+                return self.slots
+            self.slots = None  # free their memory before the new ones are made
+        dtype = self._compute or model.dtype
+        tokens = max(map(len, prompts)) + sampling.max_new_tokens
+        budget = memory_budget(model.device)
+        self._most = self._max_sequences or max(
+            1, budget // bytes_per_slot(model, tokens, dtype=dtype)
+        )
+        capacity = _capacity(prompts, sampling, most=self._most)
+        self.slots = SlotDecoder(model, capacity, end_tokens=self._end_tokens, dtype=dtype)
+        return self.slots
+
+    def _model_to_sample(self) -> Any:
+        """The model, or a copy with its current weights in half precision; compiled if wanted."""
+        if self._copy is not None:
+            self._copy.refresh()
+        elif self._compute in head.HALF and self.model.dtype not in head.HALF:
+            if self._compiled:
+                ask_once(self.model)  # a copy with weights of two types could not be asked
+            self._copy = CastCopy(self.model, self._compute)
+        model = self.model if self._copy is None else self._copy.model
+        if self._compiled and not is_compiled(model):
+            compile_layers(model)
+        return model
+
+
+def _capacity(prompts: Collection[tuple[int, ...]], sampling: Sampling, *, most: int) -> Capacity:
+    """A slot for every sequence, or as many as there may be."""
+    slots = min(len(prompts), most)
+    longest = max(map(len, prompts))
+    return Capacity(
+        num_prompts=min(len(set(prompts)), slots + 1),
+        prompt_tokens=-(-longest // 16) * 16,
+        num_slots=slots,
+        new_tokens=sampling.max_new_tokens,
+    )

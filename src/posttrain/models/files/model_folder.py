@@ -1,0 +1,82 @@
+"""Model folders: what one must hold to be read safely, and how one is written whole."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from posttrain.disk import sync, writing
+from posttrain.models.files.damaged import check_files
+
+
+def check_folder(folder: Path, *, kind: str = "model") -> None:
+    """Raise where a folder holds no model, or one that could only be read by running code."""
+    names = {path.name for path in folder.iterdir()}
+    if "adapter_config.json" in names:
+        raise ValueError(
+            f"{kind}: {str(folder)!r} holds an adapter, not a whole model; merge it into its base "
+            "model first (peft: merge_and_unload, then save_pretrained)"
+        )
+    if "run.json" in names:
+        found = sorted(str(path.parent) for path in folder.glob("*/model/config.json"))
+        which = f"; give the model in it: {' or '.join(found)}" if found else ", without a model"
+        raise ValueError(f"{kind}: {str(folder)!r} is the folder of a run{which}")
+    if "config.json" not in names:
+        inside = [path.name for path in folder.iterdir() if (path / "config.json").is_file()]
+        models = f"; the models in it: {', '.join(sorted(inside))}" if inside else ""
+        raise ValueError(f"{kind}: {str(folder)!r} is no model folder: no config.json{models}")
+    weights = [path for path in folder.iterdir() if path.suffix == ".safetensors"]
+    if not weights:
+        raise ValueError(
+            f"{kind}: {str(folder)!r} holds no .safetensors weights. Pickled weights (.bin, .pt) "
+            "are refused: reading them can run any code. If you trust them, convert them once with "
+            "transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW)"
+        )
+    if not any("token" in name or name.startswith("vocab") for name in names):
+        raise ValueError(
+            f"{kind}: {str(folder)!r} holds no tokenizer; copy tokenizer.json and "
+            "tokenizer_config.json of the model it was made from into it"
+        )
+    check_files(folder, kind=kind)
+
+
+@contextlib.contextmanager
+def replacing_folder(folder: str | Path) -> Iterator[Path]:
+    """A folder to write into, moved to ``folder`` at the end: one that exists is complete.
+
+    An older model there is replaced; anything else is left alone, with an error.
+    """
+    folder = Path(folder)
+    _check_replaceable(folder)
+    with writing(folder), _scratch(folder) as scratch:
+        new, old = scratch / "new", scratch / "old"
+        yield new
+        for entry in [*new.rglob("*"), new]:
+            sync(entry)
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+        sync(folder.parent)
+
+
+@contextlib.contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)  # of two errors the first one is to be heard
+
+
+def _check_replaceable(folder: Path) -> None:
+    if folder.is_dir() and (not any(folder.iterdir()) or (folder / "config.json").is_file()):
+        return
+    if folder.exists():
+        raise ValueError(
+            f"save: {str(folder)!r} exists and is no model folder, so it is not replaced; choose "
+            "another name, or remove it"
+        )

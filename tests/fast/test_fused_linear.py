@@ -1,0 +1,103 @@
+"""Several layers in one product: the numbers of each of them, and no memory held."""
+
+import copy
+
+import pytest
+import torch
+from models.families import build
+from torch import nn
+
+from posttrain.fast.fused_linear import FusedLinear, fuse_linears
+
+
+class Special(nn.Linear):
+    """A linear layer that does more, as adapters do."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(states)
+
+
+class Block(nn.Module):
+    """Three layers of the names that are looked for."""
+
+    def __init__(self, *, bias: bool = False, last: type[nn.Linear] = nn.Linear) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(6, 8, bias=bias)
+        self.k_proj = nn.Linear(6, 4, bias=bias)
+        self.v_proj = last(6, 2, bias=bias)
+
+    def forward(self, states: torch.Tensor, others: torch.Tensor) -> list[torch.Tensor]:
+        return [self.q_proj(states), self.k_proj(others), self.v_proj(states)]
+
+
+def products(model: nn.Module) -> list[FusedLinear]:
+    return [module for module in model.modules() if isinstance(module, FusedLinear)]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "mistral"])
+def test_a_model_says_the_same_and_follows_its_weights(family: str) -> None:
+    model = build(family)
+    fused = copy.deepcopy(model)
+    weights = dict(fused.named_parameters())
+    fuse_linears(fused)
+    assert len(products(fused)) == 2 * len(model.get_decoder().layers)
+    tokens = torch.arange(18).reshape(2, 9)
+    for _ in range(2):
+        expected = model(input_ids=tokens, use_cache=False).logits
+        found = fused(input_ids=tokens, use_cache=False).logits
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                weight.mul_(1.25)
+                weights[name].copy_(weight)  # in place, as it was known before
+    assert all(not product._parts and product._states is None for product in products(fused))
+
+
+def test_other_states_are_not_taken_for_the_first() -> None:
+    block, states = Block(), torch.randn(3, 6)
+    expected = block(states, others := torch.randn(3, 6))
+    fuse_linears(block)
+    assert products(block)
+    for found, wanted in zip(block(states, others), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+    for found, wanted in zip(block(others, states)[::2], block(others, others)[::2], strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def hooked() -> Block:
+    block = Block()
+    block.k_proj.register_forward_hook(lambda module, given, found: 2 * found)
+    return block
+
+
+def wrapped() -> Block:
+    block = Block()
+    own = block.v_proj.forward
+    block.v_proj.forward = lambda states: 2 * own(states)  # as accelerate does
+    return block
+
+
+def tied() -> Block:
+    block = Block()
+    block.other = nn.Linear(6, 8, bias=False)
+    block.other.weight = block.q_proj.weight
+    return block
+
+
+APART = {
+    "bias": lambda: Block(bias=True),
+    "special": lambda: Block(last=Special),
+    "hooked": hooked,
+    "wrapped": wrapped,
+    "tied": tied,
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_is_more_than_a_product_stays_apart(name: str) -> None:
+    block, states = APART[name](), torch.randn(3, 6)
+    expected = block(states, states)
+    fuse_linears(block)
+    assert not products(block)
+    for found, wanted in zip(block(states, states), expected, strict=True):
+        assert torch.equal(found, wanted)
