@@ -139,8 +139,12 @@ def test_checkpointing_is_switched_by_the_section() -> None:
         assert (type(policy.model.model.layers[0]) is kind) != asked
 
 
-def test_what_is_replayed_needs_fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("gigabytes", "tokens"), [(30, MOST_REPLAYED), (100, MOST)])
+def test_what_is_replayed_takes_many_tokens_where_memory_is_plenty(
+    monkeypatch: pytest.MonkeyPatch, gigabytes: int, tokens: int
+) -> None:
     device, cuda = Device(monkeypatch), torch.device("cuda")
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**12, 10**12))
+    free = gigabytes * GIGABYTE  # 17 GB are needed for the most tokens
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
     assert tokens_on_gpu(cuda, device.work, vocabulary=9) == MOST
-    assert tokens_on_gpu(cuda, device.work, vocabulary=9, replayed=True) == MOST_REPLAYED < MOST
+    assert tokens_on_gpu(cuda, device.work, vocabulary=9, replayed=True) == tokens

@@ -13,9 +13,10 @@ from posttrain.models.gpu_memory import capture_lock, empty_cache, free_bytes, r
 from posttrain.types import Batch
 
 # A host takes as long to launch the kernels of few tokens as those of many (0.13 s for the thirty
-# layers of a SmolLM2-135M), so there should be many. A replayed pass has no such cost: on an
-# H200, 16k tokens would be a fifth quicker than 5k, and take 6 GiB more, which is not worth it.
+# layers of a SmolLM2-135M), so there should be many. A replayed pass has no such cost: there 16k
+# tokens are a fifth quicker than 5k (H200), and are taken where memory is plenty.
 LEAST, MOST, MOST_REPLAYED = 1024, 16_384, 5120
+PLENTY = 0.25  # of the free memory: a captured pass keeps what it takes
 # A CPU is fastest with hidden states that its caches hold: of 1k … 64k tokens with 8k for the tiny
 # model (128 wide), and no slower with 1k than with 4k for a SmolLM2-135M (576 wide).
 STATES_ON_CPU, MOST_ON_CPU = 2**20, 8192
@@ -101,7 +102,8 @@ def tokens_on_gpu(
         _fits(work, made_up(LEAST, vocabulary=vocabulary, length=length))
         return LEAST
     memory, free = Memory.through(*points), SHARE * (free_bytes(device) - needed)
-    return memory.fitting(free, most=MOST_REPLAYED if replayed else MOST)
+    scarce = memory.fixed + memory.each * MOST > PLENTY * free
+    return memory.fitting(free, most=MOST_REPLAYED if replayed and scarce else MOST)
 
 
 def _fits(work: Callable[[Batch], object], batch: Batch) -> bool:
