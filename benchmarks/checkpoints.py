@@ -25,7 +25,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from posttrain.build.pace import SHARE
 from posttrain.learn.checkpoint import save_learner
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
@@ -33,6 +32,7 @@ from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
 from posttrain.runs import StageFolder
 from posttrain.runs.checkpoints import newest, write_checkpoint
+from posttrain.runs.pace import SHARE
 
 
 def make_learner(shape: str, folder: Path) -> LocalLearner:

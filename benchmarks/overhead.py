@@ -30,10 +30,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from posttrain.build import stages
-from posttrain.build.run import run
 from posttrain.config import recipe_from_dict
 from posttrain.runs import rollouts
+from posttrain.stages import rl as stages
+from posttrain.stages.run import run
 
 WARM_UP = 3
 LIMIT = 0.03

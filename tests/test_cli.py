@@ -89,7 +89,7 @@ def test_resume(posttrain: Command, recipe: Path, monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("the power is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr("posttrain.build.run.run_rl", dies)
+        patch.setattr("posttrain.stages.run.run_rl", dies)
         refused(posttrain("run", recipe, *options), "the power is gone")
     changed = posttrain("run", recipe, *options, "--rl.steps", "2", "--resume")
     refused(changed, "rl.steps: 3 → 2", "--allow-changes rl.steps")

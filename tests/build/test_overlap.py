@@ -13,15 +13,15 @@ from small_runs import recipe, same_weights, small_run, timeless
 
 from posttrain.algorithms.table import ALGORITHMS
 from posttrain.build.learners import make_learner, make_plan
-from posttrain.build.overlap import make_sampler
-from posttrain.build.parts import make_parts, make_policy
-from posttrain.build.results import Run
-from posttrain.build.run import Supplied
+from posttrain.build.sampler import make_sampler
+from posttrain.build.setup import make_parts, make_policy
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines import NativeEngine, native
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.rollout.engines.weights import CopiedWeights, SharedWeights
+from posttrain.stages.results import Run
+from posttrain.stages.run import Supplied
 from posttrain.types import Prompt, Rollout, Sampling
 
 
@@ -80,7 +80,7 @@ def test_without_a_lag_nothing_is_copied_and_nothing_runs_beside(
 ) -> None:
     """max_lag = 0 is the default, and takes neither the thread nor the copy."""
     plain = ran(tmp_path / "plain")
-    monkeypatch.setattr("posttrain.build.overlap.RunAhead", None)
+    monkeypatch.setattr("posttrain.build.sampler.RunAhead", None)
     monkeypatch.setattr("posttrain.rollout.engines.local.CopiedWeights", None)
     zero = ran(tmp_path / "zero", max_lag=0)
     records = zero.folder.stage("rl").records()

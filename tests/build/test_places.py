@@ -138,7 +138,7 @@ def cut(command: Command, project: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
     with monkeypatch.context() as patch:
         patch.chdir(project)
-        patch.setattr("posttrain.build.run.run_rl", dies)
+        patch.setattr("posttrain.stages.run.run_rl", dies)
         patch.setattr(sys, "path", [*sys.path])
         assert "the power is gone" in command("run", "sums.toml", "--run.folder", "out").err
     sys.modules.pop("mine_of_places")

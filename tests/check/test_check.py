@@ -17,10 +17,7 @@ from rich.console import Console
 from small_runs import recipe, small_run
 
 from posttrain.build import learners
-from posttrain.build.keeper import Keeper
-from posttrain.build.parts import make_engine, make_parts, make_policy
-from posttrain.build.run import Supplied
-from posttrain.build.stages import Context
+from posttrain.build.setup import make_engine, make_parts, make_policy
 from posttrain.check import (
     CheckFailedError,
     Line,
@@ -43,6 +40,9 @@ from posttrain.protocols import Engine, Learner, Outputs, Sync
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.rollout.engines.weights import SharedWeights
 from posttrain.runs import StageFolder
+from posttrain.runs.keeper import Keeper
+from posttrain.stages.rl import Context
+from posttrain.stages.run import Supplied
 from posttrain.track import Several
 from posttrain.types import Batch, Rollout, Turn
 

@@ -9,8 +9,8 @@ from small_runs import recipe, small_run
 from tokenizers import normalizers
 
 import posttrain
-from posttrain.build.parts import Parts, make_parts, make_policy
 from posttrain.build.questions import among, learned
+from posttrain.build.setup import Parts, make_parts, make_policy
 from posttrain.build.sft_rows import sft_rows
 from posttrain.check import check_recipe
 from posttrain.config import recipe_from_dict, resolve

@@ -10,13 +10,13 @@ import pytest
 import torch
 from small_runs import TASK, recipe, same_weights, small_run, timeless
 
-from posttrain.build.guards import _Keeper
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.record import read_batch
 from posttrain.pipelines.guard import Skipped
 from posttrain.protocols import Objective, Outputs, StepResult
 from posttrain.runs import RunFolder
 from posttrain.runs.lock import FolderInUseError, held
+from posttrain.stages.guards import _Keeper
 from posttrain.types import Batch, Terms
 
 step = LocalLearner.step
@@ -205,7 +205,7 @@ def test_only_the_first_skipped_batches_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also by a run that goes on: those of the first half count."""
-    monkeypatch.setattr("posttrain.build.guards.MOST_KEPT", 2)
+    monkeypatch.setattr("posttrain.stages.guards.MOST_KEPT", 2)
     place = tmp_path / "skipped"
     keep = _Keeper(place, str)
     batch = Batch.from_rewards([1.0])

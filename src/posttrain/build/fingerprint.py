@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from posttrain import __version__
-from posttrain.build.function_digest import function_digest
 from posttrain.config import Recipe, Resolved
 from posttrain.config.places import PIECES, WORDS
 from posttrain.registry import look_up
 from posttrain.runs import config_digest
+from posttrain.runs.function_digest import function_digest
 
 _FILES = ("data", "test_data", "backbone")
 _OF_MODELS = (".json", ".safetensors", ".jinja", ".txt", ".model")  # weights, tokenizer, template

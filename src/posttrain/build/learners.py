@@ -17,7 +17,7 @@ from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
 from posttrain.algorithms.pieces import Loss, centred_over, facts, needed
 from posttrain.algorithms.shaping import missing_end, overlong, score_at_last_token
 from posttrain.algorithms.weights import WEIGHTS
-from posttrain.build.parts import choose_compile, choose_compute
+from posttrain.build.setup import choose_compile, choose_compute
 from posttrain.config import KlSection, Optimiser, Resolved, RewardSection, RlSection, SftSection
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.learn.learner import LocalLearner, scores

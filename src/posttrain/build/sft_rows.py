@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.build.parts import Parts, tell_left_out
 from posttrain.build.questions import first_question
+from posttrain.build.setup import Parts, tell_left_out
 from posttrain.config import Resolved, SftSection
 from posttrain.data.demonstration_splits import Demonstration, check_held_out, hold_out
 from posttrain.data.sources import read_demonstrations

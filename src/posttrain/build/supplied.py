@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.build.function_digest import function_digest
 from posttrain.protocols import Engine, Task
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs import config_digest
+from posttrain.runs.function_digest import function_digest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from posttrain.build.parts import Parts
-from posttrain.build.stages import Context
+from posttrain.build.setup import Parts
 from posttrain.build.supplied import Supplied
 from posttrain.build.threads import own_threads
 from posttrain.check.bench import Bench
@@ -26,6 +25,7 @@ from posttrain.config import Quantity, Recipe, Resolved, arithmetic, read_recipe
 from posttrain.config.read import parse_overrides, read_values
 from posttrain.models.load import Policy
 from posttrain.models.quiet import compiler_explained
+from posttrain.stages.rl import Context
 from posttrain.track.progress import phase
 
 __all__ = [

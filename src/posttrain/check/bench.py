@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from posttrain.build.parts import Parts
+from posttrain.build.setup import Parts
 from posttrain.build.supplied import Supplied
 from posttrain.check.verdicts import Verdict
 from posttrain.config import Recipe, Resolved, RewardSection, RlSection, SftSection

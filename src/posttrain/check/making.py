@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from posttrain.build.finished import check_models
-from posttrain.build.parts import (
+from posttrain.build.setup import (
     choose_device,
     make_engine,
     make_parts,
@@ -20,6 +19,7 @@ from posttrain.check.verdicts import Verdict
 from posttrain.config import Resolved, cautions, resolve
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.preference_rules import OWN_STAGE
+from posttrain.runs.finished import check_models
 from posttrain.tasks import make_task
 
 

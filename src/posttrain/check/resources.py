@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from posttrain.build.learners import make_plan
-from posttrain.build.parts import make_sampling
+from posttrain.build.setup import make_sampling
 from posttrain.check.bench import Bench
 from posttrain.check.scores import reward_models
 from posttrain.check.signal import useful

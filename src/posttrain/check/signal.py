@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from posttrain.build.parts import make_sampling, render_prompts
+from posttrain.build.setup import make_sampling, render_prompts
 from posttrain.check.answers import scores, valid
 from posttrain.check.bench import Bench
 from posttrain.check.verdicts import Verdict

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from posttrain.build.parts import choose_compile, choose_compute
-from posttrain.build.ways import told
+from posttrain.build.declared_ways import told
+from posttrain.build.setup import choose_compile, choose_compute
 from posttrain.check.bench import Bench
 from posttrain.check.resources import num_bytes
 from posttrain.check.trial import some_rollouts

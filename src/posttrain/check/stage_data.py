@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeVar
 
-from posttrain.build.parts import make_template
 from posttrain.build.preference_rows import backbone_of, read_split, reward_rows
 from posttrain.build.questions import among, learned, spellings
+from posttrain.build.setup import make_template
 from posttrain.build.sft_rows import sft_rows
 from posttrain.build.trained_rows import asks_test
 from posttrain.check.bench import Bench, heard

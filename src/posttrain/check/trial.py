@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from posttrain.algorithms.diagnostics import share_without_signal
+from posttrain.build.declared_ways import declared
 from posttrain.build.learners import make_learner, make_plan
-from posttrain.build.ways import declared
 from posttrain.check.bench import Bench, unchanged
 from posttrain.data.collate import collate
 from posttrain.data.minibatch import micro_batches

@@ -29,8 +29,8 @@ def evaluation_recipe(
     console: Console,
 ) -> Recipe:
     """The recipe of an evaluation, and a line about what is evaluated where it was not typed."""
-    from posttrain.build.grade import check_out
-    from posttrain.build.sources import check_exists, find_source, finished
+    from posttrain.build.grade_file import check_out
+    from posttrain.build.model_source import check_exists, find_source, finished
 
     source = find_source(given)
     changes = parse_overrides(overrides)

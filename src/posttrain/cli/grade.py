@@ -19,7 +19,7 @@ from posttrain.track.terminal import Terminal
 from posttrain.track.text import counted, printable
 
 if TYPE_CHECKING:
-    from posttrain.build.grade import Graded
+    from posttrain.build.grade_file import Graded
 
 
 def grade(
@@ -34,7 +34,7 @@ def grade(
     options = _options(arguments)
     complete_reward(reward, {"weight": 1.0, **options})  # a mistake shows before anything is loaded
     with loading():
-        from posttrain.build.grade import check_out, grade_file
+        from posttrain.build.grade_file import check_out, grade_file
 
     if out is not None:
         check_out(out, path)  # now, not after an hour of grading

@@ -46,7 +46,7 @@ def run_recipe(
     console = Terminal()
     with loading(console):  # a mistake in the recipe shows before the libraries are there
         resolved = resolve(recipe)
-        importlib.import_module("posttrain.build.run")
+        importlib.import_module("posttrain.stages.run")
     console.print(_arithmetic(resolved))
     resume, allow = going_on is not None, going_on or ()
     _run(recipe, text=text, console=console, resume=resume, allow_changes=_keys(allow))
@@ -57,9 +57,9 @@ def resume_run(folder: Path, *, allow_changes: Sequence[str]) -> None:
     console = Terminal()
     folder = folder.absolute()
     with loading():
-        from posttrain.build.places import go_back
-        from posttrain.build.resume import recorded_recipe
+        from posttrain.build.start_folder import go_back
         from posttrain.runs import RunFolder
+        from posttrain.runs.resume import recorded_recipe
 
     if moved := go_back(RunFolder(folder)):
         console.print(f"{folder}: {moved}", soft_wrap=True)
@@ -70,7 +70,7 @@ def resume_run(folder: Path, *, allow_changes: Sequence[str]) -> None:
 def _run(recipe: Recipe, **options: Any) -> None:
     """Run it; what runs takes seconds to load, so only once the recipe is known to be right."""
     with loading(options["console"]):
-        from posttrain.build.run import run
+        from posttrain.stages.run import run
 
     run(recipe, **options)
 
@@ -86,9 +86,9 @@ def evaluate_model(
     """Evaluate a model, a run or a recipe; print the estimates and ``show`` of the answers."""
     check_typed(task, overrides)
     with loading():  # a mistake in what was typed shows before the libraries are there
-        from posttrain.build.api import evaluate_recipe
-        from posttrain.build.results import evaluated, write_problems
+        from posttrain.api import evaluate_recipe
         from posttrain.report import HeldOut, render_evaluation
+        from posttrain.stages.results import evaluated, write_problems
 
     console = Terminal()
     recipe = evaluation_recipe(model, task=task, overrides=overrides, out=out, console=console)

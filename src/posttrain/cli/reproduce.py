@@ -47,7 +47,7 @@ def reproduce(name: str, *, seed: int | None, out: Path | None, model: str | Non
     recipe = recipe_of(found, seed=seed, folder=folder, model=model)
     console = Terminal()
     with loading(console):
-        from posttrain.build.run import run
+        from posttrain.stages.run import run
     console.print(
         f"{found['name']}: seed {seed}, into {folder}; took {_minutes(found):.1f} minutes on "
         f"{found['hardware']}",

@@ -1,0 +1,380 @@
+"""The same from Python: ``posttrain.rl``, ``posttrain.sft``, ``posttrain.evaluate``.
+
+Options are those of the recipe's section of the same name, checked by the same rules. A run that
+was cut short goes on exactly where it was when it is called again with ``resume=True``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from posttrain.build.model_source import (
+    Source,
+    file_name,
+    find_source,
+    folder_name,
+    model_name,
+    over,
+)
+from posttrain.build.rows import Rows, has_test, rows_task
+from posttrain.build.setup import (
+    choose_device,
+    make_engine,
+    make_parts,
+    make_policy,
+    make_template,
+    until_done,
+)
+from posttrain.build.trained_rows import check_has_test, check_unseen
+from posttrain.check.texts import find_notes, read_rows
+from posttrain.config import Recipe, recipe_from_dict, resolve
+from posttrain.config.pieces import MODEL_REWARD
+from posttrain.config.rules import NO_WEIGHT
+from posttrain.models import save
+from posttrain.models.cache import context_length
+from posttrain.pipelines.evaluate import Evaluation
+from posttrain.protocols import Reward, Task
+from posttrain.rewards.scorer import RewardScorer
+from posttrain.runs.finished import check_model, check_models
+from posttrain.stages.results import Run
+from posttrain.stages.rl import evaluate_policy
+from posttrain.stages.run import Supplied, run
+from posttrain.tasks import make_task
+from posttrain.track.progress import phase, showing
+from posttrain.types import Prompt, Rollout, Sampling
+
+__all__ = [
+    "evaluate",
+    "evaluate_recipe",
+    "generate",
+    "generate_from",
+    "import_gguf",
+    "prefer",
+    "reward",
+    "rl",
+    "sft",
+]
+
+DEFAULT_TOKENS = 256
+
+Rewards = str | Reward | Mapping[Any, Any]
+
+
+def rl(
+    *,
+    model: str | Path = "tiny",
+    prompts: str | Path | Rows | None = None,
+    reward: Rewards | None = None,
+    task: str | Mapping[str, Any] | Task | None = None,
+    test_prompts: str | Path | Rows = (),
+    folder: str | Path = "runs/rl",
+    seed: int = 0,
+    resume: bool = False,
+    allow_changes: Sequence[str] = (),
+    evaluate: bool = True,
+    model_options: Mapping[str, Any] | None = None,
+    grading: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """Reinforcement learning: a model, prompts and a reward in; a run with a better model out.
+
+    ``prompts`` are strings, or rows with a ``prompt`` and the columns that the reward wants, or a
+    JSONL file of those; ``reward`` is a function, a name, or a table of either with weights. In
+    their place ``task`` names a task, or is one. With test prompts the model is evaluated before
+    and after. Rewards run in worker processes; ``grading={"workers": 0}`` runs them in this one,
+    where they may change its variables. The other options are those of ``[rl]``:
+    ``algorithm="grpo"``, ``steps=100`` …
+    """
+    chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts)
+    stages = ["rl", "eval"] if evaluate and has_test(chosen) else ["rl"]
+    given = {
+        "run": {
+            "folder": folder_name(folder, example="runs/rl"),
+            "seed": seed,
+            "stages": stages,
+        },
+        "model": {"name": model_name(model), **(model_options or {})},
+        "grading": dict(grading or {}),
+        "rl": options,
+    }
+    return run(*_recipe(given, chosen, reward=reward), resume=resume, allow_changes=allow_changes)
+
+
+def sft(
+    *,
+    model: str | Path = "tiny",
+    data: str | Path = "task",
+    task: str | Mapping[str, Any] | Task | None = None,
+    folder: str | Path = "runs/sft",
+    seed: int = 0,
+    resume: bool = False,
+    allow_changes: Sequence[str] = (),
+    model_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """Supervised fine-tuning on a JSONL file of demonstrations, or on a task's own answers.
+
+    The other options are those of ``[sft]``: ``epochs=2``, ``learning_rate=1e-4`` …
+    """
+    chosen = rows_task(task, prompts=None, test_prompts=())
+    given = {
+        "run": {
+            "folder": folder_name(folder, example="runs/sft"),
+            "seed": seed,
+            "stages": ["sft"],
+        },
+        "model": {"name": model_name(model), **(model_options or {})},
+        "sft": {"data": file_name(data), **options},
+    }
+    return run(*_recipe(given, chosen), resume=resume, allow_changes=allow_changes)
+
+
+def prefer(
+    *,
+    model: str | Path,
+    task: str | Mapping[str, Any] | Task | None = None,
+    prompts: str | Path | Rows | None = None,
+    test_prompts: str | Path | Rows = (),
+    reward: Rewards | None = None,
+    folder: str | Path = "runs/prefer",
+    seed: int = 0,
+    resume: bool = False,
+    allow_changes: Sequence[str] = (),
+    model_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """Preferences between completions of a model, by rewards: ``FOLDER/prefer/pairs.jsonl``.
+
+    ``reward`` is what the annotator goes by: names with weights; without, the task's own rewards.
+    The other options are those of ``[prefer]``: ``error_rate=0.1``, ``samples=4`` …
+    """
+    chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts)
+    table = _weights(reward)
+    if not all(isinstance(name, str) for name in table):
+        raise ValueError(
+            'reward: give the annotator\'s rewards by name, "my_module:my_function" say'
+        )
+    given = {
+        "run": {
+            "folder": folder_name(folder, example="runs/prefer"),
+            "seed": seed,
+            "stages": ["prefer"],
+        },
+        "model": {"name": model_name(model), **(model_options or {})},
+        "prefer": {"rewards": dict(table), **options},
+    }
+    return run(*_recipe(given, chosen), resume=resume, allow_changes=allow_changes)
+
+
+def reward(
+    *,
+    model: str | Path,
+    data: str | Path,
+    folder: str | Path = "runs/reward",
+    seed: int = 0,
+    resume: bool = False,
+    allow_changes: Sequence[str] = (),
+    model_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """A reward model from a JSONL file of preferences: pairs, ranked sets or scored completions.
+
+    The other options are those of ``[reward]``: ``epochs=2``, ``learning_rate=1e-5`` …
+    """
+    given = {
+        "run": {
+            "folder": folder_name(folder, example="runs/reward"),
+            "seed": seed,
+            "stages": ["reward"],
+        },
+        "model": {"name": model_name(model), **(model_options or {})},
+        "reward": {"data": file_name(data), **options},
+    }
+    return run(recipe_from_dict(given), resume=resume, allow_changes=allow_changes)
+
+
+def evaluate(
+    model: str | Path,
+    *,
+    task: str | Mapping[str, Any] | Task | None = None,
+    prompts: str | Path | Rows | None = None,
+    reward: Rewards | None = None,
+    seed: int | None = None,
+    stop: Sequence[str] | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    grading: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Evaluation:
+    """Accuracy of a model on a task's test problems, or on ``prompts`` under ``reward``.
+
+    A run folder, or a model folder inside one, is evaluated as the run did: its task, rewards,
+    limits, chat template and seed, each unless it is given here; problems that it was trained on
+    are refused. A recipe gives the same, and its model. ``stop`` are strings that end an answer.
+    The other options are those of ``[eval]``: ``problems=200``, ``samples=8`` …
+    """
+    source = find_source(model)
+    chosen = rows_task(task, prompts=None, test_prompts=prompts if prompts is not None else ())
+    named = chosen if isinstance(chosen, Mapping) else None
+    brought = {"task": chosen, "rewards": reward}
+    given = [part for part, value in brought.items() if value is not None]
+    values = over(
+        source.evaluation(task=named, given=given),
+        run={"seed": seed},
+        model=model_options or {},
+        grading=grading or {},
+        eval=options,
+        **_stopping(stop),
+    )
+    replaced = [part for part in given if not (part == "task" and named)]
+    values = {name: table for name, table in values.items() if name not in replaced}
+    for change in source.changes(given=given):
+        warnings.warn(change, stacklevel=2)
+    recipe, supplied = _recipe(values, None if named else chosen, reward=reward)
+    return evaluate_recipe(recipe, supplied, chosen=prompts is not None)
+
+
+@showing()
+def evaluate_recipe(
+    recipe: Recipe, supplied: Supplied | None = None, *, chosen: bool = False
+) -> Evaluation:
+    """Run the ``[eval]`` section of a recipe on its model, without a run folder.
+
+    Test problems that the model was trained on are refused, unless someone has ``chosen`` them.
+    """
+    supplied = supplied or Supplied()
+    resolved = resolve(recipe, supplied=supplied.names())
+    training = recipe.rl is not None and not recipe.rl.model_fields_set <= {"engine", "stop"}
+    asked = training or (recipe.eval is not None and recipe.eval.max_new_tokens)
+    task = supplied.task or make_task(resolved.task or {})
+    check_has_test(task, resolved.task)
+    check_unseen(task, resolved.model.name, chosen=chosen)
+    check_models(resolved)
+    device = choose_device(resolved)
+    policy = make_policy(resolved, resolved.model.name, device=device)
+    section, limit = resolved.eval, context_length(policy.model)
+    if not asked and limit is not None:
+        # Half of the context at most: the other half is for the question.
+        section = section.model_copy(update={"max_new_tokens": min(DEFAULT_TOKENS, limit // 2)})
+    parts = make_parts(resolved, policy, device=device, task=task, rewards=supplied.rewards)
+    for note in find_notes(read_rows(resolved, task, stages=["eval"]), parts.template):
+        warnings.warn(f"{note.text}; {note.fix}", stacklevel=2)
+    try:
+        return evaluate_policy(resolved, policy, parts=parts, section=section)
+    finally:
+        parts.close()
+
+
+def generate(
+    model: str | Path,
+    prompt: str,
+    *,
+    num_samples: int = 1,
+    seed: int = 0,
+    chat: bool | str | None = None,
+    max_new_tokens: int | None = None,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    stop: Sequence[str] | None = None,
+) -> list[Rollout]:
+    """What a model answers to a prompt, up to a string of ``stop``; greedy without a temperature.
+
+    A run folder, a model folder inside one, or a recipe also brings its chat template, system
+    message, stop strings and longest answer. Otherwise, without ``max_new_tokens``, 256 or what
+    the context leaves.
+    """
+    return generate_from(
+        find_source(model),
+        prompt,
+        num_samples=num_samples,
+        seed=seed,
+        chat=chat,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        stop=stop,
+    )
+
+
+@showing()
+def import_gguf(file: str | Path, folder: str | Path, *, dtype: str = "float32") -> None:
+    """Turn a GGUF file into an ordinary folder, its weights dequantised to ``dtype``."""
+    with phase(f"importing {file} into {folder}"):
+        save.import_gguf(file, folder, dtype=dtype)
+
+
+@showing()
+def generate_from(
+    source: Source,
+    prompt: str,
+    *,
+    overrides: Sequence[str] = (),
+    num_samples: int,
+    seed: int,
+    chat: bool | str | None,
+    max_new_tokens: int | None,
+    stop: Sequence[str] | None = None,
+    **drawing: Any,
+) -> list[Rollout]:
+    """The same from settings that are known, with overrides as on the command line."""
+    if not isinstance(prompt, str):
+        raise ValueError(f"prompt: expected one prompt as text, got {prompt!r}")
+    # Without a chat nobody hears a system message.
+    changes = {"chat": chat, "system": "" if chat is False else None}
+    recipe = source.recipe(over(source.values, model=changes, **_stopping(stop)), overrides)
+    check_model(recipe.model.name)
+    device = choose_device(recipe)
+    policy = make_policy(recipe, recipe.model.name, device=device)
+    template = make_template(recipe, policy)
+    engine = make_engine("native", policy, template=template, compute=recipe.model.compute)
+    question = template.render(Prompt(id="prompt", text=prompt))
+    limit = context_length(policy.model)
+    known = [section.max_new_tokens for section in (recipe.eval, recipe.rl) if section is not None]
+    longest = next((number for number in known if number is not None), DEFAULT_TOKENS)
+    room = longest if limit is None else max(1, limit - len(question.tokens))
+    tokens = min(longest, room) if max_new_tokens is None else max_new_tokens
+    ends = tuple(recipe.rl.stop) if recipe.rl is not None else ()
+    sampling = Sampling(max_new_tokens=tokens, stop=ends, **drawing)
+    with until_done(engine), phase("sampling", total=num_samples, unit="answers"):
+        return engine.generate([question], sampling, num_samples=num_samples, seed=seed)[0]
+
+
+def _stopping(stop: Sequence[str] | None) -> dict[str, Any]:
+    """Stop strings in their section, which a model alone does not have."""
+    return {} if stop is None else {"rl": {"stop": stop}}
+
+
+def _recipe(
+    given: dict[str, Any],
+    task: Task | Mapping[str, Any] | None,
+    *,
+    reward: Rewards | None = None,
+) -> tuple[Recipe, Supplied]:
+    """A recipe, and beside it the parts that are objects; what has a name goes into the recipe."""
+    if isinstance(task, Mapping):
+        given, task = {**given, "task": dict(task)}, None
+    table = _weights(reward)
+    if all(isinstance(name, str) for name in table):
+        named = {} if reward is None else {"rewards": dict(table)}
+        return recipe_from_dict({**given, **named}), Supplied(task=task)
+    if MODEL_REWARD in table:
+        raise ValueError(
+            "reward: a reward model and functions together need names; give the functions as "
+            '"my_module:my_function", importable from the current folder'
+        )
+    if "rl" in given and not any(table.values()):
+        raise ValueError(f"reward: {NO_WEIGHT}")
+    return recipe_from_dict(given), Supplied(task=task, rewards=RewardScorer(table))
+
+
+def _weights(reward: Rewards | None) -> Mapping[Any, Any]:
+    """The rewards with their weights; one alone has 1."""
+    if isinstance(reward, Mapping):
+        return reward
+    if isinstance(reward, list | tuple | set):
+        raise ValueError("reward: several rewards need weights; write {first: 1.0, second: 0.5}")
+    return {} if reward is None else {reward: 1.0}

@@ -1,0 +1,235 @@
+"""The checkpoints of a stage: where it goes on, when one is due, which are kept."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from posttrain.algorithms.kl import Coefficient
+from posttrain.disk import NotWrittenError
+from posttrain.pipelines.guard import Guard
+from posttrain.pipelines.plan import State
+from posttrain.pipelines.rl import Step
+from posttrain.protocols import Learner, Sync
+from posttrain.rollout.source import RolloutSource
+from posttrain.rollout.waiting import from_plain, to_plain
+from posttrain.runs import StageFolder, read_json, write_json
+from posttrain.runs.checkpoints import Checkpoint, prune, write_checkpoint
+from posttrain.runs.interrupts import Interrupts
+from posttrain.runs.pace import SHARE, Clock, Pace
+from posttrain.types import Collected, Prompt
+
+WAITING = "waiting.json"
+More = Callable[[Path], Mapping[str, Any]]
+
+
+class Keeper:
+    """Writes the checkpoints of one stage, and holds the one it goes on from, if any.
+
+    They come every ``save_minutes`` by ``clock``, unless the stage says after how many steps; and
+    after its last step, so that saving and judging the model can be cut short too. Where one of
+    these, which no one asked for, cannot be written, that is said, and the stage goes on.
+    """
+
+    tell: Callable[[str], None] = staticmethod(lambda text: None)
+    """Where a remark to the user goes."""
+    say: Callable[[str], None] = staticmethod(lambda text: None)
+    """Where a line goes that is no reason for concern."""
+
+    def __init__(
+        self,
+        folder: StageFolder,
+        *,
+        interrupts: Interrupts | None = None,
+        begins_at: Checkpoint | None = None,
+        save_minutes: float = 0.0,
+        keep_last: int = 0,
+        keep_best: int = 0,
+        seconds: Callable[[], float] = float,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._folder = folder
+        self._interrupts = interrupts or Interrupts()
+        self._begins_at = begins_at
+        self._saved = self.step
+        self._said_stretched = self._said_unwritten = False
+        self._keep_last, self._keep_best = keep_last, keep_best
+        self._guard = Guard()
+        self._seconds = seconds
+        self._pace = Pace(60.0 * save_minutes, clock=clock)
+
+    @property
+    def step(self) -> int:
+        """The step after which the stage goes on; 0 at its beginning."""
+        return 0 if self._begins_at is None else self._begins_at.step
+
+    @property
+    def begins_at(self) -> Checkpoint | None:
+        """The checkpoint to go on from."""
+        return self._begins_at
+
+    def keep(self, guard: Guard) -> Guard:
+        """Save what a guard has counted with every checkpoint; it goes on counting from there."""
+        self._guard = guard
+        if self._begins_at is not None:
+            counted = self._begins_at.state["guard"]
+            guard.total, guard.in_a_row = int(counted["total"]), int(counted["in_a_row"])
+        return guard
+
+    def stepping(self) -> AbstractContextManager[None]:
+        """Inside, a first Ctrl-C waits for the next call of :meth:`stepped`."""
+        self._pace.start()
+        return self._interrupts.stepping()
+
+    def restore(self, learner: Learner) -> None:
+        """Make a new learner the one of the checkpoint, where there is one."""
+        if self._begins_at is not None:
+            numbers = self._begins_at.state["learner"]
+            learner.restore(self._begins_at.path, numbers)
+
+    def stepped(
+        self,
+        step: int,
+        *,
+        learner: Learner | None = None,
+        every: int | None = None,
+        last: bool = False,
+        more: More | None = None,
+    ) -> None:
+        """A step is done and logged: save where it is time to, stop where that was asked.
+
+        ``every`` is in steps: None goes by time, and with 0 there is a checkpoint only where the
+        run is asked to stop. ``more`` writes what the stage keeps beside the learner, and returns
+        the numbers of it.
+        """
+        due = self._pace.due if every is None else bool(every) and step % every == 0
+        wanted = self._pace.on if every is None else bool(every)
+        if due or (last and wanted) or self._interrupts.asked:
+            problem: tuple[str, str] | None = None
+            with self._pace.saving():  # one that failed has taken its time, too
+                try:
+                    self._save(step, learner, more=more)
+                except NotWrittenError as error:
+                    if every is not None or self._interrupts.asked or not self._is_ours(error):
+                        raise
+                    problem = (error.reason, error.remedy)
+            if problem is not None:
+                self._say_unwritten(step, problem, last=last)
+            elif every is None and self._pace.stretched and not last:
+                self._say_stretched()
+        self._interrupts.check(saved=step)
+
+    def _is_ours(self, error: NotWrittenError) -> bool:
+        """Whether it is the checkpoint that was not written, not the rollouts it waits for."""
+        return Path(error.filename).is_relative_to(self._folder.checkpoints)
+
+    def _save(self, step: int, learner: Learner | None, *, more: More | None) -> None:
+        def fill(folder: Path) -> dict[str, Any]:
+            kept = dict(more(folder)) if more is not None else {}
+            counted = {"total": self._guard.total, "in_a_row": self._guard.in_a_row}
+            kept |= {"guard": counted, "seconds": self._seconds()}
+            return kept if learner is None else {**kept, "learner": learner.state(folder)}
+
+        write_checkpoint(self._folder, step, fill=fill)
+        self._saved, self._said_unwritten = step, False
+        prune(self._folder, keep_last=self._keep_last, keep_best=self._keep_best)
+
+    def _say_unwritten(self, step: int, problem: tuple[str, str], *, last: bool) -> None:
+        """Once, until there is another one: only then is anything else at stake."""
+        if self._said_unwritten:
+            return
+        self._said_unwritten = True
+        reason, remedy = problem
+        again = f", and the next is tried after {self._pace.interval / 60:.3g} minutes"
+        warnings.warn(
+            f"no checkpoint: {self._folder.checkpoint(step)}: cannot be written: {reason}; "
+            f"if the run is killed, it starts over from step {self._saved}. Nothing of it is left, "
+            f"and training goes on{'' if last else again}. To have one, {remedy}; "
+            "run.keep_last = 1 takes less room, and run.save_minutes = 0 turns them off",
+            stacklevel=3,
+        )
+
+    def _say_stretched(self) -> None:
+        if self._said_stretched:
+            return
+        self._said_stretched, pace = True, self._pace
+        self.tell(
+            f"a checkpoint takes {pace.cost:.1f} s: so that they stay below {SHARE:.0%} of the "
+            f"time, the next comes after {pace.interval / 60:.3g} minutes, not after "
+            f"run.save_minutes. A kill loses no more than that; save_every, in steps, overrules it"
+        )
+
+
+def rl_state(
+    step: Step,
+    waiting: Sequence[Collected],
+    *,
+    prompts: Sequence[Prompt],
+    max_lag: int,
+    accuracy: float | None,
+) -> More:
+    """What the RL loop carries beside its learner: for ``more`` of :meth:`Keeper.stepped`.
+
+    The batches that wait were sampled by older weights: they are kept as they are, and the source
+    goes on behind the last of them.
+    """
+    last = waiting[-1] if waiting else step.collected
+
+    def place(batch: Collected) -> dict[str, int]:
+        return {"position": batch.position, "num_calls": batch.num_calls}
+
+    def more(folder: Path) -> dict[str, Any]:
+        write_json(folder / WAITING, to_plain(waiting, prompts))
+        return {
+            "loop": asdict(step.state),
+            "source": {"max_lag": max_lag, "last": place(last), "learned": place(step.collected)},
+            "accuracy": accuracy,
+        }
+
+    return more
+
+
+def go_on(
+    keeper: Keeper,
+    learner: Learner,
+    *,
+    source: RolloutSource,
+    prompts: Sequence[Prompt],
+    sync: Sync,
+    max_lag: int,
+) -> tuple[State | None, list[Collected]]:
+    """Take learner, source and engine to the checkpoint; the loop's state, and what waits there.
+
+    Where ``max_lag`` or the prompts were allowed to change, what waits is sampled again.
+    """
+    begins_at = keeper.begins_at
+    if begins_at is None:
+        return None, []
+    keeper.restore(learner)
+    sync(learner.version)
+    known = begins_at.state["source"]
+    waiting = None
+    if known["max_lag"] == max_lag:
+        waiting = from_plain(read_json(begins_at.path / WAITING), prompts)
+    place = known["learned" if waiting is None else "last"]
+    source.prompts.position, source.num_calls = place["position"], place["num_calls"]
+    return _read_state(begins_at.state["loop"]), waiting or []
+
+
+def _read_state(given: Mapping[str, Any]) -> State:
+    penalty, baseline = given["penalty"], given["baseline"]
+    return State(
+        step=given["step"],
+        kl=_coefficient(given["kl"]),
+        penalty=None if penalty is None else _coefficient(penalty),
+        baseline=None if baseline is None else float(baseline),
+    )
+
+
+def _coefficient(given: Mapping[str, Any]) -> Coefficient:
+    return Coefficient(**{**given, "value": float(given["value"])})
