@@ -11,54 +11,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posttrain.build.model_source import (
-    Source,
-    file_name,
-    find_source,
-    folder_name,
-    model_name,
-    over,
-)
+from posttrain.build.model_source import file_name, find_source, folder_name, model_name, over
 from posttrain.build.rows import Rows, has_test, rows_task
-from posttrain.build.setup import (
-    choose_device,
-    make_engine,
-    make_parts,
-    make_policy,
-    make_template,
-    until_done,
-)
-from posttrain.build.trained_rows import check_has_test, check_unseen
-from posttrain.check.texts import find_notes, read_rows
-from posttrain.config import Recipe, recipe_from_dict, resolve
+from posttrain.build.setup import Supplied
+from posttrain.config import Recipe, recipe_from_dict
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.rules import NO_WEIGHT
-from posttrain.models import save
-from posttrain.models.cache import context_length
 from posttrain.pipelines.evaluate import Evaluation
 from posttrain.protocols import Reward, Task
 from posttrain.rewards.scorer import RewardScorer
-from posttrain.runs.finished import check_model, check_models
+from posttrain.stages.eval import evaluate_recipe
+from posttrain.stages.generate import generate_from, stopping
 from posttrain.stages.results import Run
-from posttrain.stages.rl import evaluate_policy
-from posttrain.stages.run import Supplied, run
-from posttrain.tasks import make_task
-from posttrain.track.progress import phase, showing
-from posttrain.types import Prompt, Rollout, Sampling
+from posttrain.stages.run import run
+from posttrain.types import Rollout
 
 __all__ = [
     "evaluate",
-    "evaluate_recipe",
     "generate",
-    "generate_from",
-    "import_gguf",
     "prefer",
     "reward",
     "rl",
     "sft",
 ]
-
-DEFAULT_TOKENS = 256
 
 Rewards = str | Reward | Mapping[Any, Any]
 
@@ -226,7 +201,7 @@ def evaluate(
         model=model_options or {},
         grading=grading or {},
         eval=options,
-        **_stopping(stop),
+        **stopping(stop),
     )
     replaced = [part for part in given if not (part == "task" and named)]
     values = {name: table for name, table in values.items() if name not in replaced}
@@ -234,37 +209,6 @@ def evaluate(
         warnings.warn(change, stacklevel=2)
     recipe, supplied = _recipe(values, None if named else chosen, reward=reward)
     return evaluate_recipe(recipe, supplied, chosen=prompts is not None)
-
-
-@showing()
-def evaluate_recipe(
-    recipe: Recipe, supplied: Supplied | None = None, *, chosen: bool = False
-) -> Evaluation:
-    """Run the ``[eval]`` section of a recipe on its model, without a run folder.
-
-    Test problems that the model was trained on are refused, unless someone has ``chosen`` them.
-    """
-    supplied = supplied or Supplied()
-    resolved = resolve(recipe, supplied=supplied.names())
-    training = recipe.rl is not None and not recipe.rl.model_fields_set <= {"engine", "stop"}
-    asked = training or (recipe.eval is not None and recipe.eval.max_new_tokens)
-    task = supplied.task or make_task(resolved.task or {})
-    check_has_test(task, resolved.task)
-    check_unseen(task, resolved.model.name, chosen=chosen)
-    check_models(resolved)
-    device = choose_device(resolved)
-    policy = make_policy(resolved, resolved.model.name, device=device)
-    section, limit = resolved.eval, context_length(policy.model)
-    if not asked and limit is not None:
-        # Half of the context at most: the other half is for the question.
-        section = section.model_copy(update={"max_new_tokens": min(DEFAULT_TOKENS, limit // 2)})
-    parts = make_parts(resolved, policy, device=device, task=task, rewards=supplied.rewards)
-    for note in find_notes(read_rows(resolved, task, stages=["eval"]), parts.template):
-        warnings.warn(f"{note.text}; {note.fix}", stacklevel=2)
-    try:
-        return evaluate_policy(resolved, policy, parts=parts, section=section)
-    finally:
-        parts.close()
 
 
 def generate(
@@ -300,54 +244,6 @@ def generate(
     )
 
 
-@showing()
-def import_gguf(file: str | Path, folder: str | Path, *, dtype: str = "float32") -> None:
-    """Turn a GGUF file into an ordinary folder, its weights dequantised to ``dtype``."""
-    with phase(f"importing {file} into {folder}"):
-        save.import_gguf(file, folder, dtype=dtype)
-
-
-@showing()
-def generate_from(
-    source: Source,
-    prompt: str,
-    *,
-    overrides: Sequence[str] = (),
-    num_samples: int,
-    seed: int,
-    chat: bool | str | None,
-    max_new_tokens: int | None,
-    stop: Sequence[str] | None = None,
-    **drawing: Any,
-) -> list[Rollout]:
-    """The same from settings that are known, with overrides as on the command line."""
-    if not isinstance(prompt, str):
-        raise ValueError(f"prompt: expected one prompt as text, got {prompt!r}")
-    # Without a chat nobody hears a system message.
-    changes = {"chat": chat, "system": "" if chat is False else None}
-    recipe = source.recipe(over(source.values, model=changes, **_stopping(stop)), overrides)
-    check_model(recipe.model.name)
-    device = choose_device(recipe)
-    policy = make_policy(recipe, recipe.model.name, device=device)
-    template = make_template(recipe, policy)
-    engine = make_engine("native", policy, template=template, compute=recipe.model.compute)
-    question = template.render(Prompt(id="prompt", text=prompt))
-    limit = context_length(policy.model)
-    known = [section.max_new_tokens for section in (recipe.eval, recipe.rl) if section is not None]
-    longest = next((number for number in known if number is not None), DEFAULT_TOKENS)
-    room = longest if limit is None else max(1, limit - len(question.tokens))
-    tokens = min(longest, room) if max_new_tokens is None else max_new_tokens
-    ends = tuple(recipe.rl.stop) if recipe.rl is not None else ()
-    sampling = Sampling(max_new_tokens=tokens, stop=ends, **drawing)
-    with until_done(engine), phase("sampling", total=num_samples, unit="answers"):
-        return engine.generate([question], sampling, num_samples=num_samples, seed=seed)[0]
-
-
-def _stopping(stop: Sequence[str] | None) -> dict[str, Any]:
-    """Stop strings in their section, which a model alone does not have."""
-    return {} if stop is None else {"rl": {"stop": stop}}
-
-
 def _recipe(
     given: dict[str, Any],
     task: Task | Mapping[str, Any] | None,
@@ -360,7 +256,7 @@ def _recipe(
     table = _weights(reward)
     if all(isinstance(name, str) for name in table):
         named = {} if reward is None else {"rewards": dict(table)}
-        return recipe_from_dict({**given, **named}), Supplied(task=task)
+        return recipe_from_dict({**given, **named}), _supplied(task=task)
     if MODEL_REWARD in table:
         raise ValueError(
             "reward: a reward model and functions together need names; give the functions as "
@@ -368,7 +264,12 @@ def _recipe(
         )
     if "rl" in given and not any(table.values()):
         raise ValueError(f"reward: {NO_WEIGHT}")
-    return recipe_from_dict(given), Supplied(task=task, rewards=RewardScorer(table))
+    return recipe_from_dict(given), _supplied(task=task, rewards=RewardScorer(table))
+
+
+def _supplied(**given: Any) -> Supplied:
+    parts: Any = {name: part for name, part in given.items() if part is not None}
+    return Supplied(**parts)
 
 
 def _weights(reward: Rewards | None) -> Mapping[Any, Any]:

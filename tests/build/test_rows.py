@@ -14,9 +14,9 @@ from small_runs import RL, recipe
 
 import posttrain
 from posttrain.build.rows import rows_task
+from posttrain.build.setup import Supplied
 from posttrain.check import check_recipe
 from posttrain.rewards.scorer import RewardScorer
-from posttrain.stages.run import Supplied
 from posttrain.types import Prompt
 
 SUM = {"prompt": "1+1=", "answer": "2"}

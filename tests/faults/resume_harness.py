@@ -51,7 +51,7 @@ from posttrain.runs import (  # noqa: E402
     read_rollouts,
 )
 from posttrain.runs.checkpoints import checkpoint_steps, newest  # noqa: E402
-from posttrain.stages import run as build_run  # noqa: E402
+from posttrain.stages import job  # noqa: E402
 
 RL: dict[str, Any] = {
     "steps": 12,
@@ -121,7 +121,7 @@ class Counted(keeper.Keeper):
 def command(*arguments: str, clock: float = 0.0, counted: bool = False) -> None:
     """The command line, in this process; with a clock that is wrong by some seconds."""
     if counted:
-        build_run.Keeper = Counted  # type: ignore[misc]
+        job.Keeper = Counted  # type: ignore[misc]
     true, now = time.time, folder.datetime.now
     time.time = lambda: true() + clock
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from posttrain.algorithms.table import ALGORITHMS
-from posttrain.build.learners import make_plan
+from posttrain.build.algorithm import make_plan
 from posttrain.config import RlSection, recipe_from_dict, resolve
 from posttrain.data.collate import collate
 from posttrain.data.template import Template

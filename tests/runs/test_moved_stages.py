@@ -14,14 +14,15 @@ from rich.console import Console
 from small_runs import same_weights
 
 import posttrain
+from posttrain.build.model_source import recorded_recipe
+from posttrain.build.setup import Supplied
 from posttrain.config import recipe_from_dict, to_toml
 from posttrain.disk import MovedError
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs import new_folder, write_json, write_rollouts
 from posttrain.runs.folder import RunFolder
 from posttrain.runs.manifest import find_changes, read_manifest, write_manifest
-from posttrain.runs.resume import recorded_recipe
-from posttrain.stages.run import Supplied, run
+from posttrain.stages.run import run
 
 SOURCE = Path(__file__).parents[2] / "src"
 PREFERRED: dict[str, Any] = {

@@ -12,11 +12,12 @@ from resumed_runs import GRPO, Killed, cut, given, go, same
 from rich.console import Console
 from small_runs import timeless
 
+from posttrain.build.model_source import recorded_recipe
+from posttrain.build.setup import Supplied
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs.checkpoints import checkpoint_steps
 from posttrain.runs.folder import RunFolder
-from posttrain.runs.resume import recorded_recipe
-from posttrain.stages.run import Supplied, run
+from posttrain.stages.run import run
 
 PPO = {
     **GRPO,

@@ -21,7 +21,8 @@ from posttrain.models.save import save_policy
 from posttrain.models.tiny import build_tiny
 from posttrain.runs import read_json, read_rollouts
 from posttrain.runs.folder import RunFolder
-from posttrain.stages import run as build_run
+from posttrain.stages import job
+from posttrain.stages import run as whole_run
 from posttrain.tasks import make_task
 
 AHEAD = {"steps": 6, "save_every": 1, "max_lag": 1}
@@ -105,12 +106,12 @@ def test_what_is_half_done_goes_aside_before_the_config_does(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(build_run, "code_version", lambda: {"source": "another"})
-        patch.setattr(build_run, "make_policy", dies)
+        patch.setattr(whole_run, "code_version", lambda: {"source": "another"})
+        patch.setattr(job, "make_policy", dies)
         with pytest.raises(Killed):
             go(values)
         patch.undo()
-        patch.setattr(build_run, "code_version", lambda: {"source": "another"})
+        patch.setattr(whole_run, "code_version", lambda: {"source": "another"})
         done, text = go(values, resume=True)
     assert "rl: goes on" not in text
     assert (done.folder.path / "rl.old-1").is_dir()

@@ -13,6 +13,7 @@ from resumed_runs import GRPO, cut, given, go, same
 from rich.console import Console
 from small_runs import same_weights, timeless
 
+from posttrain.build.setup import Supplied
 from posttrain.config import recipe_from_dict
 from posttrain.disk import NotWrittenError
 from posttrain.learn import learner as learner_module
@@ -24,7 +25,7 @@ from posttrain.runs.checkpoints import checkpoint_steps
 from posttrain.runs.folder import RunFolder
 from posttrain.runs.interrupts import Interrupts, Stopped
 from posttrain.runs.manifest import write_manifest
-from posttrain.stages.run import Supplied, run
+from posttrain.stages.run import run
 from posttrain.types import Batch
 
 

@@ -21,7 +21,7 @@ from posttrain.runs.checkpoints import checkpoint_steps
 from posttrain.runs.folder import RunFolder
 from posttrain.runs.keeper import Keeper
 from posttrain.runs.pace import SHARE, Pace
-from posttrain.stages import prefer as preference_stages
+from posttrain.stages import prefer, reward
 from posttrain.stages import sft as sft_stage
 from posttrain.stages.results import Run
 from posttrain.stages.run import run
@@ -261,7 +261,7 @@ def test_killed_while_the_reward_model_is_judged(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(preference_stages, "_judge", dies)
+        patch.setattr(reward, "_judge", dies)
         with pytest.raises(Killed):
             go(values, clock)
     (last,) = checkpoint_steps(RunFolder(tmp_path / "cut").stage("reward"))
@@ -289,7 +289,7 @@ def test_preferences_go_on_where_they_were(
 
     Killed in any of them, what was annotated is not asked again, and the annotator errs alike.
     """
-    monkeypatch.setattr(preference_stages, "CHUNK", 20)
+    monkeypatch.setattr(prefer, "CHUNK", 20)
     values = by_time(tmp_path / "cut", **PREFER)
     values["prefer"] |= {"repeats": 2, "error_rate": 0.3}
     values["run"] |= {"stages": ["sft", "prefer"]}
@@ -303,14 +303,14 @@ def test_preferences_go_on_where_they_were(
             raise Killed
         return collect_scored(*given, **more)
 
-    monkeypatch.setattr(preference_stages, "collect_scored", asked)
+    monkeypatch.setattr(prefer, "collect_scored", asked)
     with pytest.raises(Killed):
         go(values, clock)
     assert saved[-1] == f"prefer {part - 1}"
     done, text = go(values, clock, resume=True)
     assert f"prefer: goes on from step {part - 1}" in text
     assert calls == 6 + 1
-    monkeypatch.setattr(preference_stages, "collect_scored", collect_scored)
+    monkeypatch.setattr(prefer, "collect_scored", collect_scored)
     values["run"]["folder"] = str(tmp_path / "whole")
     whole, _ = go(values, clock)
     one, other = (folder.folder.stage("prefer") for folder in (done, whole))
@@ -323,7 +323,7 @@ def test_the_time_of_both_splits_counts(
     tmp_path: Path, clock: Clock, saved: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nine minutes of train prompts and two of test prompts are more than ten: it is time."""
-    monkeypatch.setattr(preference_stages, "CHUNK", 5)
+    monkeypatch.setattr(prefer, "CHUNK", 5)
     values = by_time(tmp_path / "run", **PREFER)
     values["run"] |= {"stages": ["sft", "prefer"]}
     minutes = iter([*[9 / 8] * 8, 2.0, 2.0])
@@ -332,7 +332,7 @@ def test_the_time_of_both_splits_counts(
         clock.now += 60 * next(minutes)
         return collect_scored(*given, **more)
 
-    monkeypatch.setattr(preference_stages, "collect_scored", asked)
+    monkeypatch.setattr(prefer, "collect_scored", asked)
     go(values, clock)
     assert saved == ["sft 8", "prefer 9", "prefer 10"]
 

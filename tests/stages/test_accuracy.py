@@ -16,13 +16,14 @@ from small_runs import TINY, recipe, small_run
 
 import posttrain
 from posttrain.build.answer_check import with_check
+from posttrain.build.setup import Supplied
 from posttrain.config import read_recipe, recipe_from_dict
 from posttrain.report import Facts, render_report
 from posttrain.rewards import declare, numeric_answer
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.stages.results import Run
-from posttrain.stages.run import Supplied, run
+from posttrain.stages.run import run
 from posttrain.tasks import make_task
 
 ROOT = Path(__file__).parents[2]

@@ -9,6 +9,7 @@ import pytest
 from small_runs import recipe, small_run
 
 import posttrain
+from posttrain.build.setup import Supplied
 from posttrain.check import check_recipe
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.config.asked import compared, wants_greedy
@@ -16,7 +17,6 @@ from posttrain.config.plan import arithmetic
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.runs import RunFolder
-from posttrain.stages.run import Supplied
 from posttrain.types import Prompt, Rollout, Sampling
 
 NO_KL = {"placement": "none"}

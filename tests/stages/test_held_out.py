@@ -12,10 +12,11 @@ from rich.console import Console
 from small_runs import RL, recipe, small_run
 
 import posttrain
+from posttrain.build.setup import Supplied
 from posttrain.config import read_recipe, recipe_from_dict, to_toml
 from posttrain.rewards import declare
 from posttrain.rewards.scorer import RewardScorer
-from posttrain.stages.run import Supplied, run
+from posttrain.stages.run import run
 
 TRAIN = [{"prompt": f"{n}+1=", "key": "answer"} for n in range(4)]
 TEST = [{"prompt": f"{n}+2=", "key": "[red]result"} for n in range(2)]

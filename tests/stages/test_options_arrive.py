@@ -9,7 +9,8 @@ import torch
 from small_runs import recipe, small_run
 
 import posttrain
-from posttrain.build.learners import make_learner, make_plan, make_reward_learner
+from posttrain.build.algorithm import make_plan
+from posttrain.build.learners import make_learner, make_reward_learner
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.models.load import load_policy
 from posttrain.models.reward import reward_from_policy

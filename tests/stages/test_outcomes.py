@@ -9,12 +9,12 @@ from small_runs import RL, TINY, recipe, same_weights, small_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posttrain
+from posttrain.build.setup import Supplied
 from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
 from posttrain.report import overview
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines.scripted import ScriptedEngine
-from posttrain.stages.run import Supplied
 from posttrain.types import Turn
 
 SUMS = [f"{n}+1=" for n in range(4)]

@@ -11,7 +11,7 @@ import torch
 from small_runs import recipe, small_run
 from torch import Tensor, nn
 
-from posttrain.build.learners import make_plan
+from posttrain.build.algorithm import make_plan
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.learn.learner import LocalLearner
 from posttrain.pipelines.plan import Plan, State

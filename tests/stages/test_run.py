@@ -12,10 +12,11 @@ import torch
 from small_runs import recipe, same_weights, small_run, timeless
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from posttrain.build.setup import Supplied
 from posttrain.config import read_recipe, resolve
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.stages.results import Run
-from posttrain.stages.run import Supplied, run
+from posttrain.stages.run import run
 
 
 @pytest.fixture(scope="module")

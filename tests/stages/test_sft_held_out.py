@@ -232,7 +232,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         found.append((len(rows.train), len(rows.test)))
         return rows
 
-    monkeypatch.setattr("posttrain.stages.run.fitting", noted)
+    monkeypatch.setattr("posttrain.stages.sft.fitting", noted)
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from posttrain.build.setup import WORTH_COMPILING, choose_compile
 from posttrain.config import Resolved
@@ -13,10 +12,8 @@ from posttrain.models.compiled import compilable
 from posttrain.models.quiet import compiler_remarks
 from posttrain.protocols import Engine
 from posttrain.runs import write_json
+from posttrain.runs.keeper import Keeper
 from posttrain.types.ways import Missing, Way
-
-if TYPE_CHECKING:
-    from posttrain.stages.rl import Context
 
 # benchmarks/rollout.py and benchmarks/learning.py, docs/benchmarks.md
 UNCOMPILED = (
@@ -68,8 +65,8 @@ def told(ways: Mapping[str, Way]) -> str:
 class Ways:
     """The ways of a stage: told and written down at its start, and again where one has changed."""
 
-    def __init__(self, context: Context, ask: Callable[[], Mapping[str, Way]]) -> None:
-        self._context, self._ask = context, ask
+    def __init__(self, keeper: Keeper, ask: Callable[[], Mapping[str, Way]]) -> None:
+        self._keeper, self._ask = keeper, ask
         self._known: Mapping[str, Way] = {}
         self._remarks: list[str] = []
         self.look()
@@ -82,15 +79,7 @@ class Ways:
         line = told(ways)
         if ways != self._known:  # the compiler's remarks are warnings, and told by now
             fell_back = any(way.fell_back for way in ways.values())
-            keeper = self._context.keeper
-            (keeper.tell if fell_back else keeper.say)(line)
+            (self._keeper.tell if fell_back else self._keeper.say)(line)
         self._known, self._remarks = ways, remarks
         record = {what: asdict(way) for what, way in ways.items()}
-        write_json(self._context.folder.ways, {"line": "; ".join([line, *remarks]), **record})
-
-
-def tell_ways(
-    context: Context, learner: LocalLearner, *, longest: int, engine: Engine | None = None
-) -> Ways:
-    """Tell how a stage samples and learns; parameters as of :func:`declared`."""
-    return Ways(context, lambda: declared(context.recipe, learner, longest=longest, engine=engine))
+        write_json(self._keeper.folder.ways, {"line": "; ".join([line, *remarks]), **record})

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain import __version__
+from posttrain.build.setup import Supplied
 from posttrain.config import Recipe, Resolved
 from posttrain.config.places import PIECES, WORDS
 from posttrain.registry import look_up
@@ -56,6 +57,25 @@ def _own_function(name: str) -> str | None:
     if ":" not in name or name.startswith("reasoning_gym:"):
         return None
     return function_digest(look_up(name, {}, kind="task, reward or piece"))
+
+
+def supplied_digests(given: Supplied) -> dict[str, Any]:
+    """What the run folder remembers of objects, so that another reward is another run."""
+    known: dict[str, Any] = {}
+    if "task" in given:
+        prompts = [*given["task"].prompts("train"), *given["task"].prompts("test")]
+        known["task"] = config_digest(repr(prompts))
+    if "rewards" in given:
+        known["rewards"] = {
+            reward.name: {
+                "weight": reward.weight,
+                "function_and_what_it_uses": function_digest(reward.function),
+            }
+            for reward in given["rewards"].rewards
+        }
+    if "engine" in given:
+        known["engine"] = type(given["engine"]).__name__
+    return {"supplied": known} if known else {}
 
 
 def code_version() -> dict[str, str]:

@@ -10,13 +10,16 @@ from typing import Any
 
 from posttrain.build.fingerprint import fingerprints
 from posttrain.build.start_folder import as_recorded
-from posttrain.config import Recipe, recipe_from_dict
+from posttrain.config import Recipe, Resolved, recipe_from_dict
 from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.config.read import parse_overrides, read_values
+from posttrain.models import save
 from posttrain.registry import near_path
 from posttrain.runs import RunFolder
+from posttrain.runs.finished import check_model, run_of
 from posttrain.runs.resume import BESIDE_RECIPE
+from posttrain.track.progress import phase, showing
 
 _OF_AN_EVALUATION = ("run", "model", "task", "rewards", "grading", "rl", "eval")
 _OF_RL = ("engine", "max_new_tokens", "stop")  # what an evaluation takes from [rl]
@@ -175,11 +178,38 @@ def _what(value: object) -> str:
     return f"an object of type {module}{kind.__qualname__}"
 
 
-def run_of(path: Path) -> Path | None:
-    """The run folder that a path is, or is in, also where a link leads there."""
-    place = path.resolve()
-    folders = (path, *path.parents, place, *place.parents)
-    return next((folder for folder in folders if (folder / "run.json").is_file()), None)
+def check_models(recipe: Resolved) -> None:
+    """Verify what a recipe takes from run folders: its model, a backbone, reward models."""
+    named = [recipe.model.name, recipe.rewards.get(MODEL_REWARD)]
+    if "prefer" in recipe.stages:
+        named.append(recipe.prefer.rewards.get(MODEL_REWARD))
+    if "reward" in recipe.stages:
+        named.append(recipe.reward.backbone)
+    if "rl" in recipe.stages and recipe.rl.critic is not None:
+        named.append(recipe.rl.critic.source)
+    paths = [given.get("path") if isinstance(given, Mapping) else given for given in named]
+    for path in dict.fromkeys(path for path in paths if isinstance(path, str)):
+        check_model(path)
+
+
+def recorded_recipe(path: str | Path) -> Recipe:
+    """The recipe of a run folder, with every default it was resolved to."""
+    folder = RunFolder(path)
+    if not (folder.path / "config.json").exists():
+        raise ValueError(
+            f"{folder.path}: has no config.json, because it was ended before it began, or someone "
+            "has removed it; start it again: posttrain run RECIPE"
+        )
+    config = folder.config
+    if "supplied" in config:
+        objects = ", ".join(config["supplied"])
+        raise ValueError(
+            f"{folder.path}: was started from Python with objects of its own ({objects}), which a "
+            "folder cannot hold; call the same function again with resume=True"
+        )
+    given = {name: table for name, table in config.items() if name not in BESIDE_RECIPE}
+    given["run"] = {**given["run"], "folder": str(folder.path)}
+    return recipe_from_dict(given)
 
 
 def policy_of(folder: RunFolder) -> Path:
@@ -217,3 +247,10 @@ def _of_run(folder: RunFolder, model: str) -> Source:
 def _of_any_model(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those options of loading that do not belong to one model: the others are sizes of tiny."""
     return {name: value for name, value in options.items() if name == "attention"}
+
+
+@showing()
+def import_gguf(file: str | Path, folder: str | Path, *, dtype: str = "float32") -> None:
+    """Turn a GGUF file into an ordinary folder, its weights dequantised to ``dtype``."""
+    with phase(f"importing {file} into {folder}"):
+        save.import_gguf(file, folder, dtype=dtype)

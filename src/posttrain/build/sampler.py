@@ -1,4 +1,4 @@
-"""Sampling beside learning: an engine with weights of its own, and batches that run ahead."""
+"""What samples: the engine of a recipe, and batches that run ahead of learning."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from posttrain.build.setup import Parts, choose_compile, make_engine
-from posttrain.config import Resolved
+from posttrain.build.setup import Setup, choose_compile
+from posttrain.config import RlSection
+from posttrain.data.template import Template
 from posttrain.models.load import Policy
 from posttrain.protocols import Engine, Sync
+from posttrain.registry import Spec, look_up, options, resolve, split
+from posttrain.rollout.engines import ENGINES
 from posttrain.rollout.engines.weights import share
 from posttrain.rollout.run_ahead import RunAhead
-from posttrain.types import Collected
+from posttrain.types import Collected, Sampling
+
+SAME_PROCESS = ("native", "transformers")
+FLOAT32_ROUNDING, OTHER_ROUNDING = 1e-3, 0.05  # of log-probs, between engine and learner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,31 +38,92 @@ class Flow:
     waiting: Callable[[], list[Collected]] = list
 
 
-def make_sampler(
-    recipe: Resolved, policy: Policy, *, parts: Parts, engine: Engine | None = None
+def make_engine(
+    spec: Spec | None,
+    policy: Policy,
+    *,
+    template: Template,
+    compute: str = "auto",
+    compiled: bool = False,
 ) -> Engine:
+    """The engine a recipe names, sampling from this policy's own weights in its own precision.
+
+    ``compute`` and ``compiled`` are for the engines whose signature asks for them.
+    """
+    name, given = split(spec or "native", kind="engine")
+    asked = options(look_up(name, ENGINES, kind="engine"))
+    if "compute" in asked and given.get("compute", "auto") == "auto":
+        given["compute"] = compute
+    if "compiled" in asked and compiled:
+        given["compiled"] = True
+    spec = {"name": name, **given}
+    engine: Engine = resolve(spec, ENGINES, kind="engine")(policy, template.decode)
+    missing = [each for each in ("generate", "sync", "close") if not hasattr(engine, each)]
+    if missing:
+        raise ValueError(
+            f"engine {name!r}: a {type(engine).__name__} has no {' and no '.join(missing)}; "
+            "docs/engines.md shows a whole engine"
+        )
+    return engine
+
+
+def until_done(
+    engine: Engine, *, given: Engine | None = None
+) -> contextlib.AbstractContextManager[Engine]:
+    """Closes an engine behind the job it was made for; a ``given`` one is its owner's to close."""
+    return contextlib.nullcontext(engine) if engine is given else contextlib.closing(engine)
+
+
+def make_sampling(rl: RlSection) -> Sampling:
+    """How the RL stage draws tokens."""
+    return Sampling(
+        max_new_tokens=rl.max_new_tokens,
+        temperature=rl.temperature,
+        top_k=rl.top_k,
+        top_p=rl.top_p,
+        stop=tuple(rl.stop),
+    )
+
+
+def make_sampler(setup: Setup) -> Engine:
     """The engine of the RL stage.
 
     It samples from the learner's own module, unless it is to run ahead: then from a copy of it. An
-    ``engine`` that is handed over is taken as it is.
+    engine that was handed over is taken as it is.
     """
-    section = recipe.rl
-    own = policy
-    if section.max_lag and engine is None:
-        own = replace(policy, model=copy.deepcopy(policy.model))
-    elif section.max_lag and _share(engine, policy):
+    section, own, given = setup.recipe.rl, setup.policy, setup.engine
+    if section.max_lag and given is None:
+        own = replace(own, model=copy.deepcopy(own.model))
+    elif section.max_lag and _share(given, own):
         raise ValueError(
-            f"rl.max_lag: the engine that was handed over ({type(engine).__name__}) samples from "
+            f"rl.max_lag: the engine that was handed over ({type(given).__name__}) samples from "
             "the very weights that are trained, which would change while it samples; name it in "
             "rl.engine, so that it is made on a copy of them, or set rl.max_lag to 0"
         )
-    return engine or make_engine(
+    return given or make_engine(
         section.engine,
         own,
-        template=parts.template,
-        compute=recipe.model.compute,
-        compiled=choose_compile(recipe, parts.device),
+        template=setup.template,
+        compute=setup.recipe.model.compute,
+        compiled=choose_compile(setup.recipe, setup.device),
     )
+
+
+def make_plain_sampler(setup: Setup) -> Engine:
+    """The engine that ``[rl]`` names, for who samples from this policy without training it."""
+    rl = setup.recipe.for_evaluations
+    return make_engine(
+        None if rl is None else rl.engine,
+        setup.policy,
+        template=setup.template,
+        compute=setup.recipe.model.compute,
+    )
+
+
+def in_process(setup: Setup) -> bool:
+    """Whether an engine of our own samples, in this process: its log-probs are the learner's."""
+    name, _ = split(setup.recipe.rl.engine or "native", kind="engine")
+    return name in SAME_PROCESS and setup.engine is None
 
 
 def _share(engine: object, policy: Policy) -> bool:

@@ -2,57 +2,68 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
 from posttrain.build.answer_check import with_check
 from posttrain.build.scoring import close, in_workers, make_scorer
-from posttrain.config import (
-    ModelSection,
-    Recipe,
-    Resolved,
-    RlSection,
-)
+from posttrain.config import ModelSection, Recipe, Resolved
 from posttrain.config.pieces import MODEL_REWARD
-from posttrain.data.template import PromptTooLong, Template
+from posttrain.data.template import Template
 from posttrain.envs import make_env
-from posttrain.models.cache import context_length
 from posttrain.models.load import Policy, load_policy
-from posttrain.protocols import Engine, Env, Scorer, Split, Task
-from posttrain.registry import Spec, look_up, options, resolve, split
+from posttrain.protocols import Engine, Env, Scorer, Task
 from posttrain.rewards.scorer import RewardScorer
-from posttrain.rollout.engines import ENGINES
 from posttrain.tasks import make_task
 from posttrain.track.progress import phase
-from posttrain.types import Prompt, Sampling
 from posttrain.types.marks import Marks
 
-SHORTEST = 50  # prompts that are tried for room, by their text
 WORTH_COMPILING = 2_000_000  # tokens to sample: 14 µs saved on each (135M weights, H200) pay 20 s
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What every stage shares; ``marks`` says what its rewards mean."""
+class Supplied(TypedDict, total=False):
+    """Parts of a run that are handed over as Python objects instead of by name."""
 
+    task: Task
+    rewards: RewardScorer
+    engine: Engine
+
+
+def supplied_names(supplied: Supplied) -> set[Any]:
+    """Which parts were handed over."""
+    return set(supplied)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a recipe comes to with one policy: all that its stages and its checks work with.
+
+    ``marks`` says what its rewards mean. ``engine`` is one that was handed over, and stays its
+    owner's to close. ``reward_model`` is where the stage reward of this run leaves its model.
+    """
+
+    recipe: Resolved
+    policy: Policy
     device: str
     template: Template
     task: Task | None = None
     scorer: Scorer | None = None
     env: Env | None = None
     marks: Marks = field(default_factory=Marks)
+    engine: Engine | None = None
+    reward_model: Path | None = None
 
     @property
-    def correct_by(self) -> str:
-        """The reward that decides what is right; empty where none does."""
-        return self.marks.check
+    def graded(self) -> Scorer:
+        """The scorer, for a stage that cannot do without."""
+        if self.task is None or self.scorer is None:
+            raise ValueError("task: this stage needs a task with rewards; name one in [task]")
+        return self.scorer
 
     def close(self) -> None:
         """End what runs beside this process."""
@@ -137,19 +148,17 @@ def make_template(recipe: Recipe, policy: Policy) -> Template:
 
 
 @phase("reading the data")
-def make_parts(
-    recipe: Recipe,
+def make_setup(
+    recipe: Resolved,
     policy: Policy,
     *,
     device: str,
     task: Task | None = None,
     rewards: RewardScorer | None = None,
+    engine: Engine | None = None,
     reward_model: Path | None = None,
-) -> Parts:
-    """The parts of a recipe; a task or rewards handed over as objects take its place.
-
-    ``reward_model`` is where the stage reward of this run leaves its model.
-    """
+) -> Setup:
+    """The setup of a recipe; a task or rewards handed over as objects take its place."""
     task = task or (make_task(recipe.task) if recipe.task is not None else None)
     template = make_template(recipe, policy)
     own = dict(task.rewards) if task is not None else {}
@@ -170,135 +179,20 @@ def make_parts(
     if rewards is not None:
         rewards = in_workers(rewards, recipe.grading)
     env = (recipe.task or {}).get("env")
-    return Parts(
+    return Setup(
+        recipe=recipe,
+        policy=policy,
         device=device,
         template=template,
         task=task,
         scorer=rewards,
         env=None if env is None else make_env(env),
         marks=marks,
+        engine=engine,
+        reward_model=reward_model,
     )
 
 
 def monitored(given: float | Mapping[str, Any]) -> dict[str, Any]:
     """A reward that is computed and shown, and counts for nothing."""
     return {**(given if isinstance(given, Mapping) else {}), "weight": 0.0}
-
-
-def render_prompts(
-    prompts: Sequence[Prompt], template: Template, *, policy: Policy, max_new_tokens: int
-) -> tuple[list[Prompt], int]:
-    """The prompts with their tokens, without those that leave no room to answer, and how many.
-
-    Their text stays as the task gave it: that is what rewards, rollouts and samples show.
-    """
-    limit = context_length(policy.model)
-    room = None if limit is None else limit - max_new_tokens
-    if room is not None and room < 1:
-        raise PromptTooLong(
-            f"max_new_tokens: {max_new_tokens} leaves no room for a prompt in the model's context "
-            f"of {limit} tokens; lower it"
-        )
-    rendered: list[Prompt] = []
-    template.prepare(prompts)
-    for prompt in prompts:
-        tokens = template.render(prompt).tokens
-        if room is None or len(tokens) <= room:
-            rendered.append(replace(prompt, tokens=tokens))
-    if prompts and not rendered:
-        raise PromptTooLong(
-            f"prompts: all {len(prompts)} are longer than {room} tokens, the context of {limit} "
-            f"less max_new_tokens = {max_new_tokens}; lower max_new_tokens or shorten the prompts"
-        )
-    return rendered, len(prompts) - len(rendered)
-
-
-def check_room(recipe: Resolved, parts: Parts, *, policy: Policy) -> None:
-    """Raise where a stage to come asks for completions that leave no prompt any room.
-
-    Now, and not after the stages before it: the shortest prompts are tried, by their text.
-    """
-    splits: dict[str, Split] = {"prefer": "train", "rl": "train", "eval": "test"}
-    for stage, asked in splits.items():
-        if stage not in recipe.stages or parts.task is None:
-            continue
-        prompts = sorted(parts.task.prompts(asked), key=_num_characters)[:SHORTEST]
-        limit = getattr(recipe, stage).max_new_tokens
-        try:
-            render_prompts(prompts, parts.template, policy=policy, max_new_tokens=limit)
-        except PromptTooLong as error:
-            context = context_length(policy.model) or limit
-            even_short = (
-                f"max_new_tokens: {limit} leaves no room even for the shortest {asked} prompts, "
-                f"which are longer than {context - limit} tokens, the model's context of {context} "
-                "less that; lower it, or shorten the prompts"
-            )
-            raise PromptTooLong(f"{stage}.{error if limit >= context else even_short}") from None
-        except ValueError as error:
-            raise ValueError(f"{stage}.{error}") from None
-
-
-def _num_characters(prompt: Prompt) -> int:
-    return len(prompt.text) + sum(len(message["content"]) for message in prompt.messages)
-
-
-def tell_left_out(kept: int, total: int, *, option: str, rows: str, limit: int | None) -> None:
-    """Raise where no row of an option fits the model's context; warn of those too long."""
-    if total and not kept:
-        raise ValueError(
-            f"{option}: none of the {total} {rows} fits the model's context of {limit} tokens; "
-            "shorten them, or take a model with a longer one"
-        )
-    if kept < total:
-        warnings.warn(
-            f"{total - kept} of {total} {rows} are longer than the model's context of {limit} "
-            "tokens and are left out",
-            stacklevel=3,
-        )
-
-
-def make_engine(
-    spec: Spec | None,
-    policy: Policy,
-    *,
-    template: Template,
-    compute: str = "auto",
-    compiled: bool = False,
-) -> Engine:
-    """The engine a recipe names, sampling from this policy's own weights in its own precision.
-
-    ``compute`` and ``compiled`` are for the engines whose signature asks for them.
-    """
-    name, given = split(spec or "native", kind="engine")
-    asked = options(look_up(name, ENGINES, kind="engine"))
-    if "compute" in asked and given.get("compute", "auto") == "auto":
-        given["compute"] = compute
-    if "compiled" in asked and compiled:
-        given["compiled"] = True
-    spec = {"name": name, **given}
-    engine: Engine = resolve(spec, ENGINES, kind="engine")(policy, template.decode)
-    missing = [each for each in ("generate", "sync", "close") if not hasattr(engine, each)]
-    if missing:
-        raise ValueError(
-            f"engine {name!r}: a {type(engine).__name__} has no {' and no '.join(missing)}; "
-            "docs/engines.md shows a whole engine"
-        )
-    return engine
-
-
-def until_done(
-    engine: Engine, *, given: Engine | None = None
-) -> contextlib.AbstractContextManager[Engine]:
-    """Closes an engine behind the job it was made for; a ``given`` one is its owner's to close."""
-    return contextlib.nullcontext(engine) if engine is given else contextlib.closing(engine)
-
-
-def make_sampling(rl: RlSection) -> Sampling:
-    """How the RL stage draws tokens."""
-    return Sampling(
-        max_new_tokens=rl.max_new_tokens,
-        temperature=rl.temperature,
-        top_k=rl.top_k,
-        top_p=rl.top_p,
-        stop=tuple(rl.stop),
-    )

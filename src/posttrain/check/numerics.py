@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import torch
 
+from posttrain.build.sampler import FLOAT32_ROUNDING, OTHER_ROUNDING, SAME_PROCESS
 from posttrain.build.setup import choose_compute
 from posttrain.check.bench import Bench, unchanged
 from posttrain.check.trial import take_step, weights_owner
 from posttrain.check.verdicts import State, Verdict
 from posttrain.registry import split
 from posttrain.rollout.collect import collect
-from posttrain.stages.diagnosis import FLOAT32_ROUNDING, OTHER_ROUNDING, SAME_PROCESS
 from posttrain.types import Sampling
 
 FAR, TOO_FAR, NOWHERE = 0.5, 2.0, 1e-7  # nats a token that one optimiser step may move
@@ -34,7 +34,7 @@ PROBED = 2  # prompts that show whether new weights reach the engine
 
 
 def _exact(bench: Bench) -> bool:
-    compute = choose_compute(bench.recipe.model, bench.parts.device)
+    compute = choose_compute(bench.recipe.model, bench.setup.device)
     return compute is torch.float32 and bench.recipe.model.dtype == "float32"
 
 

@@ -65,13 +65,13 @@ def reward_models(bench: Bench) -> list[ModelScorer]:
 
 def find_ready(bench: Bench) -> None:
     """Raise where what a reward of the stages to come needs (a server, say) is not there."""
-    scorer = bench.parts.scorer
+    scorer = bench.setup.scorer
     if isinstance(scorer, RewardScorer) and {"rl", "eval"} & {*bench.stages}:
         scorer.check_ready()
     given = bench.recipe.prefer.rewards if "prefer" in bench.stages else {}
     named = {name: options for name, options in given.items() if name != MODEL_REWARD}
     if named:
-        annotator = make_scorer(named, bench.template, device=bench.parts.device)
+        annotator = make_scorer(named, bench.template, device=bench.setup.device)
         try:
             annotator.check_ready()
         except ValueError as error:

@@ -37,7 +37,7 @@ def _readable(bench: Bench, read: Callable[[], Read]) -> Read | None:
 def find_leaks(bench: Bench) -> Iterator[Verdict]:
     """Whether demonstrations or preferences of a file hold problems that the run is measured by."""
     test = bench.task.prompts("test")
-    template = bench.template if bench.has("parts") else None
+    template = bench.template if bench.has("setup") else None
     for stage, rows in {"sft": "demonstrations", "reward": "preferences"}.items():
         if stage not in bench.stages:
             continue
@@ -55,7 +55,7 @@ def find_leaks(bench: Bench) -> Iterator[Verdict]:
 
 def read_texts(bench: Bench) -> Iterator[Verdict]:
     """What the tokenizer makes of the data: special tokens, characters, the messages of chats."""
-    task = bench.parts.task
+    task = bench.setup.task
     rows = _readable(bench, lambda: read_rows(bench.recipe, task, stages=bench.stages))
     if rows is None:
         return
@@ -70,7 +70,7 @@ def read_texts(bench: Bench) -> Iterator[Verdict]:
 
 def read_demonstrations(bench: Bench) -> Iterator[Verdict]:
     """The demonstrations of the sft stage can be read, and fit into the model's context."""
-    rows = sft_rows(bench.recipe, bench.policy, parts=bench.parts).train
+    rows = sft_rows(bench.setup).train
     limit = context_length(bench.policy.model)
     lengths = [len(tokens) for tokens, _ in rows]
     long = sum(limit is not None and length > limit for length in lengths)

@@ -249,7 +249,8 @@ def generate(
 
     check_arguments(context.args, [name for item in context.command.params for name in item.opts])
     with loading():
-        from posttrain.api import find_source, generate_from
+        from posttrain.build.model_source import find_source
+        from posttrain.stages.generate import generate_from
 
     completions = generate_from(
         find_source(model),
@@ -305,7 +306,7 @@ def import_model(
     from posttrain.cli.loading import loading
 
     with loading():
-        from posttrain.api import import_gguf
+        from posttrain.build.model_source import import_gguf
         from posttrain.track.text import command_line
 
     import_gguf(file, folder)

@@ -57,9 +57,9 @@ def resume_run(folder: Path, *, allow_changes: Sequence[str]) -> None:
     console = Terminal()
     folder = folder.absolute()
     with loading():
+        from posttrain.build.model_source import recorded_recipe
         from posttrain.build.start_folder import go_back
         from posttrain.runs import RunFolder
-        from posttrain.runs.resume import recorded_recipe
 
     if moved := go_back(RunFolder(folder)):
         console.print(f"{folder}: {moved}", soft_wrap=True)
@@ -86,9 +86,9 @@ def evaluate_model(
     """Evaluate a model, a run or a recipe; print the estimates and ``show`` of the answers."""
     check_typed(task, overrides)
     with loading():  # a mistake in what was typed shows before the libraries are there
-        from posttrain.api import evaluate_recipe
         from posttrain.report import HeldOut, render_evaluation
-        from posttrain.stages.results import evaluated, write_problems
+        from posttrain.stages.eval import evaluate_recipe
+        from posttrain.stages.evaluation import evaluated, write_problems
 
     console = Terminal()
     recipe = evaluation_recipe(model, task=task, overrides=overrides, out=out, console=console)

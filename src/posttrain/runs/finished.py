@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from posttrain.build.model_source import run_of
-from posttrain.config import Resolved
-from posttrain.config.pieces import MODEL_REWARD
-from posttrain.runs import RunFolder, StageFolder, config_digest
+from posttrain.runs.drift import config_digest
+from posttrain.runs.folder import RunFolder, StageFolder
 from posttrain.runs.manifest import find_changes, handed_on, read_manifest, some_changes
+from posttrain.runs.resume import Say
 
 TRAINS = ("sft", "reward", "rl")  # each leaves a model
 
 
-def check_finished(path: str | Path, digests: Mapping[str, str], *, console: Console) -> None:
+def check_finished(path: str | Path, digests: Mapping[str, str], *, say: Say) -> None:
     """Refuse a run whose finished stages are not as they were left; those of ``digests`` count."""
     if not (Path(path) / "run.json").exists():
         return
@@ -29,10 +26,9 @@ def check_finished(path: str | Path, digests: Mapping[str, str], *, console: Con
             continue
         if stage in TRAINS and not folder.stage(stage).model.is_dir():
             raise _refused(folder.stage(stage), ["model is missing"])
-        console.print(
+        say(
             f"{stage}: was finished by a version of posttrain that recorded no hashes, so nobody "
-            "can tell whether it is as it was left",
-            soft_wrap=True,
+            "can tell whether it is as it was left"
         )
 
 
@@ -68,13 +64,13 @@ class Finished:
                 raise _refused(self._folder.stage(stage), ["done.json is missing"])
             check_stage(self._folder, stage, hashes=False)
 
-    def holds(self, stage: str, *, digest: str, console: Console) -> bool:
+    def holds(self, stage: str, *, digest: str, say: Say) -> bool:
         """Whether a stage is finished, under this config and from what is there now."""
         record = self._folder.stage_record(stage)
         if record is None or record["digest"] != digest:
             return False
         if record.get("inputs", self.inputs) != self.inputs:
-            console.print(f"{stage}: was made from other files than the stages before it hold")
+            say(f"{stage}: was made from other files than the stages before it hold")
             return False
         return True
 
@@ -87,18 +83,11 @@ class Finished:
         self.inputs = config_digest(self.inputs, handed_on(files))
 
 
-def check_models(recipe: Resolved) -> None:
-    """Verify what a recipe takes from run folders: its model, a backbone, reward models."""
-    named = [recipe.model.name, recipe.rewards.get(MODEL_REWARD)]
-    if "prefer" in recipe.stages:
-        named.append(recipe.prefer.rewards.get(MODEL_REWARD))
-    if "reward" in recipe.stages:
-        named.append(recipe.reward.backbone)
-    if "rl" in recipe.stages and recipe.rl.critic is not None:
-        named.append(recipe.rl.critic.source)
-    paths = [given.get("path") if isinstance(given, Mapping) else given for given in named]
-    for path in dict.fromkeys(path for path in paths if isinstance(path, str)):
-        check_model(path)
+def run_of(path: Path) -> Path | None:
+    """The run folder that a path is, or is in, also where a link leads there."""
+    place = path.resolve()
+    folders = (path, *path.parents, place, *place.parents)
+    return next((folder for folder in folders if (folder / "run.json").is_file()), None)
 
 
 def check_model(model: str) -> None:

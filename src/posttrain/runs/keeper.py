@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from posttrain.algorithms.kl import Coefficient
 from posttrain.disk import NotWrittenError
-from posttrain.pipelines.guard import Guard
-from posttrain.pipelines.plan import State
-from posttrain.pipelines.rl import Step
-from posttrain.protocols import Learner, Sync
-from posttrain.rollout.source import RolloutSource
-from posttrain.rollout.waiting import from_plain, to_plain
-from posttrain.runs import StageFolder, read_json, write_json
+from posttrain.protocols import Learner
 from posttrain.runs.checkpoints import Checkpoint, prune, write_checkpoint
+from posttrain.runs.folder import StageFolder
 from posttrain.runs.interrupts import Interrupts
 from posttrain.runs.pace import SHARE, Clock, Pace
-from posttrain.types import Collected, Prompt
 
-WAITING = "waiting.json"
 More = Callable[[Path], Mapping[str, Any]]
+
+
+class Counts(Protocol):
+    """What a guard has counted: all skipped steps, and those in a row."""
+
+    total: int
+    in_a_row: int
+
+
+Counted = TypeVar("Counted", bound=Counts)
 
 
 class Keeper:
@@ -53,13 +54,13 @@ class Keeper:
         seconds: Callable[[], float] = float,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._folder = folder
+        self.folder = folder
         self._interrupts = interrupts or Interrupts()
         self._begins_at = begins_at
         self._saved = self.step
         self._said_stretched = self._said_unwritten = False
         self._keep_last, self._keep_best = keep_last, keep_best
-        self._guard = Guard()
+        self._guard: Counts | None = None
         self._seconds = seconds
         self._pace = Pace(60.0 * save_minutes, clock=clock)
 
@@ -73,7 +74,7 @@ class Keeper:
         """The checkpoint to go on from."""
         return self._begins_at
 
-    def keep(self, guard: Guard) -> Guard:
+    def keep(self, guard: Counted) -> Counted:
         """Save what a guard has counted with every checkpoint; it goes on counting from there."""
         self._guard = guard
         if self._begins_at is not None:
@@ -126,18 +127,20 @@ class Keeper:
 
     def _is_ours(self, error: NotWrittenError) -> bool:
         """Whether it is the checkpoint that was not written, not the rollouts it waits for."""
-        return Path(error.filename).is_relative_to(self._folder.checkpoints)
+        return Path(error.filename).is_relative_to(self.folder.checkpoints)
 
     def _save(self, step: int, learner: Learner | None, *, more: More | None) -> None:
         def fill(folder: Path) -> dict[str, Any]:
             kept = dict(more(folder)) if more is not None else {}
-            counted = {"total": self._guard.total, "in_a_row": self._guard.in_a_row}
-            kept |= {"guard": counted, "seconds": self._seconds()}
+            guard = self._guard
+            counted = (0, 0) if guard is None else (guard.total, guard.in_a_row)
+            kept["guard"] = dict(zip(("total", "in_a_row"), counted, strict=True))
+            kept["seconds"] = self._seconds()
             return kept if learner is None else {**kept, "learner": learner.state(folder)}
 
-        write_checkpoint(self._folder, step, fill=fill)
+        write_checkpoint(self.folder, step, fill=fill)
         self._saved, self._said_unwritten = step, False
-        prune(self._folder, keep_last=self._keep_last, keep_best=self._keep_best)
+        prune(self.folder, keep_last=self._keep_last, keep_best=self._keep_best)
 
     def _say_unwritten(self, step: int, problem: tuple[str, str], *, last: bool) -> None:
         """Once, until there is another one: only then is anything else at stake."""
@@ -147,7 +150,7 @@ class Keeper:
         reason, remedy = problem
         again = f", and the next is tried after {self._pace.interval / 60:.3g} minutes"
         warnings.warn(
-            f"no checkpoint: {self._folder.checkpoint(step)}: cannot be written: {reason}; "
+            f"no checkpoint: {self.folder.checkpoint(step)}: cannot be written: {reason}; "
             f"if the run is killed, it starts over from step {self._saved}. Nothing of it is left, "
             f"and training goes on{'' if last else again}. To have one, {remedy}; "
             "run.keep_last = 1 takes less room, and run.save_minutes = 0 turns them off",
@@ -163,73 +166,3 @@ class Keeper:
             f"time, the next comes after {pace.interval / 60:.3g} minutes, not after "
             f"run.save_minutes. A kill loses no more than that; save_every, in steps, overrules it"
         )
-
-
-def rl_state(
-    step: Step,
-    waiting: Sequence[Collected],
-    *,
-    prompts: Sequence[Prompt],
-    max_lag: int,
-    accuracy: float | None,
-) -> More:
-    """What the RL loop carries beside its learner: for ``more`` of :meth:`Keeper.stepped`.
-
-    The batches that wait were sampled by older weights: they are kept as they are, and the source
-    goes on behind the last of them.
-    """
-    last = waiting[-1] if waiting else step.collected
-
-    def place(batch: Collected) -> dict[str, int]:
-        return {"position": batch.position, "num_calls": batch.num_calls}
-
-    def more(folder: Path) -> dict[str, Any]:
-        write_json(folder / WAITING, to_plain(waiting, prompts))
-        return {
-            "loop": asdict(step.state),
-            "source": {"max_lag": max_lag, "last": place(last), "learned": place(step.collected)},
-            "accuracy": accuracy,
-        }
-
-    return more
-
-
-def go_on(
-    keeper: Keeper,
-    learner: Learner,
-    *,
-    source: RolloutSource,
-    prompts: Sequence[Prompt],
-    sync: Sync,
-    max_lag: int,
-) -> tuple[State | None, list[Collected]]:
-    """Take learner, source and engine to the checkpoint; the loop's state, and what waits there.
-
-    Where ``max_lag`` or the prompts were allowed to change, what waits is sampled again.
-    """
-    begins_at = keeper.begins_at
-    if begins_at is None:
-        return None, []
-    keeper.restore(learner)
-    sync(learner.version)
-    known = begins_at.state["source"]
-    waiting = None
-    if known["max_lag"] == max_lag:
-        waiting = from_plain(read_json(begins_at.path / WAITING), prompts)
-    place = known["learned" if waiting is None else "last"]
-    source.prompts.position, source.num_calls = place["position"], place["num_calls"]
-    return _read_state(begins_at.state["loop"]), waiting or []
-
-
-def _read_state(given: Mapping[str, Any]) -> State:
-    penalty, baseline = given["penalty"], given["baseline"]
-    return State(
-        step=given["step"],
-        kl=_coefficient(given["kl"]),
-        penalty=None if penalty is None else _coefficient(penalty),
-        baseline=None if baseline is None else float(baseline),
-    )
-
-
-def _coefficient(given: Mapping[str, Any]) -> Coefficient:
-    return Coefficient(**{**given, "value": float(given["value"])})

@@ -3,55 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from posttrain.config import Recipe, recipe_from_dict
-from posttrain.config.fields import STAGES
 from posttrain.disk import MovedError, NotWrittenError
 from posttrain.registry import did_you_mean
-from posttrain.runs import (
-    RunFolder,
-    StageFolder,
-    config_digest,
-    differences,
-    read_json,
-    write_json,
-    write_sealed,
-)
 from posttrain.runs.checkpoints import Checkpoint, cut_back, newest
-from posttrain.runs.drift import is_within, settings
-from posttrain.runs.folder import BEGUN, DONE
+from posttrain.runs.drift import config_digest, differences, is_within, settings
+from posttrain.runs.files import read_json, write_json, write_sealed
+from posttrain.runs.folder import BEGUN, DONE, RunFolder, StageFolder
 from posttrain.runs.interrupts import Stopped
 from posttrain.track.text import command_line
 
 BESIDE_RECIPE = ("supplied", "contents", "code")
 """What config.json holds beside the recipe: objects handed over, files and functions, the code."""
 FREE = ("run.folder",)  # a run folder may be moved
-
-
-def recorded_recipe(path: str | Path) -> Recipe:
-    """The recipe of a run folder, with every default it was resolved to."""
-    folder = RunFolder(path)
-    if not (folder.path / "config.json").exists():
-        raise ValueError(
-            f"{folder.path}: has no config.json, because it was ended before it began, or someone "
-            "has removed it; start it again: posttrain run RECIPE"
-        )
-    config = folder.config
-    if "supplied" in config:
-        objects = ", ".join(config["supplied"])
-        raise ValueError(
-            f"{folder.path}: was started from Python with objects of its own ({objects}), which a "
-            "folder cannot hold; call the same function again with resume=True"
-        )
-    given = {name: table for name, table in config.items() if name not in BESIDE_RECIPE}
-    given["run"] = {**given["run"], "folder": str(folder.path)}
-    return recipe_from_dict(given)
+Say = Callable[[str], None]
 
 
 def check_same(path: str | Path, config: Mapping[str, Any], *, allow: Sequence[str]) -> list[str]:
@@ -87,7 +56,7 @@ def check_same(path: str | Path, config: Mapping[str, Any], *, allow: Sequence[s
         if begins_at is not None and "rl" in config["run"]["stages"]:
             check_steps(config["rl"]["steps"], done=begins_at.step)
         _adopt(folder, old=old, new=config)
-        _note(folder, changes)
+        _note(folder, changes, stages=[*old["run"]["stages"], *config["run"]["stages"]])
     return changes
 
 
@@ -97,22 +66,22 @@ def check_steps(asked: int, *, done: int) -> None:
         raise ValueError(f"rl.steps: {asked} are asked for, and {done} are done; raise it")
 
 
-def set_unfinished_aside(path: str | Path, console: Console) -> None:
+def set_unfinished_aside(path: str | Path, stages: Sequence[str], *, say: Say) -> None:
     """Of a run that starts anew: what is half done belongs to the config that is about to go."""
     if not (Path(path) / "run.json").exists() or RunFolder(path).finished:
         return
     folder = RunFolder(path)
-    for stage in STAGES:
+    for stage in stages:
         moved = folder.set_aside(stage) if folder.stage_record(stage) is None else None
-        _say_where(stage, moved, console=console)
+        _say_where(stage, moved, say=say)
 
 
-def _note(folder: RunFolder, changes: Sequence[str]) -> None:
+def _note(folder: RunFolder, changes: Sequence[str], *, stages: Sequence[str]) -> None:
     """Write down what was allowed to change, and when: config.json knows the newest only."""
     path = folder.path / "changes.json"
     known = read_json(path) if path.exists() else []
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    begun = {name: folder.stage(name).records() for name in STAGES if folder.begun(name)}
+    begun = {name: folder.stage(name).records() for name in stages if folder.begun(name)}
     steps = {name: int(rows[-1]["step"]) if rows else 0 for name, rows in begun.items()}
     write_json(path, [*known, {"when": when, "steps": steps, "changes": list(changes)}])
 
@@ -136,8 +105,8 @@ def _of_rl(key: str) -> bool:
     return key.startswith("rl.")
 
 
-def take_up(
-    folder: RunFolder, stage: str, *, digest: str, inputs: str, console: Console
+def resume_stage(
+    folder: RunFolder, stage: str, *, digest: str, inputs: str, say: Say
 ) -> tuple[StageFolder, Checkpoint | None]:
     """The folder of a stage that was begun, taken back to its last checkpoint that is whole.
 
@@ -146,33 +115,33 @@ def take_up(
     """
     begun = folder.begun(stage)
     if begun is None or begun["digest"] != digest or begun.get("inputs", inputs) != inputs:
-        return start(folder, stage, digest=digest, inputs=inputs, console=console), None
+        return start_stage(folder, stage, digest=digest, inputs=inputs, say=say), None
     found = folder.stage(stage)
     begins_at, problems = newest(found)
     for problem in problems:
-        console.print(f"checkpoint left out: {problem}", soft_wrap=True)
+        say(f"checkpoint left out: {problem}")
     cut_back(found, begins_at)
     if begins_at is None:
-        console.print(f"{stage}: starts over, for it has no whole checkpoint")
+        say(f"{stage}: starts over, for it has no whole checkpoint")
     else:
-        console.print(f"{stage}: goes on from step {begins_at.step}")
+        say(f"{stage}: goes on from step {begins_at.step}")
     return found, begins_at
 
 
-def start(
-    folder: RunFolder, stage: str, *, digest: str, inputs: str, console: Console
+def start_stage(
+    folder: RunFolder, stage: str, *, digest: str, inputs: str, say: Say
 ) -> StageFolder:
     """A new folder for a stage; what an earlier attempt has left is kept, and it is said where."""
     made = folder.begin(stage, replace=True)
     folder.mark(stage, digest=digest, inputs=inputs)
-    _say_where(stage, made.previous, console=console)
+    _say_where(stage, made.previous, say=say)
     return made
 
 
-def _say_where(stage: str, moved: Path | None, *, console: Console) -> None:
+def _say_where(stage: str, moved: Path | None, *, say: Say) -> None:
     if moved is not None:
         told = f"{stage}: starts anew; what it had left is in {moved}"
-        console.print(told, soft_wrap=True)
+        say(told)
 
 
 def how_to_continue(folder: RunFolder) -> str:

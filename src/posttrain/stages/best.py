@@ -61,7 +61,7 @@ class Best:
             save_weights(self._weights, folder / FILE)
         return {"held_out": self.record()}
 
-    def take_up(self, begins_at: Checkpoint | None) -> None:
+    def restore(self, begins_at: Checkpoint | None) -> None:
         """Go on from a checkpoint, with a learner that was restored from it."""
         if begins_at is None:
             return

@@ -16,8 +16,10 @@ from torch import Tensor
 from posttrain.config import Optimiser, Recipe
 from posttrain.learn.record import batch_tensors, write_batch
 from posttrain.models.quiet import compiler_explained
-from posttrain.pipelines.guard import Guard, Skipped
+from posttrain.pipelines.guard import Guard, Guarded, Skipped
+from posttrain.protocols import Learner
 from posttrain.runs import replacing, write_json
+from posttrain.runs.keeper import Keeper
 from posttrain.runs.lock import held
 from posttrain.types import Batch
 
@@ -33,14 +35,17 @@ def guarded(recipe: Recipe) -> Iterator[None]:
         yield
 
 
-def make_guard(section: Optimiser, folder: Path, *, decode: Decode) -> Guard:
-    """The guard of a stage, which keeps skipped batches in ``folder/skipped``."""
-    place = folder / "skipped"
-    return Guard(most=section.max_skipped, keep=_Keeper(place, decode), where=str(place))
+def guard_learner(
+    learner: Learner, section: Optimiser, *, keeper: Keeper, decode: Decode
+) -> Guarded:
+    """A learner whose skipped batches are kept in the folder ``skipped`` of its stage."""
+    place = keeper.folder.path / "skipped"
+    guard = Guard(most=section.max_skipped, keep=_Skipped(place, decode), where=str(place))
+    return Guarded(learner, keeper.keep(guard))
 
 
 @dataclass
-class _Keeper:
+class _Skipped:
     """Writes ``step-000012/minibatch-1.safetensors``, and what can be read in a ``.json``."""
 
     folder: Path

@@ -59,7 +59,7 @@ def keep(progress: Mapping[Split, Part], folder: Path) -> dict[str, Any]:
     return {}
 
 
-def take_up(begins_at: Checkpoint | None) -> dict[Split, Part]:
+def restore(begins_at: Checkpoint | None) -> dict[Split, Part]:
     """What was done when a checkpoint was written; nothing without one."""
     if begins_at is None:
         return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,11 @@ from rich.console import Console
 
 from posttrain.build.setup import choose_device, hardware
 from posttrain.config import Resolved
-from posttrain.pipelines.evaluate import Evaluation
 from posttrain.report import Facts, plot_curves, render_summary
 from posttrain.report.facts import TRAINED
-from posttrain.runs import Rollouts, RunFolder, read_rollouts, replacing
+from posttrain.runs import Rollouts, RunFolder, read_rollouts
 from posttrain.stages.advice import next_steps
-from posttrain.track.encoding import encode_json
 from posttrain.track.progress import phase
-from posttrain.types import Rollout
 
 
 class Run:
@@ -67,33 +63,6 @@ class Run:
         return f"Run({str(self.folder.path)!r})"
 
 
-def evaluated(found: Evaluation) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """An evaluation as plain values: its numbers, and one row a problem."""
-    counts: dict[int, list[bool | None]] = {}
-    for rollout in found.sampled:
-        counts.setdefault(rollout.group, []).append(found.is_right(rollout))
-    rows = [
-        _problem(rollout, right=found.is_right(rollout)) | _sampled(counts.get(rollout.group, []))
-        for rollout in found.greedy
-    ]
-    numbers = {
-        "estimates": {name: vars(estimate) for name, estimate in found.estimates.items()},
-        "problems": len(found.greedy),
-        "above_one": dict(found.above_one),
-        "reward": found.mean_reward,
-        "parts": dict(found.parts),
-        "invalid": found.invalid,
-        "reason": found.reason,
-    }
-    return numbers, rows
-
-
-def write_problems(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write the rows of an evaluation, one line a problem."""
-    with replacing(path) as beside, beside.open("wb") as file:
-        file.writelines(encode_json(row) + b"\n" for row in rows)
-
-
 @phase("drawing the curves and writing the summary")
 def finish_run(folder: RunFolder, *, recipe: Resolved, seconds: float, console: Console) -> Run:
     """Draw the curves, pick samples, write the summary and print it."""
@@ -112,30 +81,3 @@ def finish_run(folder: RunFolder, *, recipe: Resolved, seconds: float, console: 
     told = render_summary(facts, next_steps=next_steps(facts, recipe))
     console.print(told, crop=False)
     return run
-
-
-def _problem(rollout: Rollout, *, right: bool | None) -> dict[str, Any]:
-    score = rollout.score
-    assert score is not None, "evaluate scores every rollout"
-    answer = rollout.prompt.columns.get("answer")
-    return {
-        "id": rollout.prompt.id,
-        "prompt": rollout.prompt.text,
-        "answer": None if answer is None else str(answer),
-        "completion": rollout.text,
-        "correct": right,
-        "reward": score.value,
-        "parts": dict(score.parts),
-        "state": score.state,
-        "reason": score.reason,
-        "stop_reason": rollout.stop_reason,
-        "num_tokens": len(rollout.tokens),
-    }
-
-
-def _sampled(right: list[bool | None]) -> dict[str, Any]:
-    """Of how many samples how many are right, where something checks them."""
-    if not right:
-        return {}
-    known = [verdict for verdict in right if verdict is not None]
-    return {"samples": len(right)} | ({"samples_correct": sum(known)} if known else {})

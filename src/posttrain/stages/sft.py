@@ -5,28 +5,23 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from posttrain.build.declared_ways import tell_ways
+from posttrain.build.declared_ways import Ways, declared
 from posttrain.build.learners import make_learner
-from posttrain.build.sft_rows import SftRows
-from posttrain.config import Resolved
+from posttrain.build.setup import Setup
+from posttrain.build.sft_rows import SftRows, fitting, sft_rows
 from posttrain.learn.learner import LocalLearner
 from posttrain.pipelines import supervised
 from posttrain.pipelines.fit import fit, num_steps
-from posttrain.pipelines.guard import Guarded
 from posttrain.report.plot import plot_curves
+from posttrain.runs import StageFolder
 from posttrain.stages.best import Best
-from posttrain.stages.guards import make_guard
-from posttrain.stages.rl import Context, logged
+from posttrain.stages.guards import guard_learner
+from posttrain.stages.job import Job
+from posttrain.stages.stage_record import Record, logged
 from posttrain.track.progress import phase
 
 TEST_LOSS = "test/loss"
 EVALUATIONS = 10  # in a stage, about, where the recipe does not say how often
-
-
-def sft_steps(recipe: Resolved, num_rows: int) -> int:
-    """Optimiser steps of the SFT stage."""
-    section = recipe.sft
-    return num_steps(num_rows, section.batch_size, epochs=section.epochs)
 
 
 def evaluation_steps(total_steps: int, *, epochs: int) -> int:
@@ -38,19 +33,29 @@ def evaluation_steps(total_steps: int, *, epochs: int) -> int:
     return max(1, min(total_steps // EVALUATIONS, total_steps // epochs))
 
 
-def run_sft(context: Context, rows: SftRows) -> dict[str, Any]:
+def run_sft(setup: Setup, job: Job) -> dict[str, Any]:
     """Supervised fine-tuning; what the stage's record says."""
-    recipe, policy = context.recipe, context.policy
-    section, keeper = recipe.sft, context.keeper
-    total_steps = sft_steps(recipe, len(rows.train))
+    section = setup.recipe.sft
+    rows = fitting(sft_rows(setup), setup.policy, section=section)
+    if rows.note:
+        job.say(rows.note)
+    total_steps = num_steps(len(rows.train), section.batch_size, epochs=section.epochs)
+    with job.stage("sft", total_steps=total_steps) as record:
+        return _learn(setup, record, rows=rows, total_steps=total_steps)
+
+
+def _learn(setup: Setup, record: Record, *, rows: SftRows, total_steps: int) -> dict[str, Any]:
+    recipe, policy, keeper = setup.recipe, setup.policy, record.keeper
+    section = recipe.sft
     learner = make_learner(
-        recipe, policy, section=section, device=context.parts.device, total_steps=total_steps
+        recipe, policy, section=section, device=setup.device, total_steps=total_steps
     )
-    tell_ways(context, learner, longest=max((len(row[0]) for row in rows.train), default=1))
+    longest = max((len(row[0]) for row in rows.train), default=1)
+    Ways(keeper, lambda: declared(recipe, learner, longest=longest))
     keeper.restore(learner)
-    guard = make_guard(section, context.folder.path, decode=context.parts.template.decode)
+    guarded = guard_learner(learner, section, keeper=keeper, decode=setup.template.decode)
     best = Best(learner, last_step=total_steps)
-    best.take_up(keeper.begins_at)
+    best.restore(keeper.begins_at)
     every = section.evaluate_every or evaluation_steps(total_steps, epochs=section.epochs)
 
     def measured(step: int) -> dict[str, float]:
@@ -61,9 +66,8 @@ def run_sft(context: Context, rows: SftRows) -> dict[str, Any]:
         return {TEST_LOSS: loss}
 
     on_step = logged(
-        context,
-        learner,
-        guard=keeper.keep(guard),
+        record,
+        guarded,
         every=section.save_every,
         total_steps=total_steps,
         measured=lambda step: {"sft/tokens": float(step.batch.mask.sum()), **measured(step.step)},
@@ -71,7 +75,7 @@ def run_sft(context: Context, rows: SftRows) -> dict[str, Any]:
     )
     with keeper.stepping():
         if rows.test and not keeper.step:
-            context.tracker.log(0, measured(0))
+            record.tracker.log(0, measured(0))
         batches = supervised.batches(
             rows.train,
             section.batch_size,
@@ -80,24 +84,18 @@ def run_sft(context: Context, rows: SftRows) -> dict[str, Any]:
             seed=recipe.run.seed,
             start=keeper.step,
         )
-        fit(
-            batches,
-            Guarded(learner, guard),
-            objective=supervised.likelihood,
-            on_step=on_step,
-            start=keeper.step,
-        )
+        likelihood = supervised.likelihood
+        fit(batches, guarded, objective=likelihood, on_step=on_step, start=keeper.step)
     with phase("saving the model"):
-        _save(context, learner, best=best)
-        picture = context.folder.path / "curves.png"
-        plot_curves(context.folder.records(), picture, title="Supervised fine-tuning")
-    record: dict[str, Any] = {"demonstrations": len(rows.train)}
-    return {**record, "held_out": len(rows.test), **best.record()} if rows.test else record
+        _save(record.folder, learner, best=best, result=section.result)
+        picture = record.folder.path / "curves.png"
+        plot_curves(record.folder.records(), picture, title="Supervised fine-tuning")
+    found: dict[str, Any] = {"demonstrations": len(rows.train)}
+    return {**found, "held_out": len(rows.test), **best.record()} if rows.test else found
 
 
-def _save(context: Context, learner: LocalLearner, *, best: Best) -> None:
+def _save(folder: StageFolder, learner: LocalLearner, *, best: Best, result: str) -> None:
     """Write the model that the section asks for; and the best one, where that is another."""
-    folder, result = context.folder, context.recipe.sft.result
     shutil.rmtree(folder.best, ignore_errors=True)  # of an attempt that was cut short
     if result == "best":
         best.exchange()
