@@ -15,8 +15,8 @@ from posttrain.build.model_source import file_name, find_source, folder_name, mo
 from posttrain.build.rows import Rows, has_test, rows_task
 from posttrain.build.setup import Supplied
 from posttrain.config import Recipe, recipe_from_dict
-from posttrain.config.pieces import MODEL_REWARD
-from posttrain.config.rules import NO_WEIGHT
+from posttrain.config.recipe_rules import NO_WEIGHT
+from posttrain.config.specs import MODEL_REWARD
 from posttrain.pipelines.evaluate import Evaluation
 from posttrain.protocols import Reward, Task
 from posttrain.rewards.scorer import RewardScorer

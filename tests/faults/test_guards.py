@@ -10,8 +10,8 @@ import pytest
 import torch
 from small_runs import TASK, recipe, same_weights, small_run, timeless
 
+from posttrain.learn.batch_file import read_batch
 from posttrain.learn.learner import LocalLearner
-from posttrain.learn.record import read_batch
 from posttrain.pipelines.guard import Skipped
 from posttrain.protocols import Objective, Outputs, StepResult
 from posttrain.runs import RunFolder

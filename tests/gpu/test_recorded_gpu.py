@@ -15,7 +15,7 @@ from posttrain.models.compiled import compile_layers
 from posttrain.models.graphs import Pool, RecordingError, empty_cache, recording
 from posttrain.models.logprobs import score_tokens
 from posttrain.models.recorded_pass import Recordings, pausing, playing
-from posttrain.pipelines.supervised import likelihood
+from posttrain.pipelines.likelihood import likelihood
 from posttrain.types import Batch
 
 pytestmark = pytest.mark.gpu

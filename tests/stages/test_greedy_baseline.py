@@ -13,7 +13,7 @@ from posttrain.build.setup import Supplied
 from posttrain.check import check_recipe
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.config.asked import compared, wants_greedy
-from posttrain.config.plan import arithmetic
+from posttrain.config.quantities import arithmetic
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.runs import RunFolder

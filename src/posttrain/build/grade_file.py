@@ -12,7 +12,7 @@ from typing import Any
 
 from posttrain.build.answer_check import marks_of
 from posttrain.config import GradingSection
-from posttrain.config.pieces import complete_reward
+from posttrain.config.specs import complete_reward
 from posttrain.data.sources import check_text, read_numbered
 from posttrain.registry import options as options_of
 from posttrain.rewards import REWARDS

@@ -11,9 +11,9 @@ from typing import Any
 from posttrain.build.fingerprint import fingerprints
 from posttrain.build.start_folder import as_recorded
 from posttrain.config import Recipe, Resolved, recipe_from_dict
-from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.config.read import parse_overrides, read_values
+from posttrain.config.specs import MODEL_REWARD
 from posttrain.models import save
 from posttrain.registry import near_path
 from posttrain.runs import RunFolder

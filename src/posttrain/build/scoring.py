@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import GradingSection
-from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.preference_rules import OWN_STAGE
+from posttrain.config.specs import MODEL_REWARD
 from posttrain.data.template import Template
 from posttrain.models.cache import context_length
 from posttrain.models.reward import RewardModel
 from posttrain.models.scorer import reward_scorer
 from posttrain.rewards.pool import GradingPool
 from posttrain.rewards.scorer import RewardScorer
-from posttrain.track.text import printable
+from posttrain.track.printable import printable
 from posttrain.types import Rollout, Score
 
 

@@ -13,7 +13,7 @@ import torch
 from posttrain.build.answer_check import with_check
 from posttrain.build.scoring import close, in_workers, make_scorer
 from posttrain.config import ModelSection, Recipe, Resolved
-from posttrain.config.pieces import MODEL_REWARD
+from posttrain.config.specs import MODEL_REWARD
 from posttrain.data.template import Template
 from posttrain.envs import make_env
 from posttrain.models.load import Policy, load_policy

@@ -16,7 +16,7 @@ from posttrain.data.sources import read_demonstrations
 from posttrain.data.template import Template
 from posttrain.models.cache import context_length
 from posttrain.models.load import Policy
-from posttrain.pipelines.supervised import Row
+from posttrain.pipelines.likelihood import Row
 from posttrain.protocols import Task
 from posttrain.tasks import demonstrations
 from posttrain.types import Prompt

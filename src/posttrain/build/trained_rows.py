@@ -18,7 +18,7 @@ from posttrain.runs import RunFolder, rollout_table
 from posttrain.runs.finished import run_of
 from posttrain.runs.resume import BESIDE_RECIPE
 from posttrain.tasks import TASKS, make_task
-from posttrain.track.text import command_line, printable
+from posttrain.track.printable import command_line, printable
 from posttrain.types import Prompt
 
 

@@ -12,7 +12,7 @@ from posttrain.check.verdicts import Verdict
 from posttrain.rewards import REWARDS
 from posttrain.rewards.extraction import Extract, extract_answer
 from posttrain.rewards.scorer import FROM_ROLLOUT, RewardScorer
-from posttrain.track.text import printable
+from posttrain.track.printable import printable
 from posttrain.types import Prompt, Rollout, Score, Turn
 from posttrain.types.marks import Marks, above_one, how_to_declare, is_right
 

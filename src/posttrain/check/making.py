@@ -19,8 +19,8 @@ from posttrain.build.threads import use_threads
 from posttrain.check.bench import Bench, heard
 from posttrain.check.verdicts import Verdict
 from posttrain.config import Resolved, cautions, resolve
-from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.preference_rules import OWN_STAGE
+from posttrain.config.specs import MODEL_REWARD
 from posttrain.tasks import make_task
 
 

@@ -13,7 +13,7 @@ from posttrain.check.texts import TOKENS
 from posttrain.check.verdicts import State, Verdict
 from posttrain.data.template import words
 from posttrain.models.cache import context_length
-from posttrain.track.text import counted, printable
+from posttrain.track.printable import counted, printable
 from posttrain.types import Prompt
 
 MAX_RENDERED = 2000

@@ -19,7 +19,7 @@ from posttrain.check.verdicts import Verdict
 from posttrain.models.gpu_memory import free_bytes
 from posttrain.models.token_scores import chunk_elements_for
 from posttrain.rollout.collect import collect
-from posttrain.track.text import counted
+from posttrain.track.printable import counted
 
 _MACHINE = Path("/proc/meminfo")
 _GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")

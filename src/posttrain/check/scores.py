@@ -10,7 +10,7 @@ from posttrain.build.scoring import make_scorer
 from posttrain.check.answers import claims, mean, scores
 from posttrain.check.bench import Bench
 from posttrain.check.verdicts import State, Verdict
-from posttrain.config.pieces import MODEL_REWARD
+from posttrain.config.specs import MODEL_REWARD
 from posttrain.models.scorer import ModelScorer
 from posttrain.rewards.bound import BoundReward
 from posttrain.rewards.scorer import RewardScorer

@@ -19,7 +19,7 @@ from posttrain.config import RewardSection, SftSection
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.models.cache import context_length
 from posttrain.models.reward import check_same_tokens, load_reward, reward_from_policy
-from posttrain.track.text import printable
+from posttrain.track.printable import printable
 
 Read = TypeVar("Read")
 

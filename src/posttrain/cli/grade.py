@@ -13,10 +13,10 @@ from rich.text import Text
 
 from posttrain.cli.loading import loading
 from posttrain.config import GradingSection
-from posttrain.config.pieces import complete_reward
 from posttrain.config.read import parse_value
-from posttrain.track.terminal import Terminal
-from posttrain.track.text import counted, printable
+from posttrain.config.specs import complete_reward
+from posttrain.track.printable import counted, printable
+from posttrain.track.safe_terminal import Terminal
 
 if TYPE_CHECKING:
     from posttrain.build.grade_file import Graded

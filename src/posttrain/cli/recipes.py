@@ -10,7 +10,7 @@ from typing import Any, Literal
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from posttrain.cli.evaluate import check_typed, evaluation_recipe
+from posttrain.cli.eval_arguments import check_typed, evaluation_recipe
 from posttrain.cli.loading import loading
 from posttrain.config import (
     Recipe,
@@ -21,7 +21,7 @@ from posttrain.config import (
     render_dry_run,
     resolve,
 )
-from posttrain.track.terminal import Terminal
+from posttrain.track.safe_terminal import Terminal
 
 Command = Literal["run", "sft", "prefer", "reward", "rl"]
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from posttrain.cli.loading import loading
 from posttrain.config import Recipe, recipe_from_dict
-from posttrain.track.terminal import Terminal, say
+from posttrain.track.safe_terminal import Terminal, say
 
 RESULTS = Path(__file__).parents[1] / "results"  # benchmarks/seeds.py writes them
 KEYS = {"name", "recipe", "about", "hardware", "problems", "mean", "interval", "config", "seeds"}

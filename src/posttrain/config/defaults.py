@@ -15,16 +15,7 @@ from posttrain.config.no_effect import (
     left_out,
     without_effect,
 )
-from posttrain.config.pieces import (
-    NO_CORRECTION,
-    check_model,
-    complete,
-    complete_reward,
-    complete_task,
-    correction_table,
-    engine_names,
-    engine_table,
-)
+from posttrain.config.recipe_rules import broken_engine_rules, broken_piece_rules, broken_rules
 from posttrain.config.resolved import (
     CriticSection,
     EvalSection,
@@ -34,7 +25,6 @@ from posttrain.config.resolved import (
     RlSection,
     RunSection,
 )
-from posttrain.config.rules import broken_engine_rules, broken_piece_rules, broken_rules
 from posttrain.config.sections import (
     Recipe,
     RewardSection,
@@ -44,6 +34,16 @@ from posttrain.config.sections import (
     WrittenKl,
     WrittenPrefer,
     WrittenRl,
+)
+from posttrain.config.specs import (
+    NO_CORRECTION,
+    check_model,
+    complete,
+    complete_reward,
+    complete_task,
+    correction_table,
+    engine_names,
+    engine_table,
 )
 from posttrain.registry import Function, look_up
 

@@ -15,7 +15,7 @@ from posttrain.runs.drift import config_digest, differences, is_within, settings
 from posttrain.runs.files import read_json, write_json, write_sealed
 from posttrain.runs.folder import BEGUN, DONE, RunFolder, StageFolder
 from posttrain.runs.interrupts import Stopped
-from posttrain.track.text import command_line
+from posttrain.track.printable import command_line
 
 BESIDE_RECIPE = ("supplied", "contents", "code")
 """What config.json holds beside the recipe: objects handed over, files and functions, the code."""

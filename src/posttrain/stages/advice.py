@@ -21,7 +21,7 @@ from posttrain.report import Facts
 from posttrain.runs import RunFolder
 from posttrain.stages.commands import generate_command
 from posttrain.track.diagnosis.history import WINDOW, noise, series
-from posttrain.track.text import command_line
+from posttrain.track.printable import command_line
 
 MOST = 3  # findings that a next run is proposed for
 LOOK = ("hacking", "grader_failing", "format_learned_accuracy_flat", "length_explosion")

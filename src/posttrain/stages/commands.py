@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from posttrain.track.text import command_line
+from posttrain.track.printable import command_line
 
 _LONGEST = 500  # characters of a prompt that one would still copy
 

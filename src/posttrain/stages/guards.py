@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from posttrain.config import Optimiser, Recipe
-from posttrain.learn.record import batch_tensors, write_batch
+from posttrain.learn.batch_file import batch_tensors, write_batch
 from posttrain.models.quiet import compiler_explained
 from posttrain.pipelines.guard import Guard, Guarded, Skipped
 from posttrain.protocols import Learner

@@ -12,7 +12,7 @@ from posttrain.build.prompts import rendered_prompts
 from posttrain.build.sampler import make_plain_sampler, until_done
 from posttrain.build.scoring import check_invalid, close, in_workers, make_scorer, workers_died
 from posttrain.build.setup import Setup
-from posttrain.data.preferences import write_preferences
+from posttrain.data.preference_sets import write_preferences
 from posttrain.pipelines.annotate import Annotated, annotate
 from posttrain.protocols import Scorer, Split
 from posttrain.rewards.scorer import RewardScorer

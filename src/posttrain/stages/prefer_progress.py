@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from posttrain.data.preferences import Ranked
+from posttrain.data.preference_sets import Ranked
 from posttrain.pipelines.annotate import Annotated
 from posttrain.protocols import Split
 from posttrain.runs import read_json

@@ -17,9 +17,8 @@ from posttrain.models.reward import (
     with_normalisation,
 )
 from posttrain.models.scorer import ModelScorer
-from posttrain.pipelines import preferences
 from posttrain.pipelines.fit import fit, num_steps
-from posttrain.pipelines.preferences import RankedTokens, Verdict
+from posttrain.pipelines.reward_model import RankedTokens, Verdict, batches, judge, preference
 from posttrain.report.plot import plot_calibration
 from posttrain.runs.files import write_json
 from posttrain.stages.diagnosis import verdict_metrics
@@ -70,7 +69,7 @@ def _learn(setup: Setup, record: Record, *, learned: _Learned, total_steps: int)
     keeper.restore(learner)
     guarded = guard_learner(learner, section, keeper=keeper, decode=reward.tokenizer.decode)
     on_step = logged(record, guarded, every=section.save_every, total_steps=total_steps)
-    batches = preferences.batches(
+    rows = batches(
         learned.train,
         section.batch_size,
         epochs=section.epochs,
@@ -79,8 +78,7 @@ def _learn(setup: Setup, record: Record, *, learned: _Learned, total_steps: int)
         start=keeper.step,
     )
     with keeper.stepping():
-        objective = preferences.preference
-        fit(batches, guarded, objective=objective, on_step=on_step, start=keeper.step)
+        fit(rows, guarded, objective=preference, on_step=on_step, start=keeper.step)
     verdict = _judge(learned, learner.micro_batch_tokens)
     save_reward(with_normalisation(reward, verdict.scores), folder.model)
     found = _numbers(verdict)
@@ -98,7 +96,7 @@ def _judge(learned: _Learned, micro_batch_tokens: int) -> Verdict:
     )
     scores = iter(scorer.raw([row for ranked in learned.test for row in ranked.rows]))
     grouped = [[next(scores) for _ in ranked.rows] for ranked in learned.test]
-    return preferences.judge(learned.test, grouped)
+    return judge(learned.test, grouped)
 
 
 def _numbers(verdict: Verdict) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from posttrain.stages.guards import guarded
 from posttrain.stages.job import Job
 from posttrain.stages.results import Run, finish_run
 from posttrain.track.progress import showing
-from posttrain.track.terminal import Terminal
+from posttrain.track.safe_terminal import Terminal
 
 
 def run(

@@ -10,8 +10,8 @@ from posttrain.build.learners import make_learner
 from posttrain.build.setup import Setup
 from posttrain.build.sft_rows import SftRows, fitting, sft_rows
 from posttrain.learn.learner import LocalLearner
-from posttrain.pipelines import supervised
 from posttrain.pipelines.fit import fit, num_steps
+from posttrain.pipelines.likelihood import batches, held_out_loss, likelihood
 from posttrain.report.plot import plot_curves
 from posttrain.runs import StageFolder
 from posttrain.stages.best import Best
@@ -61,7 +61,7 @@ def _learn(setup: Setup, record: Record, *, rows: SftRows, total_steps: int) -> 
     def measured(step: int) -> dict[str, float]:
         if not rows.test or (step % every and step != total_steps):
             return {}
-        loss = supervised.held_out_loss(rows.test, learner, pad_token=policy.pad_token)
+        loss = held_out_loss(rows.test, learner, pad_token=policy.pad_token)
         best.saw(step, loss)
         return {TEST_LOSS: loss}
 
@@ -76,7 +76,7 @@ def _learn(setup: Setup, record: Record, *, rows: SftRows, total_steps: int) -> 
     with keeper.stepping():
         if rows.test and not keeper.step:
             record.tracker.log(0, measured(0))
-        batches = supervised.batches(
+        chosen = batches(
             rows.train,
             section.batch_size,
             epochs=section.epochs,
@@ -84,8 +84,7 @@ def _learn(setup: Setup, record: Record, *, rows: SftRows, total_steps: int) -> 
             seed=recipe.run.seed,
             start=keeper.step,
         )
-        likelihood = supervised.likelihood
-        fit(batches, guarded, objective=likelihood, on_step=on_step, start=keeper.step)
+        fit(chosen, guarded, objective=likelihood, on_step=on_step, start=keeper.step)
     with phase("saving the model"):
         _save(record.folder, learner, best=best, result=section.result)
         picture = record.folder.path / "curves.png"

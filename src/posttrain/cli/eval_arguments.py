@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from posttrain.config import ConfigError, Recipe, recipe_from_dict
-from posttrain.config.pieces import complete_task
 from posttrain.config.read import parse_overrides, parse_value
+from posttrain.config.specs import complete_task
 from posttrain.config.toml import value_text
-from posttrain.track.text import command_line, printable
+from posttrain.track.printable import command_line, printable
 
 _NOT_ASKED = ("sft", "prefer", "reward", "rl")
 _OF_RL = (("rl", "engine"), ("rl", "stop"))  # what an evaluation takes from there

@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from posttrain.track.text import harmless
+from posttrain.track.printable import harmless
 
 
 class Terminal(Console):

@@ -5,7 +5,8 @@ import torch
 
 from posttrain.build.learners import make_learner
 from posttrain.config import recipe_from_dict, resolve
-from posttrain.learn.fit import (
+from posttrain.learn.learner import LocalLearner
+from posttrain.learn.micro_batch_size import (
     LEAST,
     MOST,
     MOST_PLAYED,
@@ -14,7 +15,6 @@ from posttrain.learn.fit import (
     tokens_on_gpu,
     unallocated,
 )
-from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.models.load import load_policy
 

@@ -19,7 +19,7 @@ _ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\\": r"\\", "'": r"\'", "!":
 def printable(text: str, *, limit: int | None = None) -> str:
     r"""One line of harmless characters; a text over ``limit`` loses its middle, not its end.
 
-    Rich markup stays as it is: :class:`posttrain.track.terminal.Terminal` knows none.
+    Rich markup stays as it is: :class:`posttrain.track.safe_terminal.Terminal` knows none.
 
     >>> printable("a\x1b[2Jb\nc")
     'a\\x1b[2Jb\\nc'

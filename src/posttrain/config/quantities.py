@@ -10,9 +10,9 @@ from posttrain.config.describe import keys
 from posttrain.config.fields import Section
 from posttrain.config.no_effect import effective
 from posttrain.config.read import plain
+from posttrain.config.recipe_rules import cautions
 from posttrain.config.resolved import EvalSection, PreferSection, Resolved, RlSection
 from posttrain.config.rl_rules import optimiser_steps
-from posttrain.config.rules import cautions
 from posttrain.config.sections import Recipe, RewardSection, SftSection
 from posttrain.config.toml import write_toml
 
