@@ -13,12 +13,12 @@ from small_runs import recipe, same_weights, timeless
 
 import posttrain
 from posttrain.build import sft_rows as rows_of
+from posttrain.learn.best import Best
 from posttrain.learn.learner import LocalLearner
 from posttrain.report import Facts
 from posttrain.runs.checkpoints import Checkpoint
 from posttrain.runs.folder import RunFolder, StageFolder
 from posttrain.stages import sft as sft_stage
-from posttrain.stages.best import Best
 from posttrain.stages.sft import evaluation_steps
 
 # Eight demonstrations learned by heart: the held-out loss falls, and then rises again.

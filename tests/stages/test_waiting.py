@@ -13,7 +13,7 @@ from rollout.cases import END, ragged, spell
 from small_runs import TINY, recipe, small_run
 
 import posttrain
-from posttrain.api import import_gguf
+from posttrain.build.model_source import import_gguf
 from posttrain.config import recipe_from_dict
 from posttrain.rollout.engines import NativeEngine, TransformersEngine
 from posttrain.stages.run import run

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from posttrain.build.prompts import tell_left_out
 from posttrain.build.questions import of_ranked
+from posttrain.build.rendered_prompts import tell_left_out
 from posttrain.build.setup import make_policy
 from posttrain.config import Resolved, RewardSection
 from posttrain.config.defaults import TEST_SHARE

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.build.prompts import tell_left_out
 from posttrain.build.questions import first_question
+from posttrain.build.rendered_prompts import tell_left_out
 from posttrain.build.setup import Setup
 from posttrain.config import SftSection
 from posttrain.data.demonstration_splits import Demonstration, check_held_out, hold_out

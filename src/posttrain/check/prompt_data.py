@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from posttrain.build.prompts import check_room, render_prompts
 from posttrain.build.questions import shared_prompts
+from posttrain.build.rendered_prompts import check_room, render_prompts
 from posttrain.build.trained_rows import asks_test, how_to_test
 from posttrain.check.bench import Bench
 from posttrain.check.texts import TOKENS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from posttrain.build.prompts import render_prompts
+from posttrain.build.rendered_prompts import render_prompts
 from posttrain.build.sampler import make_sampling
 from posttrain.check.answers import scores, valid
 from posttrain.check.bench import Bench

@@ -244,16 +244,11 @@ def generate(
     stop: Stop = None,
 ) -> None:
     """What a model, a run or a recipe answers to a prompt."""
-    from posttrain.cli.eval_arguments import check_arguments, stopping
-    from posttrain.cli.loading import loading
+    from posttrain.cli.eval_arguments import check_arguments, generate_texts, stopping
 
     check_arguments(context.args, [name for item in context.command.params for name in item.opts])
-    with loading():
-        from posttrain.build.model_source import find_source
-        from posttrain.stages.generate import generate_from
-
-    completions = generate_from(
-        find_source(model),
+    texts = generate_texts(
+        model,
         prompt,
         overrides=[*context.args, *stopping(stop)],
         num_samples=num_samples,
@@ -264,8 +259,8 @@ def generate(
         top_k=top_k,
         top_p=top_p,
     )
-    for completion in completions:
-        say(completion.text)
+    for text in texts:
+        say(text)
 
 
 @app.command()

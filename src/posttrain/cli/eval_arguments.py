@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from posttrain.cli.loading import loading
 from posttrain.config import ConfigError, Recipe, recipe_from_dict
 from posttrain.config.read import parse_overrides, parse_value
 from posttrain.config.specs import complete_task
@@ -105,3 +107,12 @@ def check_arguments(arguments: Sequence[str], options: Collection[str]) -> None:
                 f"generate: {name} has no effect on an answer; beside its own options it takes "
                 "--model.KEY, and --run.device"
             )
+
+
+def generate_texts(model: str, prompt: str, **options: Any) -> list[str]:
+    """What a model answers; options as of ``generate_from``."""
+    with loading():
+        from posttrain.build.model_source import find_source
+        from posttrain.stages.generate import generate_from
+
+    return [answer.text for answer in generate_from(find_source(model), prompt, **options)]

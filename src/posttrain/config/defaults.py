@@ -155,8 +155,7 @@ def _check_trackers(recipe: Recipe) -> None:
 
 def _tried(recipe: Resolved, supplied: Collection[Part]) -> Resolved:
     """The recipe with its critic, penalty and engine, once the pieces of ``[rl]`` are loaded."""
-    from posttrain.config.asked import asked, loss_facts
-    from posttrain.config.probe import probe
+    from posttrain.config.asked import asked, loss_facts, probe
 
     rl, row = recipe.rl, algorithm_row(recipe.rl)
     idle = without_effect(recipe, NO_EFFECT_OF_PIECES)

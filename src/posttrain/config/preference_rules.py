@@ -1,4 +1,4 @@
-"""Rules of ``[prefer]``, ``[reward]`` and of reward models; see :mod:`posttrain.config.recipe_rules`."""
+"""Rules of ``[prefer]``, ``[reward]`` and of reward models; see ``recipe_rules``."""
 
 from __future__ import annotations
 

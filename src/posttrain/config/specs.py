@@ -1,7 +1,7 @@
 """Pieces of a recipe that are functions: found in their tables, options filled in and checked.
 
 Nothing here loads torch: the tables and signatures of what does are read as they are written.
-:mod:`posttrain.config.probe` calls the pieces, once everything else is right.
+:mod:`posttrain.config.asked` calls the pieces, once everything else is right.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class LocalLearner:
     ``forward`` is what the model is asked: a policy's log-probs (:func:`score_tokens` with the
     sampler's temperature bound: the policy that is trained is the one that was sampled), or a
     reward model's :func:`scores`. ``micro_batch_tokens`` bounds a forward pass and cannot change
-    the result; "auto" tries before the first one what fits (:mod:`posttrain.learn.micro_batch_size`), beside
+    the result; "auto" tries before the first one what fits (see ``micro_batch_size``), beside
     what a sampler holds where that runs at the same time (``beside_sampling``).
     ``keep_groups`` never parts the sequences of a group, for losses that compare them.
     Weights stay in their own precision (float32 by default); ``compute`` is what the forward pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from posttrain.config.read import read_values
 from posttrain.config.toml import value_text
 from posttrain.report import Facts
 from posttrain.runs import RunFolder
-from posttrain.stages.commands import generate_command
 from posttrain.track.diagnosis.history import WINDOW, noise, series
 from posttrain.track.printable import command_line
 
@@ -29,6 +28,7 @@ LOOK = ("hacking", "grader_failing", "format_learned_accuracy_flat", "length_exp
 GENERIC = ("nothing_learned",)
 """Findings that say that something is wrong, and guess at what."""
 SOLVED = 0.95
+_LONGEST = 500  # characters of a prompt that one would still copy
 
 
 def next_steps(facts: Facts, recipe: Resolved) -> list[str]:
@@ -139,10 +139,23 @@ def _as_written(folder: RunFolder, recipe: Resolved) -> Resolved | None:
 def _ask(folder: RunFolder, problems: Sequence[Mapping[str, Any]]) -> list[str]:
     """A held-out problem for the new model: one that it got wrong, where there is one."""
     wrong = [row for row in problems if row["correct"] is False]
-    command = generate_command(folder.path, (row["prompt"] for row in wrong or problems))
+    command = _generate_command(folder.path, (row["prompt"] for row in wrong or problems))
     if command is None or folder.model is None:
         return []
     return [f"# a held-out problem{' that it got wrong' if wrong else ''}", command]
+
+
+def _generate_command(run: Path, prompts: Iterable[str]) -> str | None:
+    """What asks a run's model the shortest of these prompts; None where none can be typed.
+
+    A prompt of messages has no text, and no command line holds a NUL.
+    """
+    typed = [text for text in prompts if text and "\0" not in text and len(text) <= _LONGEST]
+    if not typed:
+        return None
+    prompt = min(typed, key=len)
+    end = ["--"] if prompt.startswith("-") or str(run).startswith("-") else []
+    return command_line("posttrain", "generate", *end, run, prompt)
 
 
 def _command(*words: str | Path) -> str:

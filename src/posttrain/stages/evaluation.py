@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from posttrain.build.prompts import rendered_prompts
+from posttrain.build.rendered_prompts import rendered_prompts
 from posttrain.build.sampler import make_plain_sampler, until_done
 from posttrain.build.scoring import check_invalid
 from posttrain.build.setup import Setup

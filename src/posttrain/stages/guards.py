@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posttrain.build.threads import own_threads
 from posttrain.config import Optimiser, Recipe
 from posttrain.learn.batch_file import batch_tensors, write_batch
 from posttrain.models.quiet import compiler_explained
@@ -31,7 +32,8 @@ CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 @contextlib.contextmanager
 def guarded(recipe: Recipe) -> Iterator[None]:
     """A whole run: nobody else writes into its folder, and its kernels are those it asked for."""
-    with held(recipe.run.folder), deterministic(recipe.run.deterministic), compiler_explained():
+    steady = deterministic(recipe.run.deterministic)
+    with held(recipe.run.folder), steady, compiler_explained(), own_threads():
         yield
 
 

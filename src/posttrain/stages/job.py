@@ -13,7 +13,6 @@ from posttrain.build.setup import Setup, Supplied, choose_device, make_policy, m
 from posttrain.build.threads import settle_threads
 from posttrain.check import before_run
 from posttrain.config import Resolved
-from posttrain.disk import keeping
 from posttrain.report.facts import TITLES
 from posttrain.runs import RunFolder
 from posttrain.runs.checkpoints import clear
@@ -123,7 +122,7 @@ class Job:
         """Open the folder, the checkpoints and the trackers of a stage of so many steps."""
         with phase(f"stage {stage}"):
             tracked = self._tracked(self._keeper(stage), stage, total_steps=total_steps)
-            with tracked as record, keeping(record.folder.path):
+            with tracked as record:
                 yield record
 
     def _keeper(self, stage: str) -> Keeper:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.build.preference_rows import PAIRS, TEST_PAIRS
-from posttrain.build.prompts import rendered_prompts
+from posttrain.build.rendered_prompts import rendered_prompts
 from posttrain.build.sampler import make_plain_sampler, until_done
 from posttrain.build.scoring import check_invalid, close, in_workers, make_scorer, workers_died
 from posttrain.build.setup import Setup

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from posttrain.build.sampler import make_sampler, until_done
 from posttrain.build.setup import Setup
 from posttrain.check import before_rl
 from posttrain.runs.first_evaluation import BEFORE_PROBLEMS, read_before, write_before
@@ -21,7 +20,7 @@ from posttrain.track.progress import phase
 
 
 def run_rl(setup: Setup, job: Job) -> dict[str, Any]:
-    """Reinforcement learning; an engine that is handed over stays open behind it."""
+    """Reinforcement learning; what its record says."""
     section = setup.recipe.rl
     found: dict[str, Any] = {}
     stage = job.stage("rl", total_steps=section.steps)
@@ -33,10 +32,8 @@ def run_rl(setup: Setup, job: Job) -> dict[str, Any]:
         if "eval" in setup.recipe.stages:
             found["before"] = _evaluate_before(setup, record)
             record.starts_from(held_out(found["before"], make_background(setup)))
-        sampler = make_sampler(setup)
-        with until_done(sampler, given=setup.engine):
-            check_steps(section.steps, done=record.keeper.step)
-            learn(setup, record, engine=sampler)
+        check_steps(section.steps, done=record.keeper.step)
+        learn(setup, record)
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,15 +12,14 @@ from posttrain.build.scoring import workers_died
 from posttrain.build.setup import Setup
 from posttrain.config import EvalSection
 from posttrain.pipelines.audit import Audit
-from posttrain.pipelines.clock import Clock
 from posttrain.pipelines.guard import Guarded
 from posttrain.pipelines.rl import Step
 from posttrain.protocols import Engine
 from posttrain.runs import RolloutWriter, sequence_advantages
 from posttrain.stages.evaluation import check_held_out, evaluate_policy
-from posttrain.stages.neighbours import Neighbours
 from posttrain.stages.rl_resume import rl_state
 from posttrain.stages.stage_record import Record
+from posttrain.track.neighbours import Neighbours
 from posttrain.types import Prompt
 
 
@@ -36,7 +35,7 @@ class Watch:
     prompts: Sequence[Prompt]
     writer: RolloutWriter
     audit: Audit | None
-    clock: Clock
+    seconds: Callable[[], Mapping[str, float]]
     ways: Ways
     neighbours: Neighbours = field(default_factory=Neighbours)
 
@@ -47,7 +46,7 @@ class Watch:
         section, guard = self.setup.recipe.rl, self.learner.guard
         step, rollouts = taken.state.step, taken.collected.rollouts
         metrics = {**taken.metrics(), "train/skipped_total": float(guard.total)}
-        metrics |= self.clock.seconds()
+        metrics |= self.seconds()
         metrics["time/step"] = metrics["time/wait"] + metrics["time/train"]
         waited = self.neighbours.waited()
         if waited is not None:

@@ -13,7 +13,6 @@ from posttrain.build.fingerprint import code_version, fingerprints, supplied_dig
 from posttrain.build.model_source import check_models
 from posttrain.build.setup import Supplied, supplied_names
 from posttrain.build.start_folder import note_places
-from posttrain.build.threads import own_threads
 from posttrain.config import Recipe, Resolved, cautions, resolve, to_dict
 from posttrain.runs import RunFolder
 from posttrain.runs.finished import check_finished
@@ -90,7 +89,7 @@ def _run(
     for stage in folder.stages:
         if stage not in recipe.stages:  # of an earlier recipe: its results are not this run's
             folder.set_aside(stage)
-    with own_threads(), told(folder), Interrupts() as interrupts:
+    with told(folder), Interrupts() as interrupts:
         job = Job(
             recipe,
             folder,

@@ -9,12 +9,12 @@ from posttrain.build.declared_ways import Ways, declared
 from posttrain.build.learners import make_learner
 from posttrain.build.setup import Setup
 from posttrain.build.sft_rows import SftRows, fitting, sft_rows
+from posttrain.learn.best import Best
 from posttrain.learn.learner import LocalLearner
 from posttrain.pipelines.fit import fit, num_steps
 from posttrain.pipelines.likelihood import batches, held_out_loss, likelihood
 from posttrain.report.plot import plot_curves
 from posttrain.runs import StageFolder
-from posttrain.stages.best import Best
 from posttrain.stages.guards import guard_learner
 from posttrain.stages.job import Job
 from posttrain.stages.stage_record import Record, logged
@@ -55,7 +55,9 @@ def _learn(setup: Setup, record: Record, *, rows: SftRows, total_steps: int) -> 
     keeper.restore(learner)
     guarded = guard_learner(learner, section, keeper=keeper, decode=setup.template.decode)
     best = Best(learner, last_step=total_steps)
-    best.restore(keeper.begins_at)
+    if keeper.begins_at is not None:
+        begins_at = keeper.begins_at
+        best.restore(begins_at.path, begins_at.state["held_out"], step=begins_at.step)
     every = section.evaluate_every or evaluation_steps(total_steps, epochs=section.epochs)
 
     def measured(step: int) -> dict[str, float]:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from posttrain.disk import keeping
 from posttrain.pipelines.fit import Fitted
 from posttrain.pipelines.guard import Guarded
 from posttrain.protocols import Tracker
@@ -49,7 +50,8 @@ def tracked(
     try:
         if stage.name in DIAGNOSED:
             tracker = diagnosed(trackers, keeper.folder, background=background)
-        yield Record(folder=keeper.folder, tracker=tracker, keeper=keeper)
+        with keeping(keeper.folder.path):
+            yield Record(folder=keeper.folder, tracker=tracker, keeper=keeper)
         if isinstance(tracker, Diagnosing):
             tracker.finish()
     finally:

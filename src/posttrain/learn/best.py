@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from posttrain.learn.checkpoint import exchange, load_weights, save_weights, weights_of
 from posttrain.learn.learner import LocalLearner
-from posttrain.runs.checkpoints import Checkpoint
 
 FILE = "best.safetensors"
 
@@ -61,16 +61,13 @@ class Best:
             save_weights(self._weights, folder / FILE)
         return {"held_out": self.record()}
 
-    def restore(self, begins_at: Checkpoint | None) -> None:
-        """Go on from a checkpoint, with a learner that was restored from it."""
-        if begins_at is None:
-            return
-        known = begins_at.state["held_out"]
+    def restore(self, folder: Path, known: Mapping[str, Any], *, step: int) -> None:
+        """Go on from a checkpoint after a step, with a learner that was restored from it."""
         self._best, self._seen = (
             (int(known[name]["step"]), float(known[name]["test_loss"])) if name in known else None
             for name in ("best", "last")
         )
-        if (begins_at.path / FILE).exists():
-            self._weights = load_weights(self._learner, begins_at.path / FILE)
-        elif self._best is not None and begins_at.step != self._last_step:
+        if (folder / FILE).exists():
+            self._weights = load_weights(self._learner, folder / FILE)
+        elif self._best is not None and step != self._last_step:
             self._weights = weights_of(self._learner)  # it was to be the end, and is no longer

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from posttrain.stages.neighbours import Neighbours, waited_for_cores
+from posttrain.track.neighbours import Neighbours, waited_for_cores
 
 
 def told(steps: list[tuple[float, float]]) -> list[str]:
@@ -56,12 +56,12 @@ def test_the_waits_of_all_threads_are_summed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As Linux writes them: nanoseconds that ran, nanoseconds that waited, turns."""
-    monkeypatch.setattr("posttrain.stages.neighbours._THREADS", tmp_path)
+    monkeypatch.setattr("posttrain.track.neighbours._THREADS", tmp_path)
     for thread, line in {"11": "70 1500000000 3", "12": "90 250000000 1"}.items():
         (tmp_path / thread).mkdir()
         (tmp_path / thread / "schedstat").write_text(line)
     assert waited_for_cores() == 1.75
     (tmp_path / "13").mkdir()  # a thread that has just ended
     assert waited_for_cores() is None
-    monkeypatch.setattr("posttrain.stages.neighbours._THREADS", tmp_path / "no_linux")
+    monkeypatch.setattr("posttrain.track.neighbours._THREADS", tmp_path / "no_linux")
     assert waited_for_cores() is None
