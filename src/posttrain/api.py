@@ -66,12 +66,7 @@ def rl(
     chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts)
     stages = ["rl", "eval"] if evaluate and has_test(chosen) else ["rl"]
     given = {
-        "run": {
-            "folder": folder_name(folder, example="runs/rl"),
-            "seed": seed,
-            "stages": stages,
-        },
-        "model": {"name": model_name(model), **(model_options or {})},
+        **_begun(model, folder, stages=stages, seed=seed, options=model_options),
         "grading": dict(grading or {}),
         "rl": options,
     }
@@ -96,12 +91,7 @@ def sft(
     """
     chosen = rows_task(task, prompts=None, test_prompts=())
     given = {
-        "run": {
-            "folder": folder_name(folder, example="runs/sft"),
-            "seed": seed,
-            "stages": ["sft"],
-        },
-        "model": {"name": model_name(model), **(model_options or {})},
+        **_begun(model, folder, stages=["sft"], seed=seed, options=model_options),
         "sft": {"data": file_name(data), **options},
     }
     return run(*_recipe(given, chosen), resume=resume, allow_changes=allow_changes)
@@ -133,12 +123,7 @@ def prefer(
             'reward: give the annotator\'s rewards by name, "my_module:my_function" say'
         )
     given = {
-        "run": {
-            "folder": folder_name(folder, example="runs/prefer"),
-            "seed": seed,
-            "stages": ["prefer"],
-        },
-        "model": {"name": model_name(model), **(model_options or {})},
+        **_begun(model, folder, stages=["prefer"], seed=seed, options=model_options),
         "prefer": {"rewards": dict(table), **options},
     }
     return run(*_recipe(given, chosen), resume=resume, allow_changes=allow_changes)
@@ -160,12 +145,7 @@ def reward(
     The other options are those of ``[reward]``: ``epochs=2``, ``learning_rate=1e-5`` …
     """
     given = {
-        "run": {
-            "folder": folder_name(folder, example="runs/reward"),
-            "seed": seed,
-            "stages": ["reward"],
-        },
-        "model": {"name": model_name(model), **(model_options or {})},
+        **_begun(model, folder, stages=["reward"], seed=seed, options=model_options),
         "reward": {"data": file_name(data), **options},
     }
     return run(recipe_from_dict(given), resume=resume, allow_changes=allow_changes)
@@ -242,6 +222,20 @@ def generate(
         top_p=top_p,
         stop=stop,
     )
+
+
+def _begun(
+    model: object,
+    folder: object,
+    *,
+    stages: list[str],
+    seed: int,
+    options: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The sections ``[run]`` and ``[model]`` of a job."""
+    place = folder_name(folder, example=f"runs/{stages[0]}")
+    run = {"folder": place, "seed": seed, "stages": stages}
+    return {"run": run, "model": {"name": model_name(model), **(options or {})}}
 
 
 def _recipe(

@@ -34,11 +34,6 @@ class Supplied(TypedDict, total=False):
     engine: Engine
 
 
-def supplied_names(supplied: Supplied) -> set[Any]:
-    """Which parts were handed over."""
-    return set(supplied)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """What a recipe comes to with one policy: all that its stages and its checks work with.

@@ -13,7 +13,6 @@ from posttrain.build.setup import (
     make_setup,
     make_template,
     monitored,
-    supplied_names,
 )
 from posttrain.build.threads import use_threads
 from posttrain.check.bench import Bench, heard
@@ -26,7 +25,7 @@ from posttrain.tasks import make_task
 
 def read_recipe(bench: Bench) -> Iterator[Verdict]:
     """Every key is known, and every rule holds; what is far from usual is cautioned of."""
-    recipe = resolve(bench.read(), supplied=supplied_names(bench.supplied))
+    recipe = resolve(bench.read(), supplied=bench.supplied)
     yield Verdict("pass", f"{' → '.join(recipe.stages)}, every key resolved")
     for caution in cautions(recipe):
         key, _, said = caution.partition(": ")

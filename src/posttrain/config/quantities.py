@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from posttrain.config.defaults import Part, resolve
+from posttrain.config.defaults import resolve
 from posttrain.config.describe import keys
 from posttrain.config.fields import Section
 from posttrain.config.no_effect import effective
@@ -73,7 +73,7 @@ def to_toml(recipe: Recipe) -> str:
     return write_toml(to_dict(recipe))
 
 
-def render_dry_run(recipe: Recipe, *, supplied: Collection[Part] = ()) -> str:
+def render_dry_run(recipe: Recipe, *, supplied: Collection[str] = ()) -> str:
     """What a run would do: the resolved recipe as TOML, with its arithmetic in comments.
 
     The text is itself a recipe. ``supplied`` is that of :func:`resolve`.

@@ -12,7 +12,6 @@ from posttrain.build.setup import (
     choose_device,
     make_policy,
     make_setup,
-    supplied_names,
 )
 from posttrain.build.trained_rows import check_has_test, check_unseen
 from posttrain.check.texts import find_notes, read_rows
@@ -45,7 +44,7 @@ def evaluate_recipe(
     Test problems that the model was trained on are refused, unless someone has ``chosen`` them.
     """
     supplied = supplied or Supplied()
-    resolved = resolve(recipe, supplied=supplied_names(supplied))
+    resolved = resolve(recipe, supplied=supplied)
     training = recipe.rl is not None and not recipe.rl.model_fields_set <= {"engine", "stop"}
     asked = training or (recipe.eval is not None and recipe.eval.max_new_tokens)
     task = supplied.get("task") or make_task(resolved.task or {})

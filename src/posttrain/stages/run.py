@@ -11,7 +11,7 @@ from rich.text import Text
 
 from posttrain.build.fingerprint import code_version, fingerprints, supplied_digests
 from posttrain.build.model_source import check_models
-from posttrain.build.setup import Supplied, supplied_names
+from posttrain.build.setup import Supplied
 from posttrain.build.start_folder import note_places
 from posttrain.config import Recipe, Resolved, cautions, resolve, to_dict
 from posttrain.runs import RunFolder
@@ -45,7 +45,7 @@ def run(
     which checkpoints come.
     """
     supplied, console = supplied or Supplied(), console or Terminal()
-    resolved = resolve(recipe, supplied=supplied_names(supplied))
+    resolved = resolve(recipe, supplied=supplied)
     with showing(console), guarded(resolved):
         return _run(
             resolved,
