@@ -153,7 +153,7 @@ def layer_error(module: Module, item: Import) -> str | None:
         return None
     return (
         f"{module.package} may not import {imported}; move the code down a layer, "
-        "or take the object as an argument and let build.py pass it in"
+        "or take the object as an argument and let build pass it in"
     )
 
 

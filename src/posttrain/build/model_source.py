@@ -141,33 +141,36 @@ def finished(folder: str) -> bool:
 
 def model_name(model: object) -> str:
     """A model as a name; a ``ValueError`` for an object, which would be taken for a strange one."""
-    if isinstance(model, str | os.PathLike) and str(model):
-        return os.fspath(model) if not isinstance(model, str) else model
-    raise ValueError(
-        f'model: expected "tiny", a model or run folder, a .gguf file or a hub id, got '
-        f"{_what(model)}; write a model to a folder, model.save_pretrained(FOLDER) and "
-        "tokenizer.save_pretrained(FOLDER), and give that"
+    return _as_text(
+        model,
+        'model: expected "tiny", a model or run folder, a .gguf file or a hub id, got {}; write a '
+        "model to a folder, model.save_pretrained(FOLDER) and tokenizer.save_pretrained(FOLDER), "
+        "and give that",
     )
 
 
 def folder_name(folder: object, *, example: str) -> str:
     """A run folder as text; a ``ValueError`` for None and other objects."""
-    if isinstance(folder, str | os.PathLike) and str(folder):
-        return str(folder)
-    raise ValueError(
-        f"folder: expected the path of a folder, got {_what(folder)}; a run keeps its model and "
-        f"its numbers there: folder={example!r}, say, or leave it out"
+    return _as_text(
+        folder,
+        "folder: expected the path of a folder, got {}; a run keeps its model and its numbers "
+        f"there: folder={example!r}, say, or leave it out",
     )
 
 
 def file_name(data: object) -> str:
     """A data file as text; a ``ValueError`` for rows, which would be taken for a strange name."""
-    if isinstance(data, str | os.PathLike) and str(data):
-        return str(data)
-    raise ValueError(
-        f"data: expected the path of a JSONL file, got {_what(data)}; write one JSON object a line "
-        "to a file, and give its path"
+    return _as_text(
+        data,
+        "data: expected the path of a JSONL file, got {}; write one JSON object a line to a file, "
+        "and give its path",
     )
+
+
+def _as_text(value: object, otherwise: str) -> str:
+    if isinstance(value, str | os.PathLike) and str(value):
+        return os.fspath(value)
+    raise ValueError(otherwise.format(_what(value)))
 
 
 def _what(value: object) -> str:

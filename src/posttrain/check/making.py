@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from posttrain.build.model_source import check_models
-from posttrain.build.sampler import make_engine
+from posttrain.build.sampler import make_plain_sampler
 from posttrain.build.setup import (
     choose_device,
     make_policy,
@@ -98,12 +98,7 @@ def _with_stand_in(bench: Bench) -> Resolved:
 def start_engine(bench: Bench) -> None:
     """The engine that the recipe names, unless one was handed over."""
     if not bench.own_engine:
-        bench.engine = make_engine(
-            bench.rl.engine,
-            bench.policy,
-            template=bench.template,
-            compute=bench.recipe.model.compute,
-        )
+        bench.engine = make_plain_sampler(bench.setup)
 
 
 def settle_threads(bench: Bench) -> Verdict:
