@@ -16,7 +16,6 @@ from posttrain.build import sft_rows as rows_of
 from posttrain.learn.best import Best
 from posttrain.learn.learner import LocalLearner
 from posttrain.report import Facts
-from posttrain.runs.checkpoints import Checkpoint
 from posttrain.runs.folder import RunFolder, StageFolder
 from posttrain.stages import sft as sft_stage
 from posttrain.stages.sft import evaluation_steps
@@ -183,9 +182,9 @@ def test_a_stage_that_was_to_end_there_and_goes_on_keeps_its_best(tmp_path: Path
     first = Best(learner, last_step=4)
     first.saw(4, 0.5)
     assert not first.is_lost
-    state = {"step": 4, **first.keep(tmp_path)}
+    state = first.keep(tmp_path)
     second = Best(learner, last_step=8)
-    second.take_up(Checkpoint(path=tmp_path, state=state))
+    second.restore(tmp_path, state["held_out"], step=4)
     torch.nn.init.constant_(learner.model.weight, 7.0)
     second.saw(8, 0.75)
     assert second.is_lost
