@@ -19,8 +19,7 @@ from posttrain.rollout.collect import collect_scored
 from posttrain.runs import StageFolder, checkpoints, keeper
 from posttrain.runs.checkpoints import checkpoint_steps
 from posttrain.runs.folder import RunFolder
-from posttrain.runs.keeper import Keeper
-from posttrain.runs.pace import SHARE, Pace
+from posttrain.runs.keeper import SHARE, Keeper, Pace
 from posttrain.stages import prefer, reward
 from posttrain.stages import sft as sft_stage
 from posttrain.stages.results import Run

@@ -20,7 +20,7 @@ from posttrain.runs.finished import Finished
 from posttrain.runs.interrupts import Interrupts
 from posttrain.runs.keeper import Keeper
 from posttrain.runs.resume import resume_stage, stage_digests, start_stage
-from posttrain.stages.diagnosis import make_background
+from posttrain.stages.diagnosis import DIAGNOSED, make_background
 from posttrain.stages.stage_record import Record, tracked
 from posttrain.track import Stage
 from posttrain.track.progress import phase
@@ -162,6 +162,8 @@ class Job:
         # The console comes last: its live display starts only once the others could be made.
         shown = () if self.console.quiet else ("console",)
         names = ("jsonl", *self._recipe.run.trackers, *shown) if total_steps else ()
-        per_epoch = total_steps // self._recipe.sft.epochs if stage == "sft" else 0
-        background = make_background(self.setup, stage=stage, steps_per_epoch=per_epoch)
+        background = None
+        if stage in DIAGNOSED:
+            per_epoch = total_steps // self._recipe.sft.epochs if stage == "sft" else 0
+            background = make_background(self.setup, stage=stage, steps_per_epoch=per_epoch)
         return tracked(opened, keeper, names=names, background=background)

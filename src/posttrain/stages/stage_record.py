@@ -13,7 +13,7 @@ from posttrain.protocols import Tracker
 from posttrain.registry import look_up
 from posttrain.runs import StageFolder
 from posttrain.runs.keeper import Keeper, More
-from posttrain.stages.diagnosis import DIAGNOSED, diagnosed
+from posttrain.stages.diagnosis import diagnosed
 from posttrain.track import TRACKERS, ConsoleTracker, Several, Stage
 from posttrain.track.diagnosis import Background, Diagnosing
 
@@ -39,16 +39,19 @@ class Record:
 
 @contextlib.contextmanager
 def tracked(
-    stage: Stage, keeper: Keeper, *, names: Sequence[str], background: Background
+    stage: Stage, keeper: Keeper, *, names: Sequence[str], background: Background | None
 ) -> Iterator[Record]:
-    """Open the trackers of a stage by name; they are closed behind it."""
+    """Open the trackers of a stage by name; they are closed behind it.
+
+    With a background, what they are told is diagnosed too.
+    """
     trackers = [look_up(name, TRACKERS, kind="run.trackers")(stage) for name in names]
     for seen in trackers:
         if isinstance(seen, ConsoleTracker):
             keeper.tell, keeper.say = seen.note, seen.say
     tracker: Tracker = Several(trackers)
     try:
-        if stage.name in DIAGNOSED:
+        if background is not None:
             tracker = diagnosed(trackers, keeper.folder, background=background)
         with keeping(keeper.folder.path):
             yield Record(folder=keeper.folder, tracker=tracker, keeper=keeper)
