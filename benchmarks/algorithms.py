@@ -25,8 +25,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from posttrain.algorithms.table import ALGORITHMS
-from posttrain.build.run import run
 from posttrain.config import recipe_from_dict
+from posttrain.stages.run import run
 
 TASKS: dict[str, dict[str, Any]] = {
     "arithmetic": {

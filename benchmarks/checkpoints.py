@@ -21,11 +21,11 @@ from pathlib import Path
 
 import torch
 from bench_models import SHAPES, write_model
+from posttrain.runs.pace import SHARE
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from posttrain.build.pace import SHARE
 from posttrain.learn.checkpoint import save_learner
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw

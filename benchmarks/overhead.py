@@ -30,10 +30,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from posttrain.build import stages
-from posttrain.build.run import run
 from posttrain.config import recipe_from_dict
 from posttrain.runs import rollouts
+from posttrain.stages import rl_watch
+from posttrain.stages.run import run
 
 WARM_UP = 3
 LIMIT = 0.03
@@ -86,7 +86,7 @@ def measure(changes: dict[str, Any], *, steps: int, folder: Path) -> dict[str, f
         "rl": {**RL, **changes, "steps": steps + WARM_UP},
     }
     clock = Stopwatch()
-    clock.watch(stages._Watch, "on_step")
+    clock.watch(rl_watch.Watch, "on_step")
     clock.watch(rollouts.RolloutWriter, "write")
     clock.watch(rollouts, "_write")
     try:

@@ -24,9 +24,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from posttrain.build.run import Supplied, run
+from posttrain.build.setup import Supplied
 from posttrain.config import recipe_from_dict
 from posttrain.rewards.scorer import RewardScorer
+from posttrain.stages.run import run
 
 WARM_UP = 3  # steps that are not measured: the first batches of a run ahead have no lag yet
 

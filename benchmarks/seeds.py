@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from jobs import Job, add_running, run_all
 
 from posttrain.config import read_recipe, resolve, to_dict
-from posttrain.config.pieces import NO_CHECK
+from posttrain.config.specs import NO_CHECK
 from posttrain.runs import differences, merge_steps, read_json, read_metrics
 from posttrain.runs.files import write_text
 from posttrain.runs.folder import REWARDS

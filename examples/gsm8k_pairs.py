@@ -4,7 +4,7 @@
 
 Four models answered each question, and each answer is known to be right or wrong. Every different
 solution becomes a row {"prompt", "completion", "score"} with the score 1.0 or 0.0, its text as it
-is (calculator annotations such as <<16-3=13>> included); `posttrain.data.preferences` makes pairs
+is (calculator annotations such as <<16-3=13>> included); `data/preference_sets.py` makes pairs
 of the right and the wrong ones. The questions are those of GSM8K's test split: a policy that is
 trained with such a reward model must not be tested on them.
 """
@@ -13,7 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-from posttrain.data.preferences import read_preferences
+from posttrain.data.preference_sets import read_preferences
 from posttrain.data.sources import check_text, read_numbered
 
 

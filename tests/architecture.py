@@ -19,11 +19,19 @@ from architecture_tables import (
     EXTRA_EDGES,
     KERNEL,
     LAYERS,
+    MAX_CORE_LINES,
+    MAX_FAN_OUT,
     MAX_FILE_LINES,
     MAX_FUNCTION_LINES,
+    MAX_MODULES,
     MAX_POSITIONAL,
     MAY_NAME_PIECES,
     MAY_ONLY_IMPORT,
+    MAY_SHARE_NAME,
+    NAMED_BY_STAGE,
+    NOT_CORE,
+    NOT_YET_NAMES,
+    NOT_YET_PACKAGES,
     OTHER_MEANINGS,
     PICKLES,
     SIGNATURE_FIXED_BY_PYTHON,
@@ -74,7 +82,7 @@ class Module:
     """One source file: its dotted name inside posttrain ("" is the root), its tree, its imports."""
 
     def __init__(self, path: Path, root: Path) -> None:
-        self.path = path
+        self.path, self.root = path, root
         self.source = path.read_text(encoding="utf-8")
         self.tree = ast.parse(self.source, filename=str(path))
         *folders, stem = path.relative_to(root).with_suffix("").parts
@@ -146,7 +154,7 @@ def layer_error(module: Module, item: Import) -> str | None:
         return None
     return (
         f"{module.package} may not import {imported}; move the code down a layer, "
-        "or take the object as an argument and let build.py pass it in"
+        "or take the object as an argument and let build pass it in"
     )
 
 
@@ -307,6 +315,54 @@ def contract_suites(module: Module) -> Iterator[Finding]:
                 )
 
 
+def fan_out(module: Module) -> Iterator[Finding]:
+    """A module knows a few others."""
+    names = {own_module(item.name, module.root): item.line for item in module.imports[::-1]}
+    names.pop(None, None)
+    if len(names) > MAX_FAN_OUT:
+        yield (
+            sorted(names.values())[MAX_FAN_OUT],
+            f"imports {len(names)} modules of ours, {MAX_FAN_OUT} allowed; split it by idea",
+        )
+
+
+def own_module(name: str, root: Path) -> Path | None:
+    """The file of ours that an imported name is, or is in; None for third parties, and the root."""
+    first, *parts = name.split(".")
+    for length in range(len(parts), 0, -1) if first == "posttrain" else ():
+        place = root.joinpath(*parts[:length])
+        if place.is_dir() or place.with_suffix(".py").is_file():
+            return place
+    return None
+
+
+def package_size(module: Module) -> Iterator[Finding]:
+    """A package can be taken in at a glance."""
+    number = sorted(module.path.parent.glob("*.py")).index(module.path) + 1
+    if number > MAX_MODULES and module.name.rpartition(".")[0] not in NOT_YET_PACKAGES:
+        yield 1, f"module {number} of its package, {MAX_MODULES} allowed; merge, or part by idea"
+
+
+def own_names(module: Module) -> Iterator[Finding]:
+    """No two modules have the same name: a reader who hears one knows which."""
+    stem = module.path.stem
+    free = stem in MAY_SHARE_NAME | NOT_YET_NAMES or module.name in NAMED_BY_STAGE
+    same = [path for path in sorted(module.root.rglob(f"{stem}.py")) if path < module.path]
+    if same and not free:
+        yield 1, f"{same[0].relative_to(module.root)} has this name; name it by what it does"
+
+
+def core_size(module: Module) -> Iterator[Finding]:
+    """The core can be read in a week."""
+    if module.path.parent != module.root or module.path.stem != "__init__":
+        return
+    files = [path.relative_to(module.root) for path in module.root.rglob("*.py")]
+    core = [module.root / path for path in files if path.parts[0] not in NOT_CORE]
+    num_lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in core)
+    if num_lines > MAX_CORE_LINES:
+        yield 1, f"the core has {num_lines:,} lines, {MAX_CORE_LINES:,} allowed; delete"
+
+
 RULES: list[Callable[[Module], Iterator[Finding]]] = [
     layers,
     doors,
@@ -318,6 +374,10 @@ RULES: list[Callable[[Module], Iterator[Finding]]] = [
     unsafe_code,
     piece_names,
     contract_suites,
+    fan_out,
+    package_size,
+    own_names,
+    core_size,
 ]
 
 

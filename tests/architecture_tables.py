@@ -3,6 +3,23 @@
 MAX_FILE_LINES = 400  # most are under 300: one idea that needs more is better whole
 MAX_FUNCTION_LINES = 60  # without the docstring: equations and examples are welcome
 MAX_POSITIONAL = 2  # beyond self
+MAX_FAN_OUT = 15  # modules of ours that one module imports, lazily or not
+MAX_MODULES = 20  # in a package; a package inside it counts for itself
+
+# The core is all but these: who deletes one of them loses speed, or a tool, and no result.
+NOT_CORE = {"fast", "sandbox", "walkthrough", "viewer", "distributed"}
+# The design asks for 22,000 after the rebuild, and for 26,000 with environments, adapters and the
+# wider interface. This is what there is: lower it with every thousand that goes, never raise it
+# but for a new capability.
+MAX_CORE_LINES = 43_000
+
+# A module has a name of its own; Python gives these, and a stage's file is named by its stage.
+MAY_SHARE_NAME = {"__init__", "__main__"}
+NAMED_BY_STAGE = {"stages.reward", "stages.rl"}
+
+# NOT YET: models/ and the engines are still to be parted into models/ and fast/. Remove what holds.
+NOT_YET_PACKAGES = {"models"}
+NOT_YET_NAMES = {"folder", "layout", "scorer", "scripted", "slots", "weights"}
 
 # Lower never imports higher, and packages of the same layer never import each other.
 LAYERS = [
@@ -12,8 +29,8 @@ LAYERS = [
     ["fast"],  # stands on models, which do without it
     ["rollout", "learn", "runs", "report", "walkthrough"],
     ["pipelines"],
-    ["config", "build", "check"],
-    ["cli"],
+    ["config", "build", "check", "stages"],
+    ["api", "cli"],
     ["__main__"],
 ]
 
@@ -21,7 +38,7 @@ LAYERS = [
 MAY_ONLY_IMPORT = {
     "fast": {"types", "protocols", "algorithms", "models"},
     "pipelines": {"types", "protocols", "algorithms", "data"},
-    "cli": {"config", "build", "check", "runs", "report"},
+    "cli": {"config", "build", "check", "stages", "runs", "report"},
 }
 
 # What a package is entered by: nobody outside imports another module of it.
@@ -32,10 +49,12 @@ EXTRA_EDGES = {
     ("tasks", "rewards"),  # a task names its default rewards
     ("tasks", "data"),  # a task of a file reads its rows
     ("report", "runs"),  # what came out of a run is read from its folder
-    ("build", "config"),  # the composition root turns a config into parts
-    ("check", "config"),
+    ("build", "config"),  # the composition root turns a recipe into parts
+    ("check", "config"),  # it looks at what a recipe asks for
     ("check", "build"),  # it makes the parts as a run does
-    ("build", "check"),  # run.py looks before it trains: of the stages, not of the composition
+    ("stages", "config"),  # each takes its section
+    ("stages", "build"),  # they are handed the parts
+    ("stages", "check"),  # a run looks before it trains
     ("cli", "walkthrough"),  # `posttrain walkthrough` and `posttrain explain` need no config
     ("cli", "algorithms"),
     ("cli", "track"),  # who waits for a library to load reads so
@@ -59,10 +78,10 @@ CONFINED = {
     "matplotlib": ["walkthrough", "report.plot", "report.svg"],
     "mpmath": ["rewards.math.evaluator"],
     "pyarrow": ["data", "runs"],
-    "pydantic": ["config", "build", "check"],
+    "pydantic": ["config"],
     "re2": ["rewards.format"],
     "reasoning_gym": ["tasks"],
-    "rich": ["walkthrough", "track", "report.terminal", "build", "check", "cli"],
+    "rich": ["walkthrough", "track", "report.terminal", "check", "stages", "cli"],
     "safetensors": ["models", "learn"],
     "tensorboard": ["track.tensorboard"],
     "tokenizers": ["data", "models"],

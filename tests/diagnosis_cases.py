@@ -4,9 +4,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from posttrain.track.diagnosis import Setup
+from posttrain.track.diagnosis import Background
 
-SETUP = Setup(
+SETUP = Background(
     decides="exact",
     weights={"exact": 1.0, "format": 0.2, "watched": 0.0},
     critic_warmup=3,
@@ -18,8 +18,8 @@ SETUPS = {
     "memorised": replace(HELD_OUT, shared_prompts=True, keys={"sft.epochs": 30}),
     "nothing_learned": HELD_OUT,
     "many_passes": replace(SETUP, prompts_per_step=4, num_prompts=4),
-    "sft_memorises": Setup(stage="sft", steps_per_epoch=3),
-    "score_follows_length": Setup(stage="reward"),
+    "sft_memorises": Background(stage="sft", steps_per_epoch=3),
+    "score_follows_length": Background(stage="reward"),
 }
 """What is known where a rule needs more than ``SETUP`` says."""
 
@@ -243,7 +243,7 @@ HEALTHY: dict[str, list[dict[str, float]]] = {
     "rounding": course(mismatch__mean=level(1e-4, 60, spread=1e-4)),
 }
 
-HEALTHY_SETUPS: dict[str, tuple[Setup, list[dict[str, float]]]] = {
+HEALTHY_SETUPS: dict[str, tuple[Background, list[dict[str, float]]]] = {
     "held-out problems follow": (
         HELD_OUT,
         course(**part("exact", ramp(0.3, 1.0)), **{"eval/part/exact": ramp(0.25, 0.95)}),
@@ -323,19 +323,19 @@ HEALTHY_SETUPS: dict[str, tuple[Setup, list[dict[str, float]]]] = {
         course(**part("exact", level(0.8, 200)), **{"eval/part/exact": ramp(0.1, 0.6, 200)}),
     ),
     "sft of recipes/demo.toml": (
-        Setup(stage="sft", steps_per_epoch=13),
+        Background(stage="sft", steps_per_epoch=13),
         course(loss__total=DEMO_TRAIN, test__loss=DEMO_HELD_OUT),
     ),
     "the best weights are kept": (
-        Setup(stage="sft", keys={"sft.result": "best"}),
+        Background(stage="sft", keys={"sft.result": "best"}),
         course(loss__total=FEW_TRAIN, test__loss=FEW_HELD_OUT),
     ),
     "the reward model of recipes/rlhf.toml": (
-        Setup(stage="reward"),
+        Background(stage="reward"),
         course(verdict__length_correlation=[0.238], verdict__pairs=[1992.0]),
     ),
     "a correlation over three pairs": (
-        Setup(stage="reward"),
+        Background(stage="reward"),
         course(verdict__length_correlation=[0.8], verdict__pairs=[3.0]),
     ),
 }

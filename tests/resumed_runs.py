@@ -12,12 +12,12 @@ import pytest
 from rich.console import Console
 from small_runs import recipe, same_weights, timeless
 
-from posttrain.build.results import Run
-from posttrain.build.run import run
 from posttrain.config import recipe_from_dict
 from posttrain.learn import learner as learner_module
 from posttrain.runs import read_rollouts
 from posttrain.runs.folder import RunFolder
+from posttrain.stages.results import Run
+from posttrain.stages.run import run
 
 GRPO = {"steps": 6, "save_every": 2, "evaluate_every": 2, "evaluate_problems": 5}
 

@@ -12,9 +12,10 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from posttrain.build.results import Run
-from posttrain.build.run import Supplied, run
+from posttrain.build.setup import Supplied
 from posttrain.config import recipe_from_dict
+from posttrain.stages.results import Run
+from posttrain.stages.run import run
 
 TINY = {"hidden_size": 32, "num_layers": 2, "max_positions": 64}
 TASK = {"name": "arithmetic", "operators": "+", "digits": 1, "num_train": 40, "num_test": 10}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from architecture import RULES, check
-from architecture_tables import CONFINED
+from architecture_tables import CONFINED, MAX_CORE_LINES, MAX_FAN_OUT, MAX_FILE_LINES, MAX_MODULES
 
 SOURCE = Path(__file__).parent.parent / "src"
 
@@ -17,6 +17,8 @@ FULL_FUNCTION = (
     'def full() -> int:\n    """Say.\n' + "\n    more\n" * 60 + '    """\n'
     "    n = 0\n" + "    n = 1\n" * 57 + "    return n\n"
 )
+
+FEW = [f"from posttrain.tasks import task_{number}\n" for number in range(MAX_FAN_OUT)]
 
 CLEAN = {
     "__init__.py": (
@@ -38,6 +40,9 @@ CLEAN = {
     "data/template.py": "import numpy\nimport transformers\n",
     "rewards/exact.py": "from posttrain.registry import build\n",
     "tasks/sums.py": "from posttrain.rewards.exact import exact\n",
+    **{f"tasks/task_{number}.py": "" for number in range(MAX_MODULES - 1)},
+    "report/pages.py": "".join(FEW),
+    "stages/rl.py": "from posttrain.pipelines import rl\n",
     "models/heads.py": (
         "import torch\nfrom transformers import AutoModel\n"
         "class Head:\n"
@@ -51,7 +56,7 @@ CLEAN = {
     "fast/score.py": "from posttrain.fast.kernels.rows import rows\n",
     "learn/learner.py": "from posttrain.fast.score import a\nfrom posttrain.fast import decode\n",
     "track/shown.py": "SHOWN = ('clipped', 'mine')\n",
-    "walkthrough/a.py": "LOSS = 'naive'\n",
+    "walkthrough/sorting.py": "LOSS = 'naive'\n",
     "track/tensorboard.py": "from torch.utils.tensorboard import SummaryWriter\n",
     "rollout/engines/transformers.py": "def start():\n    import transformers\n",
     "runs/folder.py": "import pyarrow\nfrom posttrain import __version__\n",
@@ -206,7 +211,24 @@ VIOLATIONS = {
         3,
         "from typing import Protocol\n\nclass Ghost(Protocol): ...\n",
     ),
+    "16 modules of ours": (
+        "fan_out",
+        "report/pages.py",
+        MAX_FAN_OUT + 2,
+        "".join([*FEW, "def f():\n    import posttrain.tasks.sums\n"]),
+    ),
+    "21 modules": ("package_size", "tasks/task_z.py", 1, ""),
+    "a name twice": ("own_names", "models/template.py", 1, ""),
+    "a core too large": ("core_size", "__init__.py", 1, "import os\n"),
     "load from torch": ("unsafe_code", "learn/a.py", 1, "from torch import load\n"),
+}
+
+# What the violation of a case needs beside its own file.
+MORE = {
+    "a core too large": {
+        f"data/part_{number % 10}/lines_{number}.py": "\n" * MAX_FILE_LINES
+        for number in range(MAX_CORE_LINES // MAX_FILE_LINES + 1)
+    }
 }
 
 
@@ -246,7 +268,7 @@ def test_a_clean_package_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", VIOLATIONS)
 def test_an_injected_violation_is_caught(case: str, tmp_path: Path) -> None:
     rule, name, line, source = VIOLATIONS[case]
-    (violation,) = check(write_package(tmp_path, CLEAN | {name: source}))
+    (violation,) = check(write_package(tmp_path, CLEAN | MORE.get(case, {}) | {name: source}))
     assert (violation.rule, violation.line) == (rule, line)
     assert str(violation).startswith(f"{tmp_path / 'posttrain' / name}:{line}: {rule}: ")
 

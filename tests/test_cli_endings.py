@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from command_line import Command, command_in
 
-from posttrain.build.interrupts import Stopped
 from posttrain.cli import explain
+from posttrain.runs.interrupts import Stopped
 
 SOURCE = Path(__file__).parent.parent / "src"
 

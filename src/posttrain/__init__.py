@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
-    from posttrain.build.api import evaluate, generate, prefer, reward, rl, sft
-    from posttrain.build.results import Run
+    from posttrain.api import Run, evaluate, generate, prefer, reward, rl, sft
     from posttrain.types import Batch, Prompt, Rollout, Sampling, Score, Terms, Turn
 
 __version__ = "0.1.0"  # the one place: pyproject.toml reads it from here
@@ -39,24 +38,20 @@ __all__ = [
     "sft",
 ]
 
-_JOBS = ("evaluate", "generate", "prefer", "reward", "rl", "sft")
+_JOBS = ("Run", "evaluate", "generate", "prefer", "reward", "rl", "sft")
 _TYPES = ("Batch", "Prompt", "Rollout", "Sampling", "Score", "Terms", "Turn")
 
 
 def __getattr__(name: str) -> Any:
     """Everything loads what it needs when it is first asked for."""
     if name in _JOBS:
-        from posttrain.build import api
+        from posttrain import api
 
         return getattr(api, name)
     if name in _TYPES:
         from posttrain import types
 
         return getattr(types, name)
-    if name == "Run":
-        from posttrain.build.results import Run
-
-        return Run
     raise AttributeError(f"module 'posttrain' has no attribute {name!r}")
 
 

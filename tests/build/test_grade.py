@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from posttrain.build.grade import grade_file
+from posttrain.build.grade_file import grade_file
 from posttrain.cli.app import app
 from posttrain.config import GradingSection
 from posttrain.rewards.pool import TRIES

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,17 @@ from small_model import parameters, small_model
 from small_runs import recipe, same_weights, small_run, timeless
 
 from posttrain.algorithms.table import ALGORITHMS
-from posttrain.build.learners import make_learner, make_plan
-from posttrain.build.overlap import make_sampler
-from posttrain.build.parts import make_parts, make_policy
-from posttrain.build.results import Run
-from posttrain.build.run import Supplied
+from posttrain.build.algorithm import make_plan
+from posttrain.build.learners import make_learner
+from posttrain.build.sampler import make_sampler
+from posttrain.build.setup import Supplied, make_policy, make_setup
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.fast import decode
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines import NativeEngine
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.rollout.engines.weights import CopiedWeights, SharedWeights
+from posttrain.stages.results import Run
 from posttrain.types import Prompt, Rollout, Sampling
 
 
@@ -81,7 +82,7 @@ def test_without_a_lag_nothing_is_copied_and_nothing_runs_beside(
 ) -> None:
     """max_lag = 0 is the default, and takes neither the thread nor the copy."""
     plain = ran(tmp_path / "plain")
-    monkeypatch.setattr("posttrain.build.overlap.RunAhead", None)
+    monkeypatch.setattr("posttrain.build.sampler.RunAhead", None)
     monkeypatch.setattr("posttrain.rollout.engines.local.CopiedWeights", None)
     zero = ran(tmp_path / "zero", max_lag=0)
     records = zero.folder.stage("rl").records()
@@ -127,20 +128,20 @@ def test_an_engine_on_the_learners_own_weights_is_refused(tmp_path: Path) -> Non
     """One that is made by name gets a copy; a scripted one is taken as it is."""
     given = resolve(recipe_from_dict(recipe(tmp_path / "run", rl={"steps": 5, "max_lag": 1})))
     policy = make_policy(given, "tiny", device="cpu")
-    parts = make_parts(given, policy, device="cpu")
+    setup = make_setup(given, policy, device="cpu")
     try:
         learner = make_learner(given, policy, section=given.rl, device="cpu", total_steps=5)
-        own = make_sampler(given, policy, parts=parts)
+        own = make_sampler(setup)
         assert isinstance(own.sync(learner), CopiedWeights)
         assert own.model is not policy.model  # type: ignore[attr-defined]
         shared = NativeEngine(policy.model, end_tokens=policy.end_tokens, decode=str)
         with pytest.raises(ValueError, match=r"rl\.max_lag: the engine that was handed over"):
-            make_sampler(given, policy, parts=parts, engine=shared)
+            make_sampler(replace(setup, engine=shared))
         assert isinstance(shared.sync(learner), SharedWeights)
         scripted = ScriptedEngine({})
-        assert make_sampler(given, policy, parts=parts, engine=scripted) is scripted
+        assert make_sampler(replace(setup, engine=scripted)) is scripted
     finally:
-        parts.close()
+        setup.close()
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -152,13 +153,13 @@ def test_what_samples_is_compiled_where_the_model_is(
     model = {"name": "tiny", "compile": wanted}
     given = resolve(recipe_from_dict(recipe(tmp_path / "run", model=model, rl={"steps": 5})))
     policy = make_policy(given, "tiny", device="cpu")
-    parts = make_parts(given, policy, device="cpu")
+    setup = make_setup(given, policy, device="cpu")
     try:
-        engine = make_sampler(given, policy, parts=parts)
+        engine = make_sampler(setup)
         prompt = Prompt(id="0", text="a", tokens=(5, 6))
         engine.generate([prompt], Sampling(max_new_tokens=2), num_samples=1, seed=0)
     finally:
-        parts.close()
+        setup.close()
     assert asked == [policy.model] * wanted
 
 

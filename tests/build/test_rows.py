@@ -14,7 +14,7 @@ from small_runs import RL, recipe
 
 import posttrain
 from posttrain.build.rows import rows_task
-from posttrain.build.run import Supplied
+from posttrain.build.setup import Supplied
 from posttrain.check import check_recipe
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.types import Prompt

@@ -13,10 +13,10 @@ from rich.console import Console
 from small_runs import RECIPE, RL, TINY, recipe
 
 import posttrain
-from posttrain.build.results import Run
-from posttrain.build.run import run
 from posttrain.config import recipe_from_dict, to_toml
 from posttrain.runs import read_rollouts
+from posttrain.stages.results import Run
+from posttrain.stages.run import run
 from posttrain.tasks import PromptTask
 from posttrain.types import Prompt
 

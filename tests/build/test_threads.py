@@ -132,7 +132,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(torch.get_num_threads())
         return found
 
-    monkeypatch.setattr("posttrain.build.run.settle_threads", settle)
+    monkeypatch.setattr("posttrain.stages.job.settle_threads", settle)
     return seen
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from small_runs import recipe, small_run
 
-from posttrain.build import ways as ways_module
-from posttrain.build.ways import Ways, declared, sampling_way, told
+from posttrain.build import declared_ways as ways_module
+from posttrain.build.declared_ways import Ways, declared, sampling_way, told
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.fast import decode
 from posttrain.report import Facts, render_report

@@ -17,10 +17,8 @@ from rich.console import Console
 from small_runs import recipe, small_run
 
 from posttrain.build import learners
-from posttrain.build.keeper import Keeper
-from posttrain.build.parts import make_engine, make_parts, make_policy
-from posttrain.build.run import Supplied
-from posttrain.build.stages import Context
+from posttrain.build.sampler import make_engine
+from posttrain.build.setup import Supplied, make_policy, make_setup
 from posttrain.check import (
     CheckFailedError,
     Line,
@@ -42,8 +40,6 @@ from posttrain.models.load import Policy, load_policy
 from posttrain.protocols import Engine, Learner, Outputs, Sync
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.rollout.engines.weights import SharedWeights
-from posttrain.runs import StageFolder
-from posttrain.track import Several
 from posttrain.types import Batch, Rollout, Turn
 
 ROOT = Path(__file__).parents[2]
@@ -296,20 +292,12 @@ def test_before_rl_changes_nothing(folder: Path, tmp_path: Path) -> None:
     """Weights, gradients and random numbers are afterwards what they were, bit by bit."""
     resolved = resolve(recipe_from_dict(HEALTHY))
     policy = make_policy(resolved, "warm", device="cpu")
-    parts = make_parts(resolved, policy, device="cpu")
-    context = Context(
-        recipe=resolved,
-        policy=policy,
-        parts=parts,
-        folder=StageFolder(tmp_path),
-        tracker=Several([]),
-        keeper=Keeper(StageFolder(tmp_path)),
-    )
+    setup = make_setup(resolved, policy, device="cpu")
     state = torch.get_rng_state()
     try:
-        report = before_rl(context)
+        report = before_rl(setup)
     finally:
-        parts.close()
+        setup.close()
     assert report.ok, told(report)
     assert {line.area for line in report.lines} == set(AREAS) - {"config"}
     assert torch.equal(torch.get_rng_state(), state)

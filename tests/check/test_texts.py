@@ -9,8 +9,8 @@ from small_runs import recipe, small_run
 from tokenizers import normalizers
 
 import posttrain
-from posttrain.build.parts import Parts, make_parts, make_policy
 from posttrain.build.questions import among, learned
+from posttrain.build.setup import Setup, make_policy, make_setup
 from posttrain.build.sft_rows import sft_rows
 from posttrain.check import check_recipe
 from posttrain.config import recipe_from_dict, resolve
@@ -67,8 +67,8 @@ def test_what_is_learned_is_the_text_unless_the_tokens_are_asked_for(tmp_path: P
         values["model"] = {**values["model"], "special_tokens": special_tokens}
         found = resolve(recipe_from_dict(values))
         policy = make_policy(found, "tiny", device="cpu")
-        parts = make_parts(found, policy, device="cpu")
-        [(tokens, mask)] = sft_rows(found, policy, parts=parts).train
+        setup = make_setup(found, policy, device="cpu")
+        [(tokens, mask)] = sft_rows(setup).train
         learned = [token for token, chosen in zip(tokens, mask, strict=True) if chosen]
         ends[special_tokens] = learned.count(policy.tokenizer.eos_token_id)
     assert ends == {"text": 1, "tokens": 2}
@@ -164,9 +164,9 @@ def test_a_run_that_asks_no_test_prompt_is_cautioned_of_one(tmp_path: Path) -> N
 def test_one_among_preferences_is_refused_before_anything_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed: list[Parts] = []
-    ends = Parts.close
-    monkeypatch.setattr(Parts, "close", lambda parts: (closed.append(parts), ends(parts)))
+    closed: list[Setup] = []
+    ends = Setup.close
+    monkeypatch.setattr(Setup, "close", lambda setup: (closed.append(setup), ends(setup)))
     rows = [{"prompt": f"What is 1+{n}?", "chosen": str(1 + n), "rejected": "?"} for n in (1, 5, 6)]
     reward = {"data": lines(tmp_path / "pairs.jsonl", rows)}
     values = given(tmp_path, task=chats(tmp_path), reward=reward, eval=EVAL)
@@ -192,7 +192,7 @@ def test_prompts_that_the_template_writes_alike_are_the_same(tmp_path: Path) -> 
     sft = {"data": lines(tmp_path / "rows.jsonl", rows)}
     values = given(tmp_path, task=task, sft=sft, eval=EVAL)
     found = resolve(recipe_from_dict({**values, "model": {"name": str(tmp_path / "model")}}))
-    made = make_parts(found, make_policy(found, found.model.name, device="cpu"), device="cpu")
+    made = make_setup(found, make_policy(found, found.model.name, device="cpu"), device="cpu")
     assert made.task is not None
     test, shown = made.task.prompts("test"), learned(found, "sft")
     assert among(test, shown) == []

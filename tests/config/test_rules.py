@@ -17,8 +17,8 @@ from config.refused import (
 
 from posttrain.config import cautions, recipe_from_dict, resolve
 from posttrain.config.preference_rules import PREFERENCE_RULES
+from posttrain.config.recipe_rules import RECIPE_CAUTIONS, RECIPE_RULES, SFT_RULES
 from posttrain.config.rl_rules import ENGINE_RULES, PIECE_RULES, RL_CAUTIONS, RL_RULES
-from posttrain.config.rules import RECIPE_CAUTIONS, RECIPE_RULES, SFT_RULES
 
 pytestmark = pytest.mark.usefixtures("fake_tables")
 

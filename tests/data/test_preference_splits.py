@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from posttrain.data.preference_sets import Ranked
 from posttrain.data.preference_splits import check_apart, split_by_prompt
-from posttrain.data.preferences import Ranked
 
 
 def ranked(*completions, prompt="p"):

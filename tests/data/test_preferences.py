@@ -6,7 +6,7 @@ import math
 import pytest
 
 from posttrain.data import sources
-from posttrain.data.preferences import Ranked, read_preferences, write_preferences
+from posttrain.data.preference_sets import Ranked, read_preferences, write_preferences
 
 USER = {"role": "user", "content": "2+3?"}
 FIVE = {"role": "assistant", "content": "5"}

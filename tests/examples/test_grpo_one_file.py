@@ -17,9 +17,9 @@ from posttrain.algorithms.weights import sequence_mean, total
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.models.frozen import Reference
-from posttrain.pipelines.objective import make_objective
 from posttrain.pipelines.plan import Plan, State
 from posttrain.pipelines.rl import Step, train
+from posttrain.pipelines.rl_objective import make_objective
 from posttrain.protocols import Outputs
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.rollout.engines.weights import SharedWeights

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.data.preferences import Ranked, read_preferences
+from posttrain.data.preference_sets import Ranked, read_preferences
 
 FILE = Path(__file__).parents[2] / "examples" / "gsm8k_pairs.py"
 

@@ -8,7 +8,7 @@ from fast.test_packed_states import CASES, batch
 from models.families import build
 from torch import Tensor
 
-from posttrain.fast.attention.blocks import Block, Plain
+from posttrain.fast.attention.blockwise import Block, Plain
 from posttrain.fast.attention.gathered import (
     Gathered,
     GatheredPrompts,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from posttrain.data.minibatch import micro_batches
 from posttrain.fast import captured_pass as recorded_pass
 from posttrain.fast.attention import gathered as gathered_attention
-from posttrain.fast.attention.blocks import Plain
+from posttrain.fast.attention.blockwise import Plain
 from posttrain.fast.attention.gathered import Gathered, GatheredPrompts, sequences_of
 from posttrain.fast.captured_pass import CapturedPasses, _Pass, pausing
 from posttrain.fast.cast_copy import Aliases

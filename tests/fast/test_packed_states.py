@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posttrain.algorithms import ops
 from posttrain.fast import packed_states as states
-from posttrain.fast.attention.blocks import Block, Padded, Plain
+from posttrain.fast.attention.blockwise import Block, Padded, Plain
 from posttrain.fast.packing import pack
 from posttrain.fast.score import score_tokens
 from posttrain.models import head

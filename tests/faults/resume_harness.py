@@ -40,14 +40,18 @@ from faults.worker_kills import counted as workers_killed  # noqa: E402
 from faults.worker_kills import killing_workers  # noqa: E402
 from small_runs import TINY, recipe, timeless  # noqa: E402
 
-from posttrain.build import keeper  # noqa: E402
-from posttrain.build import run as build_run  # noqa: E402
 from posttrain.cli import main  # noqa: E402
 from posttrain.config import recipe_from_dict, to_toml  # noqa: E402
 from posttrain.models.load import load_policy  # noqa: E402
 from posttrain.report import plot_curves  # noqa: E402
-from posttrain.runs import RunFolder, folder, read_rollouts  # noqa: E402
+from posttrain.runs import (  # noqa: E402
+    RunFolder,
+    folder,
+    keeper,
+    read_rollouts,
+)
 from posttrain.runs.checkpoints import checkpoint_steps, newest  # noqa: E402
+from posttrain.stages import job  # noqa: E402
 
 RL: dict[str, Any] = {
     "steps": 12,
@@ -117,7 +121,7 @@ class Counted(keeper.Keeper):
 def command(*arguments: str, clock: float = 0.0, counted: bool = False) -> None:
     """The command line, in this process; with a clock that is wrong by some seconds."""
     if counted:
-        build_run.Keeper = Counted  # type: ignore[misc]
+        job.Keeper = Counted  # type: ignore[misc]
     true, now = time.time, folder.datetime.now
     time.time = lambda: true() + clock
 

@@ -19,9 +19,9 @@ from loop_parts import rollout
 from small_model import OPTIONS
 from small_runs import recipe, same_weights, small_run
 
-from posttrain.data.preferences import read_preferences
+from posttrain.data.preference_sets import read_preferences
 from posttrain.disk import NotWrittenError
-from posttrain.learn.record import write_batch
+from posttrain.learn.batch_file import write_batch
 from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
 from posttrain.report import plot_curves

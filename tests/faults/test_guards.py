@@ -10,13 +10,13 @@ import pytest
 import torch
 from small_runs import TASK, recipe, same_weights, small_run, timeless
 
-from posttrain.build.guards import _Keeper
+from posttrain.learn.batch_file import read_batch
 from posttrain.learn.learner import LocalLearner
-from posttrain.learn.record import read_batch
 from posttrain.pipelines.guard import Skipped
 from posttrain.protocols import Objective, Outputs, StepResult
 from posttrain.runs import RunFolder
 from posttrain.runs.lock import FolderInUseError, held
+from posttrain.stages.guards import _Skipped
 from posttrain.types import Batch, Terms
 
 step = LocalLearner.step
@@ -205,13 +205,13 @@ def test_only_the_first_skipped_batches_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also by a run that goes on: those of the first half count."""
-    monkeypatch.setattr("posttrain.build.guards.MOST_KEPT", 2)
+    monkeypatch.setattr("posttrain.stages.guards.MOST_KEPT", 2)
     place = tmp_path / "skipped"
-    keep = _Keeper(place, str)
+    keep = _Skipped(place, str)
     batch = Batch.from_rewards([1.0])
     result = StepResult(loss=math.nan, gradient_norm=math.nan, learning_rate=0.0, metrics={})
     for number in (1, 2, 3):
-        keep = _Keeper(place, str) if number == 2 else keep
+        keep = _Skipped(place, str) if number == 2 else keep
         keep(Skipped(step=number, number=1, batch=batch, result=result))
     assert sorted(path.parent.name for path in place.glob("*/*.json")) == [
         "step-000001",

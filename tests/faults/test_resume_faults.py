@@ -1,7 +1,7 @@
 """Runs that are killed at random moments and go on: the end is as if nothing had happened.
 
 A few kills here; ``make faults`` takes two hundred. What a kill inside each part of a checkpoint
-does is in tests/build/test_resume.py.
+does is in tests/runs/test_resume.py.
 """
 
 import json

@@ -16,7 +16,7 @@ from posttrain.fast.graphs import CaptureError, Pool, capturing
 from posttrain.fast.score import score_tokens
 from posttrain.learn.learner import LocalLearner
 from posttrain.models.gpu_memory import empty_cache
-from posttrain.pipelines.supervised import likelihood
+from posttrain.pipelines.likelihood import likelihood
 from posttrain.types import Batch
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from posttrain.fast import packed_states as states
 from posttrain.fast.attention import gathered as gathered_attention
-from posttrain.fast.attention.blocks import Block, Flash, Plain
+from posttrain.fast.attention.blockwise import Block, Flash, Plain
 from posttrain.fast.attention.gather_kv import Layout, gather_kv, scatter_grads
 from posttrain.fast.score import score_tokens
 from posttrain.types import Batch

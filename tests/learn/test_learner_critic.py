@@ -25,7 +25,7 @@ from posttrain.data.collate import collate_ranked
 from posttrain.learn.learner import scores
 from posttrain.models.load import load_policy
 from posttrain.models.reward import reward_from_policy
-from posttrain.pipelines.preferences import preference
+from posttrain.pipelines.reward_model import preference
 from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from small_runs import TINY, small_run
 
-from posttrain.build.results import Run
-from posttrain.build.run import Supplied
+from posttrain.build.setup import Supplied
 from posttrain.check import CheckFailedError
 from posttrain.data.template import Template
 from posttrain.models.load import Policy, load_policy
@@ -25,6 +24,7 @@ from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines import ENGINES, NativeEngine
 from posttrain.rollout.engines.draws import Decode
 from posttrain.rollout.engines.weights import SharedWeights
+from posttrain.stages.results import Run
 from posttrain.tasks import PromptTask
 from posttrain.track.diagnosis import RULES
 from posttrain.types import Prompt, Rollout

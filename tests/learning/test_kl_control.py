@@ -12,7 +12,7 @@ from small_model import small_model
 
 from posttrain.algorithms.advantages import plain_return
 from posttrain.algorithms.kl import Coefficient
-from posttrain.build.learners import make_plan
+from posttrain.build.algorithm import make_plan
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from small_runs import TINY, small_run
 
-from posttrain.build.results import Run
-from posttrain.build.run import Supplied
+from posttrain.build.setup import Supplied
+from posttrain.stages.results import Run
 from posttrain.tasks import PromptTask
 from posttrain.types import Prompt
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from posttrain.algorithms.table import ALGORITHMS
-from posttrain.build.learners import make_plan
+from posttrain.build.algorithm import make_plan
 from posttrain.config import RlSection, recipe_from_dict, resolve
 from posttrain.data.collate import collate
 from posttrain.data.template import Template
@@ -22,9 +22,9 @@ from posttrain.learn.trained import Trained
 from posttrain.models.critic import separate_critic, shared_critic
 from posttrain.models.frozen import Reference
 from posttrain.models.load import Policy, load_policy
-from posttrain.pipelines.objective import make_objective
 from posttrain.pipelines.plan import Plan, State
 from posttrain.pipelines.rl import prepare
+from posttrain.pipelines.rl_objective import make_objective
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.types import Prompt, Rollout, Sampling, Score
 

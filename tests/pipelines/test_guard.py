@@ -6,7 +6,7 @@ import pytest
 from loop_parts import FakeLearner, collected, plan, sampled
 
 from posttrain.algorithms.kl import Coefficient
-from posttrain.pipelines import supervised
+from posttrain.pipelines import likelihood
 from posttrain.pipelines.fit import Fitted, fit
 from posttrain.pipelines.guard import Guard, Guarded, Skipped
 from posttrain.pipelines.plan import Plan
@@ -119,9 +119,9 @@ def test_supervised_stages_are_guarded_too() -> None:
 
     with pytest.raises(RuntimeError, match="last 2 optimiser steps"):
         fit(
-            supervised.batches(rows, 1, epochs=1, pad_token=0, seed=0),
+            likelihood.batches(rows, 1, epochs=1, pad_token=0, seed=0),
             Guarded(Skipping("x.xx."), guard),
-            objective=supervised.likelihood,
+            objective=likelihood.likelihood,
             on_step=on_step,
         )
     assert log == [(1, 1, 1), (2, 0, 1), (3, 1, 2), (4, 1, 3)]

@@ -12,7 +12,7 @@ from posttrain.data.collate import collate_ranked
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.pipelines.fit import Fitted, fit
-from posttrain.pipelines.preferences import RankedTokens, batches, judge, preference
+from posttrain.pipelines.reward_model import RankedTokens, batches, judge, preference
 from posttrain.protocols import Outputs
 from posttrain.types import Batch
 

@@ -9,7 +9,7 @@ from posttrain.data.collate import collate_demonstrations
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.pipelines.fit import fit, num_steps
-from posttrain.pipelines.supervised import Row, batches, held_out_loss, likelihood
+from posttrain.pipelines.likelihood import Row, batches, held_out_loss, likelihood
 from posttrain.types import Batch
 
 END = 1

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from rewards.mishaps import Pooled, rollouts
 
-from posttrain.config.pieces import complete_reward
+from posttrain.config.specs import complete_reward
 from posttrain.rewards import REWARDS, declare
 from posttrain.rewards.bound import bind
 from posttrain.rewards.scorer import RewardScorer

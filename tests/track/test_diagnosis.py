@@ -29,13 +29,20 @@ from rich.console import Console
 
 from posttrain.config.describe import find_field
 from posttrain.track import ConsoleTracker, JsonlTracker, Several, Stage
-from posttrain.track.diagnosis import RULES, Diagnosing, Diagnosis, Finding, Setup, read_findings
+from posttrain.track.diagnosis import (
+    RULES,
+    Background,
+    Diagnosing,
+    Diagnosis,
+    Finding,
+    read_findings,
+)
 from posttrain.track.diagnosis.page import diagnosis_page
 
 Records = Sequence[Mapping[str, float]]
 
 
-def run(records: Records, setup: Setup = SETUP) -> list[Finding]:
+def run(records: Records, setup: Background = SETUP) -> list[Finding]:
     """What is found on the way, with what is over."""
     diagnosis = Diagnosis(setup)
     for step, record in enumerate(records, start=1):
@@ -43,7 +50,7 @@ def run(records: Records, setup: Setup = SETUP) -> list[Finding]:
     return diagnosis.findings
 
 
-def finished(records: Records, setup: Setup = SETUP) -> list[Finding]:
+def finished(records: Records, setup: Background = SETUP) -> list[Finding]:
     """What is found at the end, and not before."""
     diagnosis = Diagnosis(setup)
     for step, record in enumerate(records, start=1):
@@ -108,7 +115,7 @@ SIGNALS = [
 
 @pytest.mark.parametrize(("mean", "spread", "setup", "case"), SIGNALS)
 def test_no_signal_names_the_case_that_holds(
-    mean: float, spread: float, setup: Setup, case: str
+    mean: float, spread: float, setup: Background, case: str
 ) -> None:
     """And its remedy alone; what is in the recipe already is not proposed."""
     record = {**AGREED, "reward/std": spread, "reward/mean": mean, "reward/part/exact": mean}
@@ -150,7 +157,7 @@ MARKS = [
 
 
 @pytest.mark.parametrize(("mean", "setup", "said"), MARKS)
-def test_a_reward_is_judged_by_its_full_marks(mean: float, setup: Setup, said: str) -> None:
+def test_a_reward_is_judged_by_its_full_marks(mean: float, setup: Background, said: str) -> None:
     """1 out of 10 is nearly nothing; and what declares no maximum and gives 10 is not known."""
     record = {**AGREED, "reward/std": 0.0, "reward/mean": mean, "reward/part/exact": mean}
     diagnosis = Diagnosis(setup, before={"eval/part/exact": mean, "eval/problems": 56.0})
@@ -201,7 +208,7 @@ def test_with_dynamic_sampling_held_out_problems_are_asked() -> None:
 def test_without_a_judge_only_equal_rewards_are_spoken_of() -> None:
     """A constant reward of 1 need not be full marks; one of 0 is nothing in any scale."""
     for mean, case in ((1.0, "every answer gets the same"), (0.0, "all wrong")):
-        (alone,) = run([{"reward/std": 0.0, "reward/mean": mean}] * 6, Setup())
+        (alone,) = run([{"reward/std": 0.0, "reward/mean": mean}] * 6, Background())
         assert alone.text == (
             f"nothing to learn from: all rewards are equal: {case} (reward {mean:.2f})"
         )
@@ -427,7 +434,7 @@ def test_what_train_prompts_teach_by_heart_is_not_called_hacking() -> None:
 
 
 def test_what_is_cut_on_purpose_is_no_drift() -> None:
-    cut = Setup(rounding=float("inf"))
+    cut = Background(rounding=float("inf"))
     assert run(course(mismatch__mean=ramp(0.01, 3.0)), cut) == []
 
 
@@ -444,7 +451,7 @@ VALUES = st.floats(allow_nan=True, allow_infinity=True, width=16)
 @given(st.lists(st.dictionaries(st.sampled_from(METRICS), VALUES), max_size=40))
 def test_no_history_breaks_a_rule(records: list[dict[str, float]]) -> None:
     run(records)
-    run([record for record in records for _ in range(6)], Setup())
+    run([record for record in records for _ in range(6)], Background())
 
 
 def test_a_long_run_forgets_its_middle_and_keeps_its_start() -> None:

@@ -19,13 +19,13 @@ from small_runs import RECIPE, TINY
 
 import posttrain
 from posttrain.config.toml import write_toml
-from posttrain.track.terminal import Terminal
+from posttrain.track.safe_terminal import Terminal
 
 # A colour, a link, a window title, a C1 introducer, text that runs backwards, a return, markup.
 NASTY = "[red]\x1b[31m\x1b]8;;http://x\x07\x1b]0;t\x07\x9b2J\u202e\r\x08:smile:[/red]"
 NAME = NASTY.replace("/", "|")  # as a file may be called
 SOURCE = Path(posttrain.__file__).parent
-DOOR = SOURCE / "track" / "terminal.py"
+DOOR = SOURCE / "track" / "safe_terminal.py"
 PAGES = ("config/__main__.py", "track/diagnosis/__main__.py", "cli/explain.py")
 """Modules that print a page of our documentation when they are run by themselves."""
 EXAMINER = "sandbox/examiner.py"

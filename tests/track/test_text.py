@@ -8,7 +8,7 @@ import unicodedata
 import pytest
 
 from posttrain.track.encoding import encode_json
-from posttrain.track.text import command_line, printable
+from posttrain.track.printable import command_line, printable
 
 # The planes that hold characters of this kind, and those of the tags at U+E0000.
 EVERY_CHARACTER = "".join(map(chr, (*range(0x20000), *range(0xE0000, 0xE0100))))

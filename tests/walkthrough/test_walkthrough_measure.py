@@ -10,8 +10,8 @@ from posttrain.walkthrough.measure import (
     likeliest,
     one_token_changes,
 )
-from posttrain.walkthrough.policy import Policies, initial_policies
 from posttrain.walkthrough.settings import LARGEST, REWARDS, Configuration, Schedule, prompts
+from posttrain.walkthrough.sorting_policy import Policies, initial_policies
 
 
 def uniform() -> Policies:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from posttrain.config.pieces import NO_CHECK
+from posttrain.config.specs import NO_CHECK
 from posttrain.protocols import Task
 from posttrain.registry import Spec, look_up, options, split
 from posttrain.rewards import REWARDS

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from posttrain import __version__
-from posttrain.build.function_digest import function_digest
+from posttrain.build.setup import Supplied
 from posttrain.config import Recipe, Resolved
 from posttrain.config.places import PIECES, WORDS
 from posttrain.registry import look_up
 from posttrain.runs import config_digest
+from posttrain.runs.function_digest import function_digest
 
 _FILES = ("data", "test_data", "backbone")
 _OF_MODELS = (".json", ".safetensors", ".jinja", ".txt", ".model")  # weights, tokenizer, template
@@ -56,6 +57,25 @@ def _own_function(name: str) -> str | None:
     if ":" not in name or name.startswith("reasoning_gym:"):
         return None
     return function_digest(look_up(name, {}, kind="task, reward or piece"))
+
+
+def supplied_digests(given: Supplied) -> dict[str, Any]:
+    """What the run folder remembers of objects, so that another reward is another run."""
+    known: dict[str, Any] = {}
+    if "task" in given:
+        prompts = [*given["task"].prompts("train"), *given["task"].prompts("test")]
+        known["task"] = config_digest(repr(prompts))
+    if "rewards" in given:
+        known["rewards"] = {
+            reward.name: {
+                "weight": reward.weight,
+                "function_and_what_it_uses": function_digest(reward.function),
+            }
+            for reward in given["rewards"].rewards
+        }
+    if "engine" in given:
+        known["engine"] = type(given["engine"]).__name__
+    return {"supplied": known} if known else {}
 
 
 def code_version() -> dict[str, str]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from posttrain.build.parts import make_policy, tell_left_out
 from posttrain.build.questions import of_ranked
+from posttrain.build.rendered_prompts import tell_left_out
+from posttrain.build.setup import make_policy
 from posttrain.config import Resolved, RewardSection
 from posttrain.config.defaults import TEST_SHARE
+from posttrain.data.preference_sets import Ranked, read_preferences
 from posttrain.data.preference_splits import check_apart, split_by_prompt
-from posttrain.data.preferences import Ranked, read_preferences
 from posttrain.data.template import Template
 from posttrain.models.cache import context_length
 from posttrain.models.load import Policy
-from posttrain.pipelines.preferences import RankedTokens
+from posttrain.pipelines.reward_model import RankedTokens
 from posttrain.types import Prompt
 
 PAIRS, TEST_PAIRS = "pairs.jsonl", "test_pairs.jsonl"

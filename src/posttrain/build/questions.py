@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from posttrain.config import Resolved
-from posttrain.data.preferences import Ranked, read_preferences
+from posttrain.data.preference_sets import Ranked, read_preferences
 from posttrain.data.sources import read_demonstrations
 from posttrain.data.template import Template, words
 from posttrain.protocols import Task

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from posttrain.config import GradingSection
-from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.preference_rules import OWN_STAGE
+from posttrain.config.specs import MODEL_REWARD
 from posttrain.data.template import Template
 from posttrain.models.cache import context_length
 from posttrain.models.reward import RewardModel
 from posttrain.models.reward_scorer import reward_scorer
 from posttrain.rewards.pool import GradingPool
 from posttrain.rewards.scorer import RewardScorer
-from posttrain.types import Rollout
+from posttrain.track.printable import printable
+from posttrain.types import Rollout, Score
 
 
 def make_scorer(
@@ -70,6 +71,24 @@ def workers_died(scorer: object, metric: str) -> dict[str, float]:
     grader = getattr(scorer, "grader", None)
     died = grader.died if isinstance(grader, GradingPool) else 0
     return {metric: float(died)} if died else {}
+
+
+def check_invalid(rollouts: Sequence[Rollout], max_invalid: float, *, of: str = "") -> None:
+    """Stop the run when too many graders broke, with what the first one said."""
+    broken = [r for r in rollouts if r.score is not None and not r.score.ok]
+    if len(broken) <= max_invalid * len(rollouts):
+        return
+    first = broken[0]
+    score = first.score or Score(value=0.0)
+    shown = [f"prompt {first.prompt.id!r}: {printable(first.prompt.text, limit=200)}"]
+    shown.append(f"completion: {printable(first.text, limit=400)}")
+    shown += [printable(line, limit=200) for line in score.details.splitlines()]
+    raise RuntimeError(
+        f"rewards: {len(broken)} of {len(rollouts)} scores{of} are broken, more than max_invalid "
+        f"= {max_invalid:g}. The first, on prompt {first.prompt.id!r}: {score.reason}. "
+        "Fix the reward; `posttrain` never counts a broken grader as a wrong answer\n  "
+        + "\n  ".join(shown)
+    )
 
 
 class Reader:

@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.build.parts import Parts, tell_left_out
 from posttrain.build.questions import first_question
-from posttrain.config import Resolved, SftSection
+from posttrain.build.rendered_prompts import tell_left_out
+from posttrain.build.setup import Setup
+from posttrain.config import SftSection
 from posttrain.data.demonstration_splits import Demonstration, check_held_out, hold_out
 from posttrain.data.sources import read_demonstrations
 from posttrain.data.template import Template
 from posttrain.models.cache import context_length
 from posttrain.models.load import Policy
-from posttrain.pipelines.supervised import Row
+from posttrain.pipelines.likelihood import Row
 from posttrain.protocols import Task
 from posttrain.tasks import demonstrations
 from posttrain.types import Prompt
@@ -45,9 +46,9 @@ class _Read:
     note: str = ""
 
 
-def sft_rows(recipe: Resolved, policy: Policy, *, parts: Parts) -> SftRows:
+def sft_rows(setup: Setup) -> SftRows:
     """The demonstrations of a recipe, all of them."""
-    read, template, end = _read(recipe, parts), parts.template, policy.end_tokens[0]
+    read, template, end = _read(setup), setup.template, setup.policy.end_tokens[0]
     train, test = (_rows(rows, template, end=end) for rows in (read.train, read.test))
     return SftRows(train=train, test=test, note=read.note)
 
@@ -90,8 +91,8 @@ def _tokens(row: Demonstration, number: int, *, template: Template, end: int) ->
     return (*prompt, *completion), chosen
 
 
-def _read(recipe: Resolved, parts: Parts) -> _Read:
-    section, seed, task = recipe.sft, recipe.run.seed, parts.task
+def _read(setup: Setup) -> _Read:
+    section, seed, task = setup.recipe.sft, setup.recipe.run.seed, setup.task
     own = section.data == "task"
     if own and task is None:
         raise ValueError('sft.data: "task" needs a task; name one, or give a JSONL file')
@@ -105,12 +106,12 @@ def _read(recipe: Resolved, parts: Parts) -> _Read:
         return _Read(train=train)
     if section.test_data is not None:
         test = read_demonstrations(section.test_data)
-        key = _question(parts.template, (*train, *test))
+        key = _question(setup.template, (*train, *test))
         check_held_out(train, test, where="sft.test_data", key=key)
         return _Read(train=train, test=_some(test, section.evaluate_demonstrations, seed=seed))
     if own and task is not None:
         return _of_task(train, task, section=section, seed=seed)
-    return _of_file(train, section=section, seed=seed, template=parts.template)
+    return _of_file(train, section=section, seed=seed, template=setup.template)
 
 
 def _question(template: Template, rows: Sequence[Demonstration]) -> Callable[[Demonstration], str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from posttrain.build.parts import choose_compile, choose_device
+from posttrain.build.setup import choose_compile, choose_device
 from posttrain.config import Recipe
 from posttrain.models.load import Policy
 from posttrain.rollout.engines.local import samples_alone

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.build.fingerprint import contents_digest
-from posttrain.build.places import as_recorded
 from posttrain.build.questions import demonstrated, questions, spellings
-from posttrain.build.resume import BESIDE_RECIPE
-from posttrain.build.sources import run_of
+from posttrain.build.start_folder import as_recorded
 from posttrain.config import Resolved
 from posttrain.data.template import words
 from posttrain.protocols import Task
 from posttrain.registry import look_up, options
 from posttrain.runs import RunFolder, rollout_table
+from posttrain.runs.finished import run_of
+from posttrain.runs.resume import BESIDE_RECIPE
 from posttrain.tasks import TASKS, make_task
-from posttrain.track.text import command_line, printable
+from posttrain.track.printable import command_line, printable
 from posttrain.types import Prompt
 
 

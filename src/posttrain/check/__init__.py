@@ -15,16 +15,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from posttrain.build.parts import Parts
-from posttrain.build.stages import Context
-from posttrain.build.supplied import Supplied
+from posttrain.build.setup import Setup, Supplied
 from posttrain.build.threads import own_threads
 from posttrain.check.bench import Bench
 from posttrain.check.checklist import CHECKS, look
 from posttrain.check.verdicts import AREAS, Area, CheckFailedError, Line, Report
-from posttrain.config import Quantity, Recipe, Resolved, arithmetic, read_recipe, recipe_from_dict
+from posttrain.config import Quantity, Recipe, arithmetic, read_recipe, recipe_from_dict
 from posttrain.config.read import parse_overrides, read_values
-from posttrain.models.load import Policy
 from posttrain.models.quiet import compiler_explained
 from posttrain.track.progress import phase
 
@@ -66,19 +63,18 @@ def _check(read: Callable[[], Recipe], *, fast: bool, supplied: Supplied | None)
             return _report(bench)
         finally:
             bench.close()
-            if bench.has("parts"):
-                bench.parts.close()
+            if bench.has("setup"):
+                bench.setup.close()
 
 
-def before_run(
-    recipe: Resolved, policy: Policy, *, parts: Parts, stages: Sequence[str], console: Console
-) -> None:
+def before_run(setup: Setup, stages: Sequence[str], *, console: Console) -> None:
     """Refuse what one of the stages to come would only find when it comes, and caution of the rest.
 
     What the check before rl looks at again, that one warns of.
     """
     bench = Bench("start")
-    bench.take(recipe, stages, policy=policy, parts=parts)
+    bench.take(setup.recipe, stages)
+    bench.take_setup(setup)
     later = {check.name for check in CHECKS if "rl" in check.at}
     with phase("looking at the data"):
         lines = look(bench)
@@ -90,11 +86,11 @@ def before_run(
             console.print(Text.assemble(("caution: ", "yellow"), said), soft_wrap=True)
 
 
-def before_rl(context: Context, *, supplied: Supplied | None = None) -> Report:
+def before_rl(setup: Setup) -> Report:
     """The quick check of an rl stage that is about to begin, on the parts that it will use."""
-    bench = Bench("rl", fast=True, supplied=supplied)
-    bench.take(context.recipe, ["rl"], policy=context.policy, parts=context.parts)
-    bench.reward_model = context.reward_model
+    bench = Bench("rl", fast=True)
+    bench.take(setup.recipe, ["rl"])
+    bench.take_setup(setup)
     with contextlib.closing(bench):
         return _report(bench)
 

@@ -12,7 +12,7 @@ from posttrain.check.verdicts import Verdict
 from posttrain.rewards import REWARDS
 from posttrain.rewards.extraction import Extract, extract_answer
 from posttrain.rewards.scorer import FROM_ROLLOUT, RewardScorer
-from posttrain.track.text import printable
+from posttrain.track.printable import printable
 from posttrain.types import Prompt, Rollout, Score, Turn
 from posttrain.types.marks import Marks, above_one, how_to_declare, is_right
 
@@ -93,7 +93,7 @@ def claims(bench: Bench) -> bool:
     """
     rewards = bench.scorer.rewards if isinstance(bench.scorer, RewardScorer) else ()
     learned = [reward for reward in rewards if reward.weight]
-    checks = any(reward.name == bench.parts.marks.check for reward in learned)
+    checks = any(reward.name == bench.setup.marks.check for reward in learned)
     read = [name for reward in learned for name in reward.wanted]
     return not learned or checks or any(name not in FROM_ROLLOUT for name in read)
 
@@ -101,13 +101,13 @@ def claims(bench: Bench) -> bool:
 def _right(bench: Bench, kind: str, *also: Marks) -> float | None:
     """Share of a kind with full marks, by the run's own or these; None where none was scored."""
     found = valid(bench, kind)
-    marks = (bench.parts.marks, *also)
+    marks = (bench.setup.marks, *also)
     return sum(any(is_right(r, m) for m in marks) for r in found) / len(found) if found else None
 
 
 def _earned(bench: Bench, kind: str) -> float | None:
     """Share of a kind that is right, or gets full marks from all that is learned from."""
-    learned = replace(bench.parts.marks, check="")
+    learned = replace(bench.setup.marks, check="")
     return _right(bench, kind, *(() if above_one(bench.known, learned) else (learned,)))
 
 
@@ -116,7 +116,7 @@ def compare_answers(bench: Bench) -> Iterator[Verdict]:
 
     A reward that does not look at the data claims nothing of right and wrong: of it nothing fails.
     """
-    marks, knows = bench.parts.marks, claims(bench)
+    marks, knows = bench.setup.marks, claims(bench)
     if not marks.judged:
         yield Verdict("pass", "nothing checks answers, and no reward has full marks")
         return
@@ -153,7 +153,7 @@ def compare_answers(bench: Bench) -> Iterator[Verdict]:
 
 
 def _gold(bench: Bench) -> Verdict:
-    marks, share = bench.parts.marks, _right(bench, "gold")
+    marks, share = bench.setup.marks, _right(bench, "gold")
     if share is None:
         return Verdict("fail", "none could be graded: see broken scores, below", "mend the reward")
     found, judges = valid(bench, "gold"), " and ".join(map(repr, marks.judged))
@@ -193,7 +193,7 @@ def _mend(bench: Bench, *, share: float, judges: str) -> str:
 
 def _better_extract(bench: Bench, most: float) -> str:
     """The option ``extract`` under which most gold answers get full marks; "" where none helps."""
-    name, best = bench.parts.marks.check, ""
+    name, best = bench.setup.marks.check, ""
     function = REWARDS.get(name)
     if function is None:
         return ""

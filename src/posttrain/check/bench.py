@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from posttrain.build.parts import Parts
-from posttrain.build.supplied import Supplied
+from posttrain.build.setup import Setup, Supplied
 from posttrain.check.verdicts import Verdict
 from posttrain.config import Recipe, Resolved, RewardSection, RlSection, SftSection
 from posttrain.config.usual import far_from_usual
@@ -43,7 +41,7 @@ class Bench:
     task: Task
     policy: Policy
     template: Template
-    parts: Parts
+    setup: Setup
     scorer: Scorer
     engine: Engine
     backbone: Policy
@@ -67,8 +65,6 @@ class Bench:
     decode_seconds: float
     """What sampling the groups takes once warm."""
 
-    reward_model: Path | None = None
-    """That of this run, where its stage reward is done."""
     stand_in: bool = False
     """Whether other rewards stand in for a reward model that this run is still to train."""
     untrained: bool = False
@@ -85,24 +81,21 @@ class Bench:
     ) -> None:
         self.moment, self.fast = moment, fast
         self.supplied = supplied or Supplied()
-        if self.supplied.engine is not None:
-            self.engine, self.own_engine = self.supplied.engine, True
+        if "engine" in self.supplied:
+            self.engine, self.own_engine = self.supplied["engine"], True
 
-    def take(
-        self,
-        recipe: Resolved,
-        stages: Sequence[str],
-        *,
-        policy: Policy | None = None,
-        parts: Parts | None = None,
-    ) -> None:
-        """Put a recipe with the stages to come on the bench, and its parts where they are made."""
+    def take(self, recipe: Resolved, stages: Sequence[str]) -> None:
+        """Put a recipe with the stages to come on the bench."""
         self.recipe, self.stages = recipe, stages
-        made: dict[str, Any] = {stage: getattr(recipe, stage) for stage in stages}
-        made |= {"policy": policy, "parts": parts}
-        if parts is not None:
-            made |= {"task": parts.task, "scorer": parts.scorer, "template": parts.template}
+        self.__dict__.update((stage, getattr(recipe, stage)) for stage in stages)
+
+    def take_setup(self, setup: Setup) -> None:
+        """Put a whole setup there, and each part of it that there is."""
+        self.setup = setup
+        made = {name: getattr(setup, name) for name in ("policy", "template", "task", "scorer")}
         self.__dict__.update((name, part) for name, part in made.items() if part is not None)
+        if setup.engine is not None:
+            self.engine, self.own_engine = setup.engine, True
 
     def close(self) -> None:
         """Close the engine, unless it was handed over."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from posttrain.build.finished import check_models
-from posttrain.build.parts import (
+from posttrain.build.model_source import check_models
+from posttrain.build.sampler import make_plain_sampler
+from posttrain.build.setup import (
     choose_device,
-    make_engine,
-    make_parts,
     make_policy,
+    make_setup,
     make_template,
     monitored,
 )
@@ -18,14 +18,14 @@ from posttrain.build.threads import use_threads
 from posttrain.check.bench import Bench, heard
 from posttrain.check.verdicts import Verdict
 from posttrain.config import Resolved, cautions, resolve
-from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.preference_rules import OWN_STAGE
+from posttrain.config.specs import MODEL_REWARD
 from posttrain.tasks import make_task
 
 
 def read_recipe(bench: Bench) -> Iterator[Verdict]:
     """Every key is known, and every rule holds; what is far from usual is cautioned of."""
-    recipe = resolve(bench.read(), supplied=bench.supplied.names())
+    recipe = resolve(bench.read(), supplied=bench.supplied)
     yield Verdict("pass", f"{' → '.join(recipe.stages)}, every key resolved")
     for caution in cautions(recipe):
         key, _, said = caution.partition(": ")
@@ -51,7 +51,7 @@ def take_task(bench: Bench) -> Sequence[Verdict]:
     """The task, with what it warns of."""
     given = bench.recipe.task
     with heard() as said:
-        task = bench.supplied.task or (make_task(given) if given is not None else None)
+        task = bench.supplied.get("task") or (make_task(given) if given is not None else None)
     if task is not None:
         bench.task = task
     return said
@@ -74,14 +74,14 @@ def make_rewards(bench: Bench) -> None:
     recipe = bench.recipe
     if recipe.task is not None and not bench.has("task"):
         return
-    parts = make_parts(
+    setup = make_setup(
         _with_stand_in(bench) if bench.stand_in else recipe,
         bench.policy,
         device=choose_device(recipe),
         task=bench.task if bench.has("task") else None,
-        rewards=bench.supplied.rewards,
+        rewards=bench.supplied.get("rewards"),
     )
-    bench.take(recipe, bench.stages, parts=parts)
+    bench.take_setup(setup)
 
 
 def _with_stand_in(bench: Bench) -> Resolved:
@@ -98,12 +98,7 @@ def _with_stand_in(bench: Bench) -> Resolved:
 def start_engine(bench: Bench) -> None:
     """The engine that the recipe names, unless one was handed over."""
     if not bench.own_engine:
-        bench.engine = make_engine(
-            bench.rl.engine,
-            bench.policy,
-            template=bench.template,
-            compute=bench.recipe.model.compute,
-        )
+        bench.engine = make_plain_sampler(bench.setup)
 
 
 def settle_threads(bench: Bench) -> Verdict:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from posttrain.build.diagnosis import FLOAT32_ROUNDING, OTHER_ROUNDING, SAME_PROCESS
-from posttrain.build.parts import choose_compute
+from posttrain.build.sampler import FLOAT32_ROUNDING, OTHER_ROUNDING, SAME_PROCESS
+from posttrain.build.setup import choose_compute
 from posttrain.check.bench import Bench, unchanged
 from posttrain.check.trial import take_step, weights_owner
 from posttrain.check.verdicts import State, Verdict
@@ -34,7 +34,7 @@ PROBED = 2  # prompts that show whether new weights reach the engine
 
 
 def _exact(bench: Bench) -> bool:
-    compute = choose_compute(bench.recipe.model, bench.parts.device)
+    compute = choose_compute(bench.recipe.model, bench.setup.device)
     return compute is torch.float32 and bench.recipe.model.dtype == "float32"
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from posttrain.build.parts import check_room, render_prompts
 from posttrain.build.questions import shared_prompts
+from posttrain.build.rendered_prompts import check_room, render_prompts
 from posttrain.build.trained_rows import asks_test, how_to_test
 from posttrain.check.bench import Bench
 from posttrain.check.texts import TOKENS
 from posttrain.check.verdicts import State, Verdict
 from posttrain.data.template import words
 from posttrain.models.cache import context_length
-from posttrain.track.text import counted, printable
+from posttrain.track.printable import counted, printable
 from posttrain.types import Prompt
 
 MAX_RENDERED = 2000
@@ -69,7 +69,7 @@ def find_repeated(bench: Bench) -> Iterator[Verdict]:
 
 def _asked(bench: Bench, prompts: Sequence[Prompt]) -> list[str]:
     """Prompts as the model reads them, but for case and white space; as they stand, without one."""
-    if not bench.has("parts"):
+    if not bench.has("setup"):
         said = [(p.text, *(message["content"] for message in p.messages)) for p in prompts]
         return [words(" ".join(texts)).casefold() for texts in said]
     bench.template.prepare(prompts)
@@ -101,7 +101,7 @@ def show_prompt(bench: Bench) -> Verdict:
 def find_room(bench: Bench) -> None:
     """Whether every stage leaves room for a prompt; a line only where one does not."""
     recipe = bench.recipe
-    check_room(recipe, bench.parts, policy=bench.policy)
+    check_room(bench.setup)
     if "rl" in recipe.stages:
         bench.limit = recipe.rl.max_new_tokens
     elif "eval" in recipe.stages:

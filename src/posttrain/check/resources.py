@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from posttrain.build.learners import make_plan
-from posttrain.build.parts import make_sampling
+from posttrain.build.algorithm import make_plan
+from posttrain.build.sampler import make_sampling
 from posttrain.check.bench import Bench
 from posttrain.check.scores import reward_models
 from posttrain.check.signal import useful
@@ -19,7 +19,7 @@ from posttrain.check.verdicts import Verdict
 from posttrain.fast.score import chunk_elements_for
 from posttrain.models.gpu_memory import free_bytes
 from posttrain.rollout.collect import collect
-from posttrain.track.text import counted
+from posttrain.track.printable import counted
 
 _MACHINE = Path("/proc/meminfo")
 _GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -57,7 +57,7 @@ def fit_step(bench: Bench) -> Verdict:
 def _memory(bench: Bench, needs: Mapping[str, int]) -> tuple[Verdict, bool]:
     """What is needed beside what is free, and whether it is more."""
     more = sum(needs.values()) - needs["weights"] - needs["reward model"]  # these are there already
-    free = free_memory(bench.parts.device)
+    free = free_memory(bench.setup.device)
     listed = ", ".join(f"{name} {shown_size(size)}" for name, size in needs.items() if size)
     # An estimate is not exact to the last fifth: what may just fit is not refused.
     verdict = Verdict(
@@ -118,7 +118,7 @@ def shown_size(count: float) -> str:
 def _sampling(bench: Bench) -> Law:
     """Sample again, now warm: the law by rollouts; the bench gets the seconds of all of them."""
     size, count, spent = len(bench.groups[0]), len(bench.rollouts), bench.seconds["rollout"]
-    if spent > REMEASURED[bench.parts.device] or len(bench.groups) == 1:
+    if spent > REMEASURED[bench.setup.device] or len(bench.groups) == 1:
         bench.decode_seconds = spent
         return Law(0.0, spent / count)
     few = max(1, len(bench.groups) // 4)

@@ -10,7 +10,7 @@ from posttrain.build.scoring import make_scorer
 from posttrain.check.answers import claims, mean, scores
 from posttrain.check.bench import Bench
 from posttrain.check.verdicts import State, Verdict
-from posttrain.config.pieces import MODEL_REWARD
+from posttrain.config.specs import MODEL_REWARD
 from posttrain.models.reward_scorer import ModelScorer
 from posttrain.rewards.bound import BoundReward
 from posttrain.rewards.scorer import RewardScorer
@@ -65,13 +65,13 @@ def reward_models(bench: Bench) -> list[ModelScorer]:
 
 def find_ready(bench: Bench) -> None:
     """Raise where what a reward of the stages to come needs (a server, say) is not there."""
-    scorer = bench.parts.scorer
+    scorer = bench.setup.scorer
     if isinstance(scorer, RewardScorer) and {"rl", "eval"} & {*bench.stages}:
         scorer.check_ready()
     given = bench.recipe.prefer.rewards if "prefer" in bench.stages else {}
     named = {name: options for name, options in given.items() if name != MODEL_REWARD}
     if named:
-        annotator = make_scorer(named, bench.template, device=bench.parts.device)
+        annotator = make_scorer(named, bench.template, device=bench.setup.device)
         try:
             annotator.check_ready()
         except ValueError as error:

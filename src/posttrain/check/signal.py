@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from posttrain.build.parts import make_sampling, render_prompts
+from posttrain.build.rendered_prompts import render_prompts
+from posttrain.build.sampler import make_sampling
 from posttrain.check.answers import scores, valid
 from posttrain.check.bench import Bench
 from posttrain.check.verdicts import Verdict
@@ -85,14 +86,15 @@ def _answered(
         num_samples=size,
         seed=bench.recipe.run.seed,
         greedy=wants_greedy(bench.rl),
-        **bench.parts.replies,
+        env=bench.setup.env,
+        encode=bench.setup.template.encode_reply,
     )
     return by_group(found.rollouts), found.seconds
 
 
 def measure_accuracy(bench: Bench) -> Verdict:
     """How often the model is right."""
-    marks, groups = bench.parts.marks, bench.groups
+    marks, groups = bench.setup.marks, bench.groups
     counts = [sum(is_right(r, marks) for r in group) for group in groups]
     size = len(groups[0])
     best = sum(pass_at_k(size, count, k=size) for count in counts) / len(counts)
@@ -156,7 +158,7 @@ def _constant(bench: Bench) -> float | None:
 
 def _nothing(bench: Bench) -> tuple[str, str]:
     """Why all groups agree, and what to change."""
-    marks, rollouts, groups = bench.parts.marks, bench.rollouts, bench.groups
+    marks, rollouts, groups = bench.setup.marks, bench.rollouts, bench.groups
     right = sum(is_right(rollout, marks) for rollout in rollouts)
     alike = all(len({r.tokens for r in group}) == 1 for group in groups)
     many = len(groups) > 1 and len(groups[0]) > 1

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from posttrain.build.parts import choose_compile, choose_compute
-from posttrain.build.ways import told
+from posttrain.build.declared_ways import told
+from posttrain.build.setup import choose_compile, choose_compute
 from posttrain.check.bench import Bench
 from posttrain.check.resources import num_bytes
 from posttrain.check.trial import some_rollouts
@@ -41,7 +41,7 @@ def tell_way(bench: Bench) -> Verdict:
     """How it samples and learns."""
     ways = bench.trial.ways
     line = told(ways)
-    if choose_compile(bench.recipe, bench.parts.device):
+    if choose_compile(bench.recipe, bench.setup.device):
         line += "; tried before sampling is compiled"
     return Verdict(
         "warn" if _reasons(*ways.values()) else "pass",
@@ -99,11 +99,11 @@ def judge(text: str, *, best: str, times: tuple[float, float, float], way: Way) 
 
 def _launched(bench: Bench, shape: Shape) -> float:
     """Seconds that launching the operations of a pass takes."""
-    return CALLS * _seconds_of_a_call(bench.parts.device) * (1 + shape.layers)
+    return CALLS * _seconds_of_a_call(bench.setup.device) * (1 + shape.layers)
 
 
 def _peak(bench: Bench) -> Peak:
-    device = bench.parts.device
+    device = bench.setup.device
     return measured_peak(device, choose_compute(bench.recipe.model, device))
 
 
@@ -125,7 +125,7 @@ def _least_sampling(
     """The least seconds that sampling these can take, and in how many steps."""
     lengths = [len(rollout.tokens) for rollout in rollouts]
     work = average([len(rollout.prompt.tokens) for rollout in rollouts], lengths)
-    size = choose_compute(bench.recipe.model, bench.parts.device).itemsize
+    size = choose_compute(bench.recipe.model, bench.setup.device).itemsize
     step = decode_step(shape, rows=work.rows, length=work.length, item_bytes=size)
     return work.steps * step.seconds(_peak(bench)), work.steps
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeVar
 
-from posttrain.build.parts import make_template
 from posttrain.build.preference_rows import backbone_of, read_split, reward_rows
 from posttrain.build.questions import among, learned, spellings
+from posttrain.build.setup import make_template
 from posttrain.build.sft_rows import sft_rows
 from posttrain.build.trained_rows import asks_test
 from posttrain.check.bench import Bench, heard
@@ -19,7 +19,7 @@ from posttrain.config import RewardSection, SftSection
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.models.cache import context_length
 from posttrain.models.reward import check_same_tokens, load_reward, reward_from_policy
-from posttrain.track.text import printable
+from posttrain.track.printable import printable
 
 Read = TypeVar("Read")
 
@@ -37,7 +37,7 @@ def _readable(bench: Bench, read: Callable[[], Read]) -> Read | None:
 def find_leaks(bench: Bench) -> Iterator[Verdict]:
     """Whether demonstrations or preferences of a file hold problems that the run is measured by."""
     test = bench.task.prompts("test")
-    template = bench.template if bench.has("parts") else None
+    template = bench.template if bench.has("setup") else None
     for stage, rows in {"sft": "demonstrations", "reward": "preferences"}.items():
         if stage not in bench.stages:
             continue
@@ -55,7 +55,7 @@ def find_leaks(bench: Bench) -> Iterator[Verdict]:
 
 def read_texts(bench: Bench) -> Iterator[Verdict]:
     """What the tokenizer makes of the data: special tokens, characters, the messages of chats."""
-    task = bench.parts.task
+    task = bench.setup.task
     rows = _readable(bench, lambda: read_rows(bench.recipe, task, stages=bench.stages))
     if rows is None:
         return
@@ -70,7 +70,7 @@ def read_texts(bench: Bench) -> Iterator[Verdict]:
 
 def read_demonstrations(bench: Bench) -> Iterator[Verdict]:
     """The demonstrations of the sft stage can be read, and fit into the model's context."""
-    rows = sft_rows(bench.recipe, bench.policy, parts=bench.parts).train
+    rows = sft_rows(bench.setup).train
     limit = context_length(bench.policy.model)
     lengths = [len(tokens) for tokens, _ in rows]
     long = sum(limit is not None and length > limit for length in lengths)

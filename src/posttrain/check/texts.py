@@ -15,7 +15,7 @@ from typing import Any
 from posttrain.check.verdicts import Verdict
 from posttrain.config import Resolved
 from posttrain.data.characters import lost_characters
-from posttrain.data.preferences import read_preferences
+from posttrain.data.preference_sets import read_preferences
 from posttrain.data.sources import read_demonstrations
 from posttrain.data.template import Template
 from posttrain.protocols import Split, Task

@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from posttrain.algorithms.diagnostics import share_without_signal
-from posttrain.build.learners import make_learner, make_plan
-from posttrain.build.ways import declared
+from posttrain.build.algorithm import make_plan
+from posttrain.build.declared_ways import declared
+from posttrain.build.learners import make_learner
 from posttrain.check.bench import Bench, unchanged
 from posttrain.data.collate import collate
 from posttrain.data.minibatch import micro_batches
-from posttrain.pipelines.objective import make_objective
 from posttrain.pipelines.plan import State
 from posttrain.pipelines.rl import prepare
+from posttrain.pipelines.rl_objective import make_objective
 from posttrain.protocols import Learner, StepResult
 from posttrain.rollout.source import has_signal
 from posttrain.track.progress import phase
@@ -97,7 +98,7 @@ def try_step(bench: Bench) -> None:
 
 def take_step(bench: Bench, limit: int, *, micro_batch_tokens: int | None = None) -> Trial:
     """Take one step at the peak learning rate on so many rollouts, on weights that are kept."""
-    rollouts, policy, device = some_rollouts(bench, limit), bench.policy, bench.parts.device
+    rollouts, policy, device = some_rollouts(bench, limit), bench.policy, bench.setup.device
     section = bench.rl.model_copy(
         update={
             "warmup_steps": 0,
@@ -116,7 +117,7 @@ def take_step(bench: Bench, limit: int, *, micro_batch_tokens: int | None = None
             section=section,
             device=device,
             total_steps=1,
-            reward_model=bench.reward_model,
+            reward_model=bench.setup.reward_model,
         )
         batch = learner.infer(batch)
         ready = plan.weights(prepare(batch, learner, plan=plan, state=state))
@@ -153,7 +154,7 @@ def weights_owner(bench: Bench) -> Learner:
     kl = bench.rl.kl.model_copy(update={"placement": "none"})
     section = bench.rl.model_copy(update={"kl": kl, "critic": None})
     return make_learner(
-        bench.recipe, bench.policy, section=section, device=bench.parts.device, total_steps=1
+        bench.recipe, bench.policy, section=section, device=bench.setup.device, total_steps=1
     )
 
 

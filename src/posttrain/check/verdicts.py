@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from posttrain.config import ConfigError, Quantity
-from posttrain.track.text import MARKS, printable
+from posttrain.track.printable import MARKS, printable
 
 Area = Literal["config", "data", "rewards", "signal", "numerics", "resources"]
 State = Literal["pass", "warn", "fail"]

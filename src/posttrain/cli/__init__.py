@@ -25,7 +25,7 @@ def _take_signals() -> None:
     """End at once, whatever the process is at: only a run has something to save, and it does.
 
     An exception would not do: raised while a library loads, or in a callback, it ends in a
-    traceback, or is lost. While a run is under way :class:`posttrain.build.interrupts.Interrupts`
+    traceback, or is lost. While a run is under way :class:`posttrain.runs.interrupts.Interrupts`
     takes the signals.
     """
     process = os.getpid()

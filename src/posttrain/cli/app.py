@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from posttrain import __version__
 from posttrain.cli.endings import letting_out, tell
 from posttrain.cli.mistyped import WithOverrides, harmless_mistypings
-from posttrain.track.terminal import HarmlessRecord, say
+from posttrain.track.safe_terminal import HarmlessRecord, say
 
 
 class _Commands(TyperGroup):
@@ -199,7 +199,7 @@ def evaluate(
 
     A run, or a recipe, is evaluated as it says itself; --eval.problems 50 and the like override.
     """
-    from posttrain.cli.evaluate import stopping
+    from posttrain.cli.eval_arguments import stopping
     from posttrain.cli.recipes import evaluate_model
 
     evaluate_model(model, task, overrides=[*context.args, *stopping(stop)], out=out, show=show)
@@ -244,15 +244,11 @@ def generate(
     stop: Stop = None,
 ) -> None:
     """What a model, a run or a recipe answers to a prompt."""
-    from posttrain.cli.evaluate import check_arguments, stopping
-    from posttrain.cli.loading import loading
+    from posttrain.cli.eval_arguments import check_arguments, generate_texts, stopping
 
     check_arguments(context.args, [name for item in context.command.params for name in item.opts])
-    with loading():
-        from posttrain.build.api import find_source, generate_from
-
-    completions = generate_from(
-        find_source(model),
+    texts = generate_texts(
+        model,
         prompt,
         overrides=[*context.args, *stopping(stop)],
         num_samples=num_samples,
@@ -263,8 +259,8 @@ def generate(
         top_k=top_k,
         top_p=top_p,
     )
-    for completion in completions:
-        say(completion.text)
+    for text in texts:
+        say(text)
 
 
 @app.command()
@@ -305,8 +301,8 @@ def import_model(
     from posttrain.cli.loading import loading
 
     with loading():
-        from posttrain.build.api import import_gguf
-        from posttrain.track.text import command_line
+        from posttrain.build.model_source import import_gguf
+        from posttrain.track.printable import command_line
 
     import_gguf(file, folder)
     command = command_line("posttrain", "generate", folder, "What is 2 + 2?")

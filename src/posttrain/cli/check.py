@@ -14,9 +14,9 @@ from rich.text import Text
 from posttrain.cli.loading import loading
 from posttrain.config import Quantity
 from posttrain.config.read import parse_overrides
+from posttrain.track.printable import MARKS
 from posttrain.track.progress import phase, showing
-from posttrain.track.terminal import Terminal, say_json
-from posttrain.track.text import MARKS
+from posttrain.track.safe_terminal import Terminal, say_json
 
 if TYPE_CHECKING:
     from posttrain.check import Report

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from posttrain.track.terminal import say
+from posttrain.track.safe_terminal import say
 
 _PACKAGE = Path(__file__).parents[1]
 _MAX_IN_GROUP = 3

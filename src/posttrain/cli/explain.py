@@ -18,7 +18,7 @@ from posttrain.algorithms.table import (
     kinds_of,
     pieces,
 )
-from posttrain.track.terminal import Terminal
+from posttrain.track.safe_terminal import Terminal
 
 ABOUT_KL = (
     "The gradient that a KL in the loss has on average, where π is still π_old, with "

@@ -13,13 +13,13 @@ from rich.text import Text
 
 from posttrain.cli.loading import loading
 from posttrain.config import GradingSection
-from posttrain.config.pieces import complete_reward
 from posttrain.config.read import parse_value
-from posttrain.track.terminal import Terminal
-from posttrain.track.text import counted, printable
+from posttrain.config.specs import complete_reward
+from posttrain.track.printable import counted, printable
+from posttrain.track.safe_terminal import Terminal
 
 if TYPE_CHECKING:
-    from posttrain.build.grade import Graded
+    from posttrain.build.grade_file import Graded
 
 
 def grade(
@@ -34,7 +34,7 @@ def grade(
     options = _options(arguments)
     complete_reward(reward, {"weight": 1.0, **options})  # a mistake shows before anything is loaded
     with loading():
-        from posttrain.build.grade import check_out, grade_file
+        from posttrain.build.grade_file import check_out, grade_file
 
     if out is not None:
         check_out(out, path)  # now, not after an hour of grading

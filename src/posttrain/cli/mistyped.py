@@ -9,7 +9,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from posttrain.track.text import harmless
+from posttrain.track.printable import harmless
 
 
 class WithOverrides(TyperCommand):

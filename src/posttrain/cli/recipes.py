@@ -10,7 +10,7 @@ from typing import Any, Literal
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from posttrain.cli.evaluate import check_typed, evaluation_recipe
+from posttrain.cli.eval_arguments import check_typed, evaluation_recipe
 from posttrain.cli.loading import loading
 from posttrain.config import (
     Recipe,
@@ -21,7 +21,7 @@ from posttrain.config import (
     render_dry_run,
     resolve,
 )
-from posttrain.track.terminal import Terminal
+from posttrain.track.safe_terminal import Terminal
 
 Command = Literal["run", "sft", "prefer", "reward", "rl"]
 
@@ -46,7 +46,7 @@ def run_recipe(
     console = Terminal()
     with loading(console):  # a mistake in the recipe shows before the libraries are there
         resolved = resolve(recipe)
-        importlib.import_module("posttrain.build.run")
+        importlib.import_module("posttrain.stages.run")
     console.print(_arithmetic(resolved))
     resume, allow = going_on is not None, going_on or ()
     _run(recipe, text=text, console=console, resume=resume, allow_changes=_keys(allow))
@@ -57,8 +57,8 @@ def resume_run(folder: Path, *, allow_changes: Sequence[str]) -> None:
     console = Terminal()
     folder = folder.absolute()
     with loading():
-        from posttrain.build.places import go_back
-        from posttrain.build.resume import recorded_recipe
+        from posttrain.build.model_source import recorded_recipe
+        from posttrain.build.start_folder import go_back
         from posttrain.runs import RunFolder
 
     if moved := go_back(RunFolder(folder)):
@@ -70,7 +70,7 @@ def resume_run(folder: Path, *, allow_changes: Sequence[str]) -> None:
 def _run(recipe: Recipe, **options: Any) -> None:
     """Run it; what runs takes seconds to load, so only once the recipe is known to be right."""
     with loading(options["console"]):
-        from posttrain.build.run import run
+        from posttrain.stages.run import run
 
     run(recipe, **options)
 
@@ -86,9 +86,9 @@ def evaluate_model(
     """Evaluate a model, a run or a recipe; print the estimates and ``show`` of the answers."""
     check_typed(task, overrides)
     with loading():  # a mistake in what was typed shows before the libraries are there
-        from posttrain.build.api import evaluate_recipe
-        from posttrain.build.results import evaluated, write_problems
         from posttrain.report import HeldOut, render_evaluation
+        from posttrain.stages.eval import evaluate_recipe
+        from posttrain.stages.evaluation import evaluated, write_problems
 
     console = Terminal()
     recipe = evaluation_recipe(model, task=task, overrides=overrides, out=out, console=console)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from posttrain.cli.loading import loading
 from posttrain.config import Recipe, recipe_from_dict
-from posttrain.track.terminal import Terminal, say
+from posttrain.track.safe_terminal import Terminal, say
 
 RESULTS = Path(__file__).parents[1] / "results"  # benchmarks/seeds.py writes them
 KEYS = {"name", "recipe", "about", "hardware", "problems", "mean", "interval", "config", "seeds"}
@@ -47,7 +47,7 @@ def reproduce(name: str, *, seed: int | None, out: Path | None, model: str | Non
     recipe = recipe_of(found, seed=seed, folder=folder, model=model)
     console = Terminal()
     with loading(console):
-        from posttrain.build.run import run
+        from posttrain.stages.run import run
     console.print(
         f"{found['name']}: seed {seed}, into {folder}; took {_minutes(found):.1f} minutes on "
         f"{found['hardware']}",

@@ -17,7 +17,7 @@ from posttrain.report import (
     render_runs,
 )
 from posttrain.runs import RunFolder
-from posttrain.track.terminal import Terminal, say, say_json
+from posttrain.track.safe_terminal import Terminal, say, say_json
 
 
 def show_runs(folders: Sequence[Path], *, as_json: bool) -> None:

@@ -6,7 +6,7 @@ default and refuses what cannot be meant. All errors are a ``ValueError`` with t
 
 from posttrain.config.defaults import resolve
 from posttrain.config.describe import ConfigError
-from posttrain.config.plan import (
+from posttrain.config.quantities import (
     Quantity,
     arithmetic,
     changed_keys,
@@ -15,6 +15,7 @@ from posttrain.config.plan import (
     to_toml,
 )
 from posttrain.config.read import read_recipe, recipe_from_dict
+from posttrain.config.recipe_rules import cautions
 from posttrain.config.reference import FieldHelp, field_help
 from posttrain.config.resolved import (
     CriticSection,
@@ -25,7 +26,6 @@ from posttrain.config.resolved import (
     RlSection,
     RunSection,
 )
-from posttrain.config.rules import cautions
 from posttrain.config.sections import (
     GradingSection,
     ModelSection,

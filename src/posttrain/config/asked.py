@@ -1,12 +1,20 @@
-"""What the pieces of a section have declared of themselves; asking loads torch."""
+"""What the pieces of a section have declared, and whether they take its options: it loads torch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+import torch
+
 from posttrain.algorithms.advantages import ADVANTAGES
-from posttrain.algorithms.losses import POLICY_LOSSES
+from posttrain.algorithms.corrections import CORRECTIONS
+from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
 from posttrain.algorithms.pieces import Facts, facts, needed, smallest_group
+from posttrain.algorithms.weights import WEIGHTS
+from posttrain.config.fields import Spec
 from posttrain.config.resolved import RlSection
-from posttrain.registry import look_up, resolve
+from posttrain.registry import Function, look_up, resolve
+from posttrain.types import Batch
 
 
 def asked(rl: RlSection) -> frozenset[str]:
@@ -32,3 +40,48 @@ def advantages_that_need(field: str) -> str:
 def loss_facts(rl: RlSection) -> Facts:
     """What the policy loss has declared."""
     return facts(look_up(rl.loss["name"], POLICY_LOSSES, kind="rl.loss"))
+
+
+def probe(rl: RlSection) -> list[Callable[[], object]]:
+    """Each piece of the library, to be called on a few tokens: a bad option raises here and now.
+
+    Groups are as large as the advantage wants them: whether those of the recipe are is a rule.
+    """
+
+    def call(name: str, spec: Spec, *, table: Mapping[str, Function]) -> Callable[[], object]:
+        def check() -> None:
+            function = resolve(spec, table, kind=f"rl.{name}")
+            try:
+                function(batch.need("values"), batch) if "loss" in name else function(batch)
+            except ValueError as error:
+                raise ValueError(f"rl.{name}.{error}") from None
+
+        return check
+
+    batch = _tiny_batch(compared(rl))
+    pieces: list[tuple[str, Spec, Mapping[str, Function]]] = [
+        ("advantage", rl.advantage, ADVANTAGES),
+        ("loss", rl.loss, POLICY_LOSSES),
+        ("weights", rl.weights, WEIGHTS),
+        ("correction", rl.correction, CORRECTIONS),
+    ]
+    if rl.critic is not None:
+        pieces.append(("critic.loss", rl.critic.loss, VALUE_LOSSES))
+    return [call(name, spec, table=table) for name, spec, table in pieces if spec["name"] in table]
+
+
+def _tiny_batch(group_size: int) -> Batch:
+    size = 2 * max(2, group_size)
+    token = torch.zeros(size, 1)
+    rewards, groups = torch.arange(size) % 2, torch.arange(size) * 2 // size
+    return Batch.from_rewards(rewards, groups=groups.tolist()).replace(
+        old_logprobs=token,
+        sampler_logprobs=token,
+        values=token,
+        returns=token,
+        token_rewards=token,
+        advantages=token,
+        baseline=torch.tensor(0.0),
+        score_norms=torch.ones(size),
+        greedy_rewards=torch.zeros(size),
+    )

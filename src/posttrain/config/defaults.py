@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from posttrain.algorithms.table import CORRECTION, KL, VALUE_LOSS, Algorithm, algorithm, piece_table
 from posttrain.config.describe import ConfigError, collect
@@ -15,16 +15,7 @@ from posttrain.config.no_effect import (
     left_out,
     without_effect,
 )
-from posttrain.config.pieces import (
-    NO_CORRECTION,
-    check_model,
-    complete,
-    complete_reward,
-    complete_task,
-    correction_table,
-    engine_names,
-    engine_table,
-)
+from posttrain.config.recipe_rules import broken_engine_rules, broken_piece_rules, broken_rules
 from posttrain.config.resolved import (
     CriticSection,
     EvalSection,
@@ -34,7 +25,6 @@ from posttrain.config.resolved import (
     RlSection,
     RunSection,
 )
-from posttrain.config.rules import broken_engine_rules, broken_piece_rules, broken_rules
 from posttrain.config.sections import (
     Recipe,
     RewardSection,
@@ -45,9 +35,18 @@ from posttrain.config.sections import (
     WrittenPrefer,
     WrittenRl,
 )
+from posttrain.config.specs import (
+    NO_CORRECTION,
+    check_model,
+    complete,
+    complete_reward,
+    complete_task,
+    correction_table,
+    engine_names,
+    engine_table,
+)
 from posttrain.registry import Function, look_up
 
-Part = Literal["task", "rewards", "engine"]
 MAX_RESAMPLES = 8
 EVALUATE_PROBLEMS = 100
 MAX_NEW_TOKENS = 256
@@ -56,7 +55,7 @@ HORIZON = 10_000
 CRITIC_RATE = 10  # a critic starts from nothing, and no policy falls over when it errs
 
 
-def resolve(recipe: Recipe, *, supplied: Collection[Part] = ()) -> Resolved:
+def resolve(recipe: Recipe, *, supplied: Collection[str] = ()) -> Resolved:
     """The recipe with every default filled in and every rule checked; resolving twice is the same.
 
     ``supplied`` names parts that the caller hands over as Python objects: they are not looked for
@@ -78,7 +77,7 @@ def _dropped(
     idle: Mapping[str, list[str]],
     *,
     table: Sequence[OnlyWith],
-    supplied: Collection[Part],
+    supplied: Collection[str],
 ) -> Recipe | None:
     """The recipe without keys of its file that only the command line leaves without effect."""
     if recipe._file is None or not idle:
@@ -101,7 +100,7 @@ def _touches(key: str, others: Collection[str]) -> bool:
     return any(one.startswith(other) or other.startswith(one) for one, other in both)
 
 
-def _filled(recipe: Recipe, supplied: Collection[Part]) -> Resolved:
+def _filled(recipe: Recipe, supplied: Collection[str]) -> Resolved:
     """The recipe with every default, but for those that ask pieces."""
     if not recipe.stages:
         known = ", ".join(f"[{stage}]" for stage in STAGES)
@@ -153,10 +152,9 @@ def _check_trackers(recipe: Recipe) -> None:
             look_up(name, {}, kind="run.trackers")
 
 
-def _tried(recipe: Resolved, supplied: Collection[Part]) -> Resolved:
+def _tried(recipe: Resolved, supplied: Collection[str]) -> Resolved:
     """The recipe with its critic, penalty and engine, once the pieces of ``[rl]`` are loaded."""
-    from posttrain.config.asked import asked, loss_facts
-    from posttrain.config.probe import probe
+    from posttrain.config.asked import asked, loss_facts, probe
 
     rl, row = recipe.rl, algorithm_row(recipe.rl)
     idle = without_effect(recipe, NO_EFFECT_OF_PIECES)
@@ -187,7 +185,7 @@ def _engine(rl: WrittenRl, table: Mapping[str, Function]) -> Spec:
     return complete(rl.engine, {"name": "native"}, table=table, key="rl.engine")
 
 
-def _given_once(recipe: Recipe, supplied: Collection[Part]) -> None:
+def _given_once(recipe: Recipe, supplied: Collection[str]) -> None:
     given = {
         "task": recipe.task,
         "rewards": recipe.rewards,

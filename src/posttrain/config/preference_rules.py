@@ -1,12 +1,12 @@
-"""Rules of ``[prefer]``, ``[reward]`` and of reward models; see :mod:`posttrain.config.rules`."""
+"""Rules of ``[prefer]``, ``[reward]`` and of reward models; see ``recipe_rules``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from posttrain.config.pieces import MODEL_REWARD
 from posttrain.config.resolved import Resolved
+from posttrain.config.specs import MODEL_REWARD
 from posttrain.registry import FILES, did_you_mean
 
 OWN_STAGE = "reward"

@@ -9,8 +9,8 @@ from pydantic.fields import FieldInfo
 from posttrain.config.describe import expected, keys, tables
 from posttrain.config.no_effect import NO_EFFECT, NO_EFFECT_OF_PIECES
 from posttrain.config.preference_rules import PREFERENCE_RULES
+from posttrain.config.recipe_rules import RECIPE_CAUTIONS, RECIPE_RULES, SFT_RULES
 from posttrain.config.rl_rules import ENGINE_RULES, PIECE_RULES, RL_CAUTIONS, RL_RULES
-from posttrain.config.rules import RECIPE_CAUTIONS, RECIPE_RULES, SFT_RULES
 from posttrain.config.toml import value_text
 from posttrain.config.usual import USUAL
 

@@ -1,11 +1,11 @@
-"""Rules of ``[rl]``; see :mod:`posttrain.config.rules`."""
+"""Rules of ``[rl]``; see :mod:`posttrain.config.recipe_rules`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from posttrain.config.pieces import engine_table
 from posttrain.config.resolved import RlSection
+from posttrain.config.specs import engine_table
 from posttrain.registry import look_up
 
 

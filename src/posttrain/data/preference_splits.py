@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable, Sequence
 
-from posttrain.data.preferences import Ranked
+from posttrain.data.preference_sets import Ranked
 
 Key = Callable[[Ranked], Hashable]
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from posttrain.fast.attention.blocks import Flash, offsets_of
+from posttrain.fast.attention.blockwise import Flash, offsets_of
 from posttrain.fast.attention.gathered import (
     Gathered,
     GatheredPrompts,

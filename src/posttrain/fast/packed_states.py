@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posttrain.algorithms import ops
-from posttrain.fast.attention.blocks import Flash, Padded, Plain
+from posttrain.fast.attention.blockwise import Flash, Padded, Plain
 from posttrain.fast.attention.gathered import packed_attention
 from posttrain.fast.attention.interface import attending
 from posttrain.fast.attention.replaceable import relative_errors, replaceable

@@ -23,8 +23,8 @@ from posttrain.fast.score import (
     states_before,
 )
 from posttrain.learn.checkpoint import load_learner, save_learner
-from posttrain.learn.fit import tokens_on_cpu, tokens_on_gpu, unallocated
 from posttrain.learn.memory import free, not_repeated, smaller, until_it_fits
+from posttrain.learn.micro_batch_size import tokens_on_cpu, tokens_on_gpu, unallocated
 from posttrain.learn.sums import Sums
 from posttrain.learn.trained import Applied, Schedule, Trained
 from posttrain.models.cache import context_length
@@ -51,7 +51,7 @@ class LocalLearner:
     ``forward`` is what the model is asked: a policy's log-probs (:func:`score_tokens` with the
     sampler's temperature bound: the policy that is trained is the one that was sampled), or a
     reward model's :func:`scores`. ``micro_batch_tokens`` bounds a forward pass and cannot change
-    the result; "auto" tries before the first one what fits (:mod:`posttrain.learn.fit`), beside
+    the result; "auto" tries before the first one what fits (see ``micro_batch_size``), beside
     what a sampler holds where that runs at the same time (``beside_sampling``).
     ``keep_groups`` never parts the sequences of a group, for losses that compare them.
     Weights stay in their own precision (float32 by default); ``compute`` is what the forward pass

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.data.preferences import Ranked
+from posttrain.data.preference_sets import Ranked
 from posttrain.types import Rollout
 
 ROUNDING = 1e-9  # 0.8 − 0.5 is a gap of 0.3

@@ -83,7 +83,7 @@ class Guarded:
 
     def __init__(self, learner: Learner, guard: Guard) -> None:
         self._learner = learner
-        self._guard = guard
+        self.guard = guard
         self._seen = (learner.version, 0)  # a version, and the optimiser steps taken from it
 
     @property
@@ -102,7 +102,7 @@ class Guarded:
         number = number + 1 if version == self.version else 1
         self._seen = (self.version, number)
         told = result if is_finite(batch) else as_skipped(result)
-        self._guard.saw(told, batch, step=self.version + 1, number=number)
+        self.guard.saw(told, batch, step=self.version + 1, number=number)
         return result
 
     def infer(self, batch: Batch) -> Batch:

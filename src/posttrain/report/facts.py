@@ -15,7 +15,7 @@ from posttrain.report.held_out import Change, HeldOut, held_out
 from posttrain.runs.files import read_json
 from posttrain.runs.first_evaluation import BEFORE_PROBLEMS
 from posttrain.runs.folder import RunFolder
-from posttrain.runs.metrics import Record, merge_steps
+from posttrain.runs.metrics_file import Record, merge_steps
 from posttrain.track.curves import Ends, ends, over_steps
 from posttrain.track.diagnosis.history import series
 

@@ -22,10 +22,10 @@ from posttrain.runs.drift import settings
 from posttrain.runs.files import write_text
 from posttrain.runs.filters import Filter
 from posttrain.runs.folder import RunFolder
-from posttrain.runs.metrics import Record, merge_steps, to_columns
+from posttrain.runs.metrics_file import Record, merge_steps, to_columns
 from posttrain.runs.store import Rollouts
+from posttrain.track.printable import counted, harmless, printable
 from posttrain.track.shown import duration
-from posttrain.track.text import counted, harmless, printable
 
 NUM_ROLLOUTS = 12  # of the first step, and of the last
 MAX_TEXT = 2000  # characters of a prompt or a completion

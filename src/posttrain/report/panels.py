@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from posttrain.runs.metrics import Record
+from posttrain.runs.metrics_file import Record
 from posttrain.track.curves import ends
 
 MARKERS_UP_TO = 25  # points of a curve

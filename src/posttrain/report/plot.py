@@ -11,8 +11,8 @@ from typing import Any
 from posttrain.algorithms.preferences import Bin, calibration_error
 from posttrain.report.panels import MARKERS_UP_TO, TICKS, Curve, Drawn, end_note, panels_of
 from posttrain.runs.files import replacing
-from posttrain.runs.metrics import Record, merge_steps
-from posttrain.track.text import printable
+from posttrain.runs.metrics_file import Record, merge_steps
+from posttrain.track.printable import printable
 
 _INK, _GREY, _FAINT = "#222222", "#767676", "#e6e6e6"
 _BLUE, _PALE_BLUE, _ORANGE = "#2563b0", "#b3c8e3", "#b45309"

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from posttrain.report.panels import MARKERS_UP_TO, TICKS, Drawn
-from posttrain.runs.metrics import Record
-from posttrain.track.text import printable
+from posttrain.runs.metrics_file import Record
+from posttrain.track.printable import printable
 
 WIDTH, HEIGHT = 320, 150
 LEFT, RIGHT, TOP, BOTTOM = 50, 8, 8, 20

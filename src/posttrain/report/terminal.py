@@ -19,8 +19,8 @@ from rich.text import Text
 from posttrain.report.facts import SIGNS, Facts, told_of
 from posttrain.report.held_out import HeldOut, Interval, Share
 from posttrain.report.overview import Overview, arrow
+from posttrain.track.printable import counted, printable
 from posttrain.track.shown import duration, number
-from posttrain.track.text import counted, printable
 from posttrain.types.marks import estimate_label, no_full_marks, reward_label
 
 STYLES = {"finished": "green", "running": "cyan", "unfinished": "yellow", "broken": "bold red"}

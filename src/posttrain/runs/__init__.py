@@ -12,7 +12,7 @@ from posttrain.runs.files import (
 )
 from posttrain.runs.filters import Filter
 from posttrain.runs.folder import RunFolder, StageFolder
-from posttrain.runs.metrics import frame, merge_steps, read_metrics, to_columns
+from posttrain.runs.metrics_file import frame, merge_steps, read_metrics, to_columns
 from posttrain.runs.rollouts import (
     SCHEMA,
     RolloutWriter,

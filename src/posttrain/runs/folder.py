@@ -48,7 +48,7 @@ from posttrain.runs.files import (
     write_text,
 )
 from posttrain.runs.manifest import write_manifest
-from posttrain.runs.metrics import Record, frame, read_metrics
+from posttrain.runs.metrics_file import Record, frame, read_metrics
 from posttrain.track.diagnosis import FILE_NAME as DIAGNOSIS
 from posttrain.track.diagnosis import read_findings
 from posttrain.track.jsonl import FILE_NAME

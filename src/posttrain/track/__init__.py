@@ -11,10 +11,10 @@ from collections.abc import Callable
 from posttrain.protocols import Tracker
 from posttrain.track.console import ConsoleTracker
 from posttrain.track.jsonl import JsonlTracker
+from posttrain.track.printable import printable
 from posttrain.track.several import Several
 from posttrain.track.stage import Stage
 from posttrain.track.tensorboard import TensorBoardTracker
-from posttrain.track.text import printable
 from posttrain.track.wandb import WandbTracker
 
 TRACKERS: dict[str, Callable[..., Tracker]] = {

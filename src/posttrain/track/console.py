@@ -15,11 +15,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from posttrain.track.printable import printable
 from posttrain.track.progress import QUIET, current
+from posttrain.track.safe_terminal import Terminal
 from posttrain.track.shown import Shown, choose, duration, sparkline
 from posttrain.track.stage import Stage
-from posttrain.track.terminal import Terminal
-from posttrain.track.text import printable
 
 _MISSING = "-"
 _MAX_NOTES = 4  # below the panel: a display taller than the terminal cannot be redrawn

@@ -22,9 +22,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from posttrain.track.printable import printable
+from posttrain.track.safe_terminal import Terminal
 from posttrain.track.shown import duration
-from posttrain.track.terminal import Terminal
-from posttrain.track.text import printable
 
 SHOWN_AFTER = 2.0  # seconds that a phase lasts before a log says a word
 QUIET = 5.0  # between two lines about phases, at least

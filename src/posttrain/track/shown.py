@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from posttrain.track.text import printable
+from posttrain.track.printable import printable
 from posttrain.types.marks import Marks, estimate_label
 
 _BLOCKS = "▁▂▃▄▅▆▇█"

@@ -17,8 +17,8 @@ from posttrain.walkthrough.measure import (
     one_token_changes,
     silent_groups,
 )
-from posttrain.walkthrough.policy import Policies
 from posttrain.walkthrough.settings import LARGEST, PROMPTS, REWARDS, Schedule, prompts
+from posttrain.walkthrough.sorting_policy import Policies
 from posttrain.walkthrough.training import History
 
 Row = dict[str, Any]

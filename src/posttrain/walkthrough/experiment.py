@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from torch import Tensor
 
-from posttrain.track.terminal import Terminal
+from posttrain.track.safe_terminal import Terminal
 from posttrain.walkthrough import plots, report
 from posttrain.walkthrough.analysis import Row, make_row
 from posttrain.walkthrough.published import SEED

@@ -12,8 +12,8 @@ from posttrain.algorithms import ops
 from posttrain.algorithms.diagnostics import share_without_signal
 from posttrain.algorithms.weights import total
 from posttrain.types import Batch
-from posttrain.walkthrough.policy import Policies, sample
 from posttrain.walkthrough.settings import VOCABULARY, Configuration, Schedule, prompts
+from posttrain.walkthrough.sorting_policy import Policies, sample
 from posttrain.walkthrough.training import make_batch, token_logprobs
 
 

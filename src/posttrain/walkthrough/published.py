@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
-from posttrain.track.terminal import Terminal
+from posttrain.track.safe_terminal import Terminal
 from posttrain.walkthrough.settings import Configuration
 from posttrain.walkthrough.training import one_thread, train
 

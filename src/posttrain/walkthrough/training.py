@@ -1,7 +1,7 @@
 """The nested loop: sample and score once an epoch, then take several steps on that batch.
 
 Configurations that share a loss and a KL setting train side by side, one lane for each
-configuration and seed; :mod:`posttrain.walkthrough.policy` says what a lane is.
+configuration and seed; :mod:`posttrain.walkthrough.sorting_policy` says what a lane is.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from posttrain.algorithms.objective import with_kl
 from posttrain.algorithms.weights import token_mean, total
 from posttrain.types import Batch
-from posttrain.walkthrough.policy import Policies, initial_policies, sample
 from posttrain.walkthrough.settings import REWARDS, Configuration, Schedule, prompts
+from posttrain.walkthrough.sorting_policy import Policies, initial_policies, sample
 
 
 @dataclass(frozen=True, kw_only=True)

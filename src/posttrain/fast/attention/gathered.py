@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posttrain.fast.attention.blocks import Block, Flash, Kernel
+from posttrain.fast.attention.blockwise import Block, Flash, Kernel
 from posttrain.fast.attention.gather_kv import Layout, gather_kv, scatter_grads
 from posttrain.fast.attention.interface import Attention
 from posttrain.fast.attention.shared_prompt import Make, SharedPrompt

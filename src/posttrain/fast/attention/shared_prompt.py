@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posttrain.fast.attention.blocks import Block, Kernel, Plain
+from posttrain.fast.attention.blockwise import Block, Kernel, Plain
 from posttrain.fast.packing import Packing
 
 Make = Callable[..., Kernel]

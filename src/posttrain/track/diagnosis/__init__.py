@@ -7,7 +7,7 @@ from posttrain.track.diagnosis.findings import (
     Finding,
     read_findings,
 )
-from posttrain.track.diagnosis.history import Seen, Setup
+from posttrain.track.diagnosis.history import Background, Seen
 from posttrain.track.diagnosis.rules import RULES, Rule
 
 __all__ = [
@@ -18,6 +18,6 @@ __all__ = [
     "RULES",
     "Rule",
     "Seen",
-    "Setup",
+    "Background",
     "read_findings",
 ]

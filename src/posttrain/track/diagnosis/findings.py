@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.protocols import Tracker
-from posttrain.track.diagnosis.history import WINDOW, Check, Seen, Setup, in_shares
+from posttrain.track.diagnosis.history import WINDOW, Background, Check, Seen, in_shares
 from posttrain.track.diagnosis.rules import RULES, Rule
 from posttrain.track.encoding import encode_json
 from posttrain.track.jsonl import append_lines
@@ -53,12 +53,12 @@ class Diagnosis:
 
     def __init__(
         self,
-        setup: Setup | None = None,
+        setup: Background | None = None,
         *,
         rules: Mapping[str, Rule] = RULES,
         before: Mapping[str, float] | None = None,
     ) -> None:
-        self._setup = setup or Setup()
+        self._setup = setup or Background()
         self._rules = {n: rule for n, rule in rules.items() if self._setup.stage in rule.stages}
         self._history: list[Mapping[str, float]] = []
         self._step = 0
@@ -156,7 +156,7 @@ class Diagnosing:
         tracker: Tracker,
         folder: Path,
         *,
-        setup: Setup | None = None,
+        setup: Background | None = None,
         tell: Sequence[Callable[[str], None]] = (),
         before: Mapping[str, float] | None = None,
         known: Collection[str] = (),

@@ -8,10 +8,10 @@ from posttrain.track.diagnosis.history import (
     AGREE,
     FULL,
     WINDOW,
+    Background,
     Check,
     History,
     Seen,
-    Setup,
     gap,
     level,
     mostly,
@@ -20,7 +20,7 @@ from posttrain.track.diagnosis.history import (
 )
 
 
-def no_signal(history: History, setup: Setup, *, steps: int = WINDOW) -> Seen | None:
+def no_signal(history: History, setup: Background, *, steps: int = WINDOW) -> Seen | None:
     """At least 99 % of the groups agree in 4 of 5 steps; with single completions, all rewards."""
     agreed = mostly(history, AGREE, test=lambda share: share >= 0.99, steps=steps)
     equal = mostly(history, "reward/std", test=lambda spread: spread == 0, steps=steps)
@@ -36,7 +36,7 @@ def no_signal(history: History, setup: Setup, *, steps: int = WINDOW) -> Seen | 
     return Seen(text, case=case, change=change)
 
 
-def _agreement(history: History, setup: Setup, *, equal: bool) -> tuple[str, str]:
+def _agreement(history: History, setup: Background, *, equal: bool) -> tuple[str, str]:
     """What all agree about, and what to change."""
     value = level(history, setup)
     if value <= 0.05 and (setup.decides or value == 0):
@@ -50,7 +50,7 @@ def _agreement(history: History, setup: Setup, *, equal: bool) -> tuple[str, str
     return "each prompt is always right or always wrong", scaled(setup, "rl.group_size", by=2)
 
 
-def _all_right(history: History, setup: Setup) -> tuple[str, str]:
+def _all_right(history: History, setup: Background) -> tuple[str, str]:
     found = gap(history, setup)
     if found is None:
         return "all right, and held-out ones are not known", ""
@@ -60,7 +60,7 @@ def _all_right(history: History, setup: Setup) -> tuple[str, str]:
     return "all right", ""
 
 
-def all_truncated(history: History, setup: Setup, *, steps: int = WINDOW) -> Seen | None:
+def all_truncated(history: History, setup: Background, *, steps: int = WINDOW) -> Seen | None:
     """rollout/truncated is above 0.9 in 4 of 5 steps."""
     share = mostly(history, "rollout/truncated", test=lambda value: value > 0.9, steps=steps)
     if share is None:
@@ -70,7 +70,7 @@ def all_truncated(history: History, setup: Setup, *, steps: int = WINDOW) -> See
     return Seen(text, case=case, change=scaled(setup, "rl.max_new_tokens", by=2))
 
 
-def grader_failing(history: History, setup: Setup, *, steps: int = WINDOW) -> Seen | None:
+def grader_failing(history: History, setup: Background, *, steps: int = WINDOW) -> Seen | None:
     """reward/invalid is above 0 in 4 of 5 steps."""
     share = mostly(history, "reward/invalid", test=lambda value: value > 0, steps=steps)
     if share is None:
@@ -80,17 +80,17 @@ def grader_failing(history: History, setup: Setup, *, steps: int = WINDOW) -> Se
     return Seen(f"the grader broke on {share:.1%} of the completions{rising}")
 
 
-def no_signal_at_end(history: History, setup: Setup) -> Seen | None:
+def no_signal_at_end(history: History, setup: Background) -> Seen | None:
     """The same of a stage of fewer than five steps, where it holds in all of them."""
     return no_signal(history, setup, steps=_steps(history))
 
 
-def all_truncated_at_end(history: History, setup: Setup) -> Seen | None:
+def all_truncated_at_end(history: History, setup: Background) -> Seen | None:
     """The same of a stage of fewer than five steps, where it holds in all of them."""
     return all_truncated(history, setup, steps=_steps(history))
 
 
-def grader_failing_at_end(history: History, setup: Setup) -> Seen | None:
+def grader_failing_at_end(history: History, setup: Background) -> Seen | None:
     """The same of a stage of fewer than five steps, where it holds in all of them."""
     return grader_failing(history, setup, steps=_steps(history))
 

@@ -31,7 +31,7 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class Background:
     """What the numbers alone do not say.
 
     ``stage`` is the one that logs, ``stages`` those of the whole run. ``decides`` names the reward
@@ -73,7 +73,7 @@ class Setup:
     def marks(self, name: str, share: float) -> str:
         """A share of full marks as the reward gave it.
 
-        >>> setup = Setup(full={"essay": 10.0})
+        >>> setup = Background(full={"essay": 10.0})
         >>> setup.marks("essay", 0.25), setup.marks("exact", 0.25)
         ('2.50 of 10', '0.25')
         """
@@ -81,14 +81,14 @@ class Setup:
         return f"{share:.2f}" if most == 1 else f"{share * most:.2f} of {most:g}"
 
 
-Check = Callable[[History, Setup], Seen | None]
+Check = Callable[[History, Background], Seen | None]
 """A rule's question: what is wrong in the steps so far, or None while nothing is."""
 
 
-def scaled(setup: Setup, key: str, *, by: float) -> str:
+def scaled(setup: Background, key: str, *, by: float) -> str:
     """The override that multiplies a key of the recipe; empty where the key has no number.
 
-    >>> setup = Setup(keys={"rl.learning_rate": 1e-5, "sft.epochs": 20})
+    >>> setup = Background(keys={"rl.learning_rate": 1e-5, "sft.epochs": 20})
     >>> scaled(setup, "rl.learning_rate", by=0.3), scaled(setup, "sft.epochs", by=0.25)
     ('--rl.learning_rate 3e-06', '--sft.epochs 5')
     """
@@ -99,10 +99,10 @@ def scaled(setup: Setup, key: str, *, by: float) -> str:
     return "" if new == value else f"--{key} {new:g}"
 
 
-def in_shares(metrics: Mapping[str, float], setup: Setup) -> dict[str, float]:
+def in_shares(metrics: Mapping[str, float], setup: Background) -> dict[str, float]:
     """The metrics with every reward of its own as a share of its full marks.
 
-    >>> in_shares({"reward/part/essay": 1.0, "reward/mean": 1.0}, Setup(full={"essay": 10.0}))
+    >>> in_shares({"reward/part/essay": 1.0, "reward/mean": 1.0}, Background(full={"essay": 10.0}))
     {'reward/part/essay': 0.1, 'reward/mean': 1.0}
     """
     found = dict(metrics)
@@ -159,7 +159,7 @@ def noise(values: Sequence[float], *, steps: int = WINDOW) -> float:
     return math.sqrt(2 * statistics.fmean(inside) / steps) if inside else math.inf
 
 
-def resamples(history: History, setup: Setup) -> bool:
+def resamples(history: History, setup: Background) -> bool:
     """Whether groups that agree are dropped and others drawn in their place.
 
     The training reward is then over what differs alone: it stays in the middle, whatever is
@@ -171,7 +171,7 @@ def resamples(history: History, setup: Setup) -> bool:
     return bool(drawn) and statistics.median(drawn) > 0
 
 
-def progress(history: History, setup: Setup) -> tuple[float, float] | None:
+def progress(history: History, setup: Background) -> tuple[float, float] | None:
     """The reward that decides at the start and at the end; None where that is not known.
 
     Over train prompts, or where :func:`resamples` holds, over held-out ones.
@@ -185,14 +185,14 @@ def progress(history: History, setup: Setup) -> tuple[float, float] | None:
     return statistics.fmean(values[:WINDOW]), statistics.fmean(values[-WINDOW:])
 
 
-def level(history: History, setup: Setup) -> float:
+def level(history: History, setup: Background) -> float:
     """The reward that decides, or the whole reward where none does, over the last steps."""
     part = series(history, f"reward/part/{setup.decides}")
     values = (part or series(history, "reward/mean"))[-WINDOW:]
     return statistics.fmean(values) if values else 0.0
 
 
-def solved(history: History, setup: Setup) -> bool:
+def solved(history: History, setup: Background) -> bool:
     """Whether nearly everything is right: what would be an illness is then success."""
     values = series(history, f"reward/part/{setup.decides}")[-WINDOW:]
     return bool(values) and 0.8 <= statistics.fmean(values) <= FULL
@@ -207,7 +207,7 @@ class Gap(NamedTuple):
     """Whether it is more than chance over so many prompts and problems explains."""
 
 
-def gap(history: History, setup: Setup) -> Gap | None:
+def gap(history: History, setup: Background) -> Gap | None:
     """Train against held-out at the last evaluation, where a reward was near 1 on train prompts.
 
     The error of each mean is that of a share, ``sqrt(p(1−p)/n)`` after one more success and one
@@ -242,7 +242,7 @@ def _around(history: History, name: str, *, at: str) -> list[float]:
     return series(history[: last + 1], name)[-WINDOW:] or series(history[last:], name)[:WINDOW]
 
 
-def evaluations(history: History, setup: Setup, *, name: str) -> list[tuple[float, int]]:
+def evaluations(history: History, setup: Background, *, name: str) -> list[tuple[float, int]]:
     """What a held-out metric was at each evaluation, and over how many problems."""
     return [
         (record[name], int(record.get("eval/problems", setup.num_problems)))

@@ -10,9 +10,9 @@ from posttrain.track.diagnosis.history import (
     AGREE,
     FULL,
     WINDOW,
+    Background,
     History,
     Seen,
-    Setup,
     evaluations,
     gap,
     look_error,
@@ -29,7 +29,7 @@ MANY_PASSES = 100
 HARDLY = 0.02  # nats a sequence from the reference
 
 
-def memorised(history: History, setup: Setup) -> Seen | None:
+def memorised(history: History, setup: Background) -> Seen | None:
     """A reward is above 0.9 on train prompts, and on held-out ones lower by 0.1 and by 2.5 times
     what chance explains.
     """
@@ -43,7 +43,7 @@ def memorised(history: History, setup: Setup) -> Seen | None:
     return Seen(found.text, case=case, change=scaled(setup, "sft.epochs", by=0.3))
 
 
-def nothing_learned(history: History, setup: Setup) -> Seen | None:
+def nothing_learned(history: History, setup: Background) -> Seen | None:
     """After 200 steps, or at the end of at least 10, neither the training reward nor held-out
     problems have risen beyond chance; with dynamic sampling, where the training reward cannot show
     it, held-out problems alone count, given two evaluations.
@@ -51,14 +51,14 @@ def nothing_learned(history: History, setup: Setup) -> Seen | None:
     return _unmoved(history, setup, least=LONG)
 
 
-def nothing_learned_at_end(history: History, setup: Setup) -> Seen | None:
+def nothing_learned_at_end(history: History, setup: Background) -> Seen | None:
     """The same at the end; where the stage eval follows, that has the last word."""
     if setup.stage == "rl" and "eval" in setup.stages:
         return None
     return _unmoved(history, setup, least=2 * WINDOW)
 
 
-def _unmoved(history: History, setup: Setup, *, least: int) -> Seen | None:
+def _unmoved(history: History, setup: Background, *, least: int) -> Seen | None:
     rewards = series(history, "reward/mean")
     agreed = series(history, AGREE)
     if len(rewards) < least or (agreed and statistics.median(agreed) >= 0.99):
@@ -84,7 +84,7 @@ def _unmoved(history: History, setup: Setup, *, least: int) -> Seen | None:
     return Seen(text, *_reason(history, setup, fell=fell or worse))
 
 
-def _held_out(history: History, setup: Setup) -> tuple[str, str, float]:
+def _held_out(history: History, setup: Background) -> tuple[str, str, float]:
     """What was measured on held-out problems, its way in words, and in errors of the difference."""
     metrics = {"eval/accuracy": "accuracy", "eval/reward": "reward"}
     name = next((name for name in metrics if series(history, name)), None)
@@ -101,7 +101,7 @@ def _held_out(history: History, setup: Setup) -> tuple[str, str, float]:
     return what, span, (after - before) / error if error > 0 else 0.0
 
 
-def _reason(history: History, setup: Setup, *, fell: bool) -> tuple[str, str]:
+def _reason(history: History, setup: Background, *, fell: bool) -> tuple[str, str]:
     """The likeliest reason that nothing was learned, and what to change."""
     kind = "eval" if resamples(history, setup) else "reward"
     right = series(history, f"{kind}/part/{setup.decides}")
@@ -119,7 +119,7 @@ def _reason(history: History, setup: Setup, *, fell: bool) -> tuple[str, str]:
     return "it moved, and not towards the reward", scaled(setup, "rl.prompts_per_step", by=2)
 
 
-def many_passes(history: History, setup: Setup) -> Seen | None:
+def many_passes(history: History, setup: Background) -> Seen | None:
     """Every train prompt was asked 100 times, and held-out problems do not show that it helps."""
     steps = history[-1].get("step", 0.0) if history else 0.0
     if not setup.num_prompts or not setup.prompts_per_step:
@@ -132,7 +132,7 @@ def many_passes(history: History, setup: Setup) -> Seen | None:
     return Seen(text, change=f"--rl.steps {few}")
 
 
-def _helps(history: History, setup: Setup) -> bool:
+def _helps(history: History, setup: Background) -> bool:
     """Whether held-out problems are right as often as train prompts, or else more than before."""
     if resamples(history, setup):
         found = progress(history, setup)

@@ -11,9 +11,9 @@ from posttrain.track.curves import ends, over_steps
 from posttrain.track.diagnosis.history import (
     FULL,
     WINDOW,
+    Background,
     History,
     Seen,
-    Setup,
     blocks,
     evaluations,
     gap,
@@ -33,7 +33,7 @@ SHARP = 0.2  # of full marks, within the first steps
 _LONG = 3 * WINDOW  # often the format comes first and the answers follow: they get this long
 
 
-def format_learned_accuracy_flat(history: History, setup: Setup) -> Seen | None:
+def format_learned_accuracy_flat(history: History, setup: Background) -> Seen | None:
     """A part of the reward rose to 0.8 in 12 of 15 steps while the part that decides is flat."""
     lately = series(history[-_LONG:], f"eval/part/{setup.decides}")
     found = progress(history, setup)
@@ -60,7 +60,7 @@ def format_learned_accuracy_flat(history: History, setup: Setup) -> Seen | None:
     return None
 
 
-def _weighed(setup: Setup) -> str:
+def _weighed(setup: Background) -> str:
     """The override that gives the reward that decides a weight, where the recipe names it.
 
     A check that the task brings has options of its own, which an override would lose.
@@ -69,7 +69,7 @@ def _weighed(setup: Setup) -> str:
     return f"--{key} 1.0" if key in setup.keys else ""
 
 
-def hacking(history: History, setup: Setup) -> Seen | None:
+def hacking(history: History, setup: Background) -> Seen | None:
     """reward/mean rises while eval/accuracy, or a reward that is only monitored, falls by a tenth,
     or at once to less than half of what it was; with dynamic sampling, all three on held-out
     problems. At the end, the first and the last evaluation count too.
@@ -85,7 +85,7 @@ def hacking(history: History, setup: Setup) -> Seen | None:
     return _first_seen(history, setup, found=found)
 
 
-def hacking_at_end(history: History, setup: Setup) -> Seen | None:
+def hacking_at_end(history: History, setup: Background) -> Seen | None:
     """The same, and what held-out problems were at the start of the run and at its end."""
     seen = hacking(history, setup)
     known = gap(history, setup)
@@ -99,12 +99,12 @@ def hacking_at_end(history: History, setup: Setup) -> Seen | None:
     return _first_seen(history, setup, found=found)
 
 
-def _monitored(setup: Setup) -> list[str]:
+def _monitored(setup: Background) -> list[str]:
     return [name for name, weight in setup.weights.items() if weight == 0]
 
 
 def _first_seen(
-    history: History, setup: Setup, *, found: Sequence[tuple[str, str | None]]
+    history: History, setup: Background, *, found: Sequence[tuple[str, str | None]]
 ) -> Seen | None:
     """The first that fell, and as many steps as there were before it did, where that is known."""
     name, text = next(((name, said) for name, said in found if said is not None), ("", None))
@@ -117,10 +117,10 @@ def _first_seen(
     return Seen(text, change=change)
 
 
-def _weight(setup: Setup, name: str) -> str:
+def _weight(setup: Background, name: str) -> str:
     """The key of a reward's weight: a function goes by its own name, its table by its module too.
 
-    >>> _weight(Setup(keys={"rewards.my.module:tidy.weight": 1.0}), "tidy")
+    >>> _weight(Background(keys={"rewards.my.module:tidy.weight": 1.0}), "tidy")
     'rewards.my.module:tidy.weight'
     """
     own = [key for key in setup.keys if key.startswith("rewards.")]
@@ -128,7 +128,7 @@ def _weight(setup: Setup, name: str) -> str:
     return named[0] if len(named) == 1 else f"rewards.{name}.weight"
 
 
-def _look_fell(history: History, setup: Setup, *, metric: str, name: str) -> str | None:
+def _look_fell(history: History, setup: Background, *, metric: str, name: str) -> str | None:
     """Two evaluations in a row below the best one: one alone may be bad luck."""
     places = [at for at, record in enumerate(history) if series([record], metric)]
     if len(places) < 3:
@@ -158,7 +158,7 @@ def _training_rise(history: History, best: int) -> tuple[float, float] | None:
 
 
 def _held_out_rise(
-    history: History, setup: Setup, *, places: Sequence[int]
+    history: History, setup: Background, *, places: Sequence[int]
 ) -> tuple[float, float] | None:
     """The held-out reward at the first of three evaluations and in the two others, likewise."""
     looks = evaluations([history[at] for at in places], setup, name="eval/reward")
@@ -169,7 +169,7 @@ def _held_out_rise(
     return (before, after) if after - before > error else None
 
 
-def _part_fell(history: History, setup: Setup, *, name: str) -> str | None:
+def _part_fell(history: History, setup: Background, *, name: str) -> str | None:
     """The last two blocks of steps below the best one, beyond what chance and scale allow."""
     both = [
         record
@@ -191,7 +191,7 @@ def _part_fell(history: History, setup: Setup, *, name: str) -> str | None:
     return _hacked(name, fell, rewards=(rewarded[best], rewarded[-1]))
 
 
-def _at_once(history: History, setup: Setup, *, name: str) -> str | None:
+def _at_once(history: History, setup: Background, *, name: str) -> str | None:
     """The later half of the steps all below half of the start, the last ones rewarded more.
 
     The start are the first two steps, or the first and an evaluation before it. A fall within the
@@ -212,7 +212,7 @@ def _at_once(history: History, setup: Setup, *, name: str) -> str | None:
     return _hacked(name, fell, kind=kind, rewards=rose)
 
 
-def _ended_lower(history: History, setup: Setup, *, metric: str, name: str) -> str | None:
+def _ended_lower(history: History, setup: Background, *, metric: str, name: str) -> str | None:
     """The last evaluation below the first beyond chance, while the training reward rose so."""
     looks = evaluations(history, setup, name=metric)
     if len(looks) < 2:

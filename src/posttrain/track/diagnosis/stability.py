@@ -7,9 +7,9 @@ import statistics
 from posttrain.track.diagnosis.history import (
     AGREE,
     WINDOW,
+    Background,
     History,
     Seen,
-    Setup,
     mostly,
     noise,
     progress,
@@ -19,7 +19,7 @@ from posttrain.track.diagnosis.history import (
 )
 
 
-def entropy_collapse(history: History, setup: Setup) -> Seen | None:
+def entropy_collapse(history: History, setup: Background) -> Seen | None:
     """objective/entropy is below a tenth of its start, or 0.01, with under 80 % right; where there
     are groups, 90 % of them agree in 4 of 5 steps: while they differ, the policy explores.
     """
@@ -40,7 +40,7 @@ def entropy_collapse(history: History, setup: Setup) -> Seen | None:
     return Seen(f"entropy fell from {start:.2f} to {now:.3f} nats", change=change)
 
 
-def kl_blow_up(history: History, setup: Setup) -> Seen | None:
+def kl_blow_up(history: History, setup: Background) -> Seen | None:
     """objective/kl is above 10 nats + 0.5 a token, or tripled in 5 steps from a quarter of that."""
     values, lengths = series(history, "objective/kl"), series(history, "rollout/length")
     if len(values) < WINDOW or not lengths:
@@ -60,7 +60,7 @@ def kl_blow_up(history: History, setup: Setup) -> Seen | None:
     return Seen(text, change=_slower(setup))
 
 
-def clip_fraction_near_one(history: History, setup: Setup) -> Seen | None:
+def clip_fraction_near_one(history: History, setup: Background) -> Seen | None:
     """policy/clip_fraction is above 0.5 in 4 of 5 steps."""
     share = mostly(history, "policy/clip_fraction", test=lambda value: value > 0.5)
     if share is None:
@@ -68,7 +68,7 @@ def clip_fraction_near_one(history: History, setup: Setup) -> Seen | None:
     return Seen(f"{share:.0%} of the tokens are clipped", change=_slower(setup))
 
 
-def length_explosion(history: History, setup: Setup) -> Seen | None:
+def length_explosion(history: History, setup: Background) -> Seen | None:
     """rollout/length doubled in 50 steps while what decides did not rise, or grew fourfold."""
     lengths = series(history[-50:], "rollout/length")
     if len(lengths) < 2 * WINDOW:
@@ -85,7 +85,7 @@ def length_explosion(history: History, setup: Setup) -> Seen | None:
     return Seen(text, change="--rl.missing_end_penalty 0.5")
 
 
-def steps_skipped(history: History, setup: Setup) -> Seen | None:
+def steps_skipped(history: History, setup: Background) -> Seen | None:
     """train/skipped is above 0 in 2 of 5 steps."""
     lately = series(history, "train/skipped")[-WINDOW:]
     ill = sum(count > 0 for count in lately)
@@ -95,7 +95,7 @@ def steps_skipped(history: History, setup: Setup) -> Seen | None:
     return Seen(text, change=_slower(setup))
 
 
-def critic_worse_than_mean(history: History, setup: Setup) -> Seen | None:
+def critic_worse_than_mean(history: History, setup: Background) -> Seen | None:
     """value/explained_variance is at most 0 in 8 of 10 steps, 10 steps after the warm-up."""
     name, steps = "value/explained_variance", 2 * WINDOW
     if len(series(history, name)) < setup.critic_warmup + 2 * steps or solved(history, setup):
@@ -109,7 +109,7 @@ def critic_worse_than_mean(history: History, setup: Setup) -> Seen | None:
     return Seen(f"the critic explains {share:.0%} of the returns' variance", change=change)
 
 
-def drift(history: History, setup: Setup) -> Seen | None:
+def drift(history: History, setup: Background) -> Seen | None:
     """mismatch/mean is above what rounding explains, or above a third of that and 5 × its start,
     or above a 25th of that and 20 × what it was in the first step.
     """
@@ -129,5 +129,5 @@ def drift(history: History, setup: Setup) -> Seen | None:
     return Seen(f"{text} (rounding explains {setup.rounding:g})", case="from the first step on")
 
 
-def _slower(setup: Setup) -> str:
+def _slower(setup: Background) -> str:
     return scaled(setup, "rl.learning_rate", by=0.3)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 
-from posttrain.track.diagnosis.history import WINDOW, History, Seen, Setup, series
+from posttrain.track.diagnosis.history import WINDOW, Background, History, Seen, series
 
 FOLLOWS = 0.7  # from here on half of the variance of the scores is length
 SURE = 2.6  # deviations of Fisher's z
 
 
-def sft_memorises(history: History, setup: Setup) -> Seen | None:
+def sft_memorises(history: History, setup: Background) -> Seen | None:
     """test/loss was a tenth above its minimum at the last two looks, while the train loss fell."""
     if setup.keys.get("sft.result") == "best":
         return None  # what comes out is from before
@@ -40,7 +40,7 @@ def sft_memorises(history: History, setup: Setup) -> Seen | None:
     return Seen(text, change=f"--sft.epochs {epoch}" if epoch else "")
 
 
-def score_follows_length(history: History, setup: Setup) -> Seen | None:
+def score_follows_length(history: History, setup: Background) -> Seen | None:
     """verdict/length_correlation is above 0.7 or below −0.7, and surely so for so many pairs."""
     found, pairs = series(history, "verdict/length_correlation"), series(history, "verdict/pairs")
     if not found or not pairs:

@@ -1,0 +1,259 @@
+"""What ``eval`` and ``generate`` are given: a recipe, a run, a model inside a run, or a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.build.fingerprint import fingerprints
+from posttrain.build.start_folder import as_recorded
+from posttrain.config import Recipe, Resolved, recipe_from_dict
+from posttrain.config.preference_rules import OWN_STAGE
+from posttrain.config.read import parse_overrides, read_values
+from posttrain.config.specs import MODEL_REWARD
+from posttrain.models import save
+from posttrain.registry import near_path
+from posttrain.runs import RunFolder
+from posttrain.runs.finished import check_model, run_of
+from posttrain.runs.resume import BESIDE_RECIPE
+from posttrain.track.progress import phase, showing
+
+_OF_AN_EVALUATION = ("run", "model", "task", "rewards", "grading", "rl", "eval")
+_OF_RL = ("engine", "max_new_tokens", "stop")  # what an evaluation takes from [rl]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The settings to evaluate or to answer with, as a recipe has them, and whose they are.
+
+    ``run`` is the run they come from, ``supplied`` are parts of it that were Python objects, which
+    no folder can hold; ``file`` is the recipe they come from.
+    """
+
+    values: dict[str, Any]
+    run: Path | None = None
+    supplied: tuple[str, ...] = ()
+    file: str = ""
+    told: tuple[str, ...] = ()
+
+    def evaluation(
+        self, *, task: Mapping[str, Any] | None = None, given: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """The settings of an evaluation, on another ``task`` if there is one.
+
+        Rewards that were chosen for a task of the same name stay. ``given`` are parts that the
+        caller brings: "task", "rewards".
+        """
+        lost = [part for part in ("task", "rewards") if part in self.supplied]
+        missing = [part for part in lost if part not in given and not (part == "task" and task)]
+        if missing:
+            raise ValueError(
+                f"{self.run}: was started from Python, and its {' and its '.join(missing)} are "
+                "objects, which a folder cannot hold; give them again: posttrain.evaluate(RUN, "
+                "prompts=…, reward=…), or by name, --task NAME and --rewards.NAME 1"
+            )
+        values = dict(self.values)
+        known = values.get("task")
+        if task is not None:
+            values["task"] = dict(task)
+            name = known.get("name") if isinstance(known, Mapping) else known
+            if name not in (None, task.get("name")):
+                values.pop("rewards", None)
+        return over(values, run={"stages": ["eval"]}, eval={})
+
+    def changes(self, *, given: Collection[str] = ()) -> list[str]:
+        """What of a run's data and rewards is not what it was, and so not evaluated as it was.
+
+        Parts that are ``given`` anew do not count.
+        """
+        if self.run is None or not (self.run / "config.json").exists():
+            return []
+        then = RunFolder(self.run).config.get("contents", {})
+        used = [name for name in ("task", "rewards") if name not in given]
+        named: dict[str, Any] = {name: self.values[name] for name in used if name in self.values}
+        now = fingerprints(self.recipe(named)).get("contents", {})
+        changed = [key for key in now if then.get(key, now[key]) != now[key]]
+        return [f"{key}: has changed since {self.run} used it" for key in changed]
+
+    def recipe(self, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
+        """Settings as a checked recipe; of a model in place of its own, it has no sizes."""
+        model = values.get("model")
+        known = model.get("options") if isinstance(model, Mapping) else None
+        if ("model", "name") in parse_overrides(overrides) and isinstance(known, Mapping):
+            values = over(values, model={"options": _of_any_model(known)})
+        name = Path(self.file).stem or "recipe"
+        return recipe_from_dict(values, overrides=overrides, name=name, source=self.file)
+
+
+def over(values: Mapping[str, Any], **sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with keys of sections put over them; None leaves a key as it is.
+
+    >>> over({"run": {"seed": 1}}, run={"seed": None, "stages": ["eval"]}, eval={})
+    {'run': {'seed': 1, 'stages': ['eval']}, 'eval': {}}
+    """
+    changed = dict(values)
+    for name, keys in sections.items():
+        known = changed.get(name, {})
+        if isinstance(known, Mapping):  # what is no table is refused where recipes are checked
+            given = {key: value for key, value in keys.items() if value is not None}
+            changed[name] = {**known, **given}
+    return changed
+
+
+def find_source(given: object) -> Source:
+    """The settings behind a name: a recipe's, a run's with its trained policy, or a bare model."""
+    name = model_name(given)
+    path = Path(name).expanduser()
+    if path.suffix == ".toml":
+        values, told = read_values(path)
+        return Source(values=values, file=str(path), told=tuple(told))
+    run = run_of(path)
+    if run is None:
+        return Source(values={"model": {"name": name}})
+    folder = RunFolder(run)
+    model = policy_of(folder) if path.resolve() == run.resolve() else path
+    return _of_run(folder, str(model))
+
+
+def check_exists(given: str) -> None:
+    """Refuse a name that nothing here has, and that only the hub could know."""
+    path = Path(given).expanduser()
+    if given == "tiny" or path.exists():
+        return
+    near = near_path(path)
+    hint = f" (did you mean {near}?)" if near is not None else ""
+    raise ValueError(
+        f"{given}: no such run folder, recipe or model folder here{hint}; a hub id needs --task "
+        "NAME"
+    )
+
+
+def finished(folder: str) -> bool:
+    """Whether a folder holds a finished run that has trained a policy."""
+    if not (Path(folder) / "run.json").is_file():
+        return False
+    run = RunFolder(folder)
+    return run.finished and run.model not in (None, run.stage("reward").model)
+
+
+def model_name(model: object) -> str:
+    """A model as a name; a ``ValueError`` for an object, which would be taken for a strange one."""
+    return _as_text(
+        model,
+        'model: expected "tiny", a model or run folder, a .gguf file or a hub id, got {}; write a '
+        "model to a folder, model.save_pretrained(FOLDER) and tokenizer.save_pretrained(FOLDER), "
+        "and give that",
+    )
+
+
+def folder_name(folder: object, *, example: str) -> str:
+    """A run folder as text; a ``ValueError`` for None and other objects."""
+    return _as_text(
+        folder,
+        "folder: expected the path of a folder, got {}; a run keeps its model and its numbers "
+        f"there: folder={example!r}, say, or leave it out",
+    )
+
+
+def file_name(data: object) -> str:
+    """A data file as text; a ``ValueError`` for rows, which would be taken for a strange name."""
+    return _as_text(
+        data,
+        "data: expected the path of a JSONL file, got {}; write one JSON object a line to a file, "
+        "and give its path",
+    )
+
+
+def _as_text(value: object, otherwise: str) -> str:
+    if isinstance(value, str | os.PathLike) and str(value):
+        return os.fspath(value)
+    raise ValueError(otherwise.format(_what(value)))
+
+
+def _what(value: object) -> str:
+    if value is None or isinstance(value, str):
+        return repr(value)
+    kind = type(value)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"an object of type {module}{kind.__qualname__}"
+
+
+def check_models(recipe: Resolved) -> None:
+    """Verify what a recipe takes from run folders: its model, a backbone, reward models."""
+    named = [recipe.model.name, recipe.rewards.get(MODEL_REWARD)]
+    if "prefer" in recipe.stages:
+        named.append(recipe.prefer.rewards.get(MODEL_REWARD))
+    if "reward" in recipe.stages:
+        named.append(recipe.reward.backbone)
+    if "rl" in recipe.stages and recipe.rl.critic is not None:
+        named.append(recipe.rl.critic.source)
+    paths = [given.get("path") if isinstance(given, Mapping) else given for given in named]
+    for path in dict.fromkeys(path for path in paths if isinstance(path, str)):
+        check_model(path)
+
+
+def recorded_recipe(path: str | Path) -> Recipe:
+    """The recipe of a run folder, with every default it was resolved to."""
+    folder = RunFolder(path)
+    if not (folder.path / "config.json").exists():
+        raise ValueError(
+            f"{folder.path}: has no config.json, because it was ended before it began, or someone "
+            "has removed it; start it again: posttrain run RECIPE"
+        )
+    config = folder.config
+    if "supplied" in config:
+        objects = ", ".join(config["supplied"])
+        raise ValueError(
+            f"{folder.path}: was started from Python with objects of its own ({objects}), which a "
+            "folder cannot hold; call the same function again with resume=True"
+        )
+    given = {name: table for name, table in config.items() if name not in BESIDE_RECIPE}
+    given["run"] = {**given["run"], "folder": str(folder.path)}
+    return recipe_from_dict(given)
+
+
+def policy_of(folder: RunFolder) -> Path:
+    """The policy of the last finished stage that trained one."""
+    model = folder.model
+    if model is None or model == folder.stage("reward").model:
+        raise ValueError(
+            f"{folder.path}: no stage of this run has finished a policy; go on with it (posttrain "
+            "resume), or name one of its checkpoints: RUN/rl/checkpoints/step-…/model"
+        )
+    return model
+
+
+def _of_run(folder: RunFolder, model: str) -> Source:
+    """As the run evaluates: its task, rewards, limits, template and seed, and this model of it."""
+    if not (folder.path / "config.json").exists():
+        return Source(values={"model": {"name": model}})
+    config = {k: v for k, v in folder.config.items() if k not in BESIDE_RECIPE}
+    values = {name: config[name] for name in _OF_AN_EVALUATION if name in config}
+    as_recorded(values, folder)
+    options = _of_any_model(values["model"]["options"])
+    values["model"] = {**values["model"], "name": model, "options": options}
+    values["run"] = {"seed": values["run"]["seed"]}
+    if "rl" in values:
+        values["rl"] = {key: values["rl"][key] for key in _OF_RL if key in values["rl"]}
+    if values.get("eval", {}).get("temperature") == 1.0:
+        del values["eval"]["temperature"]  # filled in beside samples, and only beside them
+    scored = values.get("rewards", {}).get(MODEL_REWARD)
+    if scored is not None and scored.get("path", OWN_STAGE) == OWN_STAGE:
+        scored["path"] = str(folder.stage("reward").model)
+    supplied = tuple(folder.config.get("supplied", {}))
+    return Source(values=values, run=folder.path, supplied=supplied)
+
+
+def _of_any_model(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those options of loading that do not belong to one model: the others are sizes of tiny."""
+    return {name: value for name, value in options.items() if name == "attention"}
+
+
+@showing()
+def import_gguf(file: str | Path, folder: str | Path, *, dtype: str = "float32") -> None:
+    """Turn a GGUF file into an ordinary folder, its weights dequantised to ``dtype``."""
+    with phase(f"importing {file} into {folder}"):
+        save.import_gguf(file, folder, dtype=dtype)

@@ -1,0 +1,153 @@
+"""What samples: the engine of a recipe, and batches that run ahead of learning."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import torch
+
+from posttrain.build.setup import Setup, choose_compile
+from posttrain.config import RlSection
+from posttrain.data.template import Template
+from posttrain.models.load import Policy
+from posttrain.protocols import Engine, Sync
+from posttrain.registry import Spec, look_up, options, resolve, split
+from posttrain.rollout.engines import ENGINES
+from posttrain.rollout.engines.weights import share
+from posttrain.rollout.run_ahead import RunAhead
+from posttrain.types import Collected, Sampling
+
+SAME_PROCESS = ("native", "transformers")
+FLOAT32_ROUNDING, OTHER_ROUNDING = 1e-3, 0.05  # of log-probs, between engine and learner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """What the loop is fed with; in ``idle()`` engine and scorer are the caller's alone.
+
+    ``waiting()`` are the batches that are sampled and not yet learned.
+    """
+
+    batches: Iterable[Collected]
+    sync: Sync
+    idle: Callable[[], AbstractContextManager[None]]
+    waiting: Callable[[], list[Collected]] = list
+
+
+def make_engine(
+    spec: Spec | None,
+    policy: Policy,
+    *,
+    template: Template,
+    compute: str = "auto",
+    compiled: bool = False,
+) -> Engine:
+    """The engine a recipe names, sampling from this policy's own weights in its own precision.
+
+    ``compute`` and ``compiled`` are for the engines whose signature asks for them.
+    """
+    name, given = split(spec or "native", kind="engine")
+    asked = options(look_up(name, ENGINES, kind="engine"))
+    if "compute" in asked and given.get("compute", "auto") == "auto":
+        given["compute"] = compute
+    if "compiled" in asked and compiled:
+        given["compiled"] = True
+    spec = {"name": name, **given}
+    engine: Engine = resolve(spec, ENGINES, kind="engine")(policy, template.decode)
+    missing = [each for each in ("generate", "sync", "close") if not hasattr(engine, each)]
+    if missing:
+        raise ValueError(
+            f"engine {name!r}: a {type(engine).__name__} has no {' and no '.join(missing)}; "
+            "docs/engines.md shows a whole engine"
+        )
+    return engine
+
+
+def until_done(
+    engine: Engine, *, given: Engine | None = None
+) -> contextlib.AbstractContextManager[Engine]:
+    """Closes an engine behind the job it was made for; a ``given`` one is its owner's to close."""
+    return contextlib.nullcontext(engine) if engine is given else contextlib.closing(engine)
+
+
+def make_sampling(rl: RlSection) -> Sampling:
+    """How the RL stage draws tokens."""
+    return Sampling(
+        max_new_tokens=rl.max_new_tokens,
+        temperature=rl.temperature,
+        top_k=rl.top_k,
+        top_p=rl.top_p,
+        stop=tuple(rl.stop),
+    )
+
+
+def make_sampler(setup: Setup) -> Engine:
+    """The engine of the RL stage.
+
+    It samples from the learner's own module, unless it is to run ahead: then from a copy of it. An
+    engine that was handed over is taken as it is.
+    """
+    section, own, given = setup.recipe.rl, setup.policy, setup.engine
+    if section.max_lag and given is None:
+        own = replace(own, model=copy.deepcopy(own.model))
+    elif section.max_lag and _share(given, own):
+        raise ValueError(
+            f"rl.max_lag: the engine that was handed over ({type(given).__name__}) samples from "
+            "the very weights that are trained, which would change while it samples; name it in "
+            "rl.engine, so that it is made on a copy of them, or set rl.max_lag to 0"
+        )
+    return given or make_engine(
+        section.engine,
+        own,
+        template=setup.template,
+        compute=setup.recipe.model.compute,
+        compiled=choose_compile(setup.recipe, setup.device),
+    )
+
+
+def make_plain_sampler(setup: Setup) -> Engine:
+    """The engine that ``[rl]`` names, for who samples from this policy without training it."""
+    rl = setup.recipe.for_evaluations
+    return make_engine(
+        None if rl is None else rl.engine,
+        setup.policy,
+        template=setup.template,
+        compute=setup.recipe.model.compute,
+    )
+
+
+def in_process(setup: Setup) -> bool:
+    """Whether an engine of our own samples, in this process: its log-probs are the learner's."""
+    name, _ = split(setup.recipe.rl.engine or "native", kind="engine")
+    return name in SAME_PROCESS and setup.engine is None
+
+
+def _share(engine: object, policy: Policy) -> bool:
+    model = getattr(engine, "model", None)
+    if not isinstance(model, torch.nn.Module):
+        return False
+    return share(dict(model.named_parameters()), dict(policy.model.named_parameters()))
+
+
+@contextlib.contextmanager
+def flowing(
+    batches: Iterator[Collected],
+    sync: Sync,
+    *,
+    max_lag: int,
+    device: torch.device,
+    waiting: Sequence[Collected] = (),
+) -> Iterator[Flow]:
+    """The batches, ``max_lag`` updates ahead of learning; with 0, each when it is asked for.
+
+    ``waiting`` come first: a run that goes on had them sampled already.
+    """
+    if max_lag == 0:
+        yield Flow(batches=batches, sync=sync, idle=contextlib.nullcontext)
+        return
+    with RunAhead(batches, sync, max_lag=max_lag, device=device, waiting=waiting) as ahead:
+        yield Flow(batches=ahead, sync=ahead.sync, idle=ahead.idle, waiting=ahead.waiting)

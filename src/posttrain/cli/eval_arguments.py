@@ -1,0 +1,118 @@
+"""``posttrain eval`` and ``generate``: from a model, a run folder or a recipe to what is asked."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from posttrain.cli.loading import loading
+from posttrain.config import ConfigError, Recipe, recipe_from_dict
+from posttrain.config.read import parse_overrides, parse_value
+from posttrain.config.specs import complete_task
+from posttrain.config.toml import value_text
+from posttrain.track.printable import command_line, printable
+
+_NOT_ASKED = ("sft", "prefer", "reward", "rl")
+_OF_RL = (("rl", "engine"), ("rl", "stop"))  # what an evaluation takes from there
+STAGES = ("--run.stages", '["eval"]')
+
+
+def evaluation_recipe(
+    given: str,
+    *,
+    task: str | None,
+    overrides: Sequence[str],
+    out: Path | None,
+    console: Console,
+) -> Recipe:
+    """The recipe of an evaluation, and a line about what is evaluated where it was not typed."""
+    from posttrain.build.grade_file import check_out
+    from posttrain.build.model_source import check_exists, find_source, finished
+
+    source = find_source(given)
+    changes = parse_overrides(overrides)
+    parts = {path[0] for path in changes} & {"task", "rewards"}
+    named = {"name": task} if task is not None else None
+    values = source.evaluation(task=named, given=parts)
+    recipe = source.recipe(values, [*overrides, *STAGES])
+    if recipe.task is None:
+        check_exists(given)
+        raise ValueError(
+            "eval: name the task, posttrain eval MODEL --task NAME; or give a run folder or a "
+            "recipe, which know theirs"
+        )
+    if out is not None:
+        for path in recipe.task.values():
+            check_out(out, path)
+    anew = parts if task is None else {*parts, "task"}
+    for line in (*source.told, *source.changes(given=anew)):
+        console.print(Text(printable(line), style="yellow"), soft_wrap=True)
+    if source.run is not None or source.file:
+        whose = source.run if source.run is not None else source.file
+        line = f"{recipe.model.name}, with the settings of {whose}"
+        console.print(Text(printable(line), style="dim"), soft_wrap=True)
+    if source.file and ("model", "name") not in changes and finished(recipe.run.folder):
+        command = command_line("posttrain", "eval", recipe.run.folder)
+        line = f"{recipe.run.folder} holds a finished run of this recipe: {command} evaluates its"
+        console.print(Text(printable(f"{line} model"), style="yellow"), soft_wrap=True)
+    return recipe
+
+
+def check_typed(task: str | None, overrides: Sequence[str]) -> None:
+    """Refuse unknown tasks and keys, and settings that would change nothing in an evaluation."""
+    changes = parse_overrides(overrides)
+    if task is not None:
+        own = {path[1]: value for path, value in changes.items() if path[0] == "task" and path[1:]}
+        complete_task({**own, "name": task}, rewards=None)
+    recipe_from_dict({"task": {"name": task or ""}, "eval": {}}, overrides=list(overrides))
+    idle = [path for path in changes if path[0] in _NOT_ASKED and path[:2] not in _OF_RL]
+    if idle:
+        raise ConfigError(
+            [
+                f"--{'.'.join(path)}: has no effect on an evaluation; it goes by --eval.KEY, "
+                "--task.KEY, --rewards.NAME, --model.KEY, --grading.KEY, --rl.engine and --rl.stop"
+                for path in idle
+            ]
+        )
+
+
+def stopping(texts: Sequence[str] | None) -> list[str]:
+    """``--stop TEXT --stop TEXT`` as the override that it is."""
+    try:
+        strings = [item for text in texts or () for item in parse_value(text, ("rl", "stop"))]
+    except ValueError as error:
+        raise ValueError(f"--stop: {error}") from None
+    return ["--rl.stop", value_text(strings)] if texts else []
+
+
+def check_arguments(arguments: Sequence[str], options: Collection[str]) -> None:
+    """Refuse a second prompt, and a mistyped option of ``generate`` that is no override."""
+    for word in arguments[:1]:
+        if not word.startswith("--"):
+            raise ValueError(f"generate: one prompt, in quotes; {word!r} is a second one")
+    for word in arguments:
+        name = word.partition("=")[0]
+        if word.startswith("--") and "." not in name:
+            known = sorted(option for option in options if option.startswith("--"))
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(f"generate: no option {name}; {hint}Known: {', '.join(known)}")
+        if word.startswith("--") and not word.startswith(("--model.", "--run.", "--rl.stop")):
+            raise ValueError(
+                f"generate: {name} has no effect on an answer; beside its own options it takes "
+                "--model.KEY, and --run.device"
+            )
+
+
+def generate_texts(model: str, prompt: str, **options: Any) -> list[str]:
+    """What a model answers; options as of ``generate_from``."""
+    with loading():
+        from posttrain.build.model_source import find_source
+        from posttrain.stages.generate import generate_from
+
+    return [answer.text for answer in generate_from(find_source(model), prompt, **options)]

@@ -1,0 +1,192 @@
+"""Going on with a run: whether it is still the same run, and where each stage stands."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from posttrain.disk import MovedError, NotWrittenError
+from posttrain.registry import did_you_mean
+from posttrain.runs.checkpoints import Checkpoint, cut_back, newest
+from posttrain.runs.drift import config_digest, differences, is_within, settings
+from posttrain.runs.files import read_json, write_json, write_sealed
+from posttrain.runs.folder import BEGUN, DONE, RunFolder, StageFolder
+from posttrain.runs.interrupts import Stopped
+from posttrain.track.printable import command_line
+
+BESIDE_RECIPE = ("supplied", "contents", "code")
+"""What config.json holds beside the recipe: objects handed over, files and functions, the code."""
+FREE = ("run.folder",)  # a run folder may be moved
+Say = Callable[[str], None]
+
+
+def check_same(path: str | Path, config: Mapping[str, Any], *, allow: Sequence[str]) -> list[str]:
+    """Refuse to go on with a run under another config, but for the keys in ``allow``.
+
+    Where those are allowed to change, what was done under the old ones still counts; the changes
+    are returned, and kept in changes.json.
+    """
+    if not (Path(path) / "config.json").exists():
+        return []
+    folder = RunFolder(path)
+    if folder.holds(config["run"]["stages"]):
+        return []
+    old = folder.config
+    for key in allow:
+        known = [*settings(old), *settings(config)]
+        if not any(is_within(name, [key]) for name in known):
+            raise ValueError(f"--allow-changes {key}: no such key; {did_you_mean(key, known)}")
+    changes = differences(old, config, ignore=FREE)
+    refused = [change for change in changes if not is_within(_key(change), allow)]
+    if refused:
+        keys = list(dict.fromkeys(_table(change) for change in refused))
+        options = command_line(*(word for key in keys for word in ("--allow-changes", key)))
+        how = f"allow_changes={keys}" if "supplied" in old else options
+        raise ValueError(
+            f"{folder.path}: cannot go on as the same run, because this has changed:\n  "
+            + "\n  ".join(refused)
+            + f"\nPut it back as it was; or go on all the same, with {how}; or run the recipe "
+            "without resume: what is not finished, or depends on the change, starts anew"
+        )
+    if changes:
+        begins_at = newest(folder.stage("rl"))[0] if folder.begun("rl") else None
+        if begins_at is not None and "rl" in config["run"]["stages"]:
+            check_steps(config["rl"]["steps"], done=begins_at.step)
+        _adopt(folder, old=old, new=config)
+        _note(folder, changes, stages=[*old["run"]["stages"], *config["run"]["stages"]])
+    return changes
+
+
+def check_steps(asked: int, *, done: int) -> None:
+    """Refuse fewer steps of rl than are done."""
+    if done > asked:
+        raise ValueError(f"rl.steps: {asked} are asked for, and {done} are done; raise it")
+
+
+def set_unfinished_aside(path: str | Path, stages: Sequence[str], *, say: Say) -> None:
+    """Of a run that starts anew: what is half done belongs to the config that is about to go."""
+    if not (Path(path) / "run.json").exists() or RunFolder(path).finished:
+        return
+    folder = RunFolder(path)
+    for stage in stages:
+        moved = folder.set_aside(stage) if folder.stage_record(stage) is None else None
+        _say_where(stage, moved, say=say)
+
+
+def _note(folder: RunFolder, changes: Sequence[str], *, stages: Sequence[str]) -> None:
+    """Write down what was allowed to change, and when: config.json knows the newest only."""
+    path = folder.path / "changes.json"
+    known = read_json(path) if path.exists() else []
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    begun = {name: folder.stage(name).records() for name in stages if folder.begun(name)}
+    steps = {name: int(rows[-1]["step"]) if rows else 0 for name, rows in begun.items()}
+    write_json(path, [*known, {"when": when, "steps": steps, "changes": list(changes)}])
+
+
+def stage_digests(config: Mapping[str, Any], stages: Sequence[str]) -> dict[str, str]:
+    """What each stage depends on, in one word: its section, its data, and the stages before it."""
+    digest = config_digest(config["model"], str(config["run"]["seed"]))
+    digests = {}
+    for stage in stages:
+        keys = (stage, "task", "rewards", "supplied")
+        contents = config.get("contents", {}).items()
+        used = {key: value for key, value in contents if stage == "rl" or not _of_rl(key)}
+        depends = {**{key: config.get(key, {}) for key in keys}, "contents": used}
+        digest = config_digest(depends, digest)
+        digests[stage] = digest
+    return digests
+
+
+def _of_rl(key: str) -> bool:
+    """Whether a file or function is the stage rl's alone: those before it do without."""
+    return key.startswith("rl.")
+
+
+def resume_stage(
+    folder: RunFolder, stage: str, *, digest: str, inputs: str, say: Say
+) -> tuple[StageFolder, Checkpoint | None]:
+    """The folder of a stage that was begun, taken back to its last checkpoint that is whole.
+
+    A stage that was not begun, or under another config, or from other files of the stages before
+    it (``inputs``), gets a new folder.
+    """
+    begun = folder.begun(stage)
+    if begun is None or begun["digest"] != digest or begun.get("inputs", inputs) != inputs:
+        return start_stage(folder, stage, digest=digest, inputs=inputs, say=say), None
+    found = folder.stage(stage)
+    begins_at, problems = newest(found)
+    for problem in problems:
+        say(f"checkpoint left out: {problem}")
+    cut_back(found, begins_at)
+    if begins_at is None:
+        say(f"{stage}: starts over, for it has no whole checkpoint")
+    else:
+        say(f"{stage}: goes on from step {begins_at.step}")
+    return found, begins_at
+
+
+def start_stage(
+    folder: RunFolder, stage: str, *, digest: str, inputs: str, say: Say
+) -> StageFolder:
+    """A new folder for a stage; what an earlier attempt has left is kept, and it is said where."""
+    made = folder.begin(stage, replace=True)
+    folder.mark(stage, digest=digest, inputs=inputs)
+    _say_where(stage, made.previous, say=say)
+    return made
+
+
+def _say_where(stage: str, moved: Path | None, *, say: Say) -> None:
+    if moved is not None:
+        told = f"{stage}: starts anew; what it had left is in {moved}"
+        say(told)
+
+
+def how_to_continue(folder: RunFolder) -> str:
+    """What to call to go on with a run."""
+    if "supplied" in folder.config:
+        return "call the same function again with resume=True"
+    return command_line("posttrain", "resume", folder.path)
+
+
+@contextlib.contextmanager
+def told(folder: RunFolder) -> Iterator[None]:
+    """Let what ends a run early say how it can go on."""
+    further = how_to_continue(folder)
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        step = stop.saved if isinstance(stop, Stopped) else None
+        what = "stopped at once; what is saved is the last checkpoint, where there is one"
+        if step is not None:
+            what = f"stopped after step {step}, which is saved"
+        stop.args = (f"{what}; to go on: {further}",)
+        raise
+    except (NotWrittenError, MovedError) as error:
+        error.then = further
+        raise
+
+
+def _adopt(folder: RunFolder, *, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Let what was begun or done under the old config count under the new one."""
+    before = stage_digests(old, old["run"]["stages"])
+    for stage, digest in stage_digests(new, new["run"]["stages"]).items():
+        known = before.get(stage)
+        path = folder.stage(stage).path
+        records = {BEGUN: folder.begun(stage), DONE: folder.stage_record(stage)}
+        for name, record in records.items():
+            if record is not None and record["digest"] == known:
+                write_sealed(path / name, {**record, "digest": digest})
+
+
+def _key(change: str) -> str:
+    return change.partition(": ")[0]
+
+
+def _table(change: str) -> str:
+    """What to allow: the key, or for digests, which come several at once, their table."""
+    key = _key(change)
+    table = key.partition(".")[0]
+    return table if table in BESIDE_RECIPE else key

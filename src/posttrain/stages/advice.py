@@ -1,0 +1,162 @@
+"""What to try next: it follows from what was found, and from what came out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from posttrain.config import (
+    ConfigError,
+    Resolved,
+    RlSection,
+    changed_keys,
+    recipe_from_dict,
+    resolve,
+)
+from posttrain.config.read import read_values
+from posttrain.config.toml import value_text
+from posttrain.report import Facts
+from posttrain.runs import RunFolder
+from posttrain.track.diagnosis.history import WINDOW, noise, series
+from posttrain.track.printable import command_line
+
+MOST = 3  # findings that a next run is proposed for
+LOOK = ("hacking", "grader_failing", "format_learned_accuracy_flat", "length_explosion")
+"""Findings that the rollouts themselves explain best."""
+GENERIC = ("nothing_learned",)
+"""Findings that say that something is wrong, and guess at what."""
+SOLVED = 0.95
+_LONGEST = 500  # characters of a prompt that one would still copy
+
+
+def next_steps(facts: Facts, recipe: Resolved) -> list[str]:
+    """Lines of a shell: comments that say why, and commands that can be run as they stand."""
+    open_ones = [finding for finding in facts.findings if finding["until"] is None]
+    run = facts.run
+    lines = _against(open_ones, run, recipe=recipe) if open_ones else _onwards(facts, recipe)
+    return [*lines, *_ask(run, facts.problems)]
+
+
+def _against(
+    findings: Sequence[Mapping[str, Any]], folder: RunFolder, *, recipe: Resolved
+) -> list[str]:
+    """For each finding what to change first, and the command that does it.
+
+    A key is proposed once, by the finding that comes first; what says only that nothing came of it
+    has a proposal where nothing else has.
+    """
+    mendable = [finding for finding in findings if finding["change"]]
+    named = [finding for finding in mendable if finding["finding"] not in GENERIC]
+    against: dict[str, list[str]] = {}
+    first: dict[str, str] = {}
+    for finding in named or mendable:
+        change = finding["change"]
+        if first.setdefault(change.split(" ", 1)[0], change) == change:
+            against.setdefault(change, []).append(finding["finding"])
+    lines: list[str] = []
+    for change, names in list(against.items())[:MOST]:
+        why = f"against {', '.join(dict.fromkeys(names))}"
+        lines += _again(folder, recipe, change=change, why=why)
+    looked = [finding["finding"] for finding in findings if finding["finding"] in LOOK]
+    if looked:
+        lines += [f"# {looked[0]}: read the rollouts", _command("export", folder.path)]
+    return lines
+
+
+def _onwards(facts: Facts, recipe: Resolved) -> list[str]:
+    """After a run in which nothing went wrong: longer, harder, or with more to compare."""
+    folder = facts.run
+    if "rl" not in folder.stages or "rl" not in recipe.stages:
+        return _on_to_rl(folder, recipe)
+    accuracy = facts.held_out.after.get("estimates", {}).get("accuracy")
+    if accuracy is not None and accuracy["value"] >= SOLVED:
+        return ["# nearly all held-out problems are right: give it harder ones, in [task]"]
+    rewards = series(facts.records("rl"), "reward/mean")
+    count = max(WINDOW, len(rewards) // 5)
+    if len(rewards) < 2 * count:
+        why = "so few steps show little: take more"
+        return _again(folder, recipe, change=f"--rl.steps {5 * recipe.rl.steps}", why=why)
+    change, why = _by_reward(rewards, recipe.rl, count=count)
+    return _again(folder, recipe, change=change, why=why)
+
+
+def _by_reward(rewards: Sequence[float], section: RlSection, *, count: int) -> tuple[str, str]:
+    """What to change, and why, by whether the training reward rose beyond chance, and still did."""
+    first, last = statistics.fmean(rewards[:count]), statistics.fmean(rewards[-count:])
+    lately = last - statistics.fmean(rewards[-2 * count : -count])
+    chance = 2 * noise(rewards, steps=count)
+    longer = f"--rl.steps {2 * section.steps}"
+    if lately > chance:
+        return longer, "the reward was still rising: train longer"
+    if last - first <= chance:
+        return longer, "whether the reward rises is within chance in so many steps: train longer"
+    why = f"the reward rose, and in the last {count} steps not beyond chance: "
+    return f"--rl.group_size {2 * section.group_size}", f"{why}give each prompt more to compare"
+
+
+def _on_to_rl(folder: RunFolder, recipe: Resolved) -> list[str]:
+    """After sft alone, rl from its model, where the recipe says how."""
+    if "sft" not in folder.stages or recipe.written.rl is None or not recipe.source:
+        return []
+    model = ["--model.name", str(folder.model), "--run.folder", f"{folder.path}-rl"]
+    return ["# the next stage, from this model", _command("rl", recipe.source, *model)]
+
+
+def _again(folder: RunFolder, recipe: Resolved, *, change: str, why: str) -> list[str]:
+    """The recipe once more, as it was run, with a change and a folder of its own."""
+    key, value = change.removeprefix("--").split(" ", 1)
+    if not recipe.source or not Path(recipe.source).is_file():
+        return [f"# {why}: {key} = {value}"]
+    given = _as_written(folder, recipe)
+    if given is None:
+        return [f"# {why}: {key} = {value}"]
+    changed = {k: pair[1] for k, pair in changed_keys(given, recipe).items() if k != key}
+    kept: list[str] = []
+    for name, new in changed.items():
+        if name != "run.folder" and new is not None:
+            kept += [f"--{name}", new if isinstance(new, str) else value_text(new)]
+    path = f"{folder.path}-{key.rpartition('.')[2]}-{value}"
+    command = _command("run", recipe.source, *kept, f"--{key}", value, "--run.folder", path)
+    return [f"# {why}", command]
+
+
+def _as_written(folder: RunFolder, recipe: Resolved) -> Resolved | None:
+    """The recipe's file as the run read it: the file itself may be edited while a run goes on.
+
+    None where it cannot be read, which is no reason to lose the summary of a finished run.
+    """
+    kept, written = folder.path / "recipe.toml", Path(recipe.source)
+    try:
+        path = kept if kept.is_file() else written  # a run from Python keeps no copy
+        values, _ = read_values(path, beside=written.parent)
+        return resolve(recipe_from_dict(values))
+    except (ConfigError, OSError):
+        return None
+
+
+def _ask(folder: RunFolder, problems: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A held-out problem for the new model: one that it got wrong, where there is one."""
+    wrong = [row for row in problems if row["correct"] is False]
+    command = _generate_command(folder.path, (row["prompt"] for row in wrong or problems))
+    if command is None or folder.model is None:
+        return []
+    return [f"# a held-out problem{' that it got wrong' if wrong else ''}", command]
+
+
+def _generate_command(run: Path, prompts: Iterable[str]) -> str | None:
+    """What asks a run's model the shortest of these prompts; None where none can be typed.
+
+    A prompt of messages has no text, and no command line holds a NUL.
+    """
+    typed = [text for text in prompts if text and "\0" not in text and len(text) <= _LONGEST]
+    if not typed:
+        return None
+    prompt = min(typed, key=len)
+    end = ["--"] if prompt.startswith("-") or str(run).startswith("-") else []
+    return command_line("posttrain", "generate", *end, run, prompt)
+
+
+def _command(*words: str | Path) -> str:
+    return command_line("posttrain", *words)

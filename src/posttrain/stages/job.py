@@ -1,0 +1,169 @@
+"""A run under way: the policy goes from stage to stage, in memory or through the folder."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+
+from posttrain.build.setup import Setup, Supplied, choose_device, make_policy, make_setup
+from posttrain.build.threads import settle_threads
+from posttrain.check import before_run
+from posttrain.config import Resolved
+from posttrain.report.facts import TITLES
+from posttrain.runs import RunFolder
+from posttrain.runs.checkpoints import clear
+from posttrain.runs.finished import Finished
+from posttrain.runs.interrupts import Interrupts
+from posttrain.runs.keeper import Keeper
+from posttrain.runs.resume import resume_stage, stage_digests, start_stage
+from posttrain.stages.diagnosis import DIAGNOSED, make_background
+from posttrain.stages.stage_record import Record, tracked
+from posttrain.track import Stage
+from posttrain.track.progress import phase
+
+Work = Callable[[Setup, "Job"], Mapping[str, Any]]
+"""What a stage does: with the setup, into the folder that the job opens; what its record says."""
+
+
+class Job:
+    """Takes stage after stage, from where the run folder stands."""
+
+    setup: Setup
+
+    def __init__(
+        self,
+        recipe: Resolved,
+        folder: RunFolder,
+        *,
+        supplied: Supplied,
+        console: Console,
+        interrupts: Interrupts,
+        resume: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self.folder, self.console = folder, console
+        self._recipe, self._supplied = recipe, supplied
+        self._interrupts, self._resume, self._clock = interrupts, resume, clock
+        self._started, self._seconds_before = time.monotonic(), 0.0
+        self._digests = stage_digests(folder.config, recipe.stages)
+        self._finished = Finished(folder)
+        self._load(recipe.model.name)
+        with contextlib.ExitStack() as refused:
+            refused.callback(self.close)
+            chosen = settle_threads(recipe, self.setup.policy, folder=folder, resume=resume)
+            if chosen.worth_saying:
+                self.say(str(chosen))
+            coming = [s for s in recipe.stages if not folder.stage_done(s, self._digests[s])]
+            before_run(self.setup, coming, console=console)
+            refused.pop_all()
+
+    def say(self, text: str) -> None:
+        """Print a line to the user."""
+        self.console.print(text, soft_wrap=True)
+
+    def seconds(self) -> float:
+        """How long the run has worked, in this process and in those before it."""
+        return self._seconds_before + time.monotonic() - self._started
+
+    def check(self) -> None:
+        """Raise where the run was asked to stop, or where something of it was taken away."""
+        self._interrupts.check()
+        self._finished.check()
+
+    def do(self, stage: str, work: Work) -> None:
+        """Run one stage, unless it is finished under this very config."""
+        self.check()
+        digest = self._digests[stage]
+        if self._finished.holds(stage, digest=digest, say=self.say):
+            self._seconds_before = (self.folder.stage_record(stage) or {}).get("seconds", 0.0)
+            self.say(f"{stage}: finished already; taken from the run folder")
+            if stage in ("sft", "rl"):
+                self._load(str(self.folder.stage(stage).model))
+        else:
+            record = {**work(self.setup, self), "seconds": self.seconds()}
+            self.folder.finish(
+                stage,
+                digest=digest,
+                inputs=self._finished.inputs,
+                position=self._recipe.stages.index(stage),
+                record=record,
+            )
+        self._tidy(stage)  # of one that was taken too: the run may have been cut short before
+        self._finished.add(stage)
+
+    def _tidy(self, stage: str) -> None:
+        """Of a finished stage, remove checkpoints that no one asked for: its model is there."""
+        asked = getattr(getattr(self._recipe, stage), "save_every", None) is not None
+        if not asked and self._recipe.run.keep_last:
+            clear(self.folder.stage(stage))
+
+    def close(self) -> None:
+        """End what runs beside this process."""
+        if hasattr(self, "setup"):
+            self.setup.close()
+
+    def _load(self, source: str) -> None:
+        self.close()
+        device = choose_device(self._recipe)
+        self.setup = make_setup(
+            self._recipe,
+            make_policy(self._recipe, source, device=device),
+            device=device,
+            reward_model=self.folder.stage("reward").model,
+            **self._supplied,
+        )
+
+    @contextlib.contextmanager
+    def stage(self, stage: str, *, total_steps: int) -> Iterator[Record]:
+        """Open the folder, the checkpoints and the trackers of a stage of so many steps."""
+        with phase(f"stage {stage}"):
+            tracked = self._tracked(self._keeper(stage), stage, total_steps=total_steps)
+            with tracked as record:
+                yield record
+
+    def _keeper(self, stage: str) -> Keeper:
+        marks: Any = {"digest": self._digests[stage], "inputs": self._finished.inputs}
+        begins_at = None
+        if self._resume:
+            folder, begins_at = resume_stage(self.folder, stage, say=self.say, **marks)
+            if begins_at is not None:
+                self._seconds_before = begins_at.state["seconds"]
+        else:
+            folder = start_stage(self.folder, stage, say=self.say, **marks)
+        if stage in ("rl", "eval"):
+            folder.write_marks(self.setup.marks)
+        return Keeper(
+            folder,
+            interrupts=self._interrupts,
+            begins_at=begins_at,
+            save_minutes=self._recipe.run.save_minutes,
+            keep_last=self._recipe.run.keep_last,
+            keep_best=self._recipe.run.keep_best,
+            seconds=self.seconds,
+            clock=self._clock,
+        )
+
+    def _tracked(
+        self, keeper: Keeper, stage: str, *, total_steps: int
+    ) -> contextlib.AbstractContextManager[Record]:
+        opened = Stage(
+            name=stage,
+            folder=keeper.folder.path,
+            total_steps=total_steps,
+            title=TITLES[stage],
+            steps_before=keeper.step,
+            config=self.folder.config.get(stage, {}),
+            marks=self.setup.marks if stage == "rl" else None,
+        )
+        # The console comes last: its live display starts only once the others could be made.
+        shown = () if self.console.quiet else ("console",)
+        names = ("jsonl", *self._recipe.run.trackers, *shown) if total_steps else ()
+        background = None
+        if stage in DIAGNOSED:
+            per_epoch = total_steps // self._recipe.sft.epochs if stage == "sft" else 0
+            background = make_background(self.setup, stage=stage, steps_per_epoch=per_epoch)
+        return tracked(opened, keeper, names=names, background=background)

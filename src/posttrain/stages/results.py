@@ -1,0 +1,83 @@
+"""What a run leaves behind: evaluations, a picture, samples, a summary, and the object to ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from posttrain.build.setup import choose_device, hardware
+from posttrain.config import Resolved
+from posttrain.report import Facts, plot_curves, render_summary
+from posttrain.report.facts import TRAINED
+from posttrain.runs import Rollouts, RunFolder, read_rollouts
+from posttrain.stages.advice import next_steps
+from posttrain.track.progress import phase
+
+
+class Run:
+    """A finished run: its numbers, its samples, its picture and its model folder.
+
+    >>> run = Run(RunFolder("runs/demo"))  # doctest: +SKIP
+    >>> run.summary["accuracy_after"]      # doctest: +SKIP
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What came out, as in ``summary.json``."""
+        return self.folder.summary or {}
+
+    @property
+    def model(self) -> Path:
+        """The trained model: an ordinary Hugging Face folder."""
+        model = self.folder.model
+        if model is None:
+            raise ValueError(f"{self.folder.path}: no stage of this run trained a model")
+        return model
+
+    def metrics(self, stage: str = "rl") -> Any:
+        """The numbers of a stage, one row a step: a pyarrow table, ``.to_pandas()`` for a frame."""
+        return self.folder.stage(stage).frame()
+
+    def samples(self, step: int | None = None, *, limit: int = 10) -> list[dict[str, Any]]:
+        """Rollouts of the RL stage, of one step or of all."""
+        return list(read_rollouts(self.folder.stage("rl").rollouts, step=step, limit=limit))
+
+    def rollouts(self) -> Rollouts:
+        """All rollouts of the RL stage, by filter, order and page."""
+        return Rollouts(self.folder.stage("rl").path)
+
+    def plot(self, path: str | Path | None = None, *, stage: str = "rl") -> Path:
+        """Draw the curves of a stage; without a path, into the run folder."""
+        target = Path(path) if path is not None else self.folder.curves
+        folder = self.folder.stage(stage)
+        title, by = self.folder.path.name, folder.accuracy_by
+        plot_curves(folder.records(), target, title=title, accuracy_by=by)
+        return target
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder.path)!r})"
+
+
+@phase("drawing the curves and writing the summary")
+def finish_run(folder: RunFolder, *, recipe: Resolved, seconds: float, console: Console) -> Run:
+    """Draw the curves, pick samples, write the summary and print it."""
+    run, facts, seed = Run(folder), Facts(folder), recipe.run.seed
+    stage = next((name for name in TRAINED if name in folder.stages), None)
+    if stage is not None:
+        run.plot(stage=stage)
+    samples, drawn = facts.draw_samples(seed)
+    folder.write_samples(samples)
+    if "rl" in folder.stages:
+        Rollouts(folder.stage("rl").path)  # leaves its index, for whoever looks at the run first
+    summary = {"seconds": seconds, "seed": seed, "hardware": hardware(choose_device(recipe))}
+    summary |= {"stages": list(folder.stages), "model": str(folder.model or "")}
+    summary |= {"answers_shown": drawn} if drawn else {}
+    folder.write_summary(summary | facts.to_summary())
+    told = render_summary(facts, next_steps=next_steps(facts, recipe))
+    console.print(told, crop=False)
+    return run

@@ -1,0 +1,57 @@
+"""The stage ``rl``: checked, evaluated before, then learned."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from posttrain.build.setup import Setup
+from posttrain.check import before_rl
+from posttrain.runs.first_evaluation import BEFORE_PROBLEMS, read_before, write_before
+from posttrain.runs.resume import check_steps
+from posttrain.stages.diagnosis import held_out, make_background
+from posttrain.stages.evaluation import asked, evaluate_into
+from posttrain.stages.job import Job
+from posttrain.stages.rl_learning import learn
+from posttrain.stages.stage_record import Record
+from posttrain.track.progress import phase
+
+
+def run_rl(setup: Setup, job: Job) -> dict[str, Any]:
+    """Reinforcement learning; what its record says."""
+    section = setup.recipe.rl
+    found: dict[str, Any] = {}
+    stage = job.stage("rl", total_steps=section.steps)
+    with stage as record, _said_before(section.check != "off"):
+        if section.check != "off" and not record.keeper.step:
+            with phase("checking: data, rewards, a few rollouts, one step"):
+                report = before_rl(setup)
+            report.announce(job.console).enforce(section.check)
+        if "eval" in setup.recipe.stages:
+            found["before"] = _evaluate_before(setup, record)
+            record.starts_from(held_out(found["before"], make_background(setup)))
+        check_steps(section.steps, done=record.keeper.step)
+        learn(setup, record)
+    return found
+
+
+def _evaluate_before(setup: Setup, record: Record) -> dict[str, Any]:
+    """The evaluation that the stage begins with; one that goes on has it already."""
+    known = read_before(record.folder)
+    if known is not None and known["of"] == asked(setup):
+        return known
+    path = record.folder.path / BEFORE_PROBLEMS
+    found = evaluate_into(path, setup, doing="evaluating before training")
+    write_before(record.folder, found)
+    return found
+
+
+@contextlib.contextmanager
+def _said_before(checked: bool) -> Iterator[None]:
+    """Where the check has counted prompts that are too long, they are not warned of again."""
+    with warnings.catch_warnings():
+        if checked:
+            warnings.filterwarnings("ignore", message=r".*prompts leave no room")
+        yield

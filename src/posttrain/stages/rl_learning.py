@@ -1,0 +1,82 @@
+"""Reinforcement learning on a setup: every part is made, and the loop runs with what watches it."""
+
+from __future__ import annotations
+
+from posttrain.build.algorithm import make_audit, make_plan
+from posttrain.build.declared_ways import Ways, declared
+from posttrain.build.learners import make_learner
+from posttrain.build.rendered_prompts import rendered_prompts
+from posttrain.build.sampler import flowing, make_sampler, until_done
+from posttrain.build.setup import Setup
+from posttrain.pipelines import rl
+from posttrain.pipelines.clock import Clock
+from posttrain.runs.rollouts import rollout_writer
+from posttrain.stages.guards import guard_learner
+from posttrain.stages.rl_resume import resume_rl
+from posttrain.stages.rl_source import announced, checked, make_source
+from posttrain.stages.rl_watch import Watch
+from posttrain.stages.stage_record import Record
+from posttrain.track.progress import phase
+
+
+def learn(setup: Setup, record: Record) -> None:
+    """Take the steps of ``[rl]`` that are not taken yet, and save the model.
+
+    An engine that was handed over stays open behind it.
+    """
+    recipe, policy, keeper = setup.recipe, setup.policy, record.keeper
+    section = recipe.rl
+    with until_done(make_sampler(setup), given=setup.engine) as engine:
+        prompts = rendered_prompts(setup, "train", max_new_tokens=section.max_new_tokens)
+        learner = make_learner(
+            recipe,
+            policy,
+            section=section,
+            device=setup.device,
+            total_steps=section.steps * section.epochs * section.minibatches,
+            reward_model=setup.reward_model,
+        )
+        sync = engine.sync(learner)
+        longest = section.max_new_tokens + max((len(p.tokens) for p in prompts), default=0)
+        ways = Ways(keeper, lambda: declared(recipe, learner, longest=longest, engine=engine))
+        plan = make_plan(section)
+        source = make_source(setup, engine, prompts=prompts)
+        state, waiting = resume_rl(
+            keeper, learner, source=source, prompts=prompts, sync=sync, max_lag=section.max_lag
+        )
+        if section.max_lag:
+            _ = learner.micro_batch_tokens  # is tried now, before another thread takes memory
+        batches = checked(
+            source.steps(section.steps - keeper.step - len(waiting)), section.max_invalid
+        )
+        device = policy.model.device
+        flow_of = flowing(batches, sync, max_lag=section.max_lag, device=device, waiting=waiting)
+        guarded = guard_learner(learner, section, keeper=keeper, decode=setup.template.decode)
+        clock = Clock()
+        with keeper.stepping(), flow_of as flow, rollout_writer(record.folder.rollouts) as writer:
+            watch = Watch(
+                setup=setup,
+                record=record,
+                engine=engine,
+                learner=guarded,
+                flow=flow,
+                prompts=prompts,
+                writer=writer,
+                audit=make_audit(recipe, section, plan=plan, device=setup.device),
+                seconds=clock.seconds,
+                ways=ways,
+            )
+            if section.evaluate_every and not keeper.step:
+                record.tracker.log(0, watch.evaluate())
+            rl.train(
+                clock.source(announced(flow.batches, setup)),
+                guarded,
+                plan=plan,
+                sync=clock.sync(flow.sync),
+                pad_token=policy.pad_token,
+                seed=recipe.run.seed,
+                on_step=watch.on_step,
+                state=state,
+            )
+        with phase("saving the model"):
+            learner.save(record.folder.model)

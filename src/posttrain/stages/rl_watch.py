@@ -1,0 +1,97 @@
+"""What watches the RL loop: after every step its numbers, rollouts, evaluations, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from posttrain.build.declared_ways import Ways
+from posttrain.build.sampler import Flow
+from posttrain.build.scoring import workers_died
+from posttrain.build.setup import Setup
+from posttrain.config import EvalSection
+from posttrain.pipelines.audit import Audit
+from posttrain.pipelines.guard import Guarded
+from posttrain.pipelines.rl import Step
+from posttrain.protocols import Engine
+from posttrain.runs import RolloutWriter, sequence_advantages
+from posttrain.stages.evaluation import check_held_out, evaluate_policy
+from posttrain.stages.rl_resume import rl_state
+from posttrain.stages.stage_record import Record
+from posttrain.track.neighbours import Neighbours
+from posttrain.types import Prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """What happens after every RL step: numbers, rollouts, evaluations, checkpoints."""
+
+    setup: Setup
+    record: Record
+    engine: Engine
+    learner: Guarded
+    flow: Flow
+    prompts: Sequence[Prompt]
+    writer: RolloutWriter
+    audit: Audit | None
+    seconds: Callable[[], Mapping[str, float]]
+    ways: Ways
+    neighbours: Neighbours = field(default_factory=Neighbours)
+
+    def on_step(self, taken: Step) -> None:
+        """Record a finished step, and stop the run where audit or guard say so."""
+        if self.audit is not None:
+            self.audit.check(taken)
+        section, guard = self.setup.recipe.rl, self.learner.guard
+        step, rollouts = taken.state.step, taken.collected.rollouts
+        metrics = {**taken.metrics(), "train/skipped_total": float(guard.total)}
+        metrics |= self.seconds()
+        metrics["time/step"] = metrics["time/wait"] + metrics["time/train"]
+        waited = self.neighbours.waited()
+        if waited is not None:
+            metrics["time/core_wait"] = waited
+        remark = self.neighbours.remark(metrics["time/step"] / max(1, metrics["rollout/tokens"]))
+        if remark:
+            self.record.keeper.tell(remark)
+        self.ways.look()
+        self.writer.write(rollouts, step=step, advantages=sequence_advantages(taken.batch))
+        every = section.evaluate_every
+        if every and (step % every == 0 or step == section.steps):
+            metrics |= self.evaluate()
+        metrics |= workers_died(self.setup.scorer, "reward/workers_died")
+        self.record.tracker.log(step, metrics)
+        # What run.keep_best goes by: the accuracy, where something checks answers.
+        accuracy = metrics.get("eval/accuracy" if self.setup.marks.check else "eval/reward")
+        more = rl_state(
+            taken,
+            self.flow.waiting(),
+            prompts=self.prompts,
+            max_lag=section.max_lag,
+            accuracy=accuracy,
+        )
+        self.record.keeper.stepped(
+            step,
+            learner=self.learner,
+            every=section.save_every,
+            last=step == section.steps,
+            more=lambda place: self._on_disk(more(place)),
+        )
+        guard.check()
+
+    def _on_disk(self, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.writer.wait()  # a checkpoint never knows more than the disk
+        return numbers
+
+    def evaluate(self) -> dict[str, float]:
+        """Accuracy on the same held-out problems every time: a point of the curve."""
+        section = self.setup.recipe.rl
+        asked = EvalSection(
+            problems=section.evaluate_problems,
+            max_new_tokens=section.max_new_tokens,
+            temperature=1.0,
+        )
+        with self.flow.idle():
+            found = evaluate_policy(self.setup, asked, engine=self.engine)
+        check_held_out(found, self.setup.recipe)
+        return found.metrics

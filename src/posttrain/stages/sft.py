@@ -1,0 +1,107 @@
+"""The stage ``sft``: supervised training on demonstrations, and its loss on held-out ones."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from posttrain.build.declared_ways import Ways, declared
+from posttrain.build.learners import make_learner
+from posttrain.build.setup import Setup
+from posttrain.build.sft_rows import SftRows, fitting, sft_rows
+from posttrain.learn.best import Best
+from posttrain.learn.learner import LocalLearner
+from posttrain.pipelines.fit import fit, num_steps
+from posttrain.pipelines.likelihood import batches, held_out_loss, likelihood
+from posttrain.report.plot import plot_curves
+from posttrain.runs import StageFolder
+from posttrain.stages.guards import guard_learner
+from posttrain.stages.job import Job
+from posttrain.stages.stage_record import Record, logged
+from posttrain.track.progress import phase
+
+TEST_LOSS = "test/loss"
+EVALUATIONS = 10  # in a stage, about, where the recipe does not say how often
+
+
+def evaluation_steps(total_steps: int, *, epochs: int) -> int:
+    """Steps between evaluations: about ten in the stage, and at least one an epoch.
+
+    >>> [evaluation_steps(total, epochs=epochs) for total, epochs in ((500, 1), (500, 50), (3, 1))]
+    [50, 10, 1]
+    """
+    return max(1, min(total_steps // EVALUATIONS, total_steps // epochs))
+
+
+def run_sft(setup: Setup, job: Job) -> dict[str, Any]:
+    """Supervised fine-tuning; what the stage's record says."""
+    section = setup.recipe.sft
+    rows = fitting(sft_rows(setup), setup.policy, section=section)
+    if rows.note:
+        job.say(rows.note)
+    total_steps = num_steps(len(rows.train), section.batch_size, epochs=section.epochs)
+    with job.stage("sft", total_steps=total_steps) as record:
+        return _learn(setup, record, rows=rows, total_steps=total_steps)
+
+
+def _learn(setup: Setup, record: Record, *, rows: SftRows, total_steps: int) -> dict[str, Any]:
+    recipe, policy, keeper = setup.recipe, setup.policy, record.keeper
+    section = recipe.sft
+    learner = make_learner(
+        recipe, policy, section=section, device=setup.device, total_steps=total_steps
+    )
+    longest = max((len(row[0]) for row in rows.train), default=1)
+    Ways(keeper, lambda: declared(recipe, learner, longest=longest))
+    keeper.restore(learner)
+    guarded = guard_learner(learner, section, keeper=keeper, decode=setup.template.decode)
+    best = Best(learner, last_step=total_steps)
+    if keeper.begins_at is not None:
+        begins_at = keeper.begins_at
+        best.restore(begins_at.path, begins_at.state["held_out"], step=begins_at.step)
+    every = section.evaluate_every or evaluation_steps(total_steps, epochs=section.epochs)
+
+    def measured(step: int) -> dict[str, float]:
+        if not rows.test or (step % every and step != total_steps):
+            return {}
+        loss = held_out_loss(rows.test, learner, pad_token=policy.pad_token)
+        best.saw(step, loss)
+        return {TEST_LOSS: loss}
+
+    on_step = logged(
+        record,
+        guarded,
+        every=section.save_every,
+        total_steps=total_steps,
+        measured=lambda step: {"sft/tokens": float(step.batch.mask.sum()), **measured(step.step)},
+        more=best.keep,
+    )
+    with keeper.stepping():
+        if rows.test and not keeper.step:
+            record.tracker.log(0, measured(0))
+        chosen = batches(
+            rows.train,
+            section.batch_size,
+            epochs=section.epochs,
+            pad_token=policy.pad_token,
+            seed=recipe.run.seed,
+            start=keeper.step,
+        )
+        fit(chosen, guarded, objective=likelihood, on_step=on_step, start=keeper.step)
+    with phase("saving the model"):
+        _save(record.folder, learner, best=best, result=section.result)
+        picture = record.folder.path / "curves.png"
+        plot_curves(record.folder.records(), picture, title="Supervised fine-tuning")
+    found: dict[str, Any] = {"demonstrations": len(rows.train)}
+    return {**found, "held_out": len(rows.test), **best.record()} if rows.test else found
+
+
+def _save(folder: StageFolder, learner: LocalLearner, *, best: Best, result: str) -> None:
+    """Write the model that the section asks for; and the best one, where that is another."""
+    shutil.rmtree(folder.best, ignore_errors=True)  # of an attempt that was cut short
+    if result == "best":
+        best.exchange()
+    learner.save(folder.model)
+    if result == "last" and best.is_lost:
+        best.exchange()
+        learner.save(folder.best / "model")
+        best.exchange()

@@ -1,0 +1,83 @@
+"""Where a stage writes: its folder, its trackers and its checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from posttrain.disk import keeping
+from posttrain.pipelines.fit import Fitted
+from posttrain.pipelines.guard import Guarded
+from posttrain.protocols import Tracker
+from posttrain.registry import look_up
+from posttrain.runs import StageFolder
+from posttrain.runs.keeper import Keeper, More
+from posttrain.stages.diagnosis import diagnosed
+from posttrain.track import TRACKERS, ConsoleTracker, Several, Stage
+from posttrain.track.diagnosis import Background, Diagnosing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """A stage under way, to whoever writes down what it does."""
+
+    folder: StageFolder
+    tracker: Tracker
+    keeper: Keeper
+
+    def tell_rules(self, metrics: Mapping[str, float]) -> None:
+        """Let the rules of the diagnosis know what the stage came to."""
+        if isinstance(self.tracker, Diagnosing):
+            self.tracker.finish(metrics)
+
+    def starts_from(self, metrics: Mapping[str, float]) -> None:
+        """Let them know what the policy was worth before the stage."""
+        if isinstance(self.tracker, Diagnosing):
+            self.tracker.starts_from(metrics)
+
+
+@contextlib.contextmanager
+def tracked(
+    stage: Stage, keeper: Keeper, *, names: Sequence[str], background: Background | None
+) -> Iterator[Record]:
+    """Open the trackers of a stage by name; they are closed behind it.
+
+    With a background, what they are told is diagnosed too.
+    """
+    trackers = [look_up(name, TRACKERS, kind="run.trackers")(stage) for name in names]
+    for seen in trackers:
+        if isinstance(seen, ConsoleTracker):
+            keeper.tell, keeper.say = seen.note, seen.say
+    tracker: Tracker = Several(trackers)
+    try:
+        if background is not None:
+            tracker = diagnosed(trackers, keeper.folder, background=background)
+        with keeping(keeper.folder.path):
+            yield Record(folder=keeper.folder, tracker=tracker, keeper=keeper)
+        if isinstance(tracker, Diagnosing):
+            tracker.finish()
+    finally:
+        tracker.close()
+
+
+def logged(
+    record: Record,
+    learner: Guarded,
+    *,
+    every: int | None,
+    total_steps: int,
+    measured: Callable[[Fitted], Mapping[str, float]] = lambda fitted: {},
+    more: More | None = None,
+) -> Callable[[Fitted], None]:
+    """What follows a step of supervised training: its record, and a checkpoint where one is due."""
+    guard = learner.guard
+
+    def on_step(fitted: Fitted) -> None:
+        step, skipped = fitted.step, {"train/skipped_total": float(guard.total)}
+        record.tracker.log(step, {**fitted.metrics(), **skipped, **measured(fitted)})
+        last = step == total_steps
+        record.keeper.stepped(step, learner=learner, every=every, last=last, more=more)
+        guard.check()
+
+    return on_step
