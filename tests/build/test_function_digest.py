@@ -222,29 +222,12 @@ class Lines(list[int]):
 
 
 def strange_values() -> dict[str, Any]:
-    class Raising:
-        def __getattribute__(self, name: str) -> Any:
-            raise RuntimeError(name)
-
-    class Meta(type):
-        def __getattribute__(cls, name: str) -> Any:
-            raise RuntimeError(name)
-
-    class Strange(metaclass=Meta):
-        __hash__ = None  # type: ignore[assignment]
-
-        def __repr__(self) -> str:
-            raise RuntimeError
-
     cycle: list[Any] = []
     cycle.append({"again": cycle})
     wide: list[Any] = [1]
     for _ in range(100):
         wide = [wide, wide]
     return {
-        "raising": Raising(),
-        "metaclass": Strange(),
-        "class": Strange,
         "subclass": Lines([1]),
         "cycle": cycle,
         "wide": wide,
