@@ -72,6 +72,14 @@ class Row(np.ndarray):
     pass
 
 
+class Word(str):
+    pass
+
+
+class Words(set[str]):
+    pass
+
+
 PLAIN = {
     "number": (1, 2),
     "float": (0.1, 0.2),
@@ -86,6 +94,8 @@ PLAIN = {
     "where one ends": (["a", "b"], ["a', 'b"]),
     "dict": ({"a": 1}, {"a": 2}),
     "set": ({"a", "b"}, {"a", "c"}),
+    "text of one's own": (Word("a"), Word("b")),
+    "set of one's own": (Words({"a", "b"}), Words({"a", "c"})),
     "large": (list(range(300_000)), [*range(150_000), -1, *range(150_001, 300_000)]),
     "counts": (Counter("a"), Counter("b")),
     "queue": (deque([1]), deque([2])),

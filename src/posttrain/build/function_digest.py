@@ -18,8 +18,8 @@ import torch
 
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, bytearray, range, type(...)}
 _HELD = ("__name__", "__self__", "__func__", "__wrapped__", "fget", "func", "args", "keywords")
-_BY_VALUE = {"array", "collections", "datetime", "decimal", "enum", "fractions", "numpy"}
-_BY_VALUE |= {"pathlib", "re", "uuid"}
+_BY_VALUE = {"array", "builtins", "collections", "datetime", "decimal", "enum", "fractions"}
+_BY_VALUE |= {"numpy", "pathlib", "re", "uuid"}
 _LIBRARIES = (Path(os.__file__).parent, Path(__file__).parents[1])  # Python's, and ours
 
 
@@ -45,7 +45,7 @@ def function_digest(function: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Plain data as text; nothing for other values. A set has the texts of its members, or types."""
+    """Plain data as text, nothing for other values; members of a set by value or by type."""
     kind = type(value)
     if kind in (bytes, bytearray):
         return f"{kind} {hashlib.sha256(value).hexdigest()}"
@@ -58,8 +58,7 @@ def _text(value: Any) -> str:
 
 
 def _parts(value: Any) -> list[Any]:
-    """What a value is made of; nothing for an object of a library that has an identity."""
-    kind = type(value)
+    """What a value is made of."""
     if isinstance(value, FunctionType):
         return _function(value)
     if isinstance(value, CodeType):
@@ -70,10 +69,18 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta:
         flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         return [str(value.dtype), tuple(value.shape), flat.view(torch.uint8).numpy()]
+    return _object(value)
+
+
+def _object(value: Any) -> list[Any]:
+    """What an object holds; nothing for one of a library that is compared by identity."""
+    kind = type(value)
     base: Any = next(base for base in kind.__mro__ if not _is_users(_module(base)))
     own = [] if base is kind else [kind, object.__getstate__(value)]
     if issubclass(base, list | tuple):
         return [*own, *base.__iter__(value)]
+    if issubclass(base, set | frozenset) and own:
+        return [*own, frozenset(base.__iter__(value))]
     if issubclass(base, dict):
         items = sorted(dict.items(value), key=lambda item: _text(item[0]) or str(type(item[0])))
         return [*own, *chain.from_iterable(items)]
@@ -138,7 +145,8 @@ def _imports(file: Path, text: bytes) -> Iterator[str]:
         return
     for node in (node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)):
         level, module = getattr(node, "level", 0), getattr(node, "module", None)
-        folders = file.parents[level - 1 : level] if level else filter(_is_users_file, sys.path)
+        above = map(str, file.parents[level - 1 : level])
+        folders = above if level else filter(_is_users_file, sys.path)
         names = [f"{module}.{alias.name}" if module else alias.name for alias in node.names]
         names = [name for name in names if level or _is_users(name.partition(".")[0])]
         for folder, name in product(folders, names):
