@@ -145,8 +145,8 @@ def _imports(file: Path, text: bytes) -> Iterator[str]:
         return
     for node in (node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)):
         level, module = getattr(node, "level", 0), getattr(node, "module", None)
-        above = map(str, file.parents[level - 1 : level])
-        folders = above if level else filter(_is_users_file, sys.path)
+        above = [str(path) for path in file.parents]  # a linked install is on no path
+        folders = above[level - 1 : level] if level else filter(_is_users_file, [*sys.path, *above])
         names = [f"{module}.{alias.name}" if module else alias.name for alias in node.names]
         names = [name for name in names if level or _is_users(name.partition(".")[0])]
         for folder, name in product(folders, names):
