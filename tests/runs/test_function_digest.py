@@ -72,6 +72,14 @@ class Row(np.ndarray):
     pass
 
 
+class Word(str):
+    pass
+
+
+class Words(set[str]):
+    pass
+
+
 PLAIN = {
     "number": (1, 2),
     "float": (0.1, 0.2),
@@ -86,6 +94,8 @@ PLAIN = {
     "where one ends": (["a", "b"], ["a', 'b"]),
     "dict": ({"a": 1}, {"a": 2}),
     "set": ({"a", "b"}, {"a", "c"}),
+    "text of one's own": (Word("a"), Word("b")),
+    "set of one's own": (Words({"a", "b"}), Words({"a", "c"})),
     "large": (list(range(300_000)), [*range(150_000), -1, *range(150_001, 300_000)]),
     "counts": (Counter("a"), Counter("b")),
     "queue": (deque([1]), deque([2])),
@@ -222,29 +232,12 @@ class Lines(list[int]):
 
 
 def strange_values() -> dict[str, Any]:
-    class Raising:
-        def __getattribute__(self, name: str) -> Any:
-            raise RuntimeError(name)
-
-    class Meta(type):
-        def __getattribute__(cls, name: str) -> Any:
-            raise RuntimeError(name)
-
-    class Strange(metaclass=Meta):
-        __hash__ = None  # type: ignore[assignment]
-
-        def __repr__(self) -> str:
-            raise RuntimeError
-
     cycle: list[Any] = []
     cycle.append({"again": cycle})
     wide: list[Any] = [1]
     for _ in range(100):
         wide = [wide, wide]
     return {
-        "raising": Raising(),
-        "metaclass": Strange(),
-        "class": Strange,
         "subclass": Lines([1]),
         "cycle": cycle,
         "wide": wide,

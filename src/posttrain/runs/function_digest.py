@@ -1,8 +1,4 @@
-"""A digest of a function of the user's: the files that define it, and the values it holds.
-
-It is the same in every process. Functions that differ have digests that differ; so may one
-function before and after an edit that changes nothing, of a comment for one.
-"""
+"""A digest of a function of the user's: the files that define it, and the values it holds."""
 
 from __future__ import annotations
 
@@ -10,225 +6,149 @@ import ast
 import copyreg
 import functools
 import hashlib
-import importlib.util
-import inspect
 import os
 import sys
-import types
-from collections.abc import Iterable, Iterator
-from importlib.machinery import PathFinder
-from itertools import accumulate
+from collections.abc import Iterator
+from itertools import accumulate, chain, product
 from pathlib import Path
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-_ATOMS = {type(None), bool, int, float, complex, str, bytes, bytearray, range, type(...)}
-_CONTAINERS = (list, tuple, set, frozenset, dict)
-_UNORDERED = _CONTAINERS[2:]
-_HOLDERS = (
-    *(types.CodeType, types.CellType, types.MethodType, property, staticmethod, classmethod),
-    *(functools.partial, functools.cached_property, type(functools.cache(print))),
-)
-_HELD = (
-    *("co_code", "co_consts", "co_names", "co_varnames", "cell_contents", "__func__", "__self__"),
-    *("fget", "fset", "func", "args", "keywords", "__wrapped__"),
-)
-_BYTES = "?bBhHiIlLqQefdFDmMSU"  # types of arrays that are their bytes, without gaps or addresses
-_BUILT_IN = frozenset(sys.builtin_module_names)
+import torch
+
+_PLAIN = {type(None), bool, int, float, complex, str, bytes, bytearray, range, type(...)}
+_HELD = ("__name__", "__self__", "__func__", "__wrapped__", "fget", "func", "args", "keywords")
+_BY_VALUE = {"array", "builtins", "collections", "datetime", "decimal", "enum", "fractions"}
+_BY_VALUE |= {"numpy", "pathlib", "re", "uuid"}
 _LIBRARIES = (Path(os.__file__).parent, Path(__file__).parents[1])  # Python's, and ours
 
 
 def function_digest(function: Any) -> str:
-    """A digest of a function's modules, as files, and of what it was made with, by value.
+    """A digest that is the same in every process, and another after any edit, of a comment too.
 
-    The files are those of the user's modules that it leads to and of what they import. Values are
-    defaults, bound arguments, closure, attributes, and the globals that it names: plain data and
-    what else is compared by value. An object of a library that is compared by identity (a lock, a
-    model) counts by its type, and what a library defines by its name.
+    It is of the files of the user's modules that the function leads to and of what these import,
+    and of the values it holds: defaults, bound arguments, closure, attributes, the globals it
+    names. What is neither plain data nor of a class of the user's counts by its type.
     """
-    reader = _Reader()
-    return _together(*reader.texts(function), *sorted(_files(reader.modules)))[:16]
+    digest, values, numbers = hashlib.sha256(), [function], {id(function): 0}
+    for value in values:  # which grows; what was met before counts by its number, so cycles end
+        texts = [str(type(value))]
+        for part in _parts(value):
+            text = _text(part)
+            if not text and numbers.setdefault(id(part), len(values)) == len(values):
+                values.append(part)
+            texts.append(text or f"{numbers[id(part)]}")
+        digest.update(repr(texts).encode())
+    modules = {_module(value) for value in values if isinstance(value, FunctionType | type)}
+    digest.update(repr(_files(modules)).encode())
+    return digest.hexdigest()[:16]
 
 
-class _Reader:
-    """Turns values into text that has no address in it, and gathers the user's modules."""
-
-    def __init__(self) -> None:
-        self.modules: set[str] = set()
-
-    def texts(self, root: Any) -> list[str]:
-        """What a value counts as: its text, and those of all in it that leads to a cycle.
-
-        The latter are made of the texts of the parts again and again, until no more of them differ
-        (colour refinement). The order in which values are met is in none of them.
-        """
-        values = [root]  # which holds all of them, so that no id is used twice
-        parts: dict[int, tuple[type, list[Any]]] = {}  # the text of a plain part, the id of another
-        for value in values:
-            if id(value) not in parts:
-                pairs = [(_plain(part) or id(part), part) for part in self._parts(value)]
-                parts[id(value)] = (type(value), [key for key, _ in pairs])
-                values += [part for key, part in pairs if type(key) is int]
-        texts: dict[int, str] = {}
-        rest, before = list(reversed(parts)), -1
-        while len(rest) != before:  # from the inside: what leads to no cycle
-            before, waiting, rest = len(rest), rest, []
-            for key in waiting:
-                if any(type(part) is int and part not in texts for part in parts[key][1]):
-                    rest.append(key)
-                else:
-                    texts[key] = _text(parts[key], texts)
-        texts |= dict.fromkeys(rest, "")
-        classes, before = 0, -1
-        while classes != before:
-            texts |= {key: _text(parts[key], texts) for key in rest}
-            classes, before = len({texts[key] for key in rest}), classes
-        return [texts[id(root)], *sorted({texts[key] for key in rest})]
-
-    def _parts(self, value: Any) -> list[Any]:
-        """What a value consists of; of the user's classes, no method is called."""
-        kind = type(value)
-        try:
-            if kind is types.FunctionType:
-                return self._function(value)
-            if issubclass(kind, types.ModuleType):
-                return [value.__name__, self._is_users(value.__name__)]
-            if issubclass(kind, type):
-                return self._class(value)
-            if issubclass(kind, _HOLDERS):
-                return [getattr(value, name) for name in _HELD if hasattr(value, name)]
-            return self._object(value)
-        except Exception:  # noqa: BLE001 - what cannot be read counts by its type
-            return []
-
-    def _object(self, value: Any) -> list[Any]:
-        kind = type(value)
-        base: Any = next((b for b in (*_ATOMS, *_CONTAINERS) if issubclass(kind, b)), object)
-        data: list[Any] = [base.__repr__(value)] if base in _ATOMS else []
-        if base in _CONTAINERS:
-            data = list(dict.items(value) if base is dict else base.__iter__(value))
-        if hasattr(kind, "tolist"):  # an array or a tensor
-            data = _array(value)
-        if kind is not base and self._is_users(kind.__module__):
-            return [*data, kind, object.__getstate__(value)]
-        by_identity = inspect.getattr_static(kind, "__hash__") is object.__hash__
-        if data or base is not object or by_identity:
-            return data
-        reduce = copyreg.dispatch_table.get(kind, lambda value: value.__reduce_ex__(4))
-        return [list(p) if isinstance(p, Iterator) else p for p in reduce(value)]
-
-    def _function(self, function: types.FunctionType) -> list[Any]:
-        name, closure = function.__qualname__, function.__closure__ or ()
-        if not self._is_users(function.__globals__.get("__name__")):
-            return [function.__module__, name, *(closure if "<locals>" in name else ())]
-        named = set(_names(function.__code__))
-        used = {name: value for name, value in function.__globals__.items() if name in named}
-        defaults = (function.__defaults__, function.__kwdefaults__)
-        return [name, function.__code__, *closure, *defaults, vars(function), used]
-
-    def _class(self, kind: type) -> list[Any]:
-        if not self._is_users(kind.__module__):
-            return [kind.__module__, kind.__qualname__]
-        own = vars(kind).items()  # what libraries leave in a class may hold addresses
-        members = {n: m for n, m in own if n[:2] != "__" or type(m) is types.FunctionType}
-        return [kind.__qualname__, kind.__bases__, members]
-
-    def _is_users(self, name: Any) -> bool:
-        """Whether a module is neither Python's, nor an installed one, nor ours; if so, noted."""
-        module = sys.modules.get(name)
-        file = getattr(module, "__file__", None)
-        if name in _BUILT_IN or (file is not None and not _is_users_file(file)):
-            return False
-        self.modules |= {name} if file else set()
-        return True
-
-
-def _array(value: Any) -> list[Any]:
-    """An array or a tensor: by its bytes where they are all there is to it, else by its numbers."""
-    about = [str(getattr(value, "dtype", "")), str(getattr(value, "shape", ""))]
-    numpy, torch = (sys.modules.get(name) for name in ("numpy", "torch"))
-    if torch and issubclass(type(value), torch.Tensor):
-        value = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        value = value.reshape(-1).view(torch.uint8).numpy()
-    if numpy and type(value) is numpy.ndarray and value.dtype.char in _BYTES:
-        return [*about, hashlib.sha256(value.tobytes()).digest()]
-    return [*about, value.tolist()]
-
-
-def _files(modules: Iterable[str]) -> Iterator[str]:
-    """The contents of the user's files behind modules, and behind all that these import."""
-    waiting, seen = set(modules), set()
-    while waiting:
-        folders = None
-        for name in accumulate(waiting.pop().split("."), "{}.{}".format):  # packages import too
-            file, package, folders = _place(name, folders)
-            if file and not _is_users_file(file):
-                break
-            if file and name not in seen and Path(file).is_file():
-                seen.add(name)
-                text = Path(file).read_bytes()
-                yield f"{name} {hashlib.sha256(text).hexdigest()}"
-                waiting |= set(_imports(text, package))
-            if folders is None:  # no package: what follows is no module
-                break
-
-
-def _place(name: str, within: list[str] | None) -> tuple[str | None, str, list[str] | None]:
-    """A module's file, its package, and its folders if it is one; nothing is imported for that."""
-    if name in sys.modules:
-        keys = ("__file__", "__package__", "__path__")
-        file, package, folders = (getattr(sys.modules[name], key, None) for key in keys)
-        return file, package or "", folders and list(folders)
-    parent, _, own = name.rpartition(".")
-    spec = PathFinder.find_spec(own, within) if parent else importlib.util.find_spec(name)
-    folders = spec.submodule_search_locations if spec else None
-    file = spec.origin if spec and spec.has_location else None
-    return file, parent if folders is None else name, folders and list(folders)
-
-
-def _imports(text: bytes, package: str) -> Iterator[str]:
-    """The modules that a file may import, wherever in it the statement stands."""
-    try:
-        nodes = list(ast.walk(ast.parse(text)))
-    except (SyntaxError, ValueError):  # compiled, or broken since it was imported
-        return
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and package.count(".") + bool(package) >= node.level:
-            base = "." * node.level + (node.module or "")
-            base = importlib.util.resolve_name(base, package) if node.level else base
-            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
-
-
-def _plain(value: Any) -> str:
-    """The text of plain data: most that there is; nothing for other values."""
+def _text(value: Any) -> str:
+    """Plain data as text, nothing for other values; members of a set by value or by type."""
     kind = type(value)
-    if kind in (list, tuple) and all(type(part) in _ATOMS for part in value):
-        return _together(kind.__name__, *map(_plain, value))
-    text = (hex if kind is int else repr)(value) if kind in _ATOMS else ""  # int of any length
-    return text and f"{kind.__name__} {text}"
+    if kind in (bytes, bytearray):
+        return f"{kind} {hashlib.sha256(value).hexdigest()}"
+    if kind in _PLAIN:
+        return f"{kind} {value:x}" if kind is int else f"{kind} {value!r}"  # an int of any length
+    if kind in (set, frozenset):
+        return f"{kind} {sorted(_text(part) or str(type(part)) for part in value)}"
+    texts = [_text(part) for part in value] if kind is tuple else [""]
+    return f"{kind} {texts}" if all(texts) else ""
 
 
-def _text(of: tuple[type, list[Any]], texts: dict[int, str]) -> str:
-    kind, parts = of
-    found = [texts.get(part, part) for part in parts]
-    found = sorted(found) if issubclass(kind, _UNORDERED) else found
-    return _together(type.__repr__(kind), *found)
+def _parts(value: Any) -> list[Any]:
+    """What a value is made of."""
+    if isinstance(value, FunctionType):
+        return _function(value)
+    if isinstance(value, CodeType):
+        return [value.co_code, value.co_names, value.co_varnames, *value.co_consts]
+    if isinstance(value, type):
+        members = vars(value) if _is_users(_module(value)) else {}
+        return [{n: m for n, m in members.items() if n[:2] != "__" or isinstance(m, FunctionType)}]
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta:
+        flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        return [str(value.dtype), tuple(value.shape), flat.view(torch.uint8).numpy()]
+    return _object(value)
 
 
-def _together(*texts: str) -> str:
-    whole = "".join(f"{len(text)} {text}" for text in texts)
-    return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()
+def _object(value: Any) -> list[Any]:
+    """What an object holds; nothing for one of a library that is compared by identity."""
+    kind = type(value)
+    base: Any = next(base for base in kind.__mro__ if not _is_users(_module(base)))
+    own = [] if base is kind else [kind, object.__getstate__(value)]
+    if issubclass(base, list | tuple):
+        return [*own, *base.__iter__(value)]
+    if issubclass(base, set | frozenset) and own:
+        return [*own, frozenset(base.__iter__(value))]
+    if issubclass(base, dict):
+        items = sorted(dict.items(value), key=lambda item: _text(item[0]) or str(type(item[0])))
+        return [*own, *chain.from_iterable(items)]
+    if kind.__module__ in ("builtins", "functools") and kind is not ModuleType:
+        return [getattr(value, name) for name in _HELD if hasattr(value, name)]
+    if base.__hash__ is object.__hash__ or base.__module__.partition(".")[0] not in _BY_VALUE:
+        return own
+    reduced = copyreg.dispatch_table.get(base, lambda value: base.__reduce_ex__(value, 4))(value)
+    return [*own, *(list(part) if isinstance(part, Iterator) else part for part in reduced)]
+
+
+def _function(function: FunctionType) -> list[Any]:
+    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    held = [function.__qualname__, *cells, vars(function)]
+    if not _is_users(_module(function)):
+        return held
+    used = [function.__globals__.get(name) for name in sorted(_names(function.__code__))]
+    return [*held, function.__code__, function.__defaults__, function.__kwdefaults__, *used]
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (_names(part) for part in code.co_consts if isinstance(part, CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _module(value: Any) -> str:
+    """Where a function or a class was written: a decorator says it of the function in it."""
+    known = value.__globals__.get("__name__") if isinstance(value, FunctionType) else None
+    return str(known or value.__module__)
+
+
+def _is_users(module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return _is_users_file(file) if file else module not in sys.builtin_module_names
 
 
 @functools.cache
 def _is_users_file(file: str) -> bool:
-    parts = {"site-packages", "dist-packages"} & set(Path(file).parts)
-    return not parts and not any(Path(file).absolute().is_relative_to(lib) for lib in _LIBRARIES)
+    path = Path(file).absolute()
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return not installed and not any(path.is_relative_to(library) for library in _LIBRARIES)
+
+
+def _files(modules: set[str]) -> list[str]:
+    """Digests of the user's files behind modules, and of all that these import."""
+    names = {name for module in modules for name in accumulate(module.split("."), "{}.{}".format)}
+    waiting = [getattr(sys.modules.get(name), "__file__", None) or "" for name in sorted(names)]
+    found: dict[str, str] = {}
+    for file in map(os.path.realpath, waiting):  # which grows
+        if file not in found and os.path.isfile(file) and _is_users_file(file):
+            text = Path(file).read_bytes()
+            found[file] = hashlib.sha256(text).hexdigest()
+            waiting += [path for path in _imports(Path(file), text) if os.path.isfile(path)]
+    return list(found.values())
+
+
+def _imports(file: Path, text: bytes) -> Iterator[str]:
+    """The files that a file may import, wherever in it the statement stands; none is run."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):  # compiled, or broken since it was imported
+        return
+    for node in (node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)):
+        level, module = getattr(node, "level", 0), getattr(node, "module", None)
+        above = [str(path) for path in file.parents]  # a linked install is on no path
+        folders = above[level - 1 : level] if level else filter(_is_users_file, [*sys.path, *above])
+        names = [f"{module}.{alias.name}" if module else alias.name for alias in node.names]
+        names = [name for name in names if level or _is_users(name.partition(".")[0])]
+        for folder, name in product(folders, names):
+            for path in accumulate(["", *name.split(".")], os.path.join, initial=folder):
+                yield from (f"{path}.py", os.path.join(path, "__init__.py"))
