@@ -33,6 +33,7 @@ from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
 from posttrain.runs import StageFolder
 from posttrain.runs.checkpoints import newest, write_checkpoint
+from posttrain.runs.keeper import SHARE
 
 
 def make_learner(shape: str, folder: Path) -> LocalLearner:

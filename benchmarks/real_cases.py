@@ -63,7 +63,7 @@ def prepare(work: Work) -> Iterator[Row]:
     # isort: split
     from roofline import Shape, find_peak
 
-    from posttrain.api import import_gguf
+    from posttrain.build.model_source import import_gguf
     from posttrain.data.template import Template
     from posttrain.models.load import load_policy
     from posttrain.models.save import save_policy

@@ -15,7 +15,6 @@ from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
 from posttrain.rollout.engines.local import LocalEngine
 from posttrain.runs import RunFolder
-from posttrain.stages import STAGES
 from posttrain.types import Sampling
 
 TASK = ["--task.operators=+", "--task.digits=1", "--task.num_train=20", "--task.num_test=10"]
@@ -90,7 +89,7 @@ def test_resume(posttrain: Command, recipe: Path, monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("the power is gone")
 
     with monkeypatch.context() as patch:
-        patch.setitem(STAGES, "rl", dies)
+        patch.setattr("posttrain.stages.rl.learn", dies)
         refused(posttrain("run", recipe, *options), "the power is gone")
     changed = posttrain("run", recipe, *options, "--rl.steps", "2", "--resume")
     refused(changed, "rl.steps: 3 → 2", "--allow-changes rl.steps")

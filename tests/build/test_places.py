@@ -13,7 +13,6 @@ from small_runs import RECIPE
 from posttrain.config import cautions, places, read_recipe, recipe_from_dict, resolve, to_toml
 from posttrain.config.sections import RewardSection, SftSection
 from posttrain.runs import RunFolder
-from posttrain.stages import STAGES
 
 MINE = "def tidy(completion: str) -> float:\n    return {value}\n"
 
@@ -139,7 +138,7 @@ def cut(command: Command, project: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
     with monkeypatch.context() as patch:
         patch.chdir(project)
-        patch.setitem(STAGES, "rl", dies)
+        patch.setattr("posttrain.stages.rl.learn", dies)
         patch.setattr(sys, "path", [*sys.path])
         assert "the power is gone" in command("run", "sums.toml", "--run.folder", "out").err
     sys.modules.pop("mine_of_places")
