@@ -1,4 +1,4 @@
-"""What a reward says of itself: whether it checks the answer, and the most that it gives."""
+"""What a reward declares: whether it checks the answer, and its largest score."""
 
 from __future__ import annotations
 

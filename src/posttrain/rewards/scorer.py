@@ -105,7 +105,8 @@ class RewardScorer:
                 if name not in known and name not in reward.optional:
                     near = nearest(name, known)
                     hint = f"did you mean {near!r}? Else " if near else ""
-                    if near in prompt.columns and reward.name in REWARDS:  # which is spelt right
+                    # The column exists, but the reward is built in and takes another name.
+                    if near in prompt.columns and reward.name in REWARDS:
                         hint = f"rename {near!r} to {name!r} there, "
                     has = ", ".join(map(repr, prompt.columns)) or "none"
                     raise ValueError(
@@ -159,7 +160,7 @@ class RewardScorer:
                 parts.update({f"{reward.name}/{name}": part for name, part in result.parts.items()})
                 terms.append(reward.weight * result.value)
         told = sorted((score for _, score in known if score.reason), key=lambda score: score.ok)
-        reason = told[0].reason if told else ""  # of a broken one, where there is one
+        reason = told[0].reason if told else ""  # a broken score's reason comes first
         value, state, details = 0.0, "ok", ""
         broken = next((score for r, score in known if not score.ok and not r.monitored), None)
         if broken is not None:
@@ -180,13 +181,13 @@ class RewardScorer:
 
 
 def _whole(reward: BoundReward, rollouts: Sequence[Rollout]) -> list[Score]:
-    """What a scorer of whole batches says; where it fails, every score is broken."""
+    """The scores of a scorer of whole batches; where it raises, every score is broken."""
     try:
         assert not callable(reward.function)
         scores = reward.function.score(rollouts)
         if len(scores) != len(rollouts):
             raise ValueError(f"gave {len(scores)} scores for {len(rollouts)} rollouts")
-    except KeyboardInterrupt:  # the user's
+    except KeyboardInterrupt:  # Ctrl-C, not an error of the scorer
         raise
     except BaseException as error:  # noqa: BLE001 - the reason is kept: broken, not wrong
         return [raised(reward, error)] * len(rollouts)
