@@ -17,8 +17,8 @@ from posttrain.tasks.splits import held_out
 from posttrain.tasks.task import PromptTask, identity
 from posttrain.types import Prompt
 
-# What checks answers that the rewards of a recipe leave unchecked: it takes none for right that is
-# not, and finds an answer that is marked as such; one that is a number, however it is written.
+# The reward that checks answers where none of the recipe does: it accepts no wrong answer, and
+# finds an answer that is marked as one; of answers that are numbers, in any notation.
 TEXT_CHECK = {"name": "exact", "extract": "auto"}
 NUMBER_CHECK = {"name": "numeric", "extract": "answer"}
 
@@ -97,7 +97,7 @@ def default_rewards(check: Mapping[str, str] | None) -> dict[str, float]:
 
 
 def _is_test(prompt: Prompt, share: float) -> bool:
-    """White space and roles do not count: they cannot carry a question over to the other side."""
+    """Whether a prompt is in the test split; white space and roles do not change its side."""
     words = [prompt.text, *(message["content"] for message in prompt.messages)]
     return held_out(" ".join(" ".join(words).split()), share=share)
 

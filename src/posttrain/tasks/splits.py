@@ -36,7 +36,8 @@ def shuffled(size: int, *, seed: int, num_needed: int) -> Iterator[int]:
         yield from order
         return
     seen: set[int] = set()
-    while len(seen) < min(size // 2, 64 * num_needed + _ENUMERABLE):  # far more than is needed
+    # Far more numbers than are needed.
+    while len(seen) < min(size // 2, 64 * num_needed + _ENUMERABLE):
         number = generator.randrange(size)
         if number not in seen:
             seen.add(number)
