@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from posttrain.types import Batch
-from posttrain.types.prompts import chosen_places
+from posttrain.types.prompts import chosen_indices
 
 _VERDICT = "_posttrain_logits_are_head_of_states"
 HALF = (torch.bfloat16, torch.float16)
@@ -42,7 +42,7 @@ def state_values(states: Tensor, batch: Batch, *, head: nn.Linear) -> Tensor:
     with torch.autocast(before.device.type, enabled=False):
         values = head(before.to(head.weight.dtype))[:, 0]
     zeros = values.new_zeros(batch.tokens.numel())
-    return zeros.index_copy(0, chosen_places(batch), values).view(batch.tokens.shape)
+    return zeros.index_copy(0, chosen_indices(batch), values).view(batch.tokens.shape)
 
 
 def full_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:

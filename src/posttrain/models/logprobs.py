@@ -21,7 +21,7 @@ from posttrain.models.states import states_before
 from posttrain.models.token_scores import Distribution, Entropy, chunk_elements_for, token_scores
 from posttrain.protocols import Outputs
 from posttrain.types import Batch
-from posttrain.types.prompts import chosen_places
+from posttrain.types.prompts import chosen_indices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,7 +63,7 @@ def score_tokens(
     if value_head is not None:
         seen = states if by_parts else states_before(model.get_decoder(), batch)
         values = head.state_values(seen, batch, head=value_head)
-    places, shape = chosen_places(batch), batch.tokens.shape
+    places, shape = chosen_indices(batch), batch.tokens.shape
     tokens = batch.tokens.flatten()[places]
     elements = chunk_elements or chunk_elements_for(states.device)
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}

@@ -1,4 +1,4 @@
-"""Where the policy's tokens stand in a batch, and which sequences have the same prompt."""
+"""Which positions of a batch hold the policy's tokens, and which sequences share a prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posttrain.types.devices import send
 class Spans(NamedTuple):
     """Of every sequence: where the policy's tokens begin and end, and whose prompt it has.
 
-    ``first[b]`` is the place of the first token that the policy chose, so also the length of the
+    ``first[b]`` is the index of the first token that the policy chose, so also the length of the
     prompt; ``end[b]`` is one beyond the last. ``owner[b]`` is the first sequence with the same
     prompt. A sequence without a chosen token has 0, 0 and itself.
     """
@@ -24,17 +24,17 @@ class Spans(NamedTuple):
     owner: list[int]
 
 
-def chosen_places(batch: Batch) -> Tensor:
-    """Where ``batch.mask.flatten()`` is True, without a wait for the device. Shapes: [B, T] → [M].
+def chosen_indices(batch: Batch) -> Tensor:
+    """Indices where ``batch.mask.flatten()`` is True, without a device sync. Shapes: [B, T] → [M].
 
-    >>> chosen_places(Batch(tokens=torch.ones(1, 3).long(), mask=torch.tensor([[0, 1, 1]]).bool()))
+    >>> chosen_indices(Batch(tokens=torch.ones(1, 3).long(), mask=torch.tensor([[0, 1, 1]]).bool()))
     tensor([1, 2])
     """
     return send(batch.host.mask.flatten().nonzero()[:, 0], batch.tokens.device)
 
 
 def spans(batch: Batch) -> Spans:
-    """Compare prompts token by token; group numbers only say what ought to be the same.
+    """The spans of a batch; prompts are compared token by token, because groups may be wrong.
 
     >>> tokens = torch.tensor([[4, 5, 6], [4, 5, 7], [4, 9, 9]])
     >>> mask = torch.tensor([[False, False, True], [False, False, True], [False, True, True]])
@@ -44,7 +44,7 @@ def spans(batch: Batch) -> Spans:
     chosen = batch.mask.any(dim=1)
     begins = batch.mask.long().argmax(dim=1)
     ends = (batch.mask * torch.arange(1, batch.mask.shape[1] + 1, device=begins.device)).amax(dim=1)
-    # One copy from the device instead of one for each question.
+    # One copy from the device for all three tensors.
     answers = torch.stack([chosen.long(), begins, ends]).tolist()
     active, first, end = answers
     rows = batch.tokens.cpu().contiguous().numpy()
