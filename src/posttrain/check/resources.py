@@ -147,7 +147,7 @@ def estimate_time(bench: Bench) -> Verdict:
     learn = Law.through((less.tokens, less.step_seconds), (trial.tokens, trial.step_seconds))
     drawn = full * _redrawn(bench)
     tokens = full * trial.tokens / trial.sequences
-    looks = infer(tokens) if make_plan(section).looks_back else 0.0
+    looks = infer(tokens) if make_plan(section).needs_inference else 0.0
     times = {
         "rollout": decode(drawn),
         "grading": grading / count * drawn,

@@ -22,12 +22,12 @@ class Sums:
         self._parts: dict[str, Tensor | float] = {}
 
     def add(self, terms: Terms, part: Batch) -> None:
-        """Count a micro-batch's share of the loss; differentiate it where it is to teach."""
+        """Add a micro-batch's share of the loss, and run backward where gradients are enabled."""
         loss = total(terms.loss, part)
         if torch.is_grad_enabled():
             loss.backward()
         self.empty = False
-        self.loss += loss.detach().double()  # read when all is done: a look would wait
+        self.loss += loss.detach().double()  # stays on the device: reading it here would sync
         self._diagnostics += tally(terms, part.active)
         for name, value in terms.parts.items():
             self._parts[name] = self._parts.get(name, 0.0) + total(value.detach(), part)

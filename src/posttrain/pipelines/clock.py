@@ -1,4 +1,4 @@
-"""Where the time of a step goes: waiting for rollouts and weights, or training."""
+"""Splits the time of a step into waiting (rollouts, weight sync) and training."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from posttrain.types import Collected
 
 
 class Clock:
-    """Wraps source and sync of a loop: what they take is waiting, the rest of a step is training.
+    """Wraps source and sync of a loop: their time is waiting, the rest of a step is training.
 
-    With lag 0 waiting is sampling and grading.
+    With lag 0, the time of waiting is that of sampling and grading.
     """
 
     def __init__(self) -> None:
