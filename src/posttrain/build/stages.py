@@ -26,7 +26,7 @@ from posttrain.build.resume import check_steps
 from posttrain.build.scoring import workers_died
 from posttrain.build.ways import Ways, tell_ways
 from posttrain.config import EvalSection, Resolved
-from posttrain.config.asked import wants_greedy
+from posttrain.config.piece_facts import wants_greedy
 from posttrain.models.load import Policy
 from posttrain.pipelines import rl as rl_pipeline
 from posttrain.pipelines.audit import Audit

@@ -1,4 +1,4 @@
-"""Pieces of a recipe tried on a few tokens: only a call tells whether the options make sense."""
+"""Calls the pieces of a recipe on a few tokens: only a call shows whether options are valid."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.corrections import CORRECTIONS
 from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
 from posttrain.algorithms.weights import WEIGHTS
-from posttrain.config.asked import compared
 from posttrain.config.fields import Spec
+from posttrain.config.piece_facts import min_group_size
 from posttrain.config.resolved import RlSection
 from posttrain.registry import Function, resolve
 from posttrain.types import Batch
 
 
 def probe(rl: RlSection) -> list[Callable[[], object]]:
-    """Each piece of the library, to be called on a few tokens: a bad option raises here and now.
+    """Calls that try each built-in piece on a few tokens and raise for a bad option.
 
-    Groups are as large as the advantage wants them: whether those of the recipe are is a rule.
+    Groups are as large as the advantage needs; a rule checks the group size of the recipe.
     """
 
     def call(name: str, spec: Spec, *, table: Mapping[str, Function]) -> Callable[[], object]:
@@ -33,7 +33,7 @@ def probe(rl: RlSection) -> list[Callable[[], object]]:
 
         return check
 
-    batch = _tiny_batch(compared(rl))
+    batch = _tiny_batch(min_group_size(rl))
     pieces: list[tuple[str, Spec, Mapping[str, Function]]] = [
         ("advantage", rl.advantage, ADVANTAGES),
         ("loss", rl.loss, POLICY_LOSSES),

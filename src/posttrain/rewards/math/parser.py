@@ -52,8 +52,7 @@ _ROUNDED = {"lfloor": "floor", "lceil": "ceil"}
 _NAMED = {"e": "e", "i": "i", "pi": "pi", "infinity": "inf", "inf": "inf"}
 _DERIVATIVE = re.compile(r"\{d[^{}]*\}\{d[a-zA-Z](?:\^[0-9])?\}")
 _ONE_NAME = re.compile(r"\{\s?\\?[a-zA-Z]+\s?\}")
-# Recurring digits before dots: 0.333…
-_RECURRING = re.compile(r"[0-9]*\.[0-9]*?([0-9]{1,6}?)\1{2,}")
+_RECURRING = re.compile(r"[0-9]*\.[0-9]*?([0-9]{1,6}?)\1{2,}")  # recurs: 0.333…
 
 
 @functools.lru_cache(maxsize=4096)  # a group of completions shares its answer
@@ -76,8 +75,7 @@ class _Parser(Cursor):
         super().__init__(grouped(text))
         self.loose_units = loose_units
         self.groups = 0  # depth of LaTeX groups: inside one, letters are no unit
-        # Functions whose argument is being read: there a degree sign is an angle.
-        self.functions = 0
+        self.functions = 0  # depth of function arguments: there a degree sign is an angle
 
     def argument(self) -> Node:
         """What a command of LaTeX is given."""
@@ -115,8 +113,7 @@ class _Parser(Cursor):
             raise UnreadableError
         if len(items) == 1 and opened + closed in ("", "()", "[]"):
             return items[0]
-        # Joins are ordered: and < both < or.
-        return Node("sequence", (opened, closed, tuple(items), max(joins)))
+        return Node("sequence", (opened, closed, tuple(items), max(joins)))  # and < both < or
 
     def chain(self) -> Node:
         """Sides with relations between them: ``a < x <= b``."""

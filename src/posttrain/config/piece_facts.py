@@ -1,4 +1,4 @@
-"""What the pieces of a section have declared of themselves; asking loads torch."""
+"""What the pieces that a section names declare about themselves; importing this loads torch."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from posttrain.config.resolved import RlSection
 from posttrain.registry import look_up, resolve
 
 
-def asked(rl: RlSection) -> frozenset[str]:
-    """What the advantage takes from the batch beside rewards and groups."""
+def advantage_needs(rl: RlSection) -> frozenset[str]:
+    """The fields of the batch that the advantage needs beside rewards and groups."""
     return needed(resolve(rl.advantage, ADVANTAGES, kind="rl.advantage"))
 
 
 def wants_greedy(rl: RlSection) -> bool:
     """Whether the advantage takes the greedy completion of every prompt for a baseline."""
-    return "greedy_rewards" in asked(rl)
+    return "greedy_rewards" in advantage_needs(rl)
 
 
-def compared(rl: RlSection) -> int:
+def min_group_size(rl: RlSection) -> int:
     """How many completions of a prompt the advantage compares at least."""
     return smallest_group(resolve(rl.advantage, ADVANTAGES, kind="rl.advantage"))
 
@@ -30,5 +30,5 @@ def advantages_that_need(field: str) -> str:
 
 
 def loss_facts(rl: RlSection) -> Facts:
-    """What the policy loss has declared."""
+    """The declared facts of the policy loss."""
     return facts(look_up(rl.loss["name"], POLICY_LOSSES, kind="rl.loss"))
