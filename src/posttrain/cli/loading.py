@@ -1,4 +1,4 @@
-"""Loading what a command needs, said where it takes long."""
+"""Imports of large libraries, shown where they take long."""
 
 from __future__ import annotations
 
