@@ -62,7 +62,7 @@ def huber(values: Tensor, batch: Batch, *, delta: float = 1.0) -> Terms:
 
 
 def _known(values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Values and their targets, zero where nothing is learned: 0 · NaN would be a NaN gradient."""
+    """Values and their targets, zero at inactive tokens: 0 · NaN would give a NaN gradient."""
     checks.same_shape("values", values, like=batch.tokens)
     return keep(values, batch.active), keep(batch.need("returns").detach(), batch.active)
 
