@@ -15,11 +15,11 @@ import types
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping
 
-TYPE_CHECKING = False  # importing typing would take a tenth of the sandbox's start
+TYPE_CHECKING = False  # avoids importing typing, a tenth of the start of a sandbox
 if TYPE_CHECKING:
     from typing import Any
 
-    Each = Callable[[Iterable[Any]], list[Any]]  # encodes, or decodes, every item
+    Each = Callable[[Iterable[Any]], list[Any]]  # a function that encodes, or decodes, every item
 
 EXACT_IN_JSON = 2**53
 
@@ -181,7 +181,7 @@ class TextLoader(importlib.machinery.SourceFileLoader):
         self.text = text
 
     def get_code(self, fullname: str) -> types.CodeType:
-        """What importing runs."""
+        """The code object that an import executes."""
         return compile(self.text, self.path, "exec", dont_inherit=True)
 
 
