@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-# Folders that must not be moved or replaced, and an open descriptor of each.
-_kept: dict[Path, int] = {}
+_kept: dict[Path, int] = {}  # folders that must not be moved, and an open descriptor of each
 
 _REMEDIES = {
     errno.ENOSPC: ("the disk is full", "free some space"),
@@ -75,8 +74,7 @@ def keeping(folder: str | os.PathLike[str]) -> Iterator[None]:
     if os.name != "posix" or path in _kept:  # only POSIX can open a folder
         yield
         return
-    # Held open, so that no other folder gets its inode number.
-    _kept[path] = os.open(path, os.O_RDONLY)
+    _kept[path] = os.open(path, os.O_RDONLY)  # held open: no other folder gets its inode number
     try:
         yield
     finally:

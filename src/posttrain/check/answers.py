@@ -216,8 +216,7 @@ def measure_answers(bench: Bench) -> Verdict | None:
         return None
     long = sum(length > bench.limit for length in lengths) / len(lengths)
     return Verdict(
-        # Only a warning: the policy's answers may be shorter than the gold ones.
-        "warn" if long else "pass",
+        "warn" if long else "pass",  # only a warning: answers may be shorter than the gold ones
         f"gold answers have at most {max(lengths)} of {bench.limit} tokens"
         + (f"; {long:.0%} do not fit" if long else ""),
         "raise max_new_tokens, unless shorter answers can be right",

@@ -21,10 +21,9 @@ from posttrain.types.marks import Marks, above_one, is_right
 PROMPTS, FAST_PROMPTS = 8, 4
 MAX_GROUP, MAX_ROLLOUTS = 16, 128
 AGAIN = 3  # times as many prompts are sampled before the check says that nothing can be learned
-MAX_GRADING = 20.0  # seconds that grading them may take
+MAX_GRADING = 20.0  # seconds that grading the sampled rollouts may take
 RENDERED = 500
-# Settings that determine what is sampled.
-SAMPLING = ("rl.temperature", "rl.top_p", "rl.group_size")
+SAMPLING = ("rl.temperature", "rl.top_p", "rl.group_size")  # settings that decide what is sampled
 
 
 def useful(groups: Sequence[Sequence[Rollout]]) -> int:
@@ -192,8 +191,7 @@ def measure_length(bench: Bench) -> Verdict:
     cut = sum(turn.stop_reason == "length" for turn in turns) / len(lengths)
     fix = f"raise rl.max_new_tokens, or {_warmer(bench)}, so that answers come to an end"
     return Verdict(
-        # Only a warning: a truncated completion can still be graded.
-        "warn" if cut > 0.5 else "pass",
+        "warn" if cut > 0.5 else "pass",  # only a warning: a cut completion can still be graded
         f"mean {sum(lengths) / len(lengths):.1f} of {bench.rl.max_new_tokens} tokens, {cut:.0%} "
         "truncated",
         bench.usual_first(fix, of=SAMPLING),

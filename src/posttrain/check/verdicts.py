@@ -19,8 +19,7 @@ MEND = "mend this, then check again"
 BROKE = "report this as a fault of posttrain; the run is not held up by it"
 WAY = "weights to engine"
 ALWAYS_STOP = (WAY,)  # else the run would learn from samples of another policy
-# Lines that are printed at the start of every run though they pass.
-NOTES = ("passes", "sft and rl prompts")
+NOTES = ("passes", "sft and rl prompts")  # lines that a run prints though they pass
 MAX_TEXT = 500
 
 

@@ -41,8 +41,7 @@ def _take_signals() -> None:
 
     def lost(unraisable: "sys.UnraisableHookArgs") -> None:
         error = unraisable.exc_value
-        # Raised in a callback, from which it cannot propagate.
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, KeyboardInterrupt):  # raised in a callback, where it cannot propagate
             end(getattr(error, "number", signal.SIGINT), None)
         sys.__unraisablehook__(unraisable)
 

@@ -379,8 +379,7 @@ def _show_warning(message: Warning | str, *place: object, **options: object) -> 
 
 def main() -> None:
     """Run the command line; a user's mistake prints as a message, never as a traceback."""
-    # A model may write characters that the terminal cannot encode.
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdout, sys.stderr):  # a model may write what the terminal cannot encode
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     warnings.showwarning = _show_warning

@@ -83,8 +83,7 @@ def _one(console: Console, name: str) -> None:
         table.add_row(Text(piece, "dim"), value)
     console.print(table)
     if row.kl.placement == "loss":
-        # Every row of the table has this direction.
-        gradient = GRADIENTS[row.kl.estimator, "reverse"][0]
+        gradient = GRADIENTS[row.kl.estimator, "reverse"][0]  # every row has this direction
         text = f"\nThe gradient of its KL is on average {gradient}: posttrain explain kl"
         console.print(text, style="dim")
     for neighbour in row.neighbours:

@@ -28,8 +28,7 @@ _REWARDS = ("rewards.", "prefer.rewards.")
 _LOOSE_NUMBER = re.compile(r"[+-]?(\d+\.|\.\d+)([eE][+-]?\d+)?")
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t"}
 _ESCAPE = re.compile(r"\\([nrt])")
-# \t and \n that may begin LaTeX, as in \text and \nabla.
-_UNCLEAR = re.compile(r"\\\\|\\[nrt][a-z]")
+_UNCLEAR = re.compile(r"\\\\|\\[nrt][a-z]")  # \t and \n that may begin \text and \nabla
 # TOML reads 2030-01-31 as a date, but it may be the name of a folder.
 _NOT_IN_RECIPES = (datetime.date, datetime.time)
 

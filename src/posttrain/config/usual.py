@@ -26,7 +26,7 @@ class Usual(NamedTuple):
         return f"{self.low:g} to {self.high:g}"
 
     def advice(self, key: str) -> str:
-        """What to set a key to.
+        """The advice to set a key to its usual range.
 
         >>> Usual(0, 10, "why").advice("rl.kl.coefficient")
         'set rl.kl.coefficient from 0 to 10'
@@ -105,8 +105,7 @@ def _settings(recipe: Resolved) -> Iterator[tuple[str, float]]:
             yield from _numbers(section, name)
     for piece in _PIECES if "rl" in recipe.stages else ():
         spec = getattr(recipe.rl, piece)
-        # In a user's own piece an option of that name may mean something else.
-        if ":" not in spec["name"]:
+        if ":" not in spec["name"]:  # an option of a user's own piece may mean something else
             yield from ((f"rl.{piece}.{n}", v) for n, v in spec.items() if _is_number(v))
     yield from ((f"rewards.{n}.weight", s["weight"]) for n, s in recipe.rewards.items())
 

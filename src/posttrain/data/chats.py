@@ -27,11 +27,11 @@ TOGETHER = 256  # chats in one request: each request costs a round trip to the p
 Chat = tuple[Sequence[Mapping[str, Any]], bool]  # messages, and whether the assistant is to reply
 
 
-class TemplateLimit(ValueError):  # noqa: N818 - it says what is wrong
+class TemplateLimit(ValueError):  # noqa: N818 - named after what is wrong
     """A template took more time, memory or text than writing a chat can need."""
 
 
-class TemplateRefusal(ValueError):  # noqa: N818 - it says what is wrong
+class TemplateRefusal(ValueError):  # noqa: N818 - named after what is wrong
     """A template raised an error about the messages of a chat, the one with this ``number``."""
 
     def __init__(self, text: str, *, number: int) -> None:
@@ -67,13 +67,13 @@ class _Writer:
     def _ask(self, line: bytes) -> list[dict[str, str]] | None:
         """The answers; None where the process was killed from outside."""
         stdin, stdout = self._pipes()
-        said = b""
+        reply = b""
         with contextlib.suppress(BrokenPipeError):  # the process died before the request
             stdin.write(line)
             stdin.flush()
-            said = stdout.readline()
-        if said.endswith(b"\n"):
-            return list(json.loads(said))
+            reply = stdout.readline()
+        if reply.endswith(b"\n"):
+            return list(json.loads(reply))
         code = self._ended = self.close()
         if code == -signal.SIGXCPU:
             used = f"takes more than {MAX_SECONDS} s of processor time"
@@ -91,8 +91,7 @@ class _Writer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                # Ctrl-C must not end it: this process may need it to shut down.
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C must not end it: it may be needed to shut down
             )
         process = self._process
         assert process.stdin is not None, "it was asked for"

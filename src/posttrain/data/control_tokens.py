@@ -50,8 +50,7 @@ class ControlTokens:
         longest_first = sorted(self._texts.values(), key=len, reverse=True)
         spelled = "|".join(map(re.escape, longest_first)) or "(?!)"
         self._pattern = re.compile(spelled)
-        # A lookahead also finds tokens that overlap another.
-        self._starts = re.compile(f"(?=({spelled}))")
+        self._starts = re.compile(f"(?=({spelled}))")  # lookahead: finds overlapping tokens too
         self._firsts = {text[0] for text in longest_first}
         backend = getattr(tokenizer, "backend_tokenizer", None)
         # A tokenizer that normalises text before it looks for added tokens finds other spellings,
@@ -142,8 +141,7 @@ class ControlTokens:
     def _as_text(self, text: str, token: int) -> list[int]:
         """The tokens of a control token's spelling, without looking for added tokens in it."""
         control = self._texts.keys() - {self._tokenizer.unk_token_id}
-        # The whole text may be one ordinary token of the vocabulary.
-        for parts in ([text], list(text)):
+        for parts in ([text], list(text)):  # the whole text may be one ordinary token
             found = [index for part in parts for index in self._pieces(part)]
             if control.isdisjoint(found):
                 return found
@@ -218,7 +216,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _with_texts(value: Any, texts: Iterator[str]) -> Any:
-    """The same with other texts, in the order of :func:`_texts`."""
+    """The value with its texts replaced, in the order of :func:`_texts`."""
     if isinstance(value, str):
         return next(texts)
     if isinstance(value, Mapping):

@@ -26,7 +26,7 @@ Note = tuple[int, str]  # a count, and the text after it: "of 9 rows …"; a war
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """Completions of one prompt, best first; ``margin`` is by how much (0: not said).
+    """Completions of one prompt, best first; ``margin`` is by how much (0: not given).
 
     The prompt is text, or ``messages`` that end with the user's or a tool's; ``prompt`` is then "".
 

@@ -27,11 +27,11 @@ Message = Mapping[str, Any]
 SHOWN = 300  # characters of what a template wrote, in an error
 
 
-class PromptTooLong(ValueError):  # noqa: N818 - it says what is wrong
+class PromptTooLong(ValueError):  # noqa: N818 - named after what is wrong
     """A prompt has more tokens than allowed; a caller may leave it out, and must say so."""
 
 
-class ChatRefused(ValueError):  # noqa: N818 - it says what is wrong
+class ChatRefused(ValueError):  # noqa: N818 - named after what is wrong
     """A chat template raised an error: it knows no such chats."""
 
 
@@ -367,7 +367,7 @@ def words(text: str) -> str:
 
 
 def _answers(messages: Sequence[Message]) -> Iterator[int]:
-    """Where the assistant speaks."""
+    """The indices of the assistant's messages."""
     return (n for n, message in enumerate(messages) if message["role"] == "assistant")
 
 

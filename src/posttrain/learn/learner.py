@@ -91,7 +91,7 @@ class LocalLearner:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.model.parameters()).device
 
     @property
@@ -208,8 +208,7 @@ class LocalLearner:
                 with torch.set_grad_enabled(learns):
                     self._accumulate(rows, objective, sums=sums)
         if not bool((teaches & batch.active.any(dim=1)).any()):
-            # Gradients of 0, not None: the optimiser still applies its momentum.
-            for part in learning:
+            for part in learning:  # gradients of 0, not None: the optimiser applies its momentum
                 part.fill()
         return sums
 

@@ -20,8 +20,7 @@ def batch_tensors(batch: Batch) -> dict[str, Tensor]:
 def write_batch(path: str | Path, batch: Batch) -> None:
     """Write every field of a batch as safetensors."""
     tensors = {
-        # Safetensors refuses tensors that share memory.
-        name: tensor.detach().cpu().contiguous().clone()
+        name: tensor.detach().cpu().contiguous().clone()  # safetensors refuses shared memory
         for name, tensor in batch_tensors(batch).items()
     }
     save_file(tensors, path)

@@ -1,4 +1,4 @@
-"""What the micro-batches of one step add up to."""
+"""Sums of loss and diagnostics over the micro-batches of one step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posttrain.types import Batch, Terms
 
 
 class Sums:
-    """What the micro-batches of one step add up to."""
+    """Sums of loss and diagnostics over the micro-batches of one step."""
 
     def __init__(self) -> None:
         self.empty = True

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from posttrain.data.preferences import Ranked
 from posttrain.types import Rollout
 
-ROUNDING = 1e-9  # in floats 0.8 − 0.5 is a little less than 0.3
+ROUNDING = 1e-9  # 0.7 − 0.4 is 0.29999999999999993 in floats
 
 
 @dataclass(frozen=True, kw_only=True)

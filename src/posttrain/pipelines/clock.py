@@ -20,7 +20,7 @@ class Clock:
         self._waited = 0.0
 
     def source(self, batches: Iterable[Collected]) -> Iterator[Collected]:
-        """The same batches; a step begins when its batch is asked for."""
+        """The batches of a source, timed; a step begins when its batch is requested."""
         remaining = iter(batches)
         while True:
             self._begun = time.perf_counter()
@@ -31,7 +31,7 @@ class Clock:
             yield collected
 
     def sync(self, sync: Sync) -> Sync:
-        """The same sync."""
+        """A sync, timed."""
 
         def waited(version: int) -> None:
             begun = time.perf_counter()

@@ -92,18 +92,18 @@ class Evaluation:
 
     def __repr__(self) -> str:
         """The estimates and means in a few words: the rollouts would be pages."""
-        told = [
+        texts = [
             f"{estimate_label(name, self.accuracy_by)} {estimate}"
             for name, estimate in self.estimates.items()
         ]
-        told += [
+        texts += [
             f"{estimate_label(self.marks.share_of(name), self.accuracy_by)} {no_full_marks(most)}"
             for name, most in self.above_one.items()
         ]
-        told += [f"mean reward {self.mean_reward:.3f}"]
-        told += [f"{reward_label(n, self.marks.weights)} {v:.3f}" for n, v in self.parts.items()]
-        told += [f"broken scores {self.invalid:.1%}"] if self.invalid else []
-        return f"Evaluation of {len(self.greedy)} problems: {', '.join(told)}"
+        texts += [f"mean reward {self.mean_reward:.3f}"]
+        texts += [f"{reward_label(n, self.marks.weights)} {v:.3f}" for n, v in self.parts.items()]
+        texts += [f"broken scores {self.invalid:.1%}"] if self.invalid else []
+        return f"Evaluation of {len(self.greedy)} problems: {', '.join(texts)}"
 
 
 def evaluate(

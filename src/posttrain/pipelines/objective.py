@@ -21,7 +21,7 @@ from posttrain.types import Batch, Terms
 
 
 def make_objective(plan: Plan, state: State, *, batch: Batch) -> Objective:
-    """The loss of every token: policy, KL penalty, entropy bonus and critic, each where wanted.
+    """The loss of every token: policy, KL penalty, entropy bonus and critic, as the plan has them.
 
     ``batch`` is the whole batch; the objective can then be evaluated on any part of it.
     """

@@ -151,8 +151,7 @@ class HeldOut:
                 rewards.setdefault(name, {})[when] = value
             numbers |= {when: self.estimates(when), f"mean_reward_{when}": found["reward"]}
             numbers[f"invalid_{when}"] = found["invalid"]
-            # Evaluations of older versions lack the number.
-            numbers["problems"] = found.get("problems")
+            numbers["problems"] = found.get("problems")  # older versions did not record it
             if found["invalid"]:
                 numbers.setdefault("invalid_reason", found.get("reason", ""))
         return {**numbers, **({"full_marks": full} if full else {}), "rewards": rewards}

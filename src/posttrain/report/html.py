@@ -1,6 +1,6 @@
 """A run as one HTML file that needs nothing else, and its numbers as CSV.
 
-Whatever stands in a run folder was written by models and by strangers: every piece of it is
+The content of a run folder is untrusted, as models and strangers wrote it: every piece of it is
 escaped, the page may load and run nothing, and it names a part that cannot be read.
 """
 

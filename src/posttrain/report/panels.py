@@ -61,8 +61,7 @@ class Drawn(NamedTuple):
 
 
 _HELD_OUT_REWARD = Panel(title="Held-out reward", metric="eval/reward")
-# Replaced by accuracy, or by shares with full marks, where they were logged.
-HELD_OUT = (_HELD_OUT_REWARD,)
+HELD_OUT = (_HELD_OUT_REWARD,)  # replaced by accuracy, or shares with full marks, if logged
 _GRADIENT = Panel(title="Gradient norm", metric="train/gradient_norm")
 
 # Rows of alternatives: of each tuple, the first panel whose metric was logged is drawn.
@@ -103,8 +102,7 @@ def panels_of(records: Sequence[Record], *, accuracy_by: str = "") -> list[Drawn
     ``accuracy_by`` is the reward that checks answers.
     """
     logged = {name for record in records for name in record}
-    # Reward/mean is missing where all scores broke.
-    rewarded = logged & {"reward/mean", "reward/invalid"}
+    rewarded = logged & {"reward/mean", "reward/invalid"}  # if all scores broke, no reward/mean
     slots = RL if rewarded else REWARD if "preference/margin" in logged else SFT
     drawn: list[Drawn] = []
     for slot in slots:

@@ -1,7 +1,7 @@
 """The results of runs and evaluations, as tables for the terminal.
 
-Prompts and completions are text that nobody vouches for: they are shown as plain characters, never
-as markup, and control characters are written out.
+Prompts and completions are untrusted text: they are shown as plain characters, never as markup, and
+control characters are escaped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from posttrain.types.marks import estimate_label, no_full_marks, reward_label
 
 STYLES = {"finished": "green", "running": "cyan", "unfinished": "yellow", "broken": "bold red"}
 REWARD_IS = "reward: of training, means of the first and the last tenth of the steps (ten at most)"
-CELL = 60  # characters of a setting
+CELL = 60  # characters of a setting at most
 # Optional columns, and the width of the screen from which they are shown.
 WORDS = {"state": 0, "stages": 110, "algorithm": 90}
 _MARKS = {True: "green", False: "red", None: "yellow"}
@@ -272,7 +272,7 @@ def _final(row: Overview) -> dict[str, str]:
 
 
 def _held_out(row: Overview) -> str:
-    """The accuracy and what it goes by; without a check of answers, the shares with full marks."""
+    """The accuracy and its reward; without a check of answers, the shares with full marks."""
     if row.accuracy_by:
         change = arrow(row.accuracy_before, row.accuracy_after, pattern="{:.1%}", unknown="-")
         return change if change == "-" else f"{change} accuracy ({printable(row.accuracy_by)})"

@@ -1,4 +1,4 @@
-"""Where in a completion the answer stands. Every way is linear in the length of the text."""
+"""Finds the answer in a completion, in time linear in the length of the text."""
 
 from __future__ import annotations
 
@@ -52,16 +52,14 @@ _STATES = re.compile(
 _FIRST = re.compile(rf"[\s:=*_`~$({{}}\[\\]*({_NUMBER.pattern})")
 # A minus with a space is a sign only where the answer begins; at a line's start it marks a list.
 _SIGN = re.compile(r"([ :=*_`~$({}\[\\]*)- +(?=[$€£¥₹]?[.0-9])")
-# An equation goes on after a number: 2 * 4 = 8, 2^3 = 8, 2³ = 8, 2 plus 3 = 5.
-_GOES_ON = re.compile(
+_GOES_ON = re.compile(  # an equation after a number: 2 * 4 = 8, 2^3 = 8, 2³ = 8, 2 plus 3 = 5
     r"[a-zA-Z%*_ !¹²³⁰⁴-⁹]{0,40}(?:[-+*/=%]|[)}]*\^|[)}]* ?=|\b(?:x|plus|minus|times|divided by))"
     r" ?[-$({\[]*[0-9]"
 )
 _SENTENCE = re.compile(r"(?:[^.!?\n]|[.!?](?!\s|$))*")
 _ITEM = re.compile(r"[.):]\s*[^\W_]")
 _BULLET = re.compile(r"^[ \t]*[-−–‑] +(?=[0-9(])", re.MULTILINE)
-# An item's number in a list: "2) 25*4".
-_NUMBERING = re.compile(r"\A(?:[0-9]+\) *|\([0-9]+\) +)+(?=[0-9(])")
+_NUMBERING = re.compile(r"\A(?:[0-9]+\) *|\([0-9]+\) +)+(?=[0-9(])")  # a number in a list: "2) 25"
 _RUN = re.compile(r"[-0-9(][-+*/()0-9= ]*")
 _OPERATION = re.compile(r"[0-9)] *[-+*/] *[-(]*[0-9]")
 _MOST = 300  # characters of a sentence that are read: a bound on the work

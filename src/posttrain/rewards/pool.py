@@ -284,7 +284,7 @@ class _Worker:
 
     def start(self, chunk: list[tuple[int, Sample]], without: set[int]) -> None:
         self.chunk, self.used = [number for number, _ in chunk], True
-        # Until the worker writes its own status.
+        # The status until the worker writes its own.
         self.status.write(NOT_BEGUN, 0, since=time.monotonic() + START)
         self.line.send((self.chunk, without))
         self.line.send([sample for _, sample in chunk])

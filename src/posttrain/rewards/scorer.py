@@ -72,7 +72,7 @@ class RewardScorer:
         return other
 
     def monitoring(self, name: str, options: Mapping[str, Any]) -> tuple[RewardScorer, str]:
-        """The same rewards and one with weight 0, and what it is called: a name may be taken."""
+        """The same rewards and one more with weight 0, and its name, changed where it is taken."""
         taken = [reward.name for reward in self.rewards]
         called = f"task:{name}" if name in taken else name
         other = copy.copy(self)
@@ -138,7 +138,7 @@ class RewardScorer:
         return self.score([Rollout(prompt=prompt, turns=(completion,), group=0)])[0]
 
     def _sample(self, rollout: Rollout) -> Sample:
-        """What the rewards want to know of a rollout, and no more."""
+        """The data of a rollout that the rewards take, and no more."""
         columns = rollout.prompt.columns
         wanted = dict.fromkeys(name for reward in self.functions for name in reward.wanted)
         known = {name: FROM_ROLLOUT[name](rollout) for name in wanted if name in FROM_ROLLOUT}
@@ -159,8 +159,8 @@ class RewardScorer:
                 parts[reward.name] = result.value
                 parts.update({f"{reward.name}/{name}": part for name, part in result.parts.items()})
                 terms.append(reward.weight * result.value)
-        told = sorted((score for _, score in known if score.reason), key=lambda score: score.ok)
-        reason = told[0].reason if told else ""  # a broken score's reason comes first
+        reasons = sorted((score for _, score in known if score.reason), key=lambda score: score.ok)
+        reason = reasons[0].reason if reasons else ""  # a broken score's reason comes first
         value, state, details = 0.0, "ok", ""
         broken = next((score for r, score in known if not score.ok and not r.monitored), None)
         if broken is not None:

@@ -311,8 +311,7 @@ def run_doctest(examiner: Examiner, module: types.ModuleType, *, task: dict[str,
             examiner.case(examiner.num_asserted, error)
             examiner.asserted()
 
-    # Holds the stand-ins for what the examples use of the solution.
-    sys.modules["solution"] = module
+    sys.modules["solution"] = module  # holds the stand-ins for what the examples use
     examples = doctest.DocTestParser().get_examples(task["tests"])
     examiner.report.send({"cases": sum(bool(example.want) for example in examples)})
     test = doctest.DocTest(examples, vars(module), "tests", None, 0, task["tests"])

@@ -91,8 +91,7 @@ def prepare(tests: str, *, entry_point: str = "", preamble: str = "") -> Questio
     called = tuple(sorted({name for part in run for name in _called_in(part)}))
     _Counting().visit(tree)
     num_cases = _mark_cases(tree.body, check)
-    # Asserts are only in helper functions: the whole file is one case.
-    if not num_cases and not collected:
+    if not num_cases and not collected:  # asserts only in helpers: the whole file is one case
         tree.body, num_cases = [_reporting(0, tree.body)], 1
     imports = [ast.Import([ast.alias(name)]) for name in modules]
     # An import from __future__ would have to come first, and tests do not need it.

@@ -125,7 +125,7 @@ def encode(value: Any, keep: Callable[[Any], Any] | None = None) -> Any:
 
 
 def decode(data: Any, find: Callable[[Any], Any] | None = None) -> Any:
-    """The value that ``encode`` made JSON of: built-in types alone, whoever wrote the JSON.
+    """The value that ``encode`` made JSON of: built-in types alone, even from forged JSON.
 
     >>> decode(encode([(1, 2), {"a": {3}}, b"b", range(3)]))
     [(1, 2), {'a': {3}}, b'b', range(0, 3)]

@@ -150,8 +150,7 @@ class Worker:
         """Run a coroutine to its end."""
         import asyncio
 
-        # One event loop for all calls: queues and locks belong to a loop.
-        if not hasattr(self, "loop"):
+        if not hasattr(self, "loop"):  # one loop for all calls: queues and locks belong to a loop
             self.loop = asyncio.new_event_loop()
         value = self.loop.run_until_complete(self.objects[request["number"]])
         return {"value": self.encoded(value, request)}

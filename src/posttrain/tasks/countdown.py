@@ -100,8 +100,7 @@ def _combine(numbers: tuple[int, ...], generator: random.Random) -> Puzzle:
         generator.shuffle(values)
         (left, left_text), (right, right_text) = values.pop(), values.pop()
         signs = ["+", "*", "-"]
-        # Divide only evenly: every intermediate value is a whole number.
-        if right and left % right == 0:
+        if right and left % right == 0:  # only evenly: every value stays a whole number
             signs.append("/")
         sign = generator.choice(signs)
         value = {"+": left + right, "*": left * right, "-": left - right}.get(sign)

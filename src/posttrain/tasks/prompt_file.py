@@ -80,7 +80,7 @@ def jsonl_task(
 
 
 def answer_check(prompts: Sequence[Prompt]) -> dict[str, str] | None:
-    """What checks the answers of prompts where nothing better does; None where one has none."""
+    """The reward that checks answers by default; None where a prompt has no answer."""
     if not prompts or any("answer" not in prompt.columns for prompt in prompts):
         return None
     numbers = all(parse_number(prompt.columns["answer"]) is not None for prompt in prompts)
@@ -88,7 +88,7 @@ def answer_check(prompts: Sequence[Prompt]) -> dict[str, str] | None:
 
 
 def default_rewards(check: Mapping[str, str] | None) -> dict[str, float]:
-    """What is learned from where a recipe names no rewards: the check, with its own defaults.
+    """The rewards where a recipe names none: the check of answers, with its own defaults.
 
     >>> default_rewards(NUMBER_CHECK), default_rewards(TEXT_CHECK), default_rewards(None)
     ({'numeric': 1.0}, {'exact': 1.0}, {})

@@ -154,7 +154,7 @@ class Progress:
             self._thread.join()
 
     def _show(self) -> None:
-        """Have a live display, or a thread that prints, where there is something to show."""
+        """Start a live display, or a thread that prints lines, if there is something to show."""
         if self._console.quiet:
             return
         if not self._console.is_interactive:
@@ -169,8 +169,7 @@ class Progress:
                 console=self._console,
                 refresh_per_second=4,
                 transient=True,
-                # Output that is redirected to a file is not captured.
-                redirect_stdout=sys.stdout.isatty(),
+                redirect_stdout=sys.stdout.isatty(),  # output redirected to a file is not captured
             )
             self._live.start()
         elif not wanted and self._live is not None:

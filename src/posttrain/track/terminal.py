@@ -37,7 +37,7 @@ class Terminal(Console):
 
 
 class HarmlessRecord(logging.LogRecord):
-    """What a library logs may quote a model folder or a file of data."""
+    """A log record with an escaped message: libraries may quote a model folder or data."""
 
     def getMessage(self) -> str:  # noqa: N802 - logging's own name
         """The message, harmless."""

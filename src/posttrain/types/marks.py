@@ -37,7 +37,7 @@ class Marks:
         return tuple(sorted(n for n, w in self.weights.items() if w > 0 and n in self.full))
 
     def share_of(self, name: str) -> str:
-        """What the share of answers with full marks of a judged reward is called in numbers."""
+        """The metric name of the share of answers with full marks of a judged reward."""
         return "accuracy" if self.check else f"full_marks/{name}"
 
 

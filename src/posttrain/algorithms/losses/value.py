@@ -1,8 +1,8 @@
 """Value losses: ``(values, batch, *, options) -> Terms``, one term per token.
 
 ``values`` [B, T] are the critic's, with gradient; ``batch.returns`` are the targets (from
-:func:`posttrain.algorithms.advantages.gae`), ``batch.values`` what the critic said when the batch
-was made. All carry the factor ½, so ``c_V (V − R)²`` with c_V = 0.5 is a coefficient of 1 here.
+:func:`posttrain.algorithms.advantages.gae`), ``batch.values`` are the critic's when the batch was
+made. All carry the factor ½, so ``c_V (V − R)²`` with c_V = 0.5 is a coefficient of 1 here.
 """
 
 from __future__ import annotations

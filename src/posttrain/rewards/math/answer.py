@@ -81,8 +81,7 @@ def _expected(answer: str | float) -> str:
 
 def _is_right(expected: str, given: str, *, tolerance: float) -> bool:
     heads = _without_condition(expected), _without_condition(given)
-    # An answer may leave out for which n it holds.
-    if (heads[0] == expected) != (heads[1] == given):
+    if (heads[0] == expected) != (heads[1] == given):  # an answer may leave out its condition
         expected, given = heads
     if (limit := _VALUE_OF.fullmatch(given)) and "=" not in expected:
         given = limit[1].strip()
@@ -129,7 +128,7 @@ def _without_condition(text: str) -> str:
 
 
 def _readings(expected: str, given: str) -> list[tuple[Node | None, Node | None]]:
-    """Both as they stand, and both as quantities, where a letter may be a symbol or a unit."""
+    """Both texts as expressions, and as quantities, for a letter may be a symbol or a unit."""
     plain = parse(expected), parse(given)
     loose = parse(expected, loose_units=True), parse(given, loose_units=True)
     if loose != plain and all(node is not None and node.kind == "quantity" for node in loose):

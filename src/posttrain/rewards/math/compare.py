@@ -147,8 +147,7 @@ class _Comparison:
         """``x = 5`` answers 5, and so does ``2 + 3 = 5``; ``x > 5`` is an interval."""
         chain, other = (one, two) if one.kind == "chain" else (two, one)
         sides, relations, _ = chain.args
-        # A ratio is a quotient: 3:5 is 3/5.
-        ratio = Node("divide", sides) if relations == (":",) else None
+        ratio = Node("divide", sides) if relations == (":",) else None  # a ratio is a quotient: 3:5
         value = ratio or self.assigned(chain)
         if value is None:
             return same_set(one, two)
@@ -157,7 +156,7 @@ class _Comparison:
         return self.same(value, other) if chain is one else self.same(other, value)
 
     def assigned(self, chain: Node) -> Node | None:
-        """What the sides of equations are, where all but a name are the same; else None."""
+        """The common value of the sides of a chain, apart from a name; None where they differ."""
         sides, relations, sources = chain.args
         if not set(relations) <= {"=", "≈", "in"}:
             return None
@@ -305,7 +304,7 @@ def _is_name(side: Node, source: str) -> bool:
 
 
 def _without_braces(one: Node, two: Node) -> tuple[Node, Node]:
-    """Where one is a set of a single element and the other none, that element."""
+    """The element of a one-element set, where the other side is written without braces."""
     lists = [node for node in (one, two) if node.kind == "sequence"]
     if len(lists) != 1 or lists[0].args[0] != "{" or len(lists[0].args[2]) != 1:
         return one, two
@@ -333,7 +332,7 @@ def _by_name(items: Sequence[Node]) -> Sequence[Node]:
 
 
 def _names(items: Sequence[Node]) -> set[str]:
-    """What the items are said to be equal to."""
+    """The names on the left sides of items that are equations."""
     return {item.args[2][0] for item in items if item.kind == "chain"}
 
 

@@ -58,7 +58,7 @@ class Evaluator:
     real: bool = False
     """Whether what is not real has no value, as the root of a negative number."""
     log_base: int = 0
-    """What a logarithm without a base is to; 0 is the natural one."""
+    """The base of a logarithm that is written without one; 0 for the natural one."""
     operations: list[int] = field(default_factory=lambda: [0])
 
     def value(self, node: Node) -> Value:
@@ -178,7 +178,7 @@ def close(one: Value, two: Value, *, tolerance: float = 0.0) -> bool:
 
 
 def points(symbols: frozenset[str]) -> list[dict[str, Fraction]]:
-    """Where expressions in symbols are looked at: at fractions, integers, negative numbers."""
+    """Points at which expressions in symbols are evaluated: fractions, integers, negatives."""
     places: list[dict[str, Fraction]] = []
     for number in range(NUM_POINTS):
         place: dict[str, Fraction] = {"±": Fraction(1)}

@@ -37,8 +37,7 @@ _DELIMITERS = (
     ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'),
     ("'", "'"), ("``", "''"),
 )  # fmt: skip
-# Abbreviations whose full stop does not end a sentence.
-_ABBREVIATED = ("...", ".m.", " ft.", " in.")
+_ABBREVIATED = ("...", ".m.", " ft.", " in.")  # abbreviations: their dot ends no sentence
 
 # Commands that are synonyms of others, or mean nothing, and their replacements.
 _SYNONYMS = {

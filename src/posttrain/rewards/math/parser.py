@@ -78,7 +78,7 @@ class _Parser(Cursor):
         self.functions = 0  # depth of function arguments: there a degree sign is an angle
 
     def argument(self) -> Node:
-        """What a command of LaTeX is given."""
+        """The argument of a LaTeX command."""
         self.groups += 1
         node = self.deeper(self.primary)
         self.groups -= 1
@@ -327,7 +327,7 @@ class _Parser(Cursor):
         return Node("power", (node, power)) if power else node
 
     def arguments(self) -> Node:
-        """What a function is of: a group, or the factors that follow it."""
+        """The argument of a function: a group, or the factors that follow it."""
         if self.here in OPEN or self.here == "{":
             return self.primary()
         factors = [self.factor()]

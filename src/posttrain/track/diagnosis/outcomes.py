@@ -52,7 +52,7 @@ def nothing_learned(history: History, setup: Setup) -> Seen | None:
 
 
 def nothing_learned_at_end(history: History, setup: Setup) -> Seen | None:
-    """The same at the end; where the stage eval follows, that has the last word."""
+    """:func:`nothing_learned` at the end of rl; the stage eval decides where it follows."""
     if setup.stage == "rl" and "eval" in setup.stages:
         return None
     return _unmoved(history, setup, least=2 * WINDOW)

@@ -42,8 +42,7 @@ def format_learned_accuracy_flat(history: History, setup: Setup) -> Seen | None:
     if resamples(history, setup) and not lately:
         return None
     before, flat = found
-    # It rose, or it fell, which the rule hacking reports.
-    if flat >= 0.8 or abs(flat - before) > 0.05:
+    if flat >= 0.8 or abs(flat - before) > 0.05:  # rose, or fell, which the rule hacking reports
         return None
     for name, weight in setup.weights.items():
         part = f"reward/part/{name}"
@@ -150,7 +149,7 @@ def _eval_fell(history: History, setup: Setup, *, metric: str, name: str) -> str
 def _training_rise(history: History, best: int) -> tuple[float, float] | None:
     """The training reward around step ``best`` and in the last steps, if it rose beyond chance."""
     near = series(history[max(0, best + 1 - WINDOW) : best + 1], "reward/mean")
-    # Best may be an evaluation before the first step.
+    # The best evaluation may be one before the first step.
     near = near or series(history[: best + 1 + WINDOW], "reward/mean")
     rewards = series(history, "reward/mean")
     if not near or len(rewards) < WINDOW:
