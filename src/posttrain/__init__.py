@@ -10,15 +10,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-# Read when torch loads OpenMP. Threads that spin while they wait for work take a core from those
-# that have some: beside another busy process a small model is then several times as slow.
+# OpenMP reads these when torch loads it. Idle OpenMP threads that spin take a core from busy ones:
+# beside another busy process a small model is then several times as slow.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
     from posttrain.api import Run, evaluate, generate, prefer, reward, rl, sft
     from posttrain.types import Batch, Prompt, Rollout, Sampling, Score, Terms, Turn
 
-__version__ = "0.1.0"  # the one place: pyproject.toml reads it from here
+__version__ = "0.1.0"  # the only place with the version: pyproject.toml reads it from here
 
 __all__ = [
     "Batch",
@@ -43,7 +43,7 @@ _TYPES = ("Batch", "Prompt", "Rollout", "Sampling", "Score", "Terms", "Turn")
 
 
 def __getattr__(name: str) -> Any:
-    """Everything loads what it needs when it is first asked for."""
+    """Import a public name on first use."""
     if name in _JOBS:
         from posttrain import api
 

@@ -1,4 +1,4 @@
-"""Failures to write, said so that a user can act: which path, what is wrong, what to do."""
+"""Errors of writing that a user can act on: which path, what is wrong, what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-_kept: dict[Path, int] = {}  # folders that must stay where they are, and a descriptor of each
+_kept: dict[Path, int] = {}  # folders that must not be moved, and an open descriptor of each
 
 _REMEDIES = {
     errno.ENOSPC: ("the disk is full", "free some space"),
@@ -20,12 +20,12 @@ _REMEDIES = {
     errno.EPERM: ("permission is missing", "change the permissions, or choose another folder"),
     errno.EIO: ("the disk reports an error", "look at the system's log, or choose another disk"),
 }
-# Libraries in Rust (safetensors, tokenizers) raise no OSError, but their text has its number.
+# Libraries in Rust (safetensors, tokenizers) raise no OSError, but their text has the errno.
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
 class NotWrittenError(OSError):
-    """A file could not be written; the message says why, what to do, and how to go on ``then``."""
+    """A file could not be written; the message says why, what to do, and how to resume ``then``."""
 
     def __init__(
         self, number: int, path: str | os.PathLike[str], *, then: str = "run the same command again"
@@ -51,7 +51,7 @@ class NotWrittenError(OSError):
 
 
 class MovedError(OSError):
-    """What was being written into is not there any more, or is another."""
+    """A folder or file was deleted, moved or replaced while it was being written into."""
 
     def __init__(self, path: str | os.PathLike[str], *, then: str = "run it again") -> None:
         super().__init__(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
@@ -71,10 +71,10 @@ def keeping(folder: str | os.PathLike[str]) -> Iterator[None]:
     :func:`writing` raises :class:`MovedError` instead of filling a new folder of that name.
     """
     path = Path(folder)
-    if os.name != "posix" or path in _kept:  # elsewhere a folder cannot be opened
+    if os.name != "posix" or path in _kept:  # only POSIX can open a folder
         yield
         return
-    _kept[path] = os.open(path, os.O_RDONLY)  # open, so that no other gets its number
+    _kept[path] = os.open(path, os.O_RDONLY)  # held open: no other folder gets its inode number
     try:
         yield
     finally:
@@ -99,7 +99,7 @@ def _check_kept(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Whatever inside fails to write ``path`` for want of room, rights or a folder says so.
+    """Turn an ``OSError`` inside (disk full, no rights, no folder) into :class:`NotWrittenError`.
 
     >>> with writing("runs/demo/config.json"):
     ...     raise OSError(errno.EROFS, "Read-only file system")
@@ -129,8 +129,8 @@ def _number(error: Exception) -> int:
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
-    if path.is_dir() and os.name != "posix":  # elsewhere a folder cannot be opened
+    """Flush a file, or the entries of a folder, to the disk (``fsync``)."""
+    if path.is_dir() and os.name != "posix":  # only POSIX can open a folder
         return
     descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:

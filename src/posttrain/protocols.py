@@ -25,11 +25,12 @@ Split = Literal["train", "test"]
 # are options, set in the recipe. It returns a number, or a Score where it wants to say more.
 Reward = Callable[..., float | Score]
 
-# What an environment says: text, messages, tokens; or a score, or None, which end the rollout.
+# The reply of an environment: text, messages, tokens; or a score, or None, which end the rollout.
 Answer = str | Sequence[Mapping[str, str]] | Sequence[int] | float | Score | None
 
-# What an engine asks after every turn of the policy: the environment's turn, whose tokens are read
-# as they are, or None, which ends the rollout. Sequence p·G + g is sample g of prompt p.
+# The callback of an engine after every turn of the policy: it returns the environment's turn, whose
+# tokens are used as they are, or None, which ends the rollout. Sequence p·G + g is sample g of
+# prompt p.
 Reply = Callable[[Rollout, int], Turn | None]
 
 
@@ -56,16 +57,16 @@ class Task(Protocol):
 class Env(Protocol):
     """Answers the policy's turns and ends the rollout, with a score where it knows one.
 
-    What it raises makes that one rollout invalid. Whoever samples again with the same seed gets the
-    same rollouts only where it answers the same turns in the same way.
+    An exception makes that one rollout invalid. Sampling again with the same seed gives the same
+    rollouts only where the environment answers the same turns in the same way.
     """
 
     def start(self, prompt: Prompt) -> Any:
-        """What it remembers of one rollout: each has a state of its own."""
+        """The state of one rollout, which ``reply`` gets; each rollout has its own."""
         ...
 
     def reply(self, state: Any, turn: Turn) -> Answer:
-        """What it says to the policy's turn, or the end.
+        """The reply to the policy's turn, or the end of the rollout.
 
         Text, messages of a chat or tokens are read, and the policy has another turn. A number or a
         ``Score`` ends the rollout with that score; None ends it, and the rewards score it.
@@ -76,7 +77,7 @@ class Env(Protocol):
 class Engine(Protocol):
     """Samples completions from a policy, and says how likely each sampled token was.
 
-    It may also have a method ``way()``: how it does that, a :class:`posttrain.types.ways.Way`.
+    It may also have a method ``way()`` that returns a :class:`posttrain.types.ways.Way`.
     """
 
     version: int

@@ -19,7 +19,7 @@ from typing import Any
 
 Spec = str | Mapping[str, Any]
 Function = Callable[..., Any]
-FILES = 10  # names of a folder that an error shows
+FILES = 10  # file names of a folder that an error lists at most
 
 
 def did_you_mean(name: str, known: Iterable[str], *, most: int | None = None) -> str:
@@ -129,7 +129,7 @@ def options(function: Function) -> dict[str, inspect.Parameter]:
     """
     try:
         signature = inspect.signature(function, eval_str=True)
-    except NameError:  # a user's annotation that only exists for the type checker
+    except NameError:  # an annotation imported only under TYPE_CHECKING
         signature = inspect.signature(function)
     return {
         name: option
@@ -170,11 +170,11 @@ def _fits(value: Any, annotation: Any) -> bool:
         return any(_fits(value, part) for part in typing.get_args(annotation))
     if not isinstance(annotation, type) or annotation in (inspect.Parameter.empty, Any):
         return annotation is not None or value is None
-    if isinstance(value, bool):  # a bool is an int to Python, and never to a user
+    if isinstance(value, bool):  # isinstance(True, int) holds, but no user means a number by it
         return annotation in (bool, object)
     try:
         return isinstance(value, (int, float) if annotation is float else annotation)
-    except TypeError:  # a protocol or a typed dict
+    except TypeError:  # isinstance does not take a protocol or a typed dict
         return True
 
 

@@ -1,10 +1,10 @@
-"""Tables and functions as they are written: read from the source, without running what it imports.
+"""Tables and signatures of functions, parsed from source text without importing the modules.
 
 A recipe is checked against signatures: the keyword-only parameters of a function are its options.
 Most functions need torch, which takes seconds to load, and a typo should not. So the names of a
-table and the signature of a function are read from the text of their modules. Where a module is
-loaded already, or its text says less than running it would, the real thing is asked: the answers
-are the same, and a test says so for every table.
+table and the signature of a function are parsed from the text of their modules. Where a module is
+loaded already, or its text is not enough, the imported object is used: the answers are the same,
+and a test shows it for every table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TYPES: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, 
 
 
 class _UnreadableError(Exception):
-    """The text alone does not say it."""
+    """The source text alone is not enough: import the module."""
 
 
 def written_table(module: str, name: str) -> Mapping[str, Function]:
@@ -124,7 +124,7 @@ def _load(module: str, name: str) -> Function:
 
 @functools.cache
 def _names(module: str) -> dict[str, ast.AST]:
-    """What the top level of a module calls by name, and the node that says what it is."""
+    """The names that the top level of a module defines, and the node that defines each."""
     place = _ROOT.joinpath(*module.split(".")[1:])
     path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
     found: dict[str, ast.AST] = {}

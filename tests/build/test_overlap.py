@@ -121,7 +121,7 @@ def test_every_algorithm_corrects_for_the_age_by_default(name: str) -> None:
     section = resolve(given).rl
     assert section is not None
     assert section.correction == {"name": "truncated", "cap": 2.0, "low": 0.0, "level": "token"}
-    assert make_plan(section).looks_back
+    assert make_plan(section).needs_inference
 
 
 def test_an_engine_on_the_learners_own_weights_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from command_line import Command, command_in
 from small_runs import RECIPE
 
-from posttrain.config import cautions, places, read_recipe, recipe_from_dict, resolve, to_toml
+from posttrain.config import cautions, paths, read_recipe, recipe_from_dict, resolve, to_toml
 from posttrain.config.sections import RewardSection, SftSection
 from posttrain.runs import RunFolder
 
@@ -70,7 +70,7 @@ def test_the_current_folder_comes_first_and_it_is_said(command: Command, project
     """Where both have a file or a module, and they differ; a copy that is the same is no matter."""
     for name in ("sums.jsonl", "mine_of_places.py"):
         shutil.copy(project / name, name)
-    assert read_recipe(project / "sums.toml").told == ()
+    assert read_recipe(project / "sums.toml").notes == ()
     fill(Path(), first=50, value=0.5)
     said = command("run", project / "sums.toml", "--run.folder", "out", "--rl.steps", 1)
     assert said.code == 0, said.err
@@ -118,7 +118,7 @@ def test_every_key_that_names_a_file(text: str, name: str, command: Command, pro
     assert value() == str(project / "there")
     Path("there").write_text("mine")
     assert value() == "there"
-    assert [told.partition(" ")[0] for told in read_recipe(file).told] == [name]
+    assert [note.partition(" ")[0] for note in read_recipe(file).notes] == [name]
 
 
 def test_a_word_that_means_something_is_no_file(command: Command, project: Path) -> None:
@@ -187,5 +187,5 @@ def test_every_key_that_names_a_file_is_looked_for_beside_the_recipe() -> None:
         for key in section.model_fields
         if key in ("data", "test_data", "backbone")
     }
-    assert named <= set(places._NAMED)
+    assert named <= set(paths._NAMED)
     assert len(named) == 5

@@ -30,8 +30,8 @@ from posttrain.check import (
     resources,
 )
 from posttrain.check.bench import Bench
-from posttrain.check.checklist import CHECKS, look
-from posttrain.check.trial import Law, saved_bytes
+from posttrain.check.checklist import CHECKS, run_checks
+from posttrain.check.trial import LinearCost, saved_bytes
 from posttrain.check.verdicts import AREAS, BROKE, MEND, Verdict
 from posttrain.cli.app import main
 from posttrain.config import recipe_from_dict, resolve, to_toml
@@ -347,27 +347,27 @@ def test_what_a_run_would_raise_fails_and_the_kind_of_error_is_said(
 
     rows = [checklist.Check("data", "task", row, "moment", runs=True) for row in (missing, refused)]
     monkeypatch.setattr(checklist, "CHECKS", [row._replace(at=checklist.ALWAYS) for row in rows])
-    assert look(Bench("check")) == [
+    assert run_checks(Bench("check")) == [
         Line("data", "task", "pass", "so far"),
         Line("data", "task", "fail", "KeyError: 'x'", "mend this, then check again"),
         Line("data", "task", "fail", "rows: none", "give some"),
     ]
     with pytest.raises(KeyError):
-        look(Bench("start"))  # as it would end the run
+        run_checks(Bench("start"))  # as it would end the run
 
 
 def raising(bench: Bench) -> None:
     raise KeyError("inside")
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.look.__name__)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.function.__name__)
 def test_a_check_that_breaks_holds_up_a_run_only_where_that_would_break(
     check: checklist.Check, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it is a warning with its exception; either way the other checks are made."""
     if "check" not in check.at:
         pytest.skip("looked at in a run alone")
-    broken = [row._replace(look=raising) if row is check else row for row in CHECKS]
+    broken = [row._replace(function=raising) if row is check else row for row in CHECKS]
     monkeypatch.setattr(checklist, "CHECKS", broken)
     sections = {"sft": {}, "reward": {"data": "pairs.jsonl"}}
     changes = {**sections, "run.stages": ["sft", "reward", "rl", "eval"]}
@@ -399,12 +399,13 @@ def test_an_overlap_stops_only_a_run_that_asks_test_prompts(
     assert line.state == state
 
 
-def test_law() -> None:
+def test_linear_cost() -> None:
     """Two sizes give a fixed part and a slope, neither of them negative."""
-    assert Law.through((1, 3.0), (3, 7.0)) == Law(1.0, 2.0)
-    assert Law.through((1, 5.0), (3, 4.0)) == Law(4.0, 0.0)  # slower for less: all of it is fixed
-    assert Law.through((1, 1.0), (2, 4.0)) == Law(0.0, 2.0)  # never less than nothing at 0
-    assert Law.through((2, 4.0), (2, 4.0)) == Law(0.0, 2.0)  # one size alone: in proportion
+    through = LinearCost.through
+    assert through((1, 3.0), (3, 7.0)) == LinearCost(1.0, 2.0)
+    assert through((1, 5.0), (3, 4.0)) == LinearCost(4.0, 0.0)  # slower for less: all is fixed
+    assert through((1, 1.0), (2, 4.0)) == LinearCost(0.0, 2.0)  # never less than nothing at 0
+    assert through((2, 4.0), (2, 4.0)) == LinearCost(0.0, 2.0)  # one size alone: in proportion
 
 
 def command(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from small_runs import recipe
 
-from posttrain.check import Line, check_recipe, room
-from posttrain.check.room import StageRoom, free_room, peak, stage_rooms
+from posttrain.check import Line, check_recipe, disk_space
+from posttrain.check.disk_space import StageSpace, free_space, peak, stage_space
 from posttrain.config import recipe_from_dict, resolve
 
 HELD = 4000  # 1000 weights of 4 bytes; with AdamW's moments 12,000 bytes
@@ -17,12 +17,12 @@ WEIGHTS = 39_712  # of the model of small_runs
 Usage = namedtuple("Usage", "total used free")
 
 
-def rooms(changes: dict[str, Any], stages: Sequence[str] = ()) -> list[StageRoom]:
+def rooms(changes: dict[str, Any], stages: Sequence[str] = ()) -> list[StageSpace]:
     run = changes.pop("run", {})
     given = recipe(Path("run"), **changes)
     given["run"] |= run
     found = resolve(recipe_from_dict(given))
-    return list(stage_rooms(found, stages or found.stages, held=HELD))
+    return list(stage_space(found, stages or found.stages, held=HELD))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_the_line(
         asked.append(path)
         return Usage(0, 0, needed + spare)
 
-    monkeypatch.setattr(room.shutil, "disk_usage", usage)
+    monkeypatch.setattr(disk_space.shutil, "disk_usage", usage)
     given = recipe(tmp_path / "to" / "come")
     given["run"] |= {"stages": stages}
     line = found(given)
@@ -87,7 +87,7 @@ def test_a_disk_that_cannot_be_asked_is_a_warning(
     def refuses(path: Path) -> Usage:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(room.shutil, "disk_usage", refuses)
+    monkeypatch.setattr(disk_space.shutil, "disk_usage", refuses)
     assert found(recipe(tmp_path / "run")).state == "warn"
 
 
@@ -98,7 +98,7 @@ def test_all_are_kept(tmp_path: Path) -> None:
 
 
 def test_what_is_free_is_that_of_the_first_folder_there_is(tmp_path: Path) -> None:
-    place, free = free_room(tmp_path / "a" / "b")
+    place, free = free_space(tmp_path / "a" / "b")
     assert place == tmp_path
     assert free > 0
 

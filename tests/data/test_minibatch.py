@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.data.minibatch import WORTH_IT, micro_batches, minibatches
+from posttrain.data.minibatch import MIN_COMPLETION_TO_PROMPT, micro_batches, minibatches
 from posttrain.types import Batch
 
 Lengths = list[tuple[int, int]]  # tokens of the prompt, tokens of the completion
@@ -90,7 +90,7 @@ def test_shared_prompts_are_counted_once(
         if cost(siblings) <= max_tokens and len(homes) > 1:
             assert len(homes) == 2
             filling = [lengths[other][1] for other in siblings if home[other] == homes[0]]
-            assert sum(filling) >= WORTH_IT * lengths[row][0]
+            assert sum(filling) >= MIN_COMPLETION_TO_PROMPT * lengths[row][0]
 
 
 def test_a_group_is_parted_to_fill_a_part() -> None:

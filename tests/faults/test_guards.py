@@ -117,7 +117,7 @@ def test_a_run_short_of_memory_is_the_run_with_less_of_it(
     small, _ = small_run(
         recipe(tmp_path / "small", sft={"micro_batch_tokens": 32}, rl={"micro_batch_tokens": 32})
     )
-    for name in ("_outputs", "_everywhere"):  # with gradient, and without
+    for name in ("_outputs", "_in_micro_batches"):  # with gradient, and without
         monkeypatch.setattr(LocalLearner, name, scarce(getattr(LocalLearner, name)))
     sizes = {"micro_batch_tokens": 64}
     with pytest.warns(UserWarning, match="micro_batch_tokens is 32 from here on, was 64"):

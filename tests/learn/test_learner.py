@@ -16,7 +16,7 @@ from posttrain.fast.score import score_tokens
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw, rate_factor
 from posttrain.models.frozen import Reference
-from posttrain.pipelines.rl import quiet
+from posttrain.pipelines.rl import without_zero_advantages
 from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms
 
@@ -149,7 +149,7 @@ def test_sequences_without_advantage_are_only_looked_at(
     """Weights, momentum and metrics are those of differentiating them: their gradient is 0."""
     given = batch()
     results = []
-    for cut in (lambda part: part, quiet):
+    for cut in (lambda part: part, without_zero_advantages):
         model = small_model()
         student = learner(model, micro_batch_tokens=micro_batch_tokens)
         student.step(token_mean(given), policy_loss)  # so that there is momentum

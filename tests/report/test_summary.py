@@ -28,7 +28,7 @@ def show(tmp_path: Path) -> Show:
     def show(*, terminal: bool = False, width: int = 300, **given: Any) -> str:
         next_steps = given.pop("next_steps", [])
         facts = Facts(run)
-        vars(facts).update({"seconds": 134.2, "places": {}} | given)
+        vars(facts).update({"seconds": 134.2, "paths": {}} | given)
         file = io.StringIO()
         console = Console(file=file, width=width, force_terminal=terminal, _environ={})
         console.print(render_summary(facts, next_steps=next_steps), crop=False)
@@ -94,13 +94,13 @@ def test_a_loss_that_falls_is_good(show: Show) -> None:
     assert "\x1b[31m-1.000" in show(terminal=True, measures={"reward": numbers})
 
 
-def test_samples_places_and_what_to_try_next(show: Show) -> None:
+def test_samples_paths_and_what_to_try_next(show: Show) -> None:
     sample = {"prompt": "3+4=", "before": "8", "after": "7", "answer": "7"}
     sample |= {"right_before": False, "right_after": True}
     text = show(
         samples=[sample],
         summary={"answers_shown": "1 of 9 held-out problems, drawn at random (seed 0)"},
-        places={"model": "runs/demo/rl/model"},
+        paths={"model": "runs/demo/rl/model"},
         next_steps=["posttrain eval runs/demo/rl/model --task arithmetic"],
     )
     assert "prompt | expected | before | after" in rows(text)
@@ -143,7 +143,7 @@ def test_untrusted_text_is_shown_and_never_acts(terminal: bool, show: Show) -> N
         width=600,
         name=NASTY,
         samples=[sample],
-        places={NASTY: NASTY},
+        paths={NASTY: NASTY},
         next_steps=[NASTY],
     )
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)  # the styles are ours

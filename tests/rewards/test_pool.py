@@ -15,7 +15,7 @@ import torch
 from rewards.mishaps import MISHAPS, Pooled, rollouts
 
 from posttrain.rewards.pool import TRIES
-from posttrain.rewards.pool_worker import Beat
+from posttrain.rewards.pool_worker import Status
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.types import Score
 
@@ -64,8 +64,8 @@ def test_only_the_culprit_pays(mishap: str, pooled: Pooled) -> None:
 def count_replaced(scorer: RewardScorer) -> list[object]:
     """Grows by one with every worker that is replaced from now on."""
     pool, replaced = scorer.grader, []
-    hire = pool._hire
-    pool._hire = lambda: replaced.append(1) or hire()
+    hire = pool._start_worker
+    pool._start_worker = lambda: replaced.append(1) or hire()
     return replaced
 
 
@@ -234,21 +234,21 @@ def test_workers_of_a_thread_that_has_ended_are_replaced(pooled: Pooled) -> None
 
 
 def test_what_a_worker_is_at_never_looks_older_than_it_is() -> None:
-    beat, first = Beat(), time.monotonic()
-    beat.write(0, 0)
+    status, first = Status(), time.monotonic()
+    status.write(0, 0)
     writer = os.fork()
     if writer == 0:
         while True:
-            beat.write(1, 2)
+            status.write(1, 2)
     try:
-        seen = list(_readings(beat, seconds=1.0))
+        seen = list(_readings(status, seconds=1.0))
     finally:
         os.kill(writer, signal.SIGKILL)
         os.waitpid(writer, 0)
     assert min(seen) >= first  # a time that is half written is one of long ago
 
 
-def _readings(beat: Beat, *, seconds: float) -> Iterator[float]:
+def _readings(status: Status, *, seconds: float) -> Iterator[float]:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        yield beat.read()[2]
+        yield status.read()[2]

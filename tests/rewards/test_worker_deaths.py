@@ -15,7 +15,7 @@ import pytest
 from rewards.mishaps import Pooled, rollouts
 
 from posttrain.rewards import pool, pool_worker
-from posttrain.rewards.pool import TRIES, VAIN
+from posttrain.rewards.pool import MAX_FAILED_STARTS, TRIES
 from posttrain.rewards.scorer import RewardScorer
 
 
@@ -177,13 +177,13 @@ def test_workers_that_die_while_they_start(
 
     monkeypatch.setattr(pool_worker, "_settle", dies)
     scorer = pooled(lambda n: float(n))
-    if fails < VAIN:
+    if fails < MAX_FAILED_STARTS:
         all_right(scorer)
         assert scorer.grader.died == fails
     else:
         with pytest.raises(RuntimeError, match=r"before they began \(exit code 9\).*memory_mb"):
             scorer.score(rollouts(60))
-        assert scorer.grader.died >= VAIN
+        assert scorer.grader.died >= MAX_FAILED_STARTS
 
 
 def test_a_sample_that_is_more_than_a_worker_can_read(pooled: Pooled) -> None:

@@ -157,7 +157,7 @@ def test_a_micro_batch_that_was_halved_stays_so(tmp_path: Path) -> None:
         )
 
     halved = made(512)
-    halved.cut_at(64, asked=512)
+    halved.restore_tokens(64, asked=512)
     (tmp_path / "state").mkdir()
     numbers = save_learner(halved, tmp_path / "state")
     for asked, expected in ((512, 64), (256, 256)):

@@ -12,7 +12,7 @@ import posttrain
 from posttrain.build.setup import Supplied
 from posttrain.check import check_recipe
 from posttrain.config import recipe_from_dict, resolve
-from posttrain.config.asked import compared, wants_greedy
+from posttrain.config.piece_facts import min_group_size, wants_greedy
 from posttrain.config.quantities import arithmetic
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines.scripted import ScriptedEngine
@@ -128,9 +128,9 @@ def section(**rl: Any) -> Any:
 
 def test_what_a_section_asks_for() -> None:
     remax, grpo = section(algorithm="remax"), section()
-    assert (wants_greedy(remax.rl), compared(remax.rl)) == (True, 1)
-    assert (wants_greedy(grpo.rl), compared(grpo.rl)) == (False, 2)
-    assert compared(section(algorithm="pkpo", advantage={"k": 6}).rl) == 7
+    assert (wants_greedy(remax.rl), min_group_size(remax.rl)) == (True, 1)
+    assert (wants_greedy(grpo.rl), min_group_size(grpo.rl)) == (False, 2)
+    assert min_group_size(section(algorithm="pkpo", advantage={"k": 6}).rl) == 7
     rows = {row.name: (row.value, row.how) for row in arithmetic(remax)}
     assert rows["greedy completions per step"] == (16, "one for each of 16 prompts: its baseline")
     assert "greedy completions per step" not in {row.name for row in arithmetic(grpo)}

@@ -142,8 +142,9 @@ def test_a_loss_that_must_see_the_whole_batch_does(
     micro_batch_tokens: int, minibatches: int
 ) -> None:
     plan = plan_of({"name": "my_own_losses:centred", "scale": 2.0}, minibatches=minibatches)
-    assert plan.looks_back  # π_old is asked for before the first step, even where it is the only
-    assert not plan_of("my_own_losses:clip_and_square").looks_back
+    # Log-probs of π_old are inferred even where one optimiser step is taken.
+    assert plan.needs_inference
+    assert not plan_of("my_own_losses:clip_and_square").needs_inference
     found = gradient_of(plan, micro_batch_tokens=micro_batch_tokens)
     # The log-probs are −1, −2, −0.5, −3; the old ones −1.5, −1.5, −0.8, −2.8, with mean −1.65.
     # ¼ · 2 scale (log π + 1.65) is log π + 1.65; of a mini-batch of two it is ½ · 2 scale (…).

@@ -286,7 +286,7 @@ _TOPICS = (
 
 
 def __getattr__(name: str) -> Any:
-    """A topic is loaded when it, or something in it, is first asked for."""
+    """Import a topic when it, or a name in it, is first used."""
     if name in _TOPICS:
         return importlib.import_module(f"{__name__}.{name}")
     if name in __all__:

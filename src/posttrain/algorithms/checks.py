@@ -18,7 +18,7 @@ def same_shape(name: str, tensor: Tensor, *, like: Tensor) -> None:
 
 
 def finite(name: str, tensor: Tensor, *, where: Tensor | None = None) -> None:
-    """Raise if ``tensor`` holds NaN or infinity in a place that counts."""
+    """Raise if ``tensor`` holds NaN or infinity at an entry that counts."""
     bad = ~torch.isfinite(tensor)
     if where is not None:
         bad = bad & where
@@ -59,7 +59,7 @@ def groups_of(least: int, groups: Tensor) -> None:
     """Raise if a group has fewer members than an estimator compares; say which needs no group."""
     numbers, counts = groups.unique(return_counts=True)
     if bool((counts < least).any()):
-        # Here, because the table is made of the functions that ask this.
+        # Imported here: the module of the table imports this one.
         from posttrain.algorithms.advantages import without_siblings
 
         small = counts < least

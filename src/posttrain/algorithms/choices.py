@@ -1,4 +1,4 @@
-"""What can be chosen by a word, apart from the mathematics: a recipe knows it without torch."""
+"""Options that recipes choose by name, apart from the mathematics, so that torch is not needed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Direction = Literal["reverse", "forward"]
 Rule = Literal["fixed", "proportional", "doubling"]
 Placement = Literal["none", "loss", "reward"]
 
-# What the penalty in the loss pulls along on average, at π = π_old: by estimator and direction,
-# plain and weighted by ρ.
+# The expected gradient of a KL penalty in the loss at π = π_old, by estimator and direction:
+# without and with the weight ρ.
 GRADIENTS: dict[tuple[Estimator, Direction], tuple[str, str]] = {
     ("k1", "reverse"): ("0: noise alone", "∇ KL(π ‖ π_ref)"),
     ("k2", "reverse"): ("∇ KL(π ‖ π_ref)", "∇ ½ E_π[d²]"),

@@ -55,9 +55,9 @@ def estimate(
         return d.square() / 2
     if direction == "reverse" and estimator == "k1":
         return -d
-    d = d.clamp_max(50.0)  # e^50 is 5e21: past any sense, and finite in float32
+    d = d.clamp_max(50.0)  # e^50 = 5e21 is larger than any useful ratio, and finite in float32
     if direction == "forward":
-        d = d.clamp_min(-50.0)  # where both have reached their limits, 0 and 1, to the last bit
+        d = d.clamp_min(-50.0)  # below −50, k1 is 0 and k3 is 1 up to rounding
         # e^d d − e^d + 1 = e^d (e^−d + d − 1): the stable k3 of the opposite direction, reweighted.
         return d.exp() * (d if estimator == "k1" else ((-d).expm1() + d).clamp_min(0))
     return (d.expm1() - d).clamp_min(0)
@@ -112,7 +112,7 @@ class Coefficient:
         if self.target is None:
             raise ValueError(f"target: rule {self.rule!r} needs the KL to steer to, in nats")
         checks.number("target", self.target, above=0.0)
-        checks.number("value", self.value, above=0.0)  # a product can never leave 0
+        checks.number("value", self.value, above=0.0)  # 0 would stay 0 under multiplication
 
     def update(self, kl: float, *, num_sequences: int = 1) -> Coefficient:
         """The coefficient after ``num_sequences`` sequences showed a mean divergence of ``kl``."""

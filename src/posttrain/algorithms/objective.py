@@ -100,7 +100,7 @@ def with_values(terms: Terms, values: Terms, *, coefficient: float) -> Terms:
 
 
 def _plus(terms: Terms, addend: Tensor, *, part: str) -> Terms:
-    """The terms with one more part; what stood there alone before is called the policy's."""
+    """The terms with one more summand; the first one is called ``policy``."""
     parts = {**(terms.parts or {"policy": terms.loss}), part: addend}
     return dataclasses.replace(terms, loss=terms.loss + addend, parts=parts)
 

@@ -262,13 +262,14 @@ def others_deviation(
 def _siblings(groups: Tensor) -> tuple[Tensor, Tensor]:
     """All pairs of two members of a group, as rows: Σ G · (G − 1) of them. Shapes: [B] → [pairs].
 
-    With the groups side by side, those of a sequence are G places from where its group begins.
+    Sorted by group, the members of a sequence's group are the G indices from its first one.
     """
     order = groups.argsort(stable=True)
     ascending = groups[order]
     count, first = group_count(ascending), torch.searchsorted(ascending, ascending)
     place = torch.arange(int(count.sum()), device=groups.device)
-    place = place - (count.cumsum(0) - count).repeat_interleave(count)  # 0 … G − 1
+    # Index within the group: 0 … G − 1.
+    place = place - (count.cumsum(0) - count).repeat_interleave(count)
     own = order.repeat_interleave(count)
     other = order[first.repeat_interleave(count) + place]
     return own[own != other], other[own != other]

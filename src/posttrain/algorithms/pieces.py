@@ -1,7 +1,7 @@
-"""Pieces say what they are: facts that others need and a signature cannot hold.
+"""Facts about pieces that a signature cannot express, declared by the pieces themselves.
 
-A piece of your own file declares them as the built-in ones do; what it does not declare is not
-assumed of it.
+A piece in a user's own file declares them as the built-in ones do; nothing is assumed that is not
+declared.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def piece(
     )
 
     def declare(function: Function) -> Function:
-        # With the function itself: functools.wraps copies attributes, and a wrapper that does
-        # something of its own has not declared anything.
+        # The function is stored with its facts, because functools.wraps copies attributes: a
+        # wrapper with a behaviour of its own has not declared anything.
         function.__dict__["posttrain_piece"] = (function, declared)
         return function
 

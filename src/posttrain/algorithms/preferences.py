@@ -33,7 +33,7 @@ def accuracy(chosen: Tensor, rejected: Tensor) -> float:
 class Bin:
     """One row of a reliability table: ``count`` predictions p with ``low ≤ p < high``.
 
-    ``predicted`` and ``observed`` are the means, over these, of what was said and what happened.
+    ``predicted`` and ``observed`` are the means of predictions and outcomes in the bin.
     """
 
     low: float
@@ -50,8 +50,8 @@ def calibration(probabilities: Tensor, observed: Tensor, *, bins: int = 10) -> l
     ``observed`` is 1 where it happened, 0 where it did not, or a rate between (Guo et al., 2017,
     arXiv:1706.04599, §2). Shapes: [N], [N] → at most K bins, in order.
 
-    >>> said, happened = torch.tensor([0.125, 0.375, 0.75]), torch.tensor([0.0, 1.0, 1.0])
-    >>> for row in calibration(said, happened, bins=2):
+    >>> predicted, happened = torch.tensor([0.125, 0.375, 0.75]), torch.tensor([0.0, 1.0, 1.0])
+    >>> for row in calibration(predicted, happened, bins=2):
     ...     print(row)
     Bin(low=0.0, high=0.5, predicted=0.25, observed=0.5, count=2)
     Bin(low=0.5, high=1.0, predicted=0.75, observed=1.0, count=1)
@@ -59,7 +59,7 @@ def calibration(probabilities: Tensor, observed: Tensor, *, bins: int = 10) -> l
     checks.number("bins", bins, low=1)
     probabilities, observed = _columns(probabilities=probabilities, observed=observed)
     _rates(probabilities=probabilities, observed=observed)
-    # Divided one by one, each edge is the float its decimal reads: 0.29 is in the bin from 0.29.
+    # k / K, not k · (1 / K): so 0.29 falls into the bin that begins at 0.29.
     edges = [number / bins for number in range(bins + 1)]
     inner = probabilities.new_tensor(edges[1:-1])
     index = torch.bucketize(probabilities, inner, right=True)

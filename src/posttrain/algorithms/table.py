@@ -255,7 +255,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         advantage={"name": "group_normalised"},
         loss={"name": "kl_cov"},
         weights={"name": "token_mean"},
-        epochs=2,  # in the first optimiser step of a batch ρ is 1, and nothing is held back
+        epochs=2,  # in the first optimiser step of a batch ρ is 1, and the loss restrains nothing
         neighbours=("clip_cov", "grpo"),
     ),
 }

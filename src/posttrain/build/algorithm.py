@@ -15,7 +15,7 @@ from posttrain.algorithms.shaping import missing_end, overlong, score_at_last_to
 from posttrain.algorithms.weights import WEIGHTS
 from posttrain.build.setup import choose_compute
 from posttrain.config import KlSection, Resolved, RlSection
-from posttrain.config.asked import asked
+from posttrain.config.piece_facts import advantage_needs
 from posttrain.pipelines.audit import Audit
 from posttrain.pipelines.plan import Plan, Stage
 from posttrain.registry import resolve
@@ -70,7 +70,7 @@ def _shaping(rl: RlSection) -> tuple[Stage, ...]:
         shaping.append(
             functools.partial(overlong, limit=rl.max_new_tokens, buffer=rl.overlong_buffer)
         )
-    if "token_rewards" in asked(rl) or rl.critic is not None:
+    if "token_rewards" in advantage_needs(rl) or rl.critic is not None:
         shaping.append(score_at_last_token)
     return tuple(shaping)
 

@@ -13,7 +13,7 @@ from typing import Any
 from posttrain import __version__
 from posttrain.build.setup import Supplied
 from posttrain.config import Recipe, Resolved
-from posttrain.config.places import PIECES, WORDS
+from posttrain.config.paths import PIECES, WORDS
 from posttrain.registry import look_up
 from posttrain.runs import config_digest
 from posttrain.runs.function_digest import function_digest

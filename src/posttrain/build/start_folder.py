@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import Recipe
-from posttrain.config.places import import_from, relative_paths
+from posttrain.config.paths import import_from, relative_paths
 from posttrain.runs import RunFolder, read_json, write_json
 
 FILE_NAME = "places.json"

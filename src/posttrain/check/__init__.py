@@ -1,7 +1,7 @@
-"""``posttrain check``: whether a run can work, told before it begins.
+"""``posttrain check``: whether a run can work, before it begins.
 
-What breaks in a check becomes a line: one that fails where a run would break too, one that warns
-where it is the check itself. Nothing is trained, and every weight that a check moves is put back.
+An exception in a check becomes a line: it fails where a run would break too, and warns where the
+check itself broke. Nothing is trained, and every weight that a check changes is restored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.text import Text
 from posttrain.build.setup import Setup, Supplied
 from posttrain.build.threads import own_threads
 from posttrain.check.bench import Bench
-from posttrain.check.checklist import CHECKS, look
+from posttrain.check.checklist import CHECKS, run_checks
 from posttrain.check.verdicts import AREAS, Area, CheckFailedError, Line, Report
 from posttrain.config import Quantity, Recipe, arithmetic, read_recipe, recipe_from_dict
 from posttrain.config.read import parse_overrides, read_values
@@ -68,16 +68,16 @@ def _check(read: Callable[[], Recipe], *, fast: bool, supplied: Supplied | None)
 
 
 def before_run(setup: Setup, stages: Sequence[str], *, console: Console) -> None:
-    """Refuse what one of the stages to come would only find when it comes, and caution of the rest.
+    """Refuse at the start what would break a later stage, and print cautions about the rest.
 
-    What the check before rl looks at again, that one warns of.
+    What :func:`before_rl` checks again is left to it.
     """
     bench = Bench("start")
     bench.take(setup.recipe, stages)
     bench.take_setup(setup)
     later = {check.name for check in CHECKS if "rl" in check.at}
     with phase("looking at the data"):
-        lines = look(bench)
+        lines = run_checks(bench)
     for line in lines:
         if line.state == "fail":
             raise ValueError(f"{line.name}: {line.text}; {line.fix}")
@@ -97,7 +97,7 @@ def before_rl(setup: Setup) -> Report:
 
 def _report(bench: Bench) -> Report:
     begun = time.perf_counter()
-    lines = look(bench)
+    lines = run_checks(bench)
     rows: Sequence[Quantity] = ()
     if bench.moment == "check" and bench.has("recipe"):
         prompts = len(bench.task.prompts("train")) if bench.has("task") else None

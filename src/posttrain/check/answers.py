@@ -1,4 +1,4 @@
-"""Answers whose worth is known (right, someone else's, none at all) under the recipe's rewards."""
+"""Grades answers of known quality (gold, that of another row, empty) by the recipe's rewards."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from posttrain.types import Prompt, Rollout, Score, Turn
 from posttrain.types.marks import Marks, above_one, how_to_declare, is_right
 
 ROWS, FAST_ROWS = 16, 8
-MAX_SECONDS = 15.0  # what grading known answers may take in all
-# An answer is compared as it stands: with a mark in it, only a copy of the whole text can be right.
+MAX_SECONDS = 15.0  # seconds for grading all known answers
+# The whole text is compared: if the gold answer has a mark such as \boxed, nothing else matches.
 _MARKED: dict[Extract, tuple[str, str]] = {
     "hashes": ("####", "put only what follows it there, or use the task gsm8k"),
     "boxed": ("\\boxed", "put only what it holds there"),
@@ -45,7 +45,7 @@ def _texts(bench: Bench, prompts: Sequence[Prompt]) -> dict[str, list[tuple[Prom
     texts = {"empty": [(prompt, "") for prompt in prompts]}
     try:
         gold = [bench.task.gold(prompt) for prompt in prompts]
-    except Exception as error:  # noqa: BLE001 - a task may have none: it is said in a line
+    except Exception as error:  # noqa: BLE001 - a task may have no gold answers: reported in a line
         bench.no_gold = str(error) or type(error).__name__
         return texts
     others = [
@@ -56,7 +56,7 @@ def _texts(bench: Bench, prompts: Sequence[Prompt]) -> dict[str, list[tuple[Prom
 
 
 def _graded(bench: Bench, pairs: Sequence[tuple[Prompt, str]]) -> list[Rollout]:
-    """Texts as if the model had written them: a reward may count their tokens."""
+    """Texts as scored rollouts, with tokens, because a reward may count them."""
     rollouts = []
     for prompt, text in pairs:
         tokens = bench.template.encode_completion(text, bench.policy.end_tokens[0])
@@ -79,7 +79,7 @@ def valid(bench: Bench, kind: str) -> list[Rollout]:
 
 
 def mean(bench: Bench, kind: str, *, check: str = "") -> float | None:
-    """Mean value of a kind, or of what one reward gives; None where none could be scored."""
+    """Mean score of a kind, or of the reward ``check``; None where none could be scored."""
     found = scores(valid(bench, kind))
     values = [score.parts.get(check, 0.0) if check else score.value for score in found]
     return sum(values) / len(values) if values else None
@@ -88,8 +88,8 @@ def mean(bench: Bench, kind: str, *, check: str = "") -> float | None:
 def claims(bench: Bench) -> bool:
     """Whether a reward that is learned from reads the data: only then can it know an answer.
 
-    A function of the completion alone judges its form, unless it is declared to check answers. What
-    a scorer of whole batches reads is not known: it is taken at its word.
+    A function of the completion alone judges its form, unless it is declared to check answers. A
+    scorer of whole batches is taken to read the data.
     """
     rewards = bench.scorer.rewards if isinstance(bench.scorer, RewardScorer) else ()
     learned = [reward for reward in rewards if reward.weight]
@@ -99,7 +99,7 @@ def claims(bench: Bench) -> bool:
 
 
 def _right(bench: Bench, kind: str, *also: Marks) -> float | None:
-    """Share of a kind with full marks, by the run's own or these; None where none was scored."""
+    """Share of a kind that is right by the marks of the run or by ``also``; None if none scored."""
     found = valid(bench, kind)
     marks = (bench.setup.marks, *also)
     return sum(any(is_right(r, m) for m in marks) for r in found) / len(found) if found else None
@@ -112,9 +112,9 @@ def _earned(bench: Bench, kind: str) -> float | None:
 
 
 def compare_answers(bench: Bench) -> Iterator[Verdict]:
-    """Gold answers get full marks; someone else's and none at all do not.
+    """Gold answers get full marks; those of other rows and empty ones do not.
 
-    A reward that does not look at the data claims nothing of right and wrong: of it nothing fails.
+    A reward that reads no column cannot know which answer is right, so nothing fails for it.
     """
     marks, knows = bench.setup.marks, claims(bench)
     if not marks.judged:
@@ -172,8 +172,8 @@ def _gold(bench: Bench) -> Verdict:
     parts = first.score.parts if first.score is not None else {}
     values = " and ".join(f"{parts.get(name, 0.0):g}" for name in marks.judged)
     said = printable(first.text, limit=60)
-    # Gold that cannot be told from anything else teaches nothing; gold that only often gets full
-    # marks does.
+    # Nothing can be learned where gold answers score like the others; it can where they often get
+    # full marks.
     return Verdict(
         "warn" if better else "fail",
         f'{text}; {first.prompt.id}: the gold answer is "{said}" and scores {values}',
@@ -182,7 +182,7 @@ def _gold(bench: Bench) -> Verdict:
 
 
 def _mend(bench: Bench, *, share: float, judges: str) -> str:
-    """What lets gold answers get full marks: other answers, or another ``extract``; else ""."""
+    """The fix that gives gold answers full marks: other answers, another ``extract``, or ""."""
     given = [str(r.prompt.columns.get("answer", "")) for r in bench.answers["gold"]]
     for how, (mark, mend) in _MARKED.items():
         if any(extract_answer(answer, how) is not None for answer in given):
@@ -216,7 +216,7 @@ def measure_answers(bench: Bench) -> Verdict | None:
         return None
     long = sum(length > bench.limit for length in lengths) / len(lengths)
     return Verdict(
-        "warn" if long else "pass",  # an answer may be shorter than the gold one
+        "warn" if long else "pass",  # only a warning: answers may be shorter than the gold ones
         f"gold answers have at most {max(lengths)} of {bench.limit} tokens"
         + (f"; {long:.0%} do not fit" if long else ""),
         "raise max_new_tokens, unless shorter answers can be right",

@@ -1,4 +1,4 @@
-"""What the checks work with: the parts of a recipe, and what was found out with them."""
+"""What the checks share: the parts of a recipe, and what earlier checks measured with them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from posttrain.check.trial import Trial
 
 Moment = Literal["check", "start", "rl"]
-"""When it is looked: ``posttrain check``, the start of a run, or that of its stage rl."""
+"""When checks run: ``posttrain check``, the start of a run, or the start of its stage rl."""
 
 
 class Bench:
-    """Parts that are made one after the other: each is an attribute once a check has made it.
+    """Parts that checks make one after the other: each is an attribute once a check has made it.
 
-    So the table names what a check needs, and what could not be made leaves it out.
+    The table names the attributes that a check needs; it is skipped where one could not be made.
     """
 
     read: Callable[[], Recipe]
     recipe: Resolved
     stages: Sequence[str]
-    """Those still to come; the section of each is an attribute too."""
+    """The stages still to come; the section of each is an attribute too."""
     sft: SftSection
     reward: RewardSection
     rl: RlSection
@@ -45,32 +45,32 @@ class Bench:
     scorer: Scorer
     engine: Engine
     backbone: Policy
-    """What the stage reward trains."""
+    """The model that the stage reward trains."""
     splits: Mapping[str, Sequence[Prompt]]
     rendered: Prompt
     """The first prompt as the model sees it."""
     limit: int
-    """The longest answer."""
+    """The most tokens of an answer."""
     ready: bool
-    """Set where all that the rewards need is there."""
+    """Set once everything that the rewards need (a server, say) is available."""
     answers: Mapping[str, Sequence[Rollout]]
     """Scored rollouts by kind: ``gold``, ``wrong`` (the gold of another row) and ``empty``."""
     groups: Sequence[Sequence[Rollout]]
     """Real rollouts, sampled and scored as a run would."""
     seconds: Mapping[str, float]
-    """What sampling (``rollout``) and grading (``reward``) these took."""
+    """Seconds that sampling (``rollout``) and grading (``reward``) of the groups took."""
     trial: Trial
     less: Trial
     """A step on some of the rollouts of ``trial``."""
     decode_seconds: float
-    """What sampling the groups takes once warm."""
+    """Seconds of sampling the groups again, without compilation and warm-up."""
 
     stand_in: bool = False
     """Whether other rewards stand in for a reward model that this run is still to train."""
     untrained: bool = False
     """Whether stages before rl will still change the model."""
     own_engine: bool = False
-    """Whether the engine was handed over: nothing is known of how it is wired."""
+    """Whether the engine is the caller's object: its precision and its weights are unknown."""
     no_gold: str = ""
     """Why there are no gold answers, where there are none."""
     too_large: bool = False
@@ -85,7 +85,7 @@ class Bench:
             self.engine, self.own_engine = self.supplied["engine"], True
 
     def take(self, recipe: Resolved, stages: Sequence[str]) -> None:
-        """Put a recipe with the stages to come on the bench."""
+        """Set the recipe and the stages to come."""
         self.recipe, self.stages = recipe, stages
         self.__dict__.update((stage, getattr(recipe, stage)) for stage in stages)
 
@@ -103,7 +103,7 @@ class Bench:
             self.engine.close()
 
     def has(self, needs: str) -> bool:
-        """Whether all of these, by name, could be made."""
+        """Whether all attributes in ``needs``, separated by spaces, are set."""
         return all(name in self.__dict__ for name in needs.split())
 
     def some_prompts(self, limit: int) -> list[Prompt]:
@@ -113,29 +113,29 @@ class Bench:
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """All real ones."""
+        """All sampled rollouts."""
         return [rollout for group in self.groups for rollout in group]
 
     @property
     def known(self) -> list[Rollout]:
-        """All answers whose worth is known."""
+        """All graded answers of known quality."""
         return [rollout for rollouts in self.answers.values() for rollout in rollouts]
 
     def usual_first(self, fix: str, *, of: tuple[str, ...]) -> str:
-        """The fix; or that of a setting ``of`` these that is far from usual: it explains more."""
+        """The fix; or that of an unusual setting whose key begins with one ``of`` these."""
         far = far_from_usual(self.recipe)
         found = next((usual.advice(key) for key, _, usual in far if key.startswith(of)), "")
         return f"{found} first: it is far from usual" if found else fix
 
 
 @contextlib.contextmanager
-def heard() -> Iterator[list[Verdict]]:
-    """What is warned of inside becomes verdicts that warn, there after the block."""
-    said: list[Verdict] = []
+def warnings_as_verdicts() -> Iterator[list[Verdict]]:
+    """A list that, after the block, holds a verdict for each Python warning inside it."""
+    verdicts: list[Verdict] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        yield said
-    said += [
+        yield verdicts
+    verdicts += [
         Verdict("warn", str(warning.message), "mend the file, or accept it")
         for warning in caught
         if issubclass(warning.category, UserWarning)
@@ -144,7 +144,7 @@ def heard() -> Iterator[list[Verdict]]:
 
 @contextlib.contextmanager
 def unchanged(policy: Policy) -> Iterator[None]:
-    """Whatever happens inside, weights and random numbers are afterwards what they were."""
+    """Restore weights and random state after the block, whatever happens inside."""
     weights = list(policy.model.parameters())
     before = [weight.detach().to("cpu", copy=True) for weight in weights]
     cuda = [weights[0].device] if weights[0].device.type == "cuda" else []

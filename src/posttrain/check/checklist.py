@@ -1,6 +1,6 @@
-"""All checks in their order: the one table of what a run asks for, and of what it refuses.
+"""All checks in their order: the one table of what is checked, and of what a run refuses.
 
-A check is a function of the bench: it returns verdicts, or puts a part on the bench, or both.
+A check is a function of the bench: it returns verdicts, or sets an attribute of it, or both.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from posttrain.check import (
     answers,
+    disk_space,
     making,
     numerics,
     prompt_data,
     resources,
-    room,
     scores,
     signal,
     speed,
@@ -28,29 +28,29 @@ SOFT = {
     "untrained": "not trained yet: the stage sft comes first and may mend this",
     "stand_in": "the reward model is still to come and may judge otherwise",
 }
-"""Why what a check finds cannot be held against the recipe, by what is true of the bench."""
+"""Why a failure is only a warning, by the attribute of the bench that is then True."""
 BY_SCORES, BY_MODEL, BY_BOTH = ("stand_in",), ("untrained",), ("untrained", "stand_in")
 
 
 class Check(NamedTuple):
-    """A row of the table: a line of ``area`` that is called ``name``, unless a verdict says other.
+    """A row of the table: a line of ``area`` called ``name``, unless its verdict has a name.
 
-    It is left out where the bench lacks what it ``needs``, and looked at ``at`` these moments: what
-    fails at the start of a run is refused there. With ``runs`` it does what a run does: what raises
-    would break that as well, and fails; anything else that raises is the check itself, and warns.
-    ``soft`` names what makes of a failure a warning.
+    It is skipped where the bench lacks what it ``needs``, and runs ``at`` these moments: a failure
+    at the start of a run ends it. With ``runs`` it does what a run does, so an exception would
+    break the run as well, and fails; in other checks an exception is an error of the check, and
+    warns. ``soft`` names attributes of the bench that turn a failure into a warning.
     """
 
     area: Area
     name: str
-    look: Callable[[Bench], Verdict | Iterable[Verdict] | None]
+    function: Callable[[Bench], Verdict | Iterable[Verdict] | None]
     needs: str = "recipe"
     at: tuple[Moment, ...] = ("check", "rl")
     runs: bool = False
     soft: tuple[str, ...] = ()
 
 
-ALONE: tuple[Moment, ...] = ("check",)  # a run under way has said it, or has the part
+ALONE: tuple[Moment, ...] = ("check",)  # a run has reported this already, or has made the part
 EARLY: tuple[Moment, ...] = ("check", "start")
 ALWAYS: tuple[Moment, ...] = ("check", "start", "rl")
 
@@ -68,15 +68,15 @@ CHECKS = (
     Check("data", "chat", stage_data.read_texts, "setup", EARLY, runs=True),
     Check("data", "prompt", prompt_data.render_first, "task setup", runs=True),
     Check("data", "prompt", prompt_data.show_prompt, "rendered"),
-    Check("data", "room for answers", prompt_data.find_room, "setup", ALWAYS, runs=True),
+    Check("data", "room for answers", prompt_data.check_context, "setup", ALWAYS, runs=True),
     Check("data", "prompt length", prompt_data.fit_prompts, "splits limit", runs=True),
     Check("data", "passes", prompt_data.count_passes, "rl task setup"),
     Check("data", "sft and rl prompts", prompt_data.count_shared, "rl task setup", runs=True),
     Check("data", "demonstrations", stage_data.read_demonstrations, "sft setup", ALONE, runs=True),
     Check("data", "preferences", stage_data.read_preferences, "reward setup", EARLY, runs=True),
-    # In a check, the step that is tried loads it.
+    # In posttrain check, the trial step loads the critic.
     Check("config", "rl.critic.source", stage_data.load_critic, "setup", ("start",), runs=True),
-    Check("resources", "disk", room.find_room, "policy"),
+    Check("resources", "disk", disk_space.check_disk, "policy"),
     Check("rewards", "sandbox", scores.choose_sandbox, "task scorer", runs=True),
     Check("rewards", "reward model", scores.name_models, "task scorer"),
     Check("rewards", "ready", scores.find_ready, "setup", ALWAYS, runs=True),
@@ -87,7 +87,7 @@ CHECKS = (
     Check("rewards", "broken scores", scores.count_broken, "answers"),
     Check("rewards", "tells answers apart", scores.tell_apart, "answers", soft=BY_SCORES),
     Check("signal", "rollouts", signal.sample, "rl", runs=True),
-    Check("signal", "broken scores", scores.count_really_broken, "groups", soft=BY_MODEL),
+    Check("signal", "broken scores", scores.count_broken_rollouts, "groups", soft=BY_MODEL),
     Check("signal", "accuracy", signal.measure_accuracy, "groups", soft=BY_BOTH),
     Check("signal", "groups with signal", signal.compare_groups, "groups", soft=BY_BOTH),
     Check("signal", "length", signal.measure_length, "groups", soft=BY_MODEL),
@@ -98,7 +98,7 @@ CHECKS = (
     Check("numerics", "micro-batches", numerics.compare_micro_batches, "trial"),
     Check("numerics", "one step", numerics.measure_step, "trial"),
     Check("numerics", WAY, numerics.follow_weights, "trial"),
-    Check("resources", "way", speed.tell_way, "trial", ALONE),
+    Check("resources", "way", speed.report_way, "trial", ALONE),
     Check("resources", "memory", resources.fit_step, "trial"),
     Check("resources", "time", resources.estimate_time, "less"),
     Check("resources", "sampling", speed.measure_sampling, "decode_seconds"),
@@ -106,8 +106,8 @@ CHECKS = (
 )
 
 
-def look(bench: Bench) -> list[Line]:
-    """All lines that this moment asks for."""
+def run_checks(bench: Bench) -> list[Line]:
+    """The lines of all checks that run at the moment of the bench."""
     lines: list[Line] = []
     for check in CHECKS:
         if bench.moment in check.at and bench.has(check.needs):
@@ -116,12 +116,12 @@ def look(bench: Bench) -> list[Line]:
 
 
 def _lines(check: Check, bench: Bench) -> list[Line]:
-    """What a check says; at the start of a run, what it raises ends the run."""
+    """The lines of one check; at the start of a run, its exceptions are raised."""
     found: list[Verdict] = []
     raised: Iterable[Verdict] = ()
     try:
-        said = check.look(bench)
-        found.extend([said] if isinstance(said, Verdict) else said or ())
+        verdicts = check.function(bench)
+        found.extend([verdicts] if isinstance(verdicts, Verdict) else verdicts or ())
     except Exception as error:
         if bench.moment == "start":
             raise

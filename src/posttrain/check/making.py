@@ -1,4 +1,4 @@
-"""The parts of a recipe, made as a run makes them: what cannot be made is a line of its area."""
+"""Makes the parts of a recipe as a run does: what cannot be made is a line of its area."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posttrain.build.setup import (
     monitored,
 )
 from posttrain.build.threads import use_threads
-from posttrain.check.bench import Bench, heard
+from posttrain.check.bench import Bench, warnings_as_verdicts
 from posttrain.check.verdicts import Verdict
 from posttrain.config import Resolved, cautions, resolve
 from posttrain.config.preference_rules import OWN_STAGE
@@ -24,7 +24,7 @@ from posttrain.tasks import make_task
 
 
 def read_recipe(bench: Bench) -> Iterator[Verdict]:
-    """Every key is known, and every rule holds; what is far from usual is cautioned of."""
+    """Every key is known, and every rule holds; unusual values get a warning."""
     recipe = resolve(bench.read(), supplied=bench.supplied)
     yield Verdict("pass", f"{' → '.join(recipe.stages)}, every key resolved")
     for caution in cautions(recipe):
@@ -39,7 +39,7 @@ def read_recipe(bench: Bench) -> Iterator[Verdict]:
 
 
 def _without_own_critic(recipe: Resolved) -> Resolved:
-    """The recipe whose critic begins from the policy, where its own stage reward will make one."""
+    """The recipe with a critic that starts from the policy, where the stage reward comes first."""
     critic = recipe.rl.critic if "rl" in recipe.stages else None
     if critic is None or critic.source != OWN_STAGE:
         return recipe
@@ -48,13 +48,13 @@ def _without_own_critic(recipe: Resolved) -> Resolved:
 
 
 def take_task(bench: Bench) -> Sequence[Verdict]:
-    """The task, with what it warns of."""
+    """Make the task; its Python warnings are verdicts."""
     given = bench.recipe.task
-    with heard() as said:
+    with warnings_as_verdicts() as verdicts:
         task = bench.supplied.get("task") or (make_task(given) if given is not None else None)
     if task is not None:
         bench.task = task
-    return said
+    return verdicts
 
 
 def load_model(bench: Bench) -> None:
@@ -65,12 +65,12 @@ def load_model(bench: Bench) -> None:
 
 
 def write_chats(bench: Bench) -> None:
-    """How its prompts are written."""
+    """Make the template that renders prompts."""
     bench.template = make_template(bench.recipe, bench.policy)
 
 
 def make_rewards(bench: Bench) -> None:
-    """The rewards, and all parts that stages share; without the task that is named, none."""
+    """Make the rewards and all parts that stages share; nothing where the task is missing."""
     recipe = bench.recipe
     if recipe.task is not None and not bench.has("task"):
         return
@@ -85,7 +85,7 @@ def make_rewards(bench: Bench) -> None:
 
 
 def _with_stand_in(bench: Bench) -> Resolved:
-    """The recipe with other rewards in the place of a model that is still to be trained."""
+    """The recipe with other rewards instead of a reward model that is still to be trained."""
     given = bench.recipe.rewards
     known: dict[str, Any] = {n: s for n, s in given.items() if n != MODEL_REWARD}
     if not any(spec["weight"] for spec in known.values()):

@@ -1,4 +1,4 @@
-"""Do sampler and trainer agree, and does an update do what it should? On weights put back after."""
+"""Do sampler and trainer agree, and does an update do what it should? Weights are restored."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from posttrain.registry import split
 from posttrain.rollout.collect import collect
 from posttrain.types import Sampling
 
-FAR, TOO_FAR, NOWHERE = 0.5, 2.0, 1e-7  # nats a token that one optimiser step may move
+FAR, TOO_FAR, NOWHERE = 0.5, 2.0, 1e-7  # log-prob change of one optimiser step, in nats a token
 NO_GRADIENT = 1e-3
-# Settings beside the learning rate that say how far a step goes.
+# Settings beside the learning rate that determine the size of a step.
 STEP = (
     "rl.max_gradient_norm",
     "rl.weight_decay",
@@ -29,8 +29,8 @@ STEP = (
     "rl.loss.",
     "rewards.",
 )
-FEW = 16  # rollouts that show whether micro-batches change anything
-PROBED = 2  # prompts that show whether new weights reach the engine
+FEW = 16  # rollouts for comparing micro-batch sizes
+PROBED = 2  # prompts for testing whether new weights reach the engine
 
 
 def _exact(bench: Bench) -> bool:
@@ -39,7 +39,7 @@ def _exact(bench: Bench) -> bool:
 
 
 def compare_engine(bench: Bench) -> Verdict:
-    """How far engine and learner are apart about the same tokens."""
+    """How far the log-probs of engine and learner differ on the same tokens."""
     trial, section = bench.trial, bench.rl
     text = f"{trial.mismatch:.1e} nats a token apart, {trial.worst_mismatch:.1e} at most"
     if section.top_k or section.top_p < 1:
@@ -76,7 +76,7 @@ def compare_micro_batches(bench: Bench) -> Verdict | None:
     whole = take_step(bench, FEW).result
     single = take_step(bench, FEW, micro_batch_tokens=1).result
     pairs = [(whole.loss, single.loss), (whole.gradient_norm, single.gradient_norm)]
-    # Where advantages cancel, loss and gradient are rounding alone, without a scale of their own.
+    # Where advantages cancel, loss and gradient are rounding noise: compare with a fixed scale.
     scale = max(abs(whole.gradient_norm), NO_GRADIENT)
     apart = max(abs(a - b) / max(abs(a), scale) for a, b in pairs)
     return Verdict(
@@ -107,20 +107,20 @@ def measure_step(bench: Bench) -> Verdict:
 
 
 def follow_weights(bench: Bench) -> Verdict:
-    """Halve the output weights: the engine must say something else, and after that the same.
+    """Halve the output weights: samples must change, and change back when weights are restored.
 
-    An engine need not be the same to the last bit: rounding is no other answer.
+    Log-probs that differ by rounding count as the same.
     """
     sync = bench.engine.sync(weights_owner(bench))
-    before = _said(bench)
+    before = _sampled(bench)
     with unchanged(bench.policy):
         head = bench.policy.model.get_output_embeddings()
         weight = head.weight if head is not None else list(bench.policy.model.parameters())[-1]
         weight.data.mul_(0.5)
         sync(bench.engine.version)
-        changed = _said(bench)
+        changed = _sampled(bench)
     sync(bench.engine.version)
-    after = _said(bench)
+    after = _sampled(bench)
     if _alike(before, changed):
         return Verdict(
             "fail",
@@ -143,18 +143,18 @@ def follow_weights(bench: Bench) -> Verdict:
     return Verdict("pass", "yes, and the same again when they are put back")
 
 
-Said = Sequence[tuple[Sequence[int], Sequence[float]]]
+Samples = Sequence[tuple[Sequence[int], Sequence[float]]]
 """Tokens and their log-probs, by completion."""
 
 
-def _said(bench: Bench) -> Said:
+def _sampled(bench: Bench) -> Samples:
     prompts = [group[0].prompt for group in bench.groups[:PROBED]]
     sampling = Sampling(max_new_tokens=2, temperature=bench.rl.temperature)
     rollouts = collect(bench.engine, prompts, sampling=sampling, num_samples=1, seed=0)
     return [(r.tokens, r.logprobs) for r in rollouts]
 
 
-def _alike(first: Said, second: Said) -> bool:
+def _alike(first: Samples, second: Samples) -> bool:
     """The same tokens, with log-probs that rounding explains."""
     return all(
         a == b and all(abs(x - y) <= FLOAT32_ROUNDING for x, y in zip(p, q, strict=True))

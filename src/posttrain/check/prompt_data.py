@@ -1,4 +1,4 @@
-"""Are the prompts what they are taken for? Splits, duplicates, lengths, the prompt itself."""
+"""Checks prompts: splits, duplicates, lengths, and one prompt as the model sees it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MANY_PASSES = 100
 
 
 def count_prompts(bench: Bench) -> Verdict:
-    """How many prompts there are, and whether the stages have those that they ask for."""
+    """How many prompts there are, and whether they are enough for the stages."""
     bench.splits = {"train": bench.task.prompts("train"), "test": bench.task.prompts("test")}
     train, test = (len(prompts) for prompts in bench.splits.values())
     if not train and "rl" in bench.stages:
@@ -39,7 +39,7 @@ def count_prompts(bench: Bench) -> Verdict:
 
 
 def find_repeated(bench: Bench) -> Iterator[Verdict]:
-    """Whether a prompt is there twice, or on both sides."""
+    """Whether a prompt occurs twice, or in both splits."""
     train, test = bench.splits.values()
     asked = _asked(bench, train)
     known = Counter(asked)
@@ -68,7 +68,7 @@ def find_repeated(bench: Bench) -> Iterator[Verdict]:
 
 
 def _asked(bench: Bench, prompts: Sequence[Prompt]) -> list[str]:
-    """Prompts as the model reads them, but for case and white space; as they stand, without one."""
+    """Prompts as the template writes them (without one, as they are), folded for comparison."""
     if not bench.has("setup"):
         said = [(p.text, *(message["content"] for message in p.messages)) for p in prompts]
         return [words(" ".join(texts)).casefold() for texts in said]
@@ -98,8 +98,8 @@ def show_prompt(bench: Bench) -> Verdict:
     return Verdict(state, text, f"give the bare question; or set model.chat to false, and {TOKENS}")
 
 
-def find_room(bench: Bench) -> None:
-    """Whether every stage leaves room for a prompt; a line only where one does not."""
+def check_context(bench: Bench) -> None:
+    """Raise unless every stage leaves context for a prompt; sets the limit of answers."""
     recipe = bench.recipe
     check_room(bench.setup)
     if "rl" in recipe.stages:
@@ -126,10 +126,10 @@ def fit_prompts(bench: Bench) -> Verdict | None:
             total, state = len(kept) + dropped, "warn"
             share = f"{dropped} of {total} {split} prompts ({dropped / total:.0%})"
             text += f"; {share} are longer and left out"
-    room = "any" if context is None else f"{context - limit}"
+    most = "any" if context is None else f"{context - limit}"
     return Verdict(
         state,
-        f"at most {longest} of {room} tokens{text}",
+        f"at most {longest} of {most} tokens{text}",
         f"lower max_new_tokens = {limit}, or shorten the prompts",
     )
 
@@ -150,7 +150,7 @@ def count_passes(bench: Bench) -> Verdict | None:
 
 
 def count_shared(bench: Bench) -> Verdict | None:
-    """How many prompts of rl sft has shown the answers to."""
+    """How many prompts of rl have a demonstration in sft."""
     num = len(bench.task.prompts("train"))
     if not num or "sft" not in bench.recipe.stages:
         return None

@@ -1,4 +1,4 @@
-"""Will it fit, and how long will it take? From what the parts hold, and from what was measured."""
+"""Estimates memory and time of a run from the sizes of its parts and from measured steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posttrain.build.sampler import make_sampling
 from posttrain.check.bench import Bench
 from posttrain.check.scores import reward_models
 from posttrain.check.signal import useful
-from posttrain.check.trial import REMEASURED, Law, some_rollouts, take_step
+from posttrain.check.trial import REMEASURED, LinearCost, some_rollouts, take_step
 from posttrain.check.verdicts import Verdict
 from posttrain.fast.score import chunk_elements_for
 from posttrain.models.gpu_memory import free_bytes
@@ -37,7 +37,7 @@ def fit_weights(bench: Bench) -> Iterator[Verdict]:
 
 
 def fit_step(bench: Bench) -> Verdict:
-    """The same with what comes and goes with a micro-batch, from steps of two sizes."""
+    """Memory with the activations of a micro-batch, extrapolated from steps of two sizes."""
     more, section, model = bench.trial, bench.rl, bench.policy.model
     count = more.sequences // 4
     fewer = len(some_rollouts(bench, count)) < more.sequences
@@ -46,7 +46,9 @@ def fit_step(bench: Bench) -> Verdict:
     step = length * section.prompts_per_step * section.group_size / section.minibatches
     tokens = min(more.micro_batch_tokens, step)
     vocabulary, weight = model.config.get_text_config().vocab_size, next(model.parameters())
-    kept = Law.through((less.micro_tokens, less.activations), (more.micro_tokens, more.activations))
+    kept = LinearCost.through(
+        (less.micro_tokens, less.activations), (more.micro_tokens, more.activations)
+    )
     passing = {
         "activations": int(kept(tokens)),
         "logits": 3 * 4 * min(chunk_elements_for(weight.device), int(tokens * vocabulary)),
@@ -55,11 +57,12 @@ def fit_step(bench: Bench) -> Verdict:
 
 
 def _memory(bench: Bench, needs: Mapping[str, int]) -> tuple[Verdict, bool]:
-    """What is needed beside what is free, and whether it is more."""
-    more = sum(needs.values()) - needs["weights"] - needs["reward model"]  # these are there already
+    """A verdict on needed against free memory, and whether more is needed than free."""
+    # Weights and reward model are loaded already.
+    more = sum(needs.values()) - needs["weights"] - needs["reward model"]
     free = free_memory(bench.setup.device)
     listed = ", ".join(f"{name} {shown_size(size)}" for name, size in needs.items() if size)
-    # An estimate is not exact to the last fifth: what may just fit is not refused.
+    # The estimate may be off by a fifth: a run that may just fit is not refused.
     verdict = Verdict(
         "fail" if more > 1.2 * free else "warn" if more > 0.8 * free else "pass",
         f"{shown_size(sum(needs.values()))} at the peak, {shown_size(free)} free ({listed})",
@@ -70,7 +73,7 @@ def _memory(bench: Bench, needs: Mapping[str, int]) -> tuple[Verdict, bool]:
 
 
 def _needs(bench: Bench) -> dict[str, int]:
-    """Bytes on the device that weights take while they are trained, by what they are for."""
+    """Bytes on the device that training takes without activations, by purpose."""
     section, weights = bench.rl, list(bench.policy.model.parameters())
     held, trained = num_bytes(weights), num_bytes(w for w in weights if w.requires_grad)
     needs = {"weights": held, "gradients": trained, "AdamW": 2 * trained}
@@ -94,7 +97,7 @@ def free_memory(device: str) -> int:
     """Bytes that are free on a device: a GPU's own, or the machine's within its control group."""
     if device != "cpu":
         return free_bytes(device)
-    if not _MACHINE.is_file():  # not Linux: all there is has to do
+    if not _MACHINE.is_file():  # not Linux: the physical memory stands in for the free one
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     lines = _MACHINE.read_text(encoding="ascii").splitlines()
     known = dict(line.split(":", 1) for line in lines)
@@ -107,7 +110,7 @@ def free_memory(device: str) -> int:
 
 
 def shown_size(count: float) -> str:
-    """Bytes in the largest unit that leaves something before the point, up to GiB."""
+    """Bytes in the largest unit in which the number is at least 1, up to GiB."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}"
@@ -115,15 +118,15 @@ def shown_size(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def _sampling(bench: Bench) -> Law:
-    """Sample again, now warm: the law by rollouts; the bench gets the seconds of all of them."""
+def _sampling(bench: Bench) -> LinearCost:
+    """Time of sampling by number of rollouts, measured again after warm-up."""
     size, count, spent = len(bench.groups[0]), len(bench.rollouts), bench.seconds["rollout"]
     if spent > REMEASURED[bench.setup.device] or len(bench.groups) == 1:
         bench.decode_seconds = spent
-        return Law(0.0, spent / count)
+        return LinearCost(0.0, spent / count)
     few = max(1, len(bench.groups) // 4)
     short, bench.decode_seconds = _seconds(bench, few), _seconds(bench, len(bench.groups))
-    return Law.through((few * size, short), (count, bench.decode_seconds))
+    return LinearCost.through((few * size, short), (count, bench.decode_seconds))
 
 
 def _seconds(bench: Bench, groups: int) -> float:
@@ -139,30 +142,32 @@ def _seconds(bench: Bench, groups: int) -> float:
 
 
 def estimate_time(bench: Bench) -> Verdict:
-    """A step and the stage, from steps of two sizes."""
+    """Time of a step and of the stage, extrapolated from steps of two sizes."""
     section, less, trial, decode = bench.rl, bench.less, bench.trial, _sampling(bench)
     count, grading = len(bench.rollouts), bench.seconds["reward"]
     full = section.prompts_per_step * section.group_size
-    infer = Law.through((less.tokens, less.infer_seconds), (trial.tokens, trial.infer_seconds))
-    learn = Law.through((less.tokens, less.step_seconds), (trial.tokens, trial.step_seconds))
+    infer = LinearCost.through(
+        (less.tokens, less.infer_seconds), (trial.tokens, trial.infer_seconds)
+    )
+    learn = LinearCost.through((less.tokens, less.step_seconds), (trial.tokens, trial.step_seconds))
     drawn = full * _redrawn(bench)
     tokens = full * trial.tokens / trial.sequences
-    looks = infer(tokens) if make_plan(section).looks_back else 0.0
+    inference = infer(tokens) if make_plan(section).needs_inference else 0.0
     times = {
         "rollout": decode(drawn),
         "grading": grading / count * drawn,
-        "learning": looks
+        "learning": inference
         + section.epochs * (section.minibatches * learn.fixed + learn.each * tokens),
     }
     step = sum(times.values())
     evaluations = 0.0
     if section.evaluate_every:
-        looks_taken = section.steps // section.evaluate_every + 1
-        evaluations = looks_taken * decode(section.evaluate_problems)
+        num_evaluations = section.steps // section.evaluate_every + 1
+        evaluations = num_evaluations * decode(section.evaluate_problems)
     share = trial.sequences / count
     measured = (bench.decode_seconds + grading) * share + trial.step_seconds
-    if looks:
-        times["of which old log-probs"] = looks
+    if inference:
+        times["of which old log-probs"] = inference
     listed = ", ".join(f"{name} {_time(value)}" for name, value in times.items())
     return Verdict(
         "pass",

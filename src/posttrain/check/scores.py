@@ -17,7 +17,7 @@ from posttrain.rewards.scorer import RewardScorer
 from posttrain.types import Rollout
 
 CODE_REWARD = "code"
-SLOW_STEP = 60.0  # seconds of grading in a step that deserve a word
+SLOW_STEP = 60.0  # seconds of grading in a step that get a warning
 
 
 def functions(bench: Bench) -> list[BoundReward]:
@@ -26,7 +26,7 @@ def functions(bench: Bench) -> list[BoundReward]:
 
 
 def choose_sandbox(bench: Bench) -> Verdict | None:
-    """Which sandbox is in force, and that it is one."""
+    """Which sandbox is used; raises where none is available."""
     if not any(reward.name == CODE_REWARD for reward in functions(bench)):
         return None
     from posttrain.sandbox import available, choose
@@ -43,7 +43,7 @@ def choose_sandbox(bench: Bench) -> Verdict | None:
 
 
 def name_models(bench: Bench) -> Iterator[Verdict]:
-    """The models behind the rewards, and what stands in for one that is still to come."""
+    """The reward models, and the stand-in for one that is still to be trained."""
     if bench.stand_in:
         names = ", ".join(reward.name for reward in functions(bench))
         yield Verdict(
@@ -108,14 +108,14 @@ def count_broken(bench: Bench) -> Verdict:
     lost, _ = _broken(bench.answers.get("gold", ()))
     allowed = bench.rl.max_invalid if bench.has("rl") else 0.0
     return Verdict(
-        # What breaks on answers that no model may ever give is left to the real rollouts.
+        # Only gold answers must not break: empty and wrong ones may be unlike any real completion.
         "fail" if share == 1 or lost > allowed else "warn" if share else "pass",
         text,
         "mend the reward: a score that breaks is left out, and too many stop the run",
     )
 
 
-def count_really_broken(bench: Bench) -> Verdict | None:
+def count_broken_rollouts(bench: Bench) -> Verdict | None:
     """How many real rollouts the rewards could not score; a line only where there are some."""
     share, text = _broken(bench.rollouts, what=" real rollouts")
     fix = "mend the reward: above rl.max_invalid the run stops"
@@ -133,7 +133,7 @@ def _broken(rollouts: Sequence[Rollout], *, what: str = "") -> tuple[float, str]
 
 
 def tell_apart(bench: Bench) -> Verdict | None:
-    """The worth of right, wrong and empty answers."""
+    """Mean scores of gold, wrong and empty answers, which should differ."""
     if bench.known and not scores(bench.known):
         return None
     means = {kind: mean(bench, kind) for kind in ("gold", "wrong", "empty")}

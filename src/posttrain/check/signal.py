@@ -10,7 +10,7 @@ from posttrain.build.sampler import make_sampling
 from posttrain.check.answers import scores, valid
 from posttrain.check.bench import Bench
 from posttrain.check.verdicts import Verdict
-from posttrain.config.asked import compared, wants_greedy
+from posttrain.config.piece_facts import min_group_size, wants_greedy
 from posttrain.data.template import PromptTooLong
 from posttrain.pipelines.evaluate import pass_at_k, share
 from posttrain.rollout.collect import by_group, collect_scored
@@ -21,10 +21,10 @@ from posttrain.types.marks import Marks, above_one, is_right
 
 PROMPTS, FAST_PROMPTS = 8, 4
 MAX_GROUP, MAX_ROLLOUTS = 16, 128
-AGAIN = 3  # times as many prompts before it is said that nothing can be learned
-MAX_GRADING = 20.0  # seconds that grading them may take
+AGAIN = 3  # times as many prompts are sampled before the check says that nothing can be learned
+MAX_GRADING = 20.0  # seconds that grading the sampled rollouts may take
 RENDERED = 500
-SAMPLING = ("rl.temperature", "rl.top_p", "rl.group_size")  # settings that say what is sampled
+SAMPLING = ("rl.temperature", "rl.top_p", "rl.group_size")  # settings that decide what is sampled
 
 
 def useful(groups: Sequence[Sequence[Rollout]]) -> int:
@@ -42,7 +42,7 @@ def sample(bench: Bench) -> Verdict | None:
         if scores(bench.known) or not bench.known:
             try:
                 return _sample(bench)
-            except PromptTooLong:  # a line of the data says how much
+            except PromptTooLong:  # another line of the report says how many are too long
                 why = "no prompt leaves room for an answer"
     text = f"signal, numerics and resources: {why}"
     return Verdict("warn", text, "mend what fails above, then check again", "not checked")
@@ -52,7 +52,7 @@ def sample(bench: Bench) -> Verdict | None:
 def _sample(bench: Bench) -> None:
     """The first prompts of a run, answered in groups; more of them where none has signal."""
     graded = [r.score.seconds for r in bench.known if r.score is not None]
-    size = min(bench.rl.group_size, max(MAX_GROUP, compared(bench.rl)))
+    size = min(bench.rl.group_size, max(MAX_GROUP, min_group_size(bench.rl)))
     per_grade = max(sum(graded) / max(1, len(graded)), 1e-6)
     affordable = int(MAX_GRADING / per_grade / size)
     wanted = FAST_PROMPTS if bench.fast else PROMPTS
@@ -105,7 +105,8 @@ def measure_accuracy(bench: Bench) -> Verdict:
     if not marks.judged or above_one(bench.rollouts, marks):
         return Verdict("pass", f"{mean}; no answer has full marks", name="mean reward")
     text += f", mean reward {mean}"
-    learned = any(marks.weights.get(name) for name in marks.judged)  # else it is only monitored
+    # Otherwise the check of answers is only monitored.
+    learned = any(marks.weights.get(name) for name in marks.judged)
     fix = f"{_learnable(marks)}: take an easier task, or {_warmer(bench)}"
     return Verdict(
         "warn" if not sum(counts) and useful(groups) and learned else "pass",
@@ -116,7 +117,7 @@ def measure_accuracy(bench: Bench) -> Verdict:
 
 
 def _learnable(marks: Marks) -> str:
-    """What there is to learn from where nothing has full marks, and yet scores differ."""
+    """What can be learned where scores differ although no answer has full marks."""
     others = [n for n, weight in marks.weights.items() if weight and n not in marks.judged]
     if others:
         return f"no answer is right, so only the other rewards ({', '.join(others)}) can be learned"
@@ -125,9 +126,10 @@ def _learnable(marks: Marks) -> str:
 
 
 def compare_groups(bench: Bench) -> Verdict:
-    """Whether groups differ. That few agree is no proof: a run asks many more.
+    """Whether scores differ within groups.
 
-    It is where no score can differ.
+    A few groups without a difference only warn, for a run samples many more; it fails where all
+    answers, known ones included, get the same score.
     """
     differ, total = useful(bench.groups), len(bench.groups)
     if not differ:
@@ -157,7 +159,7 @@ def _constant(bench: Bench) -> float | None:
 
 
 def _nothing(bench: Bench) -> tuple[str, str]:
-    """Why all groups agree, and what to change."""
+    """Why the scores of all groups are equal, and what to change."""
     marks, rollouts, groups = bench.setup.marks, bench.rollouts, bench.groups
     right = sum(is_right(rollout, marks) for rollout in rollouts)
     alike = all(len({r.tokens for r in group}) == 1 for group in groups)
@@ -190,7 +192,7 @@ def measure_length(bench: Bench) -> Verdict:
     cut = sum(turn.stop_reason == "length" for turn in turns) / len(lengths)
     fix = f"raise rl.max_new_tokens, or {_warmer(bench)}, so that answers come to an end"
     return Verdict(
-        "warn" if cut > 0.5 else "pass",  # what is cut can still be graded
+        "warn" if cut > 0.5 else "pass",  # only a warning: a cut completion can still be graded
         f"mean {sum(lengths) / len(lengths):.1f} of {bench.rl.max_new_tokens} tokens, {cut:.0%} "
         "truncated",
         bench.usual_first(fix, of=SAMPLING),
@@ -198,5 +200,5 @@ def measure_length(bench: Bench) -> Verdict:
 
 
 def _warmer(bench: Bench) -> str:
-    """How sft can help, whether it is there or not."""
+    """Advice to use, or to prolong, the stage sft."""
     return "raise sft.epochs" if "sft" in bench.recipe.stages else "add [sft] before"

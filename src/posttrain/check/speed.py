@@ -1,4 +1,4 @@
-"""Which way it samples and learns, how fast that is, and what the device could do at its best."""
+"""Which fast paths sampling and learning use, their speed, and the device's theoretical best."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from posttrain.models.roofline import (
 from posttrain.types import Rollout
 from posttrain.types.ways import Way
 
-FAR = 10  # times slower than on the fast way
-# The share of the device's best that the fast way reaches with a model of 135M weights on an H200,
-# at least (docs/benchmarks.md); on a CPU it is more.
+FAR = 10  # times slower than usual on the fast path
+# The least share of the device's best that the fast path reaches with a model of 135M weights on an
+# H200 (docs/benchmarks.md); on a CPU it is more.
 REACHED = {"sampling": 0.12, "learning": 0.07}
-CALLS = 100  # operations that a layer launches, generously: small models wait for these
-MOVED = 7  # numbers of each weight that AdamW moves: three are read and written, a gradient read
+CALLS = 100  # upper bound of the kernels that a layer launches: launching dominates in small models
+MOVED = 7  # memory accesses of AdamW for each weight: 3 reads and writes, 1 read of the gradient
 ACCEPT = "accept it, or take a model of another family: docs/models.md lists which way each goes"
 CHECKPOINTED = "turn rl.checkpoint_activations off where memory allows, or accept it"
 UNCOUNTED = "; for such a model the device's best is not counted"
 BUSY = "look for other work on this machine, try another run.threads, or accept it"
 
 
-def tell_way(bench: Bench) -> Verdict:
-    """How it samples and learns."""
+def report_way(bench: Bench) -> Verdict:
+    """Which fast paths sampling and learning use."""
     ways = bench.trial.ways
     line = told(ways)
     if choose_compile(bench.recipe, bench.setup.device):
@@ -51,7 +51,7 @@ def tell_way(bench: Bench) -> Verdict:
 
 
 def measure_sampling(bench: Bench) -> Verdict:
-    """Tokens a second, once warm."""
+    """Sampled tokens a second, after warm-up."""
     rollouts, seconds = bench.rollouts, bench.decode_seconds
     drawn = sum(len(rollout.tokens) for rollout in rollouts)
     text = f"{drawn / seconds:,.0f} tokens/s, {len(rollouts)} rollouts at once"
@@ -69,7 +69,7 @@ def measure_sampling(bench: Bench) -> Verdict:
 
 
 def measure_learning(bench: Bench) -> Verdict:
-    """Seconds of a step."""
+    """Seconds of an optimiser step."""
     trial, seconds = bench.trial, bench.trial.step_seconds
     text = f"{seconds:.3g} s for one optimiser step on {trial.sequences} rollouts"
     shape = _shape(bench)
@@ -84,7 +84,7 @@ def measure_learning(bench: Bench) -> Verdict:
 
 
 def judge(text: str, *, best: str, times: tuple[float, float, float], way: Way) -> Verdict:
-    """What was measured beside the best; far below the usual warns: (measured, least, usual)."""
+    """Measured against least and usual seconds (``times``, in this order); far slower warns."""
     seconds, least, usual = times
     slow = seconds > FAR * usual
     reasons = "; ".join(_reasons(way))
@@ -112,7 +112,7 @@ def _reasons(*ways: Way) -> list[str]:
 
 
 def _shape(bench: Bench) -> Shape | None:
-    """What the counting goes by; None for a model that does not say it as others do."""
+    """The sizes of the model for counting operations; None where its config lacks them."""
     try:
         return Shape.of(bench.policy.model)
     except (AttributeError, TypeError, RuntimeError):
@@ -146,7 +146,7 @@ def _least_learning(bench: Bench, rollouts: Sequence[Rollout], *, shape: Shape) 
 
 
 def _seconds_of_a_call(device: str) -> float:
-    """What the smallest operation takes: what a host needs to launch one."""
+    """Seconds of a tiny operation, which are those of launching a kernel."""
     few = torch.zeros(8, device=device)
     taken = []
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Is the data of the stages what it is taken for? Texts, leaks, demonstrations, preferences."""
+"""Checks the data of the stages: texts, leaks, demonstrations, preferences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from posttrain.build.questions import among, learned, spellings
 from posttrain.build.setup import make_template
 from posttrain.build.sft_rows import sft_rows
 from posttrain.build.trained_rows import asks_test
-from posttrain.check.bench import Bench, heard
+from posttrain.check.bench import Bench, warnings_as_verdicts
 from posttrain.check.texts import find_notes, read_rows
 from posttrain.check.verdicts import Verdict
 from posttrain.config import RewardSection, SftSection
@@ -25,7 +25,7 @@ Read = TypeVar("Read")
 
 
 def _readable(bench: Bench, read: Callable[[], Read]) -> Read | None:
-    """What is read; None in a check where it cannot be, which other lines of the check tell."""
+    """The result of ``read``; None in a check where it raises, which other lines report."""
     try:
         return read()
     except (OSError, ValueError):
@@ -84,18 +84,18 @@ def read_demonstrations(bench: Bench) -> Iterator[Verdict]:
 
 
 def read_preferences(bench: Bench) -> Iterator[Verdict]:
-    """Preferences in files can be read, fit the context, and are held out from the others."""
+    """Preferences in files can be read, fit the context, and share no prompt across splits."""
     section, recipe = bench.reward, bench.recipe
     bench.backbone = backbone_of(recipe, bench.policy, device="cpu")
     if section.data == "prefer":
         return
     template = make_template(recipe, bench.backbone)
-    if bench.moment == "start":  # tokens and warnings come when the stage reads them
+    if bench.moment == "start":  # the stage itself encodes the rows and warns later
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             read_split(recipe, template=template)
         return
-    with heard() as said:
+    with warnings_as_verdicts() as verdicts:
         train, test = reward_rows(recipe, bench.backbone, template=template)
     longest = max(len(row) for ranked in (*train, *test) for row in ranked.rows)
     yield Verdict(
@@ -103,7 +103,7 @@ def read_preferences(bench: Bench) -> Iterator[Verdict]:
         f"{len(train):,} to learn from, {len(test):,} held out, the longest has {longest} tokens",
     )
     yield from _warm_up(section, len(train), stage="reward")
-    yield from said
+    yield from verdicts
 
 
 def _warm_up(
@@ -129,6 +129,6 @@ def load_critic(bench: Bench) -> None:
     if critic.source != OWN_STAGE:
         reward = load_reward(critic.source)
         check_same_tokens(reward, policy, kind=kind)
-        _ = reward.head  # raises where it is not one linear layer
+        _ = reward.head  # the property raises where the head is not one linear layer
     elif bench.has("backbone") and bench.backbone is not policy:
         check_same_tokens(reward_from_policy(bench.backbone, seed=0), policy, kind=kind)

@@ -1,4 +1,4 @@
-"""What the tokenizer makes of the texts of a run, said before it begins.
+"""Warnings about how the tokenizer reads the texts of a run, before it begins.
 
 Special tokens that the data spells, characters without a token, and chats of which the template
 leaves out a part.
@@ -22,12 +22,12 @@ from posttrain.protocols import Split, Task
 from posttrain.types import Prompt
 
 TOKENS = 'set model.special_tokens = "tokens"'
-MOST = 3  # of a kind are named
+MOST = 3  # examples that a note names at most
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The texts of a row of data, and what an error calls it; ``prompt`` is what is asked in it."""
+    """The texts of a row of data, its name in messages, and the prompt that it holds."""
 
     name: str
     texts: Sequence[str]
@@ -35,7 +35,7 @@ class Row:
 
 
 def find_notes(data: Mapping[str, Sequence[Row]], template: Template) -> list[Verdict]:
-    """What there is to say of the rows of each kind; a chat that cannot be written raises."""
+    """Warnings about the rows of each kind; raises for a chat that the template refuses."""
     notes: list[Verdict] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -54,7 +54,7 @@ def read_rows(
     recipe: Resolved, task: Task | None, *, stages: Collection[str]
 ) -> dict[str, list[Row]]:
     """The rows of each kind that these stages learn from or are measured by."""
-    with warnings.catch_warnings():  # they are given when the stage reads them
+    with warnings.catch_warnings():  # the stage itself gives these warnings when it reads the rows
         warnings.simplefilter("ignore")
         return {name: rows for name, rows in _data(recipe, task, stages=stages) if rows}
 

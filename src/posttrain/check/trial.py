@@ -29,19 +29,19 @@ from posttrain.types import Batch, Rollout
 from posttrain.types.ways import Way
 
 Result = TypeVar("Result")
-# Seconds of a step up to which a second look is taken: a GPU's first compiles and records.
+# A step faster than these seconds is timed again: the first on a GPU also compiles and captures.
 REMEASURED = {"cpu": 5.0, "cuda": 60.0}
-TRIED = 64  # rollouts of the step that is tried
+TRIED = 64  # rollouts of the trial step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What one step did: before, within and after; ``stand_in`` says the rewards were made up.
+    """Measurements of one trial step; ``stand_in`` says that the rewards were made up.
 
-    ``mismatch`` is what engine and learner disagree by, ``moved`` what the step changed, both in
-    nats a token; ``activations`` are the bytes kept for the gradient of the largest micro-batch,
-    which has ``micro_tokens``, where ``micro_batch_tokens`` are allowed; ``ways`` are those that
-    engine and learner declare.
+    ``mismatch`` is the difference of engine and learner, ``moved`` the change by the step, both of
+    log-probs in nats a token; ``activations`` are the bytes that autograd saves for the largest
+    micro-batch, which has ``micro_tokens`` of at most ``micro_batch_tokens``; ``ways`` are those
+    that engine and learner declare.
     """
 
     result: StepResult
@@ -60,18 +60,18 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Law:
-    """Seconds, or bytes, as ``fixed + each · n``, from measurements at two sizes."""
+class LinearCost:
+    """A cost in seconds or bytes as ``fixed + each · n``, from measurements at two sizes."""
 
     fixed: float
     each: float
 
     @classmethod
-    def through(cls, small: tuple[float, float], large: tuple[float, float]) -> Law:
-        """The law through two points ``(n, measured)``; neither part is ever negative.
+    def through(cls, small: tuple[float, float], large: tuple[float, float]) -> LinearCost:
+        """The line through two points ``(n, measured)``; neither coefficient is negative.
 
-        >>> Law.through((1, 3.0), (3, 7.0))
-        Law(fixed=1.0, each=2.0)
+        >>> LinearCost.through((1, 3.0), (3, 7.0))
+        LinearCost(fixed=1.0, each=2.0)
         """
         (few, short), (many, long) = small, large
         slope = (long - short) / (many - few) if many > few else long / many
@@ -83,7 +83,7 @@ class Law:
 
 
 def some_rollouts(bench: Bench, limit: int) -> list[Rollout]:
-    """At most ``limit`` real ones in whole groups (one at least), those with signal first."""
+    """At most ``limit`` sampled rollouts in whole groups, at least one, those with signal first."""
     order = sorted(bench.groups, key=lambda group: not has_signal(group))
     taken = order[: max(1, limit // len(order[0]))]
     return [replace(r, group=number) for number, group in enumerate(taken) for r in group]
@@ -97,7 +97,7 @@ def try_step(bench: Bench) -> None:
 
 
 def take_step(bench: Bench, limit: int, *, micro_batch_tokens: int | None = None) -> Trial:
-    """Take one step at the peak learning rate on so many rollouts, on weights that are kept."""
+    """One step at the peak learning rate on so many rollouts; weights are restored afterwards."""
     rollouts, policy, device = some_rollouts(bench, limit), bench.policy, bench.setup.device
     section = bench.rl.model_copy(
         update={
@@ -107,7 +107,7 @@ def take_step(bench: Bench, limit: int, *, micro_batch_tokens: int | None = None
         }
     )
     plan = make_plan(section)
-    # The critic's warm-up is taken as over: what the policy does is to be seen.
+    # As if after the critic's warm-up, so that the policy takes part in the step.
     state = State(step=plan.critic_warmup, kl=plan.kl, penalty=plan.penalty)
     batch, made_up = _teaching(collate(rollouts, pad_token=policy.pad_token))
     with unchanged(policy):
@@ -126,10 +126,10 @@ def take_step(bench: Bench, limit: int, *, micro_batch_tokens: int | None = None
         with saved_bytes(policy.model) as saved:
             result, seconds = _timed(lambda: learner.step(ready, objective))
         after, infer_seconds = _timed(lambda: learner.infer(batch))
-        if seconds < REMEASURED[device]:  # the first step also makes the optimiser's state
+        if seconds < REMEASURED[device]:  # the first step also allocates the optimiser's state
             seconds = _timed(lambda: learner.step(ready, objective))[1]
     longest = section.max_new_tokens + max(len(rollout.prompt.tokens) for rollout in rollouts)
-    chosen = batch.active  # of sequences whose grader broke, nothing is asked
+    chosen = batch.active  # nothing is inferred for sequences whose grader broke
     apart = _between(batch.need("old_logprobs"), batch.need("sampler_logprobs"), chosen=chosen)
     moved = _between(after.need("old_logprobs"), batch.need("old_logprobs"), chosen=chosen)
     return Trial(
@@ -150,7 +150,7 @@ def take_step(bench: Bench, limit: int, *, micro_batch_tokens: int | None = None
 
 
 def weights_owner(bench: Bench) -> Learner:
-    """A learner to ask for weights alone: without a reference and a critic it takes no memory."""
+    """A learner only to sync weights from: without reference and critic it takes no memory."""
     kl = bench.rl.kl.model_copy(update={"placement": "none"})
     section = bench.rl.model_copy(update={"kl": kl, "critic": None})
     return make_learner(
@@ -171,7 +171,7 @@ def _between(first: Tensor, second: Tensor, *, chosen: Tensor) -> Tensor:
 
 
 def _teaching(batch: Batch) -> tuple[Batch, bool]:
-    """A batch that teaches something: where none does, rewards of 0 and 1 in turn stand in."""
+    """A batch with signal; where it has none, rewards of 0 and 1 in turn stand in."""
     groups = batch.need("groups")
     single = len(groups.unique()) == len(groups)
     valid = batch.need("rewards")[batch.need("valid")]
@@ -184,7 +184,7 @@ def _teaching(batch: Batch) -> tuple[Batch, bool]:
 
 
 class Saved:
-    """Bytes that a forward pass keeps for its gradient, at most; those ``known`` do not count."""
+    """Peak bytes that autograd saves in a forward pass, without storages that are ``known``."""
 
     def __init__(self, known: set[int]) -> None:
         self.most = 0
@@ -193,7 +193,7 @@ class Saved:
         self._held: Counter[int] = Counter()
 
     def count(self, tensor: Tensor, by: int) -> Tensor:
-        """Count a tensor's memory once, however many views of it are kept or given back."""
+        """Count a tensor's storage once, however many views of it are saved or released."""
         storage = tensor.untyped_storage()
         place = storage.data_ptr()
         if place not in self._known:
@@ -205,7 +205,7 @@ class Saved:
 
 @contextlib.contextmanager
 def saved_bytes(model: torch.nn.Module) -> Iterator[Saved]:
-    """Counts what is kept for gradients inside; weights are not counted, they are there anyway."""
+    """Counts the bytes that autograd saves inside the block, weights excluded."""
     saved = Saved({weight.untyped_storage().data_ptr() for weight in model.parameters()})
     with torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: saved.count(tensor, 1), lambda tensor: saved.count(tensor, -1)

@@ -1,4 +1,4 @@
-"""What a check says: lines that pass, warn or fail, each with what to do about it."""
+"""The results of checks: lines that pass, warn or fail, each with what to do about it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ AREAS: tuple[Area, ...] = ("config", "data", "rewards", "signal", "numerics", "r
 MEND = "mend this, then check again"
 BROKE = "report this as a fault of posttrain; the run is not held up by it"
 WAY = "weights to engine"
-ALWAYS_STOP = (WAY,)  # the run would learn from another policy's samples
-NOTES = ("passes", "sft and rl prompts")  # said at the start of every run
+ALWAYS_STOP = (WAY,)  # else the run would learn from samples of another policy
+NOTES = ("passes", "sft and rl prompts")  # lines that a run prints though they pass
 MAX_TEXT = 500
 
 
@@ -28,9 +28,9 @@ class CheckFailedError(RuntimeError):
 
 
 class Verdict(NamedTuple):
-    """What a check found and, unless it passes, what to do; ``name`` where it is not the check's.
+    """The result of a check and, unless it passes, the fix; ``name`` replaces that of the check.
 
-    What fails cannot work, or not as meant; what warns can be run, and may not be meant.
+    "fail": the run cannot work, or not as meant; "warn": it can, but may not be what is meant.
     """
 
     state: State
@@ -40,7 +40,7 @@ class Verdict(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One thing that was looked at: what was found and, unless it passes, what to do."""
+    """A line of the report: what was checked, the result and, unless it passes, the fix."""
 
     area: Area
     name: str
@@ -50,10 +50,7 @@ class Line(NamedTuple):
 
     @classmethod
     def of(cls, area: Area, verdict: Verdict, *, name: str, soft: str = "") -> Line:
-        """A verdict as a line, safe to print; ``soft`` is why it cannot be held against a recipe.
-
-        What fails is then only a warning.
-        """
+        """A verdict as a line, safe to print; a reason in ``soft`` makes a failure a warning."""
         state, text, fix, own = verdict
         if state == "pass":
             fix = ""
@@ -64,23 +61,23 @@ class Line(NamedTuple):
 
 
 def broke(error: Exception) -> Verdict:
-    """A check that broke itself warns, for the run may well work."""
+    """A warning about an exception in a check itself: the run may well work."""
     said = f"the check itself broke, so nothing is known: {type(error).__name__}: {error}"
     return Verdict("warn", " ".join(said.split()), BROKE)
 
 
 def problems(error: Exception) -> Iterator[Verdict]:
-    """What would break the run as well fails: a line for each problem of a recipe."""
+    """Failures from an exception that would break the run too, one for each problem."""
     config = isinstance(error, ConfigError)
-    for problem in error.problems if isinstance(error, ConfigError) else (_said(error),):
+    for problem in error.problems if isinstance(error, ConfigError) else (_one_line(error),):
         text, _, fix = problem.partition("; ")
         key, _, rest = text.partition(": ")
         is_key = config and bool(rest) and " " not in key
         yield Verdict("fail", rest if is_key else text, fix or MEND, key if is_key else "")
 
 
-def _said(error: Exception) -> str:
-    """An error in a line; one that is not ours, with its kind."""
+def _one_line(error: Exception) -> str:
+    """An error in one line; with its class, unless it is an error message of posttrain."""
     text = " ".join(str(error).split())
     ours = isinstance(error, ValueError | RuntimeError) and bool(text)
     return text if ours else f"{type(error).__name__}: {text}"
@@ -113,7 +110,7 @@ class Report:
         }
 
     def announce(self, console: Console) -> Report:
-        """Print what does not pass, how much does and the notes, and return the report itself."""
+        """Print the lines that do not pass, the number of those that do and notes; returns self."""
         for line in [*self.of("fail"), *self.of("warn")]:
             mark, style = MARKS[line.state]
             said = f"{mark} check: {line.area}: {line.name}: {line.text}\n  → {line.fix}"
@@ -127,9 +124,9 @@ class Report:
         return self
 
     def enforce(self, mode: Literal["stop", "warn"]) -> Report:
-        """What a run asks: the report, or :class:`CheckFailedError` where it must not begin.
+        """The report, or :class:`CheckFailedError` where a line fails.
 
-        With "warn" only what would train on wrong data does that.
+        With mode "warn" only lines of ``ALWAYS_STOP`` raise.
         """
         lines = [n for n in self.of("fail") if mode == "stop" or n.name in ALWAYS_STOP]
         if not lines:

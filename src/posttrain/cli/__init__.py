@@ -1,6 +1,6 @@
 """The command line: a thin layer over the library. ``posttrain --help`` lists the commands.
 
-This file loads almost nothing, so that signals are taken before anything slow begins.
+This file imports almost nothing, so that signal handlers are set before slow imports.
 """
 
 import os
@@ -10,7 +10,7 @@ from types import FrameType
 
 __all__ = ["main"]
 
-_SHOW_CURSOR = b"\x1b[?25h"  # a live display hides it
+_SHOW_CURSOR = b"\x1b[?25h"  # a live display hides the cursor
 
 
 def main() -> None:
@@ -22,26 +22,26 @@ def main() -> None:
 
 
 def _take_signals() -> None:
-    """End at once, whatever the process is at: only a run has something to save, and it does.
+    """Let signals end the process at once: only a run has something to save.
 
-    An exception would not do: raised while a library loads, or in a callback, it ends in a
-    traceback, or is lost. While a run is under way :class:`posttrain.runs.interrupts.Interrupts`
-    takes the signals.
+    An exception would not do: raised while a library is imported, or in a callback, it ends in a
+    traceback, or is lost. During a run :class:`posttrain.runs.interrupts.Interrupts`
+    handles the signals.
     """
     process = os.getpid()
 
     def end(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == process:  # and not a copy of it that has not settled yet
+        if os.getpid() == process:  # not in a forked worker that still has this handler
             for stream in filter(os.isatty, (1, 2)):
                 os.write(stream, _SHOW_CURSOR)
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-            start = "\n" if os.isatty(2) else ""  # after the terminal's own ^C
+            start = "\n" if os.isatty(2) else ""  # a new line after the ^C that the terminal prints
             os.write(2, f"{start}posttrain: stopped by {name}\n".encode())
         os._exit(128 + number)
 
     def lost(unraisable: "sys.UnraisableHookArgs") -> None:
         error = unraisable.exc_value
-        if isinstance(error, KeyboardInterrupt):  # came in a callback, which cannot pass it on
+        if isinstance(error, KeyboardInterrupt):  # raised in a callback, where it cannot propagate
             end(getattr(error, "number", signal.SIGINT), None)
         sys.__unraisablehook__(unraisable)
 

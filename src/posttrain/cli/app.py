@@ -13,13 +13,13 @@ import typer
 from typer.core import TyperGroup
 
 from posttrain import __version__
-from posttrain.cli.endings import letting_out, tell
+from posttrain.cli.endings import letting_out, report
 from posttrain.cli.mistyped import WithOverrides, harmless_mistypings
 from posttrain.track.safe_terminal import HarmlessRecord, say
 
 
 class _Commands(TyperGroup):
-    """Lets out what typer or rich would end with, and say nothing; mistypings are said harmless."""
+    """Passes on exceptions that typer would swallow; typed words are escaped in its messages."""
 
     def make_context(self, *given: Any, **more: Any) -> Any:
         with letting_out(), harmless_mistypings():
@@ -37,7 +37,7 @@ class _Commands(TyperGroup):
 
 
 def _flush() -> None:
-    """Now, not at Python's own end: a full disk is an error of this command."""
+    """Flush stdout now, not at exit, so that a full disk is an error of this command."""
     if sys.stdout is not None:
         sys.stdout.flush()
 
@@ -70,7 +70,7 @@ Allow = Annotated[
     typer.Option(
         "--allow-changes",
         metavar="KEY",
-        help="When resuming, go on though this key has changed; may be given several times.",
+        help="Resume though this key has changed; may be given several times.",
     ),
 ]
 
@@ -105,27 +105,27 @@ def run(
     audit: Audit = False,
     check: Check = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint, where there is one.")
+        bool, typer.Option("--resume", help="Resume from the last checkpoint, where there is one.")
     ] = False,
     allow_changes: Allow = None,
 ) -> None:
     """Run a recipe: posttrain run RECIPE.toml [--section.key value …]."""
     from posttrain.cli.recipes import run_recipe
 
-    going_on = list(allow_changes or []) if resume else None
+    resumed = list(allow_changes or []) if resume else None
     if allow_changes and not resume:
         raise ValueError("--allow-changes: has no effect without --resume")
     given = [*context.args, *(["--rl.check", check] if check else [])]
-    run_recipe(given, command="run", dry_run=dry_run, audit=audit, going_on=going_on)
+    run_recipe(given, command="run", dry_run=dry_run, audit=audit, resume=resumed)
 
 
 @app.command(name="resume")
-def go_on(
+def resume_command(
     folder: Annotated[Path, typer.Argument(help="The folder of a run that was cut short.")],
     *,
     allow_changes: Allow = None,
 ) -> None:
-    """Go on with a run exactly where it was: posttrain resume RUN."""
+    """Resume a run exactly where it was: posttrain resume RUN."""
     from posttrain.cli.recipes import resume_run
 
     resume_run(folder, allow_changes=list(allow_changes or []))
@@ -139,9 +139,9 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Whether a run can work, before it begins: posttrain check RECIPE.toml [--section.key …]."""
-    from posttrain.cli.check import check as look
+    from posttrain.cli.check import check as run_check
 
-    raise typer.Exit(look(context.args, fast=fast, as_json=as_json))
+    raise typer.Exit(run_check(context.args, fast=fast, as_json=as_json))
 
 
 @app.command(cls=WithOverrides, context_settings=OVERRIDES)
@@ -369,13 +369,13 @@ def walkthrough(
 
 
 def _show_warning(message: Warning | str, *place: object, **options: object) -> None:
-    """A warning as a line of its own: where in the source it arose helps no user."""
+    """Print a warning as one line, without its place in the source."""
     say(f"! {message}", style="yellow", error=True)
 
 
 def main() -> None:
     """Run the command line; a user's mistake prints as a message, never as a traceback."""
-    for stream in (sys.stdout, sys.stderr):  # a model may write what the terminal cannot show
+    for stream in (sys.stdout, sys.stderr):  # a model may write what the terminal cannot encode
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     warnings.showwarning = _show_warning
@@ -384,6 +384,6 @@ def main() -> None:
     try:
         app()
     except SystemExit:
-        raise  # typer's own: a command has ended, or is used wrongly
-    except BaseException as error:  # noqa: BLE001 - told, whatever it is
-        sys.exit(tell(error))
+        raise  # raised by typer: the command has ended, or was used wrongly
+    except BaseException as error:  # noqa: BLE001 - reported, whatever it is
+        sys.exit(report(error))

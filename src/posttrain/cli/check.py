@@ -33,7 +33,7 @@ def check(arguments: Sequence[str], *, fast: bool, as_json: bool) -> int:
     with loading():
         from posttrain.check import check_file
 
-    # A reward may print, and stdout is the report's.
+    # A reward may print: its output goes to stderr, because stdout is for the report.
     with contextlib.redirect_stdout(sys.stderr), showing(), phase("checking"):
         report = check_file(path, overrides, fast=fast)
     if as_json:
@@ -56,21 +56,21 @@ def render(report: Report) -> Group:
     area = ""
     for line in report.lines:
         mark, style = MARKS[line.state]
-        said = Text(line.text)  # never markup: prompts and errors are shown here
+        text = Text(line.text)  # plain text without markup: it may hold prompts
         if line.state != "pass":
-            said.append(f"\n→ {line.fix}", style=style)
+            text.append(f"\n→ {line.fix}", style=style)
         shown = line.area if line.area != area else ""
-        table.add_row(Text(mark, style=style), shown, Text(line.name), said)
+        table.add_row(Text(mark, style=style), shown, Text(line.name), text)
         area = line.area
     return Group(*parts, table, _verdict(report))
 
 
 def _verdict(report: Report) -> Text:
     counts = {state: len(report.of(state)) for state in ("fail", "warn", "pass")}
-    said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     end = "can be run" if report.ok else "mend what fails first"
     style = "bold green" if report.ok else "bold red"
-    return Text(f"\n{said} in {report.seconds:.1f} s: {end}", style=style)
+    return Text(f"\n{summary} in {report.seconds:.1f} s: {end}", style=style)
 
 
 def _arithmetic(rows: Sequence[Quantity]) -> Table:

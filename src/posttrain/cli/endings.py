@@ -26,32 +26,32 @@ _OTHERWISE = (
 )
 
 
-class UntoldError(Exception):
-    """What typer would end the process with, and say nothing, or not why."""
+class UnreportedError(Exception):
+    """Wraps an exception for which typer would end the process without a message."""
 
 
 @contextlib.contextmanager
 def letting_out() -> Iterator[None]:
-    """Take what typer would swallow past it: it has ends of its own for these.
+    """Wrap exceptions that typer handles itself, so that they reach :func:`report`.
 
-    It takes any broken pipe for a standard output that nobody reads, and any end of a file for
-    that of the standard input.
+    Typer takes any broken pipe for a closed standard output, and any end of a file for that of the
+    standard input.
     """
     try:
         yield
     except (KeyboardInterrupt, EOFError, OSError, SystemExit) as error:
-        raise UntoldError from error
+        raise UnreportedError from error
 
 
-def tell(error: BaseException) -> int:
-    """Say what ended the command; the exit code.
+def report(error: BaseException) -> int:
+    """Print what ended the command; returns the exit code.
 
-    What posttrain itself raises for a user's mistake is a message and has code 2. Anything else is
-    told with its name and place, code 1 and a traceback where it is no error of the outside.
+    An error of posttrain for a user's mistake is printed as its message, with code 2. Any other is
+    printed with its class and line, with code 1 and a traceback unless its cause is outside.
     """
-    if isinstance(error, UntoldError) and error.__cause__ is not None:
+    if isinstance(error, UnreportedError) and error.__cause__ is not None:
         error = error.__cause__
-    quiet = _nobody_reads(error)  # head or less has seen enough: no one is left to be told
+    quiet = _nobody_reads(error)  # the reader of stdout (head, less) has gone: nothing to report
     _give_up_broken_stdout()
     if quiet:
         return 128 + signal.SIGPIPE
@@ -77,13 +77,13 @@ def tell(error: BaseException) -> int:
 
 
 def _text(error: BaseException) -> str:
-    """What an exception says; of a group, what the first in it say."""
+    """The message of an exception; of a group, the messages of its first ones."""
     if isinstance(error, BaseExceptionGroup):
         inner = [f"{type(one).__name__}: {_text(one)}" for one in error.exceptions[:_MAX_IN_GROUP]]
         return f"{error}: {'; '.join(inner)}"
     try:
         return str(error).strip()
-    except Exception:  # noqa: BLE001 - its own mistake must not hide that it was raised
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the exception
         return ""
 
 
@@ -102,14 +102,14 @@ def _say(line: str, *, colour: str = "red") -> None:
 
 
 def _write(text: str, *, colour: str = "") -> None:
-    """To standard error, if there is still someone."""
+    """Print to standard error, if it is still open."""
     with contextlib.suppress(OSError, ValueError, SystemExit):
         say(text, style=colour, error=True)
 
 
 def _nobody_reads(error: BaseException) -> bool:
     """Whether a command ended because the reader of its standard output has gone."""
-    if isinstance(error, SystemExit):  # so does rich end a process in which it cannot print
+    if isinstance(error, SystemExit):  # rich raises SystemExit where stdout is closed
         return any(frame.name == "on_broken_pipe" for frame in _frames(error)[-1:])
     if not isinstance(error, OSError) or error.errno != errno.EPIPE:
         return False
@@ -117,12 +117,12 @@ def _nobody_reads(error: BaseException) -> bool:
         watch = select.poll()
         watch.register(sys.stdout.fileno(), 0)
         return any(event & select.POLLERR for _, event in watch.poll(0))
-    except (AttributeError, OSError, ValueError):  # not a file, as in a test
+    except (AttributeError, OSError, ValueError):  # stdout is no file, as in a test
         return False
 
 
 def _give_up_broken_stdout() -> None:
-    """Let Python not try once more, at its end, to write what cannot be written."""
+    """Redirect a broken stdout, so that Python does not fail to flush it again at exit."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

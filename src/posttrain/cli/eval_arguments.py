@@ -18,7 +18,7 @@ from posttrain.config.toml import value_text
 from posttrain.track.printable import command_line, printable
 
 _NOT_ASKED = ("sft", "prefer", "reward", "rl")
-_OF_RL = (("rl", "engine"), ("rl", "stop"))  # what an evaluation takes from there
+_OF_RL = (("rl", "engine"), ("rl", "stop"))  # keys of [rl] that an evaluation uses
 STAGES = ("--run.stages", '["eval"]')
 
 

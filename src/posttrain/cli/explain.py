@@ -28,7 +28,7 @@ ABOUT_KL = (
 
 
 def explain(names: Sequence[str]) -> None:
-    """Print all algorithms, one, the difference of two, a piece, or what a KL pulls along."""
+    """Print all algorithms, one, the difference of two, a piece, or the gradients of the KL."""
     console = Terminal()
     if len(names) > 2:
         raise ValueError("explain: give no name, one name, or two names to compare")
@@ -83,7 +83,7 @@ def _one(console: Console, name: str) -> None:
         table.add_row(Text(piece, "dim"), value)
     console.print(table)
     if row.kl.placement == "loss":
-        gradient = GRADIENTS[row.kl.estimator, "reverse"][0]  # as every row has it
+        gradient = GRADIENTS[row.kl.estimator, "reverse"][0]  # every row has this direction
         text = f"\nThe gradient of its KL is on average {gradient}: posttrain explain kl"
         console.print(text, style="dim")
     for neighbour in row.neighbours:

@@ -48,7 +48,7 @@ HEADINGS: dict[PieceKind, tuple[str, str]] = {
 def explain_piece(console: Console, name: str, *, kind: PieceKind) -> None:
     """Print what a piece does, its options, what it asks for, and who has it."""
     console.print(Text.assemble((name, "bold"), f"  {kind}\n"))
-    for paragraph in told(name, kind):
+    for paragraph in docstring_paragraphs(name, kind):
         console.print(Padding(paragraph, (0, 0, 1, 4)))
     table = Table(box=None, show_header=False, padding=(0, 2))
     for label, value in _rows(name, kind).items():
@@ -56,10 +56,10 @@ def explain_piece(console: Console, name: str, *, kind: PieceKind) -> None:
     console.print(table)
 
 
-def told(name: str, kind: PieceKind = "advantage") -> list[str]:
+def docstring_paragraphs(name: str, kind: PieceKind = "advantage") -> list[str]:
     """The docstring of a piece for readers: its paragraphs, without example and markup.
 
-    >>> told("return")
+    >>> docstring_paragraphs("return")
     ['The return itself: A = R (REINFORCE; Williams, 1992). Shapes: rewards [B] → [B, T].']
     """
     text = (inspect.getdoc(real_piece(name, kind)) or "").partition("\n>>> ")[0]
@@ -89,7 +89,7 @@ def _listed(kind: PieceKind, columns: tuple[str, ...]) -> list[str]:
     headings = ("name", "what it is", *columns)
     lines = ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"]
     for name in piece_table(kind):
-        first = told(name, kind)[0].partition(" Shapes:")[0].replace("|", "\\|")
+        first = docstring_paragraphs(name, kind)[0].partition(" Shapes:")[0].replace("|", "\\|")
         rows = _rows(name, kind)
         known = f"`{name}({rows['options']})`" if "options" in rows else f"`{name}`"
         lines.append("| " + " | ".join((known, first, *(rows[key] for key in columns))) + " |")
@@ -106,7 +106,7 @@ def _rows(name: str, kind: PieceKind) -> dict[str, str]:
         least = smallest_group(function)
         rows["completions compared"] = "none" if least == 1 else f"{least} or more"
         rows["also takes"] = ", ".join(sorted(needed(function))) or "nothing"
-    if kind != "correction":  # no row has one: it belongs to how a run samples
+    if kind != "correction":  # no algorithm has a correction: it depends on how a run samples
         users = [row for row, made in ALGORITHMS.items() if _has(made, kind) == name]
         rows["algorithms"] = ", ".join(users) or "none"
     return rows

@@ -1,4 +1,4 @@
-"""``posttrain grade``: a reward, a file, and what the one says of the other."""
+"""``posttrain grade``: scores the rows of a file with a reward."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def grade(
     out: Path | None,
     grading: GradingSection,
 ) -> None:
-    """Grade a file, write the rows with their scores, and print what came of it."""
+    """Grade a file, write the rows with their scores, and print a summary."""
     options = _options(arguments)
-    complete_reward(reward, {"weight": 1.0, **options})  # a mistake shows before anything is loaded
+    # Mistakes are reported before anything is loaded.
+    complete_reward(reward, {"weight": 1.0, **options})
     with loading():
         from posttrain.build.grade_file import check_out, grade_file
 
     if out is not None:
-        check_out(out, path)  # now, not after an hour of grading
+        check_out(out, path)  # checked now, not after an hour of grading
     console = Terminal()
     columns = ("grading", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bars:
@@ -50,8 +51,8 @@ def grade(
     if out is not None:
         graded.write(out)
     console.print(_table(graded, title=f"{reward}, {counted(len(graded.scores), 'row')}"))
-    for told in graded.misread:
-        console.print(Text(printable(told, limit=200)), soft_wrap=True)
+    for problem in graded.misread:
+        console.print(Text(printable(problem, limit=200)), soft_wrap=True)
     first = next((score for score in graded.scores if not score.ok), None)
     if first is not None:
         console.print(Text(f"the first broken one: {printable(first.reason, limit=400)}"))

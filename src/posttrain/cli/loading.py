@@ -1,4 +1,4 @@
-"""Loading what a command needs, said where it takes long."""
+"""Imports of large libraries, shown where they take long."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from posttrain.track.progress import phase, showing
 
 @contextlib.contextmanager
 def loading(console: Console | None = None) -> Iterator[None]:
-    """Inside, torch and other large libraries are imported, by default said on stderr."""
+    """Show that torch and other large libraries are imported inside, by default on stderr."""
     with showing(console), phase("loading torch and what models need"):
         yield

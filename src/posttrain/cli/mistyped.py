@@ -1,4 +1,4 @@
-"""What was mistyped: an option is not taken for an override, and no word acts when it is shown."""
+"""Mistyped options: none is taken for an override, and messages escape what was typed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WithOverrides(TyperCommand):
 
 @contextlib.contextmanager
 def harmless_mistypings() -> Iterator[None]:
-    """What typer refuses it shows itself, with the words that were typed."""
+    """Escape the typed words that typer quotes in its own error messages."""
     try:
         yield
     except Exception as error:

@@ -32,11 +32,11 @@ def run_recipe(
     command: Command,
     dry_run: bool,
     audit: bool = False,
-    going_on: Sequence[str] | None = None,
+    resume: Sequence[str] | None = None,
 ) -> None:
     """Run a recipe's stages, or one of them; or print what they would be.
 
-    A run that is ``going_on`` resumes, and the keys in it may have changed.
+    ``resume``, unless None, resumes the run, and lists the keys that may have changed.
     """
     audited = ["--rl.audit", "true"] if audit else []
     recipe, text = _read([*arguments, *audited], command)
@@ -44,16 +44,16 @@ def run_recipe(
         Terminal().print(render_dry_run(recipe), highlight=False, soft_wrap=True)
         return
     console = Terminal()
-    with loading(console):  # a mistake in the recipe shows before the libraries are there
+    with loading(console):  # mistakes in the recipe are reported before large libraries are loaded
         resolved = resolve(recipe)
         importlib.import_module("posttrain.stages.run")
     console.print(_arithmetic(resolved))
-    resume, allow = going_on is not None, going_on or ()
-    _run(recipe, text=text, console=console, resume=resume, allow_changes=_keys(allow))
+    allow = _keys(resume or ())
+    _run(recipe, text=text, console=console, resume=resume is not None, allow_changes=allow)
 
 
 def resume_run(folder: Path, *, allow_changes: Sequence[str]) -> None:
-    """Go on with the run in a folder, by the recipe that it holds."""
+    """Resume the run in a folder, by the recipe that it holds."""
     console = Terminal()
     folder = folder.absolute()
     with loading():
@@ -68,7 +68,7 @@ def resume_run(folder: Path, *, allow_changes: Sequence[str]) -> None:
 
 
 def _run(recipe: Recipe, **options: Any) -> None:
-    """Run it; what runs takes seconds to load, so only once the recipe is known to be right."""
+    """Run a valid recipe; the import takes seconds, so it happens only here."""
     with loading(options["console"]):
         from posttrain.stages.run import run
 
@@ -85,7 +85,7 @@ def evaluate_model(
 ) -> None:
     """Evaluate a model, a run or a recipe; print the estimates and ``show`` of the answers."""
     check_typed(task, overrides)
-    with loading():  # a mistake in what was typed shows before the libraries are there
+    with loading():  # mistakes in what was typed are reported before large libraries are loaded
         from posttrain.report import HeldOut, render_evaluation
         from posttrain.stages.eval import evaluate_recipe
         from posttrain.stages.evaluation import evaluated, write_problems
@@ -95,9 +95,9 @@ def evaluate_model(
     found = evaluate_recipe(recipe)
     numbers, problems = evaluated(found)
     weights = found.marks.weights
-    told = HeldOut(accuracy_by=found.accuracy_by, weights=weights, before={}, after=numbers)
+    held_out = HeldOut(accuracy_by=found.accuracy_by, weights=weights, before={}, after=numbers)
     options = {"title": (recipe.task or {})["name"], "show": show, "seed": recipe.run.seed}
-    console.print(render_evaluation(told, problems, **options))
+    console.print(render_evaluation(held_out, problems, **options))
     if out is not None:
         write_problems(out, problems)
 

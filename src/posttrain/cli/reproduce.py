@@ -16,9 +16,9 @@ from posttrain.cli.loading import loading
 from posttrain.config import Recipe, recipe_from_dict
 from posttrain.track.safe_terminal import Terminal, say
 
-RESULTS = Path(__file__).parents[1] / "results"  # benchmarks/seeds.py writes them
+RESULTS = Path(__file__).parents[1] / "results"  # published results, written by benchmarks/seeds.py
 KEYS = {"name", "recipe", "about", "hardware", "problems", "mean", "interval", "config", "seeds"}
-FAR = 3.291  # standard errors: 99.9 of 100 shares fall inside
+FAR = 3.291  # standard errors that hold 99.9 % of all shares
 Result = Mapping[str, Any]
 
 
@@ -41,7 +41,7 @@ def reproduce(name: str, *, seed: int | None, out: Path | None, model: str | Non
     """Run a result's recipe with a seed of its own; 0 where it falls into the interval, else 1."""
     found = find_result(name)
     published = [each["seed"] for each in found["seeds"]]
-    if seed is None:  # a new run is what the interval is about
+    if seed is None:  # the interval predicts a run with a new seed
         seed = next(number for number in range(len(published) + 1) if number not in published)
     folder = out or Path("runs") / f"reproduce-{found['name']}-{seed}"
     recipe = recipe_of(found, seed=seed, folder=folder, model=model)
@@ -53,7 +53,7 @@ def reproduce(name: str, *, seed: int | None, out: Path | None, model: str | Non
         f"{found['hardware']}",
         soft_wrap=True,
     )
-    begun = any(folder.glob("*/begun.json"))  # cut short; without, it may have lacked its model
+    begun = any(folder.glob("*/begun.json"))  # a stage has begun, so there is something to resume
     try:
         summary = run(recipe, console=console, resume=begun).summary
     except ValueError as error:
@@ -70,7 +70,7 @@ def reproduce(name: str, *, seed: int | None, out: Path | None, model: str | Non
 
 
 def find_result(name: str) -> Result:
-    """A result by its name, or from a file of one's own."""
+    """A result by its name, or from a user's own file."""
     known = {path.stem: path for path in RESULTS.glob("*.json")}
     path = Path(name) if name.endswith(".json") else known.get(name)
     if path is None:
@@ -140,7 +140,7 @@ def _check_counted(found: Result, summary: Mapping[str, Any]) -> None:
 
 
 def _other_start(found: Result, before: float | None) -> str:
-    """What to say where a run began too far from where the published ones began; else nothing.
+    """A message where a run began too far from where the published ones began; else "".
 
     Too far is below the lowest or above the highest of the seeds by more than 99.9 % of the chance
     of single answers, ``3.291·√(q(1 − q)/N)`` with q = (nNp + 1)/(nN + 2), p their mean.

@@ -42,7 +42,7 @@ def show_runs(folders: Sequence[Path], *, as_json: bool) -> None:
 
 
 def _names(paths: Sequence[Path], folders: Sequence[Path]) -> list[str]:
-    """What to call each: the way to it from the folder that was searched."""
+    """Names of runs: their paths relative to the folder that was searched."""
     if len(folders) > 1 or paths[0] == folders[0]:
         return [str(path) for path in paths]
     return [str(path.relative_to(folders[0])) for path in paths]

@@ -52,7 +52,9 @@ EVALUATE_PROBLEMS = 100
 MAX_NEW_TOKENS = 256
 TEST_SHARE = 0.1
 HORIZON = 10_000
-CRITIC_RATE = 10  # a critic starts from nothing, and no policy falls over when it errs
+# The critic's learning rate over the policy's: its head starts untrained, and its errors do less
+# harm.
+CRITIC_RATE = 10
 
 
 def resolve(recipe: Recipe, *, supplied: Collection[str] = ()) -> Resolved:
@@ -68,7 +70,7 @@ def resolve(recipe: Recipe, *, supplied: Collection[str] = ()) -> Resolved:
     if dropped := _dropped(recipe, idle, table=NO_EFFECT, supplied=supplied):
         return resolve(dropped, supplied=supplied)
     _raise([*idle, *broken_rules(resolved, supplied=supplied)], recipe)
-    # What follows loads torch and more: last, so that every other mistake shows at once.
+    # This loads torch, which takes seconds: last, so that other mistakes are reported at once.
     return _tried(resolved, supplied) if "rl" in recipe.stages else resolved
 
 
@@ -79,7 +81,7 @@ def _dropped(
     table: Sequence[OnlyWith],
     supplied: Collection[str],
 ) -> Recipe | None:
-    """The recipe without keys of its file that only the command line leaves without effect."""
+    """The recipe without keys of its file that have no effect only because of the command line."""
     if recipe._file is None or not idle:
         return None
     try:
@@ -91,7 +93,7 @@ def _dropped(
     for key in dropped:
         recipe = left_out(recipe, key)
         why = "left out, because the command line leaves it without effect"
-        recipe._told = (*recipe.told, f"{key}: {why}; drop it from the recipe")
+        recipe._notes = (*recipe.notes, f"{key}: {why}; drop it from the recipe")
     return recipe if dropped else None
 
 
@@ -101,7 +103,7 @@ def _touches(key: str, others: Collection[str]) -> bool:
 
 
 def _filled(recipe: Recipe, supplied: Collection[str]) -> Resolved:
-    """The recipe with every default, but for those that ask pieces."""
+    """The recipe with every default, except those that depend on facts of pieces."""
     if not recipe.stages:
         known = ", ".join(f"[{stage}]" for stage in STAGES)
         problem = f"no stage to run; add a section ({known}), or set run.stages"
@@ -140,9 +142,9 @@ def _filled(recipe: Recipe, supplied: Collection[str]) -> Resolved:
     if "rl" in recipe.stages and "engine" not in supplied:
         steps.append(lambda: _check_engine(recipe.rl or WrittenRl()))
     collect(steps, source=recipe.source)
-    # Without those of stages that are not run: nobody takes a default for what was written.
+    # Sections of stages that are not run get no defaults, so that none passes for a written value.
     resolved = Resolved.model_construct(**sections)
-    resolved._source, resolved._told, resolved._written = recipe.source, recipe.told, recipe
+    resolved._source, resolved._notes, resolved._written = recipe.source, recipe.notes, recipe
     return resolved
 
 
@@ -153,8 +155,8 @@ def _check_trackers(recipe: Recipe) -> None:
 
 
 def _tried(recipe: Resolved, supplied: Collection[str]) -> Resolved:
-    """The recipe with its critic, penalty and engine, once the pieces of ``[rl]`` are loaded."""
-    from posttrain.config.asked import asked, loss_facts, probe
+    """The recipe with critic, penalty and engine, for which the pieces of ``[rl]`` are loaded."""
+    from posttrain.config.piece_facts import advantage_needs, loss_facts, probe
 
     rl, row = recipe.rl, algorithm_row(recipe.rl)
     idle = without_effect(recipe, NO_EFFECT_OF_PIECES)
@@ -163,7 +165,7 @@ def _tried(recipe: Resolved, supplied: Collection[str]) -> Resolved:
     if loss_facts(rl).steered:
         rl = rl.model_copy(update={"penalty_target": rl.penalty_target or row.penalty_target})
     _raise([*idle, *broken_piece_rules(rl)], recipe)
-    if rl.critic is None and "values" in asked(rl):
+    if rl.critic is None and "values" in advantage_needs(rl):
         rl = rl.model_copy(update={"critic": _critic(rl, row)})
     collect(probe(rl), source=recipe.source)
     if "engine" not in supplied:
@@ -270,7 +272,7 @@ def _rl(rl: WrittenRl) -> RlSection:
 
 
 def _critic(rl: WrittenRl, row: Algorithm) -> CriticSection:
-    """The critic of a section, as it is written or by default, with nothing missing."""
+    """The critic of a section with every default filled in."""
     given = rl.critic or WrittenCritic()
     filled = {
         "source": given.source or "policy",

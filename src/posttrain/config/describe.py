@@ -1,4 +1,4 @@
-"""Recipes in words: what a key takes, what is wrong with one, and which key was meant."""
+"""Texts about recipes: what a key takes, what is wrong with one, and which key was meant."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ConfigError(ValueError):
 
 
 def collect(checks: Iterable[Callable[[], object]], *, source: str) -> None:
-    """Run all checks and raise what they find together: a user mends a recipe once, not thrice."""
+    """Run all checks and raise their problems together, so that a user sees them all at once."""
     problems: list[str] = []
     for check in checks:
         try:
@@ -83,7 +83,7 @@ def _type_text(annotation: Any) -> str:
 
 
 def taken(field: FieldInfo | None) -> Any:
-    """The type of a key where it is given.
+    """The type of a key, without None.
 
     >>> from posttrain.config.resolved import RlSection, WrittenRl
     >>> taken(WrittenRl.model_fields["epochs"]), taken(RlSection.model_fields["epochs"])
@@ -146,7 +146,7 @@ def find_field(path: Sequence[str | int]) -> tuple[str, FieldInfo | None]:
 
 
 def elsewhere(key: str, *, besides: str = "") -> str:
-    """Where else a key, or what it is called here, belongs: ``"steps is a key of [rl]"``.
+    """Which sections have a key, or its name in posttrain: ``"steps is a key of [rl]"``.
 
     >>> elsewhere("coefficient"), elsewhere("rewards")
     ('coefficient is a key of [rl.kl] and [rl.critic]', '[rewards] is a section of its own')
@@ -188,7 +188,7 @@ def unknown_key(path: Sequence[str | int], given: Any = None) -> str:
 
 
 def explain(error: ValidationError, *, overridden: Collection[str] = ()) -> list[str]:
-    """What pydantic found, one line for each key; a key of the command line stands as typed."""
+    """The errors of pydantic, one line for each key; keys of the command line as typed."""
     problems: dict[str, str] = {}
     for item in error.errors(include_url=False):
         path, given = item["loc"], item["input"]

@@ -1,4 +1,4 @@
-"""What a recipe's keys are made of: types with their words, defaults, limits and help."""
+"""Building blocks of a recipe's keys: types with their descriptions, defaults, limits, help."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Spec = dict[str, Any]
 
 @dataclass(frozen=True)
 class Expected:
-    """What an error and the documentation call the type of a field."""
+    """The name of a field's type in errors and in the documentation."""
 
     text: str
 
@@ -64,7 +64,7 @@ _Beta = Annotated[float, Field(ge=0, lt=1)]
 Betas = Annotated[
     tuple[_Beta, _Beta], Field(strict=False), Expected("two numbers of at least 0 and below 1")
 ]
-# A list in TOML, a tuple here: a recipe does not change once it is read.
+# A tuple, so that a recipe is immutable; a list in TOML.
 Stages = Annotated[tuple[Stage, ...], Field(strict=False)]
 OptionalStages = Annotated[tuple[Stage, ...] | None, Field(strict=False)]
 _OwnTracker = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
@@ -86,7 +86,7 @@ def key(default: Any, description: str, **limits: Any) -> Any:
 
 
 def later(default: str, description: str, **limits: Any) -> Any:
-    """A field that ``resolve`` fills; ``default`` says with what."""
+    """A field that ``resolve`` fills; ``default`` describes the value in words."""
     extra: JsonDict = {"default": default}
     return Field(default=None, description=description, json_schema_extra=extra, **limits)
 
@@ -97,7 +97,7 @@ def rate(default: float) -> Any:
 
 
 def schedule(default: Schedule) -> Any:
-    """The schedule of the learning rate, likewise."""
+    """The schedule of the learning rate, whose default is another in every stage."""
     return key(default, "How the step size goes on from the peak.")
 
 

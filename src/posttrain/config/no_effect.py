@@ -1,7 +1,7 @@
 """Keys that have no effect beside others: when, and what to do, in the words of the error.
 
-A key that is given and has none is refused, unless only the command line has made it so: then it is
-left out, with a word. One that has only its default is left out where a recipe is shown.
+A key that is given and has no effect is refused, unless only an override of the command line makes
+it so: then it is dropped, with a note. Defaults without effect are not shown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BETA = "rl.kl.coefficient"
 
 
 class OnlyWith(NamedTuple):
-    """Keys of a section that have an effect under a condition, and what to say where it fails.
+    """Keys of a section that only have an effect under a condition, and the error where it fails.
 
     In ``text``, ``{0}`` is the resolved recipe, and ``{them}`` stands for the keys.
     """
@@ -55,7 +55,7 @@ def _no_kl(recipe: Resolved) -> str:
 
 def _no_values(recipe: Resolved) -> str:
     """no effect where the advantage asks for no values."""
-    from posttrain.config.asked import advantages_that_need
+    from posttrain.config.piece_facts import advantages_that_need
 
     name = recipe.rl.advantage["name"]
     own = '; if it reads values, declare it above the function: @piece(needs={{"values"}})'
@@ -68,7 +68,7 @@ def _no_values(recipe: Resolved) -> str:
 
 def _no_token_rewards(recipe: Resolved) -> str:
     """not for an advantage that gives all tokens of a completion the same reward."""
-    from posttrain.config.asked import advantages_that_need
+    from posttrain.config.piece_facts import advantages_that_need
 
     known = advantages_that_need("token_rewards")
     return (
@@ -79,15 +79,15 @@ def _no_token_rewards(recipe: Resolved) -> str:
 
 def _asks_for(field: str) -> Callable[[Resolved], bool]:
     def condition(recipe: Resolved) -> bool:
-        from posttrain.config.asked import asked
+        from posttrain.config.piece_facts import advantage_needs
 
-        return field in asked(recipe.rl)
+        return field in advantage_needs(recipe.rl)
 
     return condition
 
 
 def _steered(recipe: Resolved) -> bool:
-    from posttrain.config.asked import loss_facts
+    from posttrain.config.piece_facts import loss_facts
 
     return loss_facts(recipe.rl).steered
 
@@ -138,7 +138,7 @@ NO_EFFECT = [
     OnlyWith("eval", "temperature", lambda recipe: recipe.eval.samples,
         "no effect on the greedy answer; drop it, or set eval.samples"),
 ]
-# These ask the pieces, and so load torch.
+# These rows read facts of pieces, which loads torch.
 NO_EFFECT_OF_PIECES = [
     OnlyWith("rl", "whiten_rewards", _asks_for("token_rewards"), _no_token_rewards),
     OnlyWith("rl", "critic", _asks_for("values"), _no_values),
@@ -150,7 +150,7 @@ NO_EFFECT_OF_PIECES = [
 
 
 def without_effect(recipe: Resolved, table: Sequence[OnlyWith]) -> dict[str, list[str]]:
-    """The keys that are given, and have no effect, by the words for it."""
+    """The keys that are given and have no effect, by error message."""
     found: dict[str, list[str]] = {}
     for only, keys in _idle(recipe, table):
         if given := [key for key in keys if _value(recipe.written, key) not in (None, _unset(key))]:
@@ -169,7 +169,7 @@ def effective(recipe: Resolved) -> Resolved:
 
 
 def left_out(recipe: Whole, key: str) -> Whole:
-    """The recipe as it would be, had the key not been given."""
+    """The recipe with a key set back to "not given"."""
     home, _, name = key.rpartition(".")
     value: object = _unset(key)
     while home:
@@ -184,7 +184,7 @@ def _idle(recipe: Resolved, table: Sequence[OnlyWith]) -> Iterator[tuple[OnlyWit
     for only in table:
         stage = only.section.partition(".")[0]
         if (stage not in STAGES or stage in recipe.stages) and not only.condition(recipe):
-            # A β of 0 is no mistake: it says that there is no KL.
+            # A coefficient of 0 is no mistake: it turns the KL off.
             kept = [key for key in only.names() if key != _BETA or recipe.rl.kl.coefficient]
             yield only, kept
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 _BATCH = "prompts_per_step and micro_batch_tokens|batch_size and micro_batch_tokens"
 _CLIP = "loss.clip_low and loss.clip_high"
 
-# The first of these whose keys a section has.
+# Candidates for each name of another library; the first that is a key of the section is meant.
 PEERS: dict[str, str] = {
     "num_generations": "group_size",
     "n": "group_size|samples",

@@ -18,7 +18,7 @@ from posttrain.config.toml import write_toml
 
 
 class Quantity(NamedTuple):
-    """A row of the batch arithmetic: what, how many, and how it comes about."""
+    """A row of the batch arithmetic: its name, its number, and how that is computed."""
 
     stage: str
     name: str
@@ -90,11 +90,11 @@ def render_dry_run(recipe: Recipe, *, supplied: Collection[str] = ()) -> str:
 
 
 def _notes(recipe: Recipe) -> dict[str, str]:
-    """What ``auto`` means on this machine."""
+    """Comments on what ``auto`` means on this machine."""
     notes = {}
     device = recipe.run.device
     if device == "auto":
-        import torch  # a GPU is asked for, and nothing else of it
+        import torch  # only to see whether there is a GPU
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
         notes["run.device"] = f"{device} on this machine"
@@ -151,7 +151,7 @@ def _reward(reward: RewardSection) -> list[Quantity]:
 
 
 def _rl(rl: RlSection) -> list[Quantity]:
-    from posttrain.config.asked import wants_greedy
+    from posttrain.config.piece_facts import wants_greedy
 
     sampled, updates = rl.prompts_per_step * rl.group_size, optimiser_steps(rl)
     rollouts, steps = _count(sampled, "rollout"), _count(rl.steps, "step")
@@ -194,7 +194,7 @@ def _eval(section: EvalSection) -> list[Quantity]:
 
 
 def _budget(stage: str, tokens: int | str) -> list[Quantity]:
-    """Where it is a number: "auto" is known when the model is there."""
+    """The token budget where it is a number: "auto" is only known once the model is loaded."""
     if isinstance(tokens, str):
         return []
     return [Quantity(stage, "tokens per forward pass", tokens, "memory and speed, not the result")]

@@ -15,39 +15,41 @@ from typing import Any
 from pydantic import ValidationError
 
 from posttrain.config.describe import ConfigError, elsewhere, explain, find_field, taken
-from posttrain.config.places import beside_recipe
+from posttrain.config.paths import beside_recipe
 from posttrain.config.sections import Recipe
 from posttrain.config.toml import value_text
 from posttrain.registry import FILES, did_you_mean
 
 _PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 _KEY_PART = re.compile(r'"([^"]+)"|[^".]+')
-_REWARD_PART = re.compile(r'"([^"]+)"|[^":]+:[^".]+|[^".]+')  # package.module:function is one name
+# Dots in package.module:function do not split the name.
+_REWARD_PART = re.compile(r'"([^"]+)"|[^":]+:[^".]+|[^".]+')
 _REWARDS = ("rewards.", "prefer.rewards.")
 _LOOSE_NUMBER = re.compile(r"[+-]?(\d+\.|\.\d+)([eE][+-]?\d+)?")
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t"}
 _ESCAPE = re.compile(r"\\([nrt])")
-_UNCLEAR = re.compile(r"\\\\|\\[nrt][a-z]")  # as in \text and \nabla
-_NOT_IN_RECIPES = (datetime.date, datetime.time)  # a folder may well be called 2030-01-31
+_UNCLEAR = re.compile(r"\\\\|\\[nrt][a-z]")  # \t and \n that may begin \text and \nabla
+# TOML reads 2030-01-31 as a date, but it may be the name of a folder.
+_NOT_IN_RECIPES = (datetime.date, datetime.time)
 
 
 def read_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in a TOML file, with ``--section.key value`` from the command line put over it.
 
     Everything that is wrong is reported together, in a :class:`ConfigError` (a ``ValueError``).
-    Files and modules that it names are found as :mod:`posttrain.config.places` says.
+    Files and modules that it names are found as :mod:`posttrain.config.paths` says.
     """
     path = Path(path)
-    values, told = read_values(path)
+    values, notes = read_values(path)
     recipe = _checked(values, overrides, name=path.stem, source=str(path))
-    recipe._told = tuple(told)
+    recipe._notes = tuple(notes)
     return recipe
 
 
 def read_values(path: Path, *, beside: Path | None = None) -> tuple[dict[str, Any], list[str]]:
-    """The tables of a TOML file, unchecked, and what to tell of the files that they name.
+    """The tables of a TOML file, unchecked, and notes about the files that they name.
 
-    A copy is read as if it stood in the folder ``beside``.
+    Relative paths are looked up in ``beside`` instead of the folder of the file.
     """
     values = _parse(_read_text(path), path)
     return values, beside_recipe(values, beside or path.parent)
@@ -101,7 +103,7 @@ def _checked(
 
 
 def _file_alone(values: dict[str, Any], *, name: str) -> Recipe | None:
-    """The recipe without the command line; None where only that makes it one."""
+    """The recipe without overrides of the command line; None where it is not valid without them."""
     try:
         return _checked(copy.deepcopy(values), (), name=name)
     except ConfigError:
@@ -205,7 +207,7 @@ def parse_value(text: str, path: tuple[str, ...] = ()) -> Any:
         return text
     if typing.get_origin(annotation) is not tuple or isinstance(value, list):
         return value
-    if isinstance(value, str) and value != text:  # in quotes
+    if isinstance(value, str) and value != text:  # a quoted text
         return [value]
     item = typing.get_args(annotation)[0]
     if str in (item, *typing.get_args(item)):
@@ -214,7 +216,7 @@ def parse_value(text: str, path: tuple[str, ...] = ()) -> Any:
 
 
 def _unescaped(text: str) -> str:
-    """A bare text with its new lines and tabs; what may be a backslash and a letter is refused."""
+    """An unquoted text with \\n and \\t replaced; raises where a backslash may be meant."""
     if _UNCLEAR.search(text):
         raise ValueError(
             f"{text} may mean a backslash, or an escape; write it in quotes, as TOML: '\"{text}\"' "
@@ -227,7 +229,7 @@ def _toml_value(text: str) -> Any:
     if _LOOSE_NUMBER.fullmatch(text):
         return float(text)
     if "#" in text and text[:1] not in ("'", '"', "[", "{"):
-        return text  # TOML would take the rest for a comment
+        return text  # TOML would read the text after # as a comment
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -240,7 +242,7 @@ def _put(values: dict[str, Any], path: tuple[str, ...], *, value: Any) -> None:
     table = values
     for depth, part in enumerate(path[:-1], start=1):
         inner = table.setdefault(part, {})
-        if isinstance(inner, str):  # a name stands for a table with a name
+        if isinstance(inner, str):  # a bare name is short for a table with that name
             inner = table[part] = {"name": inner}
         elif path[depth - 2 : depth - 1] == ("rewards",) and not isinstance(inner, dict):
             inner = table[part] = {"weight": inner}

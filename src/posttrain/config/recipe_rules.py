@@ -172,8 +172,8 @@ def broken_engine_rules(rl: RlSection) -> list[str]:
 
 
 def cautions(recipe: Resolved) -> list[str]:
-    """What may not be meant in a resolved recipe, though it can be run."""
-    found = [*recipe.told, *(rule(recipe) for rule in RECIPE_CAUTIONS), *unusual(recipe)]
+    """Warnings about a resolved recipe that can be run, but may not be what is meant."""
+    found = [*recipe.notes, *(rule(recipe) for rule in RECIPE_CAUTIONS), *unusual(recipe)]
     if "rl" in recipe.stages:
         found += [rule(recipe.rl) for rule in RL_CAUTIONS]
     return [caution for caution in found if caution]

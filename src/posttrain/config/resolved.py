@@ -1,8 +1,8 @@
 """Sections with nothing missing: what :func:`posttrain.config.resolve` makes of those written.
 
-Each repeats the keys that always have a value then, and no others. A value that has no effect
-(``max_resamples`` without ``dynamic_sampling``) is a default too, and is left out where a recipe is
-shown. Sections that are not here are the same before and after.
+Each redeclares the keys that always have a value once resolved, and no others. A key without
+effect (``max_resamples`` without ``dynamic_sampling``) has its default too, and is left out where a
+recipe is shown. Sections that are not here are the same before and after.
 """
 
 from __future__ import annotations
@@ -103,10 +103,10 @@ class Resolved(Recipe):
 
     @property
     def written(self) -> Recipe:
-        """The recipe as it was before."""
+        """The recipe as it was written, before it was resolved."""
         return self._written
 
     @property
     def for_evaluations(self) -> WrittenRl | None:
-        """``[rl]`` for what evaluations take from it, though the stage may not be run."""
+        """``[rl]`` for evaluations, which take settings from it even where the stage is not run."""
         return self.rl if "rl" in self.stages else self.written.rl

@@ -16,9 +16,9 @@ def optimiser_steps(rl: RlSection) -> int:
 
 def baseline_of_gradients(rl: RlSection) -> str | None:
     """optimal_baseline needs gradient norms, which only the walk-through computes."""
-    from posttrain.config.asked import asked
+    from posttrain.config.piece_facts import advantage_needs
 
-    if "score_norms" in asked(rl):
+    if "score_norms" in advantage_needs(rl):
         return (
             f"rl.advantage: {rl.advantage['name']!r} needs the gradient norm of every sequence, "
             "which only posttrain walkthrough computes; use leave_one_out or moving_baseline"
@@ -29,9 +29,9 @@ def baseline_of_gradients(rl: RlSection) -> str | None:
 def group_of_one(rl: RlSection) -> str | None:
     """An advantage that compares the completions of a prompt needs as many as it compares."""
     from posttrain.algorithms.advantages import without_siblings
-    from posttrain.config.asked import compared
+    from posttrain.config.piece_facts import min_group_size
 
-    least = compared(rl)
+    least = min_group_size(rl)
     if rl.group_size < least:
         *others, last = without_siblings()
         return (
@@ -145,7 +145,7 @@ def penalty_of_one_step(rl: RlSection) -> str | None:
 
 def naive_off_policy(rl: RlSection) -> str | None:
     """The naive loss knows no old policy, so it is right for one optimiser step per batch only."""
-    from posttrain.config.asked import loss_facts
+    from posttrain.config.piece_facts import loss_facts
 
     if optimiser_steps(rl) > 1 and loss_facts(rl).optimiser_steps == "one":
         return (
@@ -158,7 +158,7 @@ def naive_off_policy(rl: RlSection) -> str | None:
 
 def held_back_by_nothing(rl: RlSection) -> str | None:
     """kl_cov compares with the old policy, which one optimiser step per batch never leaves."""
-    from posttrain.config.asked import loss_facts
+    from posttrain.config.piece_facts import loss_facts
 
     if optimiser_steps(rl) == 1 and loss_facts(rl).optimiser_steps == "several":
         return (
@@ -220,7 +220,7 @@ RL_RULES: list[Callable[[RlSection], str | None]] = [
     lag_of_the_whole_run,
 ]
 
-# After the others: these load torch, to ask what a piece has declared, and the engine.
+# Checked last: facts of pieces and engines load torch.
 PIECE_RULES: list[Callable[[RlSection], str | None]] = [
     baseline_of_gradients,
     group_of_one,

@@ -327,7 +327,7 @@ class Recipe(Section):
     eval: WrittenEval | None = key(None, "Evaluation.")
 
     _source: str = PrivateAttr("")
-    _told: tuple[str, ...] = PrivateAttr(())
+    _notes: tuple[str, ...] = PrivateAttr(())
     _overrides: tuple[str, ...] = PrivateAttr(())
     _file: Recipe | None = PrivateAttr(None)
 
@@ -337,9 +337,9 @@ class Recipe(Section):
         return self._source
 
     @property
-    def told(self) -> tuple[str, ...]:
-        """What its reader should know of it: files that are in two places, say."""
-        return self._told
+    def notes(self) -> tuple[str, ...]:
+        """Notes from reading it, for example about files that exist in two folders."""
+        return self._notes
 
     @property
     def stages(self) -> tuple[Stage, ...]:

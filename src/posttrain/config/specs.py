@@ -1,7 +1,7 @@
-"""Pieces of a recipe that are functions: found in their tables, options filled in and checked.
+"""Functions that a recipe names: looked up in their tables, options filled in and checked.
 
-Nothing here loads torch: the tables and signatures of what does are read as they are written.
-:mod:`posttrain.config.asked` calls the pieces, once everything else is right.
+Nothing here loads torch: tables and signatures are parsed from source text.
+:mod:`posttrain.config.piece_facts` calls the pieces, once everything else is right.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def engine_table() -> Mapping[str, Function]:
 
 
 def engine_names() -> Mapping[str, Function]:
-    """The engines by name, with their options, and nothing loaded."""
+    """The engines by name, with their options, without importing them."""
     return written_table("posttrain.rollout.engines", "ENGINES")
 
 
 def tiny_model() -> Function:
-    """What builds the tiny model; its options are ``model.options``."""
+    """The function that builds the tiny model; its options are ``model.options``."""
     return written_function("posttrain.models.tiny", "build_tiny")
 
 

@@ -41,7 +41,7 @@ def value_text(value: Any) -> str:
     if isinstance(value, int):
         return repr(int(value))
     if isinstance(value, float):
-        return repr(float(value))  # numpy's floats are floats, with another repr
+        return repr(float(value))  # float(): a numpy float has another repr
     if isinstance(value, str):
         return _string(value)
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What is usual: a setting that can be run, and can hardly be meant, is said before a run.
+"""Usual ranges: a setting that can be run but is hardly meant gets a warning before a run.
 
 What can only be a mistake is refused by the key's own limits, or by a rule. A value outside the
 range here is a caution: a line of ``posttrain check``, and one at the start of a run.
@@ -14,7 +14,7 @@ from posttrain.config.resolved import Resolved
 
 
 class Usual(NamedTuple):
-    """The smallest and the largest value that is usual, and what goes wrong beyond."""
+    """The usual range of a setting, and what goes wrong outside of it."""
 
     low: float
     high: float
@@ -26,7 +26,7 @@ class Usual(NamedTuple):
         return f"{self.low:g} to {self.high:g}"
 
     def advice(self, key: str) -> str:
-        """What to set a key to.
+        """The advice to set a key to its usual range.
 
         >>> Usual(0, 10, "why").advice("rl.kl.coefficient")
         'set rl.kl.coefficient from 0 to 10'
@@ -37,7 +37,7 @@ class Usual(NamedTuple):
 _MANY = float("inf")
 _NATS = "it is never reached, or always passed at once"
 USUAL: dict[str, Usual] = {
-    # Of every section that has the key.
+    # Keys of every section that has them.
     "learning_rate": Usual(1e-9, 0.03, "AdamW moves every weight by about so much at each step"),
     "weight_decay": Usual(0, 1, "each step takes that times the learning rate off every weight"),
     "max_gradient_norm": Usual(1e-3, _MANY, "every gradient is cut to next to nothing"),
@@ -45,7 +45,7 @@ USUAL: dict[str, Usual] = {
     "temperature": Usual(0.05, 5, "far below it is greedy, far above every token is as likely"),
     "max_skipped": Usual(1, 100, "a stage that is NaN for so long has broken down"),
     "max_invalid": Usual(0, 0.9, "the run goes on though its grader is broken"),
-    # Of one.
+    # Keys of one section.
     "run.save_minutes": Usual(0, 1440, "a run that is cut short loses more than a day"),
     "grading.workers": Usual(0, 512, "each is a process of its own"),
     "grading.seconds": Usual(0.05, 3600, "graders are cut off as they begin, or hold up the run"),
@@ -63,15 +63,15 @@ USUAL: dict[str, Usual] = {
     "rl.kl.target": Usual(1e-4, 1e4, _NATS),
     "rl.critic.coefficient": Usual(1e-4, 100, "the critic's loss is all that counts, or nothing"),
     "eval.samples": Usual(0, 4096, "so many completions of every problem"),
-    # Of the pieces of [rl] that have such an option.
+    # Options of the pieces of [rl].
     "clip_low": Usual(1e-5, 1, "at 0 no token may become less likely, whatever its reward"),
     "clip_high": Usual(1e-5, 10, "at 0 no token may become likelier, far above 1 none is held"),
     "clip": Usual(1e-3, 1e3, "a value may hardly move, or is not held at all"),
     "gamma": Usual(0.5, 1, "a reward is forgotten within a token or two"),
-    # Of [rewards].
+    # Options of [rewards].
     "weight": Usual(-1000, 1000, "the rewards beside it do not count, and gradients grow with it"),
 }
-"""Settings by key, or by the dotted end of one."""
+"""Ranges by key, or by the last parts of a dotted key."""
 _PIECES = ("advantage", "loss", "weights", "correction")
 
 
@@ -105,7 +105,7 @@ def _settings(recipe: Resolved) -> Iterator[tuple[str, float]]:
             yield from _numbers(section, name)
     for piece in _PIECES if "rl" in recipe.stages else ():
         spec = getattr(recipe.rl, piece)
-        if ":" not in spec["name"]:  # in one of a user's own a word may mean another thing
+        if ":" not in spec["name"]:  # an option of a user's own piece may mean something else
             yield from ((f"rl.{piece}.{n}", v) for n, v in spec.items() if _is_number(v))
     yield from ((f"rewards.{n}.weight", s["weight"]) for n, s in recipe.rewards.items())
 

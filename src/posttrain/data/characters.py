@@ -18,7 +18,7 @@ def lost_characters(
     Compatible forms are the same: a tokenizer may well read ``ﬁ`` as ``fi``.
     """
     known = [border for border in ("a", "0", "") if _read(tokenizer, [border]) == [border]]
-    border = known[0] if known else ""  # some strip what stands at the edge of a text
+    border = known[0] if known else ""  # around the text: some tokenizers strip the ends
     asked = sorted(characters)
     texts = [f"{border}{character}{border}" for character in asked]
     found = zip(asked, texts, _read(tokenizer, texts), strict=True)

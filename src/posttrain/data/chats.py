@@ -1,8 +1,8 @@
 """Chats as a model's template writes them, in a process of their own with limits.
 
 A chat template is a program that comes with a model: it may loop for hours or ask for all memory.
-No bound inside this process would be whole (a string can grow in a hundred ways), so it runs in
-another one, which the system ends: :mod:`posttrain.data.chat_worker`.
+No check inside this process could bound it (a string can grow in a hundred ways), so it runs in
+another one, which the system limits: :mod:`posttrain.data.chat_worker`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pathlib import Path
 from typing import IO, Any
 
 WORKER = Path(__file__).with_name("chat_worker.py")
-MAX_SECONDS = 10  # of processor time for one chat; what else is limited, the process knows
-TOGETHER = 256  # chats that are asked for at once: each question costs a change of processes
+MAX_SECONDS = 10  # CPU time of one chat; chat_worker has the other limits
+TOGETHER = 256  # chats in one request: each request costs a round trip to the process
 
 
 Chat = tuple[Sequence[Mapping[str, Any]], bool]  # messages, and whether the assistant is to reply
 
 
-class TemplateLimit(ValueError):  # noqa: N818 - it says what is wrong
-    """A template took more time, memory or room than writing a chat can need."""
+class TemplateLimit(ValueError):  # noqa: N818 - named after what is wrong
+    """A template took more time, memory or text than writing a chat can need."""
 
 
-class TemplateRefusal(ValueError):  # noqa: N818 - it says what is wrong
+class TemplateRefusal(ValueError):  # noqa: N818 - named after what is wrong
     """A template raised an error about the messages of a chat, the one with this ``number``."""
 
     def __init__(self, text: str, *, number: int) -> None:
@@ -40,13 +40,13 @@ class TemplateRefusal(ValueError):  # noqa: N818 - it says what is wrong
 
 
 class _Writer:
-    """The process, started when first needed; one that was ended from outside is replaced."""
+    """The process that writes chats: started on first use, restarted where something killed it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # sampling may read rewards in another thread
+        self._lock = threading.Lock()  # requests may come from several threads
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
-        self._ended = 0  # how the last one ended
+        self._ended = 0  # exit code of the last process
 
     def write(self, asked: Mapping[str, Any]) -> list[str]:
         """The texts of the chats that were asked for."""
@@ -65,15 +65,15 @@ class _Writer:
         return [answer["text"] for answer in answers]
 
     def _ask(self, line: bytes) -> list[dict[str, str]] | None:
-        """The answers; None where the process was ended by someone else."""
+        """The answers; None where the process was killed from outside."""
         stdin, stdout = self._pipes()
-        said = b""
-        with contextlib.suppress(BrokenPipeError):  # it had died before
+        reply = b""
+        with contextlib.suppress(BrokenPipeError):  # the process died before the request
             stdin.write(line)
             stdin.flush()
-            said = stdout.readline()
-        if said.endswith(b"\n"):
-            return list(json.loads(said))
+            reply = stdout.readline()
+        if reply.endswith(b"\n"):
+            return list(json.loads(reply))
         code = self._ended = self.close()
         if code == -signal.SIGXCPU:
             used = f"takes more than {MAX_SECONDS} s of processor time"
@@ -83,7 +83,7 @@ class _Writer:
         return None
 
     def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
-        # A process that was forked shares the pipes of its parent, and must not speak into them.
+        # A fork of this process shares its pipes, and must start a chat process of its own.
         if self._process is None or self._owner != os.getpid():
             self._owner = os.getpid()
             self._process = subprocess.Popen(
@@ -91,7 +91,7 @@ class _Writer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for this process, which may still need it
+                start_new_session=True,  # Ctrl-C must not end it: it may be needed to shut down
             )
         process = self._process
         assert process.stdin is not None, "it was asked for"
@@ -99,7 +99,7 @@ class _Writer:
         return process.stdin, process.stdout
 
     def close(self) -> int:
-        """End the process; how it ended."""
+        """End the process; returns its exit code."""
         if self._process is None or self._owner != os.getpid():
             return 0
         stdin, stdout = self._pipes()
@@ -115,7 +115,7 @@ atexit.register(_writer.close)
 
 
 def write_chats(template: str, chats: Sequence[Chat], *, names: Mapping[str, Any]) -> list[str]:
-    """The texts of chats; one to reply to ends where the assistant begins.
+    """The texts of chats; with a reply to come, a text ends where the assistant begins.
 
     ``names`` are what the template may ask for beside the messages: the special tokens.
     """

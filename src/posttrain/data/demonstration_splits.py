@@ -1,4 +1,4 @@
-"""Demonstrations to learn from and to hold out, of which no prompt stands in both."""
+"""Splits demonstrations into training and held-out rows that share no prompt."""
 
 from __future__ import annotations
 

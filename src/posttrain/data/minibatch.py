@@ -10,9 +10,9 @@ from torch import Tensor
 from posttrain.types import Batch
 from posttrain.types.prompts import Spans, spans
 
-# A group is parted only if at least so many times its prompt's tokens of completions fill the room:
-# the prompt is computed again.
-WORTH_IT = 8
+# Splitting the completions of a prompt over two micro-batches computes the prompt twice. It is done
+# only where the completions moved have at least this many times the tokens of the prompt.
+MIN_COMPLETION_TO_PROMPT = 8
 
 
 def minibatches(
@@ -44,10 +44,11 @@ def micro_batches(
 
     Sequences of like length go together and each part is trimmed to its longest, so little is
     spent on padding; a sequence longer than the budget is a part of its own. Sequences without an
-    active token are left out: they have no loss. ``keep_groups`` never parts a group and keeps its
+    active token are left out: they have no loss. ``keep_groups`` never splits a group and keeps its
     order, for a loss that compares its members. ``share_prompts`` is for a forward pass that
-    computes no padding, and equal prompts of a part once: it counts tokens so, and parts sequences
-    with the same prompt only where that fills a part, and the prompt is short beside what fills it.
+    computes no padding, and equal prompts of a micro-batch once: tokens are counted accordingly,
+    and sequences with the same prompt are split only to fill a micro-batch with completions much
+    longer than the prompt.
     Averaging is in ``weights``, made before this cut, so no choice of ``max_tokens`` can change the
     update.
     """
@@ -74,7 +75,7 @@ def micro_batches(
         if parts and used + cost <= max_tokens:
             rest = []
         elif parts and found is not None and not keep_groups:
-            rest = _rest(piece, found, room=max_tokens - used)
+            rest = _rest(piece, found, capacity=max_tokens - used)
         if len(rest) < len(piece):
             parts[-1] += [row for row in piece if row not in rest]
             used += cost
@@ -92,7 +93,7 @@ def _computed(rows: list[int], found: Spans) -> int:
 
 
 def _fitting(rows: list[int], found: Spans, *, max_tokens: int) -> list[list[int]]:
-    """Rows of one prompt in pieces that fit the budget, longest first, each with the prompt."""
+    """Rows of one prompt in pieces of at most ``max_tokens`` with the prompt, longest first."""
     pieces: list[list[int]] = []
     for row in sorted(rows, key=lambda row: -found.end[row]):
         if pieces and _computed([*pieces[-1], row], found) <= max_tokens:
@@ -102,22 +103,22 @@ def _fitting(rows: list[int], found: Spans, *, max_tokens: int) -> list[list[int
     return pieces
 
 
-def _rest(rows: list[int], found: Spans, *, room: int) -> list[int]:
-    """What is left of rows of one prompt once those are gone that fill the room, if it is worth it.
+def _rest(rows: list[int], found: Spans, *, capacity: int) -> list[int]:
+    """The rows of one prompt that do not fit into ``capacity`` tokens; all, if too few would fit.
 
     >>> found = Spans(first=[2, 2, 2], end=[20, 20, 20], owner=[0, 0, 0])
-    >>> _rest([0, 1, 2], found, room=40), _rest([0, 1, 2], found, room=19)
+    >>> _rest([0, 1, 2], found, capacity=40), _rest([0, 1, 2], found, capacity=19)
     ([2], [0, 1, 2])
     """
     prompt = found.first[rows[0]]
     rest, used = [], prompt
     for row in rows:
         size = found.end[row] - found.first[row]
-        if used + size <= room:
+        if used + size <= capacity:
             used += size
         else:
             rest.append(row)
-    return rest if used - prompt >= WORTH_IT * prompt else rows
+    return rest if used - prompt >= MIN_COMPLETION_TO_PROMPT * prompt else rows
 
 
 def _part(batch: Batch, rows: list[int], *, width: int) -> tuple[Tensor, Batch]:

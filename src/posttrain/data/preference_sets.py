@@ -15,18 +15,18 @@ from typing import Any
 from posttrain.data.sources import check_messages, check_text, read_numbered
 
 PAIRS, SETS, LABELS = "pairs", "ranked sets", "labelled completions"
-# The columns that tell the kinds of rows apart.
+# The columns that identify the kind of a row.
 KINDS = {"chosen": PAIRS, "rejected": PAIRS, "ranked": SETS, "completion": LABELS, "score": LABELS}
 
 Row = Mapping[str, Any]
 Messages = tuple[Mapping[str, str], ...]
 Label = tuple[dict[str, Any], str, float]  # a prompt, its completion and the score
-Note = tuple[int, str]  # how many, and of what: "of 9 rows …"; a warning unless 0
+Note = tuple[int, str]  # a count, and the text after it: "of 9 rows …"; a warning unless 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """Completions of one prompt, best first; ``margin`` is by how much (0: not said).
+    """Completions of one prompt, best first; ``margin`` is by how much (0: not given).
 
     The prompt is text, or ``messages`` that end with the user's or a tool's; ``prompt`` is then "".
 
@@ -174,7 +174,7 @@ def _divide(row: Row, *, where: str) -> tuple[dict[str, Any], list[str]]:
         if not isinstance(row.get(column), list):
             raise ValueError(f"{where}: {column!r} is not there or no chat; write both alike")
         chats.append(check_messages(row[column], where=f"{where}: {column!r}"))
-    shared = 0  # never the last message: two chats that are the same differ in nothing else
+    shared = 0  # the last message is never shared: equal chats would leave no completion
     while shared < min(map(len, chats)) - 1 and chats[0][shared] == chats[1][shared]:
         shared += 1
     ends = [[message["role"] for message in chat[shared:]] for chat in chats]
@@ -226,7 +226,7 @@ def _compare(labels: Sequence[Label], *, limit: int, seed: int) -> tuple[list[Ra
         num_without += not pairs
         if len(pairs) > limit:
             num_more += 1
-            # Each prompt has its own stream, so that rows of other prompts change nothing here.
+            # A generator for each prompt, so that rows of other prompts do not change its draws.
             random.Random(f"{seed} {key}").shuffle(pairs)
         sets += [Ranked(**group[0][0], completions=pair) for pair in pairs[:limit]]
     without = "are left without a pair: no two of their completions differ in text and in score"
@@ -260,7 +260,7 @@ def _contradictions(sets: Sequence[Ranked]) -> Note:
 
 
 def _key(prompt: str, messages: Messages) -> Hashable:
-    """A prompt as something that can stand in a set."""
+    """A prompt as a hashable value."""
     return prompt, tuple((message["role"], message["content"]) for message in messages)
 
 

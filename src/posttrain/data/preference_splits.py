@@ -1,4 +1,4 @@
-"""Preferences to train on and to test on, of which no prompt stands in both."""
+"""Splits preferences into training and test rows that share no prompt."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def check_text(row: Mapping[str, Any], column: str, *, where: str) -> str:
         raise ValueError(f"{where}: no column {column!r} (the row has {known}); add it or rename")
     value = row[column]
     if not isinstance(value, str):
-        plain = isinstance(value, int | float)  # and true and false, which are numbers to Python
+        plain = isinstance(value, int | float)  # true and false too: bool is a subclass of int
         mend = "put it in quotes" if plain else "write text in its place, or remove the line"
         raise ValueError(f"{where}: {column!r} must be text, got {_short(value)}; {mend}")
     if not value.strip():

@@ -27,11 +27,11 @@ Message = Mapping[str, Any]
 SHOWN = 300  # characters of what a template wrote, in an error
 
 
-class PromptTooLong(ValueError):  # noqa: N818 - it says what is wrong
+class PromptTooLong(ValueError):  # noqa: N818 - named after what is wrong
     """A prompt has more tokens than allowed; a caller may leave it out, and must say so."""
 
 
-class ChatRefused(ValueError):  # noqa: N818 - it says what is wrong
+class ChatRefused(ValueError):  # noqa: N818 - named after what is wrong
     """A chat template raised an error: it knows no such chats."""
 
 
@@ -65,7 +65,7 @@ class Template:
         self._special_tokens = special_tokens
         self._ahead: dict[str, str] = {}
         self._tried: set[tuple[str, ...]] = set()
-        # Some tokenizers also put an end token behind every text; a prompt wants the start alone.
+        # Only the start tokens: some tokenizers also put an end token behind every text.
         start = tokenizer.bos_token_id
         self._start = (start,) if start is not None and self._starts_with(start) else ()
         if chat:
@@ -77,7 +77,7 @@ class Template:
         written = ""
         if self.tokenizer.chat_template and may_open(self.tokenizer):
             turns = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
-            with contextlib.suppress(ChatRefused):  # it may know no such chats
+            with contextlib.suppress(ChatRefused):  # a template may refuse such a chat
                 [written] = self._as_written([(turns, True)])
         return ControlTokens(
             self.tokenizer,
@@ -143,16 +143,16 @@ class Template:
             text = through
         return tuple(tokens), tuple(mask)
 
-    def encode_reply(self, said: str | Sequence[Message]) -> tuple[int, ...]:
-        """The tokens of what is said to a policy's turn: text as it stands, messages as a chat.
+    def encode_reply(self, reply: str | Sequence[Message]) -> tuple[int, ...]:
+        """The tokens of a reply to a policy's turn: text as it is, messages by the chat template.
 
-        Of messages, what the chat template writes behind an assistant's end token, up to where the
+        Messages become what the chat template writes from an assistant's end token up to where the
         assistant speaks again. A special token that they spell is read as text.
         """
-        if isinstance(said, str):
-            return self.control.encode(said)
+        if isinstance(reply, str):
+            return self.control.encode(reply)
         turns: list[Message] = [{"role": role, "content": "a"} for role in ("user", "assistant")]
-        chat, hidden = self.control.hide([*turns, *said])
+        chat, hidden = self.control.hide([*turns, *reply])
         asked = self._chat_text(chat[:1], reply=True)
         answered = self._chat_text(chat[:2], reply=False)
         turn = self.control.encode(_suffix(answered, asked), hidden)
@@ -162,9 +162,9 @@ class Template:
     def prepare(
         self, prompts: Sequence[Prompt] = (), *, conversations: Sequence[Sequence[Message]] = ()
     ) -> None:
-        """Have the chats written that are rendered next: together it takes far less time.
+        """Run the chat template on the chats that are rendered next, in one request: far faster.
 
-        They are kept until others are prepared.
+        The texts are cached until the next call.
         """
         chats: list[Chat] = []
         for prompt in prompts:
@@ -186,8 +186,8 @@ class Template:
     def encode_exchange(self, prompt: Prompt, completion: str) -> tuple[int, ...]:
         """Prompt and completion as this tokenizer's own model expects to read them.
 
-        A chat as its template writes it; text with an end token behind; for an encoder, whose
-        tokenizer opens and parts texts with tokens of their own, the pair of texts. Chats are
+        A chat goes through its template; text gets an end token; an encoder, whose tokenizer puts
+        its own tokens around and between texts, gets the pair of texts. Chats are
         written as plain text for a model that knows no chat.
         """
         if self._is_chat(prompt):
@@ -217,7 +217,7 @@ class Template:
         return bool(prompt.messages) if self.chat is None else self.chat
 
     def _is_written(self, prompt: Prompt) -> bool:
-        """Whether the chat template writes it: messages are a chat in any case."""
+        """Whether a prompt goes through the chat template: messages always do."""
         chat_only = bool(prompt.messages) and not prompt.text
         return self._is_chat(prompt) or (chat_only and bool(self.tokenizer.chat_template))
 
@@ -263,29 +263,30 @@ class Template:
         return self._write([(messages, reply)])[0] if text is None else text
 
     def _write(self, chats: Sequence[Chat]) -> list[str]:
-        """The texts of chats, of each kind only once it is known that nothing is left out."""
+        """The texts of chats, once :meth:`try_chat` has passed for the roles of each."""
         for messages, _ in chats:
             self.try_chat(messages)
         return self._as_written(chats)
 
     def try_prompt(self, prompt: Prompt) -> None:
-        """The same of a prompt, where it is a chat."""
+        """:meth:`try_chat` of a prompt, where it is a chat."""
         if self._is_written(prompt):
             self.try_chat(self._messages(prompt))
 
     def try_chat(self, messages: Sequence[Message]) -> None:
         """Refuse a chat template that leaves out a message of such a chat, and say what it wrote.
 
-        One that writes other roles like the user's is warned of.
+        A template that writes other roles like the user's gets a warning.
         """
         roles = tuple(message["role"] for message in messages)
         if not roles or roles in self._tried:
             return
-        said = [f"message {number} of {len(roles)}." for number in range(1, len(roles) + 1)]
-        chat = [{**m, "content": text} for m, text in zip(messages, said, strict=True)]
+        contents = [f"message {number} of {len(roles)}." for number in range(1, len(roles) + 1)]
+        chat = [{**m, "content": text} for m, text in zip(messages, contents, strict=True)]
         reply = roles[-1] != "assistant"
         [text] = self._as_written([(chat, reply)])
-        left_out = [role for role, content in zip(roles, said, strict=True) if content not in text]
+        found = zip(roles, contents, strict=True)
+        left_out = [role for role, content in found if content not in text]
         if left_out:
             system = "remove the system message (model.system, or from the data), or "
             raise ValueError(
@@ -299,7 +300,7 @@ class Template:
             try:
                 [same] = self._as_written([(others, reply)])
             except ChatRefused:
-                continue  # it knows one from the other
+                continue  # the template refuses the other role, so it tells them apart
             if same == text:
                 warnings.warn(
                     f"chat: the chat template ({self._file()}) writes the {role}'s messages like "
@@ -327,7 +328,7 @@ class Template:
             ) from None
 
     def _file(self) -> str:
-        """Where the chat template stands, as far as the tokenizer knows."""
+        """The file of the chat template, as far as the tokenizer knows."""
         folder = Path(self.tokenizer.name_or_path or "")
         names = ("chat_template.jinja", "tokenizer_config.json")
         files = [str(folder / name) for name in names if (folder / name).is_file()]
@@ -366,7 +367,7 @@ def words(text: str) -> str:
 
 
 def _answers(messages: Sequence[Message]) -> Iterator[int]:
-    """Where the assistant speaks."""
+    """The indices of the assistant's messages."""
     return (n for n, message in enumerate(messages) if message["role"] == "assistant")
 
 

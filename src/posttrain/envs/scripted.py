@@ -1,4 +1,4 @@
-"""An environment that says what it is told to say: for tests, and to see what turns look like."""
+"""An environment with fixed replies: for tests, and to see what turns look like."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ScriptedEnv:
         self._score = score
 
     def start(self, prompt: Prompt) -> Iterator[Answer]:
-        """The replies that are left."""
+        """The state of a rollout: the replies that are left."""
         return iter(self._replies)
 
     def reply(self, state: Iterator[Answer], turn: Turn) -> Answer:

@@ -1,4 +1,4 @@
-"""A batch as a file, to be looked at or learned from again."""
+"""Saves a batch to a file and loads it again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def batch_tensors(batch: Batch) -> dict[str, Tensor]:
 def write_batch(path: str | Path, batch: Batch) -> None:
     """Write every field of a batch as safetensors."""
     tensors = {
-        name: tensor.detach().cpu().contiguous().clone()  # two fields may share their memory
+        name: tensor.detach().cpu().contiguous().clone()  # safetensors refuses shared memory
         for name, tensor in batch_tensors(batch).items()
     }
     save_file(tensors, path)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from posttrain.learn.checkpoint import exchange, load_weights, save_weights, weights_of
+from posttrain.learn.checkpoint import load_weights, save_weights, swap_weights, weights_of
 from posttrain.learn.learner import LocalLearner
 
 FILE = "best.safetensors"
@@ -44,7 +44,7 @@ class Best:
     def exchange(self) -> None:
         """Give the learner the best weights, where it has others, or back those it had."""
         if self._weights is not None:
-            exchange(self._learner, self._weights)
+            swap_weights(self._learner, self._weights)
 
     def record(self) -> dict[str, Any]:
         """The best evaluation and the last one."""

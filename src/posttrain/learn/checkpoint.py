@@ -38,7 +38,7 @@ def save_learner(learner: LocalLearner, folder: Path) -> dict[str, Any]:
     weights = dict(learner.model.named_parameters())
     held = {name for name, value in _stored(folder / MODEL) if _same(value, weights.get(name))}
     rest = {name: weight for name, weight in weights.items() if name not in held}
-    if rest:  # some architectures are written under other names, or in another shape
+    if rest:  # some architectures are saved under other names, or in another shape
         _save(rest, folder / "weights.safetensors")
     numbers: dict[str, Any] = {
         "version": learner.version,
@@ -78,7 +78,7 @@ def load_learner(learner: LocalLearner, folder: Path, *, numbers: Mapping[str, A
         _load(learner.reference.weights(), [folder / "reference.safetensors"], kind="reference")
         learner.refreshed = True
     learner.version = int(numbers["version"])
-    learner.cut_at(int(numbers["micro_batch_tokens"]), asked=numbers["asked_tokens"])
+    learner.restore_tokens(int(numbers["micro_batch_tokens"]), asked=numbers["asked_tokens"])
 
 
 def weights_of(learner: LocalLearner) -> dict[str, Tensor]:
@@ -88,8 +88,8 @@ def weights_of(learner: LocalLearner) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def exchange(learner: LocalLearner, weights: Mapping[str, Tensor]) -> None:
-    """Give the model these weights, and take its own for them: twice changes nothing."""
+def swap_weights(learner: LocalLearner, weights: Mapping[str, Tensor]) -> None:
+    """Swap the model's weights with these, in place: a second swap restores both."""
     for name, weight in learner.model.named_parameters():
         before = weight.detach().to("cpu", copy=True)
         weight.copy_(weights[name])
@@ -121,13 +121,13 @@ def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def _stored(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a file, or of all files in a folder, one at a time; none where none is."""
+    """The tensors of a file, or of all files in a folder, one at a time; none if it is missing."""
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     for file in files:
         if file.exists():
             try:
                 with safe_open(file, framework="pt") as opened:
-                    for name in opened.keys():  # noqa: SIM118 - it is no dict
+                    for name in opened.keys():  # noqa: SIM118 - safe_open gives no dict
                         yield name, opened.get_tensor(name)
             except SafetensorError as error:
                 raise ValueError(f"{file}: is damaged ({error}); {ELSEWHERE}") from error
@@ -135,7 +135,7 @@ def _stored(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def _load(weights: Mapping[str, Tensor], files: list[Path], *, kind: str) -> None:
-    """Copy what files hold into weights in place; each must be there, in its shape and type."""
+    """Copy tensors from files into weights in place; raise if one is missing or does not fit."""
     missing = dict(weights)
     for file in files:
         for name, value in _stored(file):
@@ -160,7 +160,7 @@ def _names(trained: Trained) -> list[str]:
 
 
 def _save_optimizer(trained: Trained, path: Path) -> dict[str, Any]:
-    """Write the moments; of the groups nothing is kept, for the recipe and the step decide them."""
+    """Write the moments; parameter groups are not saved, as recipe and step determine them."""
     names = _names(trained)
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, dict[str, float]] = {}

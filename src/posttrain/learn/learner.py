@@ -98,12 +98,12 @@ class LocalLearner:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.model.parameters()).device
 
     @property
     def micro_batch_tokens(self) -> int:
-        """The most tokens of a forward pass; "auto" is found out when it is first asked."""
+        """The most tokens of a forward pass; "auto" is measured on first use."""
         if not isinstance(self._micro_batch_tokens, int):
             self._micro_batch_tokens = self._fitting_tokens()
         return self._micro_batch_tokens
@@ -113,8 +113,8 @@ class LocalLearner:
         """The critic with its optimiser, where there is one."""
         return self._critic
 
-    def cut_at(self, tokens: int, *, asked: int | str) -> None:
-        """Take what an earlier process has found, where it was ``asked`` for the same."""
+    def restore_tokens(self, tokens: int, *, asked: int | str) -> None:
+        """Resume with the micro-batch size of a checkpoint, if the same was ``asked`` for."""
         if asked == self.asked_tokens:
             self._micro_batch_tokens = tokens
 
@@ -126,8 +126,8 @@ class LocalLearner:
         """One optimiser step; a batch without an active token changes nothing.
 
         Nor does one whose loss or gradient is not finite, of the policy or of the critic: the step
-        is skipped for both. A sequence whose weights are all 0 has no gradient, so none is
-        computed: it is only looked at, for the diagnostics.
+        is skipped for both. A sequence whose weights are all 0 has no gradient: it only gets a
+        forward pass, for the diagnostics.
         """
         learning = [part for part in (self.trained, self._critic) if part is not None]
         learning = learning[1:] if objective.only_critic else learning
@@ -151,12 +151,12 @@ class LocalLearner:
     def refresh_reference(self) -> None:
         """Make the current weights the new reference."""
         self._keep = self._keep or Reference()
-        self.reference = None  # the old one goes before the new one comes
+        self.reference = None  # free the old copy before the new one is made
         self.reference = self._keep.of(self.model)
         self.refreshed = True
 
     def weights(self) -> dict[str, Tensor]:
-        """What is trained of the model, by name."""
+        """The parameters of the model by name."""
         return dict(self.model.named_parameters())
 
     def save(self, folder: Path) -> None:
@@ -172,9 +172,9 @@ class LocalLearner:
         load_learner(self, folder, numbers=numbers)
 
     def _in_memory(self, work: Callable[[], Result], batch: Batch) -> Result:
-        """Do ``work``, which cuts ``batch``, as often as it takes until the parts are small enough.
+        """Do ``work`` on micro-batches of ``batch``; after out-of-memory, again with smaller ones.
 
-        It must be such that beginning it again undoes what it has done.
+        ``work`` must be safe to repeat from the start.
         """
 
         def shrink(reason: str) -> None:
@@ -193,19 +193,19 @@ class LocalLearner:
         return until_it_fits(work, shrink)
 
     def _inferred(self, batch: Batch) -> Batch:
-        known = batch  # each is asked about the same batch, not about what the others said
+        known = batch  # all models see the batch as it came, without the fields added below
         with torch.no_grad():
-            batch = batch.replace(old_logprobs=self._everywhere(known, self._policy))
+            batch = batch.replace(old_logprobs=self._in_micro_batches(known, self._policy))
             if self._critic is not None:
-                batch = batch.replace(values=self._everywhere(known, self._value))
+                batch = batch.replace(values=self._in_micro_batches(known, self._value))
         if self.reference is None:
             return batch
         with self.reference.asked() as model:
-            logprobs = self._everywhere(known, lambda part: self._ask(model, part).logprobs)
+            logprobs = self._in_micro_batches(known, lambda part: self._ask(model, part).logprobs)
         return batch.replace(ref_logprobs=logprobs)
 
     def _summed(self, batch: Batch, objective: Objective, *, learning: list[Trained]) -> Sums:
-        """Forward and backward of all micro-batches, from a gradient of nothing."""
+        """Forward and backward of all micro-batches, after the gradients are cleared."""
         for trained in learning:
             trained.clear()
         sums = Sums()
@@ -213,25 +213,26 @@ class LocalLearner:
         for learns, rows in ((True, batch.select(teaches)), (False, batch.select(~teaches))):
             if bool(rows.active.any()):
                 with torch.set_grad_enabled(learns):
-                    self._go_over(rows, objective, sums=sums)
+                    self._accumulate(rows, objective, sums=sums)
         if not bool((teaches & batch.active.any(dim=1)).any()):
-            for part in learning:  # a step with a gradient of 0: the optimiser's momentum goes on
+            for part in learning:  # gradients of 0, not None: the optimiser applies its momentum
                 part.fill()
         return sums
 
-    def _go_over(self, batch: Batch, objective: Objective, *, sums: Sums) -> None:
+    def _accumulate(self, batch: Batch, objective: Objective, *, sums: Sums) -> None:
         """Forward, and backward where gradients are enabled, in micro-batches."""
         for _, rows in self._cut(batch):
             part = rows.to(self.device)
             outputs = self._outputs(part, only_critic=objective.only_critic)
             if rows.old_logprobs is None and outputs.logprobs is not None:
-                # The first and only step on this batch: π is π_old.
+                # Without inferred log-probs this is the first and only step on the batch: π is
+                # π_old.
                 part = part.replace(old_logprobs=outputs.logprobs.detach())
             sums.add(objective(outputs, part), part)
             del outputs  # its graph holds nodes of the weights, which a capture must not meet
 
     def _outputs(self, part: Batch, *, only_critic: bool) -> Outputs:
-        """What the models say, with gradient; a shared value head needs no pass of its own."""
+        """The outputs of policy and critic, with gradient; a shared value head costs no pass."""
         if self._critic is None:
             with self._precision(), replaying(*self._captured):
                 return self._ask(self.model, part)
@@ -251,8 +252,8 @@ class LocalLearner:
         values: Tensor = self._critic.module(part, states=states_before)
         return values
 
-    def _everywhere(self, batch: Batch, ask: Callable[[Batch], Tensor | None]) -> Tensor:
-        """The answers about all micro-batches, put together on the CPU. Shapes: [B, T]."""
+    def _in_micro_batches(self, batch: Batch, ask: Callable[[Batch], Tensor | None]) -> Tensor:
+        """``ask`` applied to all micro-batches, joined on the CPU. Shapes: [B, T]."""
         result = torch.zeros(batch.tokens.shape, dtype=torch.float32)
         for rows, part in self._cut(batch):
             with self._precision(), replaying(*self._captured):
@@ -273,7 +274,7 @@ class LocalLearner:
     def _fitting_tokens(self) -> int:
         model: Any = self.model
         if self.device.type == "cpu":
-            config = getattr(model, "config", None)  # a model of one's own may have none
+            config = getattr(model, "config", None)  # a user's own model may have no config
             return tokens_on_cpu(getattr(config, "hidden_size", None) or 1)
         learning = [part for part in (self.trained, self._critic) if part is not None]
         needed = sum(unallocated(part.optimizer) for part in learning)
@@ -292,7 +293,7 @@ class LocalLearner:
         return found
 
     def _try(self, batch: Batch) -> None:
-        """Forward and backward of a batch, of which nothing remains but the gradients."""
+        """Forward and backward of a batch, to measure memory; only the gradients remain."""
         with torch.enable_grad(), pausing(*self._captured):
             outputs = self._outputs(batch.to(self.device), only_critic=False)
             answers = (outputs.logprobs, outputs.scores, outputs.values)
@@ -312,7 +313,7 @@ class LocalLearner:
         return Way.of(f"packed{when}", "prompts shared", wanted=captured)
 
     def _shares_prompts(self, longest: int) -> Verdict:
-        """Whether the forward passes compute a prompt once for all who have it."""
+        """Whether a forward pass computes a prompt once for all its completions."""
         if self._ask is scores:
             return Verdict("a reward model reads rows")
         critic = None if self._critic is None else getattr(self._critic.module, "trunk", None)

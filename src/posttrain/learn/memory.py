@@ -1,8 +1,8 @@
-"""Running out of memory: what it looks like, and how a smaller micro-batch is found.
+"""Out of memory: how it is recognised, and how a smaller micro-batch is found.
 
 A step begins with its gradient cleared and changes no weight before its last micro-batch is done,
 so it can be begun again with smaller ones, and is then what it would have been with those from the
-start. Models run without dropout: there are no random numbers to wind back.
+start. Models run without dropout, so there is no random state to restore.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def until_it_fits(work: Callable[[], Result], shrink: Callable[[str], None]) -> 
             if not ran_out(error):
                 raise
             reason = str(error)
-        shrink(reason)  # only here, behind the handler, is free what the traceback held
+        shrink(reason)  # after the handler: until then the traceback keeps tensors alive
 
 
 def free(device: torch.device) -> None:
-    """Give back what a failed attempt has left."""
-    gc.collect()  # a graph that refers to itself
+    """Free the memory of a failed attempt."""
+    gc.collect()  # autograd graphs with reference cycles
     if device.type == "cuda":
         empty_cache()
 
@@ -71,7 +71,7 @@ def smaller(tokens: int, num_parts: Callable[[int], int], *, reason: str) -> int
 
 @contextlib.contextmanager
 def not_repeated() -> Iterator[None]:
-    """Where weights change: no memory there is the end, because some have changed already."""
+    """Out of memory inside ends the run: some weights have changed, so the step cannot repeat."""
     try:
         yield
     except Exception as error:

@@ -29,7 +29,7 @@ def adamw(
         {"params": matrices, "weight_decay": weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    # One kernel for all weights: on a CPU three times as fast for the tiny model.
+    # Fused: one kernel for all weights, on a CPU three times as fast for the tiny model.
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in trainable)
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=1e-8, fused=fused)
 
@@ -37,7 +37,7 @@ def adamw(
 def rate_factor(step: int, *, total: int, warmup: int, schedule: Schedule) -> float:
     """What the learning rate is multiplied by before optimiser step ``step`` (0 is the first).
 
-    Linear warm-up over ``warmup`` steps, then constant, or a fall to 0 at step ``total``.
+    Linear warm-up over ``warmup`` steps, then constant, or a decay to 0 at step ``total``.
 
     >>> [rate_factor(s, total=4, warmup=2, schedule="linear") for s in range(4)]
     [0.5, 1.0, 1.0, 0.5]

@@ -1,4 +1,4 @@
-"""What the micro-batches of one step add up to."""
+"""Sums of loss and diagnostics over the micro-batches of one step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posttrain.types import Batch, Terms
 
 
 class Sums:
-    """What the micro-batches of one step add up to."""
+    """Sums of loss and diagnostics over the micro-batches of one step."""
 
     def __init__(self) -> None:
         self.empty = True
@@ -22,12 +22,12 @@ class Sums:
         self._parts: dict[str, Tensor | float] = {}
 
     def add(self, terms: Terms, part: Batch) -> None:
-        """Count a micro-batch's share of the loss; differentiate it where it is to teach."""
+        """Add a micro-batch's share of the loss, and run backward where gradients are enabled."""
         loss = total(terms.loss, part)
         if torch.is_grad_enabled():
             loss.backward()
         self.empty = False
-        self.loss += loss.detach().double()  # read when all is done: a look would wait
+        self.loss += loss.detach().double()  # stays on the device: reading it here would sync
         self._diagnostics += tally(terms, part.active)
         for name, value in terms.parts.items():
             self._parts[name] = self._parts.get(name, 0.0) + total(value.detach(), part)

@@ -12,14 +12,14 @@ Schedule = Callable[[int], float]
 
 
 class Applied(NamedTuple):
-    """What one optimiser step did: the gradient's norm before the cut, and the step size."""
+    """One optimiser step: the gradient norm before clipping, and the learning rate."""
 
     gradient_norm: float
     learning_rate: float
 
 
 class Trained:
-    """A module, its optimiser, its schedule and the longest gradient it may follow."""
+    """A module, its optimiser, its schedule and the norm to which its gradient is clipped."""
 
     def __init__(
         self,
@@ -38,26 +38,26 @@ class Trained:
 
     @property
     def learning_rate(self) -> float:
-        """The step size of the next step, of the first group of weights."""
+        """The learning rate of the next step, of the first parameter group."""
         return self._base_rates[0] * self._schedule(self.num_steps)
 
     def clear(self) -> None:
-        """Forget the gradient."""
+        """Set the gradients to None."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def fill(self) -> None:
-        """Make the gradient 0."""
+        """Set all gradients to 0."""
         for weight in self.module.parameters():
             if weight.requires_grad:
                 weight.grad = torch.zeros_like(weight)
 
     def norm(self) -> Tensor:
-        """The length of the gradient as it is. NaN or infinite: there is no step to take."""
+        """The norm of the gradient before clipping; with NaN or infinity the step is skipped."""
         weights = self.module.parameters()
         return nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None])
 
     def apply(self, norm: Tensor) -> Applied:
-        """Cut the gradient, which is ``norm`` long, and take one step."""
+        """Clip the gradient, whose norm is ``norm``, and take one step."""
         rate, factor = self.learning_rate, self._schedule(self.num_steps)
         for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = base * factor

@@ -1,4 +1,4 @@
-"""Preferences without people: an annotator who goes by a score, and errs at a set rate."""
+"""Preferences without people: a simulated annotator who compares scores, with an error rate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from posttrain.data.preference_sets import Ranked
 from posttrain.types import Rollout
 
-ROUNDING = 1e-9  # 0.8 − 0.5 is a gap of 0.3
+ROUNDING = 1e-9  # 0.7 − 0.4 is 0.29999999999999993 in floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ def annotate(
     """Compare the scored completions of one prompt.
 
     As pairs, the first with the second, the third with the fourth, and so on: every completion is
-    read once. ``ranked`` puts them all in order instead. The annotator goes by the score, and each
+    read once. ``ranked`` puts them all in order instead. The annotator compares scores, and each
     comparison (for a ranking: of two neighbours) goes the wrong way with ``error_rate``. Scores
     that are equal or closer than ``min_gap``, equal or empty texts, and broken scores give no
     preference.
@@ -73,7 +73,7 @@ def annotate(
 
 
 def _apart(rollouts: Sequence[Rollout], min_gap: float) -> list[Rollout]:
-    """Best first, those left out that cannot be told from a better one: no ties remain."""
+    """Best first, without those whose score or text equals that of a better one: no ties remain."""
     kept: list[Rollout] = []
     for rollout in sorted(rollouts, key=_value, reverse=True):
         gap = _value(kept[-1]) - _value(rollout) if kept else math.inf
@@ -84,13 +84,13 @@ def _apart(rollouts: Sequence[Rollout], min_gap: float) -> list[Rollout]:
 
 
 def _err(order: list[Rollout], *, error_rate: float, generator: random.Random) -> int:
-    """Swap neighbours now and then; how many."""
+    """Swap neighbours in ``order`` with ``error_rate``; returns how many swaps were made."""
     errors, place = 0, 0
     while place < len(order) - 1:
         if generator.random() < error_rate:
             order[place], order[place + 1] = order[place + 1], order[place]
             errors += 1
-            place += 1  # what was just swapped down stays there
+            place += 1  # a completion takes part in one swap at most
         place += 1
     return errors
 
@@ -101,7 +101,7 @@ def _value(rollout: Rollout) -> float:
 
 
 def _text(rollout: Rollout) -> str:
-    """What is compared: white space around a text makes it no other text."""
+    """The text that is compared, without white space around it."""
     return rollout.text.strip()
 
 

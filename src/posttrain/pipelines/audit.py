@@ -1,7 +1,7 @@
-"""The checklist of a PPO iteration, as code: a run in audit mode stops at the first line it breaks.
+"""The checklist of a PPO iteration, as code: an audited run stops at the first check that fails.
 
-The lines are those that a reader of the algorithm would verify by hand. None of the library's own
-mathematics is used to check it: sums are taken in plain loops.
+The checks are those that a reader of the algorithm would do by hand. None of the library's own
+mathematics is used in them: sums are taken in plain loops.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ CHECKLIST = {
 }
 
 
-class AuditFailed(RuntimeError):  # noqa: N818 - it says what happened
+class AuditFailed(RuntimeError):  # noqa: N818 - named after what happened
     """A line of the checklist does not hold."""
 
 
 class Audit:
-    """Checks every iteration; ``tolerance`` is what the ratio may be off: rounding, no more.
+    """Checks every iteration; ``tolerance`` is the rounding by which a ratio may differ from 1.
 
     ``normalised`` says over what the advantage has mean 0: the batch (and then deviation 1 too),
     each group, or nothing; ``deviation`` says of which kind that 1 is. Rollouts that run
@@ -57,13 +57,13 @@ class Audit:
         self._max_lag = max_lag
         self._stale = False
         self._normalised = normalised
-        self._lost = 1 if deviation == "sample" else 0  # degrees of freedom
+        self._lost = 1 if deviation == "sample" else 0  # degrees of freedom lost to the mean
         self._tolerance = tolerance
         self._step = 0
         self._mismatch: float | None = None
 
     def check(self, step: Step) -> None:
-        """Check a finished step, before anything else is told of it."""
+        """Check a finished step, before its metrics are logged."""
         self._step = step.version + 1
         if is_finite(step.batch):
             self._prepared(step.batch, version=step.version, coefficient=step.before.kl.value)
@@ -72,7 +72,7 @@ class Audit:
 
     def _prepared(self, batch: Batch, *, version: int, coefficient: float) -> None:
         """The batch after the advantage, as the optimiser steps found it."""
-        self._detached(batch)  # first: the others read numbers
+        self._detached(batch)  # first, because the other checks read values of the tensors
         self._frozen(batch, version)
         self._copied(batch)
         self._rewards(batch, coefficient)
@@ -82,7 +82,7 @@ class Audit:
         """The optimiser steps that were taken on the batch."""
         self._epochs(results)
         taken = [result for result in results if result.metrics and not result.skipped]
-        if not taken:  # no token was active, or nothing was finite: nothing was learned
+        if not taken:  # all steps were skipped: no active token, or no finite loss
             return
         if not only_critic:
             self._ratio(taken[0])
@@ -104,7 +104,7 @@ class Audit:
         self._stale = expected < version
 
     def _copied(self, batch: Batch) -> None:
-        """The engine says what the learner says; before the first step they had equal weights."""
+        """Engine and learner agree on log-probs: they had equal weights before the first step."""
         old, sampled = batch.old_logprobs, batch.sampler_logprobs
         if old is not None and sampled is not None and bool(batch.active.any()):
             self._agree(float((old - sampled)[batch.active].abs().mean()))

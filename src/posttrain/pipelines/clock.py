@@ -1,4 +1,4 @@
-"""Where the time of a step goes: waiting for rollouts and weights, or training."""
+"""Splits the time of a step into waiting (rollouts, weight sync) and training."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from posttrain.types import Collected
 
 
 class Clock:
-    """Wraps source and sync of a loop: what they take is waiting, the rest of a step is training.
+    """Wraps source and sync of a loop: their time is waiting, the rest of a step is training.
 
-    With lag 0 waiting is sampling and grading.
+    With lag 0, the time of waiting is that of sampling and grading.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Clock:
         self._waited = 0.0
 
     def source(self, batches: Iterable[Collected]) -> Iterator[Collected]:
-        """The same batches; a step begins when its batch is asked for."""
+        """The batches of a source, timed; a step begins when its batch is requested."""
         remaining = iter(batches)
         while True:
             self._begun = time.perf_counter()
@@ -31,7 +31,7 @@ class Clock:
             yield collected
 
     def sync(self, sync: Sync) -> Sync:
-        """The same sync."""
+        """A sync, timed."""
 
         def waited(version: int) -> None:
             begun = time.perf_counter()

@@ -18,7 +18,7 @@ from posttrain.types.marks import (
     reward_label,
 )
 
-_Z = 1.959964  # 95 % of a normal distribution lies within this many deviations
+_Z = 1.959964  # 95 % of a normal distribution lies within this many standard deviations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Evaluation:
 
     ``estimates`` has ``accuracy``, ``mean@k`` and ``pass@k`` by the reward that checks answers;
     where none does, ``full_marks/NAME``, ``mean@k/NAME`` and ``pass@k/NAME`` of each reward that is
-    learned from. ``above_one`` are the rewards of which that cannot be said, with their largest
+    learned from. ``above_one`` are the rewards whose full marks are unknown, with their largest
     score: it is above 1, and they declare no maximum. ``parts`` are the means of the rewards by
     name, over the greedy answers they could score; ``invalid`` is the share of all answers whose
     grader broke.
@@ -65,7 +65,7 @@ class Evaluation:
         return self.estimates.get("accuracy")
 
     def is_right(self, rollout: Rollout) -> bool | None:
-        """Whether an answer is right; None where nothing says so, or its grader broke."""
+        """Whether an answer is right; None where no reward checks answers, or its grader broke."""
         known = self.accuracy is not None and rollout.score is not None and rollout.score.ok
         return has_full_marks(rollout, self.marks.check, marks=self.marks) if known else None
 
@@ -87,23 +87,23 @@ class Evaluation:
 
     @property
     def reason(self) -> str:
-        """What the first broken score said; empty where none broke."""
+        """The reason of the first broken score; empty where none broke."""
         return next((r.score.reason for r in self.rollouts if r.score and not r.score.ok), "")
 
     def __repr__(self) -> str:
         """The estimates and means in a few words: the rollouts would be pages."""
-        told = [
+        texts = [
             f"{estimate_label(name, self.accuracy_by)} {estimate}"
             for name, estimate in self.estimates.items()
         ]
-        told += [
+        texts += [
             f"{estimate_label(self.marks.share_of(name), self.accuracy_by)} {no_full_marks(most)}"
             for name, most in self.above_one.items()
         ]
-        told += [f"mean reward {self.mean_reward:.3f}"]
-        told += [f"{reward_label(n, self.marks.weights)} {v:.3f}" for n, v in self.parts.items()]
-        told += [f"broken scores {self.invalid:.1%}"] if self.invalid else []
-        return f"Evaluation of {len(self.greedy)} problems: {', '.join(told)}"
+        texts += [f"mean reward {self.mean_reward:.3f}"]
+        texts += [f"{reward_label(n, self.marks.weights)} {v:.3f}" for n, v in self.parts.items()]
+        texts += [f"broken scores {self.invalid:.1%}"] if self.invalid else []
+        return f"Evaluation of {len(self.greedy)} problems: {', '.join(texts)}"
 
 
 def evaluate(
@@ -148,7 +148,7 @@ def evaluate(
 
 
 def _mean_reward(scores: Sequence[Score]) -> float:
-    """Over the answers that could be scored, as of each reward alone; 0 where none could."""
+    """The mean score over the answers that could be scored; 0 where none could."""
     known = [score.value for score in scores if score.ok]
     return sum(known) / len(known) if known else 0.0
 
@@ -156,7 +156,7 @@ def _mean_reward(scores: Sequence[Score]) -> float:
 def _estimates(
     greedy: Sequence[Rollout], sampled: Sequence[Rollout], *, name: str, marks: Marks, samples: int
 ) -> dict[str, Estimate]:
-    """The shares of answers with full marks of a reward; those of the check need no name."""
+    """Shares of answers with full marks, by reward; for the one that checks answers, no suffix."""
     full = sum(has_full_marks(rollout, name, marks=marks) for rollout in greedy)
     suffix = "" if marks.check else f"/{name}"
     found = {marks.share_of(name): share(full, len(greedy))}
@@ -172,7 +172,7 @@ def _estimates(
 
 
 def _decided(rollouts: Sequence[Rollout], check: str) -> list[Rollout]:
-    """Here the reward that checks answers counts, even with weight 0: where it broke, all did."""
+    """The rollout, made broken where the reward that checks answers broke, even with weight 0."""
     return [
         dataclasses.replace(rollout, score=dataclasses.replace(rollout.score, state="invalid"))
         if rollout.score and rollout.score.ok and rollout.score.parts.get(f"{check}/broken")

@@ -1,4 +1,4 @@
-"""Learning from batches that are there already: demonstrations, preferences. One step a batch."""
+"""Training on a fixed dataset (demonstrations, preferences): one optimiser step a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stage does about optimiser steps that the learner skipped: count, keep, and stop."""
+"""Counts skipped optimiser steps, stores their batches, and stops the stage after too many."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Skipped:
 
 
 def is_finite(batch: Batch) -> bool:
-    """Whether what the models said of a batch before the first step is finite everywhere.
+    """Whether the inferred log-probs and values of a batch are finite at every chosen token.
 
     >>> is_finite(Batch.from_rewards([1.0]).replace(old_logprobs=torch.tensor([[math.nan]])))
     False
     """
-    said = (batch.old_logprobs, batch.ref_logprobs, batch.values)
-    known = [numbers[batch.mask] for numbers in said if numbers is not None]
+    inferred = (batch.old_logprobs, batch.ref_logprobs, batch.values)
+    known = [numbers[batch.mask] for numbers in inferred if numbers is not None]
     return all(bool(torch.isfinite(numbers).all()) for numbers in known)
 
 
@@ -46,7 +46,7 @@ class Guard:
     """Counts skipped steps, and stops the stage after ``most`` of them in a row.
 
     ``keep`` stores the batch of one for inspection; ``where`` says in the error where that is.
-    ``total`` and ``in_a_row`` are all that it remembers.
+    ``total`` and ``in_a_row`` are its whole state.
     """
 
     most: int = 3
@@ -55,8 +55,8 @@ class Guard:
     total: int = 0
     in_a_row: int = 0
 
-    def saw(self, result: StepResult, batch: Batch, *, step: int, number: int) -> None:
-        """Count an optimiser step; one without an active token says nothing."""
+    def count(self, result: StepResult, batch: Batch, *, step: int, number: int) -> None:
+        """Count an optimiser step; one without an active token is neither good nor skipped."""
         if result.skipped:
             self.total += 1
             self.in_a_row += 1
@@ -79,16 +79,16 @@ class Guard:
 
 
 class Guarded:
-    """A learner whose steps a guard watches; everything else is the learner's own."""
+    """A learner whose steps a guard counts; everything else is passed on to the learner."""
 
     def __init__(self, learner: Learner, guard: Guard) -> None:
         self._learner = learner
         self.guard = guard
-        self._seen = (learner.version, 0)  # a version, and the optimiser steps taken from it
+        self._seen = (learner.version, 0)  # a policy version, and the optimiser steps taken from it
 
     @property
     def version(self) -> int:
-        """That of the learner."""
+        """The policy version of the learner."""
         return self._learner.version
 
     @version.setter
@@ -101,12 +101,12 @@ class Guarded:
         version, number = self._seen
         number = number + 1 if version == self.version else 1
         self._seen = (self.version, number)
-        told = result if is_finite(batch) else as_skipped(result)
-        self.guard.saw(told, batch, step=self.version + 1, number=number)
+        counted = result if is_finite(batch) else as_skipped(result)
+        self.guard.count(counted, batch, step=self.version + 1, number=number)
         return result
 
     def infer(self, batch: Batch) -> Batch:
-        """What the learner infers."""
+        """The batch with what the learner infers."""
         return self._learner.infer(batch)
 
     def refresh_reference(self) -> None:
@@ -114,7 +114,7 @@ class Guarded:
         self._learner.refresh_reference()
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Those of the learner."""
+        """The weights of the learner."""
         return self._learner.weights()
 
     def save(self, folder: Path) -> None:
@@ -126,5 +126,5 @@ class Guarded:
         return self._learner.state(folder)
 
     def restore(self, folder: Path, numbers: Mapping[str, Any]) -> None:
-        """Make the learner what it was."""
+        """Restore the learner from what :meth:`state` wrote."""
         self._learner.restore(folder, numbers)

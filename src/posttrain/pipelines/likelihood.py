@@ -28,8 +28,8 @@ def batches(
 def held_out_loss(rows: Sequence[Row], learner: Learner, *, pad_token: int) -> float:
     """Mean negative log-likelihood of the completions' tokens, every token counting the same.
 
-    ``−Σ log π / number of tokens``, without a gradient: the learner is as it was. The order of the
-    rows is that of the sum, and micro-batches cannot change it.
+    ``−Σ log π / number of tokens``, without a gradient: the learner does not change. Rows are
+    summed in their order, which micro-batches cannot change.
     """
     batch = collate_demonstrations(rows, pad_token=pad_token)
     logprobs = learner.infer(batch).need("old_logprobs")[batch.mask]

@@ -37,7 +37,7 @@ _NAMES = {
 
 
 def batch_metrics(batch: Batch, collected: Collected) -> dict[str, float]:
-    """What the rollouts of a step say, before any learning.
+    """Metrics of the rollouts of a step, before any learning.
 
     A mean over valid sequences is left out where there are none: a 0 would pass for a bad reward.
     """
@@ -57,7 +57,7 @@ def batch_metrics(batch: Batch, collected: Collected) -> dict[str, float]:
         metrics["reward/std"] = float(kept.std(correction=0))
         metrics["advantage/mean_abs"] = float(size)
     groups = batch.need("groups")
-    if len(groups.unique()) < len(groups):  # a group of one has nothing to compare
+    if len(groups.unique()) < len(groups):  # groups of one have no spread to report
         metrics["rollout/groups_without_signal"] = share_without_signal(batch)
     divergence = kl_to_reference(batch)
     if divergence is not None:
@@ -108,7 +108,7 @@ def step_metrics(results: Sequence[StepResult]) -> dict[str, float]:
 
 
 def _objective(batch: Batch, collected: Collected) -> dict[str, float]:
-    """What the rollouts were scored, and what was added to or taken off the scores."""
+    """Mean score of the rollouts, and the mean of what shaping added to or subtracted from it."""
     scores = [r.score.value for r in collected.rollouts if r.score is not None and r.score.ok]
     if not scores:
         return {}
@@ -120,7 +120,7 @@ def _objective(batch: Batch, collected: Collected) -> dict[str, float]:
 
 
 def _greedy(collected: Collected) -> dict[str, float]:
-    """What the greedy completions scored, one of each prompt, where an advantage asked for them."""
+    """Mean score of the greedy completions, one of each prompt, where the advantage needs them."""
     found = {r.group: r.greedy.score for r in collected.rollouts if r.greedy is not None}
     values = [score.value for score in found.values() if score is not None and score.ok]
     if not found:

@@ -1,4 +1,4 @@
-"""An algorithm with every option bound, and what the loop carries from step to step."""
+"""An algorithm with every option bound, and the state of the loop between steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Stage = Callable[[Batch], Batch]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """An algorithm with its options bound: what the loop calls at each place.
+    """An algorithm with its options bound: the functions that the loop calls.
 
     ``shaping`` changes rewards before the advantage sees them, and ``whiten_rewards`` divides them
     by that deviation; ``correction`` undoes the mismatch of sampler and trainer; ``kl_stop`` ends
@@ -50,8 +50,8 @@ class Plan:
     advantage_only: bool = False
 
     @property
-    def looks_back(self) -> bool:
-        """Whether π_old or a reference must be asked before the first optimiser step."""
+    def needs_inference(self) -> bool:
+        """Whether log-probs or values are inferred before the first optimiser step."""
         several_steps = self.epochs * self.minibatches > 1
         compares = self.kl_placement != "none" or self.correction is not None
         ranks = facts(self.loss).whole_batch is not None
@@ -60,7 +60,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What the loop carries from step to step beside the weights."""
+    """The state of the loop between steps, beside the weights."""
 
     step: int = 0
     kl: Coefficient

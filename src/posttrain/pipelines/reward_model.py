@@ -38,7 +38,7 @@ class RankedTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a reward model is worth on ranked sets it has not seen.
+    """Measures of a reward model on held-out ranked sets.
 
     ``accuracy`` is over all pairs of a set, ``margin`` their mean difference of score,
     ``length_correlation`` that of score and length: far from 0, the model may be judging length.

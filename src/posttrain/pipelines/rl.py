@@ -24,7 +24,7 @@ from posttrain.types import Batch, Collected
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One finished step: what was sampled, the batch with its advantages, and what was done.
+    """One finished step: the rollouts, the batch with its advantages, and the results.
 
     ``before`` is the state that it was taken in, ``state`` the next one's; ``version`` is that of
     the policy that learned from the batch.
@@ -39,7 +39,7 @@ class Step:
 
     def metrics(self) -> Mapping[str, float]:
         """The numbers of the step, by the names that ``docs/metrics.md`` explains."""
-        batch = told(self.batch)
+        batch = finite_fields(self.batch)
         metrics = batch_metrics(batch, self.collected) | step_metrics(self.results)
         metrics["kl/coefficient"] = self.before.kl.value
         metrics["staleness/mean"] = self.version - float(batch.need("versions").double().mean())
@@ -63,9 +63,9 @@ def train(
 
     ``source`` samples when it is asked for the next batch, so with a plain generator every batch
     comes from the weights that the last ``sync`` sent: on-policy, lag 0. A source that runs ahead
-    brings its own ``sync``, and the loop stays as it is. Whoever watches the loop wraps a part of
-    it: :mod:`posttrain.pipelines.guard` the learner, :mod:`posttrain.pipelines.clock` source and
-    sync, :mod:`posttrain.pipelines.audit` what is done after a step.
+    brings its own ``sync``, and the loop stays as it is. Monitoring wraps a part of the loop:
+    :mod:`posttrain.pipelines.guard` the learner, :mod:`posttrain.pipelines.clock` source and sync,
+    :mod:`posttrain.pipelines.audit` what is done after a step.
     """
     state = state or State(kl=plan.kl, penalty=plan.penalty)
     for collected in source:
@@ -89,10 +89,10 @@ def train(
 
 
 def prepare(batch: Batch, learner: Learner, *, plan: Plan, state: State) -> Batch:
-    """Everything between sampling and the first optimiser step: who thought what, and A."""
+    """All that a batch needs before the first step: log-probs, values, shaping, advantages."""
     if plan.refresh_every and state.step and state.step % plan.refresh_every == 0:
         learner.refresh_reference()
-    if plan.looks_back:
+    if plan.needs_inference:
         batch = learner.infer(batch)
     if not is_finite(batch):
         return batch.replace(advantages=torch.zeros_like(batch.tokens, dtype=torch.float32))
@@ -105,7 +105,7 @@ def prepare(batch: Batch, learner: Learner, *, plan: Plan, state: State) -> Batc
             estimator=plan.kl_estimator,
             direction=plan.kl_direction,
         )
-    if state.baseline is None:  # the first batch has no past: its own mean stands in
+    if state.baseline is None:  # the first batch has no running mean yet: its own mean stands in
         state = replace(state, baseline=update_baseline(None, batch))
     batch = batch.replace(baseline=torch.tensor(state.baseline, dtype=torch.float64))
     seen = batch
@@ -115,8 +115,8 @@ def prepare(batch: Batch, learner: Learner, *, plan: Plan, state: State) -> Batc
     return plan.correction(batch) if plan.correction else batch
 
 
-def told(batch: Batch) -> Batch:
-    """What can be told of a batch: what the models said is left out where it is not finite."""
+def finite_fields(batch: Batch) -> Batch:
+    """The batch for metrics: without inferred log-probs and values where they are not finite."""
     if is_finite(batch):
         return batch
     return batch.replace(old_logprobs=None, ref_logprobs=None, values=None)
@@ -127,7 +127,7 @@ def optimise(
 ) -> list[StepResult]:
     """``epochs × minibatches`` optimiser steps on one batch, fewer if π moves past ``kl_stop``.
 
-    Of a batch that is not finite no token counts, and its one step is a skipped one.
+    A batch that is not finite gets one step without active tokens, reported as skipped.
     """
     objective = make_objective(plan, state, batch=batch)
     if not is_finite(batch):
@@ -136,7 +136,9 @@ def optimise(
     generator = torch.Generator().manual_seed(seed * 1_000_003 + state.step)
     results: list[StepResult] = []
     for part in minibatches(batch, plan.minibatches, epochs=plan.epochs, generator=generator):
-        weighted = quiet(plan.weights(part)) if plan.advantage_only else plan.weights(part)
+        weighted = plan.weights(part)
+        if plan.advantage_only:
+            weighted = without_zero_advantages(weighted)
         result = learner.step(weighted, objective)
         results.append(result)
         if not result.skipped and result.metrics.get("approx_kl", 0.0) > plan.kl_stop:
@@ -144,14 +146,14 @@ def optimise(
     return results
 
 
-def quiet(batch: Batch) -> Batch:
+def without_zero_advantages(batch: Batch) -> Batch:
     """Weights 0 for sequences whose advantages are all 0, so that no gradient is computed for them.
 
-    Where every term of the loss is a multiple of the advantage, both were 0 anyway. In a group that
-    got everything right, or everything wrong, that is every sequence.
+    For losses whose every term is a multiple of the advantage: loss and gradient are 0 anyway. In
+    a group with equal rewards that holds for every sequence.
     """
-    silent = ((batch.need("advantages") == 0) | ~batch.active).all(dim=1)
-    return batch.replace(weights=batch.need("weights").masked_fill(silent[:, None], 0.0))
+    zero = ((batch.need("advantages") == 0) | ~batch.active).all(dim=1)
+    return batch.replace(weights=batch.need("weights").masked_fill(zero[:, None], 0.0))
 
 
 def advance(state: State, batch: Batch, *, results: Sequence[StepResult], plan: Plan) -> State:

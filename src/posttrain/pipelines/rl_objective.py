@@ -1,4 +1,4 @@
-"""The objective of an RL step: what the pieces of a plan make of the model's outputs."""
+"""The objective of an RL step: the loss that the pieces of a plan make of the model's outputs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from posttrain.types import Batch, Terms
 
 
 def make_objective(plan: Plan, state: State, *, batch: Batch) -> Objective:
-    """The loss of every token: policy, KL penalty, entropy bonus and critic, each where wanted.
+    """The loss of every token: policy, KL penalty, entropy bonus and critic, as the plan has them.
 
-    ``batch`` is the whole batch, of which the objective may then be asked about any part.
+    ``batch`` is the whole batch; the objective can then be evaluated on any part of it.
     """
     if state.step < plan.critic_warmup:
         return Objective(functools.partial(critic_terms, plan=plan), only_critic=True)

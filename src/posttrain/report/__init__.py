@@ -1,4 +1,4 @@
-"""What came out of runs: the facts of a run once, and what draws them.
+"""Results of runs: the facts of a run, read once, and the modules that draw them.
 
 ``facts`` reads a run folder; ``plot`` draws pictures, ``html`` a page, ``terminal`` tables.
 """

@@ -1,4 +1,4 @@
-"""What came out of a run, read once: the picture, the page and the terminal draw it."""
+"""The results of a run, read once: picture, page and terminal draw them."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ TITLES = {
     "rl": "Reinforcement learning",
     "eval": "Evaluation",
 }
-TRAINED = ("rl", "reward", "sft")  # stages with curves, the one that says most of a run first
+TRAINED = ("rl", "reward", "sft")  # stages with curves, the most informative first
 NUM_SAMPLES = 5
 SIGNS: dict[Any, str] = {True: " ✓", False: " ✗", None: " ?"}
-"""Behind an answer: right, wrong, or not to be told since its grader broke."""
+"""The sign after an answer: right, wrong, or unknown because its grader broke."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What came out of a run; each fact is read from its folder when first asked for, and once."""
+    """The results of a run; each fact is read from its folder on first use, and once."""
 
     run: RunFolder
     _records: dict[str, list[Record]] = field(default_factory=dict, repr=False)
 
     def records(self, stage: str) -> list[Record]:
-        """What a stage logged, one record a step; none before its first."""
+        """The logged records of a stage, one a step; empty before the first step."""
         if stage not in self._records:
             self._records[stage] = merge_steps(self.run.stage(stage).records())
         return self._records[stage]
 
     @cached_property
     def name(self) -> str:
-        """What the run is called."""
+        """The name of the run."""
         return self.run.path.resolve().name
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """What ``summary.json`` says; nothing before the end."""
+        """The content of ``summary.json``; empty before the end of the run."""
         return self.run.summary or {}
 
     @cached_property
@@ -63,17 +63,17 @@ class Facts:
 
     @cached_property
     def held_out(self) -> HeldOut:
-        """The evaluations at both ends."""
+        """The evaluations before and after training."""
         return held_out(self.run)
 
     @cached_property
     def reward(self) -> Ends | None:
-        """Where the training reward began and where it ended."""
+        """The training reward at its start and at its end."""
         return ends(series(self.records("rl"), "reward/mean"))
 
     @cached_property
     def measures(self) -> dict[str, Change]:
-        """Rewards before and after, by what they are means of."""
+        """Means of rewards before and after, by what is averaged."""
         found, reward = self.held_out.means(), self.reward
         if reward is not None:
             found[f"training reward, {over_steps(reward.num)}"] = reward[:2]
@@ -81,7 +81,7 @@ class Facts:
 
     @cached_property
     def losses(self) -> dict[str, Change]:
-        """The losses of the stage sft; those on held-out rows are of all of them, each time."""
+        """The losses of the stage sft; a held-out loss always covers all held-out rows."""
         records, losses = self.records("sft"), dict[str, Change]()
         trained, tested = ends(series(records, "loss/total")), series(records, "test/loss")
         if trained is not None:
@@ -96,36 +96,36 @@ class Facts:
 
     @cached_property
     def verdict(self) -> dict[str, Any]:
-        """What the reward model is worth on held-out pairs; nothing where there is none."""
+        """Accuracy and calibration of the reward model on held-out pairs; empty without one."""
         return dict((self.run.stage_record("reward") or {}).get("verdict") or {})
 
     @cached_property
     def made(self) -> dict[str, str]:
         """The preferences and the reward model that were made, in words."""
-        record, told = self.run.stage_record("prefer") or {}, {}
+        record, texts = self.run.stage_record("prefer") or {}, {}
         for split in ("train", "test"):
             if found := record.get(split):
                 broken = f", {found['broken']:,} broken scores" if found["broken"] else ""
                 text = f"{found['sets']:,} and {found['ties']:,} ties{broken}"
-                told[f"preferences, {split} prompts"] = text
+                texts[f"preferences, {split} prompts"] = text
         if worth := self.verdict:
             pairs = f"{worth['accuracy']:.1%} of {worth['num_pairs']:,}"
-            told |= {
+            texts |= {
                 "reward model, held-out pairs": pairs,
                 "  mean margin": f"{worth['margin']:.2f}",
                 "  calibration error": f"{worth['calibration_error']:.1%}",
                 "  correlation with length": f"{worth['length_correlation']:+.2f}",
             }
-        return told
+        return texts
 
     @cached_property
     def findings(self) -> list[Row]:
-        """What went wrong in all stages."""
+        """The findings of the diagnosis, of all stages."""
         return self.run.findings()
 
     @cached_property
     def ways(self) -> dict[str, str]:
-        """How each stage that trains says that it samples and learns, in a line."""
+        """The fast paths that each stage that trains uses, in a line."""
         paths = {stage: self.run.stage(stage).ways for stage in TITLES}
         return {name: str(read_json(path)["line"]) for name, path in paths.items() if path.exists()}
 
@@ -140,18 +140,18 @@ class Facts:
         return self.run.samples
 
     @cached_property
-    def places(self) -> dict[str, Path]:
-        """Where things are."""
-        run, places = self.run, {"run folder": self.run.path}
+    def paths(self) -> dict[str, Path]:
+        """The paths of the outputs, by what they are."""
+        run, paths = self.run, {"run folder": self.run.path}
         if set(TRAINED) & set(run.stages):
-            places |= {"picture": run.curves}
-            places |= {} if run.model is None else {"model": run.model}
+            paths |= {"picture": run.curves}
+            paths |= {} if run.model is None else {"model": run.model}
         if "prefer" in run.stages:
-            places |= {"preferences": run.stage("prefer").path / "pairs.jsonl"}
+            paths |= {"preferences": run.stage("prefer").path / "pairs.jsonl"}
         if self.verdict:
-            places |= {"reward model": run.stage("reward").model}
-            places |= {"calibration": run.stage("reward").path / "calibration.png"}
-        return places
+            paths |= {"reward model": run.stage("reward").model}
+            paths |= {"calibration": run.stage("reward").path / "calibration.png"}
+        return paths
 
     def draw_samples(self, seed: int) -> tuple[list[Row], str]:
         """A few held-out problems before and after, drawn at random, and how they were drawn."""
@@ -173,15 +173,15 @@ class Facts:
         return samples, how + ("" if checked else "; the reward in brackets")
 
     def to_summary(self) -> dict[str, Any]:
-        """What ``summary.json`` says beside what a clock and the recipe know."""
-        told: dict[str, Any] = self.held_out.summary()
+        """The part of ``summary.json`` that is neither time nor recipe."""
+        numbers: dict[str, Any] = self.held_out.summary()
         if self.verdict:
             worth = {name: value for name, value in self.verdict.items() if name != "calibration"}
-            told |= {"reward_model": worth}
+            numbers |= {"reward_model": worth}
         if (reward := self.reward) is not None:
-            told |= {"reward_first": reward.first, "reward_last": reward.last}
-            told |= {"reward_steps": reward.num}
-        return told | {"diagnosis": self.findings, "ways": self.ways}
+            numbers |= {"reward_first": reward.first, "reward_last": reward.last}
+            numbers |= {"reward_steps": reward.num}
+        return numbers | {"diagnosis": self.findings, "ways": self.ways}
 
 
 def _lines(path: Path) -> list[Row]:
@@ -202,10 +202,10 @@ def _sample(before: Row, after: Row, *, checked: bool) -> Row:
     }
 
 
-def told_of(finding: Mapping[str, Any]) -> tuple[str, str]:
-    """When something went wrong, and what it was; what to do only while there is something to do.
+def describe_finding(finding: Mapping[str, Any]) -> tuple[str, str]:
+    """The steps of a finding and its text, with the remedy unless the finding is over.
 
-    >>> told_of({"step": 3, "until": 9, "text": "it rose", "remedy": "Lower it."})
+    >>> describe_finding({"step": 3, "until": 9, "text": "it rose", "remedy": "Lower it."})
     ('step 3, cleared at step 9', 'it rose.')
     """
     until = finding.get("until")

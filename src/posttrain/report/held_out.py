@@ -1,4 +1,4 @@
-"""What the evaluations at both ends of a run found, as a person reads it."""
+"""The evaluations before and after a run, with labels for readers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """A share of held-out answers before and after; ``note`` says why there is none."""
+    """A share of held-out answers before and after; ``note`` says why it is missing."""
 
     label: str
     before: Interval | None = None
@@ -51,14 +51,14 @@ class HeldOut:
 
     @property
     def both(self) -> dict[str, Mapping[str, Any]]:
-        """Those that there are, by ``before`` and ``after``."""
+        """The evaluations that exist, by ``before`` and ``after``."""
         found = {"before": self.before, "after": self.after}
-        return {when: told for when, told in found.items() if told}
+        return {when: numbers for when, numbers in found.items() if numbers}
 
     @property
     def above_one(self) -> dict[str, float]:
         """Rewards that gave more than 1 and declare no maximum, with the largest score seen."""
-        seen = [told.get("above_one", {}) for told in self.both.values()]
+        seen = [numbers.get("above_one", {}) for numbers in self.both.values()]
         names = sorted({name for each in seen for name in each})
         return {name: max(each[name] for each in seen if name in each) for name in names}
 
@@ -68,7 +68,7 @@ class HeldOut:
         return bool(self.accuracy_by) and self.accuracy_by not in self.above_one
 
     def estimates(self, when: str) -> dict[str, Any]:
-        """What the one ``before`` or ``after`` estimates, less what rests on unknown full marks."""
+        """The estimates ``before`` or ``after``, without those whose full marks are unknown."""
         found = self.both.get(when, {}).get("estimates", {})
         if self.accuracy_by in self.above_one:
             return {}
@@ -95,7 +95,7 @@ class HeldOut:
         return shares
 
     def means(self) -> dict[str, Change]:
-        """The mean of every reward before and after; first that of their sum, where it is one."""
+        """The mean of every reward before and after; first that of their weighted sum."""
         before, after = self.before.get("parts", {}), self.after.get("parts", {})
         rows: dict[str, Change] = {}
         if self.both and [weight for weight in self.weights.values() if weight] != [1.0]:
@@ -107,7 +107,7 @@ class HeldOut:
         return rows
 
     def notes(self, *, key: str = "task.accuracy") -> list[str]:
-        """What has to be said of these numbers; ``key`` is how a check of answers is named."""
+        """Remarks on these numbers; ``key`` is the setting that names the check of answers."""
         notes = [how_to_declare(name, largest) for name, largest in self.above_one.items()]
         if self.both and not self.accuracy_by:
             notes.append(
@@ -122,22 +122,22 @@ class HeldOut:
         >>> HeldOut(weights={}, before={"invalid": 0.0}, after=after).broken()
         'before 0%, after 25% (first: no answer)'
         """
-        reasons = [told.get("reason", "") for told in self.both.values() if told["invalid"]]
+        reasons = [one.get("reason", "") for one in self.both.values() if one["invalid"]]
         if not reasons:
             return ""
-        shares = {when: f"{100 * told['invalid']:.3g}%" for when, told in self.both.items()}
+        shares = {when: f"{100 * one['invalid']:.3g}%" for when, one in self.both.items()}
         alike = set(shares.values())
-        told = [f"{when} {share}" for when, share in shares.items()]
-        return f"{alike.pop() if len(alike) == 1 else ', '.join(told)} (first: {reasons[0]})"
+        texts = [f"{when} {share}" for when, share in shares.items()]
+        return f"{alike.pop() if len(alike) == 1 else ', '.join(texts)} (first: {reasons[0]})"
 
     def summary(self) -> dict[str, Any]:
-        """What ``summary.json`` says of them: shares, every reward, broken scores."""
+        """The evaluations for ``summary.json``: shares, every reward, broken scores."""
         if not self.both:
             return {}
         numbers: dict[str, Any] = {"accuracy_by": self.accuracy_by, "above_one": self.above_one}
         rewards: dict[str, dict[str, float]] = {n: {"weight": w} for n, w in self.weights.items()}
         full: dict[str, dict[str, float]] = {}
-        for when, told in self.both.items():
+        for when, found in self.both.items():
             known = {
                 name: interval.value
                 for name, share in self.shares().items()
@@ -147,18 +147,18 @@ class HeldOut:
                 numbers[f"accuracy_{when}"] = known.pop("accuracy")
             for name, value in known.items():
                 full.setdefault(name.removeprefix("full_marks/"), {})[when] = value
-            for name, value in told["parts"].items():
+            for name, value in found["parts"].items():
                 rewards.setdefault(name, {})[when] = value
-            numbers |= {when: self.estimates(when), f"mean_reward_{when}": told["reward"]}
-            numbers[f"invalid_{when}"] = told["invalid"]
-            numbers["problems"] = told.get("problems")  # one from before this was kept has none
-            if told["invalid"]:
-                numbers.setdefault("invalid_reason", told.get("reason", ""))
+            numbers |= {when: self.estimates(when), f"mean_reward_{when}": found["reward"]}
+            numbers[f"invalid_{when}"] = found["invalid"]
+            numbers["problems"] = found.get("problems")  # older versions did not record it
+            if found["invalid"]:
+                numbers.setdefault("invalid_reason", found.get("reason", ""))
         return {**numbers, **({"full_marks": full} if full else {}), "rewards": rewards}
 
 
 def held_out(run: RunFolder) -> HeldOut:
-    """The evaluation at the end of a run, and the one before RL where it asked the same."""
+    """The evaluation at the end of a run, and the one before RL if it used the same problems."""
     before = dict((run.stage_record("rl") or {}).get("before", {}))
     after = dict((run.stage_record("eval") or {}).get("after", {}))
     if after and before.get("of") != after.get("of"):

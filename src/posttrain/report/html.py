@@ -1,7 +1,7 @@
 """A run as one HTML file that needs nothing else, and its numbers as CSV.
 
-Whatever stands in a run folder was written by models and by strangers: every piece of it is
-escaped, the page may load and run nothing, and a part that cannot be read is said to be so.
+The content of a run folder is untrusted, as models and strangers wrote it: every piece of it is
+escaped, the page may load and run nothing, and it names a part that cannot be read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from posttrain.report.facts import SIGNS, TITLES, Facts, number_or_none, told_of
+from posttrain.report.facts import SIGNS, TITLES, Facts, describe_finding, number_or_none
 from posttrain.report.overview import BROKEN, Overview, arrow, overview
 from posttrain.report.panels import end_note, panels_of
 from posttrain.report.svg import draw_panel
@@ -27,7 +27,7 @@ from posttrain.runs.store import Rollouts
 from posttrain.track.printable import counted, harmless, printable
 from posttrain.track.shown import duration
 
-NUM_ROLLOUTS = 12  # of the first step, and of the last
+NUM_ROLLOUTS = 12  # rollouts of the first step, and of the last
 MAX_TEXT = 2000  # characters of a prompt or a completion
 _COLOURS = {True: "good", False: "bad"}
 _NUMBER = ' class="number"'
@@ -48,7 +48,7 @@ def export(run: RunFolder, out: str | Path | None = None) -> list[Path]:
     for stage in TITLES:
         try:
             records = facts.records(stage)
-        except BROKEN:  # the page says so
+        except BROKEN:  # the page names the file that cannot be read
             continue
         if records:
             written.append(page.with_name(f"{page.stem}-{stage}-metrics.csv"))
@@ -109,18 +109,18 @@ def _section(title: str, body: Callable[[], str]) -> str:
 
 
 def _cards(facts: Facts, row: Overview) -> str:
-    told = {
+    rows = {
         share.label: share.note or arrow(*share.values, pattern="{:.1%}")
         for share in facts.held_out.shares().values()
     }
     over = "step" if row.reward_steps == 1 else f"{row.reward_steps} steps"
     reward = arrow(row.reward_first, row.reward_last, pattern="{:.3g}")
-    told |= {f"training reward, first → last {over}": reward}
-    told |= {"steps": "" if row.steps_done is None else f"{row.steps_done:,}"}
-    told |= {"time": "" if row.seconds is None else duration(row.seconds)}
+    rows |= {f"training reward, first → last {over}": reward}
+    rows |= {"steps": "" if row.steps_done is None else f"{row.steps_done:,}"}
+    rows |= {"time": "" if row.seconds is None else duration(row.seconds)}
     cards = [
         f'<div class="card"><span>{_text(name)}</span><b>{_text(value)}</b></div>'
-        for name, value in told.items()
+        for name, value in rows.items()
         if value
     ]
     notes = "".join(map(_note, facts.held_out.notes()))
@@ -150,7 +150,7 @@ def _curves(facts: Facts, stage: str) -> Callable[[], str]:
 def _findings(facts: Facts) -> str:
     shown = []
     for finding in facts.findings:
-        steps, text = told_of(finding)
+        steps, text = describe_finding(finding)
         where = f"{finding['stage']}, {steps}"
         shown.append(
             f'<div class="finding"><b>{_text(finding["finding"])}</b> '
@@ -170,7 +170,7 @@ def _answers(facts: Facts) -> str:
         for when in ("before", "after"):
             right, reward = sample.get(f"right_{when}", ""), sample.get(f"reward_{when}")
             sign = SIGNS.get(right, "")
-            if right is None and isinstance(reward, int | float):  # nothing checks answers
+            if right is None and isinstance(reward, int | float):  # no reward checks answers
                 sign = f"  [{reward:.3g}]"
             cells.append(_cell(f"{sample[when]}{sign}", mark=_COLOURS.get(right, "")))
         rows.append(cells)
@@ -219,7 +219,7 @@ def _config(run: RunFolder) -> str:
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table, where there are rows; a heading stands as the cell below it does."""
+    """A table, empty without rows; headings are aligned like the cells below them."""
     if not rows:
         return ""
     kinds = [_NUMBER if cell.startswith(f"<td{_NUMBER}") else "" for cell in rows[0]]

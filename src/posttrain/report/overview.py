@@ -1,7 +1,7 @@
-"""Runs at a glance: what each was, how far it came, and what sets some of them apart.
+"""Runs at a glance: what each was, how far it came, and how runs differ.
 
-A folder may be half written, of another version, or made by someone else: whatever is wrong with
-one is said of that one, and the others are shown.
+A folder may be half written, of another version, or made by someone else: a problem with one is
+reported in its row, and the others are shown.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from posttrain.runs.lock import is_held
 
 State = Literal["finished", "running", "unfinished", "broken"]
 T = TypeVar("T")
-DEPTH = 3  # folders below the one that is searched
-# What reading a file that is not what it should be can raise.
+DEPTH = 3  # levels of folders that are searched
+# Exceptions of reading a damaged or foreign file.
 BROKEN = (
     ValueError,
     KeyError,
@@ -34,7 +34,7 @@ BROKEN = (
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """One run in a line; None is what it does not have, ``problem`` why it cannot be read.
+    """One run in a line; missing values are None, ``problem`` says why it cannot be read.
 
     ``accuracy_by`` is the reward that checks answers; where none does, ``full_marks`` are the
     shares of each reward before and after. ``reward_first`` and ``reward_last`` are means over
@@ -78,13 +78,13 @@ def find_runs(folder: str | Path = "runs") -> list[Path]:
 
 
 def overview(path: str | Path, facts: Facts | None = None) -> Overview:
-    """What there is to say of a run folder; a broken one is no error, it is said."""
+    """The overview of a run folder; a broken one has a ``problem`` and raises nothing."""
     path = Path(path)
     try:
         return _overview(Facts(RunFolder(path)) if facts is None else facts)
     except BROKEN as error:
-        said = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
-        return Overview(path=path, state="broken", problem=said.removeprefix(f"{path}: "))
+        text = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
+        return Overview(path=path, state="broken", problem=text.removeprefix(f"{path}: "))
 
 
 def compare(paths: Sequence[str | Path]) -> dict[str, list[str]]:
@@ -115,8 +115,8 @@ def arrow(before: float | None, after: float | None, *, pattern: str, unknown: s
     """
     if before is None and after is None:
         return unknown
-    told = [unknown if value is None else pattern.format(value) for value in (before, after)]
-    return " → ".join(filter(None, told))
+    shown = [unknown if value is None else pattern.format(value) for value in (before, after)]
+    return " → ".join(filter(None, shown))
 
 
 def _overview(facts: Facts) -> Overview:

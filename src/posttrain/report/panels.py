@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 from posttrain.runs.metrics_file import Record
 from posttrain.track.curves import ends
 
-MARKERS_UP_TO = 25  # points of a curve
+MARKERS_UP_TO = 25  # points of a curve up to which each has a marker
 TICKS: dict[str, Any] = {"nbins": 4, "min_n_ticks": 3, "steps": [1, 2, 2.5, 5, 10]}
-"""Where numbers stand beside a curve, for matplotlib's ``MaxNLocator``."""
-_SMOOTH_FROM = 40  # points; fewer are shown as they are
+"""Steps between ticks, for matplotlib's ``MaxNLocator``."""
+_SMOOTH_FROM = 40  # points from which a curve is smoothed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One small picture of one metric; where it ``must_move``, all zeros are not worth drawing.
+    """A small plot of one metric; with ``must_move`` it is left out where all values are 0.
 
-    ``held_out`` is the same measured on what is not learned from: a second curve beside the first.
+    ``held_out`` is the same metric on held-out rows, drawn as a second curve.
     """
 
     title: str
@@ -53,7 +53,7 @@ class Curve(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A panel that has something to say, and its curves."""
+    """A panel whose metric was logged, with its curves."""
 
     panel: Panel
     curve: Curve
@@ -61,10 +61,10 @@ class Drawn(NamedTuple):
 
 
 _HELD_OUT_REWARD = Panel(title="Held-out reward", metric="eval/reward")
-HELD_OUT = (_HELD_OUT_REWARD,)  # the place of accuracy, or of what stands for it
+HELD_OUT = (_HELD_OUT_REWARD,)  # replaced by accuracy, or shares with full marks, if logged
 _GRADIENT = Panel(title="Gradient norm", metric="train/gradient_norm")
 
-# Places in the picture; each shows the first of its panels that has something to say.
+# Rows of alternatives: of each tuple, the first panel whose metric was logged is drawn.
 RL: tuple[tuple[Panel, ...], ...] = (
     (Panel(title="Reward", metric="reward/mean"),),
     HELD_OUT,
@@ -72,7 +72,7 @@ RL: tuple[tuple[Panel, ...], ...] = (
     (Panel(title="Entropy (nats per token)", metric="objective/entropy"),),
     (
         Panel(title="KL to the reference (nats per sequence)", metric="objective/kl"),
-        # With one optimiser step a batch, π is π_old, and this is 0.
+        # With one optimiser step a batch, π is π_old, and this KL is 0.
         Panel(title="KL of one step (nats per token)", metric="policy/approx_kl", must_move=True),
         _GRADIENT,
     ),
@@ -96,24 +96,24 @@ REWARD: tuple[tuple[Panel, ...], ...] = (
 
 
 def panels_of(records: Sequence[Record], *, accuracy_by: str = "") -> list[Drawn]:
-    """The panels that these records, one a step, have something to say in, with their curves.
+    """The panels whose metrics are in these records, one record a step, with their curves.
 
     The stage is recognised by what it logs: rewards, preferences, or neither (SFT).
     ``accuracy_by`` is the reward that checks answers.
     """
     logged = {name for record in records for name in record}
-    rewarded = logged & {"reward/mean", "reward/invalid"}  # the first is not there if all broke
-    places = RL if rewarded else REWARD if "preference/margin" in logged else SFT
+    rewarded = logged & {"reward/mean", "reward/invalid"}  # if all scores broke, no reward/mean
+    slots = RL if rewarded else REWARD if "preference/margin" in logged else SFT
     drawn: list[Drawn] = []
-    for place in places:
-        panels = _held_out(logged, accuracy_by) if place == HELD_OUT else place
-        told = [
+    for slot in slots:
+        panels = _held_out(logged, accuracy_by) if slot == HELD_OUT else slot
+        found = [
             Drawn(panel, curve, _curve(records, panel.held_out))
             for panel in panels
             if (curve := _curve(records, panel.metric))
             and (any(curve.values) or not panel.must_move)
         ]
-        drawn += told if place == HELD_OUT else told[:1]
+        drawn += found if slot == HELD_OUT else found[:1]
     return drawn
 
 
@@ -140,7 +140,7 @@ def _curve(records: Sequence[Record], metric: str) -> Curve | None:
 
 
 def end_note(records: Sequence[Record]) -> str:
-    """Over what the numbers beside curves are means; empty where each is the last value."""
+    """A note on the steps that the numbers beside curves average; empty for the last value."""
     found = ends([record["step"] for record in records if record["step"]])
     if found is None or found.num == 1:
         return ""

@@ -55,8 +55,8 @@ def plot_curves(
 def _picture(
     path: str | Path, *, size: tuple[float, float], title: str, **spaces: Any
 ) -> Iterator[Any]:
-    """A figure to draw in; it is written whole, in place of what is there."""
-    # Not pyplot: it keeps every figure alive and chooses a backend by the environment.
+    """A figure to draw in; its file is replaced as a whole at the end."""
+    # Without pyplot, which keeps every figure alive and picks a backend from the environment.
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -80,9 +80,9 @@ def _draw(axis: Any, drawn: Drawn, *, records: Sequence[Record]) -> None:
     title = printable(panel.title, limit=44)
     axis.set_title(title, loc="left", fontsize=9.5, color=_INK, parse_math=False)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-    first, last = records[0]["step"], records[-1]["step"]  # all panels share them
-    room = 0.03 * (last - first) or 1.0  # for the mark of the last point
-    axis.set_xlim(first - room, last + room)
+    first, last = records[0]["step"], records[-1]["step"]  # all panels share the range of steps
+    margin = 0.03 * (last - first) or 1.0  # so that the marker of the last point is not cut
+    axis.set_xlim(first - margin, last + margin)
     if panel.percent:
         axis.set_ylim(-0.03, 1.03)
         axis.set_yticks(_QUARTERS)
@@ -118,8 +118,9 @@ def _draw_curve(
 def plot_calibration(bins: Sequence[Bin], path: str | Path, *, title: str = "") -> None:
     """Draw a reliability table into a PNG: the observed rate over the predicted one, bin by bin.
 
-    On the diagonal the model is right about itself. Below are the shares of predictions, for a bin
-    that few fall into is a noisy point. ``bins`` come from ``preferences.pair_calibration``.
+    On the diagonal the model is calibrated. The lower plot shows the share of predictions in each
+    bin, because bins with few of them are noisy. ``bins`` come from
+    ``preferences.pair_calibration``.
     """
     total = sum(row.count for row in bins)
     if total == 0:

@@ -15,7 +15,7 @@ from posttrain.track.printable import printable
 
 WIDTH, HEIGHT = 320, 150
 LEFT, RIGHT, TOP, BOTTOM = 50, 8, 8, 20
-MAX_POINTS = 400  # more than a picture of this width can show
+MAX_POINTS = 400  # more points than a picture of this width can show
 _TEXT = 'font-size="10" fill="#767676"'
 _CURVES = {
     "curve": 'fill="none" stroke="#2563b0" stroke-width="1.8"',
@@ -38,7 +38,8 @@ def draw_panel(drawn: Drawn, records: Sequence[Record]) -> str:
 
     def line(kind: str, points: Iterable[tuple[float, float]]) -> str:
         points = [place(*point) for point in points]
-        points = points[:: -math.ceil(len(points) / MAX_POINTS)][::-1]  # the last among them
+        # Thinned from the end, so that the last point stays.
+        points = points[:: -math.ceil(len(points) / MAX_POINTS)][::-1]
         pairs = " ".join(f"{x},{y}" for x, y in points)
         dots = points if kind == "curve" and len(points) <= MARKERS_UP_TO else []
         return f'<polyline class="{kind}" {_CURVES[kind]} points="{pairs}"/>' + "".join(
@@ -59,15 +60,15 @@ def draw_panel(drawn: Drawn, records: Sequence[Record]) -> str:
     if curve.smooth != curve.values:
         parts.append(line("raw", zip(curve.steps, curve.values, strict=True)))
     parts.append(line("curve", zip(curve.steps, curve.smooth, strict=True)))
-    told = f"{curve.last:.1%}" if panel.percent else f"{curve.last:.3g}"
+    value = f"{curve.last:.1%}" if panel.percent else f"{curve.last:.3g}"
     over = "at the end" if curve.num == 1 else f"mean of the last {curve.num} steps"
     if held_out:
         parts.append(line("held-out", zip(held_out.steps, held_out.values, strict=True)))
-        told += f", held-out {held_out.last:.3g}"
+        value += f", held-out {held_out.last:.3g}"
     title = html.escape(printable(panel.title, limit=80))
     return (
-        f"<figure><figcaption><span>{title}</span><b>{told}</b></figcaption>"
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}: {told}, {over}">'
+        f"<figure><figcaption><span>{title}</span><b>{value}</b></figcaption>"
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}: {value}, {over}">'
         f"{''.join(parts)}</svg></figure>"
     )
 
@@ -84,6 +85,6 @@ def _ticks(values: Sequence[float], *, percent: bool) -> list[float]:
         return [0.0, 0.5, 1.0]
     low, high = min(values), max(values)
     if high - low <= 1e-9 * max(abs(low), abs(high)):
-        room = abs(high) / 8 or 1.0
-        low, high = low - room, high + room
+        margin = abs(high) / 8 or 1.0
+        low, high = low - margin, high + margin
     return [float(f"{tick:.9g}") for tick in MaxNLocator(**TICKS).tick_values(low, high)]

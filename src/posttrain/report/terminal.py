@@ -1,7 +1,7 @@
-"""What came out of runs and evaluations, as tables for the terminal.
+"""The results of runs and evaluations, as tables for the terminal.
 
-Prompts and completions are text that nobody vouches for: they are shown as plain characters, never
-as markup, and control characters are written out.
+Prompts and completions are untrusted text: they are shown as plain characters, never as markup, and
+control characters are escaped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from posttrain.report.facts import SIGNS, Facts, told_of
+from posttrain.report.facts import SIGNS, Facts, describe_finding
 from posttrain.report.held_out import HeldOut, Interval, Share
 from posttrain.report.overview import Overview, arrow
 from posttrain.track.printable import counted, printable
@@ -25,8 +25,9 @@ from posttrain.types.marks import estimate_label, no_full_marks, reward_label
 
 STYLES = {"finished": "green", "running": "cyan", "unfinished": "yellow", "broken": "bold red"}
 REWARD_IS = "reward: of training, means of the first and the last tenth of the steps (ten at most)"
-CELL = 60  # characters of a setting
-WORDS = {"state": 0, "stages": 110, "algorithm": 90}  # columns, and how wide a screen they want
+CELL = 60  # characters of a setting at most
+# Optional columns, and the width of the screen from which they are shown.
+WORDS = {"state": 0, "stages": 110, "algorithm": 90}
 _MARKS = {True: "green", False: "red", None: "yellow"}
 
 
@@ -47,14 +48,14 @@ def render_summary(facts: Facts, *, next_steps: Sequence[str] = ()) -> Renderabl
     if facts.samples:
         drawn = facts.summary.get("answers_shown", "")
         parts.append(_headed(f"Held-out answers: {drawn}", _samples(facts.samples)))
-    places = Table.grid(padding=(0, 2))
-    for name, place in facts.places.items():
+    paths = Table.grid(padding=(0, 2))
+    for name, place in facts.paths.items():
         where = Text(printable(str(place)), overflow="fold")
-        places.add_row(Text(f"  {printable(name)}", style="dim"), where)
-    parts.append(_headed("Where things are", places))
+        paths.add_row(Text(f"  {printable(name)}", style="dim"), where)
+    parts.append(_headed("Where things are", paths))
     if next_steps:
-        told = (f"  {printable(line)}" for line in next_steps)
-        lines = [Text(line, no_wrap=True, overflow="ignore") for line in told]
+        shown = (f"  {printable(line)}" for line in next_steps)
+        lines = [Text(line, no_wrap=True, overflow="ignore") for line in shown]
         parts.append(_headed("What to try next", Group(*lines)))
     spaced = [item for part in parts for item in (Text(), part)]
     return Group(*spaced, Text())
@@ -82,9 +83,9 @@ def _results(facts: Facts) -> Table:
         table.add_row(Text(printable(share.label)), *_share(share))
     for good, rows in ((1, facts.measures), (-1, facts.losses)):
         for name, values in rows.items():
-            told = ["-" if value is None else number({"": value}) for value in values]
+            cells = ["-" if value is None else number({"": value}) for value in values]
             moved = _moved(*values, pattern="{:+.3f}", good=good)
-            table.add_row(Text(printable(name)), *told, moved)
+            table.add_row(Text(printable(name)), *cells, moved)
     for name, text in facts.made.items():
         table.add_row(name, "", text, "")
     table.add_row("time", "", "-" if facts.seconds is None else duration(facts.seconds), "")
@@ -116,7 +117,7 @@ def _moved(before: float | None, after: float | None, *, pattern: str, good: int
 
 
 def _finding(finding: Mapping[str, Any]) -> Text:
-    steps, text = told_of(finding)
+    steps, text = describe_finding(finding)
     stage = finding.get("stage", "rl")
     where = "" if stage == "rl" else f"{printable(stage)}: "
     head = f"{where}{printable(finding['finding'])}, {steps}: "
@@ -139,7 +140,7 @@ def _samples(samples: Sequence[Mapping[str, Any]]) -> Table:
 def _answer(sample: Mapping[str, Any], when: str) -> Text:
     text = printable(sample[when], limit=240)
     right, reward = sample.get(f"right_{when}"), sample.get(f"reward_{when}")
-    if right is None and reward is not None:  # nothing says whether it is right
+    if right is None and reward is not None:  # no reward checks answers
         return Text.assemble(text, (f"  [{number({'': reward})}]", "dim"))
     return Text.assemble((text + SIGNS[right], _MARKS[right]))
 
@@ -192,19 +193,20 @@ def _answers(
     problems: Sequence[Mapping[str, Any]], *, show: int, seed: int, checked: bool
 ) -> Table:
     total = len(problems)
-    places = sorted(random.Random(seed).sample(range(total), min(show, total)))
-    how = f"{len(places)} of {total} answers, drawn at random (seed {seed})"
+    rows = sorted(random.Random(seed).sample(range(total), min(show, total)))
+    how = f"{len(rows)} of {total} answers, drawn at random (seed {seed})"
     table = Table(box=SIMPLE_HEAD, title=how, title_justify="left")
     for heading in ("prompt", "expected", "answer"):
         table.add_column(heading, overflow="fold")
     table.add_column("reward", overflow="fold", justify="right")
-    for place in places:
+    for place in rows:
         row = problems[place]
-        told = printable(row["completion"], limit=240) + (SIGNS[row["correct"]] if checked else "")
+        answer = printable(row["completion"], limit=240)
+        answer += SIGNS[row["correct"]] if checked else ""
         value = f"{row['reward']:.3f}" if row["state"] == "ok" else "broken"
         question = Text(printable(row["prompt"], limit=160))
         expected = Text(printable(row["answer"] or "", limit=80))
-        table.add_row(question, expected, Text(told), value)
+        table.add_row(question, expected, Text(answer), value)
     return table
 
 
@@ -224,7 +226,7 @@ def render_runs(rows: Sequence[Overview], *, names: Sequence[str], width: int) -
             "stages": Text(printable(" ".join(row.stages)) or "-"),
             "algorithm": Text(printable(row.algorithm or "-", limit=30)),
         }
-        cells |= {key: Text(told) for key, told in _final(row).items()}
+        cells |= {key: Text(text) for key, text in _final(row).items()}
         table.add_row(Text(printable(name)), *(cells[key] for key in (*words, *numbers)))
     return Group(table, *_below(rows, names))
 
@@ -250,10 +252,10 @@ def render_comparison(
 
 
 def _below(rows: Sequence[Overview], names: Sequence[str]) -> list[Text]:
-    """What a reward is, and why a run could not be read."""
+    """Notes below the table: what the reward is, and why a run could not be read."""
     problems = {name: row.problem for name, row in zip(names, rows, strict=True) if row.problem}
-    told = [f"{printable(name)}: {printable(why, limit=300)}" for name, why in problems.items()]
-    return [Text(REWARD_IS, style="dim"), *map(Text, told)]
+    lines = [f"{printable(name)}: {printable(why, limit=300)}" for name, why in problems.items()]
+    return [Text(REWARD_IS, style="dim"), *map(Text, lines)]
 
 
 def _final(row: Overview) -> dict[str, str]:
@@ -270,12 +272,12 @@ def _final(row: Overview) -> dict[str, str]:
 
 
 def _held_out(row: Overview) -> str:
-    """The accuracy and what it goes by; without a check of answers, the shares with full marks."""
+    """The accuracy and its reward; without a check of answers, the shares with full marks."""
     if row.accuracy_by:
         change = arrow(row.accuracy_before, row.accuracy_after, pattern="{:.1%}", unknown="-")
         return change if change == "-" else f"{change} accuracy ({printable(row.accuracy_by)})"
-    told = [
+    shares = [
         f"{arrow(*both, pattern='{:.1%}', unknown='-')} full marks of {printable(name)}"
         for name, both in row.full_marks.items()
     ]
-    return ", ".join(told) or "-"
+    return ", ".join(shares) or "-"

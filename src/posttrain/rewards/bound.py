@@ -1,4 +1,4 @@
-"""A reward of a recipe with its options bound: what it wants to know, and what it said, checked."""
+"""A reward of a recipe with its options bound: the data it takes, and its return value, checked."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Weight = float | Mapping[str, Any]
 Kind = Literal["single", "batched", "async", "scorer"]
 MAX_REASON_LENGTH = 500
 MAX_DETAILS_LENGTH = 4000
-LARGEST = 1e30  # beyond it the squares of scores are soon infinite, and nothing is learned
+LARGEST = 1e30  # larger scores would overflow when squared, and nothing could be learned
 _CALLER = Path(__file__).with_name("grading.py")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoundReward:
-    """One reward of a recipe: its options bound, the data it wants known by name.
+    """One reward of a recipe: its options bound, and the names of the data it takes.
 
     ``kind`` is how it is called: with one rollout, with lists of a whole chunk (a function whose
     attribute ``batched`` is True), awaited, or as a scorer of whole batches of rollouts.
@@ -47,14 +47,14 @@ class BoundReward:
 
     @property
     def full_marks(self) -> float | None:
-        """What it gives at most: as declared, else 1; None for a scorer, which gives anything."""
+        """The largest score: as declared, else 1; None for a scorer, whose scores have no bound."""
         if self.maximum is None and self.kind != "scorer":
             return 1.0
         return self.maximum
 
     @property
     def monitored(self) -> bool:
-        """Whether it counts for nothing, and must not break what counts."""
+        """Whether its weight is 0: its score is recorded, and a failure of it breaks no rollout."""
         return self.weight == 0
 
 
@@ -130,9 +130,9 @@ def checked(reward: BoundReward, result: Any) -> Score:
 
 
 def usable(value: Any) -> float:
-    """A number to compute with as a float, also one in numpy's or torch's clothes; else raises.
+    """A number as a float, also a scalar of numpy or torch; raises for anything else.
 
-    It is finite, and no larger than ``LARGEST``.
+    It must be finite, and no larger than ``LARGEST``.
     """
     if not isinstance(value, numbers.Real) and hasattr(value, "item"):
         value = value.item()
@@ -153,13 +153,13 @@ def raised(reward: BoundReward, error: BaseException) -> Score:
     score = broken(reward, f"raised {what}"[:MAX_REASON_LENGTH] + f" ({_place(error)})")
     frames = error.__traceback__
     while frames is not None and Path(frames.tb_frame.f_code.co_filename) == _CALLER:
-        frames = frames.tb_next  # a user wants to see the reward, not who called it
+        frames = frames.tb_next  # the traceback begins in the reward, not in its caller
     trace = "".join(traceback.format_exception(type(error), error, frames))
     return replace(score, details=trace[-MAX_DETAILS_LENGTH:])
 
 
 def broken(reward: BoundReward, reason: str) -> Score:
-    """A score that counts for nothing, and says why."""
+    """A broken score, with the reason."""
     return Score(value=0.0, state="invalid", reason=f"reward {reward.name!r} {reason}")
 
 
@@ -196,7 +196,7 @@ def _wanted(function: Reward, kind: str) -> tuple[tuple[str, ...], frozenset[str
 
 
 def _place(error: BaseException) -> str:
-    """The line that raised: in the reward's own file where it is there, else the innermost."""
+    """The line that raised: the last one in the reward's own file, else the innermost."""
     everything = list(traceback.extract_tb(error.__traceback__))
     frames = [f for f in everything if Path(f.filename) != _CALLER] or everything
     own = [frame for frame in frames if frame.filename == frames[0].filename]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_RESPONSE_BYTES = 1_000_000
-MAX_WAIT = 60.0  # seconds between two attempts; a server that asks for more is given up on
+MAX_WAIT = 60.0  # seconds between two attempts; no retry where the server asks for a longer wait
 _CHUNK = 65_536
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _HOST = re.compile(r"[A-Za-z0-9._-]+(:[0-9]+)?|\[[0-9A-Fa-f:.]+\](:[0-9]+)?")
@@ -31,13 +31,13 @@ KEYS = {
     "generativelanguage.googleapis.com": "GEMINI_API_KEY",
     "openrouter.ai": "OPENROUTER_API_KEY",
 }
-"""Hosts, and the variable that usually holds their key: it goes to its own host unasked."""
+"""Hosts, and the environment variable with their API key, which is sent to that host alone."""
 
 
 class ChatError(Exception):
-    """A call that brought no answer; ``passing`` says that a later one may.
+    """A call without an answer; ``passing`` says that a retry may succeed.
 
-    ``there`` says that a server of this kind has answered, or took too long over it.
+    ``there`` says that a chat server is at that address: it answered, or timed out.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class ChatError(Exception):
         self.passing = passing
         self.timed_out = timed_out
         self.there = there or timed_out
-        self.after = after  # seconds that the server asks for
+        self.after = after  # seconds to wait, as the server asks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What the model said, and the tokens that it was asked and answered with."""
+    """The reply of the model, and how many tokens question and reply have."""
 
     text: str
     tokens_in: int = 0
@@ -79,7 +79,7 @@ def endpoint(url: str, *, has_key: bool) -> str:
     'https://api.openai.com/v1/chat/completions'
     """
     parts = urllib.parse.urlsplit(url)
-    # A user's name, or a backslash, would let one reader see another host than the next.
+    # URL parsers disagree on the host where there is a user name or a backslash.
     strange = any(character <= " " or character == "\x7f" for character in url)
     if strange or parts.scheme not in ("http", "https") or not _HOST.fullmatch(parts.netloc):
         raise ValueError(f"url: expected https://HOST/… (or http://HOST/…), got {url!r}")
@@ -93,10 +93,10 @@ def endpoint(url: str, *, has_key: bool) -> str:
 
 
 def key_for(url: str, variable: str) -> str:
-    """The key for a host: the one that is usual there, or that of the ``variable`` named.
+    """The key for a host: from the host's variable in :data:`KEYS`, or from ``variable``.
 
-    A recipe may be a stranger's, and name any variable and any host. So a key goes only to the host
-    of :data:`KEYS` that it is for, and to those that ``VARIABLE_HOSTS`` in the environment names.
+    A recipe may come from anybody, and name any variable and any host. So a key is sent only to its
+    host in :data:`KEYS`, and to those that ``VARIABLE_HOSTS`` in the environment lists.
     """
     host = urllib.parse.urlsplit(url).hostname or ""
     name = variable or KEYS.get(host, "")
@@ -126,7 +126,7 @@ def ask(url: str, body: Mapping[str, Any], *, key: str, seconds: float) -> Reply
         with urllib.request.build_opener(*handlers).open(request, timeout=seconds) as response:
             return _reply(_read(response, deadline))
     except urllib.error.HTTPError as error:
-        with error:  # it holds the connection
+        with error:  # close the connection that the error holds
             raise _refusal(error) from None
     except (OSError, http.client.HTTPException) as error:
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
@@ -150,7 +150,7 @@ def wait_before(attempt: int, error: ChatError) -> float:
 
 
 def _read(response: Any, deadline: float) -> bytes:
-    """The body; the socket's own clock starts again with each byte, so the deadline is ours."""
+    """The body, with a deadline: the socket's own timeout starts again with each byte."""
     pieces: list[bytes] = []
     while sum(map(len, pieces)) <= MAX_RESPONSE_BYTES:
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What a reward says of itself: whether it checks the answer, and the most that it gives."""
+"""What a reward declares: whether it checks the answer, and its largest score."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def declare(
 ) -> Callable[[Function], Function]:
     """Mark a reward function with ``checks_answer`` and ``maximum``, which may also be set plainly.
 
-    A reward checks the answer where full marks mean that it is right: accuracy goes by such a one.
+    A reward checks the answer where full marks mean that it is right: it defines the accuracy.
     Full marks are 1 unless a ``maximum`` is declared, and no score may be above it. What is not
     given stays as it was declared before. ``longest_call`` is for a reward that has a time limit of
     its own, and scores 0 what exceeds it: given the reward's options, it says how many seconds one

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 MAX_EXPRESSION_LENGTH = 200  # characters; bounds the depth of the tree and the size of the numbers
 
-# Spaces, digits, + - * / and parentheses: what remains has no names, calls, strings or floats.
+# Spaces, digits, + - * / and parentheses only: no names, calls, strings or floats.
 _ALPHABET = re.compile(r"[ 0-9+\-*/()]+")
 _TYPOGRAPHIC = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "[": "(", "]": ")"})
 _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
@@ -39,7 +39,7 @@ def evaluate(text: str) -> tuple[Fraction, list[int]] | None:
     try:
         value = _value(ast.parse(text.strip(), mode="eval").body, used)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
-        return None  # the parser says MemoryError for brackets nested too deeply
+        return None  # the parser raises MemoryError for brackets nested too deeply
     return value, used
 
 

@@ -1,4 +1,4 @@
-"""Where in a completion the answer stands. Every way is linear in the length of the text."""
+"""Finds the answer in a completion, in time linear in the length of the text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from posttrain.rewards.math.latex import fraction
 Extract = Literal["whole", "tag", "hashes", "boxed", "last_number", "auto", "answer", "expression"]
 
 MARKS = {"boxed": ("\\boxed", "\\fbox"), "tag": ("<answer>",), "hashes": ("####",)}
-_ANNOUNCED = re.compile(  # The answer is 18; \\text{Answer: }18
+_ANNOUNCED = re.compile(  # phrases before an answer: The answer is 18; \\text{Answer: }18
     r"(\\text\s?\{)?\s*(?:so,? )?(?:the |my )?(?:final |correct )?answer[*_]*\s*(?:is\b|:)"
     r"[\s:*_]*(\})?",
     re.IGNORECASE,
@@ -52,19 +52,19 @@ _STATES = re.compile(
 _FIRST = re.compile(rf"[\s:=*_`~$({{}}\[\\]*({_NUMBER.pattern})")
 # A minus with a space is a sign only where the answer begins; at a line's start it marks a list.
 _SIGN = re.compile(r"([ :=*_`~$({}\[\\]*)- +(?=[$€£¥₹]?[.0-9])")
-_GOES_ON = re.compile(  # 2 * 4 = 8, 2^3 = 8, 2³ = 8, 2 plus 3 = 5
+_GOES_ON = re.compile(  # an equation after a number: 2 * 4 = 8, 2^3 = 8, 2³ = 8, 2 plus 3 = 5
     r"[a-zA-Z%*_ !¹²³⁰⁴-⁹]{0,40}(?:[-+*/=%]|[)}]*\^|[)}]* ?=|\b(?:x|plus|minus|times|divided by))"
     r" ?[-$({\[]*[0-9]"
 )
 _SENTENCE = re.compile(r"(?:[^.!?\n]|[.!?](?!\s|$))*")
 _ITEM = re.compile(r"[.):]\s*[^\W_]")
 _BULLET = re.compile(r"^[ \t]*[-−–‑] +(?=[0-9(])", re.MULTILINE)
-_NUMBERING = re.compile(r"\A(?:[0-9]+\) *|\([0-9]+\) +)+(?=[0-9(])")  # 2) 25*4
+_NUMBERING = re.compile(r"\A(?:[0-9]+\) *|\([0-9]+\) +)+(?=[0-9(])")  # a number in a list: "2) 25"
 _RUN = re.compile(r"[-0-9(][-+*/()0-9= ]*")
 _OPERATION = re.compile(r"[0-9)] *[-+*/] *[-(]*[0-9]")
 _MOST = 300  # characters of a sentence that are read: a bound on the work
 _NEAR = 60  # characters beside a number where another candidate may stand
-_POWER = r"10\s?\^\s?(?:\{([+-]?[0-9]{1,2})\}|([+-]?[0-9]{1,2}))"  # of ten
+_POWER = r"10\s?\^\s?(?:\{([+-]?[0-9]{1,2})\}|([+-]?[0-9]{1,2}))"  # a power of ten
 _FRACTION = r"\\[dt]?frac\s?(?:\{([0-9]+)\}|([0-9]))\s?(?:\{([0-9]+)\}|([0-9]))"
 _PLAIN: list[
     tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
@@ -84,8 +84,9 @@ _PLAIN: list[
     (re.compile(r"\\(?:left|right)(?=[()])"), ""),
     (re.compile(r"\\approx\b|≈"), "="),
     (re.compile(r"\\[,;: ]|[\u00a0\u202f\u2009]"), " "),
-    (re.compile(r"(?<==) ?- (?=[0-9])"), " -"),  # nothing that 5 could be taken from: = - 5
-    (  # 1 200
+    # "= - 5": a minus with nothing before it to subtract from is a sign.
+    (re.compile(r"(?<==) ?- (?=[0-9])"), " -"),
+    (  # digits grouped by spaces: 1 200
         re.compile(r"(?<![0-9.,/:])(?<![0-9] )[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9/])"),
         lambda match: match[0].replace(" ", ","),
     ),
@@ -139,7 +140,7 @@ def _whole(text: str) -> str | None:
 
 
 def _bare(text: str) -> str | None:
-    """What stands at a mark, without what announces it."""
+    """The text at a mark, without a phrase such as "The answer is"."""
     text = text.strip()
     found = _ANNOUNCED.match(text)
     if found:
@@ -177,7 +178,7 @@ def _boxed(text: str) -> str | None:
 
 
 def _ends(text: str, mark: str) -> int:
-    """Where the last of a mark ends; -1 without one."""
+    """Where the last occurrence of a mark ends; -1 without one."""
     place = text.rfind(mark)
     return place + len(mark) if place >= 0 else -1
 
@@ -223,7 +224,7 @@ def _answer(text: str) -> str | None:
 
 
 def _last_alone(text: str) -> str | None:
-    """The last number; where it is one of several candidates, all of these."""
+    """The last number; where several are offered ("72 or 73"), all of them."""
     last = _last_match(text)
     if last is None or len(last[0]) > _NEAR:
         return last and last[0]
@@ -266,7 +267,7 @@ def _stated(rest: str, match: re.Match[str]) -> str | None:
 
 
 def _signed(text: str) -> str:
-    """What an answer stands in, with ``- 5`` at its beginning as ``-5``."""
+    """A text that holds an answer, with ``- 5`` at its beginning written as ``-5``."""
     begins = _SIGN.match(text)
     return f"{begins[1]}-{text[begins.end() :]}" if begins else text
 
@@ -298,7 +299,8 @@ def plain(text: str) -> str:
 def _auto(text: str) -> str | None:
     places = {name: max(_ends(text, mark) for mark in marks) for name, marks in MARKS.items()}
     found = None
-    for name in sorted(places, key=lambda name: -places[name]):  # the mark that comes last
+    # By where they stand in the text, the last mark first.
+    for name in sorted(places, key=lambda name: -places[name]):
         found = EXTRACTORS[name](text) if places[name] >= 0 else None
         if found is not None:
             return found

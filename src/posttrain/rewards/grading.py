@@ -1,7 +1,7 @@
 """Running the rewards of a recipe on samples, one after another, in this process.
 
-A sample is the data that the rewards want of a rollout, by name. What comes back is each reward's
-own score, in order, up to the first that is broken and counts: a monitored one stops none.
+A sample is the data of a rollout that the rewards take, by name. The result is each reward's own
+score, in order. A broken score ends the list, unless its reward is only monitored.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Started = Callable[[int, int], None]
 """Called with the number of the sample and of the reward that is about to run."""
 Done = Callable[[int, Results], None]
 
-WHOLE_CHUNK = -1  # in place of a sample's number, while a call is about all of them
-CONCURRENT = 32  # calls of an async reward under way at a time
+WHOLE_CHUNK = -1  # instead of a sample's index, while a batched reward grades the whole chunk
+CONCURRENT = 32  # concurrent calls of an async reward
 _Passes = tuple[type[BaseException], ...]
 
 
@@ -95,14 +95,14 @@ def _data(reward: BoundReward, sample: Sample) -> dict[str, Any]:
 
 
 def _batched(reward: BoundReward, samples: Sequence[Sample], *, passes: _Passes) -> list[Score]:
-    """One call for all; where it raises, one for each, to find out whose fault it is."""
+    """One call for all samples; where it raises, one for each, to find the sample that fails."""
     begun = time.perf_counter()
     try:
         rows = [_data(reward, sample) for sample in samples]
         names = [name for name in reward.wanted if all(name in row for row in rows)]
         assert callable(reward.function)
         returned = reward.function(**{name: [row[name] for row in rows] for name in names})
-        if hasattr(returned, "tolist"):  # numpy's or torch's list
+        if hasattr(returned, "tolist"):  # an array of numpy or a tensor
             returned = returned.tolist()
     except passes:
         raise
@@ -128,7 +128,7 @@ async def _awaited(
     seconds: float | None,
     passes: _Passes,
 ) -> list[Score]:
-    """Calls side by side; ``turns`` says that the event loop does: one that hangs is seen."""
+    """Concurrent calls; ``turns`` ticks while the event loop runs, so that a blocked loop shows."""
     gate = asyncio.Semaphore(CONCURRENT)
 
     async def one(sample: Sample) -> Score:

@@ -114,7 +114,7 @@ def check_options(
     if scale <= 0 or seconds <= 0:
         raise ValueError(f"scale and seconds must be above 0, got {scale} and {seconds}")
     if api_key_variable and not _VARIABLE.fullmatch(api_key_variable):
-        raise ValueError(  # what was given may be the key: it is not repeated
+        raise ValueError(  # the value may be the key itself, so the error does not repeat it
             "api_key_variable: expected the name of an environment variable, never the key itself"
         )
     endpoint(url, has_key=False)
@@ -156,7 +156,7 @@ declare(check_options=check_options, check_ready=check_ready)(judge_verdict)
 
 
 def _hint(error: ChatError, *, url: str, variable: str) -> str:
-    """Where a server asks for a key, which one it is given."""
+    """For an error: which key a server that asks for one was given."""
     if "HTTP 401" not in str(error):
         return ""
     known = variable or KEYS.get(urllib.parse.urlsplit(url).hostname or "")
@@ -189,9 +189,9 @@ def _json_score(reply: str) -> float | None:
 
 def _messages(texts: dict[str, str], *, rubric: str, scale: float) -> list[dict[str, str]]:
     """The question to the judge, each text between fences that it cannot contain."""
-    # The fence holds a hash of the texts: no text can hold it, and the question stays the same.
+    # The fence holds a hash of the texts: no text can contain it, and equal questions stay equal.
     fence = f"=== {hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]} ==="
-    # A judge that quotes a text must not quote a verdict.
+    # A verdict in a text is disguised, so that a judge who quotes the text does not give it.
     safe = {name: _SCORE_TAG.sub("&lt;", text) for name, text in texts.items()}
     filled = _PLACEHOLDER.sub(lambda match: f"{fence}\n{safe[match[1]]}\n{fence}", rubric)
     task = _TASK.replace("{fence}", fence).replace("{scale}", f"{scale:g}")
@@ -210,7 +210,7 @@ def _remember(path: str, key: str, *, value: float) -> None:
 
 
 def _open(path: str) -> sqlite3.Connection:
-    """SQLite, because the workers of a pool share the file."""
+    """The cache: SQLite, because the workers of a pool share the file."""
     table = sqlite3.connect(path, timeout=30.0)
     table.execute("CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, value REAL)")
     return table

@@ -43,7 +43,8 @@ def numeric_answer(
     given = extract_answer(completion, extract)
     numbers = {parse_number(stated) for stated in given.split(" or ")} if given else {None}
     number = numbers.pop()
-    if number is None or numbers:  # 72 or 73 is no answer, 1/2 or 0.5 is one
+    # Several numbers are an answer only if all are equal: 1/2 or 0.5, not 72 or 73.
+    if number is None or numbers:
         return 0.0
     return float(abs(number - expected) <= Fraction(str(tolerance)))
 
@@ -73,7 +74,7 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def _expected(answer: str | float) -> Fraction:
-    """The right answer. One that is no number is a fault of the data, not a wrong answer."""
+    """The right answer. One that is no number is an error of the data, not a wrong answer."""
     expected = None
     if isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer):
         expected = Fraction(str(answer))  # 0.1 is one tenth, not the double nearest to it

@@ -1,10 +1,10 @@
 """The grading pool: rewards in processes that can be killed, so that none can hold up a run.
 
-A sample that takes too long, or takes its worker down with it again and again, is the only one
-that pays: the worker is replaced, and the rest of its chunk is graded by others. A worker may also
-die for no fault of the sample it is at (the system was short of memory, a thread that an earlier
-sample left behind crashed), or while it waits for work: what it had is handed out again. (The pool
-of the library pebble ends for good with a worker that is killed while it waits.)
+A sample that takes too long, or whose worker dies again and again, is the only one that gets a
+broken score: the worker is replaced, and other workers grade the rest of its chunk. A worker may
+also die through no fault of the sample it is grading (the system was short of memory, a thread that
+an earlier sample left behind crashed), or while it waits for work: its samples are handed out
+again. (pebble's process pool stops for good when a waiting worker is killed.)
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from typing import Any
 
 from posttrain.rewards.bound import BoundReward
 from posttrain.rewards.grading import WHOLE_CHUNK, Results, Sample
-from posttrain.rewards.pool_worker import NOT_BEGUN, Beat, work
+from posttrain.rewards.pool_worker import NOT_BEGUN, Status, work
 from posttrain.types import Score
 
 CHUNK = 64  # samples that a worker gets at a time, at most
-SLACK = 0.05  # seconds between a limit and the look at it
-START = 30.0  # seconds that a new worker has to begin: copying a large process takes time
-TRIES = 3  # workers that end while they are at a sample before it is taken to be the cause
-VAIN = 10  # workers in a row that end before they have begun with anything
-PAUSES = (0.1, 1.0, 5.0)  # seconds before a new process is tried again
+SLACK = 0.05  # seconds that are added to a time limit before it is checked
+START = 30.0  # seconds within which a new worker must start: forking a large process takes time
+TRIES = 3  # workers that die while grading a sample before the sample is taken to be the cause
+MAX_FAILED_STARTS = 10  # workers in a row that die before they grade anything
+PAUSES = (0.1, 1.0, 5.0)  # seconds to wait before each new attempt to start a process
 Progress = Callable[[int, int], None]
 
 
@@ -43,10 +43,10 @@ class GradingPool:
     """A :class:`posttrain.rewards.scorer.Grader` that runs rewards in worker processes.
 
     ``seconds`` is the limit of one sample (of one call, for a reward that takes whole batches),
-    ``memory_mb`` what a worker may take beyond what it has when it begins. Workers are copies of
-    this process (``fork``): a reward may be any function, but changes it makes to variables stay in
-    its worker. ``progress`` is told how many of the samples are graded; ``died`` counts the workers
-    that ended by themselves and were replaced. Not for several threads at the same time.
+    ``memory_mb`` the memory a worker may take beyond what it has when it starts. Workers are forks
+    of this process: a reward may be any function, but changes it makes to variables stay in its
+    worker. ``progress`` is called with the number of graded samples; ``died`` counts the workers
+    that died by themselves and were replaced. Not thread-safe.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class GradingPool:
         self._limits = {"seconds": seconds, "memory_mb": memory_mb}
         self._seconds = seconds
         self._progress = progress
-        self.died = self._in_vain = 0
-        self._workers = [self._hire() for _ in range(workers)]
+        self.died = self._failed_starts = 0
+        self._workers = [self._start_worker() for _ in range(workers)]
         atexit.register(self.close)
 
     def __call__(self, rewards: Sequence[BoundReward], samples: Sequence[Sample]) -> list[Results]:
@@ -80,8 +80,8 @@ class GradingPool:
             while not job.finished:
                 self._hand_out(job)
                 self._listen(job)
-                self._look_for_the_late(job)
-        except BaseException:  # an interrupt: what the workers still say belongs to no job
+                self._replace_late(job)
+        except BaseException:  # after an interrupt, late answers of the workers belong to no job
             for worker in self._workers:
                 worker.kill()
             raise
@@ -94,11 +94,11 @@ class GradingPool:
             worker.kill()
         self._workers = []
 
-    def _hire(self) -> _Worker:
+    def _start_worker(self) -> _Worker:
         for pause in (*PAUSES, 0.0):
             try:
                 return _Worker(self._rewards, self._limits)
-            except OSError as error:  # no memory, process or file is left: another may end soon
+            except OSError as error:  # out of memory, processes or files: one may become free soon
                 failure = error
                 time.sleep(pause)
         raise RuntimeError(
@@ -106,10 +106,10 @@ class GradingPool:
             "open files, or lower grading.workers (0 grades inside this process)"
         ) from failure
 
-    def _renew(self, worker: _Worker) -> _Worker:
-        """A new worker in the place of another."""
+    def _restart(self, worker: _Worker) -> _Worker:
+        """Kill a worker and start a new one in its place."""
         worker.kill()
-        new = self._workers[self._workers.index(worker)] = self._hire()
+        new = self._workers[self._workers.index(worker)] = self._start_worker()
         return new
 
     def _hand_out(self, job: _Job) -> None:
@@ -117,17 +117,17 @@ class GradingPool:
             idle = [worker for worker in self._workers if worker.idle]
             if not idle:
                 return
-            # A new one first: what waits first may have ended a worker, and is to be tried where
-            # nothing that others left behind can.
+            # Prefer an unused worker: the first chunk in the queue may hold a sample that killed a
+            # worker, and is retried where no earlier sample can have left anything behind.
             worker = min(idle, key=lambda worker: worker.used)
-            # Linux ends a worker with the thread that made it: that thread may be gone by now.
-            dismissed = worker.killed or not worker.hired_by.is_alive()
-            if worker.ended or dismissed:
-                self.died += not dismissed
-                worker = self._renew(worker)
+            # Linux kills a worker when the thread that forked it ends (PR_SET_PDEATHSIG).
+            expected = worker.killed or not worker.parent_thread.is_alive()
+            if worker.ended or expected:
+                self.died += not expected
+                worker = self._restart(worker)
             try:
                 worker.start(*job.take())
-            except OSError:  # it died since, or does not read
+            except OSError:  # the worker has died, or does not read its pipe
                 self._replace(worker, job)
 
     def _listen(self, job: _Job) -> None:
@@ -138,36 +138,37 @@ class GradingPool:
             worker = busy[line]  # type: ignore[index]
             try:
                 found = worker.receive()
-            except (EOFError, OSError, ValueError, KeyError, TypeError):  # dead, or out of its mind
+            except (EOFError, OSError, ValueError, KeyError, TypeError):
+                # The worker died, or sent no valid message.
                 self._replace(worker, job)
                 continue
-            self._in_vain = 0
+            self._failed_starts = 0
             for number, results in found:
                 job.finish(number, results)
 
-    def _look_for_the_late(self, job: _Job) -> None:
+    def _replace_late(self, job: _Job) -> None:
         now = time.monotonic()
         for worker in [worker for worker in self._workers if not worker.idle]:
-            ended = worker.ended  # before the look at what it said: nothing comes after it
+            ended = worker.ended  # read before its pipe: a worker that has ended sends nothing more
             if wait([worker.line], timeout=0):
-                continue  # an answer, which is read first, however late this process comes to it
+                continue  # its answer is there and counts, even if this process is late to read it
             if ended:
-                self._replace(worker, job)  # something that it started holds its line open
+                self._replace(worker, job)  # a process that it started keeps its pipe open
             elif now - worker.since > self._allowed(worker):
                 self._replace(worker, job, late=True)
 
     def _allowed(self, worker: _Worker) -> float:
-        """The limit of the reward that a worker is at: ours, or what the reward itself needs."""
-        return max(self._seconds, self._rewards[worker.beat.read()[1]].longest_call)
+        """The time limit of the reward that a worker runs: the pool's, or its own if longer."""
+        return max(self._seconds, self._rewards[worker.status.read()[1]].longest_call)
 
     def _replace(self, worker: _Worker, job: _Job, *, late: bool = False) -> None:
-        """Put a new worker in the place of one that died or must; only the culprit pays."""
+        """Replace a worker that died or hangs; only the sample that caused it is broken."""
         end = worker.end(wait=not late)
         self.died += not late
-        self._renew(worker)  # first: what a worker at work says it is at may change
-        sample, reward, since = worker.beat.read()
+        self._restart(worker)  # kill it before its status is read: a live worker may change it
+        sample, reward, since = worker.status.read()
         if sample == NOT_BEGUN:
-            self._count_vain(end)
+            self._count_failed_start(end)
             job.waiting.appendleft(worker.chunk)
             return
         left = [number for number in worker.chunk if number not in job.results]
@@ -175,7 +176,7 @@ class GradingPool:
         if sample != WHOLE_CHUNK and worker.chunk[sample] in left:
             suspect = worker.chunk[sample]
         if late and time.monotonic() - since <= self._allowed(worker):
-            suspect = None  # it answered at the last moment and was at another sample already
+            suspect = None  # it had finished the late sample just in time, and was grading the next
         if suspect is not None:
             job.tries[suspect] += 1
         if suspect is not None and (late or job.tries[suspect] == TRIES):
@@ -184,29 +185,30 @@ class GradingPool:
             if late:
                 reason = f"reward {name!r} gave no answer within {self._allowed(worker):g} s"
             score = Score(value=0.0, state="timeout" if late else "crashed", reason=reason)
-            job.excused[suspect][reward] = (name, score)
-            del job.tries[suspect]  # the other rewards have theirs
-            others = len(job.excused[suspect]) < len(self._rewards)
-            if not self._rewards[reward].monitored or not others:  # else those have their say
+            job.barred[suspect][reward] = (name, score)
+            del job.tries[suspect]  # each reward has its own number of tries on a sample
+            others = len(job.barred[suspect]) < len(self._rewards)
+            # A broken monitored reward does not decide: the other rewards still grade the sample.
+            if not self._rewards[reward].monitored or not others:
                 job.finish(suspect, [])
         again = [number for number in left if number not in job.results]
-        # Each by itself: whoever takes the next worker down is found out, and no one else is.
+        # One sample a chunk: if the next worker dies, the cause is known.
         again.sort(key=lambda number: number != suspect)
         job.waiting.extendleft([number] for number in reversed(again))
 
-    def _count_vain(self, end: str) -> None:
-        """One more worker that has not begun, for which no sample can be blamed."""
-        self._in_vain += 1
-        if self._in_vain == VAIN:
+    def _count_failed_start(self, end: str) -> None:
+        """Count a worker that died before it graded anything: no sample can be the cause."""
+        self._failed_starts += 1
+        if self._failed_starts == MAX_FAILED_STARTS:
             raise RuntimeError(
-                f"grading: {VAIN} worker processes in a row ended before they began ({end}). Look "
-                "for what ends them: is there memory for them, in this machine and within "
-                "grading.memory_mb? grading.workers = 0 grades inside this process"
+                f"grading: {MAX_FAILED_STARTS} worker processes in a row ended before they began "
+                f"({end}). Look for what ends them: is there memory for them, in this machine and "
+                "within grading.memory_mb? grading.workers = 0 grades inside this process"
             )
 
 
 class _Job:
-    """One batch of samples: which wait, which are graded."""
+    """One batch of samples: those waiting to be graded, and the results of the others."""
 
     def __init__(
         self, samples: Sequence[Sample], *, num_workers: int, progress: Progress | None
@@ -214,9 +216,9 @@ class _Job:
         self._samples = samples
         self._progress = progress
         self.results: dict[int, Results] = {}
-        self.tries: Counter[int] = Counter()  # workers that ended while they were at a sample
-        # Rewards that took the worker down: they are asked no more about the sample.
-        self.excused: defaultdict[int, dict[int, tuple[str, Score]]] = defaultdict(dict)
+        self.tries: Counter[int] = Counter()  # by sample: how many workers died while grading it
+        # By sample: the rewards that killed a worker on it. They do not grade it again.
+        self.barred: defaultdict[int, dict[int, tuple[str, Score]]] = defaultdict(dict)
         size = max(1, min(CHUNK, math.ceil(len(samples) / (4 * max(1, num_workers)))))
         numbers = list(range(len(samples)))
         self.waiting = deque(numbers[start : start + size] for start in numbers[::size])
@@ -226,38 +228,39 @@ class _Job:
         return len(self.results) == len(self._samples)
 
     def take(self) -> tuple[list[tuple[int, Sample]], set[int]]:
-        """The next chunk, and the rewards that are not to be asked about it."""
+        """The next chunk, and the rewards that must not grade it."""
         numbers = self.waiting.popleft()
-        excused = set(self.excused[numbers[0]])
-        return [(number, self._samples[number]) for number in numbers], excused
+        barred = set(self.barred[numbers[0]])
+        return [(number, self._samples[number]) for number in numbers], barred
 
     def finish(self, number: int, results: Results) -> None:
         if not 0 <= number < len(self._samples):
             raise ValueError(f"a grading worker answered about sample {number}, which is none")
-        self.results.setdefault(number, [*results, *self.excused[number].values()])
+        self.results.setdefault(number, [*results, *self.barred[number].values()])
         if self._progress is not None:
             self._progress(len(self.results), len(self._samples))
 
 
 class _Worker:
-    """A worker process, its line, and what it is at."""
+    """A worker process, the pipe to it, and the chunk it is grading."""
 
     def __init__(self, rewards: Sequence[BoundReward], limits: dict[str, Any]) -> None:
-        self.beat = Beat()
+        self.status = Status()
         self.chunk: list[int] = []
         self.used = self.killed = False
         self._unread = b""
-        self.hired_by = threading.current_thread()
+        self.parent_thread = threading.current_thread()
         context = multiprocessing.get_context("fork")
         self.line, theirs = _line()
         self._process = context.Process(
             target=work,
             args=(theirs, rewards),
-            kwargs={"other_end": self.line, "beat": self.beat, **limits},
+            kwargs={"other_end": self.line, "status": self.status, **limits},
             daemon=True,
         )
         try:
-            with warnings.catch_warnings():  # the copy runs nothing of what other threads were at
+            # Forking with threads is safe here: the worker uses none of theirs.
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self._process.start()
         except OSError:
@@ -272,8 +275,8 @@ class _Worker:
 
     @property
     def since(self) -> float:
-        """When what it is at began."""
-        return self.beat.read()[2]
+        """When the current call of a reward began."""
+        return self.status.read()[2]
 
     @property
     def ended(self) -> bool:
@@ -281,12 +284,13 @@ class _Worker:
 
     def start(self, chunk: list[tuple[int, Sample]], without: set[int]) -> None:
         self.chunk, self.used = [number for number, _ in chunk], True
-        self.beat.write(NOT_BEGUN, 0, since=time.monotonic() + START)  # until it says otherwise
+        # The status until the worker writes its own.
+        self.status.write(NOT_BEGUN, 0, since=time.monotonic() + START)
         self.line.send((self.chunk, without))
         self.line.send([sample for _, sample in chunk])
 
     def receive(self) -> list[tuple[int, Results]]:
-        """What has come in; the rest of a message that is not whole is not waited for."""
+        """The results that have arrived; an incomplete message is kept for the next call."""
         data = os.read(self.line.fileno(), 2**20)
         if not data:
             raise EOFError
@@ -300,7 +304,7 @@ class _Worker:
         return found
 
     def end(self, *, wait: bool) -> str:
-        """How it died, after a moment in which it may."""
+        """How the worker died; with ``wait``, it gets a second to do so."""
         if wait:
             self._process.join(1.0)
         code = self._process.exitcode
@@ -312,7 +316,7 @@ class _Worker:
             return f"signal {-code}"
 
     def kill(self) -> None:
-        """End it and what it started."""
+        """Kill the worker and the processes that it started."""
         self.killed = True
         if self._process.pid is not None and self._process.is_alive():
             for end in (os.killpg, os.kill):
@@ -325,9 +329,9 @@ class _Worker:
 
 
 def _line() -> tuple[Connection, Connection]:
-    """Two ends; at the first, sending fails where the other does not read for a while."""
+    """Two ends of a pipe; sending at the first fails where the other does not read in time."""
     ends = socket.socketpair()
     for end in ends:
-        end.settimeout(None)  # some libraries set a limit for every socket
+        end.settimeout(None)  # some libraries set a default timeout for every socket
     ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START), 0))
     return Connection(ends[0].detach()), Connection(ends[1].detach())

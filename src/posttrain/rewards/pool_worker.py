@@ -1,7 +1,7 @@
 """The inside of a grading worker: a process of its own, which can be killed.
 
-It gets chunks of samples from the process that made it, and answers in lines of JSON: what a worker
-says is parsed, never unpickled.
+It gets chunks of samples from its parent process, and answers in lines of JSON: the parent parses
+them, and never unpickles what a worker sends.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from posttrain.rewards.bound import BoundReward
 from posttrain.rewards.grading import WHOLE_CHUNK, Results, grade
 
 FLUSH_AFTER = 0.005  # seconds that a finished result may wait to be sent
-NOT_BEGUN = -2  # in place of a sample's number, until a worker has begun with what it got
+NOT_BEGUN = -2  # instead of a sample's index, until a worker has started on its chunk
 _DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG
 
 
-class Beat:
-    """What a worker is at and since when, in memory that both sides see.
+class Status:
+    """A worker's current sample and reward and when they began, in memory shared with the parent.
 
-    Each of the three is written in one go: the other side may read at any moment, and must never
-    see a half-written time (``struct.pack_into`` would show it a zero in between).
+    Each of the three is written atomically: the parent may read at any moment, and must never see
+    a half-written time (``struct.pack_into`` would show it a zero in between).
     """
 
     def __init__(self) -> None:
         memory = memoryview(mmap.mmap(-1, 24))
-        self._since = memory[:8].cast("d")  # the clock is the same for all processes
+        self._since = memory[:8].cast("d")  # the monotonic clock is the same in all processes
         self._place = memory[8:].cast("q")
 
     def write(self, sample: int, reward: int, *, since: float | None = None) -> None:
-        """Say that a reward is about to run on a sample: now, or from a time on."""
+        """Record that a reward runs on a sample from now, or from ``since``."""
         self._since[0] = time.monotonic() if since is None else since
         self._place[1] = reward
         self._place[0] = sample
@@ -57,11 +57,11 @@ def work(
     rewards: Sequence[BoundReward],
     *,
     other_end: Connection,
-    beat: Beat,
+    status: Status,
     seconds: float,
     memory_mb: int,
 ) -> None:
-    """Grade chunks until the other side hangs up; of its end, this process has a copy."""
+    """Grade chunks until the parent closes its end of the pipe, of which a fork has a copy."""
     other_end.close()
     _settle(memory_mb)
     answers = open(line.fileno(), "wb", closefd=False)  # noqa: SIM115 - while the worker lives
@@ -69,15 +69,16 @@ def work(
         try:
             numbers, without = line.recv()
             asked = next(reward for reward in itertools.count() if reward not in without)
-            beat.write(WHOLE_CHUNK, asked)  # begun: samples may be more than there is memory for
+            # Started: receiving the samples may itself exceed the memory limit.
+            status.write(WHOLE_CHUNK, asked)
             samples = line.recv()
-        except (EOFError, OSError):  # the latter where it was cut short
+        except (EOFError, OSError):  # OSError: the message was cut short
             return
         outbox = _Outbox(answers, numbers)
         grade(
             rewards,
             samples,
-            started=beat.write,
+            started=status.write,
             done=outbox.add,
             seconds=seconds,
             without=without,
@@ -87,7 +88,7 @@ def work(
 
 
 class _Outbox:
-    """Results on their way: few messages while all goes fast, none kept back when it does not."""
+    """Buffers results: few messages while rewards are fast, no delay while they are slow."""
 
     def __init__(self, answers: IO[bytes], numbers: Sequence[int]) -> None:
         self._answers = answers
@@ -96,14 +97,14 @@ class _Outbox:
         self._sent = time.monotonic()
 
     def add(self, index: int, results: Results) -> None:
-        """Put in the results of a sample of the chunk."""
+        """Add the results of a sample of the chunk."""
         scores = [[name, vars(score)] for name, score in results]
         self._waiting.append([self._numbers[index], scores])
         if time.monotonic() - self._sent > FLUSH_AFTER:
             self.send(last=False)
 
     def send(self, *, last: bool) -> None:
-        """Send what waits; ``last`` says that the chunk is finished."""
+        """Send the buffered results; ``last`` says that the chunk is finished."""
         message = json.dumps({"results": self._waiting, "last": last})
         self._answers.write(message.encode() + b"\n")
         self._answers.flush()
@@ -111,11 +112,11 @@ class _Outbox:
 
 
 def _settle(memory_mb: int) -> None:
-    """A session of its own, dead when its parent is, with no input and little memory to take.
+    """Give the worker its own session, no input and a memory limit; it dies with its parent.
 
-    What it prints goes to stderr: stdout is the run's.
+    Its output goes to stderr, because stdout belongs to the run.
     """
-    gc.freeze()  # what the copy began with is never freed: it may wait for threads left behind
+    gc.freeze()  # never free objects from before the fork: that may wait for threads that are gone
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -125,7 +126,7 @@ def _settle(memory_mb: int) -> None:
         os.dup2(nothing.fileno(), 0)
     with contextlib.suppress(OSError):
         os.dup2(2, 1)
-        # Not the streams of before: a live display may stand behind them, and hold a lock for ever.
+        # New streams: those of the parent may be a live display, whose lock is never released here.
         errors = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
         sys.stdout = sys.stderr = errors
     held = _address_space()
@@ -133,7 +134,7 @@ def _settle(memory_mb: int) -> None:
         limit = held + memory_mb * 2**20
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(ImportError):  # after a fork, torch's threads are not there
+    with contextlib.suppress(ImportError):  # torch's thread pool does not survive a fork
         import torch
 
         torch.set_num_threads(1)

@@ -10,7 +10,7 @@ from posttrain.rewards.declared import declare
 from posttrain.rewards.expressions import evaluate
 from posttrain.rewards.extraction import Extract, extract_answer
 
-COMFORTABLE = 10  # notes of a melody
+COMFORTABLE = 10  # notes after which a melody is too long
 PRICE_OF_EXTRA = 2
 
 

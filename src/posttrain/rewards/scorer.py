@@ -72,7 +72,7 @@ class RewardScorer:
         return other
 
     def monitoring(self, name: str, options: Mapping[str, Any]) -> tuple[RewardScorer, str]:
-        """The same rewards and one with weight 0, and what it is called: a name may be taken."""
+        """The same rewards and one more with weight 0, and its name, changed where it is taken."""
         taken = [reward.name for reward in self.rewards]
         called = f"task:{name}" if name in taken else name
         other = copy.copy(self)
@@ -105,7 +105,8 @@ class RewardScorer:
                 if name not in known and name not in reward.optional:
                     near = nearest(name, known)
                     hint = f"did you mean {near!r}? Else " if near else ""
-                    if near in prompt.columns and reward.name in REWARDS:  # which is spelt right
+                    # The column exists, but the reward is built in and takes another name.
+                    if near in prompt.columns and reward.name in REWARDS:
                         hint = f"rename {near!r} to {name!r} there, "
                     has = ", ".join(map(repr, prompt.columns)) or "none"
                     raise ValueError(
@@ -137,7 +138,7 @@ class RewardScorer:
         return self.score([Rollout(prompt=prompt, turns=(completion,), group=0)])[0]
 
     def _sample(self, rollout: Rollout) -> Sample:
-        """What the rewards want to know of a rollout, and no more."""
+        """The data of a rollout that the rewards take, and no more."""
         columns = rollout.prompt.columns
         wanted = dict.fromkeys(name for reward in self.functions for name in reward.wanted)
         known = {name: FROM_ROLLOUT[name](rollout) for name in wanted if name in FROM_ROLLOUT}
@@ -158,8 +159,8 @@ class RewardScorer:
                 parts[reward.name] = result.value
                 parts.update({f"{reward.name}/{name}": part for name, part in result.parts.items()})
                 terms.append(reward.weight * result.value)
-        told = sorted((score for _, score in known if score.reason), key=lambda score: score.ok)
-        reason = told[0].reason if told else ""  # of a broken one, where there is one
+        reasons = sorted((score for _, score in known if score.reason), key=lambda score: score.ok)
+        reason = reasons[0].reason if reasons else ""  # a broken score's reason comes first
         value, state, details = 0.0, "ok", ""
         broken = next((score for r, score in known if not score.ok and not r.monitored), None)
         if broken is not None:
@@ -180,13 +181,13 @@ class RewardScorer:
 
 
 def _whole(reward: BoundReward, rollouts: Sequence[Rollout]) -> list[Score]:
-    """What a scorer of whole batches says; where it fails, every score is broken."""
+    """The scores of a scorer of whole batches; where it raises, every score is broken."""
     try:
         assert not callable(reward.function)
         scores = reward.function.score(rollouts)
         if len(scores) != len(rollouts):
             raise ValueError(f"gave {len(scores)} scores for {len(rollouts)} rollouts")
-    except KeyboardInterrupt:  # the user's
+    except KeyboardInterrupt:  # Ctrl-C, not an error of the scorer
         raise
     except BaseException as error:  # noqa: BLE001 - the reason is kept: broken, not wrong
         return [raised(reward, error)] * len(rollouts)

@@ -1,4 +1,4 @@
-"""Sandboxes: run text that a model wrote where it can reach nothing.
+"""Sandboxes: run code that a model wrote, isolated from this machine.
 
 ``available`` says what this machine offers, ``choose`` takes the strongest, ``run`` runs a program
 on a standard input, and ``examine`` puts tests to functions.

@@ -9,16 +9,17 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 
-LANGUAGES = re.compile(r"(python[0-9.]*|py[0-9]?)?")  # what may follow the fence
+LANGUAGES = re.compile(r"(python[0-9.]*|py[0-9]?)?")  # language labels of a fence that mean Python
 FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})[ \t]*[{.]*([\w+#.-]*)(.*)")
-AFTER_TEXT = re.compile(r"()(`{3,})(python\w*|py)\s*$", re.IGNORECASE)  # "So: ```python"
+# A fence at the end of a line of text: "So: ```python".
+AFTER_TEXT = re.compile(r"()(`{3,})(python\w*|py)\s*$", re.IGNORECASE)
 READS_INPUT = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\(0")
 UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A fenced block: its text, whether it says that it is Python, what it binds and uses."""
+    """A fenced block: its text, whether it has a label, the names it binds and uses."""
 
     text: str
     labelled: bool
@@ -31,8 +32,8 @@ def extract_code(text: str, wanted: Collection[str] = (), *, reads_input: bool =
     """The program in a text: the last block that defines what is wanted, and those that it needs.
 
     Where no block defines any of it: the last one that reads its input, if the program should, else
-    the last that says it is Python and is, else the last without a label. Without blocks, the whole
-    text. A block that is never closed goes on to the end: the model ran out of tokens, or forgot.
+    the last that is labelled as Python and parses, else the last without a label. Without blocks,
+    the whole text. A block that is never closed extends to the end of the text.
 
     >>> extract_code("```python\\na = 1\\n```\\nUse it:\\n```python\\nprint(a)\\n```", ["a"])
     'a = 1\\n'
@@ -68,7 +69,8 @@ def _blocks(text: str) -> list[Block]:
     after_text = False
     for line in text.splitlines(keepends=True):
         match = FENCE.match(line)
-        if not fence or (after_text and match and match[3]):  # one within a line may be only named
+        # A fence after text may only be quoted: a labelled one replaces it.
+        if not fence or (after_text and match and match[3]):
             found += _block(lines, label) if fence else []
             after_text = not match
             match = match or AFTER_TEXT.search(line)
@@ -90,7 +92,8 @@ def _block(lines: list[str], label: str) -> list[Block]:
     try:
         tree = ast.parse(text)
     except UNREADABLE:
-        # A body for a preamble, or cut off: what it was about to define is its answer all the same.
+        # Not a whole program (a body for a preamble, or truncated): the names that it begins to
+        # define.
         binds = frozenset(re.findall(r"^(?:async )?(?:def|class) (\w+)", text, re.MULTILINE))
         return [Block(text=text, labelled=bool(label), parses=False, binds=binds, uses=frozenset())]
     binds = frozenset(_bound(tree))
@@ -100,7 +103,7 @@ def _block(lines: list[str], label: str) -> list[Block]:
 
 
 def _bound(tree: ast.Module) -> set[str]:
-    """The names that a module has when it was run."""
+    """The names that a module defines at its top level."""
     found: set[str] = set()
     waiting: list[ast.AST] = list(tree.body)
     while waiting:
@@ -109,7 +112,7 @@ def _bound(tree: ast.Module) -> set[str]:
             found.add(node.name)
             continue
         if isinstance(node, ast.ImportFrom) and _is_foreign(node):
-            continue  # an example that imports what the tests want does not define it
+            continue  # importing a name from a module that is not standard does not define it
         if isinstance(node, ast.alias):
             found.add((node.asname or node.name).split(".")[0])
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

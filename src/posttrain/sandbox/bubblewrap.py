@@ -12,7 +12,7 @@ from pathlib import Path
 
 from posttrain.sandbox.seccomp import MACHINES, filter_program
 
-NOBODY = "65534"  # RLIMIT_NPROC and file permissions do not hold for root
+NOBODY = "65534"  # a user id without rights: RLIMIT_NPROC and file permissions do not bind root
 SCRATCH_BYTES = 16 * 2**20
 DEVICES = ("null", "zero", "random", "urandom")
 INSTALL = "install it with `apt install bubblewrap` (or `make setup`, where you may)"
@@ -22,7 +22,7 @@ PROBE_SECONDS = 20
 def interpreter() -> tuple[str, list[str]]:
     """A Python that an unprivileged user can start, and what must be mounted to find it.
 
-    The one we run in may lie in somebody's home; the system's own is preferred.
+    The system's own is preferred, because the current one may be inside a home folder.
     """
     for path in ("/usr/bin/python3", "/usr/local/bin/python3"):
         if os.access(path, os.X_OK):
@@ -31,7 +31,7 @@ def interpreter() -> tuple[str, list[str]]:
 
 
 def command(seccomp: int, files: dict[str, int]) -> list[str]:
-    """The words that precede a program to run it isolated; ``files`` are mounted, read-only.
+    """The command line prefix that runs a program isolated; ``files`` are mounted, read-only.
 
     ``seccomp`` and the values of ``files`` are descriptors; they must be passed on to the process.
     """
@@ -48,8 +48,8 @@ def command(seccomp: int, files: dict[str, int]) -> list[str]:
 
 
 def _as_nobody() -> list[str]:
-    # Not Popen(user=...): with it Python forks instead of vforking, slow in a process full of
-    # tensors.
+    # Not by Popen(user=...), with which Python forks instead of vforking: slow in a process with
+    # much memory.
     return ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]
 
 
@@ -70,13 +70,13 @@ def _system_folders() -> list[str]:
 def why_not() -> str:
     """Why bubblewrap cannot be used on this machine; empty where it can.
 
-    It is tried, not guessed: a container may have the program and forbid what it does.
+    It is tried: a container may have bubblewrap installed and forbid namespaces.
     """
     return _missing() or _trial()
 
 
 def _missing() -> str:
-    """What has to be installed first, or cannot be."""
+    """Why bubblewrap cannot be started at all: not installed, or not Linux; else ""."""
     if sys.platform != "linux":
         return f"bubblewrap is for Linux, this is {sys.platform}"
     if platform.machine() not in MACHINES:

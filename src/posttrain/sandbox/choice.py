@@ -14,7 +14,7 @@ Choice = Literal["auto", "bubblewrap", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """A kind of sandbox: what it keeps away, and why it cannot be used here, if it cannot."""
+    """A kind of sandbox: what it isolates, and why it cannot be used here, if it cannot."""
 
     name: Sandbox
     isolates: str
@@ -38,7 +38,7 @@ def available() -> list[Backend]:
 
 
 def choose(sandbox: Choice = "auto") -> Sandbox:
-    """The sandbox to use; a ``SandboxError`` where it is not there. Never "none" unasked.
+    """The sandbox to use; a ``SandboxError`` where it is unavailable. "none" only by name.
 
     >>> choose("none")
     'none'

@@ -29,8 +29,9 @@ class Runner:
         self.called = frozenset(task["called"])
         self.first = task["num_cases"]
         self.shared: dict[str, Any] = {}
-        self.ready: set[type] = set()  # classes that were set up
-        self.endings: list[Iterator[Any]] = []  # of fixtures that several tests share
+        self.ready: set[type] = set()  # classes whose setup_class has run
+        # Generators of shared fixtures, to be finished at the end.
+        self.endings: list[Iterator[Any]] = []
 
     def run(self) -> None:
         """Run every test that is found."""
@@ -59,7 +60,7 @@ class Runner:
                         yield partial(self.single, home, value, given=given)
 
     def rows(self, home: Any, function: Any) -> Iterator[dict[str, Any]]:
-        """What ``parametrize`` gives a test, one dict for each time that it is run."""
+        """The arguments from ``parametrize``, one dict for each run of a test."""
         marks = [*getattr(home, "__marks__", []), *getattr(function, "__marks__", [])]
         tables = []
         for mark in [mark for mark in marks if mark.name == "parametrize"]:
@@ -111,7 +112,7 @@ class Runner:
         owner: Any,
         endings: list[Iterator[Any]],
     ) -> None:
-        """Work out a fixture, and first what it wants itself."""
+        """The value of a fixture, after those that it takes itself."""
         if name in values:
             return
         if name in self.shared:
@@ -142,7 +143,7 @@ class Runner:
             self.shared[name] = values[name]
 
     def fixtures(self, home: Any) -> dict[str, Any]:
-        """The fixtures that a test of this home may want, by name."""
+        """The fixtures that a test of this class or module can use, by name."""
         found = {**_members(self.module), **(_members(home) if isinstance(home, type) else {})}
         kept = {n: f for n, f in found.items() if isinstance(f, types.FunctionType)}
         return {f.__fixture__["name"] or n: f for n, f in kept.items() if hasattr(f, "__fixture__")}
@@ -194,7 +195,7 @@ class Runner:
 
 
 def _members(home: Any) -> dict[str, Any]:
-    """What a module or class holds, base classes first, without what it was decorated with."""
+    """The members of a module or class, base classes first, with decorators unwrapped."""
     if not isinstance(home, type):
         return dict(vars(home))
     found = {n: v for base in reversed(home.__mro__[:-1]) for n, v in vars(base).items()}
@@ -251,7 +252,7 @@ def _finish(value: Any) -> Any:
 
 
 class _Refusing:
-    """Refuses what cannot work, because the solution is in another process."""
+    """Refuses imports that cannot work, because the solution runs in another process."""
 
     def find_spec(self, name: str, *others: Any) -> None:
         """Asked before every import."""
@@ -310,7 +311,7 @@ def run_doctest(examiner: Examiner, module: types.ModuleType, *, task: dict[str,
             examiner.case(examiner.num_asserted, error)
             examiner.asserted()
 
-    sys.modules["solution"] = module  # it has what the examples want of the solution
+    sys.modules["solution"] = module  # holds the stand-ins for what the examples use
     examples = doctest.DocTestParser().get_examples(task["tests"])
     examiner.report.send({"cases": sum(bool(example.want) for example in examples)})
     test = doctest.DocTest(examples, vars(module), "tests", None, 0, task["tests"])

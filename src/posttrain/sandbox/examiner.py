@@ -1,7 +1,7 @@
 """Runs inside a sandbox of its own, with the tests: calls the solution, which lives in another.
 
-The solution's functions are stood in for by ``Remote`` objects, which send plain data and get plain
-data back. Every comparison happens here, on built-in types, where the solution cannot reach.
+``Remote`` objects stand in for the solution's functions: they send plain data and get plain data
+back. Every comparison happens here, on built-in types, out of the solution's reach.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ TYPE_CHECKING = False  # see wire.py
 if TYPE_CHECKING:
     from typing import Any
 
-MAX_ITEMS = 10_000  # of an iterator that a test passes, which is sent as the items it yields
-NO_CASE = -1  # in place of a case's number, for an error between two cases
+MAX_ITEMS = 10_000  # items of an iterator that a test passes: it is sent as a list
+NO_CASE = -1  # instead of a case's index, for an error between two cases
 # Raised by a solution inside a test's map() or generator, these would end a loop of tests early.
 NEVER_PASSED_ON = frozenset({"StopIteration", "StopAsyncIteration", "GeneratorExit"})
 
 
 class BrokenTestsError(BaseException):
-    """The tests cannot be put to any solution; a BaseException, so that no test swallows it."""
+    """The tests cannot run on any solution; a BaseException, so that no test swallows it."""
 
 
 class StopExamining(BaseException):
-    """A case failed, and one is enough."""
+    """A case failed, and the first failure ends the examination."""
 
 
 class SkippedError(Exception):
@@ -42,30 +42,30 @@ class SkippedError(Exception):
 
 
 class SolutionExitError(SystemExit, Exception):
-    """The solution wanted to end the process; among the tests it is an exception like others."""
+    """The solution called ``sys.exit``; the tests see an ordinary exception."""
 
 
-SolutionExitError.__name__ = "SystemExit"  # in what is reported
+SolutionExitError.__name__ = "SystemExit"  # the name that reports show
 
 
 class Examiner:
-    """Puts the tests to the solution at the other end of a line, and reports case by case."""
+    """Runs the tests against the solution in the other process, and reports case by case."""
 
     def __init__(self, line: Line, report: Line) -> None:
         self.line = line
         self.report = report
-        self.blameless = True  # before the first call, an error is the tests' own
+        self.blameless = True  # no call yet: until the first one, an error is the tests' own
         self.num_asked = 0
         self.num_asserted = 0
         self.failed = False
-        self.missing = ""  # what the tests wanted of the solution in vain
+        self.missing = ""  # a name that the tests use and the solution does not define
         self.stop_early = True
-        self.classes: frozenset[str] = frozenset()  # whose objects are under test
+        self.classes: frozenset[str] = frozenset()  # classes whose objects are under test
         self.stand_ins: dict[int, Remote] = {}
         self.under_test: set[int] = set()
         self.makes_objects: set[int] = set()
         self.exceptions: dict[str, type[Exception]] = {}
-        self.others: dict[int, tuple[Any, int]] = {}  # what else stands for something, by its id
+        self.others: dict[int, tuple[Any, int]] = {}  # other stand-ins, by id of the object
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request to the solution; raise here what it raised there."""
@@ -75,7 +75,7 @@ class Examiner:
             self.line.send(request)
             reply = self.line.receive()
         except EOFError as error:
-            # It may still be writing: what follows could be taken for another answer.
+            # The solution may still be writing an answer, which must not be read as the next one.
             self.line.source.close()
             raise RuntimeError(f"the solution's process: {error}") from None
         except (OSError, ValueError) as error:
@@ -95,7 +95,8 @@ class Examiner:
         error: Exception = RuntimeError(f"{kinds[0]}: {message}")
         if not NEVER_PASSED_ON.isdisjoint(kinds) or "Exception" not in kinds:
             return error
-        with contextlib.suppress(TypeError):  # a UnicodeDecodeError takes five arguments
+        # Some exceptions need certain arguments, such as UnicodeDecodeError.
+        with contextlib.suppress(TypeError):
             error = self.exception(kinds)(*args)
         error.__message__ = message  # type: ignore[attr-defined]
         for name, value in reply.get("state", {}).items():
@@ -115,7 +116,7 @@ class Examiner:
         return base
 
     def sent(self, value: Any) -> Any:
-        """What a test passes, as it travels."""
+        """An argument of a test, encoded for the other process."""
         try:
             return encode(value, self.handle)
         except NotPlainError as error:
@@ -126,7 +127,7 @@ class Examiner:
             ) from None
 
     def handle(self, value: Any) -> dict[str, Any]:
-        """What travels in place of something that is no plain data."""
+        """A handle that is sent instead of an object that is no plain data."""
         if type(value) is Remote:
             return {"handle": {"number": value.__number__}}
         if id(value) in self.others:
@@ -155,7 +156,7 @@ class Examiner:
         return value
 
     def of(self, target: Remote, **request: Any) -> Any:
-        """Ask for something of one object."""
+        """Send a request about one object of the solution's."""
         whole = self.is_under_test(target)
         reply = self.ask({"number": target.__number__, "whole": whole, **request})
         return self.value(reply.get("value"))
@@ -201,11 +202,11 @@ class Examiner:
         return value
 
     def value(self, data: Any) -> Any:
-        """What the solution sent: built-in types, or a stand-in for an object it keeps."""
+        """A value from the solution: built-in types, or a stand-in for an object that it keeps."""
         return decode(data, self.stand_in)
 
     def stand_in(self, content: dict[str, Any]) -> Any:
-        """What stands for an object of the solution's here: always the same for the same."""
+        """The stand-in for an object of the solution's: always the same for the same object."""
         number = int(content["number"])
         if "waits" not in content and "raises" not in content:
             return self.stand_ins.setdefault(number, Remote(self, number))
@@ -217,7 +218,7 @@ class Examiner:
         return value
 
     async def awaited(self, number: int) -> Any:
-        """A coroutine of ours, for one of the solution's."""
+        """A coroutine that awaits one of the solution's."""
         return self.value(self.ask({"do": "wait", "number": number})["value"])
 
     def asserted(self, value: Any = True) -> Any:
@@ -253,7 +254,7 @@ class Examiner:
                 from posttrain.sandbox import collected
 
                 collected.RUNNERS[task["style"]](self, module, task=task)
-        except (Exception, NotDefinedError) as error:  # noqa: BLE001 - between two cases: the end
+        except (Exception, NotDefinedError) as error:  # noqa: BLE001 - between two cases: it ends
             self.case(NO_CASE, error)
         except SystemExit:
             raise BrokenTestsError("the tests end their own process (SystemExit)") from None
@@ -269,7 +270,7 @@ class Examiner:
             if type(value) is Remote and name in self.classes:
                 self.makes_objects.add(value.__number__)
                 self.under_test.add(value.__number__)
-            elif type(value) is not Remote:  # what a test does with it is no call
+            elif type(value) is not Remote:  # a value: using it is no call of the solution
                 self.blameless = False
                 self.num_asked += name in found
 
@@ -298,7 +299,7 @@ class Case:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         asserted = self.examiner.num_asserted > self.before
         if isinstance(error, SkippedError) or (error is None and not asserted):
-            return True  # nothing was tested, so nothing has passed
+            return True  # no assertion ran, so the case has not passed
         if error is not None and not isinstance(error, Exception | NotDefinedError):
             return False
         self.examiner.case(self.number, error)

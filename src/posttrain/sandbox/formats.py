@@ -18,7 +18,7 @@ FORMS = (
     "and 'outputs' (with 'fn_name'), or a table of 'test', 'entry_point' and 'preamble'"
 )
 FUTURE_IMPORT = re.compile(r"^from __future__ import .*$\n?", re.MULTILINE)
-# What LeetCode's problems, and so LiveCodeBench's, take for granted.
+# Imports that problems of LeetCode, and so of LiveCodeBench, assume.
 FUNCTIONAL_PREAMBLE = """\
 import bisect, collections, functools, heapq, itertools, math, operator, random, re, string, sys
 from typing import *
@@ -35,7 +35,7 @@ if {name!r} not in globals() and "Solution" in globals():
     def {name}(*args):
         return Solution().{name}(*args)
 """
-# JSON knows no tuples and no keys but strings.
+# Results are compared in the form of JSON: no tuples, and only strings as keys.
 AS_JSON = """\
 def as_json(value):
     if isinstance(value, (list, tuple)):
@@ -48,7 +48,7 @@ def as_json(value):
 
 @dataclass(frozen=True, kw_only=True)
 class Examination:
-    """What a solution is put to: questions, or a program's inputs and outputs; and its frame."""
+    """The tests of a solution (unit tests, or inputs and outputs), and the code around it."""
 
     questions: Questions | None = None
     cases: tuple[tuple[str, str], ...] = ()
@@ -56,13 +56,13 @@ class Examination:
     after: str = ""
 
     def framed(self, source: str) -> str:
-        """The solution between what is put before and after it."""
+        """The solution with the code that goes before and after it."""
         if not self.before and not self.after:
             return source
-        future = "".join(FUTURE_IMPORT.findall(source))  # must come first
+        future = "".join(FUTURE_IMPORT.findall(source))  # imports from __future__ must come first
         if future:
             source = FUTURE_IMPORT.sub("", source)
-        # A preamble ends within a function that the solution goes on with, or writes out once more.
+        # A preamble may end inside a function, which the solution continues, or repeats as a whole.
         goes_on = f"{future}{self.before}{source}{self.after}"
         anew = f"{future}{self.before}    pass\n\n{source}{self.after}"
         return anew if not _parses(goes_on) and _parses(anew) else goes_on
@@ -77,7 +77,7 @@ def read_tests(tests: Any, *, entry_point: str = "", preamble: str = "") -> Exam
     ('total',)
     """
     if isinstance(tests, str) and tests.lstrip()[:1] in ("[", "{"):
-        with contextlib.suppress(ValueError):  # Python may begin like that, too
+        with contextlib.suppress(ValueError):  # text that is no JSON may be Python
             tests = json.loads(tests)
     if isinstance(tests, Mapping) and "test" in tests:
         unknown = tests.keys() - {"test", "entry_point", "preamble"}
@@ -109,7 +109,7 @@ def _pairs(tests: Any, entry_point: str) -> tuple[list[tuple[Any, Any]], str]:
         name = tests.get("fn_name") or entry_point
         pairs = list(zip(tests["inputs"], tests["outputs"], strict=True))
         wrapped = all(isinstance(expected, list) and len(expected) == 1 for _, expected in pairs)
-        if name and wrapped:  # APPS puts what is returned into a list
+        if name and wrapped:  # APPS wraps the return value in a list
             pairs = [(given, expected[0]) for given, expected in pairs]
         return pairs, str(name)
     if not isinstance(tests, Sequence) or not all(isinstance(case, Mapping) for case in tests):
@@ -133,7 +133,7 @@ def _functional(pairs: list[tuple[Any, Any]], name: str) -> str:
     lines = [AS_JSON]
     for given, expected in pairs:
         arguments = given
-        if isinstance(given, str):  # an argument on each line
+        if isinstance(given, str):  # one argument a line
             arguments = [_json(line) for line in given.splitlines() if line.strip()]
         wanted = _json(expected) if isinstance(expected, str) else expected
         lines.append(f"assert as_json({name}(*{arguments!r})) == {wanted!r}")

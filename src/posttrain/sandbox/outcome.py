@@ -1,4 +1,4 @@
-"""Runs code in a sandbox and says how it went: a program on an input, or functions under tests."""
+"""Runs code in a sandbox: a program on an input, or functions under tests."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(
 ) -> Outcome:
     """Run a program on a standard input; a ``SandboxError`` where it could not be started.
 
-    ``seconds`` may leave it less time than ``limits`` do.
+    ``seconds`` may be a shorter limit than that of ``limits``.
 
     >>> run("print(int(input()) + 1)", "41", limits=Limits(), sandbox="none").output
     b'42\\n'
@@ -87,7 +87,7 @@ def run(
         try:
             if chunk is None:
                 raise subprocess.TimeoutExpired("solution", limits.seconds)
-            # Standard output may be closed long before the program ends.
+            # A program may close its standard output long before it ends.
             process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             return Outcome(ending="timeout", output=bytes(output))
@@ -100,14 +100,14 @@ def run(
 
 
 def _await_ready(team: Crew, descriptor: int) -> None:
-    """Wait for the harness to say that it runs: what fails before is the sandbox's doing."""
+    """Wait until the harness reports that it runs: earlier failures are the sandbox's."""
     deadline = time.monotonic() + START_SECONDS
-    said = b""
-    while len(said) < len(READY):
+    received = b""
+    while len(received) < len(READY):
         chunk = read_until(descriptor, deadline)
         if not chunk:
             raise _not_started(team)
-        said += chunk
+        received += chunk
 
 
 def _not_started(team: Crew) -> SandboxError:
@@ -138,7 +138,7 @@ def examine(
         request_read, request_write = team.pipe()
         reply_read, reply_write = team.pipe()
         report_read, report_write = team.pipe()
-        # The worker has the solution's ends of two pipes, and no descriptor of the examiner's.
+        # The worker gets one end of two pipes, and no other descriptor of the examiner.
         ends = [request_read, reply_write]
         team.start("worker", ["serve", *ends], passed=ends)
         ends = [team.content(json.dumps(task).encode()), request_write, reply_read, report_write]
@@ -150,7 +150,7 @@ def _listen(team: Crew, descriptor: int, *, num_cases: int) -> Report:
     """Follow the examiner's report to its end, or to the deadline."""
     deadline = time.monotonic() + START_SECONDS
     ready = False
-    passed: dict[int, bool] = {}  # a case may be put more than once: it must pass every time
+    passed: dict[int, bool] = {}  # a case may run several times, and must pass every time
     reason, pending, size = "", b"", 0
     while size < MAX_REPORT_BYTES:
         chunk = read_until(descriptor, deadline)
@@ -184,11 +184,11 @@ def _listen(team: Crew, descriptor: int, *, num_cases: int) -> Report:
 def _report(
     passed: dict[int, bool], num_cases: int, *, reason: str, ending: Ending = "finished"
 ) -> Report:
-    """How many passed of those that were put, or of ``num_cases`` where those are more."""
+    """How many cases passed of those that ran, or of ``num_cases`` where that is more."""
     cases = max(len(passed), num_cases, 1)
     return Report(passed=sum(passed.values()), cases=cases, ending=ending, reason=reason)
 
 
 def _printable(text: str) -> str:
-    """A text without control characters: the model had a hand in it, and a terminal obeys them."""
+    """A text without control characters: it comes from the model, and may reach a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -22,11 +22,11 @@ from posttrain.sandbox.seccomp import filter_program
 
 Sandbox = Literal["bubblewrap", "none"]
 
-START_SECONDS = 30.0  # on a machine under load; it does not count as the solution's time
-# What a program imports of the harness: it gets no more.
+START_SECONDS = 30.0  # seconds to start a sandbox under load; not counted as the solution's time
+# The modules of the harness that a program needs: no others are mounted.
 HARNESS = {"worker": ("wire", "worker"), "examiner": ("wire", "worker", "remote", "examiner")}
 FOR_COLLECTING = ("collected", "pytest_module")
-INSIDE = "posttrain/sandbox"  # no __init__.py there: namespace packages
+INSIDE = "posttrain/sandbox"  # a namespace package: no __init__.py is mounted
 COMPILE = """
 import os, py_compile, sys
 for source in sys.argv[2:]:
@@ -39,7 +39,7 @@ CHUNK = 65536
 
 
 class SandboxError(RuntimeError):
-    """The sandbox could not do its work: that says nothing about the code in it."""
+    """The sandbox itself failed: the code in it is neither right nor wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +71,13 @@ class Limits:
             "NOFILE": 64,
             "CORE": 0,
         }
-        # Counted for each user namespace: outside a sandbox it would count all our processes.
+        # RLIMIT_NPROC counts by user namespace: without a sandbox it would count all processes.
         return found | {"NPROC": 64} if sandboxed else found
 
 
 @dataclass
 class Crew:
-    """The processes of one examination, and the descriptors that are ours to close."""
+    """The processes of one examination, and the descriptors to close after it."""
 
     sandbox: Sandbox
     limits: Limits
@@ -139,7 +139,7 @@ class Crew:
         return process
 
     def unpacked(self, names: Sequence[str]) -> str:
-        """A folder with the harness alone, for a process without a sandbox: ours imports torch."""
+        """A folder with the harness alone, for a process without a sandbox, without torch."""
         made = tempfile.TemporaryDirectory(prefix="posttrain-", ignore_cleanup_errors=True)
         home = Path(self.folders.enter_context(made), INSIDE)
         home.mkdir(parents=True)
@@ -154,12 +154,12 @@ class Crew:
         self.descriptors.difference_update(descriptors)
 
     def end(self) -> str:
-        """Kill whatever runs, close whatever is open, and return what was complained of."""
+        """Kill all processes, close all descriptors, and return what they wrote to stderr."""
         ended, self.processes = self.processes, []
         for process in ended:
             if process.poll() is not None and self.sandbox != "none":
-                continue  # the number may belong to somebody else by now
-            # The group is bubblewrap alone, which takes its whole PID namespace with it.
+                continue  # an ended process: its id may belong to another one by now
+            # Killing bubblewrap, the only process of the group, ends its whole PID namespace.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         complaints = [_complaint(process) for process in ended]
@@ -170,7 +170,7 @@ class Crew:
 
 @contextlib.contextmanager
 def crew(sandbox: Sandbox, limits: Limits) -> Iterator[Crew]:
-    """A crew that is gone when the block ends, however it ends."""
+    """A crew whose processes are killed when the block ends."""
     found = Crew(sandbox=sandbox, limits=limits)
     try:
         yield found
@@ -193,13 +193,13 @@ def _complaint(process: subprocess.Popen[bytes]) -> str:
     assert process.stderr is not None
     with process.stderr as stream:
         os.set_blocking(stream.fileno(), False)
-        said = stream.read(MAX_COMPLAINT) or b""
-    return said.decode(errors="replace").strip()
+        text = stream.read(MAX_COMPLAINT) or b""
+    return text.decode(errors="replace").strip()
 
 
 @functools.cache
 def _compiled() -> dict[str, bytes]:
-    """The harness, compiled by the Python that runs it: a sandbox keeps nothing from the last."""
+    """The compiled harness: a sandbox keeps no bytecode cache from one start to the next."""
     names = {*itertools.chain(*HARNESS.values()), *FOR_COLLECTING}
     sources = [str(Path(__file__).with_name(f"{name}.py")) for name in sorted(names)]
     with tempfile.TemporaryDirectory(prefix="posttrain-") as folder:

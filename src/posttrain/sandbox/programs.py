@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 from posttrain.sandbox.outcome import Outcome, Report, run
 from posttrain.sandbox.processes import START_SECONDS, Limits, Sandbox, SandboxError
 
-IN_ALL = 10  # times ``seconds``: what all inputs of one program may take together
+IN_ALL = 10  # times ``seconds`` is the limit of all inputs of a program together
 
 
 def run_cases(
@@ -64,7 +64,8 @@ def _same_line(printed: str, wanted: str) -> bool:
 
 
 def _same_word(word: str, other: str) -> bool:
-    if word == other or "." not in word + other:  # 007 is not 7, but 2.50 is 2.5
+    # Only decimals may differ in notation: 2.50 is 2.5, but 007 is not 7.
+    if word == other or "." not in word + other:
         return word == other
     try:
         return Decimal(word) == Decimal(other)

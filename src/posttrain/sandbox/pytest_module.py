@@ -1,6 +1,6 @@
-"""The module ``pytest`` of the examiner's sandbox: what tests mostly use of it, and no more.
+"""The module ``pytest`` in the examiner's sandbox: the part of its API that tests mostly use.
 
-A feature that is not here makes the tests invalid, with its name: none is silently passed over.
+A test that uses anything else is invalid, with its name in the reason: none is silently skipped.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Capture:
 
 
 class Unknown:
-    """What the solution wrote to standard error."""
+    """The standard error of the solution, which is not kept: comparing it makes tests invalid."""
 
     def __eq__(self, other: object) -> bool:
         raise BrokenTestsError("the tests look at standard error, which is not supported")
@@ -158,7 +158,7 @@ class Pytest(types.ModuleType):
         super().__init__("pytest")
         self.mark = Marks()
         self.approx = Approx
-        self.main = lambda *args, **named: 0  # they are run anyway
+        self.main = lambda *args, **named: 0  # pytest.main does nothing: the tests run anyway
         self.fixture = _fixture
         self.param = _param
         self.fail = _fail

@@ -1,4 +1,4 @@
-"""What stands among the tests for a function, class or object that the solution keeps."""
+"""Stand-ins, on the side of the tests, for functions, classes and objects of the solution."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from posttrain.sandbox.examiner import Examiner
 
 ORDERINGS = ("lt", "le", "gt", "ge")
-# As the module operator spells them.
+# Operators by their names in the module operator.
 OPERATORS = (
     "add",
     "sub",
@@ -69,7 +69,7 @@ class Remote:
         return self.__examiner__.operate("hash", self, gives=int)
 
     def __eq__(self, other: object) -> Any:
-        """Two objects of the solution's may be compared by it; with plain data, content is here."""
+        """Two objects of the solution's are compared there; with plain data, content here."""
         if other is self:
             return True
         if type(other) is Remote:

@@ -2,7 +2,7 @@
 
 Everything is allowed but a list: new processes (threads may be made), sockets, namespaces and
 mounts, debugging other processes, memory that no limit counts, and calls that have been doors into
-the kernel. A refused call returns an error, and the program goes on.
+the kernel. A refused call returns an error, and the program continues.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "migrate_pages": (256, 238),
     "mbind": (237, 235),
     "set_mempolicy": (238, 237),
-    # Memory that outlives its mapping, and so escapes RLIMIT_AS.
+    # Memory that outlives its mapping, and so is not counted by RLIMIT_AS.
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     "shmget": (29, 194),

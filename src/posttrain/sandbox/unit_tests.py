@@ -1,4 +1,4 @@
-"""Tests as the examiner runs them: each case reports by itself, and names say whose they are."""
+"""Rewrites tests for the examiner: each case reports by itself, and free names are resolved."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCOPES = FUNCTIONS | ast.ClassDef
 SOLUTION_MODULES = frozenset({"solution", "submission", "candidate", "main", "__main__"})
 TEST_MODULES = frozenset({"pytest", "unittest"})
 CLASS_NAME = re.compile("[A-Z][A-Za-z0-9]*")
-# What plain data has as well: that a test uses it does not make the value an object.
+# Attributes that plain data has too: using one does not show that a value is an object.
 PLAIN_ATTRIBUTES = frozenset(
     name
     for kind in (str, bytes, list, tuple, dict, set, int, float, complex, range, date)
@@ -91,10 +91,10 @@ def prepare(tests: str, *, entry_point: str = "", preamble: str = "") -> Questio
     called = tuple(sorted({name for part in run for name in _called_in(part)}))
     _Counting().visit(tree)
     num_cases = _mark_cases(tree.body, check)
-    if not num_cases and not collected:  # the asserts are in helpers: all in all one case
+    if not num_cases and not collected:  # asserts only in helpers: the whole file is one case
         tree.body, num_cases = [_reporting(0, tree.body)], 1
     imports = [ast.Import([ast.alias(name)]) for name in modules]
-    # An import from __future__ would have to come first, and says nothing that a test needs.
+    # An import from __future__ would have to come first, and tests do not need it.
     body = [n for n in (*helpers, *tree.body) if getattr(n, "module", "") != "__future__"]
     return Questions(
         text=ast.unparse(ast.fix_missing_locations(ast.Module([*imports, *body], []))),
@@ -164,7 +164,7 @@ def _take_solution_imports(tree: ast.Module) -> set[str]:
 
 
 def _open_main(tree: ast.Module, *, run: bool) -> None:
-    """Put what stands under ``if __name__ == "__main__":`` at the top, or leave it out."""
+    """Replace ``if __name__ == "__main__":`` by its body, or drop it."""
     body: list[ast.stmt] = []
     for statement in tree.body:
         is_guard = isinstance(statement, ast.If) and "__main__" in ast.unparse(statement.test)
@@ -211,11 +211,11 @@ def _called_in(tree: ast.AST) -> set[str]:
 
 
 def _helpers(preamble: str, entry_point: str) -> list[ast.stmt]:
-    """What the preamble defines besides the function asked for: the examiner has its own copy."""
+    """What the preamble defines besides the tested function: the examiner runs its own copy."""
     try:
         body = ast.parse(preamble).body
     except UNREADABLE:
-        return []  # it ends within a function, which the completion goes on with
+        return []  # the preamble ends inside a function, which the completion continues
     return [node for node in body if getattr(node, "name", "") != entry_point]
 
 
@@ -228,7 +228,7 @@ def _is_assertion(node: ast.AST) -> bool:
 
 
 class _Counting(ast.NodeTransformer):
-    """Every assert counts itself. Where one stands in a ``try``, it is one to be caught, too."""
+    """Counts every assert, and every handler of a ``try`` in which an assertion is to fail."""
 
     def visit_Assert(self, node: ast.Assert) -> ast.Assert:
         node.test = ast.Call(ast.Name("__asserted__", ast.Load()), [node.test], [])
@@ -243,7 +243,7 @@ class _Counting(ast.NodeTransformer):
 
 
 def _mark_cases(body: list[ast.stmt], check: ast.FunctionDef | None) -> int:
-    """Let every case report; how many there are."""
+    """Wrap every case so that it reports itself; returns their number."""
     num_cases = 0
     for statements in [body] if check is None else [body, check.body]:
         for place, statement in enumerate(statements):

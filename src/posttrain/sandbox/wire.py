@@ -15,11 +15,11 @@ import types
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping
 
-TYPE_CHECKING = False  # importing typing would take a tenth of the sandbox's start
+TYPE_CHECKING = False  # avoids importing typing, a tenth of the start of a sandbox
 if TYPE_CHECKING:
     from typing import Any
 
-    Each = Callable[[Iterable[Any]], list[Any]]  # encodes, or decodes, every item
+    Each = Callable[[Iterable[Any]], list[Any]]  # a function that encodes, or decodes, every item
 
 EXACT_IN_JSON = 2**53
 
@@ -125,7 +125,7 @@ def encode(value: Any, keep: Callable[[Any], Any] | None = None) -> Any:
 
 
 def decode(data: Any, find: Callable[[Any], Any] | None = None) -> Any:
-    """The value that ``encode`` made JSON of: built-in types alone, whoever wrote the JSON.
+    """The value that ``encode`` made JSON of: built-in types alone, even from forged JSON.
 
     >>> decode(encode([(1, 2), {"a": {3}}, b"b", range(3)]))
     [(1, 2), {'a': {3}}, b'b', range(0, 3)]
@@ -181,7 +181,7 @@ class TextLoader(importlib.machinery.SourceFileLoader):
         self.text = text
 
     def get_code(self, fullname: str) -> types.CodeType:
-        """What importing runs."""
+        """The code object that an import executes."""
         return compile(self.text, self.path, "exec", dont_inherit=True)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 READY = b"ready\n"
 MAX_MESSAGE_LENGTH = 200
-MAX_PRINTED = 16_384  # characters that one call prints: tests may look at them
+MAX_PRINTED = 16_384  # characters that are kept of what one call prints, for tests that read it
 END = object()
 
 
@@ -38,7 +38,7 @@ def take_text(descriptor: int) -> str:
 
 
 def silence(*descriptors: int) -> None:
-    """Let what is written to these go nowhere: nobody reads it, and a full pipe would block."""
+    """Redirect descriptors to /dev/null: nobody reads them, and a full pipe would block."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in descriptors:
         os.dup2(nowhere, descriptor)
@@ -89,7 +89,7 @@ class Worker:
         return {}
 
     def do_names(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Those of some names that the solution defines, with their values."""
+        """The values of the requested names that the solution defines."""
         held = vars(self.module)
         return {"names": [[n, encode(held[n], self.keep)] for n in request["names"] if n in held]}
 
@@ -131,7 +131,7 @@ class Worker:
     def do_operate(self, request: dict[str, Any]) -> dict[str, Any]:
         """Apply a built-in function, an operator, or a special method such as ``__enter__``."""
         name, values = request["name"], [decode(item, self.find) for item in request["args"]]
-        # Without the method, `in` would iterate over the object, and an iterator be used up.
+        # Without the method, `in` would iterate over the object and use up an iterator.
         asked = name == "eq" or (name == "contains" and hasattr(type(values[0]), "__contains__"))
         if asked and says_yes(getattr(operator, name), values[0], object()):
             raise TypeError(f"the object says yes to every {name}")
@@ -150,7 +150,7 @@ class Worker:
         """Run a coroutine to its end."""
         import asyncio
 
-        if not hasattr(self, "loop"):  # one for all: queues and locks belong to a loop
+        if not hasattr(self, "loop"):  # one loop for all calls: queues and locks belong to a loop
             self.loop = asyncio.new_event_loop()
         value = self.loop.run_until_complete(self.objects[request["number"]])
         return {"value": self.encoded(value, request)}
@@ -160,7 +160,7 @@ class Worker:
         return {"value": encode(self.objects[request["number"]], self.keep)}
 
     def encoded(self, value: Any, request: dict[str, Any]) -> Any:
-        """A value as it travels."""
+        """A value encoded for the other process."""
         if request.get("whole") and type(value).__module__ == self.module.__name__:
             return self.keep(value)
         return encode(value, self.keep)
@@ -194,7 +194,7 @@ def says_yes(ask: Callable[..., Any], *values: Any) -> bool:
     """Whether an object says yes, or anything, to a question that no honest one says yes to."""
     try:
         return ask(*values) is not False
-    except Exception:  # noqa: BLE001 - it need not know what to say
+    except Exception:  # noqa: BLE001 - raising is no answer
         return False
 
 
@@ -217,7 +217,7 @@ def serve(request: int, reply: int) -> None:
         try:
             asked = line.receive()
         except EOFError:
-            os._exit(0)  # threads that were left running do not hold us up
+            os._exit(0)  # exit without waiting for threads that still run
         answer = worker.answer(asked)
         printed = worker.output.take()
         line.send({**answer, "printed": printed} if printed else answer)

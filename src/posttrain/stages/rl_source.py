@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from posttrain.build.sampler import make_sampling
 from posttrain.build.scoring import check_invalid
 from posttrain.build.setup import Setup, choose_compile
-from posttrain.config.asked import wants_greedy
+from posttrain.config.piece_facts import wants_greedy
 from posttrain.protocols import Engine
 from posttrain.rollout.source import PromptCycle, RolloutSource
 from posttrain.track.progress import phase

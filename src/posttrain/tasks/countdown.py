@@ -11,7 +11,7 @@ from posttrain.tasks.splits import sample_splits
 from posttrain.tasks.task import PromptTask
 from posttrain.types import Prompt
 
-_MAX_FRUITLESS_DRAWS = 20_000  # draws without a new puzzle, after which there are taken to be none
+_MAX_FRUITLESS_DRAWS = 20_000  # draws without a new puzzle after which no further one is expected
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _combine(numbers: tuple[int, ...], generator: random.Random) -> Puzzle:
         generator.shuffle(values)
         (left, left_text), (right, right_text) = values.pop(), values.pop()
         signs = ["+", "*", "-"]
-        if right and left % right == 0:  # so that every value on the way is a whole number
+        if right and left % right == 0:  # only evenly: every value stays a whole number
             signs.append("/")
         sign = generator.choice(signs)
         value = {"+": left + right, "*": left * right, "-": left - right}.get(sign)

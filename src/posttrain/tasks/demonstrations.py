@@ -75,7 +75,7 @@ def demonstrations(
 def _shown(
     prompts: Sequence[Prompt], demonstrate: Demonstrate, *, num: int, generator: random.Random
 ) -> list[dict[str, str]]:
-    """The task's own answers: all prompts in random order, again and again until there are num."""
+    """The task's own answers: all prompts in random order, repeated until there are ``num``."""
     rows: list[dict[str, str]] = []
     while len(rows) < num:
         for prompt in generator.sample(list(prompts), min(num - len(rows), len(prompts))):

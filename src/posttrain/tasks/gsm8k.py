@@ -12,8 +12,8 @@ from posttrain.rewards.numeric import parse_number
 from posttrain.tasks.task import PromptTask
 from posttrain.types import Prompt
 
-# As Qwen's models and those made like them are asked for mathematics. Whatever the template, such a
-# model writes a box far more often than "####".
+# The usual instruction for mathematics to Qwen's models and their like. Whatever the instruction,
+# such a model writes a box far more often than "####".
 TEMPLATE = "{question}\nPlease reason step by step, and put your final answer within \\boxed{}."
 _WRITTEN = {"boxed": "\\boxed{%s}", "tag": "<answer>%s</answer>", "hashes": "#### %s"}
 

@@ -20,7 +20,7 @@ from posttrain.types import Prompt
 NOTES = "abcdefg"
 _OPENING = 4
 _OPENINGS = tuple("".join(notes) for notes in itertools.permutations(NOTES, _OPENING))  # 840
-_LENGTHS = {3: 2, 4: 3, 5: 4, 6: 4, 7: 3, 8: 2}  # how often demonstrations have them
+_LENGTHS = {3: 2, 4: 3, 5: 4, 6: 4, 7: 3, 8: 2}  # how often demonstrations have each length
 _LEAST_CARE = 0.3
 
 

@@ -17,8 +17,8 @@ from posttrain.tasks.splits import held_out
 from posttrain.tasks.task import PromptTask, identity
 from posttrain.types import Prompt
 
-# What checks answers that the rewards of a recipe leave unchecked: it takes none for right that is
-# not, and finds an answer that is marked as such; one that is a number, however it is written.
+# The reward that checks answers where none of the recipe does: it accepts no wrong answer, and
+# finds an answer that is marked as one; of answers that are numbers, in any notation.
 TEXT_CHECK = {"name": "exact", "extract": "auto"}
 NUMBER_CHECK = {"name": "numeric", "extract": "answer"}
 
@@ -80,7 +80,7 @@ def jsonl_task(
 
 
 def answer_check(prompts: Sequence[Prompt]) -> dict[str, str] | None:
-    """What checks the answers of prompts where nothing better does; None where one has none."""
+    """The reward that checks answers by default; None where a prompt has no answer."""
     if not prompts or any("answer" not in prompt.columns for prompt in prompts):
         return None
     numbers = all(parse_number(prompt.columns["answer"]) is not None for prompt in prompts)
@@ -88,7 +88,7 @@ def answer_check(prompts: Sequence[Prompt]) -> dict[str, str] | None:
 
 
 def default_rewards(check: Mapping[str, str] | None) -> dict[str, float]:
-    """What is learned from where a recipe names no rewards: the check, with its own defaults.
+    """The rewards where a recipe names none: the check of answers, with its own defaults.
 
     >>> default_rewards(NUMBER_CHECK), default_rewards(TEXT_CHECK), default_rewards(None)
     ({'numeric': 1.0}, {'exact': 1.0}, {})
@@ -97,7 +97,7 @@ def default_rewards(check: Mapping[str, str] | None) -> dict[str, float]:
 
 
 def _is_test(prompt: Prompt, share: float) -> bool:
-    """White space and roles do not count: they cannot carry a question over to the other side."""
+    """Whether a prompt is in the test split; white space and roles do not change its side."""
     words = [prompt.text, *(message["content"] for message in prompt.messages)]
     return held_out(" ".join(" ".join(words).split()), share=share)
 

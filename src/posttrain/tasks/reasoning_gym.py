@@ -17,8 +17,8 @@ from posttrain.types import Prompt
 _EXECUTES = "its scorer executes the model's answer as Python code"
 _NO_GOLD = "it has no gold answers"
 
-# Found by giving every scorer of version 0.1.25 an answer that makes a folder when it is executed;
-# the test of this task does it again with the version that is installed.
+# Which scorers execute answers was found by giving every scorer of version 0.1.25 an answer that
+# makes a folder when it runs; a test repeats that with the installed version.
 REFUSED = {
     "binary_matrix": _EXECUTES,
     "countdown": f"{_EXECUTES}; use posttrain's own task 'countdown'",
@@ -36,7 +36,7 @@ REFUSED = {
     "rubiks_cube": _NO_GOLD,
     "rush_hour": _NO_GOLD,
 }
-_LARGEST = 20_000  # problems; some datasets refuse to be larger
+_LARGEST = 20_000  # problems of a dataset at most; some datasets refuse to be larger
 
 
 class Entry(dict[str, Any]):
@@ -67,7 +67,8 @@ def reasoning_gym_task(
     chosen = dict(settings or {})
     for name in {"seed", "size"} & set(chosen):
         raise ValueError(f"task 'reasoning_gym': {name!r} is not for settings; the task sets it")
-    # Problem i of a dataset depends on its seed + i: neighbouring seeds would share nearly all.
+    # Problem i of a dataset depends on seed + i: neighbouring seeds would share nearly all
+    # problems.
     chosen["seed"] = random.Random(seed).randrange(2**31)
     num_needed = num_train + num_test
     chosen["size"] = max(num_needed, min(8 * num_needed + 1000, _LARGEST))
@@ -100,7 +101,7 @@ def _entries(name: str, settings: dict[str, Any]) -> Iterator[Entry]:
     for index in range(settings["size"]):
         try:
             row = source[index]
-        except IndexError:  # it has fewer than it was asked for
+        except IndexError:  # the dataset has fewer problems than were asked for
             return
         if not isinstance(row["answer"], str) or not row["answer"].strip():
             raise ValueError(f"reasoning_gym {name!r}: problem {index} has no gold answer")

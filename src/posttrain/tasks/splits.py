@@ -36,7 +36,7 @@ def shuffled(size: int, *, seed: int, num_needed: int) -> Iterator[int]:
         yield from order
         return
     seen: set[int] = set()
-    while len(seen) < min(size // 2, 64 * num_needed + _ENUMERABLE):  # far more than is needed
+    while len(seen) < min(size // 2, 64 * num_needed + _ENUMERABLE):  # far more than needed
         number = generator.randrange(size)
         if number not in seen:
             seen.add(number)

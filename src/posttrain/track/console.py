@@ -22,7 +22,7 @@ from posttrain.track.shown import Shown, choose, duration, sparkline
 from posttrain.track.stage import Stage
 
 _MISSING = "-"
-_MAX_NOTES = 4  # below the panel: a display taller than the terminal cannot be redrawn
+_MAX_NOTES = 4  # notes below the panel: rich cannot redraw a display taller than the terminal
 
 
 class ConsoleTracker:
@@ -57,7 +57,8 @@ class ConsoleTracker:
         self._held_back = False
         self._notes: list[Text] = []
         self._live: Live | None = None
-        self._progress = current()  # a thread draws the panel, and has none of its own
+        # Kept here, because the thread that draws the panel has no current progress.
+        self._progress = current()
         if self._console.is_interactive:
             if self._progress is not None:
                 self._progress.hold()
@@ -69,7 +70,7 @@ class ConsoleTracker:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the metrics of one step."""
         self._pace.advance(step)
-        self._latest = {**self._latest, **metrics}  # a new dict: the panel is drawn by a thread
+        self._latest = {**self._latest, **metrics}  # a new dict: another thread draws the panel
         if self._shown and self._shown[0].metrics[0] in metrics:
             self._history.append(metrics[self._shown[0].metrics[0]])
         if self._live is not None:
@@ -80,9 +81,9 @@ class ConsoleTracker:
             self._held_back = True
 
     def note(self, text: str) -> None:
-        """Show a remark: a line of its own in a log, and below the panel on a terminal."""
+        """Show a note: a line in a log, or below the panel on a terminal."""
         line = Text.assemble(("! ", "bold yellow"), printable(text), overflow="fold")
-        self._notes = [*self._notes, line][-_MAX_NOTES:]  # a new list: a thread draws it
+        self._notes = [*self._notes, line][-_MAX_NOTES:]  # a new list: another thread draws it
         if self._live is None:
             self._console.print(line, soft_wrap=True, highlight=False)
 
@@ -121,7 +122,7 @@ class ConsoleTracker:
         line = "  ".join([f"{self._title} {self._pace}", *fields])
         self._console.print(Text(line), soft_wrap=True, highlight=False)
         if self._progress is not None:
-            self._progress.said()
+            self._progress.printed()
 
     def _panel(self) -> RenderableType:
         latest = self._latest
@@ -173,7 +174,7 @@ class _Pace:
         return time.monotonic() - self._start
 
     def seconds_left(self) -> float | None:
-        """At the last step's end 0; None before there is a pace to go by."""
+        """Seconds left; None before the pace is known."""
         if self.step >= self.total_steps:
             return 0.0
         if len(self._recent) < 2:
@@ -195,5 +196,5 @@ def _cell(shown: Shown, text: str | None) -> Text | None:
 
 
 def _standard_output() -> Console:
-    """Standard output; colours asked for by the environment do not make a file a terminal."""
+    """Standard output; variables such as FORCE_COLOR do not make a file a terminal."""
     return Terminal(force_interactive=None if sys.stdout.isatty() else False)

@@ -1,4 +1,4 @@
-"""Where a curve begins and where it ends, by the same steps wherever it is told."""
+"""Start and end of a curve, as means over the same steps in every report."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def encode_json(value: Any, *, indent: int | None = None) -> bytes:
     text = json.dumps(
         _plain(value), indent=indent, default=str, allow_nan=False, ensure_ascii=False
     )
-    return text.encode("utf-8", "backslashreplace")  # half a character is written as \udXXX
+    return text.encode("utf-8", "backslashreplace")  # a lone surrogate is written as \udXXX
 
 
 def encode_number(value: float) -> float | str:

@@ -63,7 +63,7 @@ def _append(file: FileIO, data: bytes, *, size: int) -> None:
         while written < len(data):
             written += file.write(data[written:])
     except OSError:
-        with contextlib.suppress(OSError):  # of two errors the first one is to be heard
+        with contextlib.suppress(OSError):  # an error of the clean-up must not hide the first one
             file.truncate(size)
         raise
 

@@ -1,4 +1,4 @@
-"""Text that nobody vouches for (prompts, completions, names), made safe to show."""
+"""Untrusted text (prompts, completions, names), made safe to show."""
 
 from __future__ import annotations
 

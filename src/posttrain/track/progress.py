@@ -1,7 +1,7 @@
-"""What is being done, told to whoever waits: live in a terminal, a line now and then elsewhere.
+"""Progress of long operations: live in a terminal, a line now and then elsewhere.
 
 ``with phase("evaluating", total=200, unit="answers"):`` says what the block does; ``advance()``,
-called anywhere inside, counts. Both say nothing unless :func:`showing` is under way in the same
+called anywhere inside, counts. Both do nothing unless :func:`showing` is active in the same
 thread, as it is in a run, in ``posttrain.evaluate`` and behind every command.
 """
 
@@ -26,10 +26,10 @@ from posttrain.track.printable import printable
 from posttrain.track.safe_terminal import Terminal
 from posttrain.track.shown import duration
 
-SHOWN_AFTER = 2.0  # seconds that a phase lasts before a log says a word
-QUIET = 5.0  # between two lines about phases, at least
-HEARTBEAT = 30.0  # between two lines of any kind, at most
-FLICKER = 0.3  # what is over sooner is not worth drawing
+SHOWN_AFTER = 2.0  # seconds that a phase lasts before a log gets a line about it
+QUIET = 5.0  # seconds between two lines about phases, at least
+HEARTBEAT = 30.0  # seconds between two lines of any kind, at most
+FLICKER = 0.3  # seconds: a shorter phase is not drawn
 
 
 @dataclass(eq=False)
@@ -39,7 +39,7 @@ class _Phase:
     unit: str
     began: float
     done: int = 0
-    told: bool = False
+    shown: bool = False
 
     def counted(self) -> str:
         """How far it is, where that is known: "48 of 200 answers"."""
@@ -49,10 +49,10 @@ class _Phase:
 
 
 class Progress:
-    """The phases under way, innermost last, on one console; a quiet one stays so.
+    """The current phases, innermost last, shown on one console, unless that is quiet.
 
-    A thread tells, so that a long call into a library is no silence. While a tracker has a live
-    display of its own it draws the phase too (:meth:`hold`): there is one such display at a time.
+    A thread prints, so that lines appear during long calls into a library. While a tracker has a
+    live display, that draws the phase too (:meth:`hold`): rich allows one display at a time.
     """
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,11 +70,11 @@ class Progress:
     def phase(
         self, what: str, *, total: int | None = None, unit: str = "", routine: bool = False
     ) -> Iterator[None]:
-        """Say what the block does, and how far it is where the total is known.
+        """Show what the block does, and its progress where the total is known.
 
-        What is ``routine`` gets a line in a log only where nothing else has been said for long.
+        A ``routine`` phase gets a line in a log only after a long time without any line.
         """
-        phase = _Phase(printable(what, limit=200), total, unit, self._clock(), told=routine)
+        phase = _Phase(printable(what, limit=200), total, unit, self._clock(), shown=routine)
         with self._lock:
             self._phases.append(phase)
             self._show()
@@ -82,17 +82,17 @@ class Progress:
             yield
         finally:
             with self._lock:
-                if phase in self._phases:  # not where the display is closed already
+                if phase in self._phases:  # the display may have been closed meanwhile
                     self._phases.remove(phase)
                     self._show()
 
     def advance(self, count: int = 1) -> None:
-        """So many more of the innermost phase are done."""
+        """Count ``count`` more as done in the innermost phase."""
         if self._phases:
             self._phases[-1].done += count
 
-    def said(self) -> None:
-        """A line was printed: for a while, that is news enough."""
+    def printed(self) -> None:
+        """Note that a line was printed, which delays the next one."""
         self._last_line = self._clock() - self._began
 
     def silence(self) -> float:
@@ -106,11 +106,11 @@ class Progress:
                 return
             phase, now = self._phases[-1], self._clock()
             silence, lasted = self.silence(), now - phase.began
-            fresh = not phase.told and lasted >= SHOWN_AFTER and silence >= QUIET
+            fresh = not phase.shown and lasted >= SHOWN_AFTER and silence >= QUIET
             if not fresh and silence < HEARTBEAT:
                 return
-            phase.told = True
-            self.said()
+            phase.shown = True
+            self.printed()
             facts = [phase.counted(), f"{duration(lasted)} so far"]
             text = f"{phase.what}: {', '.join(fact for fact in facts if fact)}"
             self._console.print(Text(text), soft_wrap=True, highlight=False)
@@ -129,7 +129,8 @@ class Progress:
 
     def row(self) -> RenderableType | None:
         """The innermost phase in one row, or None where there is nothing to draw."""
-        # Without the lock: whoever draws may hold one that a display needs to stop.
+        # Without the lock: the drawing thread may hold a lock of rich that stopping a display
+        # needs.
         phases = self._phases[self._held_above or 0 :]
         phase = phases[-1] if phases else None
         if phase is None or self._clock() - phase.began < FLICKER:
@@ -153,7 +154,7 @@ class Progress:
             self._thread.join()
 
     def _show(self) -> None:
-        """Have a live display, or a thread that prints, where there is something to show."""
+        """Start a live display, or a thread that prints lines, if there is something to show."""
         if self._console.quiet:
             return
         if not self._console.is_interactive:
@@ -168,7 +169,7 @@ class Progress:
                 console=self._console,
                 refresh_per_second=4,
                 transient=True,
-                redirect_stdout=sys.stdout.isatty(),  # what goes to a file stays there
+                redirect_stdout=sys.stdout.isatty(),  # output redirected to a file is not captured
             )
             self._live.start()
         elif not wanted and self._live is not None:
@@ -179,7 +180,7 @@ class Progress:
         while not self._over.wait(0.25):
             try:
                 self.tick()
-            except OSError:  # nobody reads the log any more: the main thread will find out
+            except OSError:  # a broken pipe: the main thread will raise it
                 return
 
 
@@ -187,14 +188,14 @@ _CURRENT: ContextVar[Progress | None] = ContextVar("progress", default=None)
 
 
 def current() -> Progress | None:
-    """The display under way in this thread; a copy of the process (a worker) has none."""
+    """The current display of this thread; a forked worker has none."""
     progress = _CURRENT.get()
     return progress if progress is not None and progress.process == os.getpid() else None
 
 
 @contextlib.contextmanager
 def showing(console: Console | None = None) -> Iterator[None]:
-    """Show phases while the block lasts, by default on stderr; inside another, that one goes on."""
+    """Show phases inside the block, by default on stderr, or on the current display."""
     outer = current()
     if outer is not None and not (console is not None and console.quiet):
         yield
@@ -215,7 +216,7 @@ def showing(console: Console | None = None) -> Iterator[None]:
 def phase(
     what: str, *, total: int | None = None, unit: str = "", routine: bool = False
 ) -> Iterator[None]:
-    """Say what the block does (or the function, as a decorator) on the display under way, if any.
+    """Show what the block (or the decorated function) does on the current display, if any.
 
     >>> with phase("counting", total=3):
     ...     advance(3)
@@ -229,7 +230,7 @@ def phase(
 
 
 def advance(count: int = 1) -> None:
-    """So many more of what the innermost phase counts are done."""
+    """Count more as done in the innermost phase of the current display."""
     progress = current()
     if progress is not None:
         progress.advance(count)

@@ -1,4 +1,4 @@
-"""The one door to a terminal: whatever files, models and recipes say, nothing in it can act.
+"""All output to a terminal, made harmless: no text of files, models or recipes can control it.
 
 Escape sequences (colours, links, titles), text that runs backwards and rich's own markup are shown
 as the characters that they are made of. Everything that posttrain prints goes through here.
@@ -19,7 +19,7 @@ from posttrain.track.printable import harmless
 
 
 class Terminal(Console):
-    """A console that takes no text for markup, and lets no character of a text act."""
+    """A console that reads no markup in text, and escapes control characters."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, **options)
@@ -37,7 +37,7 @@ class Terminal(Console):
 
 
 class HarmlessRecord(logging.LogRecord):
-    """What a library logs may quote a model folder or a file of data."""
+    """A log record with an escaped message: libraries may quote a model folder or data."""
 
     def getMessage(self) -> str:  # noqa: N802 - logging's own name
         """The message, harmless."""

@@ -62,7 +62,7 @@ def rate(values: Mapping[str, float]) -> str:
 
 
 def split(values: Mapping[str, float]) -> str:
-    """What part each has in their sum.
+    """The share of each metric in their sum.
 
     >>> split({"time/rollout": 3.0, "time/train": 1.0})
     'rollout 75% train 25%'

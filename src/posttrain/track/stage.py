@@ -1,4 +1,4 @@
-"""What a tracker is told about the stage it follows."""
+"""The description of a stage that its trackers get."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Stage:
     """One stage of a run: ``name`` ("sft", "rl", …), where it writes, how long it will be.
 
     ``title`` is what a person calls it; ``config`` is its resolved section, for trackers that keep
-    hyperparameters beside the curves. A stage that goes on has ``steps_before`` steps behind it.
+    hyperparameters beside the curves. A resumed stage has taken ``steps_before`` steps already.
     ``marks`` says what its rewards mean, where it has any.
     """
 

@@ -12,9 +12,9 @@ class TensorBoardTracker:
     """Writes scalars to ``tensorboard/`` in the stage's folder: ``tensorboard --logdir RUN``."""
 
     def __init__(self, stage: Stage) -> None:
-        # What a run that goes on had logged after its checkpoint comes again: the page hides it.
+        # A resumed run logs the steps after its checkpoint again: hide those from before.
         purged = stage.steps_before + 1 if stage.steps_before else None
-        # Its queue holds ten numbers by default, and a step of forty would wait for the thread.
+        # The default queue of 10 would block on every step, which logs about 40 numbers.
         folder = str(stage.folder / "tensorboard")
         self._writer: Any = _writer_class()(log_dir=folder, purge_step=purged, max_queue=1000)
 

@@ -20,8 +20,9 @@ class WandbTracker:
         mode: Literal["online", "offline", "disabled"] = "online",
     ) -> None:
         group = stage.folder.resolve().parent.name
-        stage.folder.mkdir(parents=True, exist_ok=True)  # wandb falls back to /tmp without it
-        # The name that the stage had there: a run that goes on writes on under it.
+        # The library writes to /tmp where the folder does not exist.
+        stage.folder.mkdir(parents=True, exist_ok=True)
+        # A resumed run continues under the id that the stage had.
         note = stage.folder / "wandb_run.txt"
         known = (note.read_text(encoding="utf-8").strip() if note.exists() else "") or None
         self._run: Any = _load().init(

@@ -48,7 +48,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What is made of tensors loads torch when it is first asked for."""
+    """Load torch and the types made of tensors on first use."""
     if name in ("Batch", "Terms"):
         from posttrain.types import batch
 

@@ -44,7 +44,7 @@ _FLOATING = (
 
 _STRUCTURE = ("tokens", "mask", "attention", "groups", "valid")
 
-# Which stage adds a field, for the error that a missing one gives.
+# Which function adds a field, for the error about a missing one.
 _ADDED_BY = {
     "rewards": "collate (from the scores)",
     "groups": "collate",
@@ -78,9 +78,9 @@ class Batch:
     ``groups``             [B]      sequences with equal numbers answer the same prompt
     ``truncated``          [B]      True where the length limit cut the completion
     ``versions``           [B]      policy version that sampled the sequence
-    ``sampler_logprobs``   [B, T]   what the engine said when it sampled
-    ``old_logprobs``       [B, T]   the trainer's view when the batch was made
-    ``ref_logprobs``       [B, T]   the reference model's view
+    ``sampler_logprobs``   [B, T]   log-prob that the engine reported
+    ``old_logprobs``       [B, T]   the trainer's log-prob when the batch was made
+    ``ref_logprobs``       [B, T]   the reference model's log-prob
     ``values``             [B, T]   the critic's estimate, used to make advantages
     ``token_rewards``      [B, T]   reward of each token
     ``advantages``         [B, T]   how much better than expected
@@ -150,7 +150,7 @@ class Batch:
     def from_rewards(
         cls, rewards: Sequence[float] | Tensor, *, groups: Sequence[int] | None = None
     ) -> Self:
-        """One-token sequences with these rewards, all of one group unless told: for examples.
+        """One-token sequences with these rewards, by default in one group: for examples.
 
         >>> Batch.from_rewards([1.0, 0.0]).mask
         tensor([[True],
@@ -169,10 +169,10 @@ class Batch:
 
     @classmethod
     def from_tensors(cls, mask: Tensor, **fields: Tensor) -> Self:
-        """A batch of these tensors alone: all that the mathematics asks for, which reads no token.
+        """A batch without token ids: the functions of ``posttrain.algorithms`` read none.
 
         ``mask`` may hold any numbers of which 0 means that the policy did not choose the token. In
-        place of the tokens stands −1, which no vocabulary has: a model refuses it.
+        place of the token ids stands −1, which no vocabulary has: a model refuses it.
 
         >>> mask = torch.tensor([[0, 1, 1], [0, 1, 0]])
         >>> batch = Batch.from_tensors(mask, rewards=torch.tensor([1.0, 0.0]))
@@ -214,10 +214,9 @@ class Batch:
 
     @property
     def host(self) -> Self:
-        """The batch where Python can look at its structure (tokens, masks, groups) for free.
+        """The batch on the CPU, where tokens, masks and groups are read without a device sync.
 
-        A batch that was moved to a device remembers where it came from: to ask there costs no
-        wait for what the device is at.
+        A batch that was moved to a device keeps the CPU batch it was made from.
         """
         if self.tokens.device.type == "cpu":
             return self
@@ -233,7 +232,7 @@ class Batch:
         return self._map(lambda tensor: tensor[rows])
 
     def trim(self, width: int) -> Self:
-        """The first ``width`` columns of every per-token field: what padding leaves to see."""
+        """The first ``width`` columns of every per-token field, to drop columns of padding."""
         tensors = {name: getattr(self, name) for name in _PER_TOKEN}
         return self.replace(
             **{name: tensor[:, :width] for name, tensor in tensors.items() if tensor is not None}
@@ -260,9 +259,9 @@ class Terms:
     """What a loss returns: terms per token, never a mean, so that any split adds up exactly.
 
     ``loss`` is ``[B, T]`` and enters the update as ``Σ weights · correction · loss``; ``parts``
-    are what it is the sum of, by name. ``means`` are diagnostics ``[B, T]`` to be averaged over
-    active tokens; ``maxima`` are those of which the largest counts. All are zero where
-    ``Batch.active`` is False.
+    are its summands by name. ``means`` are diagnostics ``[B, T]`` to be averaged over active
+    tokens; of ``maxima`` the largest value is reported. All are zero where ``Batch.active`` is
+    False.
     """
 
     loss: Tensor

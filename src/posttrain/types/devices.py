@@ -1,4 +1,4 @@
-"""Bringing tensors to a device without a wait for it."""
+"""Copying tensors to a device without waiting for it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """The tensor on a device. A GPU fetches it when it comes to that; the caller goes on.
+    """The tensor on a device; the copy to a GPU is asynchronous.
 
-    A plain copy of more than a few kilobytes would wait until the GPU has done all that was asked
-    of it before; one from page-locked memory does not.
+    A plain copy of more than a few kilobytes would wait for all kernels queued before it; one from
+    pinned memory does not.
     """
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()

@@ -1,4 +1,4 @@
-"""What the rewards of a run say of an answer beside their sum: is it right, has it full marks?"""
+"""Whether an answer is right, and whether it has full marks, from the rewards of a run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Marks:
     """The rewards by name: which one checks answers, how much each counts, what full marks are.
 
     ``check`` is "" where nothing checks answers: then there is no accuracy. ``full`` lacks a reward
-    that may give anything, such as a reward model; of those in ``undeclared``, 1 is what they are
-    taken to give at most, until one is seen to give more. ``options`` are those of each, defaults
+    without a largest score, such as a reward model; those in ``undeclared`` declare none and are
+    taken to give at most 1, until one is seen to give more. ``options`` are those of each, defaults
     included.
     """
 
@@ -30,14 +30,14 @@ class Marks:
     def judged(self) -> tuple[str, ...]:
         """The rewards whose full marks are counted: the check, else those that are learned from.
 
-        They stand by name, for the order of a table means nothing.
+        They are sorted by name, because the order of a table has no meaning.
         """
         if self.check:
             return (self.check,)
         return tuple(sorted(n for n, w in self.weights.items() if w > 0 and n in self.full))
 
     def share_of(self, name: str) -> str:
-        """What the share of answers with full marks of a judged reward is called in numbers."""
+        """The metric name of the share of answers with full marks of a judged reward."""
         return "accuracy" if self.check else f"full_marks/{name}"
 
 
@@ -59,7 +59,7 @@ def is_right(rollout: Rollout, marks: Marks) -> bool:
 def above_one(rollouts: Sequence[Rollout], marks: Marks) -> dict[str, float]:
     """The largest score of each judged reward that gave more than 1 and declares no maximum.
 
-    What full marks are of such a reward, nobody knows.
+    The full marks of such a reward are unknown.
     """
     found = {}
     for name in marks.judged:
@@ -70,7 +70,7 @@ def above_one(rollouts: Sequence[Rollout], marks: Marks) -> dict[str, float]:
 
 
 def estimate_label(name: str, check: str) -> str:
-    """What a person calls an estimate of an evaluation, with the reward that it goes by.
+    """The label of an estimate of an evaluation, with the reward that it is measured by.
 
     >>> [estimate_label(name, "numeric") for name in ("accuracy", "pass@4")]
     ['accuracy (numeric)', 'pass@4 (numeric)']
@@ -93,7 +93,7 @@ def reward_label(name: str, weights: Mapping[str, float]) -> str:
 
 
 def no_full_marks(largest: float) -> str:
-    """What stands in the place of a share that cannot be computed.
+    """The text in place of a share that cannot be computed.
 
     >>> no_full_marks(10.0)
     '— (no maximum declared; largest seen 10)'

@@ -1,4 +1,4 @@
-"""Where the policy's tokens are in a batch, and which sequences have the same prompt."""
+"""Which positions of a batch hold the policy's tokens, and which sequences share a prompt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Spans(NamedTuple):
 
 
 def chosen_indices(batch: Batch) -> Tensor:
-    """Where ``batch.mask.flatten()`` is True, without a wait for the device. Shapes: [B, T] → [M].
+    """Indices where ``batch.mask.flatten()`` is True, without a device sync. Shapes: [B, T] → [M].
 
     >>> chosen_indices(Batch(tokens=torch.ones(1, 3).long(), mask=torch.tensor([[0, 1, 1]]).bool()))
     tensor([1, 2])
@@ -34,7 +34,7 @@ def chosen_indices(batch: Batch) -> Tensor:
 
 
 def spans(batch: Batch) -> Spans:
-    """Compare prompts token by token; group numbers only say what ought to be the same.
+    """The spans of a batch; prompts are compared token by token, because groups may be wrong.
 
     >>> tokens = torch.tensor([[4, 5, 6], [4, 5, 7], [4, 9, 9]])
     >>> mask = torch.tensor([[False, False, True], [False, False, True], [False, True, True]])
@@ -44,7 +44,7 @@ def spans(batch: Batch) -> Spans:
     chosen = batch.mask.any(dim=1)
     begins = batch.mask.long().argmax(dim=1)
     ends = (batch.mask * torch.arange(1, batch.mask.shape[1] + 1, device=begins.device)).amax(dim=1)
-    # One copy from the device instead of one for each question.
+    # One copy from the device for all three tensors.
     answers = torch.stack([chosen.long(), begins, ends]).tolist()
     active, first, end = answers
     rows = batch.tokens.cpu().contiguous().numpy()

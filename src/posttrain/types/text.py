@@ -102,7 +102,7 @@ class Score:
     """A reward's verdict on one completion. Wrong is ``value=0``; broken is another ``state``.
 
     ``reason`` says in a line why it is broken, ``details`` are a traceback where there is one, and
-    ``seconds`` what the grading took.
+    ``seconds`` is how long grading took.
 
     >>> Score(value=1.5, parts={"answer": 1.0, "format": 0.5}).ok
     True
@@ -132,8 +132,8 @@ class Rollout:
     is not trained on.
 
     >>> asked = Turn(tokens=(5, 6), text="6*7=", logprobs=(-1.0, -2.0))
-    >>> told = Turn(tokens=(9,), text="42")
-    >>> rollout = Rollout(prompt=Prompt(id="0", text="?"), turns=(asked, told), group=0)
+    >>> reply = Turn(tokens=(9,), text="42")
+    >>> rollout = Rollout(prompt=Prompt(id="0", text="?"), turns=(asked, reply), group=0)
     >>> rollout.tokens, rollout.mask, rollout.logprobs, rollout.text
     ((5, 6, 9), (True, True, False), (-1.0, -2.0, 0.0), '6*7=')
     """
@@ -146,7 +146,7 @@ class Rollout:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """What follows the prompt, whoever wrote it."""
+        """The tokens after the prompt, of the policy and of the environment."""
         return tuple(chain.from_iterable(turn.tokens for turn in self.turns))
 
     @property
@@ -178,10 +178,10 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """Scored rollouts for one step, and what it took: seconds by name, groups thrown back.
+    """Scored rollouts for one step, with seconds by name and the number of groups discarded.
 
-    ``position`` counts the prompts handed out up to here and ``num_calls`` the calls of the engine:
-    where the source goes on behind this batch, however far ahead of learning it has run.
+    ``position`` counts the prompts used up to this batch and ``num_calls`` the calls of the engine:
+    from there the source resumes after this batch, however far ahead of learning it has run.
     """
 
     rollouts: Sequence[Rollout]

@@ -1,4 +1,4 @@
-"""Which way a part goes, declared by the part: what it uses, what it goes without, and why."""
+"""The implementation a part runs with, declared by the part: fast paths used, or why not."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def remembered(name: str) -> Callable[[Callable[..., Verdict]], Callable[..., Ve
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """What a part goes without, why, and what that costs.
+    """A fast path that a part does not use, why, and what that costs.
 
-    ``chosen`` says that the recipe asks for it, so that nothing is amiss.
+    ``chosen`` says that the recipe turned it off, so that it is no fallback.
     """
 
     what: str
@@ -59,7 +59,7 @@ class Missing:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How a part does its work: what it ``uses``, and what it goes ``without``.
+    """How a part is implemented here: the fast paths it ``uses``, and those it runs ``without``.
 
     >>> lost = Missing(what="slots", why="its keys have two sizes", cost="nothing is captured")
     >>> str(Way(uses=("batches",), without=(lost,)))
@@ -71,7 +71,7 @@ class Way:
 
     @classmethod
     def of(cls, *uses: str, wanted: Iterable[tuple[str, Verdict, str]]) -> Way:
-        """What is used anyway, then what is ``wanted`` (what, whether, the cost if not) and can be.
+        """A way with ``uses``, and what is possible of ``wanted`` (name, possible, cost if not).
 
         >>> str(Way.of("slots", wanted=[("CUDA graphs", Verdict("it syncs"), "steps are slower")]))
         'slots (no CUDA graphs: it syncs, so steps are slower)'
@@ -89,5 +89,5 @@ class Way:
 
     @property
     def fell_back(self) -> tuple[Missing, ...]:
-        """What is missing although nobody asked for that."""
+        """The fast paths that are not used although the recipe did not turn them off."""
         return tuple(missing for missing in self.without if not missing.chosen)

@@ -23,7 +23,7 @@ from posttrain.walkthrough.training import History
 
 Row = dict[str, Any]
 
-# What is compared with what, in the words of the tables: (title, column, value, against).
+# The comparisons of the tables: (title, column, value, value that it is compared with).
 CHOICES = (
     ("centered against rewards", "delta", "centered", "rewards"),
     ("normalized against rewards", "delta", "normalized", "rewards"),

@@ -27,7 +27,7 @@ from posttrain.walkthrough.training import History, one_thread, train
 
 NUM_SEEDS, NUM_SEEDS_QUICK = 20, 5
 NUM_GRADIENTS, NUM_GRADIENTS_QUICK = 256, 64
-TRAINING_SHARE = 0.75  # of the time that a configuration takes; the rest measures gradients
+TRAINING_SHARE = 0.75  # share of the time of a configuration; the rest measures gradients
 LOGGED = Configuration(delta="centered")
 
 

@@ -109,7 +109,7 @@ def gradient_noise(
     A ratio of r says that about r batches have to be averaged until signal equals noise.
     """
     schedule, num_lanes = schedule or Schedule(), len(seeds)
-    # A stream of its own, so that measuring leaves the training's random numbers alone.
+    # A separate generator, so that measuring does not change the random numbers of training.
     generators = [torch.Generator().manual_seed(1_000_003 + seed) for seed in seeds]
     size = num_batches * schedule.num_responses
     responses = sample(policies, prompts(), generators=generators, num_responses=size)

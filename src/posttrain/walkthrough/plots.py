@@ -31,7 +31,7 @@ def draw(curves: Curves, path: Path, *, reward: str = "inclusion_ordering") -> N
     band from the lower to the upper quartile: an unclipped ratio can reach hundreds on a token
     that was rare when it was sampled, and one such step would flatten every other curve.
     """
-    # Not the pyplot interface: it would choose a window system and keep the figure alive.
+    # Without pyplot, which would choose a window system and keep the figure alive.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -92,7 +92,7 @@ def _plain(axis: Any) -> None:
 
 
 def _words(figure: Any, first: Any, *, reward: str, num_seeds: int) -> None:
-    """Title, legend and caption, with room for them."""
+    """Title, legend and caption, with space for them."""
     width = figure.get_figwidth()
     figure.text(
         0.012,

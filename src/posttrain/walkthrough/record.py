@@ -8,7 +8,7 @@ from typing import TextIO
 from posttrain.walkthrough.settings import PROMPTS, Configuration, Schedule
 from posttrain.walkthrough.training import Moment, train
 
-# The responses are the same throughout an epoch; twice is enough to see log-probabilities move.
+# Responses stay the same within an epoch: two entries show how log-probabilities change.
 STEPS_BETWEEN_RESPONSES = 5
 
 

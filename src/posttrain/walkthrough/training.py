@@ -48,7 +48,7 @@ class History:
     rewards: Tensor
 
     def lanes(self, configuration: int) -> slice:
-        """Where the seeds of a configuration are."""
+        """The lanes of a configuration, one for each seed."""
         return slice(configuration * len(self.seeds), (configuration + 1) * len(self.seeds))
 
 

@@ -220,7 +220,7 @@ def _means(batch: Batch) -> tuple[float, float]:
 def _mean(values: Tensor) -> float:
     """The mean from an exact sum: the order of the values changes no bit of it.
 
-    Equal values have exactly their own, thanks to the anchor.
+    Of equal values the mean is exactly that value, because an anchor is subtracted.
     """
     if not len(values):
         return 0.0
@@ -236,9 +236,9 @@ def _count(batch: Batch, share: float) -> int:
 def _draw(covariance: Tensor, batch: Batch) -> Tensor:
     """A whole number for each token, as good as random. Shapes: [B, T] → [B, T], int64.
 
-    A hash of its covariance and of everything in its sequence up to it: tokens with their places,
-    and π_old of the policy's. Sums of whole numbers, which wrap around, have no rounding: padding
-    and the order of adding change no bit, on any device.
+    A hash of its covariance and of its sequence up to it: tokens with their positions, and π_old
+    of the policy's tokens. Integer sums wrap around and do not round, so that padding and the
+    order of addition change no bit, on any device.
     """
     active, old = batch.active, batch.need("old_logprobs").detach().double()
     real = active if batch.attention is None else batch.attention
@@ -249,9 +249,9 @@ def _draw(covariance: Tensor, batch: Batch) -> Tensor:
 
 
 def _mixed(bits: Tensor) -> Tensor:
-    """Scattered bits; no two numbers get the same.
+    """An invertible hash of 64-bit integers.
 
-    Once would not do: what is added to the low half would still be there in a sum of such numbers.
+    Two rounds: after one, a difference in the low half would survive in a sum of hashes.
     """
     for _ in range(2):
         bits = (bits ^ ((bits >> 32) & 0xFFFFFFFF)) * GOLDEN

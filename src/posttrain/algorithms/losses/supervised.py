@@ -56,7 +56,7 @@ def plackett_luce(
         raise ValueError("present: the members of a set must come before its padding")
     ranked = scores.masked_fill(~present, -torch.inf)
     later = ranked.flip(1).logcumsumexp(dim=1).flip(1)[:, 1:]  # log Σ_{j > k} exp s_j
-    contested = present[:, 1:]  # place k is contested if place k + 1 is taken
+    contested = present[:, 1:]  # rank k has a term only if there is a member of rank k + 1
     leader = keep(scores[:, :-1], contested) - _margin(margin, scores[:, 0]).unsqueeze(-1)
     return keep(-logsigmoid(leader - keep(later, contested)), contested).sum(dim=1)
 

@@ -1,8 +1,8 @@
 """Value losses: ``(values, batch, *, options) -> Terms``, one term per token.
 
 ``values`` [B, T] are the critic's, with gradient; ``batch.returns`` are the targets (from
-:func:`posttrain.algorithms.advantages.gae`), ``batch.values`` what the critic said when the batch
-was made. All carry the factor ½, so ``c_V (V − R)²`` with c_V = 0.5 is a coefficient of 1 here.
+:func:`posttrain.algorithms.advantages.gae`), ``batch.values`` are the critic's when the batch was
+made. All carry the factor ½, so ``c_V (V − R)²`` with c_V = 0.5 is a coefficient of 1 here.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def huber(values: Tensor, batch: Batch, *, delta: float = 1.0) -> Terms:
 
 
 def _known(values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Values and their targets, zero where nothing is learned: 0 · NaN would be a NaN gradient."""
+    """Values and their targets, zero at inactive tokens: 0 · NaN would give a NaN gradient."""
     checks.same_shape("values", values, like=batch.tokens)
     return keep(values, batch.active), keep(batch.need("returns").detach(), batch.active)
 

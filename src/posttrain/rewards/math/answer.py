@@ -66,7 +66,7 @@ def math_answer(
 
 
 def _expected(answer: str | float) -> str:
-    """The right answer, cleaned. One that is none is a fault of the data, not a wrong answer."""
+    """The right answer, cleaned. An unusable one is an error of the data, not a wrong answer."""
     if isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer):
         return str(answer)
     if isinstance(answer, str) and is_balanced(answer):
@@ -81,7 +81,7 @@ def _expected(answer: str | float) -> str:
 
 def _is_right(expected: str, given: str, *, tolerance: float) -> bool:
     heads = _without_condition(expected), _without_condition(given)
-    if (heads[0] == expected) != (heads[1] == given):  # for which n may be left out
+    if (heads[0] == expected) != (heads[1] == given):  # an answer may leave out its condition
         expected, given = heads
     if (limit := _VALUE_OF.fullmatch(given)) and "=" not in expected:
         given = limit[1].strip()
@@ -94,7 +94,7 @@ def _is_right(expected: str, given: str, *, tolerance: float) -> bool:
     choices = [_CHOICE.fullmatch(unwrapped(text)) for text in (expected, given)]
     if choices[0] and choices[1]:
         return (choices[0][1] or choices[0][3]) == (choices[1][1] or choices[1][3])
-    if choices[1] and choices[1][2]:  # (B) 12
+    if choices[1] and choices[1][2]:  # a choice with its text: (B) 12
         return _is_right(expected, clean(choices[1][2]), tolerance=tolerance)
     if words(expected) is not None:
         return words(given) == words(expected)
@@ -105,7 +105,7 @@ def _is_right(expected: str, given: str, *, tolerance: float) -> bool:
 
 
 def _in_figures(text: str) -> str:
-    """What is said in words as it is written: ``fifty percent``, ``1 hour and 30 minutes``."""
+    """Numbers in words as figures: ``fifty percent``, ``1 hour and 30 minutes``."""
     said = _IN_WORDS.get(words(text) or "") or number_in_words(text)
     if said:
         return said
@@ -128,7 +128,7 @@ def _without_condition(text: str) -> str:
 
 
 def _readings(expected: str, given: str) -> list[tuple[Node | None, Node | None]]:
-    """Both as they stand, and both as quantities, where a letter may be a symbol or a unit."""
+    """Both texts as expressions, and as quantities, for a letter may be a symbol or a unit."""
     plain = parse(expected), parse(given)
     loose = parse(expected, loose_units=True), parse(given, loose_units=True)
     if loose != plain and all(node is not None and node.kind == "quantity" for node in loose):

@@ -19,10 +19,10 @@ from posttrain.rewards.math.nodes import (
 )
 from posttrain.rewards.math.sets import same_set
 
-MIN_POINTS = 2  # at which both must have a value
-ROUGH = 0.01  # relative: how far off what is said to be about the same may be
+MIN_POINTS = 2  # points at which both expressions must have a value
+ROUGH = 0.01  # relative tolerance where an answer says "approximately"
 
-# What an answer may be given a name with: x, x_1, f(x), P(A), \theta, AB, Area, (x, y).
+# Names that an answer may be given to: x, x_1, f(x), P(A), \theta, AB, Area, (x, y).
 _NAME = re.compile(
     r"(?:[a-zA-Z]|\\[a-zA-Z]+|[A-Z]{2,4}|\\text\{[^{}]*\}|[a-zA-Z ]{4,}|m?\s?\\angle\s?[A-Z]{1,3}"
     r"|\|\s?[A-Z]{2}\s?\||\\overline\{[A-Z]{2}\}|\\(?:vec|mathbf|overrightarrow)\s?\{[^{}]*\})"
@@ -97,7 +97,7 @@ class _Comparison:
         kinds = {opened, other_opened}
         if {one.args[3], two.args[3]} == {"or", "both"}:
             return False
-        if kinds == {"{"}:  # an element counts once
+        if kinds == {"{"}:  # a set holds an element once
             return self.within(items, others) and self.within(others, items)
         choice = "or" in (one.args[3], two.args[3]) and "(" in kinds
         bare = "" in kinds and "[" not in kinds and not choice
@@ -106,7 +106,8 @@ class _Comparison:
             return False
         if _names(items) != _names(others):
             items, others = _by_name(items), _by_name(others)
-        named_apart = len(_names(items) ^ _names(others)) > 1  # x = 1, y = 2 is 1, 2 and not 2, 1
+        # Named items have an order: x = 1, y = 2 is 1, 2 and not 2, 1.
+        named_apart = len(_names(items) ^ _names(others)) > 1
         if "(" in kinds or "[" in kinds or named_apart:
             return all(map(self.same, items, others))
         return self.unordered(items, others)
@@ -146,7 +147,7 @@ class _Comparison:
         """``x = 5`` answers 5, and so does ``2 + 3 = 5``; ``x > 5`` is an interval."""
         chain, other = (one, two) if one.kind == "chain" else (two, one)
         sides, relations, _ = chain.args
-        ratio = Node("divide", sides) if relations == (":",) else None  # 3:5 is 3/5
+        ratio = Node("divide", sides) if relations == (":",) else None  # a ratio is a quotient: 3:5
         value = ratio or self.assigned(chain)
         if value is None:
             return same_set(one, two)
@@ -155,7 +156,7 @@ class _Comparison:
         return self.same(value, other) if chain is one else self.same(other, value)
 
     def assigned(self, chain: Node) -> Node | None:
-        """What the sides of equations are, where all but a name are the same; else None."""
+        """The common value of the sides of a chain, apart from a name; None where they differ."""
         sides, relations, sources = chain.args
         if not set(relations) <= {"=", "≈", "in"}:
             return None
@@ -208,7 +209,8 @@ class _Comparison:
         places = points(one.symbols)
         ratios = [self.ratio(differences, place) for place in places]
         solved = _solved(one) or _solved(two)
-        if solved and relation == other_relation == "=":  # y = 1/x is xy = 1: a factor without y
+        # The sides may differ by a factor without y: y = 1/x is xy = 1.
+        if solved and relation == other_relation == "=":
             moved = [{**place, solved: place[solved] + Fraction(1, 3)} for place in places]
             pairs = zip(ratios, (self.ratio(differences, place) for place in moved), strict=True)
             kept = [(a, b) for a, b in pairs if a is not None and b is not None]
@@ -247,7 +249,8 @@ class _Comparison:
                 tolerance = 0.0 if symbols else self.tolerance
                 if not close(values[0], values[1], tolerance=tolerance):
                     return False
-                verdicts += [True] if not symbols or values[0] != 0 else []  # 0 says little
+                # A value of 0 in symbols says little: many expressions vanish.
+                verdicts += [True] if not symbols or values[0] != 0 else []
             if len(verdicts) >= min(MIN_POINTS, len(places)):
                 return True
         return False
@@ -272,7 +275,7 @@ def _expanded(node: Node) -> Node:
         parts = (part for item in node.args[2] for part in _listed(_expanded(item)))
         return with_items(node, parts)
     matrices = [part for part in node.args if isinstance(part, Node) and part.kind == "matrix"]
-    if node.kind == "multiply" and len(matrices) == 1:  # a factor before it
+    if node.kind == "multiply" and len(matrices) == 1:  # a factor before a matrix
         rest = quotient([part for part in node.args if part is not matrices[0]], ())
         rows = (tuple(quotient((rest, entry), ()) for entry in row) for row in matrices[0].args)
         return Node("matrix", tuple(rows))
@@ -301,7 +304,7 @@ def _is_name(side: Node, source: str) -> bool:
 
 
 def _without_braces(one: Node, two: Node) -> tuple[Node, Node]:
-    """Where one is a set of a single element and the other none, that element."""
+    """The element of a one-element set, where the other side is written without braces."""
     lists = [node for node in (one, two) if node.kind == "sequence"]
     if len(lists) != 1 or lists[0].args[0] != "{" or len(lists[0].args[2]) != 1:
         return one, two
@@ -329,7 +332,7 @@ def _by_name(items: Sequence[Node]) -> Sequence[Node]:
 
 
 def _names(items: Sequence[Node]) -> set[str]:
-    """What the items are said to be equal to."""
+    """The names on the left sides of items that are equations."""
     return {item.args[2][0] for item in items if item.kind == "chain"}
 
 

@@ -17,15 +17,15 @@ from typing import Any
 
 from posttrain.rewards.math.nodes import Node
 
-DIGITS = 100  # that values are computed with, where they are not exact
-AGREE = 1e-60  # relative: what counts as the same value, where one is not exact
-NOTHING = 1e-85  # what is left when two values that are not exact cancel, in parts of them
-MAX_BITS = 1 << 15  # of an exact number's numerator and denominator
-BITS_OF_ONE = 2048  # of numbers whose multiplication counts as one operation
-MAX_MAGNITUDE = 40_000  # of a number's binary exponent
+DIGITS = 100  # digits of values that are not exact
+AGREE = 1e-60  # relative difference up to which values are the same, where one is not exact
+NOTHING = 1e-85  # relative size of the rounding that is left when two inexact values cancel
+MAX_BITS = 1 << 15  # bits of an exact number's numerator and denominator
+BITS_OF_ONE = 2048  # bits up to which a multiplication counts as one operation
+MAX_MAGNITUDE = 40_000  # largest binary exponent of a number
 MAX_FACTORIAL = 2500
-MAX_ARGUMENT = 10**30  # of a sine: of a larger one too few digits would be left
-MAX_OPERATIONS = 5000  # of one comparison
+MAX_ARGUMENT = 10**30  # largest argument of a sine: beyond it too few digits would be left
+MAX_OPERATIONS = 5000  # operations in one comparison
 NUM_POINTS = 9
 
 _OF_THREAD = threading.local()
@@ -58,7 +58,7 @@ class Evaluator:
     real: bool = False
     """Whether what is not real has no value, as the root of a negative number."""
     log_base: int = 0
-    """What a logarithm without a base is to; 0 is the natural one."""
+    """The base of a logarithm that is written without one; 0 for the natural one."""
     operations: list[int] = field(default_factory=lambda: [0])
 
     def value(self, node: Node) -> Value:
@@ -178,7 +178,7 @@ def close(one: Value, two: Value, *, tolerance: float = 0.0) -> bool:
 
 
 def points(symbols: frozenset[str]) -> list[dict[str, Fraction]]:
-    """Where expressions in symbols are looked at: at fractions, integers, negative numbers."""
+    """Points at which expressions in symbols are evaluated: fractions, integers, negatives."""
     places: list[dict[str, Fraction]] = []
     for number in range(NUM_POINTS):
         place: dict[str, Fraction] = {"±": Fraction(1)}
@@ -209,7 +209,7 @@ def _any_function(name: Value, arguments: list[Value]) -> Fraction:
 def _sum(one: Value, two: Value) -> Value:
     small, large = sorted((abs(one), abs(two)))
     swallowed = not isinstance(one, Fraction) and 0 < small < AGREE * large < _context().inf
-    if swallowed:  # 1 + e^{1000}: what is added would not be seen
+    if swallowed:  # 1 + e^{1000}: the smaller addend would be lost
         raise UndefinedError
     return _snapped(one + two, large)
 
@@ -237,7 +237,7 @@ def _power(base: Value, exponent: Value) -> Value:
     if abs(two) * (abs(context.mag(one)) + 1) > MAX_MAGNITUDE:
         raise UndefinedError
     exact = isinstance(base, Fraction) and isinstance(exponent, Fraction)
-    if exact and base < 0 and exponent.denominator % 2:  # (-8)^{1/3}, as at school
+    if exact and base < 0 and exponent.denominator % 2:  # the real root: (-8)^{1/3} is -2
         return (-1) ** exponent.numerator * (-one) ** two
     return one**two
 
@@ -299,7 +299,7 @@ def _binomial(above: Value, below: Value) -> Value:
 
 
 def _logarithm(*arguments: Value) -> Value:
-    """To the base that comes first, or the natural one."""
+    """The logarithm to the base that is the first argument, or the natural one."""
     values = [_snapped(_context().log(approximate(a)), 1) for a in arguments]
     return values[-1] / values[0] if len(values) == 2 else values[0]
 

@@ -24,7 +24,7 @@ _UNICODE = {
     "…": r"\ldots ", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
     "⟨": r"\langle ", "⟩": r"\rangle ", "∠": r"\angle ", "△": r"\triangle ", "ℏ": r"\hbar ",
     "µ": r"\mu ", "\ufeff": "", "\u200b": "",
-    **{chr(0xFEE0 + code): chr(code) for code in range(33, 127)},  # of full width
+    **{chr(0xFEE0 + code): chr(code) for code in range(33, 127)},  # full-width characters
 }  # fmt: skip
 _GREEK = {
     letter: f"\\{unicodedata.name(letter).split()[-1].lower().replace('lamda', 'lambda')} "
@@ -37,9 +37,9 @@ _DELIMITERS = (
     ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'),
     ("'", "'"), ("``", "''"),
 )  # fmt: skip
-_ABBREVIATED = ("...", ".m.", " ft.", " in.")  # a stop that is not the end of a sentence
+_ABBREVIATED = ("...", ".m.", " ft.", " in.")  # abbreviations: their dot ends no sentence
 
-# Commands that mean the same, or nothing: names to what stands for them.
+# Commands that are synonyms of others, or mean nothing, and their replacements.
 _SYNONYMS = {
     "left right big Big bigg Bigg bigl bigr Bigl Bigr displaystyle textstyle limits": "",
     "tiny small large Large LARGE huge Huge bf rm it sf tt": "", "lbrack": "[", "rbrack": "]",
@@ -113,7 +113,7 @@ _CLEANING: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
         (r"(?<=[0-9])\s?(?:\\text\s?\{\s?out of\s?\}|\bout of\b)\s?(?=[0-9])", "/"),
         (r"([0-9]+)°\s?([0-9]{1,2})'(?!')", r"(\1+\2/60)°"),
         (r"\\\{\s?(?=\\begin\s?\{(?:array|aligned|cases)\})", ""),
-        (r"^\[([^\[\]()]*,[^\[\]()]*)\[$", r"[\1)"),  # brackets turned outwards are open
+        (r"^\[([^\[\]()]*,[^\[\]()]*)\[$", r"[\1)"),  # [1, 2[ is the half-open interval [1, 2)
         (r"^\]([^\[\]()]*,[^\[\]()]*)\[$", r"(\1)"),
         (r"^\]([^\[\]()]*,[^\[\]()]*)\]$", r"(\1]"),
     )
@@ -121,7 +121,7 @@ _CLEANING: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
 _BRACED = re.compile(r"([_^])\{([0-9a-zA-Z])\}(?![0-9])")
 _SPACES = re.compile(r"(?<![0-9A-Za-z,]) | (?![0-9A-Za-z])")
 _WORDS = re.compile(r"[a-zA-Z][a-zA-Z' .,()-]*")
-_PROSE = re.compile(  # GMmr is none
+_PROSE = re.compile(  # prose, unlike a product of symbols such as GMmr
     r"\b(?:(?=[a-zA-Z]{4})[A-Z]?[a-z]+|[A-Z]{4,}|(?i:yes|no|odd|all|any|men|dog|cat|red|sun))\b"
 )
 _ARTICLES = frozenset({"the", "a", "an"})

@@ -39,7 +39,7 @@ from posttrain.rewards.math.tokens import (
 )
 from posttrain.rewards.math.units import Unit, parse_unit
 
-MAX_POSTFIXES = 4  # of one factor: powers and factorials
+MAX_POSTFIXES = 4  # powers and factorials of one factor
 MAX_ITEMS = 64
 
 _UNIT_SIGNS = frozenset({"°", "%", "\\%", "€", "£", "¢", "Å", "\\mu", "\\Omega", "\\pmod", "min"})
@@ -52,7 +52,7 @@ _ROUNDED = {"lfloor": "floor", "lceil": "ceil"}
 _NAMED = {"e": "e", "i": "i", "pi": "pi", "infinity": "inf", "inf": "inf"}
 _DERIVATIVE = re.compile(r"\{d[^{}]*\}\{d[a-zA-Z](?:\^[0-9])?\}")
 _ONE_NAME = re.compile(r"\{\s?\\?[a-zA-Z]+\s?\}")
-_RECURRING = re.compile(r"[0-9]*\.[0-9]*?([0-9]{1,6}?)\1{2,}")  # 0.333 before dots
+_RECURRING = re.compile(r"[0-9]*\.[0-9]*?([0-9]{1,6}?)\1{2,}")  # recurs: 0.333…
 
 
 @functools.lru_cache(maxsize=4096)  # a group of completions shares its answer
@@ -74,11 +74,11 @@ class _Parser(Cursor):
     def __init__(self, text: str, *, loose_units: bool) -> None:
         super().__init__(grouped(text))
         self.loose_units = loose_units
-        self.groups = 0  # of LaTeX: what stands in one has no unit
-        self.functions = 0  # whose argument is read: there a degree is an angle
+        self.groups = 0  # depth of LaTeX groups: inside one, letters are no unit
+        self.functions = 0  # depth of function arguments: there a degree sign is an angle
 
     def argument(self) -> Node:
-        """What a command of LaTeX is given."""
+        """The argument of a LaTeX command."""
         self.groups += 1
         node = self.deeper(self.primary)
         self.groups -= 1
@@ -94,7 +94,7 @@ class _Parser(Cursor):
 
     def listing(self, opened: str) -> Node:
         """Items in brackets, or bare ones; a single one in like brackets is itself."""
-        self.bars = int(opened == "{")  # there a bar divides: {x | x > 2}
+        self.bars = int(opened == "{")  # in braces a bar is no absolute value: {x | x > 2}
         items, joins = [self.chain()], {"and"}
         if opened == "{" and (
             held := condition(items[0]) or (self.found("|") and self.listing(""))
@@ -103,7 +103,7 @@ class _Parser(Cursor):
             return held
         while self.here in SEPARATORS:
             joins.add(SEPARATORS[self.next().text])
-            if self.here in ("and", "or"):  # ", and"
+            if self.here in ("and", "or"):  # a comma before the conjunction: ", and"
                 joins.add(SEPARATORS[self.next().text])
             items.append(self.chain())
             if len(items) > MAX_ITEMS:
@@ -113,11 +113,11 @@ class _Parser(Cursor):
             raise UnreadableError
         if len(items) == 1 and opened + closed in ("", "()", "[]"):
             return items[0]
-        return Node("sequence", (opened, closed, tuple(items), max(joins)))  # and, both, or
+        return Node("sequence", (opened, closed, tuple(items), max(joins)))  # and < both < or
 
     def chain(self) -> Node:
         """Sides with relations between them: ``a < x <= b``."""
-        if self.here in ("=", "\\approx"):  # = 5
+        if self.here in ("=", "\\approx"):  # an answer may begin with the sign: = 5
             self.at += 1
         start = self.at
         sides, sources, relations = [self.union()], [], []
@@ -180,7 +180,7 @@ class _Parser(Cursor):
         if may_mix and is_proper(right):
             return [Node("add", (left, right))]
         if right.kind == "number":
-            raise UnreadableError  # 1 2
+            raise UnreadableError  # two numbers side by side: 1 2
         return [left, right]
 
     def factor(self) -> Node:
@@ -235,7 +235,7 @@ class _Parser(Cursor):
             return value
         if self.kind != "number":
             return Node("quantity", (value, unit))
-        rest = self.deeper(self.term)  # 5 feet 6 inches
+        rest = self.deeper(self.term)  # a smaller unit follows: 5 feet 6 inches
         if rest.kind != "quantity" or not rest.args[1].is_part_of(unit):
             raise UnreadableError
         parts = ((value, unit.factor), (rest.args[0], rest.args[1].factor))
@@ -246,7 +246,7 @@ class _Parser(Cursor):
         value = self.deeper(self.factor)
         if self.kind in ("text", "word"):
             unit, end = self.unit_ahead()
-            if unit is not None and unit.scale != 1:  # $2 million
+            if unit is not None and unit.scale != 1:  # a scale belongs to the number: $2 million
                 value, self.at = Node("multiply", (value, number(unit.scale))), end
         return Node("quantity", (value, parse_unit(f" {sign}")))
 
@@ -312,7 +312,7 @@ class _Parser(Cursor):
 
     def function(self, name: str) -> Node:
         base = power = None
-        for _ in range(2):  # in either order
+        for _ in range(2):  # subscript and superscript, in either order
             if name == "log" and self.found("_"):
                 base = self.argument()
             elif self.found("^"):
@@ -327,7 +327,7 @@ class _Parser(Cursor):
         return Node("power", (node, power)) if power else node
 
     def arguments(self) -> Node:
-        """What a function is of: a group, or the factors that follow it."""
+        """The argument of a function: a group, or the factors that follow it."""
         if self.here in OPEN or self.here == "{":
             return self.primary()
         factors = [self.factor()]
@@ -393,7 +393,7 @@ class _Parser(Cursor):
                 break
         rows = [row for row in rows if row]
         self.name()
-        if all(len(row) == 1 and row[0].kind == "chain" for row in rows):  # a system
+        if all(len(row) == 1 and row[0].kind == "chain" for row in rows):  # a system of equations
             return Node("sequence", ("", "", tuple(row[0] for row in rows), "and"))
         if environment == "vmatrix":
             return determinant(rows)

@@ -56,7 +56,7 @@ def _of_sequence(node: Node) -> list[Interval]:
         if len(items) != 2:
             raise UndefinedError
         low, high = map(_number, items)
-        if low >= high:  # a pair
+        if low >= high:  # (3, 1) is a pair of numbers, no interval
             raise UndefinedError
         return [(low, opened == "[", high, closed == "]")]
     parts = [_intervals(item) for item in items]
@@ -120,7 +120,7 @@ def _common(one: list[Interval], two: list[Interval]) -> list[Interval]:
 
 
 def _inner(a: Any, b: Any, *, larger: bool) -> Any:
-    """The end that lies further inside; of two that are the same, it is held if both hold it."""
+    """The end that lies further inside; where both are equal, it is closed if both are closed."""
     if close(a[0], b[0]):
         return a[0], a[1] and b[1]
     choose: Callable[..., Any] = max if larger else min
@@ -128,7 +128,7 @@ def _inner(a: Any, b: Any, *, larger: bool) -> Any:
 
 
 def _united(intervals: list[Interval]) -> list[Interval]:
-    """In order, without empty ones, those that touch joined."""
+    """The union as sorted intervals: empty ones are dropped, those that touch are joined."""
     kept: list[Interval] = []
     whole = [i for i in intervals if i[0] < i[2] or (i[1] and i[3] and close(i[0], i[2]))]
     for low, has_low, high, has_high in sorted(whole, key=lambda i: (i[0], not i[1])):

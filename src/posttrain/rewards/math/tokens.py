@@ -11,7 +11,7 @@ from posttrain.rewards.math.units import Unit, parse_unit
 from posttrain.rewards.math.words import NUMBERS
 
 MAX_TOKENS = 1000
-MAX_DEPTH = 30  # of brackets in brackets, exponents in exponents
+MAX_DEPTH = 30  # nested brackets and exponents
 MAX_UNIT_TOKENS = 24
 
 FUNCTIONS = frozenset({
@@ -42,7 +42,7 @@ SEPARATORS = {
 OPEN = {"(": "(", "[": "[", "\\{": "{", "\\langle": "("}
 CLOSE = {")": ")", "]": "]", "\\}": "}", "\\rangle": ")"}
 
-# Commands: letters with a mark or in a type, what is named by letters, and what is not read.
+# Commands: accents and typefaces of letters, objects named by letters, and unsupported ones.
 WEIGHTS = frozenset({"mathbf", "bm", "boldsymbol", "pmb", "underline"})
 ACCENTS = WEIGHTS | {
     "vec", "hat", "bar", "overline", "tilde", "dot", "ddot", "mathbb", "mathcal",
@@ -104,7 +104,7 @@ def tokens(text: str) -> list[Token]:
     while match := _TOKEN.search(text, place):
         kind, piece, start = str(match.lastgroup), match[0], match.start()
         if kind == "number" and "," in piece and depth:
-            piece = piece.partition(",")[0]  # in brackets a comma divides
+            piece = piece.partition(",")[0]  # in brackets a comma separates items, not digits
         place = start + len(piece)
         if kind == "word":
             glued = bool(found) and found[-1].kind == "number" and found[-1].end == start
@@ -163,7 +163,7 @@ class Cursor:
         self.tokens = [*tokens(text), Token("end", "", len(text), len(text))]
         self.at = 0
         self.depth = 0
-        self.bars = 0  # that are open, so that the next one closes
+        self.bars = 0  # open vertical bars: the next one closes
 
     @property
     def kind(self) -> str:

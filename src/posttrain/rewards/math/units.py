@@ -15,9 +15,9 @@ from fractions import Fraction
 from posttrain.rewards.math.words import acts_on_number, scale_of
 
 Dimension = tuple[tuple[str, int], ...]
-Measure = tuple[Fraction, Dimension]  # a factor, and of what
+Measure = tuple[Fraction, Dimension]  # a factor, and the dimension that it is of
 
-# Names, and what they are in units above them; without that they are a dimension of their own.
+# Names of units, and each in terms of a unit above it; without that it is a new dimension.
 # A line that begins with * takes the prefixes of the metric system.
 _TABLE = """
 *m meter metre
@@ -104,7 +104,7 @@ _IRREGULAR = {
 _POWERS = {"square": 2, "sq": 2, "sq.": 2, "cubic": 3, "cu": 3, "cu.": 3}
 _POWERS_AFTER = {"squared": 2, "cubed": 3}
 
-# Written right after a number these are units, though their letters might be a product's.
+# Units right after a number, though their letters could also be a product of symbols.
 _GLUED = frozenset({
     "cm", "mm", "km", "kg", "ft", "lb", "lbs", "oz", "ml", "mL", "hr", "hrs", "min", "sec", "mph",
     "kph", "Hz", "kHz", "MHz", "GHz", "kJ", "kW", "kcal", "mol", "kPa", "MPa", "eV", "keV", "MeV",
@@ -158,7 +158,7 @@ def parse_unit(text: str) -> Unit | None:
     words = _words(text)
     scale = Fraction(1)
     while words and (factor := scale_of(words[0])):
-        if factor < 1 and len(words) > 1:  # 5 fifth graders
+        if factor < 1 and len(words) > 1:  # words, not a fraction: 5 fifth graders
             return None
         scale, words = scale * factor, words[1:]
         words = words[1:] if words[:1] == ["of"] else words
@@ -170,7 +170,8 @@ def parse_unit(text: str) -> Unit | None:
     first = re.split("[^a-zA-Z]", words[0])[0]
     sure = text[0] == " " or first in _GLUED or len(first) > 3 or not first
     names = re.findall("[a-zA-Z]+", " ".join(words))
-    letters = max(map(len, names), default=2) == 1 < len(names) and "/" not in text  # 3 m g
+    # Letters that may be a product of symbols: 3 m g.
+    letters = max(map(len, names), default=2) == 1 < len(names) and "/" not in text
     certain = not is_bare or scale != 1 or (sure and not letters)
     return Unit(scale, *found, certain=certain)
 

@@ -26,22 +26,22 @@ _PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4} | {
 }
 _SIGNS = frozenset({"negative", "minus"})
 _ACTING = frozenset({
-    # multiply, divide, raise, add, or write on
+    # words that multiply, divide, raise, add to, or continue a number
     "double", "doubled", "twice", "triple", "tripled", "thrice", "quadruple", "quadrupled",
     "halved", "times", "multiplied", "squared", "cubed", "percent", "percentage", "over", "divided",
     "plus", "added", "subtracted", "mod", "modulo", "base", "power", "factorial", "gross", "grand",
     "couple", "several", "inverse", "reciprocal", "inverted", "reversed", "backwards", "repeating",
     "recurring", "point", "decimal", "rounded", "halfway", "score", "myriad", "googol",
-    # turn round, or give a bound
+    # words that negate a number, or make it a bound
     "negative", "negated", "minus", "opposite", "below", "beneath", "under", "lower", "down",
     "less", "fewer", "short", "owed", "overdrawn", "overdraft", "loss", "deficit", "debt",
     "without", "except", "not", "no", "never", "none", "nothing", "neither", "nor", "least", "most",
-    # another guess, or a doubt
+    # words of another guess, or of doubt
     "or", "else", "either", "maybe", "perhaps", "probably", "possibly", "alternatively", "versus",
     "otherwise", "unless", "instead", "rather", "actually", "wait", "sorry", "oops", "something",
     "anything", "unknown", "unsure", "guess", "about", "around", "approximately", "roughly",
     "approx", "circa", "estimated", "ish", "almost", "nearly",
-    # a sentence: "5 is wrong" is not five of something
+    # words of a sentence: "5 is wrong" does not count things
     "is", "isn", "are", "was", "were", "be", "if", "then", "than", "but", "because", "since", "for",
     "so", "as", "with", "when", "where", "which", "that", "this", "the", "it", "its", "and", "at",
     "in", "on", "to", "from", "by", "also", "only", "answer", "solution", "wrong", "right",
@@ -92,7 +92,8 @@ def number_in_words(text: str) -> str | None:
         runs = ["one", *runs[1:]]
     below = _PARTS.get(runs[-1].removesuffix("s"), 0) if len(runs) > 1 else 0
     value = _whole(runs[:-1] if below else runs)
-    is_ordinal = below and value != 1 and not runs[-1].endswith("s")  # twenty-fourth
+    # An ordinal is the denominator: twenty-fourth.
+    is_ordinal = below and value != 1 and not runs[-1].endswith("s")
     if value is None or is_ordinal:
         return None
     return f"{sign}{value}/{below}" if below else f"{sign}{value}"
@@ -100,7 +101,7 @@ def number_in_words(text: str) -> str | None:
 
 def _whole(runs: list[str]) -> int | None:
     """The value of a whole number's words, in the order in which they are said; else None."""
-    total, group, last = 0, -1, 10**30  # a group is what stands before thousand, million, …
+    total, group, last = 0, -1, 10**30  # a group is the number before thousand, million, …
     for place, run in enumerate(runs):
         value = NUMBERS.get(run, -1)
         if run == "and" and 0 < place < len(runs) - 1:

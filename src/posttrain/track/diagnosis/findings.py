@@ -1,4 +1,4 @@
-"""Findings: what the rules say while a run goes on, each once, until it is over."""
+"""Findings: each rule that holds during a run is reported once, until it no longer holds."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from posttrain.track.encoding import encode_json
 from posttrain.track.jsonl import append_lines
 
 FILE_NAME = "diagnosis.jsonl"
-CLEARS_AFTER = 2 * WINDOW  # steps in a row without it: what comes and goes is one finding
-KEPT_START, KEPT = 2 * WINDOW, 500  # steps: the first ones are what later ones are compared with
+CLEARS_AFTER = 2 * WINDOW  # steps in a row in which a rule must not hold to be over
+KEPT_START, KEPT = 2 * WINDOW, 500  # steps of history: the first ones, and all together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
     """A rule that began to hold at ``step``, and was over at ``until`` unless it still holds.
 
-    ``change`` are the overrides to run again with, where a recipe can mend it.
+    ``change`` are overrides for the next run, where a change of the recipe can help.
     """
 
     rule: str
@@ -41,9 +41,9 @@ class Diagnosis:
     """Reads the metrics of each step, and says what has begun to go wrong.
 
     A rule that holds is reported once. It is over when it has not held for ten steps in a row;
-    after that it may be reported again. At the end of the stage :meth:`finish` asks the rules that
-    can only be answered then, or that a short stage gave too few steps, and brings what still holds
-    up to date. What was known ``before`` the first step comes first in what the rules read.
+    after that it may be reported again. At the end of the stage :meth:`finish` evaluates the rules
+    that need its end, or for which a short stage had too few steps, and updates the findings that
+    still hold. Metrics from ``before`` the first step come first in the history of the rules.
 
     >>> diagnosis = Diagnosis()
     >>> ill = {"rollout/truncated": 1.0}
@@ -62,14 +62,15 @@ class Diagnosis:
         self._rules = {n: rule for n, rule in rules.items() if self._setup.stage in rule.stages}
         self._history: list[Mapping[str, float]] = []
         self._step = 0
-        self._holding: dict[str, int] = {}  # where in the findings the latest of a rule stands
-        self._quiet: dict[str, int] = {}  # steps in a row that it has not held
-        self._latest: dict[str, tuple[int, Seen]] = {}  # when it last held, and what it saw
+        self._holding: dict[str, int] = {}  # by rule that holds: the index of its finding
+        self._quiet: dict[str, int] = {}  # by rule: steps in a row in which it has not held
+        # By rule: when it last held, and what it saw.
+        self._latest: dict[str, tuple[int, Seen]] = {}
         self.before: Mapping[str, float] = before or {}
         self.findings: list[Finding] = []
 
     def feed(self, step: int, metrics: Mapping[str, float]) -> list[Finding]:
-        """Take the metrics of a step; what begins with it."""
+        """Add the metrics of a step; returns the findings that begin with it."""
         self.recall(step, metrics)
         begun = []
         for name, rule in self._rules.items():
@@ -81,7 +82,7 @@ class Diagnosis:
         return begun
 
     def finish(self, metrics: Mapping[str, float] | None = None) -> list[Finding]:
-        """The stage is over, with these further numbers; what only now can be said."""
+        """End the stage with further metrics; returns the findings that only its end shows."""
         if metrics:
             self.recall(self._step, metrics)
         for name in list(self._holding):
@@ -94,7 +95,7 @@ class Diagnosis:
         ]
 
     def recall(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a step that was judged when it was made."""
+        """Add the metrics of a step to the history without evaluating the rules."""
         self._step = step
         self._history.append({"step": float(step), **in_shares(metrics, self._setup)})
         if len(self._history) > KEPT:
@@ -124,11 +125,11 @@ class Diagnosis:
             self._end(name)
 
     def _conclude(self, name: str) -> None:
-        """Say of what holds how it is at the end, or else at which step it was last so."""
+        """Update a finding that holds to the end of the stage, or to where it last held."""
         rule, at = self._rules[name], self._holding[name]
         step, seen = self._step, self._ask(rule.check) or self._ask(rule.at_end)
         if seen is None and rule.at_end is rule.check:
-            self._end(name)  # what it asks at the end is what it asks on the way: it is over
+            self._end(name)  # the same check runs at the end, and does not hold any more
             return
         if seen is None:
             step, seen = self._latest[name]
@@ -146,9 +147,9 @@ class Diagnosis:
 class Diagnosing:
     """A tracker that passes everything on, and writes findings to ``diagnosis.jsonl``.
 
-    ``tell`` is called with every finding when it begins. ``before`` is what a stage that goes on
-    knew before its first step; a new one says it with :meth:`starts_from`. The rules in ``known``
-    have spoken elsewhere.
+    The functions in ``tell`` are called with every finding when it begins. ``before`` are the
+    metrics that a resumed stage had before its first step; a new stage sets them with
+    :meth:`starts_from`. The rules in ``known`` were reported elsewhere and are left out.
     """
 
     def __init__(
@@ -169,26 +170,26 @@ class Diagnosing:
         self._tell = tell
 
     def starts_from(self, metrics: Mapping[str, float]) -> None:
-        """What is known before the first step: an evaluation of the policy as it came."""
+        """Set the metrics from before the first step: an evaluation of the initial policy."""
         self._diagnosis.before = dict(metrics)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of one step, and what they say."""
+        """Record the metrics of one step, and report the findings that begin with it."""
         self._tracker.log(step, metrics)
         self._say(self._feed(step, metrics))
 
     def replay(self, records: Iterable[Mapping[str, float]]) -> None:
-        """Begin anew with what was logged before: a run that goes on finds what it would have."""
+        """Rebuild the findings of a resumed run from the records that were logged before."""
         self._path.unlink(missing_ok=True)
         for record in records:
-            self._feed(*_parted(record))
+            self._feed(*_split_record(record))
 
     def recall(self, record: Mapping[str, float]) -> None:
-        """Take a record of another stage, which has been judged there."""
-        self._diagnosis.recall(*_parted(record))
+        """Add a record of another stage, which has its own findings, to the history."""
+        self._diagnosis.recall(*_split_record(record))
 
     def finish(self, metrics: Mapping[str, float] | None = None) -> None:
-        """The stage has come to its end, with these further numbers: say what they mean."""
+        """End the stage with further metrics, and report the findings that its end shows."""
         begun = self._diagnosis.finish(metrics)
         self._write()
         self._say(begun)
@@ -226,7 +227,7 @@ def read_findings(path: Path) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def _parted(record: Mapping[str, float]) -> tuple[int, dict[str, float]]:
+def _split_record(record: Mapping[str, float]) -> tuple[int, dict[str, float]]:
     """The step of a logged record, and its metrics."""
     return int(record["step"]), {name: value for name, value in record.items() if name != "step"}
 

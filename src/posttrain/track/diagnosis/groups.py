@@ -28,7 +28,7 @@ def no_signal(history: History, setup: Background, *, steps: int = WINDOW) -> Se
     if agreed is None and not (alone and equal is not None):
         return None
     if mostly(history, "reward/invalid", test=lambda share: share == 1, steps=steps) is not None:
-        return None  # broken graders agree about nothing: grader_failing speaks of them
+        return None  # where graders break, the rule grader_failing applies
     case, change = _agreement(history, setup, equal=equal is not None)
     what = "all rewards are equal" if agreed is None else f"{agreed:.0%} of groups agree"
     value = setup.marks(setup.decides, level(history, setup))
@@ -37,7 +37,7 @@ def no_signal(history: History, setup: Background, *, steps: int = WINDOW) -> Se
 
 
 def _agreement(history: History, setup: Background, *, equal: bool) -> tuple[str, str]:
-    """What all agree about, and what to change."""
+    """Why the rewards of a group are equal, and what to change."""
     value = level(history, setup)
     if value <= 0.05 and (setup.decides or value == 0):
         if setup.warmed_up:

@@ -1,4 +1,4 @@
-"""What rules read: the metrics of the steps so far, and what is known about the run beforehand."""
+"""The input of the rules: metrics of the steps so far, and facts about the run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 WINDOW = 5
-"""Steps that a rule looks at as one, so that a single noisy step is neither ill nor healed."""
+"""Steps that a rule averages over, so that a single noisy step does not decide."""
 
 AGREE = "rollout/groups_without_signal"
 FULL = 1 + 1e-6
-"""Above it lies what declares no maximum: nobody knows how right that is."""
+"""Larger shares come from rewards that declare no maximum, so they are no measure of success."""
 
 History = Sequence[Mapping[str, float]]
 
@@ -32,7 +32,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Background:
-    """What the numbers alone do not say.
+    """Facts about a run that its metrics do not contain.
 
     ``stage`` is the one that logs, ``stages`` those of the whole run. ``decides`` names the reward
     that decides what is right (empty where none does), ``weights`` holds every reward's weight and
@@ -150,7 +150,7 @@ def blocks(values: Sequence[float]) -> list[list[float]]:
 def noise(values: Sequence[float], *, steps: int = WINDOW) -> float:
     """How far the means of ``steps`` values here and there lie apart by chance.
 
-    To be judged by the spread inside blocks, which what is learned meanwhile does not widen.
+    Estimated from the spread inside blocks of steps, which learning does not widen.
 
     >>> noise([0.5] * 20), round(noise([0.0, 1.0] * 10), 2)
     (0.0, 0.31)
@@ -162,8 +162,8 @@ def noise(values: Sequence[float], *, steps: int = WINDOW) -> float:
 def resamples(history: History, setup: Background) -> bool:
     """Whether groups that agree are dropped and others drawn in their place.
 
-    The training reward is then over what differs alone: it stays in the middle, whatever is
-    learned, and only held-out problems show that.
+    The training reward then covers only groups with different rewards: it stays in the middle
+    whatever is learned, and only held-out problems show progress.
     """
     if setup.keys.get("rl.dynamic_sampling"):
         return True
@@ -193,7 +193,7 @@ def level(history: History, setup: Background) -> float:
 
 
 def solved(history: History, setup: Background) -> bool:
-    """Whether nearly everything is right: what would be an illness is then success."""
+    """Whether nearly everything is right: equal rewards or low entropy are then success."""
     values = series(history, f"reward/part/{setup.decides}")[-WINDOW:]
     return bool(values) and 0.8 <= statistics.fmean(values) <= FULL
 
@@ -204,7 +204,7 @@ class Gap(NamedTuple):
     text: str
     name: str
     clear: bool
-    """Whether it is more than chance over so many prompts and problems explains."""
+    """Whether the gap is larger than chance explains, given the number of prompts."""
 
 
 def gap(history: History, setup: Background) -> Gap | None:
@@ -251,7 +251,7 @@ def evaluations(history: History, setup: Background, *, name: str) -> list[tuple
     ]
 
 
-def look_error(history: History, problems: Sequence[int]) -> float:
+def evaluation_error(history: History, problems: Sequence[int]) -> float:
     """How far two held-out rewards of any scale, over so many problems each, differ by chance.
 
     Their scores are taken to spread as widely as those of the train prompts.

@@ -1,4 +1,4 @@
-"""The rules about what came of it: train against held-out, before against after."""
+"""The rules about results: train against held-out, before against after."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from posttrain.track.diagnosis.history import (
     Background,
     History,
     Seen,
+    evaluation_error,
     evaluations,
     gap,
-    look_error,
     noise,
     progress,
     resamples,
@@ -24,9 +24,9 @@ from posttrain.track.diagnosis.history import (
     share_error,
 )
 
-LONG = 200  # steps after which a run that has not moved is spoken of before it ends
+LONG = 200  # steps after which a run without progress is reported before its end
 MANY_PASSES = 100
-HARDLY = 0.02  # nats a sequence from the reference
+HARDLY = 0.02  # nats a sequence: a policy this close to the reference has hardly moved
 
 
 def memorised(history: History, setup: Background) -> Seen | None:
@@ -52,7 +52,7 @@ def nothing_learned(history: History, setup: Background) -> Seen | None:
 
 
 def nothing_learned_at_end(history: History, setup: Background) -> Seen | None:
-    """The same at the end; where the stage eval follows, that has the last word."""
+    """:func:`nothing_learned` at the end of rl; the stage eval decides where it follows."""
     if setup.stage == "rl" and "eval" in setup.stages:
         return None
     return _unmoved(history, setup, least=2 * WINDOW)
@@ -62,10 +62,10 @@ def _unmoved(history: History, setup: Background, *, least: int) -> Seen | None:
     rewards = series(history, "reward/mean")
     agreed = series(history, AGREE)
     if len(rewards) < least or (agreed and statistics.median(agreed) >= 0.99):
-        return None  # where all agree, no_signal speaks of it
+        return None  # where all groups agree, the rule no_signal applies
     found = gap(history, setup)
     if found is not None and found.clear:
-        return None  # memorised speaks of it
+        return None  # the rule memorised applies
     what, span, rise = _held_out(history, setup)
     if rise > 2:
         return None
@@ -85,7 +85,7 @@ def _unmoved(history: History, setup: Background, *, least: int) -> Seen | None:
 
 
 def _held_out(history: History, setup: Background) -> tuple[str, str, float]:
-    """What was measured on held-out problems, its way in words, and in errors of the difference."""
+    """The held-out metric, its course in words, and its change in standard errors."""
     metrics = {"eval/accuracy": "accuracy", "eval/reward": "reward"}
     name = next((name for name in metrics if series(history, name)), None)
     looks = evaluations(history, setup, name=name) if name is not None else []
@@ -95,8 +95,8 @@ def _held_out(history: History, setup: Background) -> tuple[str, str, float]:
     if name == "eval/accuracy":
         error = math.hypot(share_error(before, first), share_error(after, last))
         what, span = "held-out accuracy", f"from {before:.1%} to {after:.1%} of {last} problems"
-    else:  # scores of any scale: spread as widely as those of the train prompts
-        error = look_error(history, (first, last))
+    else:  # scores of any scale: their spread is taken from the train prompts
+        error = evaluation_error(history, (first, last))
         what, span = "the held-out reward", f"from {before:.3f} to {after:.3f}"
     return what, span, (after - before) / error if error > 0 else 0.0
 

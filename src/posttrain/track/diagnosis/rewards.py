@@ -15,9 +15,9 @@ from posttrain.track.diagnosis.history import (
     History,
     Seen,
     blocks,
+    evaluation_error,
     evaluations,
     gap,
-    look_error,
     mostly,
     noise,
     progress,
@@ -29,8 +29,8 @@ from posttrain.track.diagnosis.history import (
 
 ACCURACY = "held-out accuracy"
 OVER = f"training reward ({WINDOW} steps each)"
-SHARP = 0.2  # of full marks, within the first steps
-_LONG = 3 * WINDOW  # often the format comes first and the answers follow: they get this long
+SHARP = 0.2  # share of full marks that a sharp fall within the first steps loses
+_LONG = 3 * WINDOW  # steps: often the format is learned first and the answers later
 
 
 def format_learned_accuracy_flat(history: History, setup: Background) -> Seen | None:
@@ -42,7 +42,7 @@ def format_learned_accuracy_flat(history: History, setup: Background) -> Seen | 
     if resamples(history, setup) and not lately:
         return None
     before, flat = found
-    if flat >= 0.8 or abs(flat - before) > 0.05:  # risen; or fallen, which is hacking
+    if flat >= 0.8 or abs(flat - before) > 0.05:  # rose, or fell, which the rule hacking reports
         return None
     for name, weight in setup.weights.items():
         part = f"reward/part/{name}"
@@ -63,7 +63,7 @@ def format_learned_accuracy_flat(history: History, setup: Background) -> Seen | 
 def _weighed(setup: Background) -> str:
     """The override that gives the reward that decides a weight, where the recipe names it.
 
-    A check that the task brings has options of its own, which an override would lose.
+    No override for a check that comes with the task: it would lose the options of that check.
     """
     key = _weight(setup, setup.decides)
     return f"--{key} 1.0" if key in setup.keys else ""
@@ -74,14 +74,14 @@ def hacking(history: History, setup: Background) -> Seen | None:
     or at once to less than half of what it was; with dynamic sampling, all three on held-out
     problems. At the end, the first and the last evaluation count too.
     """
-    found = [(setup.decides, _look_fell(history, setup, metric="eval/accuracy", name=ACCURACY))]
+    found = [(setup.decides, _eval_fell(history, setup, metric="eval/accuracy", name=ACCURACY))]
     for name in _monitored(setup):
         if resamples(history, setup):
             metric = f"eval/part/{name}"
-            said = _look_fell(history, setup, metric=metric, name=f"held-out {name}")
+            text = _eval_fell(history, setup, metric=metric, name=f"held-out {name}")
         else:
-            said = _part_fell(history, setup, name=name) or _at_once(history, setup, name=name)
-        found.append((name, said))
+            text = _part_fell(history, setup, name=name) or _at_once(history, setup, name=name)
+        found.append((name, text))
     return _first_seen(history, setup, found=found)
 
 
@@ -90,12 +90,12 @@ def hacking_at_end(history: History, setup: Background) -> Seen | None:
     seen = hacking(history, setup)
     known = gap(history, setup)
     if seen is not None or (known is not None and known.clear):
-        return seen  # where train prompts are known by heart, memorised speaks of it
+        return seen  # where train prompts are memorised, the rule memorised applies
     found = [(setup.decides, _ended_lower(history, setup, metric="eval/accuracy", name=ACCURACY))]
     for name in _monitored(setup):
         metric = f"eval/part/{name}"
-        said = _ended_lower(history, setup, metric=metric, name=f"held-out {name}")
-        found.append((name, said))
+        text = _ended_lower(history, setup, metric=metric, name=f"held-out {name}")
+        found.append((name, text))
     return _first_seen(history, setup, found=found)
 
 
@@ -106,8 +106,8 @@ def _monitored(setup: Background) -> list[str]:
 def _first_seen(
     history: History, setup: Background, *, found: Sequence[tuple[str, str | None]]
 ) -> Seen | None:
-    """The first that fell, and as many steps as there were before it did, where that is known."""
-    name, text = next(((name, said) for name, said in found if said is not None), ("", None))
+    """The first reward that fell, with the number of steps before its fall where it is known."""
+    name, text = next(((name, text) for name, text in found if text is not None), ("", None))
     if text is None:
         return None
     step = None if resamples(history, setup) else _last_good_step(history, name)
@@ -118,7 +118,7 @@ def _first_seen(
 
 
 def _weight(setup: Background, name: str) -> str:
-    """The key of a reward's weight: a function goes by its own name, its table by its module too.
+    """The key of a reward's weight; for ``"module:function"`` the name is that of the function.
 
     >>> _weight(Background(keys={"rewards.my.module:tidy.weight": 1.0}), "tidy")
     'rewards.my.module:tidy.weight'
@@ -128,18 +128,18 @@ def _weight(setup: Background, name: str) -> str:
     return named[0] if len(named) == 1 else f"rewards.{name}.weight"
 
 
-def _look_fell(history: History, setup: Background, *, metric: str, name: str) -> str | None:
+def _eval_fell(history: History, setup: Background, *, metric: str, name: str) -> str | None:
     """Two evaluations in a row below the best one: one alone may be bad luck."""
-    places = [at for at, record in enumerate(history) if series([record], metric)]
-    if len(places) < 3:
+    indices = [at for at, record in enumerate(history) if series([record], metric)]
+    if len(indices) < 3:
         return None
-    best = max(places[:-2], key=lambda at: history[at][metric])
+    best = max(indices[:-2], key=lambda at: history[at][metric])
     peak = history[best][metric]
-    now = max(history[at][metric] for at in places[-2:])
+    now = max(history[at][metric] for at in indices[-2:])
     if now > peak - 0.1 * max(1.0, abs(peak)):
         return None
     if resamples(history, setup):
-        rewards = _held_out_rise(history, setup, places=[best, *places[-2:]])
+        rewards = _held_out_rise(history, setup, indices=[best, *indices[-2:]])
     else:
         rewards = _training_rise(history, best)
     kind = "held-out reward" if resamples(history, setup) else OVER
@@ -147,9 +147,10 @@ def _look_fell(history: History, setup: Background, *, metric: str, name: str) -
 
 
 def _training_rise(history: History, best: int) -> tuple[float, float] | None:
-    """The training reward around a place and in the last steps, where it rose beyond chance."""
+    """The training reward around step ``best`` and in the last steps, if it rose beyond chance."""
     near = series(history[max(0, best + 1 - WINDOW) : best + 1], "reward/mean")
-    near = near or series(history[: best + 1 + WINDOW], "reward/mean")  # before the first step
+    # The best evaluation may be one before the first step.
+    near = near or series(history[: best + 1 + WINDOW], "reward/mean")
     rewards = series(history, "reward/mean")
     if not near or len(rewards) < WINDOW:
         return None
@@ -158,19 +159,19 @@ def _training_rise(history: History, best: int) -> tuple[float, float] | None:
 
 
 def _held_out_rise(
-    history: History, setup: Background, *, places: Sequence[int]
+    history: History, setup: Background, *, indices: Sequence[int]
 ) -> tuple[float, float] | None:
-    """The held-out reward at the first of three evaluations and in the two others, likewise."""
-    looks = evaluations([history[at] for at in places], setup, name="eval/reward")
+    """The held-out reward at the first of three evaluations and in the others, if it rose."""
+    looks = evaluations([history[at] for at in indices], setup, name="eval/reward")
     if len(looks) < 3:
         return None
     before, after = looks[0][0], (looks[1][0] + looks[2][0]) / 2
-    error = look_error(history, [problems for _, problems in looks[1:]])
+    error = evaluation_error(history, [problems for _, problems in looks[1:]])
     return (before, after) if after - before > error else None
 
 
 def _part_fell(history: History, setup: Background, *, name: str) -> str | None:
-    """The last two blocks of steps below the best one, beyond what chance and scale allow."""
+    """A text where the last two blocks of steps lie below the best one beyond chance."""
     both = [
         record
         for record in history
@@ -184,7 +185,7 @@ def _part_fell(history: History, setup: Background, *, name: str) -> str | None:
     fall = means[best] - max(means[-2:])
     rewarded = [statistics.fmean(block) for block in blocks(rewards)]
     rise = rewarded[-1] - rewarded[best]
-    # The best of many blocks is lucky: a fall has to be larger than that luck.
+    # The maximum over blocks is biased upwards: the fall must be larger than that bias.
     if fall <= max(0.1 * max(map(abs, parts)), 4 * noise(parts)) or rise <= 2 * noise(rewards):
         return None
     fell = f"{setup.marks(name, means[best])} to {setup.marks(name, means[-1])}"
@@ -192,10 +193,10 @@ def _part_fell(history: History, setup: Background, *, name: str) -> str | None:
 
 
 def _at_once(history: History, setup: Background, *, name: str) -> str | None:
-    """The later half of the steps all below half of the start, the last ones rewarded more.
+    """A text where all later steps lie below half of the start while the reward rose.
 
-    The start are the first two steps, or the first and an evaluation before it. A fall within the
-    first steps is wide inside their blocks, which would take it for noise.
+    The start are the first two steps, or the first and an evaluation before it. :func:`_part_fell`
+    cannot see such an early fall: it widens the spread inside the first block.
     """
     parts, rewards = series(history, f"reward/part/{name}"), series(history, "reward/mean")
     if len(parts) != len(rewards) or len(parts) < WINDOW + 2:
@@ -213,7 +214,7 @@ def _at_once(history: History, setup: Background, *, name: str) -> str | None:
 
 
 def _ended_lower(history: History, setup: Background, *, metric: str, name: str) -> str | None:
-    """The last evaluation below the first beyond chance, while the training reward rose so."""
+    """A text where the last evaluation is below the first while the training reward rose."""
     looks = evaluations(history, setup, name=metric)
     if len(looks) < 2:
         return None
@@ -221,15 +222,15 @@ def _ended_lower(history: History, setup: Background, *, metric: str, name: str)
     if min(before, after) >= 0 and max(before, after) <= FULL:
         error = math.hypot(share_error(before, first), share_error(after, last))
         fell = f"{before:.1%} to {after:.1%} of {last} problems"
-    else:  # scores of any scale: spread as widely as those of the train prompts
-        error = look_error(history, (first, last))
+    else:  # scores of any scale: their spread is taken from the train prompts
+        error = evaluation_error(history, (first, last))
         fell = f"{before:.3f} to {after:.3f}"
     if before - after <= max(2.5 * error, 0.05 * max(1.0, abs(before))):
         return None
     if resamples(history, setup):
         rewarded = evaluations(history, setup, name="eval/reward")
         rose = rewarded[-1][0] - rewarded[0][0] if len(rewarded) > 1 else 0.0
-        if rose <= 2 * look_error(history, (first, last)):
+        if rose <= 2 * evaluation_error(history, (first, last)):
             return None
         rewards = (rewarded[0][0], rewarded[-1][0])
         return _hacked(name, fell, kind="held-out reward", rewards=rewards)
@@ -242,7 +243,7 @@ def _ended_lower(history: History, setup: Background, *, metric: str, name: str)
 
 
 def _last_good_step(history: History, name: str) -> int | None:
-    """The step after which a reward on train prompts left its height, where it did."""
+    """The last step before a reward on train prompts fell from its peak; None if it did not."""
     metric = f"reward/part/{name}"
     records = [record for record in history if series([record], metric)]
     parts = series(records, metric)

@@ -34,7 +34,7 @@ def entropy_collapse(history: History, setup: Background) -> Seen | None:
     if groups and mostly(history, AGREE, test=lambda share: share >= 0.9) is None:
         return None
     if groups and setup.keys.get("rl.dynamic_sampling") is False:
-        change = "--rl.dynamic_sampling true"  # what helped most in docs/smollm2.md
+        change = "--rl.dynamic_sampling true"  # the change that helped most in docs/smollm2.md
     else:
         change = scaled(setup, "rl.entropy_coefficient", by=3) or _slower(setup)
     return Seen(f"entropy fell from {start:.2f} to {now:.3f} nats", change=change)
@@ -50,7 +50,7 @@ def kl_blow_up(history: History, setup: Background) -> Seen | None:
     if far is not None:
         text = f"KL to the reference is {far:.0f} nats a sequence, beyond {bound:.0f}"
         return Seen(text, change=_slower(setup))
-    if len(values) < 3 * WINDOW:  # it starts at 0: early growth is a multiple of next to nothing
+    if len(values) < 3 * WINDOW:  # the KL starts near 0, so early growth by any factor means little
         return None
     before = statistics.fmean(values[-2 * WINDOW : -WINDOW])
     fast = mostly(history, "objective/kl", test=lambda value: value > max(3 * before, bound / 4))
@@ -101,7 +101,7 @@ def critic_worse_than_mean(history: History, setup: Background) -> Seen | None:
     if len(series(history, name)) < setup.critic_warmup + 2 * steps or solved(history, setup):
         return None
     if not any(series(history[-steps:], "reward/std")):
-        return None  # nothing varies: there is nothing to explain
+        return None  # returns without variance have no explained variance
     share = mostly(history, name, test=lambda value: value <= 0, steps=steps)
     if share is None:
         return None
@@ -118,7 +118,7 @@ def drift(history: History, setup: Background) -> Seen | None:
         return None
     start = statistics.fmean(values[:WINDOW])
     bound = min(setup.rounding, max(setup.rounding / 3, 5 * start))
-    # In the first step engine and trainer have the same weights: that is what rounding does here.
+    # In the first step engine and trainer have equal weights: the mismatch is rounding.
     bound = min(bound, max(setup.rounding / 25, 20 * values[0]))
     now = mostly(history, "mismatch/mean", test=lambda value: value > bound)
     if now is None:

@@ -7,22 +7,22 @@ import statistics
 
 from posttrain.track.diagnosis.history import WINDOW, Background, History, Seen, series
 
-FOLLOWS = 0.7  # from here on half of the variance of the scores is length
-SURE = 2.6  # deviations of Fisher's z
+FOLLOWS = 0.7  # a correlation of 0.7: length explains half of the variance of the scores
+SURE = 2.6  # standard deviations of Fisher's z that are significant
 
 
 def sft_memorises(history: History, setup: Background) -> Seen | None:
-    """test/loss was a tenth above its minimum at the last two looks, while the train loss fell."""
+    """test/loss was a tenth above its minimum in the last two evaluations, but train loss fell."""
     if setup.keys.get("sft.result") == "best":
-        return None  # what comes out is from before
-    places = [
+        return None  # the result is the best model, from before the overfitting
+    indices = [
         at for at, record in enumerate(history) if math.isfinite(record.get("test/loss", math.nan))
     ]
-    if len(places) < 3:
+    if len(indices) < 3:
         return None
-    best = min(places, key=lambda at: history[at]["test/loss"])
+    best = min(indices, key=lambda at: history[at]["test/loss"])
     low = history[best]["test/loss"]
-    lately = min(history[at]["test/loss"] for at in places[-2:])
+    lately = min(history[at]["test/loss"] for at in indices[-2:])
     near = series(history[max(0, best + 1 - WINDOW) : best + 1], "loss/total")
     now = series(history, "loss/total")[-WINDOW:]
     if lately <= max(1.1 * low, low + 0.01) or not near or not now:
@@ -33,7 +33,7 @@ def sft_memorises(history: History, setup: Background) -> Seen | None:
     epoch = math.ceil(step / setup.steps_per_epoch) if setup.steps_per_epoch else 0
     when = f"in epoch {epoch} (step {step})" if epoch else f"at step {step}"
     text = (
-        f"the held-out loss was {low:.3f} {when} and is {history[places[-1]]['test/loss']:.3f} "
+        f"the held-out loss was {low:.3f} {when} and is {history[indices[-1]]['test/loss']:.3f} "
         f"now, while the train loss fell from {statistics.fmean(near):.3f} to "
         f"{statistics.fmean(now):.3f}"
     )

@@ -1,4 +1,4 @@
-"""Where the files and modules that a recipe names are: in the current folder, or in the recipe's.
+"""Finds the files and modules that a recipe names: in the current folder, or in the recipe's.
 
 A relative path, or the module of a ``"module:function"``, is looked for in the current folder
 first, then beside the recipe. A path on the command line is always seen from the current folder.
@@ -21,16 +21,17 @@ _NAMED = (
     ("reward", "backbone"),
     ("rl", "critic", "source"),
 )
-PIECES = ("advantage", "loss", "weights", "correction", "engine")  # of [rl]
-WORDS = ("tiny", "task", "prefer", "policy", "reward")  # these name no file
+# Keys of [rl] that may name a function of a module.
+PIECES = ("advantage", "loss", "weights", "correction", "engine")
+WORDS = ("tiny", "task", "prefer", "policy", "reward")  # values of path keys that name no file
 
 
 def beside_recipe(values: dict[str, Any], folder: Path) -> list[str]:
-    """Let what is only in ``folder``, where the recipe stands, be found there; what to tell.
+    """Make files and modules that are only in the recipe's ``folder`` found; returns notes.
 
     Paths in ``values`` are changed in place; modules become importable from the folder.
     """
-    here, told = Path.cwd(), []
+    here, notes = Path.cwd(), []
     if folder.resolve() == here.resolve():
         return []
     for table, key, name in relative_paths(values):
@@ -38,19 +39,19 @@ def beside_recipe(values: dict[str, Any], folder: Path) -> list[str]:
         if theirs.exists() and not mine.exists():
             table[key] = str(theirs)
         elif theirs.exists() and not _same(mine, theirs):
-            told.append(_twice(f"{name} {table[key]!r}", theirs))
+            notes.append(_twice(f"{name} {table[key]!r}", theirs))
     modules = own_modules(values)
     for module in modules:
         mine, theirs = _module_file(here, module), _module_file(folder, module)
         if mine is not None and theirs is not None and not _same(mine, theirs):
-            told.append(_twice(f"module {module!r}", theirs))
+            notes.append(_twice(f"module {module!r}", theirs))
     if modules:
         import_from(here, folder)
-    return told
+    return notes
 
 
 def import_from(*folders: Path, before: Path | None = None) -> None:
-    """Let modules of these folders be found after all others, or just before those of one."""
+    """Append folders to ``sys.path``, or insert them before one that is there."""
     for folder in map(str, folders):
         if folder in sys.path and before is None:
             continue
@@ -59,7 +60,7 @@ def import_from(*folders: Path, before: Path | None = None) -> None:
 
 
 def relative_paths(values: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Every relative path in a recipe: the table it stands in, its key there, and its full name."""
+    """Every relative path in a recipe: the table that holds it, its key, and its full name."""
     for name in _NAMED:
         table = _table(values, *name[:-1])
         if _is_relative(table.get(name[-1])):
@@ -87,7 +88,7 @@ def own_modules(values: Mapping[str, Any]) -> list[str]:
 
 
 def _table(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """A table of a recipe that is not checked yet; empty where it is no table."""
+    """A table inside the values of an unchecked recipe; empty where there is none."""
     found: Any = values
     for name in names:
         found = found.get(name) if isinstance(found, Mapping) else None

@@ -1,4 +1,4 @@
-"""What the pieces of a section have declared, and whether they take its options: it loads torch."""
+"""What the pieces that a section names declare, and calls that try them; importing loads torch."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from posttrain.registry import Function, look_up, resolve
 from posttrain.types import Batch
 
 
-def asked(rl: RlSection) -> frozenset[str]:
-    """What the advantage takes from the batch beside rewards and groups."""
+def advantage_needs(rl: RlSection) -> frozenset[str]:
+    """The fields of the batch that the advantage needs beside rewards and groups."""
     return needed(resolve(rl.advantage, ADVANTAGES, kind="rl.advantage"))
 
 
 def wants_greedy(rl: RlSection) -> bool:
     """Whether the advantage takes the greedy completion of every prompt for a baseline."""
-    return "greedy_rewards" in asked(rl)
+    return "greedy_rewards" in advantage_needs(rl)
 
 
-def compared(rl: RlSection) -> int:
+def min_group_size(rl: RlSection) -> int:
     """How many completions of a prompt the advantage compares at least."""
     return smallest_group(resolve(rl.advantage, ADVANTAGES, kind="rl.advantage"))
 
@@ -38,14 +38,14 @@ def advantages_that_need(field: str) -> str:
 
 
 def loss_facts(rl: RlSection) -> Facts:
-    """What the policy loss has declared."""
+    """The declared facts of the policy loss."""
     return facts(look_up(rl.loss["name"], POLICY_LOSSES, kind="rl.loss"))
 
 
 def probe(rl: RlSection) -> list[Callable[[], object]]:
-    """Each piece of the library, to be called on a few tokens: a bad option raises here and now.
+    """Calls that try each built-in piece on a few tokens and raise for a bad option.
 
-    Groups are as large as the advantage wants them: whether those of the recipe are is a rule.
+    Groups are as large as the advantage needs; a rule checks the group size of the recipe.
     """
 
     def call(name: str, spec: Spec, *, table: Mapping[str, Function]) -> Callable[[], object]:
@@ -58,7 +58,7 @@ def probe(rl: RlSection) -> list[Callable[[], object]]:
 
         return check
 
-    batch = _tiny_batch(compared(rl))
+    batch = _tiny_batch(min_group_size(rl))
     pieces: list[tuple[str, Spec, Mapping[str, Function]]] = [
         ("advantage", rl.advantage, ADVANTAGES),
         ("loss", rl.loss, POLICY_LOSSES),

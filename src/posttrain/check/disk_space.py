@@ -1,4 +1,4 @@
-"""Is there room for it on the disk? Checkpoints, of which several exist at once, and models."""
+"""Is there enough disk space? Counts checkpoints, several of which exist at once, and models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posttrain.config import Resolved
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageRoom:
+class StageSpace:
     """What a stage writes, in bytes: each checkpoint, how many exist at once, and the models."""
 
     name: str
@@ -31,24 +31,24 @@ class StageRoom:
 
     @property
     def left(self) -> int:
-        """Bytes that the stage leaves to those after it."""
+        """Bytes that stay on the disk after the stage."""
         return self.models + self.stay * self.checkpoint
 
 
-def find_room(bench: Bench) -> Verdict | None:
-    """Compare what the run may take at its fullest with what is free on the disk of its folder.
+def check_disk(bench: Bench) -> Verdict | None:
+    """Compare the peak disk use of the run with the free space on the disk of its folder.
 
-    It only ever warns: of what is counted, most comes and goes, and a checkpoint that no one has
-    asked for and that cannot be written does not end a run.
+    It only warns: most of it is temporary, and a checkpoint that the recipe does not ask for does
+    not end a run where it cannot be written.
     """
     held = num_bytes(bench.policy.model.parameters())
-    stages = list(stage_rooms(bench.recipe, bench.stages, held=held))
+    stages = list(stage_space(bench.recipe, bench.stages, held=held))
     if not stages:
         return None
     folder = Path(bench.recipe.run.folder).absolute()
     fullest, needed, before = peak(stages)
     try:
-        place, free = free_room(folder)
+        place, free = free_space(folder)
     except OSError as error:
         return Verdict("warn", f"{folder}: {error}", "set run.folder to another folder")
     parts = {
@@ -68,22 +68,22 @@ def find_room(bench: Bench) -> Verdict | None:
     )
 
 
-def free_room(folder: Path) -> tuple[Path, int]:
+def free_space(folder: Path) -> tuple[Path, int]:
     """Bytes that are free where a folder is or will be, and the part of its path that exists."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder, shutil.disk_usage(folder).free
 
 
-def peak(stages: list[StageRoom]) -> tuple[StageRoom, int, int]:
-    """The stage in which most is on the disk, how much, and what those before it have left."""
+def peak(stages: list[StageSpace]) -> tuple[StageSpace, int, int]:
+    """The stage with the peak disk use, that use, and the bytes that earlier stages have left."""
     before = [sum(stage.left for stage in stages[:place]) for place in range(len(stages))]
     sums = [left + s.checkpoints + s.models for s, left in zip(stages, before, strict=True)]
     fullest = max(range(len(stages)), key=sums.__getitem__)
     return stages[fullest], sums[fullest], before[fullest]
 
 
-def stage_rooms(recipe: Resolved, stages: Sequence[str], *, held: int) -> Iterator[StageRoom]:
+def stage_space(recipe: Resolved, stages: Sequence[str], *, held: int) -> Iterator[StageSpace]:
     """What each of these stages that learns writes, for weights of ``held`` bytes.
 
     A checkpoint holds them and AdamW's two moments, 3 · held. A reward model or a critic of its
@@ -94,28 +94,28 @@ def stage_rooms(recipe: Resolved, stages: Sequence[str], *, held: int) -> Iterat
             section = recipe.sft
             best = held if section.evaluate_every != 0 else 0
             models = held + (best if section.result == "last" else 0)
-            yield _room(recipe, name, checkpoint=3 * held + best, models=models)
+            yield _space(recipe, name, checkpoint=3 * held + best, models=models)
         elif name == "reward":
-            yield _room(recipe, name, checkpoint=3 * held, models=held)
+            yield _space(recipe, name, checkpoint=3 * held, models=held)
         elif name == "rl":
             rl = recipe.rl
             separate = rl.critic is not None and rl.critic.kind == "separate"
             refreshed = rl.kl.placement != "none" and bool(rl.kl.refresh_every)
             checkpoint = (6 if separate else 3) * held + (held if refreshed else 0)
-            yield _room(recipe, name, checkpoint=checkpoint, models=held)
+            yield _space(recipe, name, checkpoint=checkpoint, models=held)
 
 
-def _room(recipe: Resolved, name: str, *, checkpoint: int, models: int) -> StageRoom:
+def _space(recipe: Resolved, name: str, *, checkpoint: int, models: int) -> StageSpace:
     """How many checkpoints there are at once: those kept, and one that is being written.
 
-    Where none is asked for, there is still the one at Ctrl-C.
+    Where the recipe asks for none, one is still written at Ctrl-C.
     """
     run, every = recipe.run, getattr(recipe, name).save_every
     wanted = run.save_minutes > 0 if every is None else every > 0
     best = run.keep_best if name == "rl" else 0
     kept = run.keep_last + best if wanted and run.keep_last else 0
     stays = wanted and (every is not None or not run.keep_last)
-    return StageRoom(
+    return StageSpace(
         name=name,
         checkpoint=checkpoint,
         at_once=kept + 1,
