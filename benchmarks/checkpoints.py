@@ -21,7 +21,6 @@ from pathlib import Path
 
 import torch
 from bench_models import SHAPES, write_model
-from posttrain.runs.pace import SHARE
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table

@@ -30,8 +30,6 @@ from architecture_tables import (
     MAY_SHARE_NAME,
     NAMED_BY_STAGE,
     NOT_CORE,
-    NOT_YET_NAMES,
-    NOT_YET_PACKAGES,
     OTHER_MEANINGS,
     PICKLES,
     SIGNATURE_FIXED_BY_PYTHON,
@@ -339,14 +337,14 @@ def own_module(name: str, root: Path) -> Path | None:
 def package_size(module: Module) -> Iterator[Finding]:
     """A package can be taken in at a glance."""
     number = sorted(module.path.parent.glob("*.py")).index(module.path) + 1
-    if number > MAX_MODULES and module.name.rpartition(".")[0] not in NOT_YET_PACKAGES:
+    if number > MAX_MODULES:
         yield 1, f"module {number} of its package, {MAX_MODULES} allowed; merge, or part by idea"
 
 
 def own_names(module: Module) -> Iterator[Finding]:
     """No two modules have the same name: a reader who hears one knows which."""
     stem = module.path.stem
-    free = stem in MAY_SHARE_NAME | NOT_YET_NAMES or module.name in NAMED_BY_STAGE
+    free = stem in MAY_SHARE_NAME or module.name in NAMED_BY_STAGE
     same = [path for path in sorted(module.root.rglob(f"{stem}.py")) if path < module.path]
     if same and not free:
         yield 1, f"{same[0].relative_to(module.root)} has this name; name it by what it does"

@@ -23,7 +23,7 @@ from posttrain.pipelines.plan import Plan
 from posttrain.pipelines.rl import Step, train
 from posttrain.protocols import Objective, StepResult
 from posttrain.rollout.engines.native import NativeEngine
-from posttrain.rollout.engines.weights import SharedWeights
+from posttrain.rollout.engines.weight_sync import SharedWeights
 from posttrain.rollout.source import PromptCycle, RolloutSource
 from posttrain.types import Batch, Prompt, Rollout, Sampling, Score
 

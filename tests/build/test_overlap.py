@@ -22,7 +22,7 @@ from posttrain.fast import decode
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines import NativeEngine
 from posttrain.rollout.engines.scripted import ScriptedEngine
-from posttrain.rollout.engines.weights import CopiedWeights, SharedWeights
+from posttrain.rollout.engines.weight_sync import CopiedWeights, SharedWeights
 from posttrain.stages.results import Run
 from posttrain.types import Prompt, Rollout, Sampling
 

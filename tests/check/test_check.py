@@ -39,7 +39,7 @@ from posttrain.fast.score import score_tokens
 from posttrain.models.load import Policy, load_policy
 from posttrain.protocols import Engine, Learner, Outputs, Sync
 from posttrain.rollout.engines.scripted import ScriptedEngine
-from posttrain.rollout.engines.weights import SharedWeights
+from posttrain.rollout.engines.weight_sync import SharedWeights
 from posttrain.types import Batch, Rollout, Turn
 
 ROOT = Path(__file__).parents[2]

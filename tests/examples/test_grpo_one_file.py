@@ -22,7 +22,7 @@ from posttrain.pipelines.rl import Step, train
 from posttrain.pipelines.rl_objective import make_objective
 from posttrain.protocols import Outputs
 from posttrain.rollout.engines.native import NativeEngine
-from posttrain.rollout.engines.weights import SharedWeights
+from posttrain.rollout.engines.weight_sync import SharedWeights
 from posttrain.rollout.source import PromptCycle, RolloutSource
 from posttrain.types import Batch, Prompt, Rollout, Sampling, Score
 

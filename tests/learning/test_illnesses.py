@@ -23,7 +23,7 @@ from posttrain.rewards import declare
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines import ENGINES, NativeEngine
 from posttrain.rollout.engines.draws import Decode
-from posttrain.rollout.engines.weights import SharedWeights
+from posttrain.rollout.engines.weight_sync import SharedWeights
 from posttrain.stages.results import Run
 from posttrain.tasks import PromptTask
 from posttrain.track.diagnosis import RULES

@@ -15,7 +15,7 @@ from posttrain.models.frozen import Reference
 from posttrain.pipelines.plan import Plan
 from posttrain.pipelines.rl import Step, train
 from posttrain.rollout.engines.native import NativeEngine
-from posttrain.rollout.engines.weights import SharedWeights
+from posttrain.rollout.engines.weight_sync import SharedWeights
 from posttrain.rollout.source import PromptCycle, RolloutSource
 from posttrain.types import Collected, Prompt, Rollout, Sampling, Score
 

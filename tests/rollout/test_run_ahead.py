@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from posttrain.rollout.engines.scripted import ScriptedEngine
-from posttrain.rollout.engines.weights import SharedWeights
+from posttrain.rollout.engines.weight_sync import SharedWeights
 from posttrain.rollout.run_ahead import RunAhead
 from posttrain.rollout.source import PromptCycle, RolloutSource
 from posttrain.rollout.waiting import from_plain, to_plain

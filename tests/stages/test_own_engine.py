@@ -14,7 +14,7 @@ from posttrain.stages.run import run
 
 ENGINE = '''
 from posttrain.rollout.engines import NativeEngine
-from posttrain.rollout.engines.weights import SharedWeights
+from posttrain.rollout.engines.weight_sync import SharedWeights
 
 
 class Engine:

@@ -17,7 +17,7 @@ from posttrain.models.load import Policy
 from posttrain.protocols import Engine, Sync
 from posttrain.registry import Spec, look_up, options, resolve, split
 from posttrain.rollout.engines import ENGINES
-from posttrain.rollout.engines.weights import share
+from posttrain.rollout.engines.weight_sync import share
 from posttrain.rollout.run_ahead import RunAhead
 from posttrain.types import Collected, Sampling
 

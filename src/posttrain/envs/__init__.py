@@ -6,7 +6,7 @@ it in :data:`ENVS`. ``task.env`` of a recipe names one, or a ``"module:Class"``.
 
 from collections.abc import Callable
 
-from posttrain.envs.scripted import ScriptedEnv
+from posttrain.envs.scripted_env import ScriptedEnv
 from posttrain.protocols import Env
 from posttrain.registry import Spec, resolve
 

@@ -23,7 +23,7 @@ from posttrain.rollout.engines.requests import (
     check_prompts,
     in_parts,
 )
-from posttrain.rollout.engines.weights import CopiedWeights, SharedWeights, share
+from posttrain.rollout.engines.weight_sync import CopiedWeights, SharedWeights, share
 from posttrain.track.progress import advance
 from posttrain.types import Prompt, Rollout, Sampling, Turn
 

@@ -12,7 +12,7 @@ from posttrain.protocols import Learner, Reply
 from posttrain.rollout.engines.conversation import converse
 from posttrain.rollout.engines.draws import sampled_turns
 from posttrain.rollout.engines.requests import Request, check_num_samples
-from posttrain.rollout.engines.weights import SharedWeights
+from posttrain.rollout.engines.weight_sync import SharedWeights
 from posttrain.types import Prompt, Rollout, Sampling, Turn
 
 Answer = str | Turn
