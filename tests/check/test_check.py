@@ -16,7 +16,7 @@ from check.broken_recipes import BROKEN, HEALTHY, Broken, page_rows, recipe_of, 
 from rich.console import Console
 from small_runs import recipe, small_run
 
-from posttrain.build import learners
+from posttrain.build import learners, sampler
 from posttrain.build.sampler import make_engine
 from posttrain.build.setup import Supplied, make_policy, make_setup
 from posttrain.check import (
@@ -26,7 +26,6 @@ from posttrain.check import (
     before_rl,
     check_recipe,
     checklist,
-    making,
     resources,
 )
 from posttrain.check.bench import Bench
@@ -198,7 +197,7 @@ def test_an_engine_need_not_be_the_same_to_the_bit(
     def jittery(spec: Any, policy: Policy, **options: Any) -> Engine:
         return Jittery(make_engine(spec, policy, **options), by=by)
 
-    monkeypatch.setattr(making, "make_engine", jittery)
+    monkeypatch.setattr(sampler, "make_engine", jittery)
     assert find(check_recipe(HEALTHY, fast=True), "weights to engine").state == state
 
 
@@ -249,7 +248,7 @@ def test_an_engine_on_old_weights_fails(
             monkeypatch.setattr(engine, "sync", lambda learner: SharedWeights(engine))
         return engine
 
-    monkeypatch.setattr(making, "make_engine", on_a_copy)
+    monkeypatch.setattr(sampler, "make_engine", on_a_copy)
     report = check_recipe(HEALTHY, fast=True)
     failed = [] if copies else ["weights to engine"]
     assert [line.name for line in report.of("fail")] == failed, told(report)

@@ -90,7 +90,7 @@ class Bench:
         self.__dict__.update((stage, getattr(recipe, stage)) for stage in stages)
 
     def take_setup(self, setup: Setup) -> None:
-        """Put a whole setup there, and each part of it that there is."""
+        """Set the setup, and each part of it that exists already."""
         self.setup = setup
         made = {name: getattr(setup, name) for name in ("policy", "template", "task", "scorer")}
         self.__dict__.update((name, part) for name, part in made.items() if part is not None)
