@@ -12,7 +12,8 @@ memory is found and kernels are compiled, are not counted. TRL runs without a re
 the fused optimiser, no gradient checkpointing, and the micro-batch size that is fastest for it. On
 a CPU it runs with one thread and with one for each core, and the faster counts; posttrain chooses
 for itself. ``--busy`` keeps all to two cores and measures each case twice: as the machine is, and
-with a process that never rests on the second of them.
+with a process that never rests on the second of them. Beside what was measured stands the least
+that each library could take: the operations of what it computes, at the rate of a large product.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -128,7 +130,65 @@ def compare(case: Case, *, rounds: int) -> dict[str, Any]:
         "peer_reserved_bytes": peer["reserved"],
         "ours_split": ours["split"],
         "peer_split": peer["split"],
+        "operations": operations(case, mean=ours["split"]["rollout/length"]),
     }
+
+
+def operations(case: Case, *, mean: float) -> dict[str, dict[str, float]]:
+    """Of sampling and learning in a step of completions of ``mean`` length, for each library.
+
+    We read a prompt once for its group, and no padding; TRL reads it for each completion, padded to
+    the longest, and samples until the last one has ended.
+    """
+    from bench_models import build_model
+    from roofline import Shape, average, decode_step, operations_of
+
+    shape = Shape.of(build_model(case.model)[0])
+    asked = [len(text) for text in case.texts]
+    found = {}
+    for who, prompt, length, readers in (
+        ("ours", round(sum(asked) / len(asked)), round(mean), case.prompts),
+        ("peer", max(asked), case.new_tokens, case.sequences),
+    ):
+        steps = average([prompt] * case.sequences, [length] * case.sequences)
+        step = decode_step(shape, rows=steps.rows, length=steps.length, item_bytes=4)
+        group = (prompt, [length] * (case.sequences // readers))
+        found[who] = {
+            "sampling": steps.steps * step.flops + 2 * shape.weights * prompt * readers,
+            "learning": sum(operations_of(shape, [group] * readers).values()),
+        }
+    return found
+
+
+def tell(rows: list[dict[str, Any]]) -> None:
+    """Print what each row would take at the rate of a large product, and what it took."""
+    rate = len(os.sched_getaffinity(0)) * product_rate()
+    print(f"Operations, at the {rate:.2g} a second of a large product on all cores:")
+    for row in rows:
+        words = [row["model"], row["lengths"], str(row["group"]), "busy" if row["busy"] else ""]
+        for who, name in (("ours", "posttrain"), ("peer", "TRL")):
+            whole = row["prompts"] * row["group"] / row[f"{who}_samples_per_s"]
+            sampled = row[f"{who}_split"]["time/rollout"]
+            parts = ", ".join(
+                f"{phase} {count:.2g}, {count / rate:.3f} s of {took:.3f} s"
+                for (phase, count), took in zip(
+                    row["operations"][who].items(), (sampled, whole - sampled), strict=True
+                )
+            )
+            print(" ".join(filter(None, words)), f"{name}: {parts}")
+
+
+def product_rate() -> float:
+    """Operations a second of one core, by its own time: others may be at work."""
+    import torch
+
+    torch.set_num_threads(1)
+    factor, times = torch.ones(1024, 1024), []
+    for _ in range(10):
+        began = time.thread_time()
+        factor @ factor
+        times.append(time.thread_time() - began)
+    return 2 * 1024**3 / min(times)
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -192,6 +252,8 @@ def main() -> None:
                 if given.json:
                     Path(given.json).write_text(json.dumps(rows, indent=1))
     show(rows)
+    if given.device == "cpu":
+        tell(rows)
 
 
 if __name__ == "__main__":

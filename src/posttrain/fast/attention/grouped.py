@@ -14,6 +14,11 @@ from torch import Tensor
 
 from posttrain.models.head import HALF
 
+# Bytes. The keys of a slot and head are read whole, unused entries included (their scores are
+# masked), where they take no more than this or half of them are used: one contiguous read is
+# quicker than one for each slot.
+PAGE = 4096
+
 
 @dataclass(frozen=True, kw_only=True)
 class Grouping:
@@ -97,7 +102,10 @@ class GroupedStep:
             self._write(states, new)
         count, shared, size = key.shape
         kept = [states[self.grouping.prompts, :, : self.grouping.longest] for states in prompt]
-        mine = [states[:count, :, : self.newest + 1] for states in completion]
+        width, seen = completion[0].shape[2], self.newest + 1
+        if width * size * key.element_size() > PAGE and width > 2 * seen:
+            width = seen
+        mine = [states[:count, :, :width] for states in completion]
         if query.dtype in HALF:  # stored in half precision, summed in float32
             query, kept, mine = query.float(), [s.float() for s in kept], [s.float() for s in mine]
         asked = (query * scale).view(count, shared, -1, size)
@@ -108,9 +116,10 @@ class GroupedStep:
         scores = table.transpose(1, 2).flatten(2, 3) @ kept[0].transpose(-1, -2)
         scores = scores.view(len(table), shared, siblings, -1, longest).transpose(1, 2)
         scores = torch.cat([self.grouping.by_row(scores), asked @ mine[0].transpose(-1, -2)], -1)
+        scores[..., longest + seen :] = -torch.inf  # what is there was written by others, if at all
         hidden = self._hidden_from(window)
         if hidden is not None:
-            scores.masked_fill_(hidden[:, None, None], -torch.inf)
+            scores[..., : longest + seen].masked_fill_(hidden[:, None, None], -torch.inf)
         shares = scores.softmax(-1)
         of_prompt = self.grouping.by_prompt(shares[..., :longest]).transpose(1, 2).flatten(2, 3)
         mixed = (of_prompt @ kept[1]).view(len(table), shared, siblings, -1, size).transpose(1, 2)
