@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from posttrain.models.slots import plain_decode_attention
 
 from posttrain.fast.attention.grouped import GroupedStep, Grouping
+from posttrain.fast.kv_slots import plain_decode_attention
 
 
 @pytest.mark.parametrize("window", [0, 3])
