@@ -55,13 +55,14 @@ def test_what_changes_is_told_again_and_only_then(
 ) -> None:
     """A recording that fails shows only once it was tried."""
     said: list[tuple[str, str]] = []
-    keeper = SimpleNamespace(
-        say=lambda line: said.append(("say", line)), tell=lambda line: said.append(("tell", line))
-    )
     folder = SimpleNamespace(ways=tmp_path / "ways.json")
+    keeper: Any = SimpleNamespace(
+        say=lambda line: said.append(("say", line)),
+        tell=lambda line: said.append(("tell", line)),
+        folder=folder,
+    )
     now = {"samples": SLOTS}
-    context: Any = SimpleNamespace(keeper=keeper, folder=folder)
-    ways = Ways(context, lambda: dict(now))
+    ways = Ways(keeper, lambda: dict(now))
     ways.look()
     now["samples"] = Way(uses=("slots",), without=(LOST,))
     ways.look()
