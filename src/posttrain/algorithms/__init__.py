@@ -153,7 +153,9 @@ if TYPE_CHECKING:
     )
     from posttrain.algorithms.table import (
         ALGORITHMS,
+        CORRECTION,
         KL,
+        VALUE_LOSS,
         Algorithm,
         algorithm,
         difference,
@@ -173,6 +175,7 @@ __all__ = [
     "Algorithm",
     "Batch",
     "Bin",
+    "CORRECTION",
     "CORRECTIONS",
     "Coefficient",
     "Facts",
@@ -182,6 +185,7 @@ __all__ = [
     "PREFERENCE_LOSSES",
     "Tally",
     "Terms",
+    "VALUE_LOSS",
     "VALUE_LOSSES",
     "WEIGHTS",
     "accuracy",
