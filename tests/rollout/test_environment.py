@@ -11,6 +11,7 @@ import pytest
 
 from posttrain.data.collate import collate
 from posttrain.envs import ScriptedEnv
+from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.collect import collect_scored
 from posttrain.rollout.engines.scripted import ScriptedEngine, code_points
 from posttrain.rollout.waiting import from_plain, to_plain
@@ -158,3 +159,13 @@ def test_without_a_tokenizer_text_is_an_error_that_says_so() -> None:
 def test_two_turns_that_wait_to_be_learned_come_back_exactly() -> None:
     found = collected(ScriptedEnv(replies=["so?"], score=0.25), greedy=True)
     assert from_plain(to_plain([found], PROMPTS), PROMPTS) == [found]
+
+
+def test_rewards_score_the_last_turn_of_the_policy() -> None:
+    said = [Turn(tokens=(7,), logprobs=(-1.0,), text=text) for text in ("3", "2")]
+    asked = Turn(tokens=(9,), text="sure?")
+    prompt = Prompt(id="0", text="1+1=", columns={"answer": "2"})
+    rollout = Rollout(prompt=prompt, turns=(said[0], asked, said[1]), group=0)
+    assert rollout.text == "3\n2"
+    [score] = RewardScorer({"numeric": {"weight": 1.0, "extract": "whole"}}).score([rollout])
+    assert score.value == 1.0

@@ -21,7 +21,7 @@ Specs = Mapping[Any, Weight]  # the keys are names, functions or scorers
 # What a reward may ask for besides the prompt's columns.
 FROM_ROLLOUT: dict[str, Callable[[Rollout], Any]] = {
     "prompt": lambda rollout: _question(rollout.prompt),
-    "completion": lambda rollout: rollout.text,
+    "completion": lambda rollout: rollout.answer,
     "num_tokens": lambda rollout: sum(rollout.mask),
     "stop_reason": lambda rollout: rollout.stop_reason,
 }

@@ -162,8 +162,13 @@ class Rollout:
 
     @property
     def text(self) -> str:
-        """What the policy wrote, turn after turn."""
-        return "".join(turn.text for turn in self.turns if turn.sampled)
+        """What the policy wrote, one turn after the other, a line break between them."""
+        return "\n".join(turn.text for turn in self.turns if turn.sampled)
+
+    @property
+    def answer(self) -> str:
+        """What the policy wrote in its last turn: that is what rewards score."""
+        return next((turn.text for turn in reversed(self.turns) if turn.sampled), "")
 
     @property
     def stop_reason(self) -> StopReason:
