@@ -105,3 +105,9 @@ def test_repeated_demonstrations_are_kept_and_reported(tmp_path):
     file = write(tmp_path, "\n".join([row, row, json.dumps({"messages": CHAT}), row]))
     with pytest.warns(UserWarning, match=r"2 of 4 demonstrations repeat .* line 2\) and are kept"):
         assert len(read_demonstrations(file)) == 4
+
+
+def test_a_mistyped_file_is_told_its_neighbour(tmp_path):
+    (tmp_path / "prompts.jsonl").write_text("{}")
+    with pytest.raises(FileNotFoundError, match=r"did you mean 'prompts\.jsonl'\?"):
+        read_numbered(tmp_path / "promts.jsonl")

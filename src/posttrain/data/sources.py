@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from posttrain.registry import nearest
+
 MAX_LINE_BYTES = 64 * 2**20
 MAX_FILE_BYTES = 8 * 2**30
 _OTHERS = {
@@ -30,9 +32,10 @@ def read_numbered(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
     if file.is_dir():
         raise ValueError(f"{file}: is a folder; give the path of a JSONL file in it")
     if not file.is_file():
-        raise FileNotFoundError(
-            f"{file}: there is no such file (looked in {file.resolve().parent})"
-        )
+        folder = file.resolve().parent
+        near = nearest(file.name, [each.name for each in folder.glob("*") if each.is_file()])
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise FileNotFoundError(f"{file}: there is no such file (looked in {folder}){hint}")
     if file.stat().st_size > MAX_FILE_BYTES:
         raise ValueError(
             f"{file}: {file.stat().st_size / 2**30:.1f} GiB is read whole into memory and is more "
