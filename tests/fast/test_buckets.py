@@ -224,5 +224,5 @@ def test_long_prompts_of_short_completions_are_not_copied() -> None:
         for asked in (3000, 40)
     )
     assert len(long.keys_at) == 3000 + 64 * 3015
-    assert not long.few_keys
-    assert usual.few_keys
+    assert not long.gather_pays_off
+    assert usual.gather_pays_off

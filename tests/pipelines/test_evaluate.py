@@ -11,7 +11,7 @@ from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.collect import collect_scored
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.types import Prompt, Rollout, Sampling, Score, Turn
-from posttrain.types.marks import Marks, above_one, is_right
+from posttrain.types.marks import Marks, exceeding_one, is_right
 
 
 @pytest.mark.parametrize("samples", [1, 4, 7])
@@ -266,7 +266,7 @@ def test_full_marks_are_the_declared_maximum_or_unknown_above_one(
 def test_a_reward_model_has_no_full_marks() -> None:
     """A score of any scale: 1 means nothing there, whatever the weight."""
     judged = Marks(weights={"model": 1.0, "exact": 0.0}, full={"exact": 1.0})
-    assert judged.judged == ()
+    assert judged.counted_rewards == ()
     scored = Rollout(
         prompt=QUESTIONS[0],
         turns=(Turn(tokens=(), logprobs=(), text="", stop_reason="stop", version=0),),
@@ -274,7 +274,7 @@ def test_a_reward_model_has_no_full_marks() -> None:
         score=Score(value=5.0, parts={"model": 5.0}),
     )
     assert not is_right(scored, judged)
-    assert above_one([scored], judged) == {}
+    assert exceeding_one([scored], judged) == {}
 
 
 def test_a_broken_score_is_in_no_mean() -> None:

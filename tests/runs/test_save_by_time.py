@@ -200,7 +200,7 @@ def test_a_slow_disk_is_said_once_and_stretches_the_interval(
     said: list[str] = []
     written: list[int] = []
     made = Keeper(StageFolder(tmp_path), save_minutes=MINUTES, clock=clock)
-    made.tell = said.append
+    made.warn = said.append
 
     def slow(folder: StageFolder, step: int, **more: Any) -> None:
         clock.now += 30

@@ -54,7 +54,7 @@ def finished(records: Records, setup: Background = SETUP) -> list[Finding]:
     """What is found at the end, and not before."""
     diagnosis = Diagnosis(setup)
     for step, record in enumerate(records, start=1):
-        diagnosis.recall(step, record)
+        diagnosis.add_to_history(step, record)
     return diagnosis.finish()
 
 
@@ -272,7 +272,7 @@ def test_nothing_learned_is_weighed_with_what_is_held_out() -> None:
         setup = replace(HELD_OUT, stage="eval", stages=("sft", "rl", "eval"))
         diagnosis = Diagnosis(setup, before={"eval/accuracy": 0.0, "eval/problems": 56.0})
         for step, record in enumerate(records, start=1):
-            diagnosis.recall(step, record)
+            diagnosis.add_to_history(step, record)
         found = diagnosis.finish({"eval/accuracy": after, "eval/problems": 56.0})
         assert [finding.rule for finding in found] == ([] if learned else ["nothing_learned"])
     assert "held-out accuracy from 0.0% to" in finished_text(records, before=0.0, after=0.0)
@@ -282,7 +282,7 @@ def finished_text(records: Records, *, before: float, after: float) -> str:
     setup = replace(HELD_OUT, stage="eval")
     diagnosis = Diagnosis(setup, before={"eval/accuracy": before, "eval/problems": 56.0})
     for step, record in enumerate(records, start=1):
-        diagnosis.recall(step, record)
+        diagnosis.add_to_history(step, record)
     (finding,) = diagnosis.finish({"eval/accuracy": after, "eval/problems": 56.0})
     return finding.text
 
@@ -413,7 +413,7 @@ def test_hacking_is_seen_at_the_end_of_a_short_run(metric: str, after: float, se
     setup = replace(HELD_OUT, stage="eval", keys={"rl.steps": 20})
     diagnosis = Diagnosis(setup, before={metric: 0.962, "eval/problems": 52.0})
     for step, record in enumerate(course(reward__mean=ramp(0.056, 0.995, 20)), start=1):
-        diagnosis.recall(step, record)
+        diagnosis.add_to_history(step, record)
     found = diagnosis.finish({metric: after, "eval/problems": 52.0})
     assert [finding.rule for finding in found] == (["hacking"] if seen else [])
     if seen:
@@ -428,7 +428,7 @@ def test_what_train_prompts_teach_by_heart_is_not_called_hacking() -> None:
     diagnosis = Diagnosis(setup, before=known)
     records = course(reward__mean=ramp(0.5, 1.0, 20), **part("exact", ramp(0.8, 1.0, 20)))
     for step, record in enumerate(records, start=1):
-        diagnosis.recall(step, record)
+        diagnosis.add_to_history(step, record)
     found = diagnosis.finish(dict.fromkeys(known, 0.4) | {"eval/problems": 52.0})
     assert [finding.rule for finding in found] == ["memorised"]
 

@@ -1,4 +1,7 @@
-"""From a resolved section to the algorithm: every piece with its options bound, and its audit."""
+"""From a resolved section to the algorithm: every piece with its options bound, and its audit.
+
+Which pieces an algorithm has is in :mod:`posttrain.algorithms.table`.
+"""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Ways:
         line = told(ways)
         if ways != self._known:  # the compiler's remarks are warnings, and told by now
             fell_back = any(way.fell_back for way in ways.values())
-            (self._keeper.tell if fell_back else self._keeper.say)(line)
+            (self._keeper.warn if fell_back else self._keeper.info)(line)
         self._known, self._remarks = ways, remarks
         record = {what: asdict(way) for what, way in ways.items()}
         write_json(self._keeper.folder.ways, {"line": "; ".join([line, *remarks]), **record})

@@ -22,7 +22,7 @@ from posttrain.rewards.scorer import FROM_ROLLOUT, RewardScorer
 from posttrain.runs.files import replacing
 from posttrain.track.encoding import encode_json
 from posttrain.types import Prompt, Rollout, Score, StopReason, Turn
-from posttrain.types.marks import above_one, how_to_declare, no_full_marks
+from posttrain.types.marks import exceeding_one, how_to_declare, no_full_marks
 
 _ROUNDING = 1e-9
 _REASONS = 3  # shown where every row is broken
@@ -154,7 +154,7 @@ def grade_file(
             pool.close()
     seconds = time.perf_counter() - started
     graded = [replace(r, score=score) for r, score in zip(rollouts, scores, strict=True)]
-    unknown = above_one(graded, marks_of(scorer))
+    unknown = exceeding_one(graded, marks_of(scorer))
     return Graded(
         path=Path(path),
         rows=[row for _, row in numbered],

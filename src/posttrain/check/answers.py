@@ -14,7 +14,7 @@ from posttrain.rewards.extraction import Extract, extract_answer
 from posttrain.rewards.scorer import FROM_ROLLOUT, RewardScorer
 from posttrain.track.printable import printable
 from posttrain.types import Prompt, Rollout, Score, Turn
-from posttrain.types.marks import Marks, above_one, how_to_declare, is_right
+from posttrain.types.marks import Marks, exceeding_one, how_to_declare, is_right
 
 ROWS, FAST_ROWS = 16, 8
 MAX_SECONDS = 15.0  # seconds for grading all known answers
@@ -108,7 +108,7 @@ def _right(bench: Bench, kind: str, *also: Marks) -> float | None:
 def _earned(bench: Bench, kind: str) -> float | None:
     """Share of a kind that is right, or gets full marks from all that is learned from."""
     learned = replace(bench.setup.marks, check="")
-    return _right(bench, kind, *(() if above_one(bench.known, learned) else (learned,)))
+    return _right(bench, kind, *(() if exceeding_one(bench.known, learned) else (learned,)))
 
 
 def compare_answers(bench: Bench) -> Iterator[Verdict]:
@@ -117,10 +117,10 @@ def compare_answers(bench: Bench) -> Iterator[Verdict]:
     A reward that reads no column cannot know which answer is right, so nothing fails for it.
     """
     marks, knows = bench.setup.marks, claims(bench)
-    if not marks.judged:
+    if not marks.counted_rewards:
         yield Verdict("pass", "nothing checks answers, and no reward has full marks")
         return
-    for name, largest in above_one(bench.known, marks).items():
+    for name, largest in exceeding_one(bench.known, marks).items():
         text, _, fix = how_to_declare(name, largest).partition(": ")
         yield Verdict("warn", text, fix, "full marks")
         return
@@ -156,7 +156,7 @@ def _gold(bench: Bench) -> Verdict:
     marks, share = bench.setup.marks, _right(bench, "gold")
     if share is None:
         return Verdict("fail", "none could be graded: see broken scores, below", "mend the reward")
-    found, judges = valid(bench, "gold"), " and ".join(map(repr, marks.judged))
+    found, judges = valid(bench, "gold"), " and ".join(map(repr, marks.counted_rewards))
     text = f"{share:.0%} of {len(found)} get full marks from {judges}"
     if share == 1:
         return Verdict("pass", text)
@@ -170,7 +170,7 @@ def _gold(bench: Bench) -> Verdict:
         fix = "let the reward give 1 for full marks, or declare its maximum: accuracy counts those"
     first = next(rollout for rollout in found if not is_right(rollout, marks))
     parts = first.score.parts if first.score is not None else {}
-    values = " and ".join(f"{parts.get(name, 0.0):g}" for name in marks.judged)
+    values = " and ".join(f"{parts.get(name, 0.0):g}" for name in marks.counted_rewards)
     said = printable(first.text, limit=60)
     # Nothing can be learned where gold answers score like the others; it can where they often get
     # full marks.

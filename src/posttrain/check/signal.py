@@ -17,7 +17,7 @@ from posttrain.rollout.collect import by_group, collect_scored
 from posttrain.rollout.source import PromptCycle, has_signal
 from posttrain.track.progress import phase
 from posttrain.types import Prompt, Rollout
-from posttrain.types.marks import Marks, above_one, is_right
+from posttrain.types.marks import Marks, exceeding_one, is_right
 
 PROMPTS, FAST_PROMPTS = 8, 4
 MAX_GROUP, MAX_ROLLOUTS = 16, 128
@@ -102,11 +102,11 @@ def measure_accuracy(bench: Bench) -> Verdict:
     text += f", pass@{size} {best:.0%}" if size > 1 else ""
     values = [score.value for score in scores(bench.rollouts)]
     mean = f"{sum(values) / len(values):.2f}" if values else "none"
-    if not marks.judged or above_one(bench.rollouts, marks):
+    if not marks.counted_rewards or exceeding_one(bench.rollouts, marks):
         return Verdict("pass", f"{mean}; no answer has full marks", name="mean reward")
     text += f", mean reward {mean}"
     # Otherwise the check of answers is only monitored.
-    learned = any(marks.weights.get(name) for name in marks.judged)
+    learned = any(marks.weights.get(name) for name in marks.counted_rewards)
     fix = f"{_learnable(marks)}: take an easier task, or {_warmer(bench)}"
     return Verdict(
         "warn" if not sum(counts) and useful(groups) and learned else "pass",
@@ -118,7 +118,7 @@ def measure_accuracy(bench: Bench) -> Verdict:
 
 def _learnable(marks: Marks) -> str:
     """What can be learned where scores differ although no answer has full marks."""
-    others = [n for n, weight in marks.weights.items() if weight and n not in marks.judged]
+    others = [n for n, weight in marks.weights.items() if weight and n not in marks.counted_rewards]
     if others:
         return f"no answer is right, so only the other rewards ({', '.join(others)}) can be learned"
     missing = "no answer is right" if marks.check else "no completion has full marks"
@@ -175,7 +175,7 @@ def _nothing(bench: Bench) -> tuple[str, str]:
         if alike and many:
             why, fix = "all completions of a prompt are the same", "raise rl.temperature"
         elif right == 0:
-            why = "all wrong" if marks.judged else "all alike"
+            why = "all wrong" if marks.counted_rewards else "all alike"
             fix = f"take an easier task, {_warmer(bench)}, give partial credit in [rewards], or "
             fix += "raise rl.group_size or rl.temperature"
         else:

@@ -29,7 +29,9 @@ FAR = 10  # times slower than usual on the fast path
 # The least share of the device's best that the fast path reaches with a model of 135M weights on an
 # H200 (docs/benchmarks.md); on a CPU it is more.
 REACHED = {"sampling": 0.12, "learning": 0.07}
-CALLS = 100  # upper bound of the kernels that a layer launches: launching dominates in small models
+# Upper bound of the kernels that a layer launches: launching dominates in small models.
+LAUNCHES_PER_LAYER = 100
+TIMED_CALLS = 100  # tiny operations between two looks at the clock
 MOVED = 7  # memory accesses of AdamW for each weight: 3 reads and writes, 1 read of the gradient
 ACCEPT = "accept it, or take a model of another family: docs/models.md lists which way each goes"
 CHECKPOINTED = "turn rl.checkpoint_activations off where memory allows, or accept it"
@@ -77,6 +79,7 @@ def measure_learning(bench: Bench) -> Verdict:
         return Verdict("pass", text + UNCOUNTED)
     least = _least_learning(bench, some_rollouts(bench, trial.sequences), shape=shape)
     parts = max(1, -(-trial.tokens // trial.micro_batch_tokens))
+    # Forward + backward ≈ 3 passes.
     usual = least / REACHED["learning"] + 3 * parts * _launched(bench, shape)
     return judge(
         text, best=f"{least:.3g} s", times=(seconds, least, usual), way=trial.ways["learns"]
@@ -99,7 +102,7 @@ def judge(text: str, *, best: str, times: tuple[float, float, float], way: Way) 
 
 def _launched(bench: Bench, shape: Shape) -> float:
     """Seconds that launching the operations of a pass takes."""
-    return CALLS * _seconds_of_a_call(bench.setup.device) * (1 + shape.layers)
+    return LAUNCHES_PER_LAYER * _seconds_of_a_call(bench.setup.device) * (1 + shape.layers)
 
 
 def _peak(bench: Bench) -> Peak:
@@ -135,6 +138,7 @@ def _least_learning(bench: Bench, rollouts: Sequence[Rollout], *, shape: Shape) 
     prompts = {rollout.group: len(rollout.prompt.tokens) for rollout in rollouts}
     read, pairs = sum(prompts.values()), sum(p * (p + 1) / 2 for p in prompts.values())
     for rollout in rollouts:
+        # The last token is never an input.
         asked, answered = len(rollout.prompt.tokens), len(rollout.tokens) - 1
         read += answered
         pairs += asked * answered + answered * (answered + 1) / 2
@@ -152,8 +156,8 @@ def _seconds_of_a_call(device: str) -> float:
     for _ in range(5):
         synchronize(device)
         begun = time.perf_counter()
-        for _ in range(CALLS):
+        for _ in range(TIMED_CALLS):
             few.add_(1)
         synchronize(device)
-        taken.append((time.perf_counter() - begun) / CALLS)
+        taken.append((time.perf_counter() - begun) / TIMED_CALLS)
     return min(taken)

@@ -143,8 +143,8 @@ def _check_counted(found: Result, summary: Mapping[str, Any]) -> None:
 def _other_start(found: Result, before: float | None) -> str:
     """A message where a run began too far from where the published ones began; else "".
 
-    Too far is below the lowest or above the highest of the seeds by more than 99.9 % of the chance
-    of single answers, ``3.291·√(q(1 − q)/N)`` with q = (nNp + 1)/(nN + 2), p their mean.
+    Too far is outside a 99.9 % binomial interval around the seeds' range: ``3.291·√(q(1 − q)/N)``
+    beyond it; n seeds, N problems, p their mean, q = (nNp + 1)/(nN + 2) with add-one smoothing.
     """
     known = [each["before"] for each in found["seeds"] if each["before"] is not None]
     if before is None or not known:

@@ -82,11 +82,11 @@ def _type_text(annotation: Any) -> str:
     return _PLAIN.get(annotation, "a table")
 
 
-def taken(field: FieldInfo | None) -> Any:
+def value_type(field: FieldInfo | None) -> Any:
     """The type of a key, without None.
 
     >>> from posttrain.config.resolved import RlSection, WrittenRl
-    >>> taken(WrittenRl.model_fields["epochs"]), taken(RlSection.model_fields["epochs"])
+    >>> value_type(WrittenRl.model_fields["epochs"]), value_type(RlSection.model_fields["epochs"])
     (<class 'int'>, <class 'int'>)
     """
     annotation = field.annotation if field is not None else None
@@ -206,7 +206,7 @@ def explain(error: ValidationError, *, overridden: Collection[str] = ()) -> list
 
 
 def _near(given: Any, field: FieldInfo | None) -> str:
-    annotation = taken(field)
+    annotation = value_type(field)
     parts = [annotation, *typing.get_args(annotation)]
     parts += [inner for part in parts[1:] for inner in typing.get_args(part)]
     literals = [part for part in parts if typing.get_origin(part) is typing.Literal]

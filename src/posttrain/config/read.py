@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from posttrain.config.describe import ConfigError, elsewhere, explain, find_field, taken
+from posttrain.config.describe import ConfigError, elsewhere, explain, find_field, value_type
 from posttrain.config.paths import beside_recipe
 from posttrain.config.sections import Recipe
 from posttrain.config.toml import value_text
@@ -184,7 +184,7 @@ def _split_key(key: str) -> list[str]:
 
 def _example(path: tuple[str, ...]) -> str:
     _, field = find_field(path)
-    return "true" if taken(field) is bool else "VALUE"
+    return "true" if value_type(field) is bool else "VALUE"
 
 
 def parse_value(text: str, path: tuple[str, ...] = ()) -> Any:
@@ -201,7 +201,7 @@ def parse_value(text: str, path: tuple[str, ...] = ()) -> Any:
     ([', '], ['a, b'])
     """
     _, field = find_field(path)
-    annotation = taken(field)
+    annotation = value_type(field)
     value = _toml_value(text)
     if annotation is str and not isinstance(value, str):
         return text

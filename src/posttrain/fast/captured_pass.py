@@ -1,4 +1,4 @@
-"""Forward and backward passes of a trunk, captured as CUDA graphs and replayed.
+"""Forward and backward passes of a trunk (a decoder without its head) as replayed CUDA graphs.
 
 A decoder of thirty layers launches thousands of kernels for a micro-batch; for small models the
 host takes longer to launch them than the GPU to run them. Here each pass is one CUDA graph,
@@ -119,13 +119,16 @@ class CapturedPasses:
             self._aliases.refresh()
 
     def states(self, tokens: Tensor, packing: Packing) -> Tensor:
-        """The states of ``packing.before``; with gradient where enabled. [B, T] → [M, D]."""
+        """Hidden state just before each token the policy chose. Shapes: [B, T] → [M, D].
+
+        M such tokens, D hidden size; with gradient where gradients are enabled.
+        """
         found = sequences_of(packing)
         learns = torch.is_grad_enabled()  # inference alone is not worth a capture
         if learns:
             self.aliases.attach_gradients()
         bucket = None
-        if found.few_keys and not self.paused:
+        if found.gather_pays_off and not self.paused:
             bucket = self._buckets.choose(found, new=learns)
         if bucket is not None:
             bucketed = fit(packing, bucket, found=found)
@@ -139,7 +142,7 @@ class CapturedPasses:
         try:
             self._known[bucketed.bucket] = _CapturedPass(self, bucketed, tokens=tokens)
         except CaptureError as error:
-            self.paused = True
+            self.paused = True  # never try again
             warnings.warn(str(error), stacklevel=2)
             return False
         self._buckets.known.append(bucketed.bucket)
@@ -173,14 +176,14 @@ class _CapturedPass:
         aliases = list(owner.aliases.named.values())
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
-        with capture_lock, torch.cuda.stream(stream), _casts_inside():
+        with capture_lock, torch.cuda.stream(stream), _autocast_without_cache():
             # An ordinary pass first: it compiles kernels and sizes workspaces.
             states = one_pass(self._row, self._positions)
             states.backward(torch.zeros_like(states), inputs=aliases)
             del states
         torch.cuda.current_stream(device).wait_stream(stream)
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with capturing(self._forward, owner.pool), _casts_inside():
+        with capturing(self._forward, owner.pool), _autocast_without_cache():
             states = one_pass(self._row, self._positions)
         self._gradient = torch.zeros_like(states)
         with capturing(self._backward, owner.pool):
@@ -229,7 +232,7 @@ class _Replayed(torch.autograd.Function):
 
 
 @contextmanager
-def _casts_inside() -> Iterator[None]:
+def _autocast_without_cache() -> Iterator[None]:
     """Autocast as it is, without its cache: every replay must cast the weights again."""
     enabled, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
     with torch.autocast("cuda", dtype=dtype, enabled=enabled, cache_enabled=False):
@@ -237,7 +240,7 @@ def _casts_inside() -> Iterator[None]:
 
 
 def captured_passes(*modules: Any, compute: torch.dtype) -> tuple[CapturedPasses, ...]:
-    """Captured passes for the trunk of each module that has its own."""
+    """Captured passes of each module with its own decoder (a shared value head has none)."""
     trunks = [
         module.get_decoder() if hasattr(module, "get_decoder") else getattr(module, "trunk", None)
         for module in modules

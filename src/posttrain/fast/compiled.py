@@ -62,9 +62,9 @@ def _layers(model: Any) -> nn.ModuleList:
 
 
 def ask_once(model: Any) -> None:
-    """Run the tests that are made once of every model before its layers are compiled.
+    """Run and cache the capability probes (packing, slots, head) first.
 
-    Each would be compiled for itself. Copies of the model take the answers along.
+    After compile() each probe would trigger a compilation. Copies of the model keep the answers.
     """
     if model.get_output_embeddings() is not None:
         logits_are_head_of_states(model, torch.arange(8, device=model.device)[None])

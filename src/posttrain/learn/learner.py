@@ -200,7 +200,7 @@ class LocalLearner:
                 batch = batch.replace(values=self._in_micro_batches(known, self._value))
         if self.reference is None:
             return batch
-        with self.reference.asked() as model:
+        with self.reference.on_device() as model:
             logprobs = self._in_micro_batches(known, lambda part: self._ask(model, part).logprobs)
         return batch.replace(ref_logprobs=logprobs)
 
@@ -228,7 +228,7 @@ class LocalLearner:
                 # Without inferred log-probs this is the first and only step on the batch: π is
                 # π_old.
                 part = part.replace(old_logprobs=outputs.logprobs.detach())
-            sums.add(objective(outputs, part), part)
+            sums.add_and_backward(objective(outputs, part), part)
             del outputs  # its graph holds nodes of the weights, which a capture must not meet
 
     def _outputs(self, part: Batch, *, only_critic: bool) -> Outputs:

@@ -21,7 +21,7 @@ class Sums:
         self.loss: Tensor | float = 0.0
         self._parts: dict[str, Tensor | float] = {}
 
-    def add(self, terms: Terms, part: Batch) -> None:
+    def add_and_backward(self, terms: Terms, part: Batch) -> None:
         """Add a micro-batch's share of the loss, and run backward where gradients are enabled."""
         loss = total(terms.loss, part)
         if torch.is_grad_enabled():

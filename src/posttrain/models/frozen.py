@@ -16,7 +16,7 @@ class Frozen:
     """A model kept in its own precision, and away from the device between two questions.
 
     ``dtype`` casts the weights (not the buffers: rotary frequencies stay exact); None leaves them.
-    ``offload`` keeps them in main memory and brings them to the device for each :meth:`asked`.
+    ``offload`` keeps them in main memory and brings them to the device for each :meth:`on_device`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Frozen:
         return cls(copy.deepcopy(model), dtype=dtype, offload=offload)
 
     @contextlib.contextmanager
-    def asked(self) -> Iterator[Any]:
+    def on_device(self) -> Iterator[Any]:
         """The model on its device, without gradient."""
         if self._offload:
             self._model.to(self._device)

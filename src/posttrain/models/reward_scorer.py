@@ -63,7 +63,7 @@ class ModelScorer:
         scores = [math.nan] * len(rows)
         fitting = [index for index, row in enumerate(rows) if 0 < len(row) <= limit]
         fitting.sort(key=lambda index: -len(rows[index]))
-        with self._ready()[1].asked() as model:
+        with self._ready()[1].on_device() as model:
             device = next(model.parameters()).device
             for chosen in self._parts(fitting, rows):
                 batch = pad_rows([rows[index] for index in chosen], self.reward.pad_token)
@@ -82,7 +82,10 @@ class ModelScorer:
         return Score(value=0.0, state="invalid", reason=reason)
 
     def _parts(self, order: list[int], rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        """Indices of rows that go together; one at a time where the model cannot tell padding."""
+        """Indices of rows that go together, as many as ``micro_batch_tokens`` allows.
+
+        Batch size 1 if neither pad_token_id nor a ``score`` head lets us find the last real token.
+        """
         config = self.reward.model.config.get_text_config()
         alone = config.pad_token_id is None and not hasattr(self.reward.model, "score")
         start = 0

@@ -11,8 +11,8 @@ from posttrain.protocols import Sampler
 from posttrain.types import Prompt, Rollout, Sampling, Score
 from posttrain.types.marks import (
     Marks,
-    above_one,
     estimate_label,
+    exceeding_one,
     has_full_marks,
     no_full_marks,
     reward_label,
@@ -71,7 +71,7 @@ class Evaluation:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The numbers of a point of the curves."""
+        """Metrics logged for one evaluation."""
         found = {
             f"eval/{name}": estimate.value
             for name, estimate in self.estimates.items()
@@ -96,10 +96,9 @@ class Evaluation:
             f"{estimate_label(name, self.accuracy_by)} {estimate}"
             for name, estimate in self.estimates.items()
         ]
-        texts += [
-            f"{estimate_label(self.marks.share_of(name), self.accuracy_by)} {no_full_marks(most)}"
-            for name, most in self.above_one.items()
-        ]
+        for name, most in self.above_one.items():
+            label = estimate_label(self.marks.metric_name(name), self.accuracy_by)
+            texts.append(f"{label} {no_full_marks(most)}")
         texts += [f"mean reward {self.mean_reward:.3f}"]
         texts += [f"{reward_label(n, self.marks.weights)} {v:.3f}" for n, v in self.parts.items()]
         texts += [f"broken scores {self.invalid:.1%}"] if self.invalid else []
@@ -124,13 +123,13 @@ def evaluate(
         raise ValueError("prompts: nothing to evaluate; the test split is empty")
     greedy_sampling = dataclasses.replace(sampling, temperature=0.0, top_k=0, top_p=1.0)
     found = sample(prompts, greedy_sampling, num_samples=1, seed=seed)
-    greedy, sampled = _decided(found.rollouts, marks.check), list[Rollout]()
+    greedy, sampled = _invalid_where_check_broke(found.rollouts, marks.check), list[Rollout]()
     if samples:
         found = sample(prompts, sampling, num_samples=samples, seed=seed)
-        sampled = _decided(found.rollouts, marks.check)
-    unknown = above_one([*greedy, *sampled], marks)
+        sampled = _invalid_where_check_broke(found.rollouts, marks.check)
+    unknown = exceeding_one([*greedy, *sampled], marks)
     estimates: dict[str, Estimate] = {}
-    for name in marks.judged:
+    for name in marks.counted_rewards:
         if name not in unknown:
             estimates |= _estimates(greedy, sampled, name=name, marks=marks, samples=samples)
     scores = [rollout.score for rollout in greedy if rollout.score is not None]
@@ -159,7 +158,7 @@ def _estimates(
     """Shares of answers with full marks, by reward; for the one that checks answers, no suffix."""
     full = sum(has_full_marks(rollout, name, marks=marks) for rollout in greedy)
     suffix = "" if marks.check else f"/{name}"
-    found = {marks.share_of(name): share(full, len(greedy))}
+    found = {marks.metric_name(name): share(full, len(greedy))}
     if not samples:
         return found
     counts = [0] * len(greedy)
@@ -171,8 +170,8 @@ def _estimates(
     return found
 
 
-def _decided(rollouts: Sequence[Rollout], check: str) -> list[Rollout]:
-    """The rollout, made broken where the reward that checks answers broke, even with weight 0."""
+def _invalid_where_check_broke(rollouts: Sequence[Rollout], check: str) -> list[Rollout]:
+    """Mark invalid what the answer check failed on, even at weight 0."""
     return [
         dataclasses.replace(rollout, score=dataclasses.replace(rollout.score, state="invalid"))
         if rollout.score and rollout.score.ok and rollout.score.parts.get(f"{check}/broken")

@@ -100,7 +100,7 @@ class Facts:
         return dict((self.run.stage_record("reward") or {}).get("verdict") or {})
 
     @cached_property
-    def made(self) -> dict[str, str]:
+    def produced_texts(self) -> dict[str, str]:
         """The preferences and the reward model that were made, in words."""
         record, texts = self.run.stage_record("prefer") or {}, {}
         for split in ("train", "test"):
@@ -108,13 +108,13 @@ class Facts:
                 broken = f", {found['broken']:,} broken scores" if found["broken"] else ""
                 text = f"{found['sets']:,} and {found['ties']:,} ties{broken}"
                 texts[f"preferences, {split} prompts"] = text
-        if worth := self.verdict:
-            pairs = f"{worth['accuracy']:.1%} of {worth['num_pairs']:,}"
+        if verdict := self.verdict:
+            pairs = f"{verdict['accuracy']:.1%} of {verdict['num_pairs']:,}"
             texts |= {
                 "reward model, held-out pairs": pairs,
-                "  mean margin": f"{worth['margin']:.2f}",
-                "  calibration error": f"{worth['calibration_error']:.1%}",
-                "  correlation with length": f"{worth['length_correlation']:+.2f}",
+                "  mean margin": f"{verdict['margin']:.2f}",
+                "  calibration error": f"{verdict['calibration_error']:.1%}",
+                "  correlation with length": f"{verdict['length_correlation']:+.2f}",
             }
         return texts
 
@@ -176,8 +176,8 @@ class Facts:
         """The part of ``summary.json`` that is neither time nor recipe."""
         numbers: dict[str, Any] = self.held_out.summary()
         if self.verdict:
-            worth = {name: value for name, value in self.verdict.items() if name != "calibration"}
-            numbers |= {"reward_model": worth}
+            verdict = {name: value for name, value in self.verdict.items() if name != "calibration"}
+            numbers |= {"reward_model": verdict}
         if (reward := self.reward) is not None:
             numbers |= {"reward_first": reward.first, "reward_last": reward.last}
             numbers |= {"reward_steps": reward.num}

@@ -86,7 +86,7 @@ def _results(facts: Facts) -> Table:
             cells = ["-" if value is None else number({"": value}) for value in values]
             moved = _moved(*values, pattern="{:+.3f}", good=good)
             table.add_row(Text(printable(name)), *cells, moved)
-    for name, text in facts.made.items():
+    for name, text in facts.produced_texts.items():
         table.add_row(name, "", text, "")
     table.add_row("time", "", "-" if facts.seconds is None else duration(facts.seconds), "")
     return table

@@ -62,15 +62,15 @@ def code_tests(
     read = read_tests(tests, entry_point=entry_point, preamble=preamble)
     source = answered(completion).lstrip("\ufeff")
     if extract == "fence":
-        names = read.questions.names if read.questions is not None else ()
+        names = read.assertions.names if read.assertions is not None else ()
         source = extract_code(source, names, reads_input=any(c[0].strip() for c in read.cases))
     source = read.framed(source)
     try:
-        if read.questions is None:
+        if read.assertions is None:
             report = run_cases(source, read.cases, limits=limits, sandbox=backend, partial=partial)
         else:
             report = examine(
-                source, read.questions, limits=limits, sandbox=backend, stop_early=not partial
+                source, read.assertions, limits=limits, sandbox=backend, stop_early=not partial
             )
     except SandboxError as error:
         return Score(value=0.0, state="crashed", reason=str(error))

@@ -1,4 +1,4 @@
-"""Batches that wait to be learned, as plain JSON data: exact, for a run that goes on later."""
+"""Sampled but not yet trained batches (max_lag > 0) as JSON, for checkpoints; exact."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _read(row: Mapping[str, Any], prompts: Sequence[Prompt]) -> Rollout:
 
 def _turn(given: Mapping[str, Any]) -> Turn:
     logprobs = given["logprobs"]
-    if logprobs is not None:  # what JSON has no number for was written as text: float reads both
+    if logprobs is not None:  # NaN and ±inf are stored as strings; float() reads both
         logprobs = tuple(float(value) for value in logprobs)
     return Turn(**{**given, "tokens": tuple(given["tokens"]), "logprobs": logprobs})
 

@@ -16,9 +16,9 @@ from posttrain.runs.checkpoints import Checkpoint, prune, write_checkpoint
 from posttrain.runs.folder import StageFolder
 from posttrain.runs.interrupts import Interrupts
 
-SHARE = 0.01  # of the time, at most, that goes into checkpoints by time
+SHARE = 0.01  # largest fraction of wall-clock time for timed checkpoints
 Clock = Callable[[], float]
-More = Callable[[Path], Mapping[str, Any]]
+ExtraState = Callable[[Path], Mapping[str, Any]]
 
 
 class Pace:
@@ -70,14 +70,14 @@ class Pace:
         return self.on and self._clock() - self._since >= self.interval
 
     def start(self) -> None:
-        """Count from now on: what came before is not at stake."""
+        """Restart the interval now; there is nothing to lose before this."""
         self._since = self._clock()
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
         """Inside, a checkpoint is written: what it takes is measured, and time counts from its end.
 
-        Only one that was finished counts.
+        An exception that leaves the block is not counted.
         """
         started = self._clock()
         yield
@@ -85,27 +85,27 @@ class Pace:
         self._cost = self._since - started
 
 
-class Counts(Protocol):
-    """What a guard has counted: all skipped steps, and those in a row."""
+class SkipCounter(Protocol):
+    """Counts skipped steps: all of them, and those in a row."""
 
     total: int
     in_a_row: int
 
 
-Counted = TypeVar("Counted", bound=Counts)
+Counter = TypeVar("Counter", bound=SkipCounter)
 
 
 class Keeper:
     """Writes the checkpoints of one stage, and holds the one it goes on from, if any.
 
-    They come every ``save_minutes`` by ``clock``, unless the stage says after how many steps; and
-    after its last step, so that saving and judging the model can be cut short too. Where one of
-    these, which no one asked for, cannot be written, that is said, and the stage goes on.
+    They come every ``save_minutes`` by ``clock``, unless the stage says after how many steps; also
+    after the last step, so a kill during saving or evaluation loses nothing. If a timed checkpoint
+    cannot be written, warn and continue.
     """
 
-    tell: Callable[[str], None] = staticmethod(lambda text: None)
+    warn: Callable[[str], None] = staticmethod(lambda text: None)
     """Where a remark to the user goes."""
-    say: Callable[[str], None] = staticmethod(lambda text: None)
+    info: Callable[[str], None] = staticmethod(lambda text: None)
     """Where a line goes that is no reason for concern."""
 
     def __init__(
@@ -117,7 +117,7 @@ class Keeper:
         save_minutes: float = 0.0,
         keep_last: int = 0,
         keep_best: int = 0,
-        seconds: Callable[[], float] = float,
+        seconds: Callable[[], float] = lambda: 0.0,
         clock: Clock = time.monotonic,
     ) -> None:
         self.folder = folder
@@ -126,7 +126,7 @@ class Keeper:
         self._saved = self.step
         self._said_stretched = self._said_unwritten = False
         self._keep_last, self._keep_best = keep_last, keep_best
-        self._guard: Counts | None = None
+        self._guard: SkipCounter | None = None
         self._seconds = seconds
         self._pace = Pace(60.0 * save_minutes, clock=clock)
 
@@ -140,8 +140,8 @@ class Keeper:
         """The checkpoint to go on from."""
         return self._begins_at
 
-    def keep(self, guard: Counted) -> Counted:
-        """Save what a guard has counted with every checkpoint; it goes on counting from there."""
+    def save_counts_of(self, guard: Counter) -> Counter:
+        """Save the counts of a guard with every checkpoint; a resumed one goes on from them."""
         self._guard = guard
         if self._begins_at is not None:
             counted = self._begins_at.state["guard"]
@@ -166,7 +166,7 @@ class Keeper:
         learner: Learner | None = None,
         every: int | None = None,
         last: bool = False,
-        more: More | None = None,
+        more: ExtraState | None = None,
     ) -> None:
         """A step is done and logged: save where it is time to, stop where that was asked.
 
@@ -178,7 +178,7 @@ class Keeper:
         wanted = self._pace.on if every is None else bool(every)
         if due or (last and wanted) or self._interrupts.asked:
             problem: tuple[str, str] | None = None
-            with self._pace.saving():  # one that failed has taken its time, too
+            with self._pace.saving():  # a caught write error still counts as time spent
                 try:
                     self._save(step, learner, more=more)
                 except NotWrittenError as error:
@@ -195,7 +195,7 @@ class Keeper:
         """Whether it is the checkpoint that was not written, not the rollouts it waits for."""
         return Path(error.filename).is_relative_to(self.folder.checkpoints)
 
-    def _save(self, step: int, learner: Learner | None, *, more: More | None) -> None:
+    def _save(self, step: int, learner: Learner | None, *, more: ExtraState | None) -> None:
         def fill(folder: Path) -> dict[str, Any]:
             kept = dict(more(folder)) if more is not None else {}
             guard = self._guard
@@ -209,7 +209,7 @@ class Keeper:
         prune(self.folder, keep_last=self._keep_last, keep_best=self._keep_best)
 
     def _say_unwritten(self, step: int, problem: tuple[str, str], *, last: bool) -> None:
-        """Once, until there is another one: only then is anything else at stake."""
+        """Warn once; a later successful write re-arms the warning."""
         if self._said_unwritten:
             return
         self._said_unwritten = True
@@ -227,7 +227,7 @@ class Keeper:
         if self._said_stretched:
             return
         self._said_stretched, pace = True, self._pace
-        self.tell(
+        self.warn(
             f"a checkpoint takes {pace.cost:.1f} s: so that they stay below {SHARE:.0%} of the "
             f"time, the next comes after {pace.interval / 60:.3g} minutes, not after "
             f"run.save_minutes. A kill loses no more than that; save_every, in steps, overrules it"

@@ -152,7 +152,7 @@ def how_to_continue(folder: RunFolder) -> str:
 
 
 @contextlib.contextmanager
-def told(folder: RunFolder) -> Iterator[None]:
+def resume_hint(folder: RunFolder) -> Iterator[None]:
     """Let what ends a run early say how it can go on."""
     further = how_to_continue(folder)
     try:

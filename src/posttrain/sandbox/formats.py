@@ -18,7 +18,8 @@ FORMS = (
     "and 'outputs' (with 'fn_name'), or a table of 'test', 'entry_point' and 'preamble'"
 )
 FUTURE_IMPORT = re.compile(r"^from __future__ import .*$\n?", re.MULTILINE)
-# Imports that problems of LeetCode, and so of LiveCodeBench, assume.
+# Imports that problems of LeetCode, and so of LiveCodeBench, assume. The built-in pow comes last:
+# math.pow, imported above, would shadow it.
 FUNCTIONAL_PREAMBLE = """\
 import bisect, collections, functools, heapq, itertools, math, operator, random, re, string, sys
 from typing import *
@@ -50,7 +51,7 @@ def as_json(value):
 class Examination:
     """The tests of a solution (unit tests, or inputs and outputs), and the code around it."""
 
-    questions: Questions | None = None
+    assertions: Questions | None = None
     cases: tuple[tuple[str, str], ...] = ()
     before: str = ""
     after: str = ""
@@ -63,9 +64,9 @@ class Examination:
         if future:
             source = FUTURE_IMPORT.sub("", source)
         # A preamble may end inside a function, which the solution continues, or repeats as a whole.
-        goes_on = f"{future}{self.before}{source}{self.after}"
-        anew = f"{future}{self.before}    pass\n\n{source}{self.after}"
-        return anew if not _parses(goes_on) and _parses(anew) else goes_on
+        continued = f"{future}{self.before}{source}{self.after}"
+        redefined = f"{future}{self.before}    pass\n\n{source}{self.after}"
+        return redefined if not _parses(continued) and _parses(redefined) else continued
 
 
 def read_tests(tests: Any, *, entry_point: str = "", preamble: str = "") -> Examination:
@@ -73,7 +74,7 @@ def read_tests(tests: Any, *, entry_point: str = "", preamble: str = "") -> Exam
 
     >>> read_tests([{"input": "2", "output": "4"}]).cases
     (('2', '4'),)
-    >>> read_tests([{"input": "[1, 2]", "output": "3"}], entry_point="total").questions.names
+    >>> read_tests([{"input": "[1, 2]", "output": "3"}], entry_point="total").assertions.names
     ('total',)
     """
     if isinstance(tests, str) and tests.lstrip()[:1] in ("[", "{"):
@@ -88,8 +89,8 @@ def read_tests(tests: Any, *, entry_point: str = "", preamble: str = "") -> Exam
         tests = tests["test"]
     if isinstance(tests, Sequence) and tests and all(isinstance(test, str) for test in tests):
         text = tests if isinstance(tests, str) else "\n".join(tests)
-        questions = prepare(text, entry_point=entry_point, preamble=preamble)
-        return Examination(questions=questions, before=preamble)
+        assertions = prepare(text, entry_point=entry_point, preamble=preamble)
+        return Examination(assertions=assertions, before=preamble)
     if isinstance(tests, str):
         raise ValueError("tests: there is no assert in them; write `assert f(1) == 2`")
     pairs, name = _pairs(tests, entry_point)
@@ -98,9 +99,9 @@ def read_tests(tests: Any, *, entry_point: str = "", preamble: str = "") -> Exam
     if not name:
         cases = tuple((_text(given), _text(expected)) for given, expected in pairs)
         return Examination(cases=cases, before=preamble)
-    questions = prepare(_functional(pairs, name), entry_point=name)
+    assertions = prepare(_functional(pairs, name), entry_point=name)
     before = FUNCTIONAL_PREAMBLE + preamble
-    return Examination(questions=questions, before=before, after=METHOD.format(name=name))
+    return Examination(assertions=assertions, before=before, after=METHOD.format(name=name))
 
 
 def _pairs(tests: Any, entry_point: str) -> tuple[list[tuple[Any, Any]], str]:

@@ -32,7 +32,9 @@ def diagnosed(
     tell = [tracker.note for tracker in trackers if isinstance(tracker, ConsoleTracker)]
     known = read_before(folder) if background.stage == "rl" else None
     before = held_out(known, background) if known is not None else None
-    tracker = Diagnosing(Several(trackers), folder.path, setup=background, tell=tell, before=before)
+    tracker = Diagnosing(
+        Several(trackers), folder.path, background=background, tell=tell, before=before
+    )
     tracker.replay(folder.records())
     return tracker
 
@@ -100,7 +102,7 @@ def judge_outcome(run: RunFolder, after: Mapping[str, Any], *, background: Backg
     judge = Diagnosing(
         Several([]),
         folder.path,
-        setup=background,
+        background=background,
         before=held_out(before, background) if before is not None and same else None,
         known=[finding["finding"] for finding in rl.findings() if finding["until"] is None],
     )

@@ -29,8 +29,8 @@ DEFAULT_TOKENS = 256
 
 def run_eval(setup: Setup, job: Job) -> dict[str, Any]:
     """Evaluate what the stages before it have made of the policy."""
-    with job.stage("eval", total_steps=0) as record:
-        found = evaluate_into(record.folder.path / "problems.jsonl", setup)
+    with job.stage("eval", total_steps=0) as stage:
+        found = evaluate_into(stage.folder.path / "problems.jsonl", setup)
         judge_outcome(job.folder, found, background=make_background(setup, stage="eval"))
         return {"after": found}
 

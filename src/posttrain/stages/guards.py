@@ -43,7 +43,7 @@ def guard_learner(
     """A learner whose skipped batches are kept in the folder ``skipped`` of its stage."""
     place = keeper.folder.path / "skipped"
     guard = Guard(most=section.max_skipped, keep=_Skipped(place, decode), where=str(place))
-    return Guarded(learner, keeper.keep(guard))
+    return Guarded(learner, keeper.save_counts_of(guard))
 
 
 @dataclass

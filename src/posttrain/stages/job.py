@@ -21,7 +21,7 @@ from posttrain.runs.interrupts import Interrupts
 from posttrain.runs.keeper import Keeper
 from posttrain.runs.resume import resume_stage, stage_digests, start_stage
 from posttrain.stages.diagnosis import DIAGNOSED, make_background
-from posttrain.stages.stage_record import Record, tracked
+from posttrain.stages.open_stage import OpenStage, tracked
 from posttrain.track import Stage
 from posttrain.track.progress import phase
 
@@ -118,12 +118,12 @@ class Job:
         )
 
     @contextlib.contextmanager
-    def stage(self, stage: str, *, total_steps: int) -> Iterator[Record]:
+    def stage(self, stage: str, *, total_steps: int) -> Iterator[OpenStage]:
         """Open the folder, the checkpoints and the trackers of a stage of so many steps."""
         with phase(f"stage {stage}"):
             tracked = self._tracked(self._keeper(stage), stage, total_steps=total_steps)
-            with tracked as record:
-                yield record
+            with tracked as opened:
+                yield opened
 
     def _keeper(self, stage: str) -> Keeper:
         marks: Any = {"digest": self._digests[stage], "inputs": self._finished.inputs}
@@ -149,7 +149,7 @@ class Job:
 
     def _tracked(
         self, keeper: Keeper, stage: str, *, total_steps: int
-    ) -> contextlib.AbstractContextManager[Record]:
+    ) -> contextlib.AbstractContextManager[OpenStage]:
         opened = Stage(
             name=stage,
             folder=keeper.folder.path,

@@ -19,8 +19,8 @@ from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.collect import collect_scored
 from posttrain.runs.files import replacing
 from posttrain.stages.job import Job
+from posttrain.stages.open_stage import OpenStage
 from posttrain.stages.prefer_progress import Part, keep, restore
-from posttrain.stages.stage_record import Record
 from posttrain.types import Prompt, Rollout, Sampling
 
 CHUNK = 128  # prompts between two signs of life
@@ -31,12 +31,12 @@ def run_prefer(setup: Setup, job: Job) -> dict[str, Any]:
     section, task = setup.recipe.prefer, setup.task
     prompts = len(task.prompts("train")) if task is not None else 0
     chunks = -(-min(prompts, section.num_prompts or prompts) // CHUNK)
-    with job.stage("prefer", total_steps=section.repeats * chunks) as record:
-        return _annotate(setup, record)
+    with job.stage("prefer", total_steps=section.repeats * chunks) as stage:
+        return _annotate(setup, stage)
 
 
-def _annotate(setup: Setup, record: Record) -> dict[str, Any]:
-    section, task, keeper = setup.recipe.prefer, setup.task, record.keeper
+def _annotate(setup: Setup, stage: OpenStage) -> dict[str, Any]:
+    section, task, keeper = setup.recipe.prefer, setup.task, stage.keeper
     files: dict[Split, str] = {"train": PAIRS, "test": TEST_PAIRS}
     # Without test prompts, the stage reward holds out some of the others.
     splits = [split for split in files if task is not None and task.prompts(split)]
@@ -53,7 +53,7 @@ def _annotate(setup: Setup, record: Record) -> dict[str, Any]:
                 part.add(more)
                 ahead -= 1
                 if split == "train":
-                    record.tracker.log(part.done, _counts(part.found) | died)
+                    stage.tracker.log(part.done, _counts(part.found) | died)
                 done = sum(known.done for known in progress.values())
                 keeper.stepped(done, last=ahead == 0, more=lambda to: keep(progress, to))
             if not part.found.sets:
@@ -65,7 +65,7 @@ def _annotate(setup: Setup, record: Record) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for split in splits:
         found = progress[split].found
-        with replacing(record.folder.path / files[split]) as beside:
+        with replacing(stage.folder.path / files[split]) as beside:
             write_preferences(beside, found.sets)
         told[split] = {**vars(found), "sets": len(found.sets)}
     return {**told, "error_rate": section.error_rate}

@@ -24,7 +24,7 @@ from posttrain.runs.files import write_json
 from posttrain.stages.diagnosis import verdict_metrics
 from posttrain.stages.guards import guard_learner
 from posttrain.stages.job import Job
-from posttrain.stages.stage_record import Record, logged
+from posttrain.stages.open_stage import OpenStage, logged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,9 @@ def run_reward(setup: Setup, job: Job) -> dict[str, Any]:
     section = setup.recipe.reward
     learned = _prepare(setup, job.folder.stage("prefer").path)
     total_steps = num_steps(len(learned.train), section.batch_size, epochs=section.epochs)
-    with job.stage("reward", total_steps=total_steps) as record:
-        found = _learn(setup, record, learned=learned, total_steps=total_steps)
-        record.tell_rules(verdict_metrics(found["verdict"]))
+    with job.stage("reward", total_steps=total_steps) as stage:
+        found = _learn(setup, stage, learned=learned, total_steps=total_steps)
+        stage.tell_rules(verdict_metrics(found["verdict"]))
         return found
 
 
@@ -60,15 +60,17 @@ def _prepare(setup: Setup, prefer: Path) -> _Learned:
     return _Learned(reward=replace(made, chat=bool(template.chat)), train=train, test=test)
 
 
-def _learn(setup: Setup, record: Record, *, learned: _Learned, total_steps: int) -> dict[str, Any]:
+def _learn(
+    setup: Setup, stage: OpenStage, *, learned: _Learned, total_steps: int
+) -> dict[str, Any]:
     recipe, section, reward = setup.recipe, setup.recipe.reward, learned.reward
-    keeper, folder = record.keeper, record.folder
+    keeper, folder = stage.keeper, stage.folder
     learner = make_reward_learner(
         recipe, reward, section=section, device=setup.device, total_steps=total_steps
     )
     keeper.restore(learner)
     guarded = guard_learner(learner, section, keeper=keeper, decode=reward.tokenizer.decode)
-    on_step = logged(record, guarded, every=section.save_every, total_steps=total_steps)
+    on_step = logged(stage, guarded, every=section.save_every, total_steps=total_steps)
     rows = batches(
         learned.train,
         section.batch_size,

@@ -14,8 +14,8 @@ from posttrain.runs.resume import check_steps
 from posttrain.stages.diagnosis import held_out, make_background
 from posttrain.stages.evaluation import asked, evaluate_into
 from posttrain.stages.job import Job
+from posttrain.stages.open_stage import OpenStage
 from posttrain.stages.rl_learning import learn
-from posttrain.stages.stage_record import Record
 from posttrain.track.progress import phase
 
 
@@ -23,28 +23,28 @@ def run_rl(setup: Setup, job: Job) -> dict[str, Any]:
     """Reinforcement learning; what its record says."""
     section = setup.recipe.rl
     found: dict[str, Any] = {}
-    stage = job.stage("rl", total_steps=section.steps)
-    with stage as record, _said_before(section.check != "off"):
-        if section.check != "off" and not record.keeper.step:
+    opened = job.stage("rl", total_steps=section.steps)
+    with opened as stage, _said_before(section.check != "off"):
+        if section.check != "off" and not stage.keeper.step:
             with phase("checking: data, rewards, a few rollouts, one step"):
                 report = before_rl(setup)
             report.announce(job.console).enforce(section.check)
         if "eval" in setup.recipe.stages:
-            found["before"] = _evaluate_before(setup, record)
-            record.starts_from(held_out(found["before"], make_background(setup)))
-        check_steps(section.steps, done=record.keeper.step)
-        learn(setup, record)
+            found["before"] = _evaluate_before(setup, stage)
+            stage.starts_from(held_out(found["before"], make_background(setup)))
+        check_steps(section.steps, done=stage.keeper.step)
+        learn(setup, stage)
     return found
 
 
-def _evaluate_before(setup: Setup, record: Record) -> dict[str, Any]:
+def _evaluate_before(setup: Setup, stage: OpenStage) -> dict[str, Any]:
     """The evaluation that the stage begins with; one that goes on has it already."""
-    known = read_before(record.folder)
+    known = read_before(stage.folder)
     if known is not None and known["of"] == asked(setup):
         return known
-    path = record.folder.path / BEFORE_PROBLEMS
+    path = stage.folder.path / BEFORE_PROBLEMS
     found = evaluate_into(path, setup, doing="evaluating before training")
-    write_before(record.folder, found)
+    write_before(stage.folder, found)
     return found
 
 

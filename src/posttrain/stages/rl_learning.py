@@ -12,19 +12,19 @@ from posttrain.pipelines import rl
 from posttrain.pipelines.clock import Clock
 from posttrain.runs.rollouts import rollout_writer
 from posttrain.stages.guards import guard_learner
+from posttrain.stages.open_stage import OpenStage
 from posttrain.stages.rl_resume import resume_rl
 from posttrain.stages.rl_source import announced, checked, make_source
 from posttrain.stages.rl_watch import Watch
-from posttrain.stages.stage_record import Record
 from posttrain.track.progress import phase
 
 
-def learn(setup: Setup, record: Record) -> None:
+def learn(setup: Setup, stage: OpenStage) -> None:
     """Take the steps of ``[rl]`` that are not taken yet, and save the model.
 
     An engine that was handed over stays open behind it.
     """
-    recipe, policy, keeper = setup.recipe, setup.policy, record.keeper
+    recipe, policy, keeper = setup.recipe, setup.policy, stage.keeper
     section = recipe.rl
     with until_done(make_sampler(setup), given=setup.engine) as engine:
         prompts = rendered_prompts(setup, "train", max_new_tokens=section.max_new_tokens)
@@ -46,6 +46,8 @@ def learn(setup: Setup, record: Record) -> None:
         )
         if section.max_lag:
             _ = learner.micro_batch_tokens  # is tried now, before another thread takes memory
+        # Batches are wrapped, innermost first: sample, refuse those with too many broken scores,
+        # run ahead, show progress, time.
         batches = checked(
             source.steps(section.steps - keeper.step - len(waiting)), section.max_invalid
         )
@@ -53,10 +55,10 @@ def learn(setup: Setup, record: Record) -> None:
         flow_of = flowing(batches, sync, max_lag=section.max_lag, device=device, waiting=waiting)
         guarded = guard_learner(learner, section, keeper=keeper, decode=setup.template.decode)
         clock = Clock()
-        with keeper.stepping(), flow_of as flow, rollout_writer(record.folder.rollouts) as writer:
+        with keeper.stepping(), flow_of as flow, rollout_writer(stage.folder.rollouts) as writer:
             watch = Watch(
                 setup=setup,
-                record=record,
+                stage=stage,
                 engine=engine,
                 learner=guarded,
                 flow=flow,
@@ -67,7 +69,7 @@ def learn(setup: Setup, record: Record) -> None:
                 ways=ways,
             )
             if section.evaluate_every and not keeper.step:
-                record.tracker.log(0, watch.evaluate())
+                stage.tracker.log(0, watch.evaluate())
             rl.train(
                 clock.source(announced(flow.batches, setup)),
                 guarded,
@@ -79,4 +81,4 @@ def learn(setup: Setup, record: Record) -> None:
                 state=state,
             )
         with phase("saving the model"):
-            learner.save(record.folder.model)
+            learner.save(stage.folder.model)

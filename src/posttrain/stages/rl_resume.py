@@ -14,7 +14,7 @@ from posttrain.protocols import Learner, Sync
 from posttrain.rollout.source import RolloutSource
 from posttrain.rollout.waiting import from_plain, to_plain
 from posttrain.runs import read_json, write_json
-from posttrain.runs.keeper import Keeper, More
+from posttrain.runs.keeper import ExtraState, Keeper
 from posttrain.types import Collected, Prompt
 
 WAITING = "waiting.json"
@@ -27,7 +27,7 @@ def rl_state(
     prompts: Sequence[Prompt],
     max_lag: int,
     accuracy: float | None,
-) -> More:
+) -> ExtraState:
     """What the RL loop carries beside its learner: for ``more`` of :meth:`Keeper.stepped`.
 
     The batches that wait were sampled by older weights: they are kept as they are, and the source

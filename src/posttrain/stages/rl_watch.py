@@ -17,8 +17,8 @@ from posttrain.pipelines.rl import Step
 from posttrain.protocols import Engine
 from posttrain.runs import RolloutWriter, sequence_advantages
 from posttrain.stages.evaluation import check_held_out, evaluate_policy
+from posttrain.stages.open_stage import OpenStage
 from posttrain.stages.rl_resume import rl_state
-from posttrain.stages.stage_record import Record
 from posttrain.track.neighbours import Neighbours
 from posttrain.types import Prompt
 
@@ -28,7 +28,7 @@ class Watch:
     """What happens after every RL step: numbers, rollouts, evaluations, checkpoints."""
 
     setup: Setup
-    record: Record
+    stage: OpenStage
     engine: Engine
     learner: Guarded
     flow: Flow
@@ -53,14 +53,14 @@ class Watch:
             metrics["time/core_wait"] = waited
         remark = self.neighbours.remark(metrics["time/step"] / max(1, metrics["rollout/tokens"]))
         if remark:
-            self.record.keeper.tell(remark)
+            self.stage.keeper.warn(remark)
         self.ways.look()
         self.writer.write(rollouts, step=step, advantages=sequence_advantages(taken.batch))
         every = section.evaluate_every
         if every and (step % every == 0 or step == section.steps):
             metrics |= self.evaluate()
         metrics |= workers_died(self.setup.scorer, "reward/workers_died")
-        self.record.tracker.log(step, metrics)
+        self.stage.tracker.log(step, metrics)
         # What run.keep_best goes by: the accuracy, where something checks answers.
         accuracy = metrics.get("eval/accuracy" if self.setup.marks.check else "eval/reward")
         more = rl_state(
@@ -70,7 +70,7 @@ class Watch:
             max_lag=section.max_lag,
             accuracy=accuracy,
         )
-        self.record.keeper.stepped(
+        self.stage.keeper.stepped(
             step,
             learner=self.learner,
             every=section.save_every,

@@ -17,7 +17,7 @@ from posttrain.config import Recipe, Resolved, cautions, resolve, to_dict
 from posttrain.runs import RunFolder
 from posttrain.runs.finished import check_finished
 from posttrain.runs.interrupts import Interrupts
-from posttrain.runs.resume import check_same, set_unfinished_aside, stage_digests, told
+from posttrain.runs.resume import check_same, resume_hint, set_unfinished_aside, stage_digests
 from posttrain.stages import STAGES
 from posttrain.stages.guards import guarded
 from posttrain.stages.job import Job
@@ -41,8 +41,8 @@ def run(
     ``text`` is the recipe as the user wrote it, kept in the folder. A quiet ``console`` silences
     the live display too. With ``resume`` a stage that was cut short goes on from its last
     checkpoint, exactly as if it had not been; another recipe, data or code are then refused, but
-    for the keys in ``allow_changes``. Without, it starts anew. ``clock`` tells the seconds by
-    which checkpoints come.
+    for the keys in ``allow_changes``. Without, it starts anew. ``clock`` is the time source
+    of timed checkpoints.
     """
     supplied, console = supplied or Supplied(), console or Terminal()
     resolved = resolve(recipe, supplied=supplied)
@@ -84,12 +84,12 @@ def _run(
     if folder.holds(recipe.stages):
         console.print(f"{folder.path}: finished already; nothing to do")
         return Run(folder)
-    (folder.path / "summary.json").unlink(missing_ok=True)  # of a run whose stages are gone
+    (folder.path / "summary.json").unlink(missing_ok=True)  # left by an earlier run in this folder
     note_places(folder, recipe)
     for stage in folder.stages:
         if stage not in recipe.stages:  # of an earlier recipe: its results are not this run's
             folder.set_aside(stage)
-    with told(folder), Interrupts() as interrupts:
+    with resume_hint(folder), Interrupts() as interrupts:
         job = Job(
             recipe,
             folder,

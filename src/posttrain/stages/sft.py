@@ -17,7 +17,7 @@ from posttrain.report.plot import plot_curves
 from posttrain.runs import StageFolder
 from posttrain.stages.guards import guard_learner
 from posttrain.stages.job import Job
-from posttrain.stages.stage_record import Record, logged
+from posttrain.stages.open_stage import OpenStage, logged
 from posttrain.track.progress import phase
 
 TEST_LOSS = "test/loss"
@@ -40,12 +40,12 @@ def run_sft(setup: Setup, job: Job) -> dict[str, Any]:
     if rows.note:
         job.say(rows.note)
     total_steps = num_steps(len(rows.train), section.batch_size, epochs=section.epochs)
-    with job.stage("sft", total_steps=total_steps) as record:
-        return _learn(setup, record, rows=rows, total_steps=total_steps)
+    with job.stage("sft", total_steps=total_steps) as stage:
+        return _learn(setup, stage, rows=rows, total_steps=total_steps)
 
 
-def _learn(setup: Setup, record: Record, *, rows: SftRows, total_steps: int) -> dict[str, Any]:
-    recipe, policy, keeper = setup.recipe, setup.policy, record.keeper
+def _learn(setup: Setup, stage: OpenStage, *, rows: SftRows, total_steps: int) -> dict[str, Any]:
+    recipe, policy, keeper = setup.recipe, setup.policy, stage.keeper
     section = recipe.sft
     learner = make_learner(
         recipe, policy, section=section, device=setup.device, total_steps=total_steps
@@ -68,7 +68,7 @@ def _learn(setup: Setup, record: Record, *, rows: SftRows, total_steps: int) -> 
         return {TEST_LOSS: loss}
 
     on_step = logged(
-        record,
+        stage,
         guarded,
         every=section.save_every,
         total_steps=total_steps,
@@ -77,7 +77,7 @@ def _learn(setup: Setup, record: Record, *, rows: SftRows, total_steps: int) -> 
     )
     with keeper.stepping():
         if rows.test and not keeper.step:
-            record.tracker.log(0, measured(0))
+            stage.tracker.log(0, measured(0))
         chosen = batches(
             rows.train,
             section.batch_size,
@@ -88,9 +88,9 @@ def _learn(setup: Setup, record: Record, *, rows: SftRows, total_steps: int) -> 
         )
         fit(chosen, guarded, objective=likelihood, on_step=on_step, start=keeper.step)
     with phase("saving the model"):
-        _save(record.folder, learner, best=best, result=section.result)
-        picture = record.folder.path / "curves.png"
-        plot_curves(record.folder.records(), picture, title="Supervised fine-tuning")
+        _save(stage.folder, learner, best=best, result=section.result)
+        picture = stage.folder.path / "curves.png"
+        plot_curves(stage.folder.records(), picture, title="Supervised fine-tuning")
     found: dict[str, Any] = {"demonstrations": len(rows.train)}
     return {**found, "held_out": len(rows.test), **best.record()} if rows.test else found
 

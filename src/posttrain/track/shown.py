@@ -172,11 +172,11 @@ def choose(
 def _shares(marks: Marks) -> tuple[Shown, ...]:
     shares = tuple(
         Shown(
-            label=printable(estimate_label(marks.share_of(name), marks.check), limit=60),
-            metrics=(f"eval/{marks.share_of(name)}",),
+            label=printable(estimate_label(marks.metric_name(name), marks.check), limit=60),
+            metrics=(f"eval/{marks.metric_name(name)}",),
             form=share,
         )
-        for name in marks.judged
+        for name in marks.counted_rewards
     )
     return shares or (_HELD_OUT_REWARD,)
 

@@ -12,10 +12,7 @@ from torch import Tensor
 
 from posttrain.types.devices import send
 
-_PER_TOKEN = (
-    "tokens",
-    "mask",
-    "attention",
+_FLOATING_PER_TOKEN = (
     "sampler_logprobs",
     "old_logprobs",
     "ref_logprobs",
@@ -26,6 +23,7 @@ _PER_TOKEN = (
     "correction",
     "weights",
 )
+_PER_TOKEN = ("tokens", "mask", "attention", *_FLOATING_PER_TOKEN)
 _PER_SEQUENCE = (
     "rewards",
     "valid",
@@ -39,9 +37,10 @@ _PER_SEQUENCE = (
 _BOOLEAN = ("mask", "attention", "valid", "truncated")
 _FLOATING = (
     *("rewards", "score_norms", "margins", "greedy_rewards", "baseline"),
-    *_PER_TOKEN[3:],
+    *_FLOATING_PER_TOKEN,
 )
 
+# Fields that invalidate the cached CPU copy.
 _STRUCTURE = ("tokens", "mask", "attention", "groups", "valid")
 
 # Which function adds a field, for the error about a missing one.
@@ -73,7 +72,7 @@ class Batch:
     ``tokens``             [B, T]   token ids, prompt and completion
     ``mask``               [B, T]   True where the policy chose the token
     ``attention``          [B, T]   True where the token is real, False where it is padding
-    ``rewards``            [B]      score of the whole sequence
+    ``rewards``            [B]      reward of the whole sequence
     ``valid``              [B]      False where the grader broke: no baseline, no loss, no metric
     ``groups``             [B]      sequences with equal numbers answer the same prompt
     ``truncated``          [B]      True where the length limit cut the completion
@@ -87,7 +86,7 @@ class Batch:
     ``returns``            [B, T]   the critic's targets
     ``correction``         [B, T]   importance factor for sampler-trainer mismatch
     ``weights``            [B, T]   averaging, as data: the update is Σ weights · loss
-    ``score_norms``        [B]      squared norm of each sequence's score function
+    ``score_norms``        [B]      squared norm of ∇ log π of each sequence
     ``margins``            [B]      by how much the best of a ranked set should win
     ``greedy_rewards``     [B]      score of the greedy completion of the same prompt, NaN where
                                     its grader broke: a baseline for each sequence

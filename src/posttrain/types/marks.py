@@ -27,7 +27,7 @@ class Marks:
     options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     @property
-    def judged(self) -> tuple[str, ...]:
+    def counted_rewards(self) -> tuple[str, ...]:
         """The rewards whose full marks are counted: the check, else those that are learned from.
 
         They are sorted by name, because the order of a table has no meaning.
@@ -36,8 +36,8 @@ class Marks:
             return (self.check,)
         return tuple(sorted(n for n, w in self.weights.items() if w > 0 and n in self.full))
 
-    def share_of(self, name: str) -> str:
-        """The metric name of the share of answers with full marks of a judged reward."""
+    def metric_name(self, name: str) -> str:
+        """The metric name of the share of answers with full marks of a counted reward."""
         return "accuracy" if self.check else f"full_marks/{name}"
 
 
@@ -51,18 +51,18 @@ def has_full_marks(rollout: Rollout, name: str, *, marks: Marks) -> bool:
 
 def is_right(rollout: Rollout, marks: Marks) -> bool:
     """Whether an answer is right by the check; without one, whether all rewards gave full marks."""
-    return bool(marks.judged) and all(
-        has_full_marks(rollout, name, marks=marks) for name in marks.judged
+    return bool(marks.counted_rewards) and all(
+        has_full_marks(rollout, name, marks=marks) for name in marks.counted_rewards
     )
 
 
-def above_one(rollouts: Sequence[Rollout], marks: Marks) -> dict[str, float]:
-    """The largest score of each judged reward that gave more than 1 and declares no maximum.
+def exceeding_one(rollouts: Sequence[Rollout], marks: Marks) -> dict[str, float]:
+    """The largest score of each counted reward that gave more than 1 and declares no maximum.
 
     The full marks of such a reward are unknown.
     """
     found = {}
-    for name in marks.judged:
+    for name in marks.counted_rewards:
         given = [r.score.parts[name] for r in rollouts if r.score and name in r.score.parts]
         if name in marks.undeclared and max(given, default=0.0) > 1 + _ROUNDING:
             found[name] = max(given)

@@ -1,4 +1,4 @@
-"""What flows before tensors: prompts, completions, rollouts and their scores, in plain Python."""
+"""What flows before tensors: prompts, turns, rollouts and their scores, in plain Python."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ A token of a completion sees its prompt and its own completion. So keys and valu
 sequence by sequence, those of a prompt once for each of its completions, and their gradients are
 summed over the copies. One kernel over many sequences fills a GPU; one kernel from all completions
 to a few prompts would not. The copies (for the gradient, one for each head of queries) cost little,
-unless long prompts have many short completions (:attr:`Sequences.few_keys`): then prompts are not
-copied (:mod:`posttrain.fast.attention.shared_prompt`).
+unless long prompts have many short completions (:attr:`Sequences.gather_pays_off` is False): then
+prompts are not copied (:mod:`posttrain.fast.attention.shared_prompt`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Sequences:
         return sum(self.queries)
 
     @property
-    def few_keys(self) -> bool:
+    def gather_pays_off(self) -> bool:
         """Whether the keys are few enough to be gathered."""
         return len(self.keys_at) <= MOST_KEYS * self.tokens
 
@@ -155,6 +155,6 @@ def packed_attention(packing: Packing, *, like: Tensor, make: Make = Flash) -> A
     """The attention of a packed row, computed by the kernel ``make``."""
     if make is Flash:
         found = sequences_of(packing)
-        if found.few_keys:
+        if found.gather_pays_off:
             return GatheredPrompts(Gathered.of(found, like=like))
     return SharedPrompt(packing, make=make)

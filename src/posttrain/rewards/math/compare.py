@@ -238,6 +238,8 @@ class _Comparison:
     def same_value(self, one: Node, two: Node, *, log_base: int) -> bool:
         symbols = one.symbols | two.symbols
         places = points(symbols) if symbols else [{}]
+        # In real numbers first: points where a side is not real do not count, so ln x² is 2 ln x.
+        # In complex numbers only where too few points are left, as for expressions in i.
         for real in (True, False) if symbols else (False,):
             verdicts = []
             for number_of_point, place in enumerate(places):

@@ -18,7 +18,28 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True)
 class Node:
-    """A part of an answer: what it is, and of what it is made."""
+    """A part of an answer: what it is, and of what it is made.
+
+    ================================  ==========================================================
+    kind                              args
+    ================================  ==========================================================
+    number                            a Fraction
+    based                             value, base, digits as written
+    symbol, constant                  its name (of a constant: pi, e, i or inf)
+    negate, plus_minus, minus_plus    one node
+    signed                            1 or -1 for every ± inside, node
+    add, multiply                     two nodes or more
+    divide, power, modulo             two nodes
+    call                              name of the function, argument nodes
+    apply                             symbol of an unknown function, argument nodes
+    quantity                          value, Unit
+    chain                             sides, relations between them, each side as written
+    sequence                          opening and closing bracket, items, "and", "both" or "or"
+    matrix                            a tuple of nodes for each row
+    union, intersection, difference   two sets
+    reals                             nothing
+    ================================  ==========================================================
+    """
 
     kind: str
     args: tuple[Any, ...] = ()

@@ -40,10 +40,11 @@ class Finding:
 class Diagnosis:
     """Reads the metrics of each step, and says what has begun to go wrong.
 
-    A rule that holds is reported once. It is over when it has not held for ten steps in a row;
-    after that it may be reported again. At the end of the stage :meth:`finish` evaluates the rules
-    that need its end, or for which a short stage had too few steps, and updates the findings that
-    still hold. Metrics from ``before`` the first step come first in the history of the rules.
+    A rule that holds is reported once. It is over when it has not held for ``CLEARS_AFTER`` steps
+    in a row; after that it may be reported again. At the end of the stage :meth:`finish` evaluates
+    the rules that need its end, or for which a short stage had too few steps, and updates the
+    findings that still hold. Metrics from ``before`` the first step come first in the history of
+    the rules.
 
     >>> diagnosis = Diagnosis()
     >>> ill = {"rollout/truncated": 1.0}
@@ -53,13 +54,15 @@ class Diagnosis:
 
     def __init__(
         self,
-        setup: Background | None = None,
+        background: Background | None = None,
         *,
         rules: Mapping[str, Rule] = RULES,
         before: Mapping[str, float] | None = None,
     ) -> None:
-        self._setup = setup or Background()
-        self._rules = {n: rule for n, rule in rules.items() if self._setup.stage in rule.stages}
+        self._background = background or Background()
+        self._rules = {
+            n: rule for n, rule in rules.items() if self._background.stage in rule.stages
+        }
         self._history: list[Mapping[str, float]] = []
         self._step = 0
         self._holding: dict[str, int] = {}  # by rule that holds: the index of its finding
@@ -71,7 +74,7 @@ class Diagnosis:
 
     def feed(self, step: int, metrics: Mapping[str, float]) -> list[Finding]:
         """Add the metrics of a step; returns the findings that begin with it."""
-        self.recall(step, metrics)
+        self.add_to_history(step, metrics)
         begun = []
         for name, rule in self._rules.items():
             seen = self._ask(rule.check)
@@ -84,7 +87,7 @@ class Diagnosis:
     def finish(self, metrics: Mapping[str, float] | None = None) -> list[Finding]:
         """End the stage with further metrics; returns the findings that only its end shows."""
         if metrics:
-            self.recall(self._step, metrics)
+            self.add_to_history(self._step, metrics)
         for name in list(self._holding):
             self._conclude(name)
         asked = {name: self._ask(rule.at_end) for name, rule in self._rules.items()}
@@ -94,18 +97,18 @@ class Diagnosis:
             if seen is not None and name not in self._holding
         ]
 
-    def recall(self, step: int, metrics: Mapping[str, float]) -> None:
+    def add_to_history(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add the metrics of a step to the history without evaluating the rules."""
         self._step = step
-        self._history.append({"step": float(step), **in_shares(metrics, self._setup)})
+        self._history.append({"step": float(step), **in_shares(metrics, self._background)})
         if len(self._history) > KEPT:
             del self._history[KEPT_START]
 
     def _ask(self, check: Check | None) -> Seen | None:
         if check is None:
             return None
-        before = [in_shares(self.before, self._setup)] if self.before else []
-        return check([*before, *self._history], self._setup)
+        before = [in_shares(self.before, self._background)] if self.before else []
+        return check([*before, *self._history], self._background)
 
     def _begin(self, name: str, seen: Seen) -> Finding:
         remedy = self._rules[name].remedies[seen.case]
@@ -157,7 +160,7 @@ class Diagnosing:
         tracker: Tracker,
         folder: Path,
         *,
-        setup: Background | None = None,
+        background: Background | None = None,
         tell: Sequence[Callable[[str], None]] = (),
         before: Mapping[str, float] | None = None,
         known: Collection[str] = (),
@@ -165,7 +168,7 @@ class Diagnosing:
         self._tracker = tracker
         self._path = folder / FILE_NAME
         rules = {name: rule for name, rule in RULES.items() if name not in known}
-        self._diagnosis = Diagnosis(setup, rules=rules, before=before)
+        self._diagnosis = Diagnosis(background, rules=rules, before=before)
         self._written: set[Finding] = set()
         self._tell = tell
 
@@ -186,7 +189,7 @@ class Diagnosing:
 
     def recall(self, record: Mapping[str, float]) -> None:
         """Add a record of another stage, which has its own findings, to the history."""
-        self._diagnosis.recall(*_split_record(record))
+        self._diagnosis.add_to_history(*_split_record(record))
 
     def finish(self, metrics: Mapping[str, float] | None = None) -> None:
         """End the stage with further metrics, and report the findings that its end shows."""

@@ -12,14 +12,14 @@ from posttrain.pipelines.guard import Guarded
 from posttrain.protocols import Tracker
 from posttrain.registry import look_up
 from posttrain.runs import StageFolder
-from posttrain.runs.keeper import Keeper, More
+from posttrain.runs.keeper import ExtraState, Keeper
 from posttrain.stages.diagnosis import diagnosed
 from posttrain.track import TRACKERS, ConsoleTracker, Several, Stage
 from posttrain.track.diagnosis import Background, Diagnosing
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class OpenStage:
     """A stage under way, to whoever writes down what it does."""
 
     folder: StageFolder
@@ -40,7 +40,7 @@ class Record:
 @contextlib.contextmanager
 def tracked(
     stage: Stage, keeper: Keeper, *, names: Sequence[str], background: Background | None
-) -> Iterator[Record]:
+) -> Iterator[OpenStage]:
     """Open the trackers of a stage by name; they are closed behind it.
 
     With a background, what they are told is diagnosed too.
@@ -48,13 +48,13 @@ def tracked(
     trackers = [look_up(name, TRACKERS, kind="run.trackers")(stage) for name in names]
     for seen in trackers:
         if isinstance(seen, ConsoleTracker):
-            keeper.tell, keeper.say = seen.note, seen.say
+            keeper.warn, keeper.info = seen.note, seen.say
     tracker: Tracker = Several(trackers)
     try:
         if background is not None:
             tracker = diagnosed(trackers, keeper.folder, background=background)
         with keeping(keeper.folder.path):
-            yield Record(folder=keeper.folder, tracker=tracker, keeper=keeper)
+            yield OpenStage(folder=keeper.folder, tracker=tracker, keeper=keeper)
         if isinstance(tracker, Diagnosing):
             tracker.finish()
     finally:
@@ -62,22 +62,22 @@ def tracked(
 
 
 def logged(
-    record: Record,
+    stage: OpenStage,
     learner: Guarded,
     *,
     every: int | None,
     total_steps: int,
     measured: Callable[[Fitted], Mapping[str, float]] = lambda fitted: {},
-    more: More | None = None,
+    more: ExtraState | None = None,
 ) -> Callable[[Fitted], None]:
     """What follows a step of supervised training: its record, and a checkpoint where one is due."""
     guard = learner.guard
 
     def on_step(fitted: Fitted) -> None:
         step, skipped = fitted.step, {"train/skipped_total": float(guard.total)}
-        record.tracker.log(step, {**fitted.metrics(), **skipped, **measured(fitted)})
+        stage.tracker.log(step, {**fitted.metrics(), **skipped, **measured(fitted)})
         last = step == total_steps
-        record.keeper.stepped(step, learner=learner, every=every, last=last, more=more)
+        stage.keeper.stepped(step, learner=learner, every=every, last=last, more=more)
         guard.check()
 
     return on_step

@@ -58,8 +58,8 @@ def test_what_changes_is_told_again_and_only_then(
     folder = SimpleNamespace(ways=tmp_path / "ways.json")
     keeper: Any = SimpleNamespace(
         folder=folder,
-        say=lambda line: said.append(("say", line)),
-        tell=lambda line: said.append(("tell", line)),
+        info=lambda line: said.append(("info", line)),
+        warn=lambda line: said.append(("warn", line)),
     )
     now = {"samples": SLOTS}
     ways = Ways(keeper, lambda: dict(now))
@@ -68,7 +68,7 @@ def test_what_changes_is_told_again_and_only_then(
     ways.look()
     ways.look()
     after = "samples: slots (no CUDA graphs: it syncs, so steps take longer)"
-    assert said == [("say", "samples: slots"), ("tell", after)]
+    assert said == [("info", "samples: slots"), ("warn", after)]
     assert json.loads(folder.ways.read_text())["line"] == after
     monkeypatch.setattr(ways_module, "compiler_remarks", ["PyTorch's compiler gives up on f"])
     ways.look()

@@ -173,7 +173,7 @@ def test_rows_are_padded_on_the_right_and_masked_at_their_last_token() -> None:
 
 
 def asked(frozen: Frozen, batch: Batch) -> torch.Tensor:
-    with frozen.asked() as model:
+    with frozen.on_device() as model:
         return score_tokens(model, batch).logprobs
 
 
@@ -197,7 +197,7 @@ def test_asking_leaves_no_gradient() -> None:
     """Neither in the answer nor in the weights, even where gradients are asked for outside."""
     model = small_model().train()
     frozen = Frozen.copy_of(model)
-    with torch.enable_grad(), frozen.asked() as inside:
+    with torch.enable_grad(), frozen.on_device() as inside:
         assert not torch.is_grad_enabled()
         assert not score_tokens(inside, BATCH).logprobs.requires_grad
         assert not any(weight.requires_grad for weight in inside.parameters())
@@ -213,7 +213,7 @@ def test_a_copy_in_half_precision_keeps_its_rotary_frequencies() -> None:
     before = parameters(model)
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     assert "model.rotary_emb.inv_freq" in buffers
-    with Frozen.copy_of(model, dtype=torch.bfloat16, offload=True).asked() as copied:
+    with Frozen.copy_of(model, dtype=torch.bfloat16, offload=True).on_device() as copied:
         assert {weight.dtype for weight in copied.parameters()} == {torch.bfloat16}
         assert torch.equal(parameters(copied), before.bfloat16())
         for name, buffer in copied.named_buffers():
@@ -223,5 +223,5 @@ def test_a_copy_in_half_precision_keeps_its_rotary_frequencies() -> None:
 
 
 def test_without_a_dtype_the_weights_stay_as_they_are() -> None:
-    with Frozen.copy_of(small_model()).asked() as copied:
+    with Frozen.copy_of(small_model()).on_device() as copied:
         assert torch.equal(parameters(copied), parameters(small_model()))
