@@ -62,11 +62,7 @@ def rollouts(temperature: float) -> tuple[Rollout, ...]:
     engine = NativeEngine(policy().model, end_tokens=policy().end_tokens, decode=template.decode)
     sampling = Sampling(max_new_tokens=12, temperature=temperature)
     groups = engine.generate(prompts, sampling, num_samples=4, seed=5)
-    flat = [
-        Rollout(prompt=prompt, turns=(completion,), group=number)
-        for number, (prompt, group) in enumerate(zip(prompts, groups, strict=True))
-        for completion in group
-    ]
+    flat = [rollout for group in groups for rollout in group]
     return tuple(
         dataclasses.replace(
             rollout,
