@@ -19,8 +19,7 @@ from posttrain.pipelines.metrics import batch_metrics, kl_to_reference, step_met
 from posttrain.pipelines.plan import Plan, State
 from posttrain.pipelines.rl_objective import make_objective
 from posttrain.protocols import Learner, StepResult, Sync
-from posttrain.types import Batch, Collected
-from posttrain.types.seeds import draw_seed
+from posttrain.types import Batch, Collected, draw_seed
 
 
 @dataclass(frozen=True, kw_only=True)

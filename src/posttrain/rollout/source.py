@@ -10,8 +10,7 @@ import torch
 from posttrain.protocols import Engine, Env, Scorer
 from posttrain.rollout.collect import by_group, collect_scored
 from posttrain.rollout.environment import Encode
-from posttrain.types import Collected, Prompt, Rollout, Sampling
-from posttrain.types.seeds import draw_seed
+from posttrain.types import Collected, Prompt, Rollout, Sampling, draw_seed
 
 
 class PromptCycle:

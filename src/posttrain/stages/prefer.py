@@ -21,8 +21,7 @@ from posttrain.runs.files import replacing
 from posttrain.stages.job import Job
 from posttrain.stages.prefer_progress import Part, keep, restore
 from posttrain.stages.stage_record import Record
-from posttrain.types import Prompt, Rollout, Sampling
-from posttrain.types.seeds import draw_seed
+from posttrain.types import Prompt, Rollout, Sampling, draw_seed
 
 CHUNK = 128  # prompts between two signs of life
 
