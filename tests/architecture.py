@@ -2,8 +2,7 @@
 
 Each rule is a function that takes a ``Module`` and yields ``(line, message)`` for each violation;
 ``RULES`` lists them. What they allow stands in tests/architecture_tables.py. The rules run over
-src/posttrain, and over tiny packages with one violation each to show that they bite:
-tests/test_architecture.py.
+src/posttrain, and in tests/test_architecture.py over tiny packages with one violation each.
 """
 
 import ast
@@ -29,6 +28,7 @@ from architecture_tables import (
     MAY_ONLY_IMPORT,
     MAY_SHARE_NAME,
     NAMED_BY_STAGE,
+    NAMED_ONLY_IN,
     NOT_CORE,
     OTHER_MEANINGS,
     PICKLES,
@@ -175,6 +175,14 @@ def doors(module: Module) -> Iterator[Finding]:
             ):
                 listed = " and ".join(f"{package}.{name}" for name in sorted(names))
                 yield item.line, f"{item.name} is behind a door; go through {listed}"
+
+
+def implementations(module: Module) -> Iterator[Finding]:
+    """An implementation is named where it is made; others name its protocol."""
+    for node in ast.walk(module.tree):
+        name = getattr(node, "id", getattr(node, "attr", getattr(node, "name", None)))
+        if module.package not in NAMED_ONLY_IN.get(name, {module.package}):
+            yield node.lineno, f"{name} is an implementation; name its protocol"
 
 
 def third_parties(module: Module) -> Iterator[Finding]:
@@ -364,6 +372,7 @@ def core_size(module: Module) -> Iterator[Finding]:
 RULES: list[Callable[[Module], Iterator[Finding]]] = [
     layers,
     doors,
+    implementations,
     third_parties,
     star_imports,
     file_size,

@@ -132,6 +132,18 @@ VIOLATIONS = {
         2,
         "def f():\n    import posttrain.fast.kernels.draw\n",
     ),
+    "an implementation in a stage": (
+        "implementations",
+        "stages/a.py",
+        1,
+        "from posttrain.learn.learner import LocalLearner\n",
+    ),
+    "an implementation by its module": (
+        "implementations",
+        "check/a.py",
+        2,
+        "from posttrain.learn import learner\ndef f(own: learner.LocalLearner): pass\n",
+    ),
     "the fast way in models": ("layers", "models/a.py", 1, "import posttrain.fast.score\n"),
     "transformers in data": ("third_parties", "data/collate.py", 1, "import transformers\n"),
     "transformers in a function": (

@@ -1,7 +1,9 @@
 """What those who join the project meet: one version, a changelog, the same checks everywhere."""
 
 import ast
+import importlib.util
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -120,3 +122,13 @@ def test_an_issue_form_asks_for_something(name: str) -> None:
 def test_links_of_the_root_pages_lead_somewhere(page: str) -> None:
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text(encoding="utf-8")):
         assert link.startswith("https://") or (ROOT / link).exists(), link
+
+
+def test_without_triton_no_kernel_is_imported_for_its_examples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    ignored = runpy.run_path(str(ROOT / "conftest.py"))["collect_ignore_glob"]
+    kernels = sorted((ROOT / "src/posttrain/fast/kernels").glob("*.py"))
+    needing = {path for path in kernels if "import triton" in path.read_text(encoding="utf-8")}
+    assert {ROOT / name for name in ignored} == needing

@@ -189,10 +189,19 @@ class StepResult:
 
 
 class Learner(Protocol):
-    """Owns the trainable weights and their optimiser."""
+    """Owns the trainable weights and their optimiser.
+
+    It may also have a method ``way(longest)`` that returns a :class:`posttrain.types.ways.Way`, of
+    sequences of at most ``longest`` tokens.
+    """
 
     version: int
     """How many times the weights have been handed to the engine as a new policy."""
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """The most tokens of a forward pass; who measures what fits does so when first asked."""
+        ...
 
     def infer(self, batch: Batch) -> Batch:
         """Add what the models say without gradient: old and reference log-probs, values."""
@@ -207,7 +216,7 @@ class Learner(Protocol):
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The weights of the policy by name: those that are trained, to be read and not written."""
+        """The weights of the policy by name, the trained tensors themselves: engines only read."""
         ...
 
     def save(self, folder: Path) -> None:

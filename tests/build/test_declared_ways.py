@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from loop_parts import FakeLearner
 from small_runs import recipe, small_run
 
 from posttrain.build import declared_ways as ways_module
-from posttrain.build.declared_ways import Ways, declared, sampling_way, told
+from posttrain.build.declared_ways import Ways, declared, own_way, told
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.fast import decode
+from posttrain.pipelines.guard import Guard, Guarded
 from posttrain.report import Facts, render_report
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.types.ways import Missing, Verdict, Way
@@ -96,17 +98,20 @@ def test_what_the_recipe_does_without_on_a_gpu_is_said(
     """As a choice: nothing fell back."""
     values = recipe(tmp_path, rl={"steps": steps}, model={"compile": compiled})
     layers = SimpleNamespace(layers=torch.nn.ModuleList([torch.nn.Linear(1, 1)]))
-    learner: Any = SimpleNamespace(
-        way=lambda longest: Way(uses=("packed",)),
-        device=torch.device("cuda"),
-        model=SimpleNamespace(get_decoder=lambda: layers),
+    learner: Any = SimpleNamespace(way=lambda longest: Way(uses=("packed",)))
+    model = SimpleNamespace(get_decoder=lambda: layers, device=torch.device("cuda"))
+    setup: Any = SimpleNamespace(
+        recipe=resolve(recipe_from_dict(values)), policy=SimpleNamespace(model=model)
     )
     engine: Any = SimpleNamespace(way=lambda: SLOTS)
-    ways = declared(resolve(recipe_from_dict(values)), learner, longest=9, engine=engine)
+    ways = declared(setup, learner, longest=9, engine=engine)
     assert words in told(ways)
     assert not any(way.fell_back for way in ways.values())
 
 
-def test_an_engine_need_not_declare_its_way() -> None:
+def test_an_engine_or_a_learner_need_not_declare_its_way() -> None:
     engine = ScriptedEngine(lambda prompt, sample: "1", encode=lambda text: [4], end_token=1)
-    assert str(sampling_way(engine)) == "as ScriptedEngine does"
+    assert str(own_way(engine)) == "as ScriptedEngine does"
+    setup: Any = None  # of a stage that only learns, nothing else is asked
+    guarded: Any = Guarded(FakeLearner(), Guard(most=1))
+    assert told(declared(setup, guarded, longest=9)) == "learns: as Guarded does"

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,8 +18,9 @@ from transformers import GenerationConfig
 from posttrain.data.template import Template
 from posttrain.fast.score import score_tokens
 from posttrain.models.load import load_policy
+from posttrain.models.stops import Decode
 from posttrain.registry import resolve
-from posttrain.rollout.engines import ENGINES, NativeEngine, TransformersEngine
+from posttrain.rollout.engines import ENGINES, NativeEngine, ScriptedEngine, TransformersEngine
 from posttrain.types import Batch, Prompt, Rollout, Sampling, Turn
 
 REAL = {"native": NativeEngine, "transformers": TransformersEngine}
@@ -41,18 +43,63 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture
-def make(name: str) -> Callable[..., Any]:
+def scripted(model: Any, *, decode: Decode = spell, **options: Any) -> ScriptedEngine:
+    """Says up to 40 tokens that look random and depend on all that stands before them."""
+
+    def script(prompt: Prompt, sample: int) -> str:
+        drawn = random.Random(repr((prompt.tokens, prompt.text, sample)))
+        return spell([drawn.choice(OTHERS) for _ in range(drawn.randrange(1, 41))])
+
+    def tokens(text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    return ScriptedEngine(script, encode=tokens, decode=decode, end_token=END)
+
+
+OTHERS = [token for token in range(VOCABULARY) if token != END]
+# What a script cannot keep, by test (or by case of one), and why.
+NO_MODEL = "a script has no model"
+NOT_SCRIPTED = {
+    "test_logprobs_are_of_the_distribution_really_sampled": NO_MODEL,
+    "test_greedy_is_what_generate_says_of_one_prompt_alone": NO_MODEL,
+    "test_a_seed_decides_every_token": "another seed changes nothing in a script",
+    "test_stop_reasons_and_the_end_token": "a script has one end token",
+    "test_an_end_at_the_last_allowed_token_is_a_stop": "a script has one end token",
+    "test_one_new_token": NO_MODEL,
+    "test_weights_changed_in_place_reach_the_engine": NO_MODEL,
+    "test_frequencies_match_probabilities": NO_MODEL,
+    "test_the_models_own_generation_defaults_have_no_say": NO_MODEL,
+    "test_the_mode_of_every_module_is_given_back": NO_MODEL,
+    "test_impossible_requests_say_what_to_do[scripted-no tokens]": "a script needs no tokens",
+    "test_impossible_requests_say_what_to_do[scripted-little room]": NO_MODEL,
+    "test_impossible_requests_say_what_to_do[scripted-no room]": NO_MODEL,
+    "test_the_last_position_of_the_context_is_usable": NO_MODEL,
+    "test_a_diverged_model_is_not_sampled_from_in_silence": NO_MODEL,
+    "test_a_reply_is_read_and_the_policy_goes_on": NO_MODEL,
+    "test_a_conversation_that_leaves_no_room_is_over": NO_MODEL,
+}
+
+
+@pytest.fixture(params=[*REAL, "scripted"])
+def make(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Makes an engine of the kind under test."""
+    if request.param == "scripted":
+        names = (request.node.originalname, request.node.name)
+        reason = next((NOT_SCRIPTED[name] for name in names if name in NOT_SCRIPTED), None)
+        if reason is not None:
+            pytest.skip(reason)
+        return scripted
 
     def make_one(model: Any, **options: Any) -> Any:
-        return REAL[name](model, **{"end_tokens": (END,), "decode": spell, **options})
+        return REAL[request.param](model, **{"end_tokens": (END,), "decode": spell, **options})
 
     return make_one
 
 
 def test_the_table_names_every_engine_of_this_suite() -> None:
+    """The table's are the real ones; the scripted one is made in Python."""
     assert set(ENGINES) == set(REAL)
+    assert {name.partition("[")[0] for name in NOT_SCRIPTED} < set(globals())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -198,11 +245,12 @@ def utf8(tokens: Sequence[int]) -> str:
 
 
 @pytest.mark.parametrize("stop", [("ab",), ("aab", "bbb"), ("é",), ("aé", "ba")])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*WAYS, "scripted"])
 def test_a_completion_ends_with_the_token_that_completes_a_stop_string(
     way: str, stop: tuple[str, ...]
 ) -> None:
-    engine = WAYS[way](build("llama"), end_tokens=(END,), decode=utf8)
+    kind = {**WAYS, "scripted": scripted}[way]
+    engine = kind(build("llama"), end_tokens=(END,), decode=utf8)
     free = Sampling(max_new_tokens=40)
     # The first prompt ends in an "a": what stands in a prompt completes no string.
     prompts = [Prompt(id="a", text="", tokens=(1, 5)), *PROMPTS]
@@ -328,6 +376,7 @@ def test_one_sample_and_no_prompts(make: Callable[..., Any]) -> None:
         (Prompt(id="c", text="", tokens=(1,) * 64), 1, r"'c'.*64.*max_new.*64; leave the prompt"),
         (PROMPTS[0], 0, r"num_samples: must be at least 1, got 0"),
     ],
+    ids=["no tokens", "little room", "no room", "no samples"],
 )
 def test_impossible_requests_say_what_to_do(
     make: Callable[..., Any], prompt: Prompt, num_samples: int, message: str
@@ -386,6 +435,21 @@ def test_a_reply_is_read_and_the_policy_goes_on(make: Callable[..., Any], family
             torch.testing.assert_close(everything[mask], naive[mask], rtol=0, atol=1e-4)
     plain = engine.generate(PROMPTS, short, num_samples=2, seed=11)
     assert [[r.turns[0] for r in g] for g in answers] == [[r.turns[0] for r in g] for g in plain]
+
+
+def test_replies_stand_between_the_turns_and_a_seed_decides_all(make: Callable[..., Any]) -> None:
+    engine, short = make(build("llama")), Sampling(max_new_tokens=3)
+    asking = {"num_samples": 2, "seed": 11}
+    first, again = (engine.generate(PROMPTS, short, **asking, reply=numbers_of) for _ in range(2))
+    assert first == again
+    for group, (prompt, rollouts) in enumerate(zip(PROMPTS, first, strict=True)):
+        for rollout in rollouts:
+            assert (rollout.prompt, rollout.group) == (prompt, group)
+            assert [turn.sampled for turn in rollout.turns] == [True, False, True, False, True]
+            assert rollout.turns[1].tokens == (2 + len(rollout.turns[0].tokens) % 5, 3)
+            assert rollout.mask.count(False) == 4
+    plain = engine.generate(PROMPTS, short, **asking)
+    assert [[r.turns[0] for r in g] for g in first] == [[r.turns[0] for r in g] for g in plain]
 
 
 def test_turns_draw_other_numbers(make: Callable[..., Any]) -> None:

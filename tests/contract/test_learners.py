@@ -128,6 +128,15 @@ def test_a_step_moves_the_weights_and_says_what_it_did(make: Callable[[], Learne
     assert learner.version == 0  # it is for whoever hands the weights to an engine
 
 
+def test_it_says_how_many_tokens_a_pass_has(make: Callable[[], Learner]) -> None:
+    """The same before and after a step that fits, which is what a resumed run is told."""
+    learner = make()
+    tokens = learner.micro_batch_tokens
+    assert tokens >= batch().tokens.shape[1]  # one sequence at least
+    learner.step(learner.infer(batch()), objective)
+    assert learner.micro_batch_tokens == tokens
+
+
 def test_nothing_to_learn_changes_nothing(make: Callable[[], Learner]) -> None:
     learner = make()
     before, empty = copied(learner), batch()

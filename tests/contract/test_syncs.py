@@ -89,6 +89,23 @@ def test_an_engine_without_weights_carries_the_version_alone() -> None:
 
 
 @pytest.mark.parametrize("name", REAL)
+def test_weights_that_are_shared_in_part_arrive_whole(name: str) -> None:
+    """An engine on the learner's own embedding, and on a copy of all else."""
+    model = small_model()
+    sampled = copy.deepcopy(model)
+    sampled.set_input_embeddings(model.get_input_embeddings())
+    assert sampled.get_input_embeddings().weight is model.get_input_embeddings().weight
+    engine = REAL[name](sampled, end_tokens=(END,), decode=spell)
+    sync = engine.sync(learner_of(model))
+    for version, by in ((1, 1.3), (2, 0.5)):
+        moved(model, by)
+        sync(version)
+        answers = engine.generate(PROMPTS, SAMPLING, num_samples=2, seed=version)
+        assert {rollout.version for group in answers for rollout in group} == {version}
+        assert largest_error(model, PROMPTS, answers=answers, sampling=SAMPLING) < 5e-6
+
+
+@pytest.mark.parametrize("name", REAL)
 def test_weights_of_another_model_are_refused(name: str) -> None:
     model = small_model()
     engine = REAL[name](copy.deepcopy(model), end_tokens=(END,), decode=spell)

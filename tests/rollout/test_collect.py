@@ -1,6 +1,7 @@
 """Rollouts from a scripted engine: order, groups, and an engine that breaks its promise."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,28 @@ def test_a_missing_completion_is_noticed() -> None:
         ValueError, match=r"engine Short: asked for 2 .* 3 prompts, got \[2, 1, 2\]"
     ):
         collect(Short(SCRIPT), PROMPTS, sampling=Sampling(), num_samples=2, seed=0)
+
+
+def test_an_engine_without_turns_serves_without_an_environment_alone() -> None:
+    class Wordless(ScriptedEngine):
+        def generate(
+            self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
+        ) -> list[list[Rollout]]:
+            return super().generate(prompts, sampling, num_samples=num_samples, seed=seed)
+
+    class Passing(Wordless):
+        def generate(self, *given: Any, **options: Any) -> list[list[Rollout]]:
+            return ScriptedEngine.generate(self, *given, **options)
+
+    def asked(engine: Any, reply: Any) -> list[str]:
+        asking = {"sampling": Sampling(), "num_samples": 1, "seed": 0, "reply": reply}
+        return [rollout.text for rollout in collect(engine, PROMPTS, **asking)]
+
+    said = ["three", "one", "three"]
+    assert asked(Wordless(SCRIPT), None) == said
+    with pytest.raises(ValueError, match=r"engine Wordless: its generate has no parameter reply"):
+        asked(Wordless(SCRIPT), lambda rollout, number: None)
+    assert asked(Passing(SCRIPT), lambda rollout, number: None) == said
 
 
 def test_scripted_tokens_logprobs_and_limits() -> None:

@@ -173,7 +173,7 @@ def fake() -> Any:
     """A learner of one weight, which is 3."""
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.constant_(model.weight, 3.0)
-    return SimpleNamespace(model=model)
+    return SimpleNamespace(model=model, weights=lambda: dict(model.named_parameters()))
 
 
 def test_a_stage_that_was_to_end_there_and_goes_on_keeps_its_best(tmp_path: Path) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
-from posttrain.build.setup import WORTH_COMPILING, choose_compile
-from posttrain.config import Resolved
+from posttrain.build.setup import WORTH_COMPILING, Setup, choose_compile
 from posttrain.fast.score import compilable
-from posttrain.learn.learner import LocalLearner
 from posttrain.models.quiet import compiler_remarks
-from posttrain.protocols import Engine
+from posttrain.protocols import Engine, Learner
 from posttrain.runs import write_json
 from posttrain.runs.keeper import Keeper
 from posttrain.types.ways import Missing, Way
@@ -22,21 +20,23 @@ UNCOMPILED = (
 
 
 def declared(
-    recipe: Resolved, learner: LocalLearner, *, longest: int, engine: Engine | None = None
+    setup: Setup, learner: Learner, *, longest: int, engine: Engine | None = None
 ) -> dict[str, Way]:
     """The ways of a stage whose sequences have at most ``longest`` tokens, by what is done so.
 
-    ``engine`` is that of a stage that samples; one of a user's own need not declare its way.
+    ``engine`` is that of a stage that samples.
     """
-    learns, device = learner.way(longest), learner.device.type
+    learns = own_way(learner, longest)
     if engine is None:
         return {"learns": learns}
+    recipe, model = setup.recipe, setup.policy.model
+    device = model.device.type
     compiled = choose_compile(recipe, device)
     if compiled:
-        verdict = compilable(learner.model)
+        verdict = compilable(model)
         asked = Way.of(wanted=[("compiled layers", verdict, "they run as written")])
         learns = Way(uses=learns.uses + asked.uses, without=learns.without + asked.without)
-    samples = sampling_way(engine)
+    samples = own_way(engine)
     if device == "cuda" and not compiled:
         why = "model.compile is false"
         if recipe.model.compile == "auto":
@@ -46,11 +46,11 @@ def declared(
     return {"samples": samples, "learns": learns}
 
 
-def sampling_way(engine: Engine) -> Way:
-    """The way that an engine declares; one without a declaration is named."""
-    declare = getattr(engine, "way", None)
-    found = declare() if callable(declare) else None
-    return found if isinstance(found, Way) else Way(uses=(f"as {type(engine).__name__} does",))
+def own_way(part: Engine | Learner, *asked: int) -> Way:
+    """The way that an engine or a learner declares; one without a declaration is named."""
+    declare = getattr(part, "way", None)
+    found = declare(*asked) if callable(declare) else None
+    return found if isinstance(found, Way) else Way(uses=(f"as {type(part).__name__} does",))
 
 
 def told(ways: Mapping[str, Way]) -> str:

@@ -22,6 +22,7 @@ from posttrain.models.frozen import Reference
 from posttrain.models.load import Policy
 from posttrain.models.reward import RewardModel, save_reward
 from posttrain.models.save import save_policy
+from posttrain.protocols import Learner
 
 
 def make_learner(
@@ -32,7 +33,7 @@ def make_learner(
     device: str,
     total_steps: int,
     reward_model: Path | None = None,
-) -> LocalLearner:
+) -> Learner:
     """The learner of a policy: same code, same weights, its own optimiser and schedule."""
     ask: Callable[..., Any] = score_tokens
     reference = critic = None
@@ -71,7 +72,7 @@ def make_reward_learner(
     section: RewardSection,
     device: str,
     total_steps: int,
-) -> LocalLearner:
+) -> Learner:
     """The learner of a reward model: it compares, so sets are never parted."""
     checkpoint_activations(reward.model, enabled=section.checkpoint_activations)
     return LocalLearner(

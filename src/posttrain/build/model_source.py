@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.build.fingerprint import fingerprints
+from posttrain.build.setup import of_any_model
 from posttrain.build.start_folder import as_recorded
 from posttrain.config import Recipe, Resolved, recipe_from_dict
 from posttrain.config.preference_rules import OWN_STAGE
@@ -83,7 +84,7 @@ class Source:
         model = values.get("model")
         known = model.get("options") if isinstance(model, Mapping) else None
         if ("model", "name") in parse_overrides(overrides) and isinstance(known, Mapping):
-            values = over(values, model={"options": _of_any_model(known)})
+            values = over(values, model={"options": of_any_model(known)})
         name = Path(self.file).stem or "recipe"
         return recipe_from_dict(values, overrides=overrides, name=name, source=self.file)
 
@@ -233,7 +234,7 @@ def _of_run(folder: RunFolder, model: str) -> Source:
     config = {k: v for k, v in folder.config.items() if k not in BESIDE_RECIPE}
     values = {name: config[name] for name in _OF_AN_EVALUATION if name in config}
     as_recorded(values, folder)
-    options = _of_any_model(values["model"]["options"])
+    options = of_any_model(values["model"]["options"])
     values["model"] = {**values["model"], "name": model, "options": options}
     values["run"] = {"seed": values["run"]["seed"]}
     if "rl" in values:
@@ -245,11 +246,6 @@ def _of_run(folder: RunFolder, model: str) -> Source:
         scored["path"] = str(folder.stage("reward").model)
     supplied = tuple(folder.config.get("supplied", {}))
     return Source(values=values, run=folder.path, supplied=supplied)
-
-
-def _of_any_model(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those options of loading that do not belong to one model: the others are sizes of tiny."""
-    return {name: value for name, value in options.items() if name == "attention"}
 
 
 @showing()

@@ -17,7 +17,7 @@ from posttrain.models.load import Policy
 from posttrain.protocols import Engine, Sync
 from posttrain.registry import Spec, look_up, options, resolve, split
 from posttrain.rollout.engines import ENGINES
-from posttrain.rollout.engines.weight_sync import share
+from posttrain.rollout.engines.weight_sync import shares_any_storage
 from posttrain.rollout.run_ahead import RunAhead
 from posttrain.types import Collected, Sampling
 
@@ -130,7 +130,8 @@ def _share(engine: object, policy: Policy) -> bool:
     model = getattr(engine, "model", None)
     if not isinstance(model, torch.nn.Module):
         return False
-    return share(dict(model.named_parameters()), dict(policy.model.named_parameters()))
+    own, trained = dict(model.named_parameters()), dict(policy.model.named_parameters())
+    return shares_any_storage(own, trained)
 
 
 @contextlib.contextmanager

@@ -109,7 +109,7 @@ def make_policy(recipe: Recipe, source: str, *, device: str) -> Policy:
     """The policy in ``source``, ready to train; a stage's own computes as it did in that stage."""
     model, chosen = recipe.model, recipe.model.options
     if source != model.name:
-        chosen = {name: value for name, value in chosen.items() if name == "attention"}
+        chosen = of_any_model(chosen)
     with phase(f"loading the model {source}{_size(source)}"):
         return load_policy(
             source,
@@ -118,6 +118,11 @@ def make_policy(recipe: Recipe, source: str, *, device: str) -> Policy:
             seed=recipe.run.seed,
             options=chosen,
         )
+
+
+def of_any_model(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those options of loading that do not belong to one model: the others are sizes of tiny."""
+    return {name: value for name, value in options.items() if name == "attention"}
 
 
 def _size(source: str) -> str:

@@ -145,7 +145,7 @@ def take_step(bench: Bench, limit: int, *, micro_batch_tokens: int | None = None
         micro_batch_tokens=learner.micro_batch_tokens,
         infer_seconds=infer_seconds,
         step_seconds=seconds,
-        ways=declared(bench.recipe, learner, longest=longest, engine=bench.engine),
+        ways=declared(bench.setup, learner, longest=longest, engine=bench.engine),
     )
 
 

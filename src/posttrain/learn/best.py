@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from posttrain.learn.checkpoint import load_weights, save_weights, swap_weights, weights_of
-from posttrain.learn.learner import LocalLearner
+from posttrain.protocols import Learner
 
 FILE = "best.safetensors"
 
@@ -22,7 +22,7 @@ class Best:
     asked for once, if they are not the last ones anyway. Of equal losses the first is the best.
     """
 
-    def __init__(self, learner: LocalLearner, *, last_step: int) -> None:
+    def __init__(self, learner: Learner, *, last_step: int) -> None:
         self._learner, self._last_step = learner, last_step
         self._best: tuple[int, float] | None = None
         self._seen: tuple[int, float] | None = None

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from posttrain.disk import writing
 from posttrain.learn.trained import Trained
+from posttrain.protocols import Learner
 
 if TYPE_CHECKING:
     from posttrain.learn.learner import LocalLearner
@@ -81,16 +82,16 @@ def load_learner(learner: LocalLearner, folder: Path, *, numbers: Mapping[str, A
     learner.restore_tokens(int(numbers["micro_batch_tokens"]), asked=numbers["asked_tokens"])
 
 
-def weights_of(learner: LocalLearner) -> dict[str, Tensor]:
+def weights_of(learner: Learner) -> dict[str, Tensor]:
     """A copy of the trained model's weights, in main memory."""
-    weights = learner.model.named_parameters()
-    return {name: weight.detach().to("cpu", copy=True) for name, weight in weights}
+    weights = learner.weights()
+    return {name: weight.detach().to("cpu", copy=True) for name, weight in weights.items()}
 
 
 @torch.no_grad()
-def swap_weights(learner: LocalLearner, weights: Mapping[str, Tensor]) -> None:
+def swap_weights(learner: Learner, weights: Mapping[str, Tensor]) -> None:
     """Swap the model's weights with these, in place: a second swap restores both."""
-    for name, weight in learner.model.named_parameters():
+    for name, weight in learner.weights().items():
         before = weight.detach().to("cpu", copy=True)
         weight.copy_(weights[name])
         weights[name].copy_(before)
@@ -101,7 +102,7 @@ def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
     _save(weights, path)
 
 
-def load_weights(learner: LocalLearner, path: Path) -> dict[str, Tensor]:
+def load_weights(learner: Learner, path: Path) -> dict[str, Tensor]:
     """Weights that :func:`save_weights` wrote of a model like this one."""
     weights = weights_of(learner)
     _load(weights, [path], kind="model")

@@ -49,10 +49,11 @@ class LocalLearner:
     """Trains one model in this process, and beside it a critic where there is one.
 
     ``forward`` is what the model is asked: a policy's log-probs (:func:`score_tokens` with the
-    sampler's temperature bound: the policy that is trained is the one that was sampled), or a
-    reward model's :func:`scores`. ``micro_batch_tokens`` bounds a forward pass and cannot change
-    the result; "auto" tries before the first one what fits (see ``micro_batch_size``), beside
-    what a sampler holds where that runs at the same time (``beside_sampling``).
+    sampler's temperature; what ``top_k`` or ``top_p`` cut off stays in, and the truncated
+    importance correction compensates), or a reward model's :func:`scores`.
+    ``micro_batch_tokens`` bounds a forward pass and cannot change the result; "auto" tries before
+    the first one what fits (see ``micro_batch_size``), beside what a sampler holds where that runs
+    at the same time (``beside_sampling``).
     ``keep_groups`` never parts the sequences of a group, for losses that compare them.
     Weights stay in their own precision (float32 by default); ``compute`` is what the forward pass
     runs in. With ``captured``, passes are replayed from CUDA graphs (:mod:`posttrain.fast.score`).

@@ -95,6 +95,11 @@ class Guarded:
     def version(self, version: int) -> None:
         self._learner.version = version
 
+    @property
+    def micro_batch_tokens(self) -> int:
+        """The most tokens of a forward pass of the learner."""
+        return self._learner.micro_batch_tokens
+
     def step(self, batch: Batch, objective: Objective) -> StepResult:
         """One optimiser step of the learner, counted."""
         result = self._learner.step(batch, objective)

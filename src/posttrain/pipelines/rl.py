@@ -19,7 +19,7 @@ from posttrain.pipelines.metrics import batch_metrics, kl_to_reference, step_met
 from posttrain.pipelines.plan import Plan, State
 from posttrain.pipelines.rl_objective import make_objective
 from posttrain.protocols import Learner, StepResult, Sync
-from posttrain.types import Batch, Collected
+from posttrain.types import Batch, Collected, draw_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ def optimise(
     if not is_finite(batch):
         nothing = plan.weights(batch.replace(valid=torch.zeros_like(batch.need("valid"))))
         return [as_skipped(learner.step(nothing, objective))]
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + state.step)
+    generator = torch.Generator().manual_seed(draw_seed(seed, state.step))
     results: list[StepResult] = []
     for part in minibatches(batch, plan.minibatches, epochs=plan.epochs, generator=generator):
         weighted = plan.weights(part)

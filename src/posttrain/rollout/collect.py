@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,7 +32,13 @@ def collect(
     >>> [(rollout.group, rollout.text) for rollout in rollouts]
     [(0, '5'), (0, '6')]
     """
-    replying = {} if reply is None else {"reply": reply}  # not every engine knows turns
+    # An engine of a user's own that knows no turns still serves where no environment replies.
+    replying = {} if reply is None else {"reply": reply}
+    if reply is not None and not _takes_reply(engine):
+        raise ValueError(
+            f"engine {type(engine).__name__}: its generate has no parameter reply, by which an "
+            "environment (task.env) answers; docs/engines.md shows a whole engine"
+        )
     answers = engine.generate(prompts, sampling, num_samples=num_samples, seed=seed, **replying)
     counts = [len(rollouts) for rollouts in answers]
     if counts != [num_samples] * len(prompts):
@@ -44,6 +51,11 @@ def collect(
         for group, (prompt, rollouts) in enumerate(zip(prompts, answers, strict=True))
         for rollout in rollouts
     ]
+
+
+def _takes_reply(engine: Engine) -> bool:
+    parameters = inspect.signature(engine.generate).parameters.values()
+    return any(each.name == "reply" or each.kind == each.VAR_KEYWORD for each in parameters)
 
 
 def collect_scored(

@@ -10,7 +10,7 @@ import torch
 from posttrain.protocols import Engine, Env, Scorer
 from posttrain.rollout.collect import by_group, collect_scored
 from posttrain.rollout.environment import Encode
-from posttrain.types import Collected, Prompt, Rollout, Sampling
+from posttrain.types import Collected, Prompt, Rollout, Sampling, draw_seed
 
 
 class PromptCycle:
@@ -35,8 +35,7 @@ class PromptCycle:
     def _next(self) -> Prompt:
         number, offset = divmod(self.position, len(self._prompts))
         if number != self._pass:
-            # Seeds of passes and runs are spread far apart, so that runs share no permutation.
-            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + number)
+            generator = torch.Generator().manual_seed(draw_seed(self._seed, number))
             self._order = torch.randperm(len(self._prompts), generator=generator).tolist()
             self._pass = number
         self.position += 1
@@ -119,7 +118,7 @@ class RolloutSource:
             engine=self._engine,
             scorer=self._scorer,
             num_samples=self._group_size,
-            seed=self._seed * 1_000_003 + self.num_calls,
+            seed=draw_seed(self._seed, self.num_calls),
             greedy=self._greedy,
             env=self._env,
             encode=self._encode,

@@ -21,7 +21,7 @@ from posttrain.runs.files import replacing
 from posttrain.stages.job import Job
 from posttrain.stages.open_stage import OpenStage
 from posttrain.stages.prefer_progress import Part, keep, restore
-from posttrain.types import Prompt, Rollout, Sampling
+from posttrain.types import Prompt, Rollout, Sampling, draw_seed
 
 CHUNK = 128  # prompts between two signs of life
 
@@ -94,7 +94,7 @@ def _questions(setup: Setup, split: Split) -> list[Questions]:
     limit = section.num_prompts if split == "train" else None
     longest = section.max_new_tokens
     prompts = rendered_prompts(setup, split, max_new_tokens=longest, limit=limit)
-    seed = setup.recipe.run.seed * 1_000_003 + (500_000 if split == "test" else 0)
+    seed = draw_seed(setup.recipe.run.seed, 500_000 if split == "test" else 0)
     return [
         Questions(prompts=prompts[start : start + CHUNK], seed=seed + repeat * len(prompts) + start)
         for repeat in range(section.repeats)

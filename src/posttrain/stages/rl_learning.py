@@ -38,7 +38,7 @@ def learn(setup: Setup, stage: OpenStage) -> None:
         )
         sync = engine.sync(learner)
         longest = section.max_new_tokens + max((len(p.tokens) for p in prompts), default=0)
-        ways = Ways(keeper, lambda: declared(recipe, learner, longest=longest, engine=engine))
+        ways = Ways(keeper, lambda: declared(setup, learner, longest=longest, engine=engine))
         plan = make_plan(section)
         source = make_source(setup, engine, prompts=prompts)
         state, waiting = resume_rl(

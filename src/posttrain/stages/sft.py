@@ -10,9 +10,9 @@ from posttrain.build.learners import make_learner
 from posttrain.build.setup import Setup
 from posttrain.build.sft_rows import SftRows, fitting, sft_rows
 from posttrain.learn.best import Best
-from posttrain.learn.learner import LocalLearner
 from posttrain.pipelines.fit import fit, num_steps
 from posttrain.pipelines.likelihood import batches, held_out_loss, likelihood
+from posttrain.protocols import Learner
 from posttrain.report.plot import plot_curves
 from posttrain.runs import StageFolder
 from posttrain.stages.guards import guard_learner
@@ -51,7 +51,7 @@ def _learn(setup: Setup, stage: OpenStage, *, rows: SftRows, total_steps: int) -
         recipe, policy, section=section, device=setup.device, total_steps=total_steps
     )
     longest = max((len(row[0]) for row in rows.train), default=1)
-    Ways(keeper, lambda: declared(recipe, learner, longest=longest))
+    Ways(keeper, lambda: declared(setup, learner, longest=longest))
     keeper.restore(learner)
     guarded = guard_learner(learner, section, keeper=keeper, decode=setup.template.decode)
     best = Best(learner, last_step=total_steps)
@@ -95,7 +95,7 @@ def _learn(setup: Setup, stage: OpenStage, *, rows: SftRows, total_steps: int) -
     return {**found, "held_out": len(rows.test), **best.record()} if rows.test else found
 
 
-def _save(folder: StageFolder, learner: LocalLearner, *, best: Best, result: str) -> None:
+def _save(folder: StageFolder, learner: Learner, *, best: Best, result: str) -> None:
     """Write the model that the section asks for; and the best one, where that is another."""
     shutil.rmtree(folder.best, ignore_errors=True)  # of an attempt that was cut short
     if result == "best":

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from posttrain.types.seeds import draw_seed
 from posttrain.types.text import (
     Collected,
     Prompt,
@@ -44,6 +45,7 @@ __all__ = [
     "StopReason",
     "Terms",
     "Turn",
+    "draw_seed",
 ]
 
 

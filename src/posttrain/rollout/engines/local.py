@@ -23,7 +23,11 @@ from posttrain.rollout.engines.requests import (
     check_prompts,
     in_parts,
 )
-from posttrain.rollout.engines.weight_sync import CopiedWeights, SharedWeights, share
+from posttrain.rollout.engines.weight_sync import (
+    CopiedWeights,
+    SharedWeights,
+    shares_all_storage,
+)
 from posttrain.track.progress import advance
 from posttrain.types import Prompt, Rollout, Sampling, Turn
 
@@ -92,9 +96,9 @@ class LocalEngine:
         return converse(prompts, decode, num_samples=num_samples, reply=reply, longest=longest)
 
     def sync(self, learner: Learner) -> Sync:
-        """Only the version is new where the weights are the learner's own, else they are copied."""
+        """Weights that are the learner's own need nothing; all others are copied."""
         own, given = dict(self.model.named_parameters()), learner.weights()
-        if share(own, given):
+        if shares_all_storage(own, given):
             return SharedWeights(self)
         return CopiedWeights(self, source=given, target=own)
 

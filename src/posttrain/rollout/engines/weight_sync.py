@@ -13,7 +13,7 @@ Weights = Mapping[str, Tensor]
 
 
 class SharedWeights:
-    """Nothing to send, the engine samples from the learner's own: its policy is marked as new."""
+    """No copy: both hold the same tensors; only ``version`` changes."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -26,8 +26,8 @@ class SharedWeights:
 class CopiedWeights:
     """Copies the weights of ``source`` into those of ``target``, which the engine samples from.
 
-    In place: whatever the engine has made of its weights' addresses stays right. Call it between
-    two generations. Buffers are not copied, because nothing trains them.
+    In place, so CUDA graphs captured on these addresses stay valid. Call it between two
+    generations. Weights that both share are left as they are, and buffers too: nothing trains them.
     """
 
     def __init__(self, engine: Engine, *, source: Weights, target: Weights) -> None:
@@ -39,6 +39,8 @@ class CopiedWeights:
         groups: dict[object, tuple[list[Tensor], list[Tensor]]] = {}
         for name, weight in target.items():
             given = source[name]
+            if given.data_ptr() == weight.data_ptr():
+                continue
             kind = (weight.dtype, weight.device, given.dtype, given.device)
             targets, sources = groups.setdefault(kind, ([], []))
             targets.append(weight)
@@ -53,7 +55,15 @@ class CopiedWeights:
         self._engine.version = version
 
 
-def share(first: Weights, second: Weights) -> bool:
+def shares_any_storage(first: Weights, second: Weights) -> bool:
     """Whether any weight of the one is kept in the memory of the other."""
-    places = {weight.data_ptr() for weight in first.values()}
-    return any(weight.data_ptr() in places for weight in second.values())
+    return not _storages(first).isdisjoint(_storages(second))
+
+
+def shares_all_storage(own: Weights, given: Weights) -> bool:
+    """Whether every weight of ``own`` is kept in the memory of ``given``."""
+    return _storages(own) <= _storages(given)
+
+
+def _storages(weights: Weights) -> set[int]:
+    return {weight.data_ptr() for weight in weights.values()}
