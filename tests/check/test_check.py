@@ -201,6 +201,18 @@ def test_an_engine_need_not_be_the_same_to_the_bit(
     assert find(check_recipe(HEALTHY, fast=True), "weights to engine").state == state
 
 
+@pytest.mark.parametrize("name", ["wandb", "tensorboard"])
+def test_a_tracker_without_its_package_fails(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, name, None)
+    report = check_recipe(recipe_of({"run.trackers": [name]}), fast=True)
+    line = find(report, "run.trackers")
+    assert (line.state, line.area) == ("fail", "config")
+    assert f"{name} is not installed" in line.text
+
+
 def test_a_reward_of_form_alone_is_a_fine_job(folder: Path) -> None:
     """It claims nothing of right and wrong: gold answers need not earn more than others."""
     report = check_recipe(recipe_of({"rewards": {"my_rewards:digits": 1.0}}), fast=True)
