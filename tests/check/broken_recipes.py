@@ -31,6 +31,8 @@ HEALTHY: dict[str, Any] = {
 }
 
 REWARDS = """
+import random
+
 def always_one(completion):
     return 1.0
 
@@ -51,6 +53,12 @@ def nonsense(completion, answer):
 
 def opposite(completion, answer):
     return 0.0 if completion.strip() == answer else 1.0
+
+def without(completion, keyword):
+    return 0.0 if completion.strip() == keyword else 1.0
+
+def noisy(completion, answer):
+    return 1 - random.Random(completion + answer).random() if completion else 0.0
 """
 
 

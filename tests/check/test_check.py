@@ -201,14 +201,47 @@ def test_an_engine_need_not_be_the_same_to_the_bit(
     assert find(check_recipe(HEALTHY, fast=True), "weights to engine").state == state
 
 
+@pytest.mark.parametrize("name", ["wandb", "tensorboard"])
+def test_a_tracker_without_its_package_fails(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, name, None)
+    report = check_recipe(recipe_of({"run.trackers": [name]}), fast=True)
+    line = find(report, "run.trackers")
+    assert (line.state, line.area) == ("fail", "config")
+    assert f"{name} is not installed" in line.text
+
+
 def test_a_reward_of_form_alone_is_a_fine_job(folder: Path) -> None:
     """It claims nothing of right and wrong: gold answers need not earn more than others."""
     report = check_recipe(recipe_of({"rewards": {"my_rewards:digits": 1.0}}), fast=True)
     assert report.ok, told(report)
     line = find(report, "tells answers apart")
     assert line.state == "pass"
-    assert line.text.startswith("not asked to, it judges the form: gold 1.00, wrong 1.00")
+    assert line.text.startswith("not asked to, no reward learned from reads the answer: gold 1.00")
     assert find(report, "gold answers").state == "pass"
+
+
+def test_a_reward_that_reads_another_column_need_not_know_the_answer(folder: Path) -> None:
+    """Though the file has answers, and gold ones get less than wrong ones."""
+    rows = [json.loads(line) for line in Path("train.jsonl").read_text().splitlines()]
+    keyed = [json.dumps({**row, "keyword": row["answer"]}) + "\n" for row in rows]
+    Path("keyed.jsonl").write_text("".join(keyed))
+    changes = {"rewards": {"my_rewards:without": 1.0}, "task.path": "keyed.jsonl"}
+    changes |= {"task.test_path": None, "run.stages": ["rl"]}
+    line = find(check_recipe(recipe_of(changes), fast=True), "tells answers apart")
+    assert line.state == "pass", line
+    assert "gold 0.00, wrong 1.00" in line.text
+
+
+def test_what_chance_explains_is_not_the_wrong_way_round(folder: Path) -> None:
+    """A reward that reads the answer, and gives some points at random."""
+    changes = {"rewards": {"my_rewards:noisy": 1.0}}
+    line = find(check_recipe(recipe_of(changes), fast=True), "tells answers apart")
+    assert line.state == "warn", line
+    assert line.text.startswith("not on these 8 prompts: on average gold 0.")
+    assert line.text.endswith("by chance perhaps")
 
 
 def test_what_sft_has_shown_is_a_note(folder: Path) -> None:

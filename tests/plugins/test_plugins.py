@@ -59,8 +59,8 @@ ARITHMETIC = 'name = "arithmetic"\noperators = "+"\ndigits = 1\nnum_train = 40\n
 class Ran:
     """A finished run: its metrics and its rollouts."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, said: str) -> None:
+        self.folder, self.said = folder, said
         lines = (folder / "rl" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         self.metrics: list[dict[str, float]] = [json.loads(line) for line in lines]
         self.rows = read_rollouts(folder / "rl" / "rollouts")
@@ -85,7 +85,7 @@ def posttrain_run(
         assert result.code == 0, result.out + result.err
         for file in files:
             assert Path(sys.modules[file].__file__ or "").parent == tmp_path
-        return Ran(tmp_path / name)
+        return Ran(tmp_path / name, result.out + result.err)
 
     yield play
     for path in OWN.glob("*.py"):
@@ -110,6 +110,24 @@ def test_a_reward_a_task_and_a_tracker(posttrain_run: Callable[..., Ran]) -> Non
     told = [f"{record['step']} {record['reward/mean']!r}" for record in ran.metrics]
     assert lines == [*told, "closed"]
     assert len(told) == 3
+
+
+@pytest.mark.filterwarnings("default:tracker:UserWarning")
+def test_a_tracker_that_raises_is_left_out_and_the_run_goes_on(
+    posttrain_run: Callable[..., Ran],
+) -> None:
+    """It is told no more after step 2; one warning says so, and later stages do without it."""
+    ran = posttrain_run(
+        "my_failing_tracker",
+        run='trackers = ["my_failing_tracker:Server"]\nstages = ["sft", "rl"]',
+        rl="[sft]\nepochs = 1\nbatch_size = 10",
+    )
+    said = " ".join(ran.said.split())
+    assert "'my_failing_tracker:Server': ConnectionError at step 2: the server is gone; " in said
+    assert said.count("left out for the rest of the run") == 1
+    assert (ran.folder / "sft" / "told.txt").read_text().split() == ["0", "1", "2"]
+    assert not (ran.folder / "rl" / "told.txt").exists()
+    assert len(ran.metrics) == 3
 
 
 def test_an_advantage_for_each_token_without_a_critic(posttrain_run: Callable[..., Ran]) -> None:

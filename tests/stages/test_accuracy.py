@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,9 +23,11 @@ from posttrain.report import Facts, render_report
 from posttrain.rewards import declare, numeric_answer
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines.scripted import ScriptedEngine
+from posttrain.stages.diagnosis import _watched
 from posttrain.stages.results import Run
 from posttrain.stages.run import run
 from posttrain.tasks import make_task
+from posttrain.types.marks import Marks
 
 ROOT = Path(__file__).parents[2]
 REWARDS = '''
@@ -453,3 +456,15 @@ def test_checkpoints_are_kept_by_reward_where_there_is_no_accuracy(tmp_path: Pat
         full = sorted(key for key in points[1] if key.startswith("eval/full_marks/"))
         both = ["eval/full_marks/length", "eval/full_marks/numeric"]
         assert full == ([] if accuracy == "numeric" else both)
+
+
+@pytest.mark.parametrize(("name", "watched"), [("format", False), ("numeric", True)])
+def test_what_a_task_itself_only_shows_is_no_sign_of_hacking(name: str, watched: bool) -> None:
+    """The form that gsm8k shows may fall while answers become right; its check may not."""
+    task = SimpleNamespace(rewards={"numeric": 1.0, "format": {"weight": 0.0}})
+    setup: Any = SimpleNamespace(
+        task=task, recipe=SimpleNamespace(rewards={}), marks=Marks(check="numeric")
+    )
+    assert _watched(setup, name) == watched
+    setup.recipe.rewards = {"format": {"weight": 0.0}}  # who names it wants to know
+    assert _watched(setup, "format")

@@ -384,6 +384,61 @@ def test_an_answer_that_nothing_is_learned_from_is_given_a_weight(table: str) ->
     assert finding.change == "--rewards.format.weight 0.5"
 
 
+MONITORED = replace(
+    SETUP,
+    decides="numeric",
+    weights={"form": 1.0, "numeric": 0.0},
+    keys={"rl.steps": 20, "rl.group_size": 4, "rewards.form.weight": 1.0},
+)
+
+
+@pytest.mark.parametrize(
+    ("mean", "case"), [(1.0, "every answer gets the same"), (0.0, "all wrong")]
+)
+def test_the_signal_is_that_of_the_rewards_that_are_learned_from(mean: float, case: str) -> None:
+    """Not that of the check of answers which the task adds with weight 0."""
+    record = {**AGREED, "reward/std": 0.0, "reward/mean": mean}
+    record |= {"reward/part/form": mean, "eval/part/form": mean, "reward/part/numeric": 0.0}
+    (finding,) = run([record] * 6, MONITORED)
+    said = f"nothing to learn from: 100% of groups agree: {case} (reward {mean:.2f})"
+    assert finding.text == said
+    assert finding.remedy == RULES["no_signal"].remedies[case]
+
+
+def test_a_run_without_progress_is_not_judged_by_what_is_only_monitored() -> None:
+    """Easier prompts are no remedy where nobody learns from the answers."""
+    setup = replace(MONITORED, stages=("rl",))
+    form = level(0.3, 30, spread=0.1)
+    flat = course(reward__mean=form, **part("form", form), **part("numeric", level(0.0, 30)))
+    (finding,) = finished(flat, setup)
+    assert (
+        finding.remedy == RULES["nothing_learned"].remedies["it moved, and not towards the reward"]
+    )
+
+
+def test_hacking_names_what_is_learned_from_and_what_is_only_monitored() -> None:
+    """Fewer steps of a reward that does not look at the answer are no remedy."""
+    records = course(
+        reward__mean=[row["reward/mean"] for row in HACKED],
+        **part("form", [row["reward/mean"] for row in HACKED]),
+        **part("numeric", [row["reward/part/watched"] for row in HACKED]),
+    )
+    (finding,) = run(records, MONITORED)
+    assert finding.rule == "hacking"
+    assert "of form rose from 0.06 to " in finding.text
+    assert finding.text.endswith("while numeric, which is only monitored, fell from 0.96 to 0.08")
+    assert finding.change == ""
+    assert finding.remedy == RULES["hacking"].remedies["what decides has weight 0"]
+    named = replace(MONITORED, keys={"rewards.numeric.weight": 0.0})
+    assert run(records, named)[0].change == "--rewards.numeric.weight 1.0"
+    accuracy = [
+        {"reward/mean": row["reward/mean"], "eval/accuracy": row["reward/part/watched"]}
+        for row in HACKED
+    ]
+    (finding,) = run(accuracy, MONITORED)
+    assert "while held-out accuracy by numeric, which is only monitored, fell" in finding.text
+
+
 HACKED = course(
     reward__mean=[0.056, 0.1, 0.3, 0.7, 0.9, 0.97, *level(0.99, 14, spread=0.005)],
     **part("watched", [0.96, 0.95, 0.7, 0.3, 0.1, 0.02, *level(0.0, 14)]),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from posttrain.check.bench import Bench
 from posttrain.check.verdicts import Verdict
 from posttrain.rewards import REWARDS
+from posttrain.rewards.bound import BoundReward
 from posttrain.rewards.extraction import Extract, extract_answer
 from posttrain.rewards.scorer import FROM_ROLLOUT, RewardScorer
 from posttrain.track.printable import printable
@@ -86,16 +87,42 @@ def mean(bench: Bench, kind: str, *, check: str = "") -> float | None:
 
 
 def claims(bench: Bench) -> bool:
-    """Whether a reward that is learned from reads the data: only then can it know an answer.
+    """Whether a reward that is learned from reads the answer: only then can it know a right one.
 
-    A function of the completion alone judges its form, unless it is declared to check answers. A
-    scorer of whole batches is taken to read the data.
+    A scorer of whole batches is taken to read it.
     """
     rewards = bench.scorer.rewards if isinstance(bench.scorer, RewardScorer) else ()
+    return not any(reward.weight for reward in rewards) or bool(readers(bench))
+
+
+def readers(bench: Bench) -> list[BoundReward]:
+    """The rewards learned from that read the answer: ``answer``, or a column that the check reads.
+
+    So do the check itself, and the task's own rewards with a column, as its gold answers are right
+    by them. Any other function judges something else, such as the form or a keyword.
+    """
+    rewards = bench.scorer.rewards if isinstance(bench.scorer, RewardScorer) else ()
+    check = bench.setup.marks.check
+    known = {check, *bench.task.rewards}
+    columns = {name for reward in rewards if reward.name in known for name in reward.wanted}
+    answer = {"answer", *columns} - {*FROM_ROLLOUT}
     learned = [reward for reward in rewards if reward.weight]
-    checks = any(reward.name == bench.setup.marks.check for reward in learned)
-    read = [name for reward in learned for name in reward.wanted]
-    return not learned or checks or any(name not in FROM_ROLLOUT for name in read)
+    return [r for r in learned if r.name == check or answer & {*r.wanted}]
+
+
+def earned(bench: Bench, kind: str) -> dict[str, float]:
+    """What known answers of a kind get from the rewards that read the answer, by prompt.
+
+    From all rewards where none of them does.
+    """
+    by = readers(bench)
+    return {
+        r.prompt.id: sum(reward.weight * r.score.parts[reward.name] for reward in by)
+        if by
+        else r.score.value
+        for r in valid(bench, kind)
+        if r.score is not None
+    }
 
 
 def _right(bench: Bench, kind: str, *also: Marks) -> float | None:
@@ -114,7 +141,7 @@ def _earned(bench: Bench, kind: str) -> float | None:
 def compare_answers(bench: Bench) -> Iterator[Verdict]:
     """Gold answers get full marks; those of other rows and empty ones do not.
 
-    A reward that reads no column cannot know which answer is right, so nothing fails for it.
+    A reward that does not read the answer cannot know which is right, so nothing fails for it.
     """
     marks, knows = bench.setup.marks, claims(bench)
     if not marks.counted_rewards:
@@ -126,7 +153,7 @@ def compare_answers(bench: Bench) -> Iterator[Verdict]:
         return
     asked = bool(marks.check) or knows
     if not asked:
-        text = "no reward looks at the data beside prompt and completion: none is right or wrong"
+        text = "no reward reads the answer: none is right or wrong"
         yield Verdict("pass", text)
     elif bench.no_gold:
         text = f"none to try the rewards with: {bench.no_gold.partition(';')[0]}"

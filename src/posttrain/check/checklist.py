@@ -56,6 +56,7 @@ ALWAYS: tuple[Moment, ...] = ("check", "start", "rl")
 
 CHECKS = (
     Check("config", "recipe", making.read_recipe, "read", ALONE, runs=True),
+    Check("config", "run.trackers", making.find_trackers, "recipe", EARLY, runs=True),
     Check("data", "task", making.take_task, "recipe", ALONE, runs=True),
     Check("config", "model", making.load_model, "recipe", ALONE, runs=True),
     Check("data", "chat", making.write_chats, "policy", ALONE, runs=True),

@@ -20,7 +20,9 @@ from posttrain.check.verdicts import Verdict
 from posttrain.config import Resolved, cautions, resolve
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.config.specs import MODEL_REWARD
+from posttrain.registry import look_up
 from posttrain.tasks import make_task
+from posttrain.track import TRACKERS
 
 
 def read_recipe(bench: Bench) -> Iterator[Verdict]:
@@ -36,6 +38,12 @@ def read_recipe(bench: Bench) -> Iterator[Verdict]:
     stages = list(recipe.stages)
     bench.untrained = "sft" in (stages[: stages.index("rl")] if "rl" in stages else stages)
     bench.take(_without_own_critic(recipe), stages)
+
+
+def find_trackers(bench: Bench) -> None:
+    """Raise where the package of a tracker is not installed."""
+    for name in bench.recipe.run.trackers:
+        getattr(look_up(name, TRACKERS, kind="run.trackers"), "check_ready", lambda: None)()
 
 
 def _without_own_critic(recipe: Resolved) -> Resolved:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from posttrain.build.scoring import make_scorer
-from posttrain.check.answers import claims, mean, scores
+from posttrain.check.answers import claims, earned, scores
 from posttrain.check.bench import Bench
 from posttrain.check.verdicts import State, Verdict
 from posttrain.config.specs import MODEL_REWARD
@@ -136,11 +137,11 @@ def tell_apart(bench: Bench) -> Verdict | None:
     """Mean scores of gold, wrong and empty answers, which should differ."""
     if bench.known and not scores(bench.known):
         return None
-    means = {kind: mean(bench, kind) for kind in ("gold", "wrong", "empty")}
-    known = {kind: value for kind, value in means.items() if value is not None}
+    found = {kind: earned(bench, kind) for kind in ("gold", "wrong", "empty")}
+    known = {kind: statistics.fmean(each.values()) for kind, each in found.items() if each}
     text = ", ".join(f"{kind} {value:.2f}" for kind, value in known.items())
     if not claims(bench):
-        return Verdict("pass", f"not asked to, it judges the form: {text}")
+        return Verdict("pass", f"not asked to, no reward learned from reads the answer: {text}")
     if "gold" not in known or len(known) < 2:
         return Verdict(
             "pass", "cannot be said without gold answers; see the signal of real rollouts below"
@@ -154,8 +155,18 @@ def tell_apart(bench: Bench) -> Verdict | None:
             f"no: on average {text}",
             "mend the reward: right and wrong must differ, or there is nothing to learn from",
         )
+    clear = any(_clearly_above(found[kind], found["gold"]) for kind in ("wrong", "empty"))
+    by_chance = f"not on these {len(found['gold'])} prompts: on average {text}, by chance perhaps"
     return Verdict(
-        "fail",
-        f"the wrong way round: on average {text}",
+        "fail" if clear else "warn",
+        f"the wrong way round: on average {text}" if clear else by_chance,
         "turn the sign of a weight in [rewards], or mend the reward",
     )
+
+
+def _clearly_above(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    """Whether the mean difference over shared prompts is more than two of its standard errors."""
+    pairs = [one[prompt] - other[prompt] for prompt in one if prompt in other]
+    if len(pairs) < 2:
+        return False  # one pair has no error to compare with
+    return statistics.fmean(pairs) > 2 * statistics.stdev(pairs) / math.sqrt(len(pairs))

@@ -20,7 +20,7 @@ from posttrain.check.bench import Bench, unchanged
 from posttrain.data.collate import collate
 from posttrain.data.minibatch import micro_batches
 from posttrain.pipelines.plan import State
-from posttrain.pipelines.rl import prepare
+from posttrain.pipelines.rl import prepare, weighed
 from posttrain.pipelines.rl_objective import make_objective
 from posttrain.protocols import Learner, StepResult
 from posttrain.rollout.source import has_signal
@@ -120,7 +120,8 @@ def take_step(bench: Bench, limit: int, *, micro_batch_tokens: int | None = None
             reward_model=bench.setup.reward_model,
         )
         batch = learner.infer(batch)
-        ready = plan.weights(prepare(batch, learner, plan=plan, state=state))
+        batch = prepare(batch, learner, plan=plan, state=state)
+        ready = weighed(batch, plan)
         objective = make_objective(plan, state, batch=ready)
         parts = micro_batches(ready, learner.micro_batch_tokens)
         with saved_bytes(policy.model) as saved:

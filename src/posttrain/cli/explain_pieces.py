@@ -33,6 +33,31 @@ loss = total(clipped(old + 0.1 * mask, batch).loss, batch)
 `dir(posttrain.algorithms)` lists everything there is; `help(posttrain.algorithms)` is the map."""
 
 
+OWN_PIECES = """\
+## Pieces of your own
+
+Functions in a file beside the recipe. An advantage and an averaging take the batch and return it
+with a field added, `[B, T]`; a loss takes the log-probs of the policy now, and returns one term for
+each token. Parameters after the `*` are options: a recipe sets them, a default makes them optional.
+
+```python
+from posttrain.types import Batch, Terms
+
+def halved(batch: Batch, *, scale: float = 0.5) -> Batch:  # rl.advantage = "my_pieces:halved"
+    advantages = scale * batch.need("rewards")[:, None] * batch.active  # 0 outside of completions
+    return batch.replace(advantages=advantages)
+
+def plain(logprobs, batch: Batch) -> Terms:  # rl.loss = "my_pieces:plain"
+    return Terms(loss=-batch.need("advantages") * logprobs * batch.active)
+
+def by_token(batch: Batch) -> Batch:  # rl.weights = "my_pieces:by_token"; Σ weights · loss counts
+    return batch.replace(weights=batch.active / batch.active.sum().clamp_min(1))
+
+batch = by_token(halved(Batch.from_rewards([1.0, 0.0])))
+loss = plain(batch.need("advantages") - 1.0, batch).loss  # [B, T], not a mean
+```"""
+
+
 # How the page introduces each table but that of the advantages.
 HEADINGS: dict[PieceKind, tuple[str, str]] = {
     "policy loss": ("Policy losses", "`rl.loss` names one: a term for every token."),
@@ -68,8 +93,8 @@ def docstring_paragraphs(name: str, kind: PieceKind = "advantage") -> list[str]:
 
 
 def pieces_page() -> list[str]:
-    """The lines of docs/algorithms.md on plain tensors and on every piece."""
-    lines = ["", PLAIN_TENSORS, "", "## Advantages", ""]
+    """The lines of docs/algorithms.md on plain tensors, on one's own pieces and on every piece."""
+    lines = ["", PLAIN_TENSORS, "", OWN_PIECES, "", "## Advantages", ""]
     lines += [
         "`rl.advantage` names one, with options: `--rl.advantage.deviation population`. Where one",
         'divides by a standard deviation, `deviation` is `"population"` (squares over n) or',

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 
 import torch
@@ -45,6 +47,8 @@ def loss_facts(rl: RlSection) -> Facts:
 def probe(rl: RlSection) -> list[Callable[[], object]]:
     """Calls that try each built-in piece on a few tokens and raise for a bad option.
 
+    Of one's own, only what it takes is looked at.
+
     Groups are as large as the advantage needs; a rule checks the group size of the recipe.
     """
 
@@ -67,7 +71,24 @@ def probe(rl: RlSection) -> list[Callable[[], object]]:
     ]
     if rl.critic is not None:
         pieces.append(("critic.loss", rl.critic.loss, VALUE_LOSSES))
-    return [call(name, spec, table=table) for name, spec, table in pieces if spec["name"] in table]
+    own = [piece for piece in pieces if ":" in piece[1]["name"]]
+    calls = [call(name, spec, table=table) for name, spec, table in pieces if spec["name"] in table]
+    return calls + [functools.partial(_check_call, name, spec) for name, spec, _ in own]
+
+
+def _check_call(name: str, spec: Spec) -> None:
+    """Raise where a piece of one's own does not take what it will be given."""
+    function = resolve(spec, {}, kind=f"rl.{name}")
+    takes = ("loss" in name) * ["values" if "critic" in name else "logprobs"] + ["batch"]
+    try:
+        inspect.signature(function).bind(*takes)
+    except TypeError as error:
+        short = spec["name"].rpartition(":")[2]
+        raise ValueError(
+            f"rl.{name} {spec['name']!r}: {error}; it is called as {short}({', '.join(takes)}), "
+            "and its options are keyword-only, with defaults: "
+            f"def {short}({', '.join(takes)}, *, option=1.0)"
+        ) from None
 
 
 def _tiny_batch(group_size: int) -> Batch:

@@ -17,6 +17,7 @@ from posttrain.data.minibatch import minibatches
 from posttrain.pipelines.guard import as_skipped, is_finite
 from posttrain.pipelines.metrics import batch_metrics, kl_to_reference, step_metrics
 from posttrain.pipelines.plan import Plan, State
+from posttrain.pipelines.returned import with_field
 from posttrain.pipelines.rl_objective import make_objective
 from posttrain.protocols import Learner, StepResult, Sync
 from posttrain.types import Batch, Collected, draw_seed
@@ -111,8 +112,14 @@ def prepare(batch: Batch, learner: Learner, *, plan: Plan, state: State) -> Batc
     seen = batch
     if plan.whiten_rewards is not None:
         seen = whiten_rewards(batch, deviation=plan.whiten_rewards)
-    batch = plan.advantage(seen).replace(token_rewards=batch.token_rewards)
+    made = with_field(plan.advantage, seen, field="advantages")
+    batch = made.replace(token_rewards=batch.token_rewards)
     return plan.correction(batch) if plan.correction else batch
+
+
+def weighed(batch: Batch, plan: Plan) -> Batch:
+    """The batch with what each token counts in its update."""
+    return with_field(plan.weights, batch, field="weights")
 
 
 def finite_fields(batch: Batch) -> Batch:
@@ -131,12 +138,13 @@ def optimise(
     """
     objective = make_objective(plan, state, batch=batch)
     if not is_finite(batch):
-        nothing = plan.weights(batch.replace(valid=torch.zeros_like(batch.need("valid"))))
+        nothing = batch.replace(valid=torch.zeros_like(batch.need("valid")))
+        nothing = weighed(nothing, plan)
         return [as_skipped(learner.step(nothing, objective))]
     generator = torch.Generator().manual_seed(draw_seed(seed, state.step))
     results: list[StepResult] = []
     for part in minibatches(batch, plan.minibatches, epochs=plan.epochs, generator=generator):
-        weighted = plan.weights(part)
+        weighted = weighed(part, plan)
         if plan.advantage_only:
             weighted = without_zero_advantages(weighted)
         result = learner.step(weighted, objective)

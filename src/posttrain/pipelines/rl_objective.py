@@ -16,6 +16,7 @@ from posttrain.algorithms.objective import (
 )
 from posttrain.algorithms.pieces import Loss, for_batch
 from posttrain.pipelines.plan import Plan, State
+from posttrain.pipelines.returned import terms_of
 from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms
 
@@ -37,7 +38,7 @@ def make_objective(plan: Plan, state: State, *, batch: Batch) -> Objective:
 def policy_terms(outputs: Outputs, batch: Batch, *, plan: Plan, loss: Loss, beta: float) -> Terms:
     """ℓ_policy + β·KL − c_H·H + c_V·ℓ_V of every token. Shapes: [B, T]."""
     logprobs = outputs.need("logprobs")
-    terms = with_correction(loss(logprobs, batch), batch)
+    terms = with_correction(terms_of(loss, logprobs, batch=batch), batch)
     terms = replace(terms, parts={"policy": terms.loss})
     if plan.kl_placement == "loss":
         terms = with_kl(
@@ -65,5 +66,5 @@ def critic_terms(outputs: Outputs, batch: Batch, *, plan: Plan) -> Terms:
 def _with_critic(terms: Terms, outputs: Outputs, *, batch: Batch, plan: Plan) -> Terms:
     if plan.value_loss is None:
         return terms
-    values = plan.value_loss(outputs.need("values"), batch)
+    values = terms_of(plan.value_loss, outputs.need("values"), batch=batch)
     return with_values(terms, values, coefficient=plan.value_coefficient)

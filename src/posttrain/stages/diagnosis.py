@@ -50,7 +50,7 @@ def make_background(setup: Setup, *, stage: str = "", steps_per_epoch: int = 0) 
         stage=stage,
         stages=tuple(recipe.stages),
         decides=setup.marks.check,
-        weights={reward.name: reward.weight for reward in rewards},
+        weights={r.name: r.weight for r in rewards if r.weight or _watched(setup, r.name)},
         full=setup.marks.full,
         critic_warmup=rl.critic.warmup_steps if rl is not None and rl.critic is not None else 0,
         rounding=_rounding(setup) if rl is not None else math.inf,
@@ -62,6 +62,16 @@ def make_background(setup: Setup, *, stage: str = "", steps_per_epoch: int = 0) 
         steps_per_epoch=steps_per_epoch,
         keys=flat(to_dict(recipe)),
     )
+
+
+def _watched(setup: Setup, name: str) -> bool:
+    """Whether a reward of weight 0 is to warn: the check, one of the recipe, or a task's goal.
+
+    What a task itself gives weight 0, such as the form of an answer, is only shown.
+    """
+    own = setup.task.rewards.get(name, 1.0) if setup.task is not None else 1.0
+    shown = own.get("weight", 1.0) == 0 if isinstance(own, Mapping) else own == 0
+    return name == setup.marks.check or name in setup.recipe.rewards or not shown
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

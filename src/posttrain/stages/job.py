@@ -51,6 +51,7 @@ class Job:
         self._started, self._seconds_before = time.monotonic(), 0.0
         self._digests = stage_digests(folder.config, recipe.stages)
         self._finished = Finished(folder)
+        self._dropped: set[str] = set()  # trackers that raised
         self._load(recipe.model.name)
         with contextlib.ExitStack() as refused:
             refused.callback(self.close)
@@ -161,9 +162,10 @@ class Job:
         )
         # The console comes last: its live display starts only once the others could be made.
         shown = () if self.console.quiet else ("console",)
-        names = ("jsonl", *self._recipe.run.trackers, *shown) if total_steps else ()
+        asked = [name for name in self._recipe.run.trackers if name not in self._dropped]
+        names = ("jsonl", *asked, *shown) if total_steps else ()
         background = None
         if stage in DIAGNOSED:
             per_epoch = total_steps // self._recipe.sft.epochs if stage == "sft" else 0
             background = make_background(self.setup, stage=stage, steps_per_epoch=per_epoch)
-        return tracked(opened, keeper, names=names, background=background)
+        return tracked(opened, keeper, names=names, background=background, drop=self._dropped.add)

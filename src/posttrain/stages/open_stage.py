@@ -14,8 +14,10 @@ from posttrain.registry import look_up
 from posttrain.runs import StageFolder
 from posttrain.runs.keeper import ExtraState, Keeper
 from posttrain.stages.diagnosis import diagnosed
-from posttrain.track import TRACKERS, ConsoleTracker, Several, Stage
+from posttrain.track import TRACKERS, ConsoleTracker, Dropped, Several, Stage
 from posttrain.track.diagnosis import Background, Diagnosing
+
+NEEDED = ("jsonl", "console")  # trackers of every run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +41,22 @@ class OpenStage:
 
 @contextlib.contextmanager
 def tracked(
-    stage: Stage, keeper: Keeper, *, names: Sequence[str], background: Background | None
+    stage: Stage,
+    keeper: Keeper,
+    *,
+    names: Sequence[str],
+    background: Background | None,
+    drop: Callable[[str], None],
 ) -> Iterator[OpenStage]:
     """Open the trackers of a stage by name; they are closed behind it.
 
-    With a background, what they are told is diagnosed too.
+    With a background, what they are told is diagnosed too. One that raises is left out, and
+    ``drop`` called with its name; what the run itself needs may not fail.
     """
-    trackers = [look_up(name, TRACKERS, kind="run.trackers")(stage) for name in names]
+    trackers: list[Tracker] = []
+    for name in names:
+        made = look_up(name, TRACKERS, kind="run.trackers")(stage)
+        trackers.append(made if name in NEEDED else Dropped(made, name=name, drop=drop))
     for seen in trackers:
         if isinstance(seen, ConsoleTracker):
             keeper.warn, keeper.info = seen.note, seen.say

@@ -12,7 +12,7 @@ from posttrain.protocols import Tracker
 from posttrain.track.console import ConsoleTracker
 from posttrain.track.jsonl import JsonlTracker
 from posttrain.track.printable import printable
-from posttrain.track.several import Several
+from posttrain.track.several import Dropped, Several
 from posttrain.track.stage import Stage
 from posttrain.track.tensorboard import TensorBoardTracker
 from posttrain.track.wandb import WandbTracker
@@ -26,6 +26,7 @@ TRACKERS: dict[str, Callable[..., Tracker]] = {
 
 __all__ = [
     "ConsoleTracker",
+    "Dropped",
     "JsonlTracker",
     "Several",
     "Stage",

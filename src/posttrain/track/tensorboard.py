@@ -18,6 +18,11 @@ class TensorBoardTracker:
         folder = str(stage.folder / "tensorboard")
         self._writer: Any = _writer_class()(log_dir=folder, purge_step=purged, max_queue=1000)
 
+    @staticmethod
+    def check_ready() -> None:
+        """Raise where the package is not installed."""
+        _writer_class()
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step."""
         for name, value in metrics.items():

@@ -39,6 +39,11 @@ class WandbTracker:
         )
         note.write_text(str(getattr(self._run, "id", "") or ""), encoding="utf-8")
 
+    @staticmethod
+    def check_ready() -> None:
+        """Raise where the package is not installed."""
+        _load()
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step."""
         self._run.log(dict(metrics), step=step)

@@ -22,6 +22,7 @@ from posttrain.track.diagnosis.history import (
 
 def no_signal(history: History, setup: Background, *, steps: int = WINDOW) -> Seen | None:
     """At least 99 % of the groups agree in 4 of 5 steps; with single completions, all rewards."""
+    setup = setup.learned_from
     agreed = mostly(history, AGREE, test=lambda share: share >= 0.99, steps=steps)
     equal = mostly(history, "reward/std", test=lambda spread: spread == 0, steps=steps)
     alone = not series(history[-steps:], AGREE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 WINDOW = 5
@@ -64,6 +64,16 @@ class Background:
     def warmed_up(self) -> bool:
         """Whether the stage sft comes before."""
         return "sft" in self.stages
+
+    @property
+    def only_monitored(self) -> bool:
+        """Whether the reward that decides has weight 0, so that nothing is learned from it."""
+        return self.weights.get(self.decides) == 0
+
+    @property
+    def learned_from(self) -> Background:
+        """The same without a check that is only monitored, which says nothing of the signal."""
+        return replace(self, decides="", weights={}) if self.only_monitored else self
 
     def most(self, name: str) -> float:
         """What a reward is divided by: its full marks, or 1 where it has none above 0."""

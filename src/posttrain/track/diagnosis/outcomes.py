@@ -103,6 +103,7 @@ def _held_out(history: History, setup: Background) -> tuple[str, str, float]:
 
 def _reason(history: History, setup: Background, *, fell: bool) -> tuple[str, str]:
     """The likeliest reason that nothing was learned, and what to change."""
+    setup = setup.learned_from
     kind = "eval" if resamples(history, setup) else "reward"
     right = series(history, f"{kind}/part/{setup.decides}")
     if fell:

@@ -53,7 +53,7 @@ def format_learned_accuracy_flat(history: History, setup: Background) -> Seen | 
         if now >= start + 0.2:
             text = f"{name} went from {setup.marks(name, start)} to {setup.marks(name, now)}, "
             text += f"while {setup.decides} stays at {setup.marks(setup.decides, flat)}"
-            if setup.weights.get(setup.decides) == 0:
+            if setup.only_monitored:
                 text += f", which has weight 0 in [rewards]: give {setup.decides} a weight"
                 return Seen(text, case="what decides has weight 0", change=_weighed(setup))
             return Seen(text, change=scaled(setup, _weight(setup, name), by=0.5))
@@ -110,6 +110,8 @@ def _first_seen(
     name, text = next(((name, text) for name, text in found if text is not None), ("", None))
     if text is None:
         return None
+    if name == setup.decides and setup.only_monitored:
+        return Seen(text, case="what decides has weight 0", change=_weighed(setup))
     step = None if resamples(history, setup) else _last_good_step(history, name)
     if step is not None:
         return Seen(f"{text}; {name} fell after step {step}", change=f"--rl.steps {step}")
@@ -143,7 +145,7 @@ def _eval_fell(history: History, setup: Background, *, metric: str, name: str) -
     else:
         rewards = _training_rise(history, best)
     kind = "held-out reward" if resamples(history, setup) else OVER
-    return _hacked(name, f"{peak:.2f} to {now:.2f}", kind=kind, rewards=rewards)
+    return _hacked(setup, name, fell=f"{peak:.2f} to {now:.2f}", kind=kind, rewards=rewards)
 
 
 def _training_rise(history: History, best: int) -> tuple[float, float] | None:
@@ -189,7 +191,7 @@ def _part_fell(history: History, setup: Background, *, name: str) -> str | None:
     if fall <= max(0.1 * max(map(abs, parts)), 4 * noise(parts)) or rise <= 2 * noise(rewards):
         return None
     fell = f"{setup.marks(name, means[best])} to {setup.marks(name, means[-1])}"
-    return _hacked(name, fell, rewards=(rewarded[best], rewarded[-1]))
+    return _hacked(setup, name, fell=fell, rewards=(rewarded[best], rewarded[-1]))
 
 
 def _at_once(history: History, setup: Background, *, name: str) -> str | None:
@@ -210,7 +212,7 @@ def _at_once(history: History, setup: Background, *, name: str) -> str | None:
     fell = f"{setup.marks(name, before)} to {setup.marks(name, after)}"
     rose = (rewards[0], statistics.fmean(rewards[-WINDOW:]))
     kind = f"training reward (first step and last {WINDOW})"
-    return _hacked(name, fell, kind=kind, rewards=rose)
+    return _hacked(setup, name, fell=fell, kind=kind, rewards=rose)
 
 
 def _ended_lower(history: History, setup: Background, *, metric: str, name: str) -> str | None:
@@ -233,13 +235,13 @@ def _ended_lower(history: History, setup: Background, *, metric: str, name: str)
         if rose <= 2 * evaluation_error(history, (first, last)):
             return None
         rewards = (rewarded[0][0], rewarded[-1][0])
-        return _hacked(name, fell, kind="held-out reward", rewards=rewards)
+        return _hacked(setup, name, fell=fell, kind="held-out reward", rewards=rewards)
     values = series(history, "reward/mean")
     trained = ends(values)
     if trained is None or trained.last - trained.first <= 2 * noise(values, steps=trained.num):
         return None
     kind = f"training reward ({over_steps(trained.num)})"
-    return _hacked(name, fell, kind=kind, rewards=(trained.first, trained.last))
+    return _hacked(setup, name, fell=fell, kind=kind, rewards=(trained.first, trained.last))
 
 
 def _last_good_step(history: History, name: str) -> int | None:
@@ -261,9 +263,19 @@ def _last_good_step(history: History, name: str) -> int | None:
 
 
 def _hacked(
-    name: str, fell: str, *, rewards: tuple[float, float] | None, kind: str = OVER
+    setup: Background,
+    name: str,
+    *,
+    fell: str,
+    rewards: tuple[float, float] | None,
+    kind: str = OVER,
 ) -> str | None:
     if rewards is None:
         return None
-    rose = f"the {kind} rose from {rewards[0]:.2f} to {rewards[1]:.2f}"
+    learned = ""
+    if setup.only_monitored and name in (ACCURACY, setup.decides, f"held-out {setup.decides}"):
+        learned = " of " + " and ".join(other for other, weight in setup.weights.items() if weight)
+        name += f" by {setup.decides}" if name == ACCURACY else ""
+        name += ", which is only monitored,"
+    rose = f"the {kind}{learned} rose from {rewards[0]:.2f} to {rewards[1]:.2f}"
     return f"{rose}, while {name} fell from {fell}"

@@ -125,7 +125,10 @@ RULES: dict[str, Rule] = {
         means="The policy earns more reward by something else than what the reward stands for.",
         remedies={
             "": "Read the best-rewarded rollouts and mend the reward; until then raise "
-            "rl.kl.coefficient, lower rl.steps, or keep a checkpoint from before (rl.save_every)."
+            "rl.kl.coefficient, lower rl.steps, or keep a checkpoint from before (rl.save_every).",
+            "what decides has weight 0": "What is learned from pays for worse answers: give the "
+            "reward that is only monitored a weight in [rewards], or mend the one that is learned "
+            "from.",
         },
     ),
     "grader_failing": Rule(
