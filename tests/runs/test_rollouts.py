@@ -212,5 +212,5 @@ def test_what_an_environment_wrote_has_no_log_prob(tmp_path: Path) -> None:
     assert first["completion_tokens"] == [7, 1, 9, 7, 1]
     assert first["sampler_logprobs"] == [-0.25, -1.5, None, -0.25, -1.5]
     assert second["sampler_logprobs"] == [-0.25, -1.5]
-    assert (first["completion"], first["length"]) == ("77", 4)
+    assert (first["completion"], first["length"]) == ("7\n7", 4)
     assert pq.read_schema(rollout_file(tmp_path, 1)).equals(SCHEMA)
