@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from architecture_tables import (
     ATTENTION,
@@ -38,7 +39,7 @@ from architecture_tables import (
     STANDARD_ONLY,
 )
 
-from posttrain.algorithms.table import PIECE_KINDS, piece_table
+from posttrain.algorithms.table import PieceKind, piece_table
 
 CONTRACT = Path(__file__).parent / "contract"
 LAYER_OF = {package: layer for layer, row in enumerate(LAYERS) for package in row}
@@ -49,7 +50,7 @@ IMPORTING = {
     "written_table",
     "written_function",
 }
-PIECES = {name for kind in PIECE_KINDS for name in piece_table(kind)}
+PIECES = {name for kind in get_args(PieceKind) for name in piece_table(kind)}
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 Finding = tuple[int, str]  # line, what is wrong and how to mend it
 

@@ -24,8 +24,6 @@ _TABLES: dict[PieceKind, tuple[str, str]] = {
     "averaging": ("posttrain.algorithms.weights", "WEIGHTS"),
     "correction": ("posttrain.algorithms.corrections", "CORRECTIONS"),
 }
-PIECE_KINDS = tuple(_TABLES)
-
 
 VALUE_LOSS: Piece = {"name": "clipped"}
 """The value loss of a critic where the row has none."""
