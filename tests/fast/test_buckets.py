@@ -20,7 +20,7 @@ from posttrain.fast.captured_pass import _Pass
 from posttrain.fast.packed_states import packed_states
 from posttrain.fast.packing import Packing, pack
 from posttrain.types import Batch
-from posttrain.types.prompts import spans
+from posttrain.types.batch import spans
 
 
 class Careless(Plain):

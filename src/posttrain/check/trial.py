@@ -19,11 +19,10 @@ from posttrain.build.learners import make_learner
 from posttrain.check.bench import Bench, unchanged
 from posttrain.data.collate import collate
 from posttrain.data.minibatch import micro_batches
-from posttrain.pipelines.plan import State
+from posttrain.pipelines.plan import State, make_objective
 from posttrain.pipelines.rl import prepare, weighed
-from posttrain.pipelines.rl_objective import make_objective
 from posttrain.protocols import Learner, StepResult
-from posttrain.rollout.source import has_signal
+from posttrain.rollout.collect import has_signal
 from posttrain.track.progress import phase
 from posttrain.types import Batch, Rollout
 from posttrain.types.ways import Way

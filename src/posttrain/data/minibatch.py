@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posttrain.types import Batch
-from posttrain.types.prompts import Spans, spans
+from posttrain.types.batch import Spans, spans
 
 # Splitting the completions of a prompt over two micro-batches computes the prompt twice. It is done
 # only where the completions moved have at least this many times the tokens of the prompt.

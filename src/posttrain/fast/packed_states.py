@@ -22,8 +22,7 @@ from posttrain.fast.packing import Packing, pack
 from posttrain.models import head
 from posttrain.models.head import full_precision, logits_are_head_of_states, trunk_states
 from posttrain.types import Batch
-from posttrain.types.devices import send
-from posttrain.types.prompts import spans
+from posttrain.types.batch import send, spans
 from posttrain.types.ways import Verdict, remembered
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from posttrain.types import Batch
-from posttrain.types.prompts import Spans
+from posttrain.types.batch import Spans
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from posttrain.algorithms import ops
 from posttrain.models.sampling import at_least_float32
-from posttrain.types.prompts import chosen_indices
+from posttrain.types.batch import chosen_indices
 from posttrain.types.ways import Verdict, remembered
 
 if TYPE_CHECKING:

@@ -16,9 +16,7 @@ from posttrain.data.collate import collate
 from posttrain.data.minibatch import minibatches
 from posttrain.pipelines.guard import as_skipped, is_finite
 from posttrain.pipelines.metrics import batch_metrics, kl_to_reference, step_metrics
-from posttrain.pipelines.plan import Plan, State
-from posttrain.pipelines.returned import with_field
-from posttrain.pipelines.rl_objective import make_objective
+from posttrain.pipelines.plan import Plan, State, make_objective, with_field
 from posttrain.protocols import Learner, StepResult, Sync
 from posttrain.types import Batch, Collected, draw_seed
 
@@ -65,8 +63,8 @@ def train(
     ``source`` samples when it is asked for the next batch, so with a plain generator every batch
     comes from the weights that the last ``sync`` sent: on-policy, lag 0. A source that runs ahead
     brings its own ``sync``, and the loop stays as it is. Monitoring wraps a part of the loop:
-    :mod:`posttrain.pipelines.guard` the learner, :mod:`posttrain.pipelines.clock` source and sync,
-    :mod:`posttrain.pipelines.audit` what is done after a step.
+    :mod:`posttrain.pipelines.guard` the learner, its clock (:mod:`posttrain.pipelines.metrics`)
+    source and sync, :mod:`posttrain.pipelines.audit` what is done after a step.
     """
     state = state or State(kl=plan.kl, penalty=plan.penalty)
     for collected in source:

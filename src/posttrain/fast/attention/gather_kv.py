@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posttrain.fast import kernels
 from posttrain.models.sampling import at_least_float32
-from posttrain.types.devices import send
+from posttrain.types.batch import send
 
 Pair = tuple[Tensor, Tensor]
 
