@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from posttrain.protocols import Engine, Env, Reply, Scorer
-from posttrain.rollout.environment import Conversations, Encode, over
+from posttrain.rollout.environment import Encode, over, talking
 from posttrain.types import Collected, Prompt, Rollout, Sampling, Score, draw_seed
 
 
@@ -86,7 +86,7 @@ def collect_scored(
     rollouts: list[Rollout] = []
     own: list[Score | None] = []
     for drawn, samples in asked:
-        talks = None if env is None else Conversations(env, encode=encode or _no_tokens)
+        talks = talking(env, encode)
         found = collect(
             engine, prompts, sampling=drawn, num_samples=samples, seed=seed, reply=talks
         )
@@ -104,10 +104,6 @@ def collect_scored(
         rollouts=[replace(r, greedy=baselines.get(r.group)) for r in scored[:count]],
         seconds={"rollout": sampled - begun, "reward": time.perf_counter() - sampled},
     )
-
-
-def _no_tokens(said: object) -> Sequence[int]:
-    raise ValueError("no tokenizer for an environment that says text; give collect_scored encode=")
 
 
 def by_group(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
