@@ -14,8 +14,7 @@ NOT_CORE = {"fast", "sandbox", "walkthrough", "viewer", "distributed"}
 # but for a new capability.
 MAX_CORE_LINES = 39_500
 
-# A module has a name of its own, and so has a public class. Python gives these module names, and a
-# stage's file is named by its stage.
+# A module has a name of its own; Python gives these, and a stage's file is named by its stage.
 MAY_SHARE_NAME = {"__init__", "__main__"}
 NAMED_BY_STAGE = {"stages.reward", "stages.rl"}
 
