@@ -20,7 +20,7 @@ from posttrain.rollout.collect import collect_scored
 from posttrain.runs.files import replacing
 from posttrain.stages.job import Job
 from posttrain.stages.open_stage import OpenStage
-from posttrain.stages.prefer_progress import Part, keep, restore
+from posttrain.stages.prefer_progress import SplitProgress, keep, restore
 from posttrain.types import Prompt, Rollout, Sampling, draw_seed
 
 CHUNK = 128  # prompts between two signs of life
@@ -46,7 +46,7 @@ def _annotate(setup: Setup, stage: OpenStage) -> dict[str, Any]:
     progress = restore(keeper.begins_at)
     with keeper.stepping():  # one for both splits: time counts on from one to the other
         for split in splits:
-            part = progress.setdefault(split, Part.new(f"{setup.recipe.run.seed} {split}"))
+            part = progress.setdefault(split, SplitProgress.new(f"{setup.recipe.run.seed} {split}"))
             ahead -= part.done
             left = work[split][part.done :]
             for more, died in _annotated(setup, judge, work=left, part=part):
@@ -115,7 +115,7 @@ def _annotator(setup: Setup, splits: Sequence[Split]) -> RewardScorer:
 
 
 def _annotated(
-    setup: Setup, judge: RewardScorer, *, work: Sequence[PromptChunk], part: Part
+    setup: Setup, judge: RewardScorer, *, work: Sequence[PromptChunk], part: SplitProgress
 ) -> Iterator[tuple[Annotated, dict[str, float]]]:
     section = setup.recipe.prefer
     scorer = in_workers(judge, setup.recipe.grading)

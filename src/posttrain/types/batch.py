@@ -267,7 +267,7 @@ class Terms:
     maxima: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class Spans(NamedTuple):
+class TokenSpans(NamedTuple):
     """Of every sequence: where the policy's tokens begin and end, and whose prompt it has.
 
     ``first[b]`` is the index of the first token that the policy chose, so also the length of the
@@ -289,13 +289,13 @@ def chosen_indices(batch: Batch) -> Tensor:
     return send(batch.host.mask.flatten().nonzero()[:, 0], batch.tokens.device)
 
 
-def spans(batch: Batch) -> Spans:
+def spans(batch: Batch) -> TokenSpans:
     """The spans of a batch; prompts are compared token by token, because groups may be wrong.
 
     >>> tokens = torch.tensor([[4, 5, 6], [4, 5, 7], [4, 9, 9]])
     >>> mask = torch.tensor([[False, False, True], [False, False, True], [False, True, True]])
     >>> spans(Batch(tokens=tokens, mask=mask))
-    Spans(first=[2, 2, 1], end=[3, 3, 3], owner=[0, 0, 2])
+    TokenSpans(first=[2, 2, 1], end=[3, 3, 3], owner=[0, 0, 2])
     """
     chosen = batch.mask.any(dim=1)
     begins = batch.mask.long().argmax(dim=1)
@@ -309,7 +309,7 @@ def spans(batch: Batch) -> Spans:
         seen.setdefault(rows[row, : first[row]].tobytes(), row) if active[row] else row
         for row in range(len(first))
     ]
-    return Spans(first=first, end=end, owner=owner)
+    return TokenSpans(first=first, end=end, owner=owner)
 
 
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
