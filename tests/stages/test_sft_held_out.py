@@ -302,7 +302,7 @@ def test_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         go(only_sft(tmp_path / "task", {"test_data": words, "epochs": 1}))
     assert found == [(50, 20), (40, 2)]
     both = write(tmp_path / "both.jsonl", rows[49:60])
-    with pytest.raises(ValueError, match=r"sft\.test_data: 1 of 11 prompts are also in sft\.data"):
+    with pytest.raises(ValueError, match=r"sft\.test_data: 1 of 11 test prompts are also train"):
         go(only_sft(tmp_path / "both", {**options, "test_data": both}))
 
 
