@@ -15,7 +15,7 @@ from small_model import small_model
 
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
-from posttrain.pipelines.metrics import Clock
+from posttrain.pipelines.clock import Clock
 from posttrain.protocols import Engine, Sync
 from posttrain.rollout.engines import NativeEngine, ScriptedEngine, TransformersEngine
 from posttrain.rollout.run_ahead import RunAhead

@@ -5,7 +5,7 @@ import time
 import pytest
 from loop_parts import FakeLearner, collected, plan
 
-from posttrain.pipelines.metrics import Clock
+from posttrain.pipelines.clock import Clock
 from posttrain.pipelines.rl import train
 from posttrain.protocols import Objective, StepResult
 from posttrain.types import Batch

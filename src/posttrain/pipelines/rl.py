@@ -63,8 +63,8 @@ def train(
     ``source`` samples when it is asked for the next batch, so with a plain generator every batch
     comes from the weights that the last ``sync`` sent: on-policy, lag 0. A source that runs ahead
     brings its own ``sync``, and the loop stays as it is. Monitoring wraps a part of the loop:
-    :mod:`posttrain.pipelines.guard` the learner, its clock (:mod:`posttrain.pipelines.metrics`)
-    source and sync, :mod:`posttrain.pipelines.audit` what is done after a step.
+    :mod:`posttrain.pipelines.guard` the learner, :mod:`posttrain.pipelines.clock` source and sync,
+    :mod:`posttrain.pipelines.audit` what is done after a step.
     """
     state = state or State(kl=plan.kl, penalty=plan.penalty)
     for collected in source:

@@ -9,7 +9,7 @@ from posttrain.build.rendered_prompts import rendered_prompts
 from posttrain.build.sampler import flowing, make_sampler, until_done
 from posttrain.build.setup import Setup
 from posttrain.pipelines import rl
-from posttrain.pipelines.metrics import Clock
+from posttrain.pipelines.clock import Clock
 from posttrain.runs.rollouts import rollout_writer
 from posttrain.stages.guards import guard_learner
 from posttrain.stages.open_stage import OpenStage
