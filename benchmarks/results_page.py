@@ -136,6 +136,10 @@ def _result(path: Path, found: Mapping[str, Any]) -> Iterator[str]:
     yield f"{percent(found['mean'])} of {found['problems']:,} problems, mean of the seeds;"
     yield f"one run should give {100 * low:.1f} to {percent(high)}.\n"
     yield f"![Accuracy, reward and entropy over minutes, one line a seed]({picture(path)})\n"
+    looked = min(found["config"]["rl"].get("evaluate_problems", 0), found["problems"])
+    if 0 < looked < found["problems"]:
+        yield f"The curve of accuracy is of the first {looked:,} of these problems; before, after"
+        yield f"and the interval are of all {found['problems']:,}.\n"
     yield "| seed | before | after | entropy | steps | minutes |"
     yield "|---" * 6 + "|"
     for seed in found["seeds"]:
@@ -153,12 +157,19 @@ def _sweep(path: Path, found: Mapping[str, Any]) -> Iterator[str]:
     sizes = {seed["problems"] for seed in seeds if seed["problems"]}
     devices = {seed["hardware"] for seed in seeds if seed["hardware"]}
     yield f"## The sweep {path.stem}\n"
-    yield f"[Changes](../benchmarks/sweeps/{path.stem}.toml), one at a time, of"
+    yield f"[Changes](../benchmarks/sweeps/{path.stem}.toml), one at a time beside its `[base]`, of"
     yield f"[{found['recipe']}](../{found['recipe']}): greedy accuracy on {_joined(sizes)}"
-    yield f"problems, mean ± sample deviation over the seeds, on {_joined(devices)},"
+    yield f"problems{_deviation(seeds)}, on {_joined(devices)},"
     yield f"{found['parallel']} runs at once (which the minutes feel), with {_code(seeds)}.\n"
     yield table(variants(found)) + "\n"
     yield f"![Accuracy, reward and entropy over steps, one colour a variant]({picture(path)})\n"
+
+
+def _deviation(seeds: Sequence[Mapping[str, Any]]) -> str:
+    numbers = {seed["seed"] for seed in seeds}
+    if len(numbers) == 1:
+        return f", seed {numbers.pop()} alone"
+    return ", mean ± sample deviation over the seeds"
 
 
 def variants(sweep: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:

@@ -12,9 +12,9 @@ import torch
 
 from posttrain.models.roofline import (
     Average,
+    DecodeStep,
     Peak,
     Shape,
-    Step,
     average,
     decode_step,
     learning_flops,
@@ -26,7 +26,7 @@ __all__ = [
     "Average",
     "Peak",
     "Shape",
-    "Step",
+    "DecodeStep",
     "average",
     "decode_step",
     "explain",
@@ -53,7 +53,7 @@ def operations_of(shape: Shape, groups: Sequence[tuple[int, Sequence[int]]]) -> 
     return learning_flops(shape, read=read, chosen=chosen, pairs=pairs)
 
 
-def explain(work: Average, *, step: Step, peak: Peak) -> str:
+def explain(work: Average, *, step: DecodeStep, peak: Peak) -> str:
     """The counting in two lines, with numbers."""
     moved, done = step.bytes / peak.bytes_per_second, step.flops / peak.flops_per_second
     return (

@@ -36,7 +36,12 @@ from posttrain.runs.folder import REWARDS
 from posttrain.track.diagnosis.history import series
 
 RESULTS = Path(__file__).parent / "results"
-CURVES = {"accuracy": "eval/accuracy", "entropy": "objective/entropy", "reward": "reward/mean"}
+CURVES = {
+    "accuracy": "eval/accuracy",
+    "entropy": "objective/entropy",
+    "reward": "reward/mean",
+    "agree": "rollout/groups_without_signal",
+}
 PANELS = {
     "accuracy": "Held-out accuracy, greedy",
     "reward": "Training reward, mean of 5 steps",
@@ -44,6 +49,7 @@ PANELS = {
 }
 AXES = {"minutes": "minutes of sampling and learning", "step": "step"}
 LAST = 10  # steps whose mean is the entropy "at the end"
+EVALUATIONS = 5  # evaluations whose mean is steadier than the last alone
 # Student's t, 97.5 %, for 1 to 9 degrees of freedom; with more than ten seeds that of ten.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 NORMAL = 1.960
@@ -188,10 +194,7 @@ def result(
     version may give others. ``any_source`` also takes runs whose code differs.
     """
     done = sorted((seed for seed in seeds if seed["minutes"]), key=lambda seed: seed["seed"])
-    asked = _published(to_dict(resolve(read_recipe(recipe, overrides))))
-    config = _known(asked, done[0]["config"])
-    for seed in done:
-        _check(seed, config)
+    config = check_runs(done, recipe, overrides=overrides)
     config = _with_rewards(config, _same(done, "rewards"))
     if not any_source:
         _same(done, "code")
@@ -247,6 +250,15 @@ def _known(config: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]
         for key, value in config.items()
         if key in then
     }
+
+
+def check_runs(seeds: Sequence[Seed], recipe: Path, *, overrides: Sequence[str]) -> dict[str, Any]:
+    """Refuse runs that are not of this recipe with these overrides; its config as they knew it."""
+    asked = _published(to_dict(resolve(read_recipe(recipe, overrides))))
+    config = _known(asked, seeds[0]["config"])
+    for seed in seeds:
+        _check(seed, config)
+    return config
 
 
 def _check(seed: Seed, config: Mapping[str, Any]) -> None:
@@ -319,8 +331,9 @@ def write_result(path: Path, content: Mapping[str, Any]) -> None:
 def table(groups: Mapping[str, Sequence[Seed]]) -> str:
     """Rows of Markdown, one for each group of seeds: accuracy, entropy at the end, minutes."""
     rows = [
-        f"| | accuracy before | after | of each seed | entropy, last {LAST} steps | minutes |",
-        "|---" * 6 + "|",
+        f"| | accuracy before | after | of each seed | last {EVALUATIONS} evaluations "
+        f"| entropy, last {LAST} steps | groups that agree, last {LAST} steps | minutes |",
+        "|---" * 8 + "|",
     ]
     for name, seeds in groups.items():
         done = [seed for seed in seeds if seed["after"] is not None]
@@ -330,11 +343,19 @@ def table(groups: Mapping[str, Sequence[Seed]]) -> str:
             spread([100 * seed["before"] for seed in done if seed["before"] is not None], " %"),
             spread([100 * seed["after"] for seed in done], " %"),
             ", ".join(each),
+            spread([100 * mean for mean in _last(done, "accuracy", EVALUATIONS)], " %"),
             spread([seed["entropy"] for seed in done if seed["entropy"] is not None], digits=3),
+            spread([100 * mean for mean in _last(done, "agree", LAST)], " %", digits=0),
             spread([seed["minutes"] for seed in done]),
         ]
         rows.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def _last(seeds: Sequence[Seed], name: str, count: int) -> list[float]:
+    """The mean of the last so many values of a curve, of each seed that has it."""
+    known = [[v for v in seed["curve"].get(name, ()) if v is not None][-count:] for seed in seeds]
+    return [statistics.fmean(values) for values in known if values]
 
 
 def _so_far(seed: Seed) -> str:

@@ -3,7 +3,8 @@
     python benchmarks/sweep.py benchmarks/sweeps/entropy.toml --parallel 4 --minutes 9 --out sweep
 
 writes ``sweep.json`` and ``sweep.png``, anew whenever a run has ended; the same command goes on
-where it was. The table file::
+where it was. ``--from-runs`` starts none, and reads what runs made elsewhere have left in FOLDER.
+The table file::
 
     recipe = "recipes/smollm2_arithmetic.toml"
     seeds = [0, 1]
@@ -30,7 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from jobs import Job, add_running, run_all
-from seeds import Seed, draw, read_seeds, table, write_result
+from seeds import Seed, check_runs, draw, read_seeds, table, write_result
 
 
 def main() -> None:
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="VARIANT", help="these variants alone")
     parser.add_argument("--folder", type=Path, help="for the runs; runs/NAME by default")
     parser.add_argument("--out", type=Path, required=True, help="OUT.json and OUT.png are written")
+    parser.add_argument("--from-runs", action="store_true", help="read FOLDER, start no run")
     add_running(parser)
     given, overrides = parser.parse_known_args()
     asked = tomllib.loads(given.table.read_text(encoding="utf-8"))
@@ -61,6 +63,8 @@ def main() -> None:
             name: read_seeds([job.folder for (of, _), job in jobs.items() if of == name])
             for name in variants
         }
+        for name, seeds in groups.items() if given.from_runs else ():
+            check_runs(seeds, Path(asked["recipe"]), overrides=variants[name])
         told = [
             {"variant": name, "overrides": variants[name], **_without_config(seed)}
             for name, seeds in groups.items()
@@ -71,6 +75,9 @@ def main() -> None:
         draw(groups, given.out.with_suffix(".png"), over="step")
         print(table(groups), flush=True)
 
+    if given.from_runs:
+        write()
+        return
     ended = run_all(jobs.values(), parallel=given.parallel, minutes=given.minutes, after_each=write)
     sys.exit(0 if ended else 1)
 

@@ -6,6 +6,7 @@ src/posttrain, and in tests/test_architecture.py over tiny packages with one vio
 """
 
 import ast
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -351,12 +352,29 @@ def package_size(module: Module) -> Iterator[Finding]:
 
 
 def own_names(module: Module) -> Iterator[Finding]:
-    """No two modules have the same name: a reader who hears one knows which."""
+    """No two modules, and no two public classes, have one name: who hears it knows which."""
+    for node in module.tree.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            first = class_files(module.root)[node.name]
+            if first != module.path:
+                where = first.relative_to(module.root)
+                yield node.lineno, f"{where} has a class {node.name}; name it by what it is"
     stem = module.path.stem
     free = stem in MAY_SHARE_NAME or module.name in NAMED_BY_STAGE
     same = [path for path in sorted(module.root.rglob(f"{stem}.py")) if path < module.path]
     if same and not free:
         yield 1, f"{same[0].relative_to(module.root)} has this name; name it by what it does"
+
+
+@functools.cache
+def class_files(root: Path) -> dict[str, Path]:
+    """The first file with a class of each name."""
+    found: dict[str, Path] = {}
+    for path in sorted(root.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, path)
+    return found
 
 
 def core_size(module: Module) -> Iterator[Finding]:

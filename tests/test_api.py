@@ -245,3 +245,18 @@ def test_what_is_no_model_is_said_where_it_is_asked() -> None:
             posttrain.evaluate(model, task="sort")
         with pytest.raises(ValueError, match=r"model: expected .*save_pretrained"):
             posttrain.generate(model, "1+1=")
+
+
+def test_keys_of_run_are_given_as_options(tmp_path: Path) -> None:
+    """As ``[run]`` of a recipe has them, by the same checks; what has a parameter is refused."""
+    given = {"prompts": ["1+1="], "reward": shortness, "folder": tmp_path / "r", **RL}
+    posttrain.rl(run_options={"trackers": ["tensorboard"], "device": "cpu"}, **given)
+    written = json.loads((tmp_path / "r" / "config.json").read_text(encoding="utf-8"))
+    assert written["run"]["trackers"] == ["tensorboard"]
+    assert list((tmp_path / "r" / "rl" / "tensorboard").iterdir())
+    with pytest.raises(ValueError, match=r"run\.device: must be"):
+        posttrain.rl(run_options={"device": "gpu"}, **given)
+    with pytest.raises(ValueError, match="run_options: seed, stages cannot be given here"):
+        posttrain.rl(run_options={"stages": ["rl"], "seed": 1}, **given)
+    with pytest.raises(ValueError, match=r"run\.device: must be"):
+        posttrain.evaluate("tiny", task=TASK, model_options=MODEL, run_options={"device": "gpu"})

@@ -235,16 +235,18 @@ VIOLATIONS = {
     ),
     "21 modules": ("package_size", "tasks/task_z.py", 1, ""),
     "a name twice": ("own_names", "models/template.py", 1, ""),
+    "a class name twice": ("own_names", "models/z.py", 2, "class _Inner: ...\nclass Head: ...\n"),
     "a core too large": ("core_size", "__init__.py", 1, "import os\n"),
     "load from torch": ("unsafe_code", "learn/a.py", 1, "from torch import load\n"),
 }
 
 # What the violation of a case needs beside its own file.
 MORE = {
+    "a class name twice": {"models/a.py": "class _Inner: ...\n"},
     "a core too large": {
         f"data/part_{number % 10}/lines_{number}.py": "\n" * MAX_FILE_LINES
         for number in range(MAX_CORE_LINES // MAX_FILE_LINES + 1)
-    }
+    },
 }
 
 

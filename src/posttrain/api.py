@@ -1,7 +1,8 @@
 """The same from Python: ``posttrain.rl``, ``posttrain.sft``, ``posttrain.evaluate``.
 
-Options are those of the recipe's section of the same name, checked by the same rules. A run that
-was cut short goes on exactly where it was when it is called again with ``resume=True``.
+Options are those of the recipe's section of the same name, checked by the same rules; those of
+``[run]`` and ``[model]`` are ``run_options={"trackers": ["wandb"]}`` and ``model_options``. A run
+that was cut short goes on exactly where it was when it is called again with ``resume=True``.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def rl(
     resume: bool = False,
     allow_changes: Sequence[str] = (),
     evaluate: bool = True,
+    run_options: Mapping[str, Any] | None = None,
     model_options: Mapping[str, Any] | None = None,
     grading: Mapping[str, Any] | None = None,
     **options: Any,
@@ -66,7 +68,7 @@ def rl(
     chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts)
     stages = ["rl", "eval"] if evaluate and has_test(chosen) else ["rl"]
     given = {
-        **_begun(model, folder, stages=stages, seed=seed, options=model_options),
+        **_begun(model, folder, stages=stages, seed=seed, options=(run_options, model_options)),
         "grading": dict(grading or {}),
         "rl": options,
     }
@@ -82,6 +84,7 @@ def sft(
     seed: int = 0,
     resume: bool = False,
     allow_changes: Sequence[str] = (),
+    run_options: Mapping[str, Any] | None = None,
     model_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
@@ -91,7 +94,7 @@ def sft(
     """
     chosen = rows_task(task, prompts=None, test_prompts=())
     given = {
-        **_begun(model, folder, stages=["sft"], seed=seed, options=model_options),
+        **_begun(model, folder, stages=["sft"], seed=seed, options=(run_options, model_options)),
         "sft": {"data": file_name(data), **options},
     }
     return run(*_recipe(given, chosen), resume=resume, allow_changes=allow_changes)
@@ -108,6 +111,7 @@ def prefer(
     seed: int = 0,
     resume: bool = False,
     allow_changes: Sequence[str] = (),
+    run_options: Mapping[str, Any] | None = None,
     model_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
@@ -123,7 +127,7 @@ def prefer(
             'reward: give the annotator\'s rewards by name, "my_module:my_function" say'
         )
     given = {
-        **_begun(model, folder, stages=["prefer"], seed=seed, options=model_options),
+        **_begun(model, folder, stages=["prefer"], seed=seed, options=(run_options, model_options)),
         "prefer": {"rewards": dict(table), **options},
     }
     return run(*_recipe(given, chosen), resume=resume, allow_changes=allow_changes)
@@ -137,6 +141,7 @@ def reward(
     seed: int = 0,
     resume: bool = False,
     allow_changes: Sequence[str] = (),
+    run_options: Mapping[str, Any] | None = None,
     model_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
@@ -145,7 +150,7 @@ def reward(
     The other options are those of ``[reward]``: ``epochs=2``, ``learning_rate=1e-5`` …
     """
     given = {
-        **_begun(model, folder, stages=["reward"], seed=seed, options=model_options),
+        **_begun(model, folder, stages=["reward"], seed=seed, options=(run_options, model_options)),
         "reward": {"data": file_name(data), **options},
     }
     return run(recipe_from_dict(given), resume=resume, allow_changes=allow_changes)
@@ -159,6 +164,7 @@ def evaluate(
     reward: Rewards | None = None,
     seed: int | None = None,
     stop: Sequence[str] | None = None,
+    run_options: Mapping[str, Any] | None = None,
     model_options: Mapping[str, Any] | None = None,
     grading: Mapping[str, Any] | None = None,
     **options: Any,
@@ -177,7 +183,7 @@ def evaluate(
     given = [part for part, value in brought.items() if value is not None]
     values = over(
         source.evaluation(task=named, given=given),
-        run={"seed": seed},
+        run={"seed": seed, **(run_options or {})},
         model=model_options or {},
         grading=grading or {},
         eval=options,
@@ -230,12 +236,18 @@ def _begun(
     *,
     stages: list[str],
     seed: int,
-    options: Mapping[str, Any] | None,
+    options: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None],
 ) -> dict[str, Any]:
     """The sections ``[run]`` and ``[model]`` of a job."""
     place = folder_name(folder, example=f"runs/{stages[0]}")
     run = {"folder": place, "seed": seed, "stages": stages}
-    return {"run": run, "model": {"name": model_name(model), **(options or {})}}
+    more, loading = (dict(given or {}) for given in options)
+    if twice := sorted(run.keys() & more.keys()):
+        raise ValueError(
+            f"run_options: {', '.join(twice)} cannot be given here; folder and seed are parameters "
+            "of their own, and each stage is a function"
+        )
+    return {"run": {**run, **more}, "model": {"name": model_name(model), **loading}}
 
 
 def _recipe(

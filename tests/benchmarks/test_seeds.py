@@ -2,6 +2,7 @@
 
 import json
 import math
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,41 @@ def test_the_variants_of_a_sweep_are_overrides_of_its_recipe() -> None:
         sweep.chosen(asked, ["lower"])
 
 
+def test_a_sweep_is_read_from_runs_made_elsewhere_if_they_are_its_own(
+    made: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No run is started; one of other settings than its variant has is refused."""
+    table = tmp_path / "small.toml"
+    whole = f'recipe = "{made["recipe"]}"\nseeds = [0, 1]\n[variants.plain]\n'
+    table.write_text(whole)
+    for seed, folder in enumerate(made["folders"]):
+        (tmp_path / f"plain-{seed}").symlink_to(folder)
+    asked = ["sweep.py", str(table), "--from-runs", "--folder", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", [*asked, "--out", str(tmp_path / "out")])
+    monkeypatch.setattr(sweep, "run_all", None)
+    sweep.main()
+    found = results_page.read(tmp_path / "out.json")
+    assert [seed["variant"] for seed in found["seeds"]] == ["plain", "plain"]
+    last = found["seeds"][0]["curve"]["agree"][-1]
+    assert last is not None
+    row = seeds.table({"plain": found["seeds"][:1]}).splitlines()[-1]
+    known = [value for value in found["seeds"][0]["curve"]["accuracy"] if value is not None]
+    assert f"| {100 * sum(known) / len(known):.1f} % |" in row  # fewer than five: all of them
+    table.write_text(f"{whole}rl.steps = 4\n")
+    with pytest.raises(ValueError, match=r"is not a run of this .*rl\.steps: 4 → 3"):
+        sweep.main()
+
+
+@pytest.mark.parametrize("path", results_page.files(FOLDER / "sweeps"), ids=lambda path: path.stem)
+def test_a_published_sweep_is_what_its_table_asks_for(path: Path) -> None:
+    asked = tomllib.loads(path.with_suffix(".toml").read_text(encoding="utf-8"))
+    found = results_page.read(path)
+    assert found["recipe"] == asked["recipe"]
+    told = {seed["variant"]: seed["overrides"] for seed in found["seeds"]}
+    assert told == sweep.chosen(asked, None)
+    assert {seed["seed"] for seed in found["seeds"]} == set(asked["seeds"])
+
+
 @pytest.mark.parametrize("path", results_page.files(FOLDER / "results"), ids=lambda path: path.stem)
 def test_every_published_result_holds(path: Path) -> None:
     """Its interval follows from its seeds, and its recipe is one that this version can run."""
@@ -274,6 +310,7 @@ def test_the_page_says_what_a_result_began_from_and_bears_a_run_without_entropy(
     command = f"posttrain run recipes/{found['recipe']} {' '.join(found['overrides'])}"
     assert f"Command   {command}\n" in page  # the recipe's header and the result: one start
     assert "| 0 | 27.7 % | 35.0 % | – | 40 | 7.5 |" in page
+    assert "The curve of accuracy is of the first 300 of these problems; before, after\n" in page
 
 
 def test_the_page_of_results_is_up_to_date() -> None:

@@ -15,9 +15,9 @@ from posttrain.build.declared_ways import Ways, declared, own_way, told
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.fast import decode
 from posttrain.pipelines.guard import Guard, Guarded
-from posttrain.report import Facts, render_report
+from posttrain.report import RunFacts, render_report
 from posttrain.rollout.engines.scripted import ScriptedEngine
-from posttrain.types.ways import Missing, Verdict, Way
+from posttrain.types.ways import Missing, Support, Way
 
 FAST = "samples: slots; learns: packed where that saves work, prompts shared"
 SLOTS = Way(uses=("slots",))
@@ -34,13 +34,13 @@ def test_a_run_says_and_keeps_how_it_samples_and_learns(
     assert kept["line"] == FAST
     assert kept["samples"] == {"uses": ["slots"], "without": []}
     assert done.summary["ways"] == {"sft": FAST.partition("; ")[2], "rl": FAST}
-    assert f"rl {FAST}" in render_report(Facts(done.folder))
+    assert f"rl {FAST}" in render_report(RunFacts(done.folder))
 
 
 def test_a_run_that_falls_back_says_why_and_what_is_lost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode, "replaceable", lambda model: Verdict("it attends otherwise"))
+    monkeypatch.setattr(decode, "replaceable", lambda model: Support("it attends otherwise"))
     done, printed = small_run(recipe(tmp_path / "run", sft=None, rl={"steps": 1, "check": "stop"}))
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "samples: " in line]
     assert line.startswith(

@@ -201,6 +201,60 @@ def test_an_engine_need_not_be_the_same_to_the_bit(
     assert find(check_recipe(HEALTHY, fast=True), "weights to engine").state == state
 
 
+OWN_ENGINE = """
+from dataclasses import replace
+
+from posttrain.rollout.engines import NativeEngine
+from posttrain.types import Sampling
+
+
+class Deaf(NativeEngine):
+    to = ""
+
+    def generate(self, prompts, sampling, **options):
+        if self.to in vars(sampling):
+            sampling = replace(sampling, **{self.to: getattr(Sampling(), self.to)})
+        drawn = super().generate(prompts, sampling, **options)
+        if self.to == "claims" and (sampling.top_k or sampling.top_p < 1):
+            drawn = [[replace(r, turns=tuple(map(whole, r.turns))) for r in one] for one in drawn]
+        return drawn
+
+
+def whole(turn):
+    return replace(turn, logprobs=tuple(p - 0.5 for p in turn.logprobs))
+
+
+def make(policy, decode, *, to: str = ""):
+    engine = Deaf(policy.model, end_tokens=policy.end_tokens, decode=decode)
+    engine.to = to
+    return engine
+"""
+
+
+@pytest.mark.parametrize(
+    ("to", "said"),
+    [
+        ("", "temperature, top_k, top_p: obeyed"),
+        ("top_k", "top_k is ignored: only "),
+        ("top_p", "top_p is ignored: only "),
+        ("temperature", "temperature is ignored: only "),
+        ("claims", "log-probs are of the whole distribution, not of what top_k leaves of it"),
+    ],
+)
+def test_an_engine_that_ignores_a_setting_of_sampling_is_found_out(
+    to: str, said: str, folder: Path
+) -> None:
+    """Its samples or their log-probs are of another distribution than the recipe asks for."""
+    (folder / "my_deaf_engine.py").write_text(OWN_ENGINE, encoding="utf-8")
+    engine = {"name": "my_deaf_engine:make", "to": to}
+    changes = {"rl.engine": engine, "rl.top_k": 5, "rl.top_p": 0.9}
+    # An untrained model: a sure one gives the same answer whatever the temperature.
+    changes["model"] = {"name": "tiny", "options": {"max_positions": 64}}
+    line = find(check_recipe(recipe_of(changes), fast=True), "sampling settings")
+    assert (line.state, said in line.text) == ("fail" if to else "pass", True), line
+    assert "sampling settings" not in {one.name for one in check_recipe(HEALTHY, fast=True).lines}
+
+
 @pytest.mark.parametrize("name", ["wandb", "tensorboard"])
 def test_a_tracker_without_its_package_fails(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch

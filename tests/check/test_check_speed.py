@@ -14,7 +14,7 @@ from posttrain.check.verdicts import Line
 from posttrain.fast import decode
 from posttrain.models.roofline import Peak
 from posttrain.types import Prompt, Rollout, Turn
-from posttrain.types.ways import Missing, Verdict, Way
+from posttrain.types.ways import Missing, Support, Way
 
 RECIPE: dict[str, Any] = {
     "run": {"threads": 1, "stages": ["rl"]},
@@ -63,7 +63,7 @@ def test_the_time_of_a_stage_is_that_of_its_steps_and_evaluations(
 
 
 def test_far_below_the_device_is_a_finding_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "replaceable", lambda model: Verdict("it attends otherwise"))
+    monkeypatch.setattr(decode, "replaceable", lambda model: Support("it attends otherwise"))
     found = lines(monkeypatch, speed_of_device=1e15)
     assert [found[name].state for name in ("way", "sampling", "learning")] == ["warn"] * 3
     assert "no slots: it attends otherwise" in found["way"].text

@@ -175,7 +175,7 @@ RECIPE_REFUSED: dict[str, Cases] = {
             "run.stages: 'rl' is there twice; name each once",
         ),
         (
-            {"run": {"trackers": ["wandb", "wandb"]}, "rl": {}},
+            {"run": {"trackers": ["wandb", {"name": "wandb", "mode": "offline"}]}, "rl": {}},
             "run.trackers: 'wandb' is there twice; name each once",
         ),
     ],

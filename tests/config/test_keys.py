@@ -138,13 +138,13 @@ def test_an_unknown_key_is_refused_with_the_one_that_was_meant(
         ({"model": {"options": 7}}, "model.options: must be a table, got 7"),
         (
             {"run": {"trackers": "wandb"}},
-            'run.trackers: must be a list of "tensorboard", "wandb" or "module:Class", got '
-            '"wandb"; write ["wandb"]',
+            'run.trackers: must be a list of "tensorboard", "wandb", "module:Class" or tables with '
+            'a name and options, got "wandb"; write ["wandb"]',
         ),
         (
             {"run": {"trackers": ["wanda"]}},
-            'run.trackers: must be a list of "tensorboard", "wandb" or "module:Class", got '
-            '"wanda"; did you mean "wandb"?',
+            'run.trackers: must be a list of "tensorboard", "wandb", "module:Class" or tables with '
+            'a name and options, got "wanda"; did you mean "wandb"?',
         ),
         (
             {"run": {"stages": ["rl", "evil"]}},
@@ -307,3 +307,39 @@ def test_every_name_of_another_library_leads_to_a_key_that_there_is() -> None:
                 or name.startswith("loss.clip_")
                 or find_field(full)[0] == (f"rl.{name}")
             )
+
+
+@pytest.mark.parametrize(
+    ("tracker", "problem"),
+    [
+        (
+            {"name": "wandb", "projekt": "sums"},
+            "run.trackers 'wandb': unknown option 'projekt'; did you mean 'project'? Known: "
+            "entity, mode, project",
+        ),
+        (
+            {"name": "wandb", "mode": "offlin"},
+            "run.trackers 'wandb': option 'mode' must be one of online, offline, disabled, got "
+            "'offlin'; did you mean offline?",
+        ),
+        (
+            {"name": "jsonl"},
+            "run.trackers: unknown name 'jsonl'; Known: tensorboard, wandb",
+        ),
+        (
+            {"project": "sums"},
+            "run.trackers: expected a name or a table with a 'name', got {'project': 'sums'}",
+        ),
+    ],
+)
+def test_the_options_of_a_tracker_are_checked_with_the_recipe(
+    tracker: dict[str, Any], problem: str
+) -> None:
+    with refuses(problem):
+        resolved({"run": {"trackers": [tracker]}, "task": "sums", "rl": {}})
+
+
+def test_a_tracker_keeps_its_options() -> None:
+    tracker = {"name": "wandb", "project": "sums"}
+    recipe = resolved({"run": {"trackers": [tracker, "tensorboard"]}, "task": "sums", "rl": {}})
+    assert recipe.run.trackers == (tracker, "tensorboard")

@@ -32,6 +32,11 @@ pytestmark = pytest.mark.usefixtures("fake_tables")
         (["--run.stages", '["rl"]'], {"run.stages": ["rl"]}),
         (["--run.stages", "sft, rl"], {"run.stages": ["sft", "rl"]}),
         (["--run.trackers", "wandb"], {"run.trackers": ["wandb"]}),
+        (
+            ["--run.trackers", '{name = "wandb", project = "sums"}'],
+            {"run.trackers": [{"name": "wandb", "project": "sums"}]},
+        ),
+        (["--rl.stop", "{a = 1}"], {"rl.stop": ["{a = 1}"]}),
         (["--run.stages", '"sft,rl"'], {"run.stages": ["sft,rl"]}),
         (["--rl.stop", r'"\n"'], {"rl.stop": ["\n"]}),
         (["--rl.stop", '", "'], {"rl.stop": [", "]}),

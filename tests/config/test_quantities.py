@@ -69,6 +69,15 @@ def test_the_arithmetic_is_right() -> None:
     }
 
 
+def test_with_an_environment_tokens_are_counted_for_one_turn_and_said_to_be() -> None:
+    """How many turns there will be, only the environment knows."""
+    task = {"name": "sums", "env": {"name": "scripted", "replies": ["again"]}}
+    rl = {"prompts_per_step": 2, "group_size": 3, "max_new_tokens": 10}
+    found = {row.name: row.value for row in arithmetic(resolved({"task": task, "rl": rl}))}
+    assert found["new tokens per step and turn, at most"] == 60
+    assert "new tokens per step, at most" not in found
+
+
 def test_auto_has_no_number_before_the_model_is_there_and_stays_auto() -> None:
     """The resolved recipe is what a run is recognised by: a measured number must not be in it."""
     recipe = resolved({"sft": {}, "reward": {}, "rl": {}, "prefer": {}})

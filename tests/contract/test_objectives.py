@@ -11,8 +11,7 @@ from torch import Tensor
 from posttrain.algorithms.table import ALGORITHMS
 from posttrain.build.algorithm import make_plan
 from posttrain.config import recipe_from_dict, resolve
-from posttrain.pipelines.plan import State
-from posttrain.pipelines.rl_objective import make_objective
+from posttrain.pipelines.plan import State, make_objective
 from posttrain.protocols import Outputs
 from posttrain.types import Batch, Terms
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.data.demonstration_splits import asked, check_held_out, hold_out
+from posttrain.data.prompt_splits import asked, check_apart, hold_out
 
 
 def row(prompt: str, completion: str = "yes") -> dict[str, Any]:
@@ -60,10 +60,10 @@ def test_what_makes_two_prompts_the_same() -> None:
 
 def test_a_held_out_prompt_that_is_learned_is_refused() -> None:
     train = [row("a?"), row("b?")]
-    check_held_out(train, [row("c?")], where="sft.test_data")
+    check_apart(train, [row("c?")], where="sft.test_data")
     with pytest.raises(
-        ValueError, match=r"^sft\.test_data: 2 of 3 prompts are also in sft\.data, .*'b\?'"
+        ValueError, match=r"^sft\.test_data: 2 of 3 test prompts are also train prompts, .*'b\?'"
     ):
-        check_held_out(
+        check_apart(
             train, [row("b?"), row("b?", "no"), chat("a?", "x"), row("c?")], where="sft.test_data"
         )

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from posttrain.data.preference_sets import Ranked
-from posttrain.data.preference_splits import check_apart, split_by_prompt
+from posttrain.data.prompt_splits import check_apart, split_by_prompt
 
 
 def ranked(*completions, prompt="p"):

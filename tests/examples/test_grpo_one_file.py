@@ -17,13 +17,12 @@ from posttrain.algorithms.weights import sequence_mean, total
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.models.frozen import Reference
-from posttrain.pipelines.plan import Plan, State
+from posttrain.pipelines.plan import Plan, State, make_objective
 from posttrain.pipelines.rl import Step, train
-from posttrain.pipelines.rl_objective import make_objective
 from posttrain.protocols import Outputs
+from posttrain.rollout.collect import PromptCycle, RolloutSource
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.rollout.engines.weight_sync import SharedWeights
-from posttrain.rollout.source import PromptCycle, RolloutSource
 from posttrain.types import Batch, Prompt, Rollout, Sampling, Score
 
 FILE = Path(__file__).parents[2] / "examples" / "grpo_one_file.py"

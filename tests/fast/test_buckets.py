@@ -12,7 +12,7 @@ from posttrain.fast.attention.blockwise import Block, Plain
 from posttrain.fast.attention.gathered import (
     Gathered,
     GatheredPrompts,
-    Sequences,
+    KeySequences,
     sequences_of,
 )
 from posttrain.fast.buckets import MOST, PRICE, Bucket, Bucketed, Buckets, bucket_of, fit, holds
@@ -20,7 +20,7 @@ from posttrain.fast.captured_pass import _Pass
 from posttrain.fast.packed_states import packed_states
 from posttrain.fast.packing import Packing, pack
 from posttrain.types import Batch
-from posttrain.types.prompts import spans
+from posttrain.types.batch import spans
 
 
 class Careless(Plain):
@@ -156,7 +156,7 @@ def test_a_bucket_too_small_in_any_way_does_not_hold() -> None:
     assert not holds(least._replace(tokens=7399), found)
 
 
-def chosen(buckets: Buckets, found: Sequences, *, new: bool = True) -> Bucket | None:
+def chosen(buckets: Buckets, found: KeySequences, *, new: bool = True) -> Bucket | None:
     """Choose, and record what is new."""
     bucket = buckets.choose(found, new=new)
     if bucket is not None and bucket not in buckets.known:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from posttrain.fast.attention.gather_kv import Layout, gather_kv, scatter_grads
+from posttrain.fast.attention.gather_kv import KeyLayout, gather_kv, scatter_grads
 
 AT = torch.tensor([0, 1, 2, 0, 1, 3, 0, 1, 4, 5, 5])  # 5: nobody sees it
 
@@ -11,7 +11,7 @@ AT = torch.tensor([0, 1, 2, 0, 1, 3, 0, 1, 4, 5, 5])  # 5: nobody sees it
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_what_is_taken_back_is_the_gradient_of_what_was_laid_out(repeats: int) -> None:
     torch.manual_seed(0)
-    layout = Layout.of(AT, tokens=5)
+    layout = KeyLayout.of(AT, tokens=5)
     key, value = (torch.randn(5, 2, 4).double().requires_grad_() for _ in range(2))
     gradients = torch.randn(2, len(AT), 2 * repeats, 4).double()
     seen = AT < 5
@@ -30,7 +30,7 @@ def test_what_is_taken_back_is_the_gradient_of_what_was_laid_out(repeats: int) -
 
 
 def test_every_copy_of_a_token_is_listed_in_order() -> None:
-    layout = Layout.of(AT, tokens=5)
+    layout = KeyLayout.of(AT, tokens=5)
     lists = [
         layout.order[begin:end].tolist()
         for begin, end in zip(layout.begins[:-1], layout.begins[1:], strict=True)
@@ -39,7 +39,7 @@ def test_every_copy_of_a_token_is_listed_in_order() -> None:
 
 
 def test_sums_of_half_precision_are_rounded_once() -> None:
-    layout = Layout.of(torch.zeros(512, dtype=torch.long), tokens=1)
+    layout = KeyLayout.of(torch.zeros(512, dtype=torch.long), tokens=1)
     gradients = torch.full(
         (512, 1, 1), 1.0, dtype=torch.bfloat16
     )  # one by one it would stop at 256
@@ -49,7 +49,7 @@ def test_sums_of_half_precision_are_rounded_once() -> None:
 
 
 def test_another_layout_takes_the_place_of_one() -> None:
-    layout, other = Layout.of(AT, tokens=5), Layout.of(AT.flip(0), tokens=5)
+    layout, other = KeyLayout.of(AT, tokens=5), KeyLayout.of(AT.flip(0), tokens=5)
     addresses = [part.data_ptr() for part in vars(layout).values()]
     layout.copy_(other)
     assert [part.data_ptr() for part in vars(layout).values()] == addresses

@@ -14,7 +14,7 @@ from posttrain.fast.score import score_tokens
 from posttrain.models import head
 from posttrain.models.critic import Critic
 from posttrain.types import Batch
-from posttrain.types.prompts import spans
+from posttrain.types.batch import spans
 
 PACKED = ["llama", "llama tied", "qwen2", "qwen3", "gemma", "granite", "gpt2", "gpt_neox"]
 PADDING = 3  # it also ends sequences, and stands in the middle of some

@@ -15,7 +15,7 @@ from posttrain.fast.attention.replaceable import replaceable
 from posttrain.fast.kv_slots import fits_slots
 from posttrain.fast.packed_states import can_be_packed, packs
 from posttrain.models.head import logits_are_head_of_states
-from posttrain.types.ways import Verdict
+from posttrain.types.ways import Support
 
 TOKENS = torch.arange(8)[None] % VOCABULARY
 
@@ -128,4 +128,4 @@ def test_a_verdict_says_why():
     model = made("llama")
     model.gradient_checkpointing_enable()
     assert "checkpointed" in packs(model.get_decoder(), 24).why_not
-    assert packs(made("llama").get_decoder(), 24) == Verdict()
+    assert packs(made("llama").get_decoder(), 24) == Support()

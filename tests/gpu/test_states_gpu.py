@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from posttrain.fast import packed_states as states
 from posttrain.fast.attention import gathered as gathered_attention
 from posttrain.fast.attention.blockwise import Block, Flash, Plain
-from posttrain.fast.attention.gather_kv import Layout, gather_kv, scatter_grads
+from posttrain.fast.attention.gather_kv import KeyLayout, gather_kv, scatter_grads
 from posttrain.fast.score import score_tokens
 from posttrain.types import Batch
 
@@ -72,7 +72,7 @@ def test_layout_kernels(dtype: torch.dtype, repeats: int, heads: int) -> None:
     tokens, size = 300, 64
     at = torch.randint(0, tokens + 1, (1001,))
     at[:400] = 7  # a prompt with many siblings
-    plain = Layout.of(at, tokens=tokens)
+    plain = KeyLayout.of(at, tokens=tokens)
     layout = plain.to(torch.device("cuda"))
     key = torch.randn(heads, tokens, size, device="cuda", dtype=dtype).transpose(0, 1)
     value = torch.randn(tokens, heads, size, device="cuda", dtype=dtype)

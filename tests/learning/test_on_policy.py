@@ -22,9 +22,8 @@ from posttrain.learn.trained import Trained
 from posttrain.models.critic import separate_critic, shared_critic
 from posttrain.models.frozen import Reference
 from posttrain.models.load import Policy, load_policy
-from posttrain.pipelines.plan import Plan, State
+from posttrain.pipelines.plan import Plan, State, make_objective
 from posttrain.pipelines.rl import prepare
-from posttrain.pipelines.rl_objective import make_objective
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.types import Prompt, Rollout, Sampling, Score
 

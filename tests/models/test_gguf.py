@@ -144,7 +144,7 @@ def test_an_array_of_the_header_is_one_list(tmp_path: Path, values: list[object]
     writer.write_tensors_to_file()
     writer.close()
     plain = gguf.GGUFReader(tmp_path / "small.gguf").fields["some.values"].contents()
-    fields = reader.Reader(tmp_path / "small.gguf").fields
+    fields = reader.GgufReader(tmp_path / "small.gguf").fields
     (index,) = fields["some.values"].data
     assert fields["some.values"].parts[index] == (plain if len(plain) > 1 else plain[0])
     assert fields["some.number"].contents() == 5

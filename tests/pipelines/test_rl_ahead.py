@@ -12,10 +12,10 @@ from posttrain.algorithms.corrections import truncated
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.pipelines.rl import Step, train
+from posttrain.rollout.collect import PromptCycle, RolloutSource
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.rollout.engines.weight_sync import CopiedWeights
 from posttrain.rollout.run_ahead import RunAhead
-from posttrain.rollout.source import PromptCycle, RolloutSource
 from posttrain.types import Prompt, Rollout, Sampling, Score
 
 

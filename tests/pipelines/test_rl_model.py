@@ -14,9 +14,9 @@ from posttrain.learn.optim import adamw
 from posttrain.models.frozen import Reference
 from posttrain.pipelines.plan import Plan
 from posttrain.pipelines.rl import Step, train
+from posttrain.rollout.collect import PromptCycle, RolloutSource
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.rollout.engines.weight_sync import SharedWeights
-from posttrain.rollout.source import PromptCycle, RolloutSource
 from posttrain.types import Collected, Prompt, Rollout, Sampling, Score
 
 END = 1

@@ -97,7 +97,7 @@ def test_a_reward_a_task_and_a_tracker(posttrain_run: Callable[..., Ran]) -> Non
         *("my_reward", "my_task", "my_tracker"),
         task='name = "my_task:reverse"',
         rewards='"my_reward:vowels" = { weight = 2.0, each = 0.25 }',
-        run='trackers = ["my_tracker:Lines"]',
+        run='trackers = [{ name = "my_tracker:Lines", file = "told.txt" }]',
     )
     for row in ran.rows:
         word, sign = row["prompt"][:-1], row["prompt"][-1]
@@ -106,7 +106,7 @@ def test_a_reward_a_task_and_a_tracker(posttrain_run: Callable[..., Ran]) -> Non
         assert row["parts"]["my_reward:vowels"] == 0.25 * vowels + 2  # an answer has two letters
         assert row["reward"] == 2 * row["parts"]["my_reward:vowels"]
         assert row["parts"]["exact"] == float(row["completion"] == word[::-1])  # the task's check
-    lines = (ran.folder / "rl" / "lines.txt").read_text(encoding="utf-8").splitlines()
+    lines = (ran.folder / "rl" / "told.txt").read_text(encoding="utf-8").splitlines()
     told = [f"{record['step']} {record['reward/mean']!r}" for record in ran.metrics]
     assert lines == [*told, "closed"]
     assert len(told) == 3

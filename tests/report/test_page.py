@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.report import Facts, export
+from posttrain.report import RunFacts, export
 from posttrain.report import render_report as render_facts
 from posttrain.report.html import metrics_csv
 from posttrain.runs import RunFolder, rollout_file, write_json, write_rollouts
@@ -48,7 +48,7 @@ class Page(HTMLParser):
 
 
 def render_report(run: RunFolder) -> str:
-    return render_facts(Facts(run))
+    return render_facts(RunFacts(run))
 
 
 def evaluated(share: float) -> dict[str, Any]:

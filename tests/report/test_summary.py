@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from posttrain.report import Facts, HeldOut, render_summary
+from posttrain.report import HeldOut, RunFacts, render_summary
 from posttrain.runs import RunFolder
 
 NASTY = "[bold red]x[/bold red] \x1b]0;title\x07 \x1b[2J\r\u202e[/] [link=http://a]b[/link]"
@@ -27,7 +27,7 @@ def show(tmp_path: Path) -> Show:
 
     def show(*, terminal: bool = False, width: int = 300, **given: Any) -> str:
         next_steps = given.pop("next_steps", [])
-        facts = Facts(run)
+        facts = RunFacts(run)
         vars(facts).update({"seconds": 134.2, "paths": {}} | given)
         file = io.StringIO()
         console = Console(file=file, width=width, force_terminal=terminal, _environ={})

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from posttrain.rollout.collect import PromptCycle, RolloutSource
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.rollout.engines.weight_sync import SharedWeights
 from posttrain.rollout.run_ahead import RunAhead
-from posttrain.rollout.source import PromptCycle, RolloutSource
 from posttrain.rollout.waiting import from_plain, to_plain
 from posttrain.track.encoding import encode_json
 from posttrain.types import Collected, Prompt, Rollout, Sampling, Score

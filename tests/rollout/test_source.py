@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from posttrain.rollout.collect import PromptCycle, RolloutSource, has_signal
 from posttrain.rollout.engines.scripted import ScriptedEngine
-from posttrain.rollout.source import PromptCycle, RolloutSource, has_signal
 from posttrain.types import Prompt, Rollout, Sampling, Score, Turn
 
 

@@ -19,7 +19,7 @@ import posttrain
 from posttrain.build.answer_check import with_check
 from posttrain.build.setup import Supplied
 from posttrain.config import read_recipe, recipe_from_dict
-from posttrain.report import Facts, render_report
+from posttrain.report import RunFacts, render_report
 from posttrain.rewards import declare, numeric_answer
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines.scripted import ScriptedEngine
@@ -122,7 +122,7 @@ def rows(text: str) -> list[str]:
 def page(done: Run) -> str:
     """The words of the report."""
     return re.sub(
-        r"<style>.*?</style>|<[^>]+>", "\n", render_report(Facts(done.folder)), flags=re.DOTALL
+        r"<style>.*?</style>|<[^>]+>", "\n", render_report(RunFacts(done.folder)), flags=re.DOTALL
     )
 
 

@@ -14,7 +14,7 @@ from small_runs import TINY, recipe, small_run
 from posttrain.check.signal import _learnable
 from posttrain.config import Recipe, read_recipe, recipe_from_dict, resolve, to_toml
 from posttrain.config.read import parse_overrides
-from posttrain.report import Facts
+from posttrain.report import RunFacts
 from posttrain.runs import RunFolder
 from posttrain.stages.advice import next_steps as next_steps_of
 from posttrain.types.marks import Marks
@@ -31,7 +31,7 @@ def command(
 
 def next_steps(run: RunFolder, recipe: Recipe, **given: Any) -> list[str]:
     """What is proposed where these facts of the run are other ones."""
-    facts = Facts(run)
+    facts = RunFacts(run)
     vars(facts).update({"problems": []} | given)
     return next_steps_of(facts, recipe)
 

@@ -5,9 +5,14 @@ from pathlib import Path
 import pytest
 from resumed_runs import GRPO, cut, given, go, same
 
+import posttrain
 from posttrain.build.fingerprint import fingerprints
+from posttrain.check import check_recipe, resources, speed
+from posttrain.cli.app import main
 from posttrain.config import recipe_from_dict, resolve
+from posttrain.rollout.collect import collect
 from posttrain.runs import read_rollouts
+from posttrain.types import Score
 
 TWO_TURNS = {"env": {"name": "scripted", "replies": ["+1="]}}
 
@@ -55,3 +60,58 @@ def test_the_environment_is_part_of_what_a_run_depends_on(
         )
     with pytest.raises(ValueError, match=r"task\.env: unknown name 'script'; did you mean"):
         resolve(recipe_from_dict(given(tmp_path, {}, task={"env": "script"})))
+
+
+def test_generate_plays_all_turns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the run's environment says stands between the policy's turns, and so does its score."""
+    env = {"name": "scripted", "replies": ["+1=", "+2="], "score": 0.5}
+    done, _ = go(given(tmp_path / "run", {**GRPO, "steps": 1}, task={"env": env}))
+    answers = posttrain.generate(done.folder.path, "3+4=", num_samples=2, max_new_tokens=2)
+    for answer in answers:
+        assert [turn.sampled for turn in answer.turns] == [True, False] * 2 + [True]
+        assert [turn.text for turn in answer.turns[1::2]] == ["+1=", "+2="]
+        assert answer.score == Score(value=0.5)
+    monkeypatch.setattr("sys.argv", ["posttrain", "generate", str(done.folder.path), "3+4="])
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    (whole,) = posttrain.generate(done.folder.path, "3+4=")
+    said = [turn.text if turn.sampled else f"> {turn.text}" for turn in whole.turns]
+    assert capsys.readouterr().out == "\n".join(said) + "\n"
+
+
+def test_an_environment_that_needs_a_row_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt of one's own has no columns; the answer is given all the same."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "wanting_env.py").write_text(
+        "class Wants:\n"
+        "    def start(self, prompt): return prompt.columns['answer']\n"
+        "    def reply(self, state, turn): return None\n"
+    )
+    task = {"env": "wanting_env:Wants"}
+    done, _ = go(given(tmp_path / "run", {**GRPO, "steps": 1}, task=task))
+    with pytest.warns(UserWarning, match=r"task\.env: .*KeyError.*has no columns of a row"):
+        (answer,) = posttrain.generate(done.folder.path, "3+4=", max_new_tokens=2)
+    assert [turn.sampled for turn in answer.turns] == [True]
+
+
+def test_check_measures_every_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns a rollout are told, the time of sampling has the replies in it, and tokens a second
+    count what the policy wrote.
+    """
+    replies = []
+    monkeypatch.setattr(
+        resources,
+        "collect",
+        lambda *asked, reply, **more: replies.append(reply) or collect(*asked, reply=reply, **more),
+    )
+    monkeypatch.setattr(speed, "_shape", lambda bench: None)
+    values = given(tmp_path / "run", GRPO, task={"env": {"name": "scripted", "replies": ["+1="]}})
+    lines = {line.name: line.text for line in check_recipe(values, fast=True).lines}
+    assert " tokens a turn, 2.0 turns a rollout, " in lines["length"]
+    assert replies
+    assert None not in replies

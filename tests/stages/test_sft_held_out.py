@@ -15,7 +15,7 @@ import posttrain
 from posttrain.build import sft_rows as rows_of
 from posttrain.learn.best import Best
 from posttrain.learn.learner import LocalLearner
-from posttrain.report import Facts
+from posttrain.report import RunFacts
 from posttrain.runs.folder import RunFolder, StageFolder
 from posttrain.stages import sft as sft_stage
 from posttrain.stages.sft import evaluation_steps
@@ -62,7 +62,7 @@ def test_the_summary_says_where_the_loss_was_lowest(memorised: RunFolder) -> Non
     found = losses(memorised.stage("sft"))
     best = min(found, key=lambda step: (found[step], step))
     label = f"sft held-out loss, lowest {found[best]:.3f} at step {best}"
-    assert Facts(memorised).losses[label] == (found[0], found[48])
+    assert RunFacts(memorised).losses[label] == (found[0], found[48])
 
 
 def test_the_best_weights_are_kept(memorised: RunFolder, tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         go(only_sft(tmp_path / "task", {"test_data": words, "epochs": 1}))
     assert found == [(50, 20), (40, 2)]
     both = write(tmp_path / "both.jsonl", rows[49:60])
-    with pytest.raises(ValueError, match=r"sft\.test_data: 1 of 11 prompts are also in sft\.data"):
+    with pytest.raises(ValueError, match=r"sft\.test_data: 1 of 11 test prompts are also train"):
         go(only_sft(tmp_path / "both", {**options, "test_data": both}))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from posttrain.algorithms import checks
 from posttrain.algorithms.choices import Direction, Estimator
 from posttrain.algorithms.kl import estimate
-from posttrain.algorithms.losses.ratios import log_ratio_of
+from posttrain.algorithms.losses.policy import log_ratio_of
 from posttrain.algorithms.ops import keep
 from posttrain.types import Batch, Terms
 

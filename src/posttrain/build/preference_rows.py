@@ -11,7 +11,7 @@ from posttrain.build.setup import make_policy
 from posttrain.config import Resolved, RewardSection
 from posttrain.config.defaults import TEST_SHARE
 from posttrain.data.preference_sets import Ranked, read_preferences
-from posttrain.data.preference_splits import check_apart, split_by_prompt
+from posttrain.data.prompt_splits import check_apart, split_by_prompt
 from posttrain.data.template import Template
 from posttrain.models.cache import context_length
 from posttrain.models.load import Policy

@@ -11,7 +11,7 @@ from posttrain.build.questions import first_question
 from posttrain.build.rendered_prompts import tell_left_out
 from posttrain.build.setup import Setup
 from posttrain.config import SftSection
-from posttrain.data.demonstration_splits import Demonstration, check_held_out, hold_out
+from posttrain.data.prompt_splits import Demonstration, check_apart, hold_out
 from posttrain.data.sources import read_demonstrations
 from posttrain.data.template import Template
 from posttrain.models.cache import context_length
@@ -107,7 +107,7 @@ def _read(setup: Setup) -> _Read:
     if section.test_data is not None:
         test = read_demonstrations(section.test_data)
         key = _question(setup.template, (*train, *test))
-        check_held_out(train, test, where="sft.test_data", key=key)
+        check_apart(train, test, where="sft.test_data", key=key)
         return _Read(train=train, test=_some(test, section.evaluate_demonstrations, seed=seed))
     if own and task is not None:
         return _of_task(train, task, section=section, seed=seed)

@@ -95,6 +95,7 @@ CHECKS = (
     Check("resources", "parameters", resources.fit_weights, "groups"),
     Check("numerics", "one step", trial.try_step, "groups", runs=True),
     Check("numerics", "engine and learner", numerics.compare_engine, "trial"),
+    Check("numerics", "sampling settings", numerics.keep_settings, "groups"),
     Check("numerics", "first ratio", numerics.measure_ratio, "trial"),
     Check("numerics", "micro-batches", numerics.compare_micro_batches, "trial"),
     Check("numerics", "one step", numerics.measure_step, "trial"),

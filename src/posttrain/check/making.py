@@ -20,7 +20,7 @@ from posttrain.check.verdicts import Verdict
 from posttrain.config import Resolved, cautions, resolve
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.config.specs import MODEL_REWARD
-from posttrain.registry import look_up
+from posttrain.registry import look_up, split
 from posttrain.tasks import make_task
 from posttrain.track import TRACKERS
 
@@ -42,7 +42,8 @@ def read_recipe(bench: Bench) -> Iterator[Verdict]:
 
 def find_trackers(bench: Bench) -> None:
     """Raise where the package of a tracker is not installed."""
-    for name in bench.recipe.run.trackers:
+    for spec in bench.recipe.run.trackers:
+        name, _ = split(spec, kind="run.trackers")
         getattr(look_up(name, TRACKERS, kind="run.trackers"), "check_ready", lambda: None)()
 
 

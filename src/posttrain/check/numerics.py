@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -13,7 +14,7 @@ from posttrain.check.bench import Bench, unchanged
 from posttrain.check.trial import take_step, weights_owner
 from posttrain.check.verdicts import State, Verdict
 from posttrain.registry import split
-from posttrain.rollout.collect import collect
+from posttrain.rollout.collect import by_group, collect
 from posttrain.types import Sampling
 
 FAR, TOO_FAR, NOWHERE = 0.5, 2.0, 1e-7  # log-prob change of one optimiser step, in nats a token
@@ -30,12 +31,24 @@ STEP = (
     "rewards.",
 )
 FEW = 16  # rollouts for comparing micro-batch sizes
-PROBED = 2  # prompts for testing whether new weights reach the engine
+PROBED = 2  # prompts for testing whether new weights reach the engine, and what it obeys
+REPEATS = 8  # completions of each that must be alike
+# Settings that leave one completion to draw: whoever draws several does not obey.
+SHARPEST = {
+    "temperature": Sampling(max_new_tokens=8, temperature=0.0),
+    "top_k": Sampling(max_new_tokens=8, top_k=1),
+    "top_p": Sampling(max_new_tokens=8, top_p=1e-6),
+}
 
 
 def _exact(bench: Bench) -> bool:
     compute = choose_compute(bench.recipe.model, bench.setup.device)
     return compute is torch.float32 and bench.recipe.model.dtype == "float32"
+
+
+def _ours(bench: Bench) -> bool:
+    name, _ = split(bench.rl.engine or "native", kind="engine")
+    return name in SAME_PROCESS and not bench.own_engine
 
 
 def compare_engine(bench: Bench) -> Verdict:
@@ -44,9 +57,7 @@ def compare_engine(bench: Bench) -> Verdict:
     text = f"{trial.mismatch:.1e} nats a token apart, {trial.worst_mismatch:.1e} at most"
     if section.top_k or section.top_p < 1:
         return Verdict("pass", f"{text} (top_k and top_p cut on purpose)")
-    name, _ = split(section.engine or "native", kind="engine")
-    known = name in SAME_PROCESS and not bench.own_engine and _exact(bench)
-    limit = FLOAT32_ROUNDING if known else OTHER_ROUNDING
+    limit = FLOAT32_ROUNDING if _ours(bench) and _exact(bench) else OTHER_ROUNDING
     state: State = "pass" if trial.mismatch <= limit else "warn"
     return Verdict(
         "fail" if trial.mismatch > 10 * limit and not bench.own_engine else state,
@@ -141,6 +152,41 @@ def follow_weights(bench: Bench) -> Verdict:
             '= "native" does',
         )
     return Verdict("pass", "yes, and the same again when they are put back")
+
+
+def keep_settings(bench: Bench) -> Verdict | None:
+    """Whether another engine than ours obeys the settings of sampling that the run uses.
+
+    At the sharpest of each, nearly all completions of a prompt must be alike (a tie may fall either
+    way), and what top_k or top_p leave alone has probability 1.
+    """
+    if _ours(bench):
+        return None
+    used = ["temperature"]  # evaluation is greedy, whatever the rollouts are
+    used += ["top_k"] * (bench.rl.top_k > 0) + ["top_p"] * (bench.rl.top_p < 1)
+    for name in used:
+        alike, certain = _sharpest(bench, SHARPEST[name])
+        whole = name != "temperature" and not certain
+        if alike > 0.5 and not whole:
+            continue
+        told = f"only {alike:.0%} of a prompt's completions are alike at its sharpest"
+        return Verdict(
+            "fail",
+            f"{name} is ignored: {told}"
+            if alike <= 0.5
+            else f"log-probs are of the whole distribution, not of what {name} leaves of it",
+            f"have the engine obey sampling.{name}, log-probs included; docs/engines.md says how",
+        )
+    return Verdict("pass", f"{', '.join(used)}: obeyed")
+
+
+def _sharpest(bench: Bench, sampling: Sampling) -> tuple[float, bool]:
+    """The share of completions that are their prompt's commonest, and whether all are certain."""
+    prompts = [group[0].prompt for group in bench.groups[:PROBED]]
+    drawn = collect(bench.engine, prompts, sampling=sampling, num_samples=REPEATS, seed=0)
+    counts = [Counter(r.tokens for r in group).most_common(1)[0][1] for group in by_group(drawn)]
+    certain = all(abs(p) <= OTHER_ROUNDING for rollout in drawn for p in rollout.logprobs)
+    return sum(counts) / len(drawn), certain
 
 
 Samples = Sequence[tuple[Sequence[int], Sequence[float]]]

@@ -19,6 +19,7 @@ from posttrain.check.verdicts import Verdict
 from posttrain.fast.score import chunk_elements_for
 from posttrain.models.gpu_memory import free_bytes
 from posttrain.rollout.collect import collect
+from posttrain.rollout.environment import talking
 from posttrain.track.printable import counted
 
 _MACHINE = Path("/proc/meminfo")
@@ -137,6 +138,7 @@ def _seconds(bench: Bench, groups: int) -> float:
         sampling=make_sampling(bench.rl),
         num_samples=len(bench.groups[0]),
         seed=bench.recipe.run.seed,
+        reply=talking(bench.setup.env, bench.setup.template.encode_reply),
     )
     return time.perf_counter() - begun
 

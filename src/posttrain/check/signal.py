@@ -13,8 +13,7 @@ from posttrain.check.verdicts import Verdict
 from posttrain.config.piece_facts import min_group_size, wants_greedy
 from posttrain.data.template import PromptTooLong
 from posttrain.pipelines.evaluate import pass_at_k, share
-from posttrain.rollout.collect import by_group, collect_scored
-from posttrain.rollout.source import PromptCycle, has_signal
+from posttrain.rollout.collect import PromptCycle, by_group, collect_scored, has_signal
 from posttrain.track.progress import phase
 from posttrain.types import Prompt, Rollout
 from posttrain.types.marks import Marks, exceeding_one, is_right
@@ -190,11 +189,14 @@ def measure_length(bench: Bench) -> Verdict:
     turns = [turn for rollout in bench.rollouts for turn in rollout.turns if turn.sampled]
     lengths = [len(turn.tokens) for turn in turns]
     cut = sum(turn.stop_reason == "length" for turn in turns) / len(lengths)
+    several = ""
+    if bench.setup.env is not None:
+        several = f" a turn, {len(turns) / len(bench.rollouts):.1f} turns a rollout"
     fix = f"raise rl.max_new_tokens, or {_warmer(bench)}, so that answers come to an end"
     return Verdict(
         "warn" if cut > 0.5 else "pass",  # only a warning: a cut completion can still be graded
-        f"mean {sum(lengths) / len(lengths):.1f} of {bench.rl.max_new_tokens} tokens, {cut:.0%} "
-        "truncated",
+        f"mean {sum(lengths) / len(lengths):.1f} of {bench.rl.max_new_tokens} tokens{several}, "
+        f"{cut:.0%} truncated",
         bench.usual_first(fix, of=SAMPLING),
     )
 

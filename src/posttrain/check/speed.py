@@ -55,7 +55,7 @@ def report_way(bench: Bench) -> Verdict:
 def measure_sampling(bench: Bench) -> Verdict:
     """Sampled tokens a second, after warm-up."""
     rollouts, seconds = bench.rollouts, bench.decode_seconds
-    drawn = sum(len(rollout.tokens) for rollout in rollouts)
+    drawn = sum(sum(rollout.mask) for rollout in rollouts)
     text = f"{drawn / seconds:,.0f} tokens/s, {len(rollouts)} rollouts at once"
     shape = _shape(bench)
     if shape is None:
@@ -126,8 +126,12 @@ def _least_sampling(
     bench: Bench, rollouts: Sequence[Rollout], *, shape: Shape
 ) -> tuple[float, int]:
     """The least seconds that sampling these can take, and in how many steps."""
-    lengths = [len(rollout.tokens) for rollout in rollouts]
-    work = average([len(rollout.prompt.tokens) for rollout in rollouts], lengths)
+    lengths = [sum(rollout.mask) for rollout in rollouts]
+    # What an environment said is read, as a prompt is.
+    read = [
+        len(r.prompt.tokens) + len(r.tokens) - n for r, n in zip(rollouts, lengths, strict=True)
+    ]
+    work = average(read, lengths)
     size = choose_compute(bench.recipe.model, bench.setup.device).itemsize
     step = decode_step(shape, rows=work.rows, length=work.length, item_bytes=size)
     return work.steps * step.seconds(_peak(bench)), work.steps
@@ -142,7 +146,7 @@ def _least_learning(bench: Bench, rollouts: Sequence[Rollout], *, shape: Shape) 
         asked, answered = len(rollout.prompt.tokens), len(rollout.tokens) - 1
         read += answered
         pairs += asked * answered + answered * (answered + 1) / 2
-    chosen = sum(len(rollout.tokens) for rollout in rollouts)
+    chosen = sum(sum(rollout.mask) for rollout in rollouts)
     flops = sum(learning_flops(shape, read=read, chosen=chosen, pairs=pairs).values())
     trained = num_bytes(w for w in bench.policy.model.parameters() if w.requires_grad)
     peak = _peak(bench)

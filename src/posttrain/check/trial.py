@@ -19,11 +19,10 @@ from posttrain.build.learners import make_learner
 from posttrain.check.bench import Bench, unchanged
 from posttrain.data.collate import collate
 from posttrain.data.minibatch import micro_batches
-from posttrain.pipelines.plan import State
+from posttrain.pipelines.plan import State, make_objective
 from posttrain.pipelines.rl import prepare, weighed
-from posttrain.pipelines.rl_objective import make_objective
 from posttrain.protocols import Learner, StepResult
-from posttrain.rollout.source import has_signal
+from posttrain.rollout.collect import has_signal
 from posttrain.track.progress import phase
 from posttrain.types import Batch, Rollout
 from posttrain.types.ways import Way
@@ -129,7 +128,9 @@ def take_step(bench: Bench, limit: int, *, micro_batch_tokens: int | None = None
         after, infer_seconds = _timed(lambda: learner.infer(batch))
         if seconds < REMEASURED[device]:  # the first step also allocates the optimiser's state
             seconds = _timed(lambda: learner.step(ready, objective))[1]
-    longest = section.max_new_tokens + max(len(rollout.prompt.tokens) for rollout in rollouts)
+    longest = max(
+        len(r.prompt.tokens) + max(section.max_new_tokens, len(r.tokens)) for r in rollouts
+    )
     chosen = batch.active  # nothing is inferred for sequences whose grader broke
     apart = _between(batch.need("old_logprobs"), batch.need("sampler_logprobs"), chosen=chosen)
     moved = _between(after.need("old_logprobs"), batch.need("old_logprobs"), chosen=chosen)

@@ -113,6 +113,6 @@ def generate_texts(model: str, prompt: str, **options: Any) -> list[str]:
     """What a model answers; options as of ``generate_from``."""
     with loading():
         from posttrain.build.model_source import find_source
-        from posttrain.stages.generate import generate_from
+        from posttrain.stages.generate import generate_from, transcript
 
-    return [answer.text for answer in generate_from(find_source(model), prompt, **options)]
+    return [transcript(answer) for answer in generate_from(find_source(model), prompt, **options)]

@@ -44,8 +44,9 @@ from posttrain.config.specs import (
     correction_table,
     engine_names,
     engine_table,
+    tracker_table,
 )
-from posttrain.registry import Function, look_up
+from posttrain.registry import Function
 
 MAX_RESAMPLES = 8
 EVALUATE_PROBLEMS = 100
@@ -149,9 +150,9 @@ def _filled(recipe: Recipe, supplied: Collection[str]) -> Resolved:
 
 
 def _check_trackers(recipe: Recipe) -> None:
-    for name in recipe.run.trackers:
-        if ":" in name:
-            look_up(name, {}, kind="run.trackers")
+    for spec in recipe.run.trackers:
+        given = {"name": spec} if isinstance(spec, str) else spec
+        complete(given, {}, table=tracker_table(), key="run.trackers")
 
 
 def _tried(recipe: Resolved, supplied: Collection[str]) -> Resolved:

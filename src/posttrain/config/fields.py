@@ -69,9 +69,9 @@ Stages = Annotated[tuple[Stage, ...], Field(strict=False)]
 OptionalStages = Annotated[tuple[Stage, ...] | None, Field(strict=False)]
 _OwnTracker = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
 Trackers = Annotated[
-    tuple[Literal["tensorboard", "wandb"] | _OwnTracker, ...],
+    tuple[Literal["tensorboard", "wandb"] | _OwnTracker | Spec, ...],
     Field(strict=False),
-    Expected('a list of "tensorboard", "wandb" or "module:Class"'),
+    Expected('a list of "tensorboard", "wandb", "module:Class" or tables with a name and options'),
 ]
 StopStrings = Annotated[
     tuple[Annotated[str, Field(min_length=1)], ...],

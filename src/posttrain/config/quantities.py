@@ -117,7 +117,8 @@ def arithmetic(recipe: Resolved, *, num_prompts: int | None = None) -> list[Quan
         elif stage == "reward":
             rows += _reward(recipe.reward)
         elif stage == "rl":
-            rows += [*_rl(recipe.rl), *_passes(recipe.rl, num_prompts)]
+            rows += _rl(recipe.rl, turns="env" in (recipe.task or {}))
+            rows += _passes(recipe.rl, num_prompts)
         elif stage == "eval":
             rows += _eval(recipe.eval)
     return rows
@@ -150,7 +151,8 @@ def _reward(reward: RewardSection) -> list[Quantity]:
     return [*rows, *_budget("reward", reward.micro_batch_tokens)]
 
 
-def _rl(rl: RlSection) -> list[Quantity]:
+def _rl(rl: RlSection, *, turns: bool) -> list[Quantity]:
+    """With ``turns`` an environment decides how often the policy speaks in a rollout."""
     from posttrain.config.piece_facts import wants_greedy
 
     sampled, updates = rl.prompts_per_step * rl.group_size, optimiser_steps(rl)
@@ -158,6 +160,7 @@ def _rl(rl: RlSection) -> list[Quantity]:
     minibatches = _count(rl.minibatches, "minibatch", plural="es")
     group = f"{_count(rl.prompts_per_step, 'prompt')} × {_count(rl.group_size, 'completion')}"
     tokens = f"{rollouts} × {_count(rl.max_new_tokens, 'token')}"
+    each = " and turn" if turns else ""
     rows = [Quantity("rl", "rollouts per step", sampled, group)]
     if wants_greedy(rl):
         how = f"one for each of {_count(rl.prompts_per_step, 'prompt')}: its baseline"
@@ -167,7 +170,7 @@ def _rl(rl: RlSection) -> list[Quantity]:
         most = sampled * (1 + rl.max_resamples)
         rows.append(Quantity("rl", "sampled per step, at most", most, how))
     totals = {
-        "new tokens per step, at most": (sampled * rl.max_new_tokens, tokens),
+        f"new tokens per step{each}, at most": (sampled * rl.max_new_tokens, tokens),
         "optimiser steps per batch": (updates, f"{_count(rl.epochs, 'epoch')} × {minibatches}"),
         "sequences per optimiser step": (sampled // rl.minibatches, f"{rollouts} ÷ {minibatches}"),
         "rollouts in all": (rl.steps * sampled, f"{steps} × {rollouts}"),

@@ -212,6 +212,8 @@ def parse_value(text: str, path: tuple[str, ...] = ()) -> Any:
     item = typing.get_args(annotation)[0]
     if str in (item, *typing.get_args(item)):
         return [_unescaped(text)]
+    if isinstance(value, dict):
+        return [value]
     return [item.strip() for item in text.split(",") if item.strip()]
 
 

@@ -15,7 +15,7 @@ from posttrain.config.resolved import Resolved, RlSection
 from posttrain.config.rl_rules import ENGINE_RULES, PIECE_RULES, RL_CAUTIONS, RL_RULES
 from posttrain.config.sections import Optimiser, SftSection
 from posttrain.config.usual import unusual
-from posttrain.registry import FILES, did_you_mean
+from posttrain.registry import FILES, did_you_mean, split
 
 NO_WEIGHT = "every weight is 0, so nothing can be learned; give one another weight"
 
@@ -25,7 +25,7 @@ NO_WEIGHT = "every weight is 0, so nothing can be learned; give one another weig
 def repeated_names(recipe: Resolved) -> str | None:
     """A stage or a tracker is listed once."""
     for key in ("stages", "trackers"):
-        names = getattr(recipe.run, key)
+        names = [split(spec, kind=f"run.{key}")[0] for spec in getattr(recipe.run, key)]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice:
             return f"run.{key}: {twice!r} is there twice; name each once"

@@ -46,6 +46,13 @@ def engine_names() -> Mapping[str, Function]:
     return written_table("posttrain.rollout.engines", "ENGINES")
 
 
+def tracker_table() -> Mapping[str, Function]:
+    """The trackers that a recipe may name: those that not every run has anyway."""
+    from posttrain.track import ALWAYS, TRACKERS
+
+    return {name: made for name, made in TRACKERS.items() if name not in ALWAYS}
+
+
 def tiny_model() -> Function:
     """The function that builds the tiny model; its options are ``model.options``."""
     return written_function("posttrain.models.tiny", "build_tiny")

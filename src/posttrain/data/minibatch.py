@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posttrain.types import Batch
-from posttrain.types.prompts import Spans, spans
+from posttrain.types.batch import TokenSpans, spans
 
 # Splitting the completions of a prompt over two micro-batches computes the prompt twice. It is done
 # only where the completions moved have at least this many times the tokens of the prompt.
@@ -86,13 +86,13 @@ def micro_batches(
     return [_part(batch, rows, width=max(lengths[row] for row in rows)) for rows in parts]
 
 
-def _computed(rows: list[int], found: Spans) -> int:
+def _computed(rows: list[int], found: TokenSpans) -> int:
     """Tokens that these rows cost where equal prompts are computed once."""
     prompts = {found.owner[row]: found.first[row] for row in rows}
     return sum(prompts.values()) + sum(found.end[row] - found.first[row] for row in rows)
 
 
-def _fitting(rows: list[int], found: Spans, *, max_tokens: int) -> list[list[int]]:
+def _fitting(rows: list[int], found: TokenSpans, *, max_tokens: int) -> list[list[int]]:
     """Rows of one prompt in pieces of at most ``max_tokens`` with the prompt, longest first."""
     pieces: list[list[int]] = []
     for row in sorted(rows, key=lambda row: -found.end[row]):
@@ -103,10 +103,10 @@ def _fitting(rows: list[int], found: Spans, *, max_tokens: int) -> list[list[int
     return pieces
 
 
-def _rest(rows: list[int], found: Spans, *, capacity: int) -> list[int]:
+def _rest(rows: list[int], found: TokenSpans, *, capacity: int) -> list[int]:
     """The rows of one prompt that do not fit into ``capacity`` tokens; all, if too few would fit.
 
-    >>> found = Spans(first=[2, 2, 2], end=[20, 20, 20], owner=[0, 0, 0])
+    >>> found = TokenSpans(first=[2, 2, 2], end=[20, 20, 20], owner=[0, 0, 0])
     >>> _rest([0, 1, 2], found, capacity=40), _rest([0, 1, 2], found, capacity=19)
     ([2], [0, 1, 2])
     """

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posttrain.fast.attention.gather_kv import Layout
-from posttrain.fast.attention.gathered import Sequences
+from posttrain.fast.attention.gather_kv import KeyLayout
+from posttrain.fast.attention.gathered import KeySequences
 from posttrain.fast.packing import Packing
 
 LEAST = 128  # the fewest tokens, keys, and tokens of the longest sequence in a bucket
@@ -39,7 +39,7 @@ class Bucketed:
     """A packing in its bucket.
 
     ``source`` and ``positions`` [tokens] as in :class:`Packing`, 0 in the padding. ``queries`` and
-    ``keys`` as in :class:`Sequences`, and the ``layout`` of all keys of the bucket.
+    ``keys`` as in :class:`KeySequences`, and the ``layout`` of all keys of the bucket.
     """
 
     bucket: Bucket
@@ -47,10 +47,10 @@ class Bucketed:
     positions: Tensor
     queries: list[int]
     keys: list[int]
-    layout: Layout
+    layout: KeyLayout
 
 
-def bucket_of(found: Sequences) -> Bucket:
+def bucket_of(found: KeySequences) -> Bucket:
     """A bucket that holds a packing and is hardly larger; similar packings share one."""
     tokens = _tokens(found.tokens)
     spare = tokens - found.tokens
@@ -63,7 +63,7 @@ def bucket_of(found: Sequences) -> Bucket:
     )
 
 
-def holds(bucket: Bucket, found: Sequences) -> bool:
+def holds(bucket: Bucket, found: KeySequences) -> bool:
     """Whether sequences, and the padding that they need then, fit into a bucket."""
     spare = bucket.tokens - found.tokens
     return (
@@ -84,7 +84,7 @@ class Buckets:
         self.known: list[Bucket] = []
         self._wasted: Counter[Bucket] = Counter()
 
-    def choose(self, found: Sequences, *, new: bool = True) -> Bucket | None:
+    def choose(self, found: KeySequences, *, new: bool = True) -> Bucket | None:
         """The bucket for a packing: a known one, or a ``new`` one for the caller to capture.
 
         None: no known bucket holds it, and there may be no new one.
@@ -104,7 +104,7 @@ def _work(bucket: Bucket) -> int:
     return bucket.tokens + bucket.keys // 64
 
 
-def fit(packing: Packing, bucket: Bucket, *, found: Sequences) -> Bucketed:
+def fit(packing: Packing, bucket: Bucket, *, found: KeySequences) -> Bucketed:
     """Put a packing, of these sequences, into a bucket that holds it."""
     used = found.tokens
     source, positions = torch.zeros(2, bucket.tokens, dtype=torch.long)
@@ -119,7 +119,7 @@ def fit(packing: Packing, bucket: Bucket, *, found: Sequences) -> Bucketed:
         positions=positions,
         queries=_filled([*found.queries, *padding], bucket.sequences),
         keys=_filled([*found.keys, *padding], bucket.sequences),
-        layout=Layout.of(keys_at, tokens=bucket.tokens),
+        layout=KeyLayout.of(keys_at, tokens=bucket.tokens),
     )
 
 

@@ -31,7 +31,7 @@ from posttrain.fast.cast_copy import Aliases
 from posttrain.fast.graphs import CaptureError, Pool, capturing
 from posttrain.fast.packing import Packing
 from posttrain.models.gpu_memory import capture_lock
-from posttrain.types.devices import send
+from posttrain.types.batch import send
 
 _active = threading.local()
 

@@ -14,7 +14,7 @@ from posttrain.fast.attention.replaceable import replaceable
 from posttrain.fast.kv_slots import fits_slots
 from posttrain.fast.packed_states import can_be_packed
 from posttrain.models.head import logits_are_head_of_states
-from posttrain.types.ways import Verdict
+from posttrain.types.ways import Support
 
 
 def compile_layers(model: Any) -> None:
@@ -31,10 +31,10 @@ def compile_layers(model: Any) -> None:
             layer.compile(dynamic=True)
 
 
-def compilable(model: Any) -> Verdict:
+def compilable(model: Any) -> Support:
     """Whether the layers of a model are where :func:`compile_layers` looks for them."""
     found = len(_layers(model)) > 0
-    return Verdict("" if found else "its layers are not in a list called layers")
+    return Support("" if found else "its layers are not in a list called layers")
 
 
 def is_compiled(model: Any) -> bool:

@@ -23,7 +23,7 @@ from posttrain.models import head
 from posttrain.models.gpu_memory import memory_budget
 from posttrain.models.stops import Decode
 from posttrain.types import Sampling
-from posttrain.types.ways import Verdict, Way
+from posttrain.types.ways import Support, Way
 
 __all__ = ["Decoder", "Drawn", "sample", "uncompiled"]
 
@@ -54,7 +54,7 @@ class Decoder:
         self._copy: CastCopy | None = None
         self._most = 1  # how many slots fitted into memory when they were made
 
-    def takes_model(self) -> Verdict:
+    def takes_model(self) -> Support:
         """Whether the model has attention, keys and a head that slots can take over."""
         probe = torch.zeros(1, 1, dtype=torch.long, device=self.model.device)
         return (
@@ -72,8 +72,8 @@ class Decoder:
             triton = "they do not compute in float64" if exact else ""
             triton = triton if kernels.has_triton() else "Triton is not installed"
             wanted = [
-                ("CUDA graphs", Verdict(broken), "each step takes longer"),
-                ("Triton kernels", Verdict(triton), "plain PyTorch attends and draws"),
+                ("CUDA graphs", Support(broken), "each step takes longer"),
+                ("Triton kernels", Support(triton), "plain PyTorch attends and draws"),
             ]
         if self._compiled:
             wanted.append(("compiled layers", compilable(self.model), "they run as written"))

@@ -19,7 +19,7 @@ from posttrain.fast.attention.grouped import GroupedStep, Grouping
 from posttrain.fast.attention.interface import Causal, attending
 from posttrain.models.cache import KeyShape
 from posttrain.models.sampling import at_least_float32
-from posttrain.types.ways import Verdict, remembered
+from posttrain.types.ways import Support, remembered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -81,7 +81,7 @@ class Slots:
 
 @remembered(_VERDICT)
 @torch.no_grad()
-def fits_slots(model: Any) -> Verdict:
+def fits_slots(model: Any) -> Support:
     """Whether the keys and values of all layers have the one shape that slots have.
 
     Seen in a pass: some models compress their keys, or have heads of another size in some layers.
@@ -89,16 +89,16 @@ def fits_slots(model: Any) -> Verdict:
     try:
         expected = KeyShape.of(model)
     except (AttributeError, RuntimeError, TypeError):  # layers with a configuration each
-        return Verdict("its layers have keys of more than one shape")
+        return Support("its layers have keys of more than one shape")
     seen = _Shapes()
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     with attending(model, seen):
         model.get_decoder()(input_ids=token, position_ids=token, use_cache=False)
     if seen.found == {(expected.heads, expected.size)}:
-        return Verdict()
+        return Support()
     shapes = " and ".join(f"{heads} heads of {size}" for heads, size in sorted(seen.found))
     said = f"{expected.heads} heads of {expected.size}"
-    return Verdict(f"its keys and values are {shapes}, where its configuration says {said}")
+    return Support(f"its keys and values are {shapes}, where its configuration says {said}")
 
 
 class _Shapes(Causal):

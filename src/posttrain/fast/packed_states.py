@@ -22,9 +22,8 @@ from posttrain.fast.packing import Packing, pack
 from posttrain.models import head
 from posttrain.models.head import full_precision, logits_are_head_of_states, trunk_states
 from posttrain.types import Batch
-from posttrain.types.devices import send
-from posttrain.types.prompts import spans
-from posttrain.types.ways import Verdict, remembered
+from posttrain.types.batch import send, spans
+from posttrain.types.ways import Support, remembered
 
 if TYPE_CHECKING:
     from posttrain.fast.attention.shared_prompt import Make
@@ -78,13 +77,13 @@ def packed_states(
     return states.squeeze(0)[before]
 
 
-def shares_prompts(model: nn.Module, longest: int) -> Verdict:
+def shares_prompts(model: nn.Module, longest: int) -> Support:
     """Whether log-probs of this language model, or states of this trunk, are computed packed.
 
     For sequences of at most ``longest`` tokens.
     """
     if not isinstance(model, PreTrainedModel):
-        return Verdict("it is no model of transformers")
+        return Support("it is no model of transformers")
     if model.get_output_embeddings() is not None:
         few = torch.arange(min(8, longest), device=model.device)[None]
         verdict = logits_are_head_of_states(model, few % model.config.get_text_config().vocab_size)
@@ -100,21 +99,21 @@ def kernel_for(trunk: nn.Module, batch: Batch) -> Make | None:
     return _KERNELS[model.device.type] if packs(trunk, batch.tokens.shape[1]) else None
 
 
-def packs(trunk: Any, longest: int) -> Verdict:
+def packs(trunk: Any, longest: int) -> Support:
     """Whether this trunk computes sequences of at most ``longest`` tokens packed."""
     if not isinstance(trunk, PreTrainedModel):
-        return Verdict("it is no model of transformers")
+        return Support("it is no model of transformers")
     if _computes_layers_again(trunk):
-        return Verdict("its activations are checkpointed, outside of our attention")
+        return Support("its activations are checkpointed, outside of our attention")
     config: Any = trunk.config.get_text_config(decoder=True)
     for name in ("sliding_window", "attention_chunk_size"):
         limit = getattr(config, name, None)
         if limit is not None and limit < longest:
-            return Verdict(f"its {name} of {limit} is shorter than sequences of {longest} tokens")
+            return Support(f"its {name} of {limit} is shorter than sequences of {longest} tokens")
     make = _KERNELS.get(trunk.device.type)
     if make is None:
-        return Verdict(f"there is no kernel for a device of the kind {trunk.device.type!r}")
-    suits = _suits_flash(trunk, config) if make is Flash else Verdict()
+        return Support(f"there is no kernel for a device of the kind {trunk.device.type!r}")
+    suits = _suits_flash(trunk, config) if make is Flash else Support()
     return suits and can_be_packed(trunk)
 
 
@@ -124,26 +123,26 @@ def _computes_layers_again(trunk: nn.Module) -> bool:
     return any(getattr(module, "gradient_checkpointing", False) for module in (trunk, *layers))
 
 
-def _suits_flash(trunk: PreTrainedModel, config: Any) -> Verdict:
+def _suits_flash(trunk: PreTrainedModel, config: Any) -> Support:
     """Whether FlashAttention takes it: half precision, and heads of a size that it has."""
     if not torch.backends.cuda.is_flash_attention_available():
-        return Verdict("PyTorch has no flash attention here")
+        return Support("PyTorch has no flash attention here")
     if torch.cuda.get_device_capability(trunk.device) < (8, 0):
-        return Verdict("this GPU is too old for flash attention (its capability is below 8.0)")
+        return Support("this GPU is too old for flash attention (its capability is below 8.0)")
     autocast = torch.is_autocast_enabled("cuda")
     compute = torch.get_autocast_dtype("cuda") if autocast else trunk.dtype
     if getattr(config, "v_head_dim", None):  # compressed keys: values of another size
-        return Verdict("its values are of another size than its keys")
+        return Support("its values are of another size than its keys")
     if compute not in head.HALF:
-        return Verdict(f"flash attention does not compute in {compute}")
+        return Support(f"flash attention does not compute in {compute}")
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if size % 8 == 0 and size <= 256:
-        return Verdict()
-    return Verdict(f"flash attention has no heads of size {size}")
+        return Support()
+    return Support(f"flash attention has no heads of size {size}")
 
 
 @remembered(_VERDICT)
-def can_be_packed(trunk: PreTrainedModel) -> Verdict:
+def can_be_packed(trunk: PreTrainedModel) -> Support:
     """Whether this trunk gives the same hidden states for a packed batch.
 
     Compared on a few tokens: a model may carry more from token to token than attention (a
@@ -153,11 +152,11 @@ def can_be_packed(trunk: PreTrainedModel) -> Verdict:
         return replaceable(trunk) and _compare(trunk)
 
 
-def _compare(trunk: PreTrainedModel) -> Verdict:
+def _compare(trunk: PreTrainedModel) -> Support:
     config = trunk.config.get_text_config()
     length = min(12, getattr(config, "max_position_embeddings", None) or 12)
     if length < 4:
-        return Verdict(f"its context is {length} tokens")
+        return Support(f"its context is {length} tokens")
     tokens = torch.arange(3 * length, device=trunk.device).reshape(3, -1) * 7 % config.vocab_size
     prompt = length // 2 - 1
     tokens[1, :prompt] = tokens[0, :prompt]
@@ -172,7 +171,7 @@ def _compare(trunk: PreTrainedModel) -> Verdict:
     try:
         found, beside = (packed_states(trunk, row, packing=packing) for row in (tokens, others))
     except NotImplementedError:
-        return Verdict(f"a layer's window is shorter than {length} tokens")
+        return Support(f"a layer's window is shorter than {length} tokens")
     # What crosses sequences changes the first tokens of the next one by about 1. Other faults (a
     # model that counts positions itself) change most tokens, and rounding in half precision may
     # change a few as much: so the median decides.
@@ -180,5 +179,5 @@ def _compare(trunk: PreTrainedModel) -> Verdict:
     apart = relative_errors(beside[last], found[last]) < 0.01
     same = relative_errors(found, expected).median() < max(0.01, 64 * torch.finfo(found.dtype).eps)
     if not bool(apart.all()):
-        return Verdict("more than attention goes from token to token, and would cross sequences")
-    return Verdict("" if same else "its positions are not those it is given")
+        return Support("more than attention goes from token to token, and would cross sequences")
+    return Support("" if same else "its positions are not those it is given")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from posttrain.types import Batch
-from posttrain.types.prompts import Spans
+from posttrain.types.batch import TokenSpans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Packing:
         return max((*together, *self.wholes))
 
 
-def pack(batch: Batch, found: Spans) -> Packing:
+def pack(batch: Batch, found: TokenSpans) -> Packing:
     """Pack what a forward pass must compute: no token after which none is chosen.
 
     At least one token of the batch must be chosen, and none of them the first of its sequence.
@@ -81,7 +81,7 @@ def _packed(
     batch: Batch,
     segments: list[tuple[int, int, int]],
     *,
-    found: Spans,
+    found: TokenSpans,
     counts: tuple[int, int, list[int]],
 ) -> Packing:
     """The tensors of segments (row, start, length), on the device of the batch."""

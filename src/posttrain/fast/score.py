@@ -26,7 +26,7 @@ from posttrain.models import head, logprobs
 from posttrain.models.logprobs import Entropy
 from posttrain.protocols import Outputs
 from posttrain.types import Batch
-from posttrain.types.prompts import chosen_indices
+from posttrain.types.batch import chosen_indices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -33,7 +33,7 @@ from posttrain.models.gpu_memory import memory_budget
 from posttrain.models.reward import score_sequences
 from posttrain.protocols import Objective, Outputs, StepResult
 from posttrain.types import Batch
-from posttrain.types.ways import Verdict, Way
+from posttrain.types.ways import Support, Way
 
 WITHOUT_PACKING = "padding is computed, and a prompt again for each of its completions"
 Forward = Callable[..., Outputs]
@@ -309,14 +309,14 @@ class LocalLearner:
         captured = []
         if self._captured:
             broken = next((one.pool.broken for one in self._captured if one.pool.broken), "")
-            captured = [("captured passes", Verdict(broken), "each pass takes longer")]
+            captured = [("captured passes", Support(broken), "each pass takes longer")]
         when = "" if self.device.type == "cuda" else " where that saves work"
         return Way.of(f"packed{when}", "prompts shared", wanted=captured)
 
-    def _shares_prompts(self, longest: int) -> Verdict:
+    def _shares_prompts(self, longest: int) -> Support:
         """Whether a forward pass computes a prompt once for all its completions."""
         if self._ask is scores:
-            return Verdict("a reward model reads rows")
+            return Support("a reward model reads rows")
         critic = None if self._critic is None else getattr(self._critic.module, "trunk", None)
         with self._precision():
             policy = shares_prompts(self.model, longest)

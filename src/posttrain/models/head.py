@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from posttrain.algorithms import ops
 from posttrain.models.sampling import at_least_float32
-from posttrain.types.prompts import chosen_indices
-from posttrain.types.ways import Verdict, remembered
+from posttrain.types.batch import chosen_indices
+from posttrain.types.ways import Support, remembered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -112,7 +112,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 @remembered(_VERDICT)
-def logits_are_head_of_states(model: PreTrainedModel, tokens: Tensor) -> Verdict:
+def logits_are_head_of_states(model: PreTrainedModel, tokens: Tensor) -> Support:
     """Whether :func:`project` of the hidden states really gives this model's logits.
 
     Compared on a few tokens: some models do more after the head than scale or soft-cap, and a
@@ -125,14 +125,14 @@ def logits_are_head_of_states(model: PreTrainedModel, tokens: Tensor) -> Verdict
         allowed = max(64 * torch.finfo(torch.float32).eps, 4 * torch.finfo(found.dtype).eps)
         difference = float((found.double() - expected.double()).abs().max())
         if difference <= allowed * float(expected.abs().max()):
-            return Verdict()
+            return Support()
     why_not = "its logits are not its output head applied to its hidden states"
     warnings.warn(
         f"{type(model).__name__}: {why_not}, so whole logits are computed for every micro-batch; "
         "that is right, but takes more memory: use smaller micro-batches",
         stacklevel=2,
     )
-    return Verdict(why_not)
+    return Support(why_not)
 
 
 def _logits_both_ways(model: PreTrainedModel, tokens: Tensor) -> tuple[Tensor, Tensor | None]:

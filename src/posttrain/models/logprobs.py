@@ -16,7 +16,7 @@ from posttrain.models.head import full_logits, state_values, states_before
 from posttrain.models.sampling import at_least_float32, filter_logits, scale_logits
 from posttrain.protocols import Outputs
 from posttrain.types import Batch
-from posttrain.types.prompts import chosen_indices
+from posttrain.types.batch import chosen_indices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

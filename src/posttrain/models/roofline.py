@@ -54,7 +54,7 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class DecodeStep:
     """The work of one decode step, term by term."""
 
     weight_bytes: float
@@ -78,7 +78,7 @@ class Step:
         return max(self.bytes / peak.bytes_per_second, self.flops / peak.flops_per_second)
 
 
-def decode_step(shape: Shape, *, rows: float, length: float, item_bytes: int) -> Step:
+def decode_step(shape: Shape, *, rows: float, length: float, item_bytes: int) -> DecodeStep:
     """The work of one step in which ``rows`` sequences of ``length`` tokens each get one more.
 
     With W weights, L layers, H heads, K key heads of size D, vocabulary V, b bytes a number:
@@ -98,7 +98,7 @@ def decode_step(shape: Shape, *, rows: float, length: float, item_bytes: int) ->
     (6440, 13680)
     """
     keys = shape.layers * shape.key_heads * shape.head_size * length * rows
-    return Step(
+    return DecodeStep(
         weight_bytes=shape.weights * item_bytes,
         key_bytes=2 * keys * item_bytes,
         logit_bytes=2 * shape.vocabulary * rows * item_bytes,

@@ -37,7 +37,7 @@ class RankedTokens:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class RankingMetrics:
     """Measures of a reward model on held-out ranked sets.
 
     ``accuracy`` is over all pairs of a set, ``margin`` their mean difference of score,
@@ -97,7 +97,7 @@ def preference_terms(outputs: Outputs, batch: Batch) -> Terms:
 preference = Objective(preference_terms)
 
 
-def judge(sets: Sequence[RankedTokens], scores: Sequence[Sequence[float]]) -> Verdict:
+def judge(sets: Sequence[RankedTokens], scores: Sequence[Sequence[float]]) -> RankingMetrics:
     """Compare scores with the rankings they should reproduce: every pair of every set."""
     better: list[float] = []
     worse: list[float] = []
@@ -109,7 +109,7 @@ def judge(sets: Sequence[RankedTokens], scores: Sequence[Sequence[float]]) -> Ve
     flat = torch.tensor([score for row in scores for score in row]).double()
     lengths = torch.tensor([length for member in sets for length in member.lengths]).double()
     bins = pair_calibration(chosen, rejected)
-    return Verdict(
+    return RankingMetrics(
         accuracy=accuracy(chosen, rejected),
         loss=float(-logsigmoid(chosen - rejected).mean()),
         margin=float((chosen - rejected).mean()),

@@ -16,9 +16,7 @@ from posttrain.data.collate import collate
 from posttrain.data.minibatch import minibatches
 from posttrain.pipelines.guard import as_skipped, is_finite
 from posttrain.pipelines.metrics import batch_metrics, kl_to_reference, step_metrics
-from posttrain.pipelines.plan import Plan, State
-from posttrain.pipelines.returned import with_field
-from posttrain.pipelines.rl_objective import make_objective
+from posttrain.pipelines.plan import Plan, State, make_objective, with_field
 from posttrain.protocols import Learner, StepResult, Sync
 from posttrain.types import Batch, Collected, draw_seed
 

@@ -3,7 +3,7 @@
 ``facts`` reads a run folder; ``plot`` draws pictures, ``html`` a page, ``terminal`` tables.
 """
 
-from posttrain.report.facts import TITLES, Facts
+from posttrain.report.facts import TITLES, RunFacts
 from posttrain.report.held_out import HeldOut, Interval, Share, held_out
 from posttrain.report.html import export, render_report
 from posttrain.report.overview import Overview, compare, find_runs, overview
@@ -17,7 +17,7 @@ from posttrain.report.terminal import (
 
 __all__ = [
     "TITLES",
-    "Facts",
+    "RunFacts",
     "HeldOut",
     "Interval",
     "Overview",

@@ -34,7 +34,7 @@ SIGNS: dict[Any, str] = {True: " ✓", False: " ✗", None: " ?"}
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunFacts:
     """The results of a run; each fact is read from its folder on first use, and once."""
 
     run: RunFolder

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from posttrain.report.facts import SIGNS, TITLES, Facts, describe_finding, number_or_none
+from posttrain.report.facts import SIGNS, TITLES, RunFacts, describe_finding, number_or_none
 from posttrain.report.overview import BROKEN, Overview, arrow, overview
 from posttrain.report.panels import end_note, panels_of
 from posttrain.report.svg import draw_panel
@@ -42,7 +42,7 @@ def export(run: RunFolder, out: str | Path | None = None) -> list[Path]:
     page = Path(out) if out is not None else run.path / "report.html"
     if page.is_dir():
         raise ValueError(f"{page}: is a folder; name the file, like {page / 'report.html'}")
-    facts = Facts(run)
+    facts = RunFacts(run)
     write_text(page, render_report(facts))
     written = [page]
     for stage in TITLES:
@@ -68,7 +68,7 @@ def metrics_csv(records: Sequence[Record]) -> str:
     return text.getvalue()
 
 
-def render_report(facts: Facts) -> str:
+def render_report(facts: RunFacts) -> str:
     """The page: results, curves, what went wrong, samples, config."""
     row = overview(facts.run.path, facts)
     name = _text(facts.name)
@@ -108,7 +108,7 @@ def _section(title: str, body: Callable[[], str]) -> str:
     return f"<section>\n{heading}{content}\n</section>" if content else ""
 
 
-def _cards(facts: Facts, row: Overview) -> str:
+def _cards(facts: RunFacts, row: Overview) -> str:
     rows = {
         share.label: share.note or arrow(*share.values, pattern="{:.1%}")
         for share in facts.held_out.shares().values()
@@ -127,7 +127,7 @@ def _cards(facts: Facts, row: Overview) -> str:
     return f'<div class="cards">{"".join(cards)}</div>{notes}' if cards else ""
 
 
-def _rewards(facts: Facts) -> str:
+def _rewards(facts: RunFacts) -> str:
     """Every reward on held-out problems, monitored ones too."""
     rows = []
     for name, (before, after) in facts.held_out.means().items():
@@ -137,7 +137,7 @@ def _rewards(facts: Facts) -> str:
     return _table(["mean over held-out problems", "before", "after", "change"], rows)
 
 
-def _curves(facts: Facts, stage: str) -> Callable[[], str]:
+def _curves(facts: RunFacts, stage: str) -> Callable[[], str]:
     def draw() -> str:
         records = facts.records(stage)
         panels = panels_of(records, accuracy_by=facts.run.stage(stage).accuracy_by)
@@ -147,7 +147,7 @@ def _curves(facts: Facts, stage: str) -> Callable[[], str]:
     return draw
 
 
-def _findings(facts: Facts) -> str:
+def _findings(facts: RunFacts) -> str:
     shown = []
     for finding in facts.findings:
         steps, text = describe_finding(finding)
@@ -162,7 +162,7 @@ def _findings(facts: Facts) -> str:
     return "\n".join(shown)
 
 
-def _answers(facts: Facts) -> str:
+def _answers(facts: RunFacts) -> str:
     rows = []
     for sample in facts.samples[:50]:
         answer = sample.get("answer")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from posttrain.report.facts import TRAINED, Facts, number_or_none
+from posttrain.report.facts import TRAINED, RunFacts, number_or_none
 from posttrain.report.held_out import Change
 from posttrain.runs.drift import settings
 from posttrain.runs.folder import RunFolder
@@ -77,11 +77,11 @@ def find_runs(folder: str | Path = "runs") -> list[Path]:
     return sorted(mark.parent for mark in marks)
 
 
-def overview(path: str | Path, facts: Facts | None = None) -> Overview:
+def overview(path: str | Path, facts: RunFacts | None = None) -> Overview:
     """The overview of a run folder; a broken one has a ``problem`` and raises nothing."""
     path = Path(path)
     try:
-        return _overview(Facts(RunFolder(path)) if facts is None else facts)
+        return _overview(RunFacts(RunFolder(path)) if facts is None else facts)
     except BROKEN as error:
         text = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
         return Overview(path=path, state="broken", problem=text.removeprefix(f"{path}: "))
@@ -119,7 +119,7 @@ def arrow(before: float | None, after: float | None, *, pattern: str, unknown: s
     return " → ".join(filter(None, shown))
 
 
-def _overview(facts: Facts) -> Overview:
+def _overview(facts: RunFacts) -> Overview:
     run = facts.run
     config = {name: _known(run.config.get(name), dict) or {} for name in ("rl", "sft")}
     trained = next((name for name in TRAINED if run.stage(name).metrics.exists()), "")

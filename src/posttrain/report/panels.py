@@ -52,7 +52,7 @@ class Curve(NamedTuple):
         return [sum(window) / len(window) for window in windows]
 
 
-class Drawn(NamedTuple):
+class DrawnPanel(NamedTuple):
     """A panel whose metric was logged, with its curves."""
 
     panel: Panel
@@ -95,7 +95,7 @@ REWARD: tuple[tuple[Panel, ...], ...] = (
 )
 
 
-def panels_of(records: Sequence[Record], *, accuracy_by: str = "") -> list[Drawn]:
+def panels_of(records: Sequence[Record], *, accuracy_by: str = "") -> list[DrawnPanel]:
     """The panels whose metrics are in these records, one record a step, with their curves.
 
     The stage is recognised by what it logs: rewards, preferences, or neither (SFT).
@@ -104,11 +104,11 @@ def panels_of(records: Sequence[Record], *, accuracy_by: str = "") -> list[Drawn
     logged = {name for record in records for name in record}
     rewarded = logged & {"reward/mean", "reward/invalid"}  # if all scores broke, no reward/mean
     slots = RL if rewarded else REWARD if "preference/margin" in logged else SFT
-    drawn: list[Drawn] = []
+    drawn: list[DrawnPanel] = []
     for slot in slots:
         panels = _held_out(logged, accuracy_by) if slot == HELD_OUT else slot
         found = [
-            Drawn(panel, curve, _curve(records, panel.held_out))
+            DrawnPanel(panel, curve, _curve(records, panel.held_out))
             for panel in panels
             if (curve := _curve(records, panel.metric))
             and (any(curve.values) or not panel.must_move)

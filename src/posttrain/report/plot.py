@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.algorithms.preferences import Bin, calibration_error
-from posttrain.report.panels import MARKERS_UP_TO, TICKS, Curve, Drawn, end_note, panels_of
+from posttrain.report.panels import MARKERS_UP_TO, TICKS, Curve, DrawnPanel, end_note, panels_of
 from posttrain.runs.files import replacing
 from posttrain.runs.metrics_file import Record, merge_steps
 from posttrain.track.printable import printable
@@ -69,7 +69,7 @@ def _picture(
         figure.savefig(beside, format="png", dpi=150, facecolor="white")
 
 
-def _draw(axis: Any, drawn: Drawn, *, records: Sequence[Record]) -> None:
+def _draw(axis: Any, drawn: DrawnPanel, *, records: Sequence[Record]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     panel = drawn.panel

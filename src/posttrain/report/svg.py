@@ -9,7 +9,7 @@ import html
 import math
 from collections.abc import Iterable, Sequence
 
-from posttrain.report.panels import MARKERS_UP_TO, TICKS, Drawn
+from posttrain.report.panels import MARKERS_UP_TO, TICKS, DrawnPanel
 from posttrain.runs.metrics_file import Record
 from posttrain.track.printable import printable
 
@@ -24,7 +24,7 @@ _CURVES = {
 }
 
 
-def draw_panel(drawn: Drawn, records: Sequence[Record]) -> str:
+def draw_panel(drawn: DrawnPanel, records: Sequence[Record]) -> str:
     """A ``<figure>`` of one panel; ``records`` are those of the stage, one a step."""
     panel, curve, held_out = drawn
     ticks = _ticks([*curve.values, *(held_out.values if held_out else [])], percent=panel.percent)

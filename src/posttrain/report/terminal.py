@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from posttrain.report.facts import SIGNS, Facts, describe_finding
+from posttrain.report.facts import SIGNS, RunFacts, describe_finding
 from posttrain.report.held_out import HeldOut, Interval, Share
 from posttrain.report.overview import Overview, arrow
 from posttrain.track.printable import counted, printable
@@ -31,7 +31,7 @@ WORDS = {"state": 0, "stages": 110, "algorithm": 90}
 _MARKS = {True: "green", False: "red", None: "yellow"}
 
 
-def render_summary(facts: Facts, *, next_steps: Sequence[str] = ()) -> RenderableType:
+def render_summary(facts: RunFacts, *, next_steps: Sequence[str] = ()) -> RenderableType:
     """A summary for ``rich.console.Console.print``.
 
     ``next_steps`` are lines to print as they are: with ``crop=False``, they stay one line each on
@@ -73,7 +73,7 @@ def _warning(text: str) -> Text:
     return Text(printable(text), style="yellow", overflow="fold")
 
 
-def _results(facts: Facts) -> Table:
+def _results(facts: RunFacts) -> Table:
     table = Table(box=SIMPLE_HEAD)
     table.add_column("")
     table.add_column("before", justify="right", no_wrap=True)

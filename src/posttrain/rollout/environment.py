@@ -56,6 +56,15 @@ class Conversations:
         return Turn(tokens=tuple(self._encode(answer)), text=text)
 
 
+def talking(env: Env | None, encode: Encode | None) -> Conversations | None:
+    """What replies in one call of an engine: a new conversation for each sequence, or nothing."""
+    return None if env is None else Conversations(env, encode=encode or _no_tokens)
+
+
+def _no_tokens(said: object) -> Sequence[int]:
+    raise ValueError("no tokenizer for an environment that says text; give collect_scored encode=")
+
+
 def over(graded: Score, given: Score) -> Score:
     """The score that an environment has ``given``; what the rewards said is kept in its parts.
 

@@ -5,7 +5,7 @@ on a standard input, and ``examine`` puts tests to functions.
 """
 
 from posttrain.sandbox.choice import Backend, available, choose
-from posttrain.sandbox.outcome import Outcome, Report, examine, run
+from posttrain.sandbox.outcome import CaseReport, Outcome, examine, run
 from posttrain.sandbox.processes import START_SECONDS, Limits, SandboxError
 from posttrain.sandbox.unit_tests import Questions, prepare
 
@@ -15,7 +15,7 @@ __all__ = [
     "Limits",
     "Outcome",
     "Questions",
-    "Report",
+    "CaseReport",
     "SandboxError",
     "available",
     "choose",

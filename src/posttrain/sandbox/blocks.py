@@ -18,7 +18,7 @@ UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class CodeBlock:
     """A fenced block: its text, whether it has a label, the names it binds and uses."""
 
     text: str
@@ -54,16 +54,16 @@ def extract_code(text: str, wanted: Collection[str] = (), *, reads_input: bool =
     return "\n".join(blocks[place].text for place in chosen)
 
 
-def _program(blocks: list[Block], *, reads_input: bool) -> Block:
+def _program(blocks: list[CodeBlock], *, reads_input: bool) -> CodeBlock:
     reading = [block for block in blocks if READS_INPUT.search(block.text)] if reads_input else []
     labelled = [block for block in reading or blocks if block.labelled]
     parsed = [block for block in labelled or reading or blocks if block.parses]
     return (parsed or labelled or reading or blocks)[-1]
 
 
-def _blocks(text: str) -> list[Block]:
+def _blocks(text: str) -> list[CodeBlock]:
     """Every fenced block that is Python, or does not say what it is."""
-    found: list[Block] = []
+    found: list[CodeBlock] = []
     lines: list[str] = []
     fence = label = indent = ""
     after_text = False
@@ -85,7 +85,7 @@ def _blocks(text: str) -> list[Block]:
     return [*found, *_block(lines, label)] if fence else found
 
 
-def _block(lines: list[str], label: str) -> list[Block]:
+def _block(lines: list[str], label: str) -> list[CodeBlock]:
     if not LANGUAGES.fullmatch(label):
         return []
     text = "".join(lines).lstrip("\ufeff")
@@ -95,11 +95,13 @@ def _block(lines: list[str], label: str) -> list[Block]:
         # Not a whole program (a body for a preamble, or truncated): the names that it begins to
         # define.
         binds = frozenset(re.findall(r"^(?:async )?(?:def|class) (\w+)", text, re.MULTILINE))
-        return [Block(text=text, labelled=bool(label), parses=False, binds=binds, uses=frozenset())]
+        return [
+            CodeBlock(text=text, labelled=bool(label), parses=False, binds=binds, uses=frozenset())
+        ]
     binds = frozenset(_bound(tree))
     loaded = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
     uses = frozenset(loaded - binds - set(dir(builtins)))
-    return [Block(text=text, labelled=bool(label), parses=True, binds=binds, uses=uses)]
+    return [CodeBlock(text=text, labelled=bool(label), parses=True, binds=binds, uses=uses)]
 
 
 def _bound(tree: ast.Module) -> set[str]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from posttrain.sandbox.remote import Absent, NotDefinedError, Remote
-from posttrain.sandbox.wire import Line, NotPlainError, decode, encode, load_text
+from posttrain.sandbox.wire import Channel, NotPlainError, decode, encode, load_text
 from posttrain.sandbox.worker import MAX_MESSAGE_LENGTH, READY, set_limits, take_text
 
 TYPE_CHECKING = False  # see wire.py
@@ -51,7 +51,7 @@ SolutionExitError.__name__ = "SystemExit"  # the name that reports show
 class Examiner:
     """Runs the tests against the solution in the other process, and reports case by case."""
 
-    def __init__(self, line: Line, report: Line) -> None:
+    def __init__(self, line: Channel, report: Channel) -> None:
         self.line = line
         self.report = report
         self.blameless = True  # no call yet: until the first one, an error is the tests' own
@@ -335,8 +335,8 @@ def main() -> None:
     set_limits(json.loads(sys.argv[1]))
     task_fd, request, reply, verdicts = map(int, sys.argv[2:6])
     task = json.loads(take_text(task_fd))
-    line = Line(reply, request, max_bytes=task["max_bytes"])
-    report = Line(os.open(os.devnull, os.O_RDONLY), verdicts, max_bytes=0)
+    line = Channel(reply, request, max_bytes=task["max_bytes"])
+    report = Channel(os.open(os.devnull, os.O_RDONLY), verdicts, max_bytes=0)
     if line.source.readline(len(READY)) != READY:
         sys.exit("the solution's sandbox did not start")
     report.send({"ready": True})

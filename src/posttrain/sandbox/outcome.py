@@ -38,7 +38,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class CaseReport:
     """How many cases passed of how many, and why the first that failed did."""
 
     passed: int
@@ -117,7 +117,7 @@ def _not_started(team: Crew) -> SandboxError:
 
 def examine(
     solution: str, questions: Questions, *, limits: Limits, sandbox: Sandbox, stop_early: bool
-) -> Report:
+) -> CaseReport:
     """Put the tests to the functions of a solution; each of the two in a sandbox of its own.
 
     With ``stop_early`` the first case that fails ends it.
@@ -146,7 +146,7 @@ def examine(
         return _listen(team, report_read, num_cases=questions.num_cases)
 
 
-def _listen(team: Crew, descriptor: int, *, num_cases: int) -> Report:
+def _listen(team: Crew, descriptor: int, *, num_cases: int) -> CaseReport:
     """Follow the examiner's report to its end, or to the deadline."""
     deadline = time.monotonic() + START_SECONDS
     ready = False
@@ -168,7 +168,7 @@ def _listen(team: Crew, descriptor: int, *, num_cases: int) -> Report:
             if "ready" in message:
                 ready, deadline = True, time.monotonic() + team.limits.seconds
             elif "broken" in message:
-                return Report(passed=0, cases=1, broken=_printable(message["broken"]))
+                return CaseReport(passed=0, cases=1, broken=_printable(message["broken"]))
             elif "done" in message:
                 unfinished = num_cases if NO_CASE in passed else 0
                 return _report(passed if message["asked"] else {}, unfinished, reason=reason)
@@ -178,15 +178,15 @@ def _listen(team: Crew, descriptor: int, *, num_cases: int) -> Report:
                 number = message["case"]
                 passed[number] = passed.get(number, True) and message["passed"]
                 reason = reason or _printable(message["why"])
-    return Report(passed=0, cases=1, reason="the tests report too much")
+    return CaseReport(passed=0, cases=1, reason="the tests report too much")
 
 
 def _report(
     passed: dict[int, bool], num_cases: int, *, reason: str, ending: Ending = "finished"
-) -> Report:
+) -> CaseReport:
     """How many cases passed of those that ran, or of ``num_cases`` where that is more."""
     cases = max(len(passed), num_cases, 1)
-    return Report(passed=sum(passed.values()), cases=cases, ending=ending, reason=reason)
+    return CaseReport(passed=sum(passed.values()), cases=cases, ending=ending, reason=reason)
 
 
 def _printable(text: str) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 
-from posttrain.sandbox.outcome import Outcome, Report, run
+from posttrain.sandbox.outcome import CaseReport, Outcome, run
 from posttrain.sandbox.processes import START_SECONDS, Limits, Sandbox, SandboxError
 
 IN_ALL = 10  # times ``seconds`` is the limit of all inputs of a program together
@@ -19,7 +19,7 @@ def run_cases(
     limits: Limits,
     sandbox: Sandbox,
     partial: bool,
-) -> Report:
+) -> CaseReport:
     """Run a program on each input. One that runs out of time is not tried again."""
     passed, reason, used, began = 0, "", 0.0, time.monotonic()
     outcome = Outcome(ending="finished")
@@ -36,7 +36,7 @@ def run_cases(
         reason = reason or (problem and f"case {place}: {problem}")
         if problem and (not partial or outcome.ending == "timeout"):
             break
-    return Report(passed=passed, cases=len(cases), ending=outcome.ending, reason=reason)
+    return CaseReport(passed=passed, cases=len(cases), ending=outcome.ending, reason=reason)
 
 
 def _problem(outcome: Outcome, expected: str) -> str:

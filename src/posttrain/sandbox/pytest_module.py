@@ -95,7 +95,7 @@ class Approx:
             return False
 
 
-class Marks:
+class MarkGenerator:
     """``pytest.mark``: what changes which tests are run; other marks are only names."""
 
     def __getattr__(self, name: str) -> Any:
@@ -156,7 +156,7 @@ class Pytest(types.ModuleType):
 
     def __init__(self, examiner: Examiner) -> None:
         super().__init__("pytest")
-        self.mark = Marks()
+        self.mark = MarkGenerator()
         self.approx = Approx
         self.main = lambda *args, **named: 0  # pytest.main does nothing: the tests run anyway
         self.fixture = _fixture

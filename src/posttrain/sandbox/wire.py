@@ -149,7 +149,7 @@ def decode(data: Any, find: Callable[[Any], Any] | None = None) -> Any:
     return DECODERS[kind](content, each)
 
 
-class Line:
+class Channel:
     """One end of a two-way line of messages, each a JSON object on a line of bounded length."""
 
     def __init__(self, reading: int, writing: int, *, max_bytes: int) -> None:

@@ -12,7 +12,7 @@ import resource
 import sys
 import types
 
-from posttrain.sandbox.wire import Line, decode, encode, load_text
+from posttrain.sandbox.wire import Channel, decode, encode, load_text
 
 TYPE_CHECKING = False  # see wire.py
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Worker:
     that also where the object is of a class of the solution's own that extends a plain one.
     """
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Channel) -> None:
         self.line = line
         self.module = types.ModuleType("solution")
         self.objects: list[Any] = []
@@ -208,7 +208,7 @@ def describe(error: BaseException) -> str:
 
 def serve(request: int, reply: int) -> None:
     """Answer calls over a pair of pipes; what the code prints is part of the answer."""
-    line = Line(request, reply, max_bytes=2**40)
+    line = Channel(request, reply, max_bytes=2**40)
     line.sink.write(READY)
     line.sink.flush()
     silence(0, 1, 2)

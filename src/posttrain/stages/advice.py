@@ -17,7 +17,7 @@ from posttrain.config import (
 )
 from posttrain.config.read import read_values
 from posttrain.config.toml import value_text
-from posttrain.report import Facts
+from posttrain.report import RunFacts
 from posttrain.runs import RunFolder
 from posttrain.track.diagnosis.history import WINDOW, noise, series
 from posttrain.track.printable import command_line
@@ -31,7 +31,7 @@ SOLVED = 0.95
 _LONGEST = 500  # characters of a prompt that one would still copy
 
 
-def next_steps(facts: Facts, recipe: Resolved) -> list[str]:
+def next_steps(facts: RunFacts, recipe: Resolved) -> list[str]:
     """Lines of a shell: comments that say why, and commands that can be run as they stand."""
     open_ones = [finding for finding in facts.findings if finding["until"] is None]
     run = facts.run
@@ -65,7 +65,7 @@ def _against(
     return lines
 
 
-def _onwards(facts: Facts, recipe: Resolved) -> list[str]:
+def _onwards(facts: RunFacts, recipe: Resolved) -> list[str]:
     """After a run in which nothing went wrong: longer, harder, or with more to compare."""
     folder = facts.run
     if "rl" not in folder.stages or "rl" not in recipe.stages:

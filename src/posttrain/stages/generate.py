@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from posttrain.build.model_source import Source, over
 from posttrain.build.sampler import make_engine, until_done
 from posttrain.build.setup import choose_device, make_policy, make_template
+from posttrain.envs import make_env
 from posttrain.models.cache import context_length
+from posttrain.rollout.collect import collect
+from posttrain.rollout.environment import talking
 from posttrain.runs.finished import check_model
 from posttrain.stages.eval import DEFAULT_TOKENS
 from posttrain.track.progress import phase, showing
@@ -28,7 +33,10 @@ def generate_from(
     stop: Sequence[str] | None = None,
     **drawing: Any,
 ) -> list[Rollout]:
-    """The same from settings that are known, with overrides as on the command line."""
+    """The same from settings that are known, with overrides as on the command line.
+
+    Where the run has an environment, it replies, and an answer has the score that it gave.
+    """
     if not isinstance(prompt, str):
         raise ValueError(f"prompt: expected one prompt as text, got {prompt!r}")
     # Without a chat nobody hears a system message.
@@ -47,8 +55,30 @@ def generate_from(
     tokens = min(longest, room) if max_new_tokens is None else max_new_tokens
     ends = tuple(recipe.rl.stop) if recipe.rl is not None else ()
     sampling = Sampling(max_new_tokens=tokens, stop=ends, **drawing)
+    env = (recipe.task or {}).get("env")
+    talks = talking(None if env is None else make_env(env), template.encode_reply)
     with until_done(engine), phase("sampling", total=num_samples, unit="answers"):
-        return engine.generate([question], sampling, num_samples=num_samples, seed=seed)[0]
+        answers = collect(
+            engine, [question], sampling=sampling, num_samples=num_samples, seed=seed, reply=talks
+        )
+    if talks is None:
+        return answers
+    broken = next((score.reason for score in talks.scores.values() if not score.ok), "")
+    if broken:
+        warnings.warn(
+            f"task.env: {broken}; a prompt given here has no columns of a row", stacklevel=3
+        )
+    return [replace(answer, score=talks.scores.get(n)) for n, answer in enumerate(answers)]
+
+
+def transcript(rollout: Rollout) -> str:
+    """All that was said after the prompt; the lines of an environment begin with "> "."""
+    parts = []
+    for turn in rollout.turns:
+        said = turn.text or f"({len(turn.tokens)} tokens)"
+        quoted = "\n".join(f"> {line}" for line in said.splitlines())
+        parts.append(turn.text if turn.sampled else quoted)
+    return "\n".join(parts)
 
 
 def stopping(stop: Sequence[str] | None) -> dict[str, Any]:

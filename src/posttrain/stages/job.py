@@ -162,10 +162,9 @@ class Job:
         )
         # The console comes last: its live display starts only once the others could be made.
         shown = () if self.console.quiet else ("console",)
-        asked = [name for name in self._recipe.run.trackers if name not in self._dropped]
-        names = ("jsonl", *asked, *shown) if total_steps else ()
+        specs = ("jsonl", *self._recipe.run.trackers, *shown) if total_steps else ()
         background = None
         if stage in DIAGNOSED:
             per_epoch = total_steps // self._recipe.sft.epochs if stage == "sft" else 0
             background = make_background(self.setup, stage=stage, steps_per_epoch=per_epoch)
-        return tracked(opened, keeper, names=names, background=background, drop=self._dropped.add)
+        return tracked(opened, keeper, specs=specs, background=background, dropped=self._dropped)

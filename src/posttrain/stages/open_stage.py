@@ -10,14 +10,12 @@ from posttrain.disk import keeping
 from posttrain.pipelines.fit import Fitted
 from posttrain.pipelines.guard import Guarded
 from posttrain.protocols import Tracker
-from posttrain.registry import look_up
+from posttrain.registry import Spec, resolve, split
 from posttrain.runs import StageFolder
 from posttrain.runs.keeper import ExtraState, Keeper
 from posttrain.stages.diagnosis import diagnosed
-from posttrain.track import TRACKERS, ConsoleTracker, Dropped, Several, Stage
+from posttrain.track import ALWAYS, TRACKERS, ConsoleTracker, Dropped, Several, Stage
 from posttrain.track.diagnosis import Background, Diagnosing
-
-NEEDED = ("jsonl", "console")  # trackers of every run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,19 +42,22 @@ def tracked(
     stage: Stage,
     keeper: Keeper,
     *,
-    names: Sequence[str],
+    specs: Sequence[Spec],
     background: Background | None,
-    drop: Callable[[str], None],
+    dropped: set[str],
 ) -> Iterator[OpenStage]:
-    """Open the trackers of a stage by name; they are closed behind it.
+    """Open the trackers of a stage; they are closed behind it.
 
-    With a background, what they are told is diagnosed too. One that raises is left out, and
-    ``drop`` called with its name; what the run itself needs may not fail.
+    With a background, what they are told is diagnosed too. One that raises is left out from there
+    on, and by later stages: its name is put into ``dropped``. What every run has may not fail.
     """
     trackers: list[Tracker] = []
-    for name in names:
-        made = look_up(name, TRACKERS, kind="run.trackers")(stage)
-        trackers.append(made if name in NEEDED else Dropped(made, name=name, drop=drop))
+    for spec in specs:
+        name, _ = split(spec, kind="run.trackers")
+        if name not in dropped:
+            made = resolve(spec, TRACKERS, kind="run.trackers")(stage)
+            keep = name in ALWAYS
+            trackers.append(made if keep else Dropped(made, name=name, drop=dropped.add))
     for seen in trackers:
         if isinstance(seen, ConsoleTracker):
             keeper.warn, keeper.info = seen.note, seen.say

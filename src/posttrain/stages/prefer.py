@@ -20,7 +20,7 @@ from posttrain.rollout.collect import collect_scored
 from posttrain.runs.files import replacing
 from posttrain.stages.job import Job
 from posttrain.stages.open_stage import OpenStage
-from posttrain.stages.prefer_progress import Part, keep, restore
+from posttrain.stages.prefer_progress import SplitProgress, keep, restore
 from posttrain.types import Prompt, Rollout, Sampling, draw_seed
 
 CHUNK = 128  # prompts between two signs of life
@@ -46,7 +46,7 @@ def _annotate(setup: Setup, stage: OpenStage) -> dict[str, Any]:
     progress = restore(keeper.begins_at)
     with keeper.stepping():  # one for both splits: time counts on from one to the other
         for split in splits:
-            part = progress.setdefault(split, Part.new(f"{setup.recipe.run.seed} {split}"))
+            part = progress.setdefault(split, SplitProgress.new(f"{setup.recipe.run.seed} {split}"))
             ahead -= part.done
             left = work[split][part.done :]
             for more, died in _annotated(setup, judge, work=left, part=part):
@@ -80,15 +80,15 @@ def _counts(found: Annotated) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Questions:
+@dataclass(frozen=True)
+class PromptChunk:
     """Prompts that are asked together, and what decides their answers."""
 
     prompts: Sequence[Prompt]
     seed: int
 
 
-def _questions(setup: Setup, split: Split) -> list[Questions]:
+def _questions(setup: Setup, split: Split) -> list[PromptChunk]:
     """The prompts of a split, some at a time, as often as the section asks."""
     section = setup.recipe.prefer
     limit = section.num_prompts if split == "train" else None
@@ -96,7 +96,9 @@ def _questions(setup: Setup, split: Split) -> list[Questions]:
     prompts = rendered_prompts(setup, split, max_new_tokens=longest, limit=limit)
     seed = draw_seed(setup.recipe.run.seed, 500_000 if split == "test" else 0)
     return [
-        Questions(prompts=prompts[start : start + CHUNK], seed=seed + repeat * len(prompts) + start)
+        PromptChunk(
+            prompts=prompts[start : start + CHUNK], seed=seed + repeat * len(prompts) + start
+        )
         for repeat in range(section.repeats)
         for start in range(0, len(prompts), CHUNK)
     ]
@@ -113,7 +115,7 @@ def _annotator(setup: Setup, splits: Sequence[Split]) -> RewardScorer:
 
 
 def _annotated(
-    setup: Setup, judge: RewardScorer, *, work: Sequence[Questions], part: Part
+    setup: Setup, judge: RewardScorer, *, work: Sequence[PromptChunk], part: SplitProgress
 ) -> Iterator[tuple[Annotated, dict[str, float]]]:
     section = setup.recipe.prefer
     scorer = in_workers(judge, setup.recipe.grading)
@@ -135,7 +137,7 @@ def _annotated(
 
 
 def _compared(
-    setup: Setup, work: Sequence[Questions], *, scorer: Scorer
+    setup: Setup, work: Sequence[PromptChunk], *, scorer: Scorer
 ) -> Iterator[list[Rollout]]:
     """Scored completions, one list for each part of the work."""
     section, engine = setup.recipe.prefer, make_plain_sampler(setup)

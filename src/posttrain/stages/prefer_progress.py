@@ -19,7 +19,7 @@ ANNOTATED = "annotated.json"
 
 
 @dataclass(kw_only=True)
-class Part:
+class SplitProgress:
     """What is done of one split: the preferences, and the draws of the annotator's errors."""
 
     generator: random.Random
@@ -27,7 +27,7 @@ class Part:
     found: Annotated = field(default_factory=Annotated)
 
     @classmethod
-    def new(cls, seed: str) -> Part:
+    def new(cls, seed: str) -> SplitProgress:
         """Nothing is done yet."""
         return cls(generator=random.Random(seed))
 
@@ -41,7 +41,7 @@ class Part:
         return {"done": self.done, "found": found, "generator": self.generator.getstate()}
 
     @classmethod
-    def read(cls, plain: Mapping[str, Any]) -> Part:
+    def read(cls, plain: Mapping[str, Any]) -> SplitProgress:
         """What :meth:`plain` gave."""
         version, numbers, spare = plain["generator"]
         generator = random.Random()
@@ -51,7 +51,7 @@ class Part:
         return cls(generator=generator, done=plain["done"], found=found)
 
 
-def keep(progress: Mapping[Split, Part], folder: Path) -> dict[str, Any]:
+def keep(progress: Mapping[Split, SplitProgress], folder: Path) -> dict[str, Any]:
     """Write what is done into a checkpoint."""
     plain = {split: part.plain() for split, part in progress.items()}
     # In ASCII: a completion may hold half a character, which UTF-8 cannot.
@@ -59,11 +59,14 @@ def keep(progress: Mapping[Split, Part], folder: Path) -> dict[str, Any]:
     return {}
 
 
-def restore(begins_at: Checkpoint | None) -> dict[Split, Part]:
+def restore(begins_at: Checkpoint | None) -> dict[Split, SplitProgress]:
     """What was done when a checkpoint was written; nothing without one."""
     if begins_at is None:
         return {}
-    return {split: Part.read(part) for split, part in read_json(begins_at.path / ANNOTATED).items()}
+    return {
+        split: SplitProgress.read(part)
+        for split, part in read_json(begins_at.path / ANNOTATED).items()
+    }
 
 
 def _plain(ranked: Ranked) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from posttrain.build.setup import choose_device, hardware
 from posttrain.config import Resolved
-from posttrain.report import Facts, plot_curves, render_summary
+from posttrain.report import RunFacts, plot_curves, render_summary
 from posttrain.report.facts import TRAINED
 from posttrain.runs import Rollouts, RunFolder, read_rollouts
 from posttrain.stages.advice import next_steps
@@ -66,7 +66,7 @@ class Run:
 @phase("drawing the curves and writing the summary")
 def finish_run(folder: RunFolder, *, recipe: Resolved, seconds: float, console: Console) -> Run:
     """Draw the curves, pick samples, write the summary and print it."""
-    run, facts, seed = Run(folder), Facts(folder), recipe.run.seed
+    run, facts, seed = Run(folder), RunFacts(folder), recipe.run.seed
     stage = next((name for name in TRAINED if name in folder.stages), None)
     if stage is not None:
         run.plot(stage=stage)

@@ -18,7 +18,13 @@ from posttrain.models.reward import (
 )
 from posttrain.models.reward_scorer import ModelScorer
 from posttrain.pipelines.fit import fit, num_steps
-from posttrain.pipelines.reward_model import RankedTokens, Verdict, batches, judge, preference
+from posttrain.pipelines.reward_model import (
+    RankedTokens,
+    RankingMetrics,
+    batches,
+    judge,
+    preference,
+)
 from posttrain.report.plot import plot_calibration
 from posttrain.runs.files import write_json
 from posttrain.stages.diagnosis import verdict_metrics
@@ -90,7 +96,7 @@ def _learn(
     return {"train_sets": len(learned.train), "test_sets": len(learned.test), "verdict": found}
 
 
-def _judge(learned: _Learned, micro_batch_tokens: int) -> Verdict:
+def _judge(learned: _Learned, micro_batch_tokens: int) -> RankingMetrics:
     scorer = ModelScorer(
         lambda: learned.reward,
         render=lambda reward, rollout: (),
@@ -101,7 +107,7 @@ def _judge(learned: _Learned, micro_batch_tokens: int) -> Verdict:
     return judge(learned.test, grouped)
 
 
-def _numbers(verdict: Verdict) -> dict[str, Any]:
+def _numbers(verdict: RankingMetrics) -> dict[str, Any]:
     return {
         "accuracy": verdict.accuracy,
         "loss": verdict.loss,

@@ -11,7 +11,7 @@ from posttrain.algorithms.kl import Coefficient
 from posttrain.pipelines.plan import State
 from posttrain.pipelines.rl import Step
 from posttrain.protocols import Learner, Sync
-from posttrain.rollout.source import RolloutSource
+from posttrain.rollout.collect import RolloutSource
 from posttrain.rollout.waiting import from_plain, to_plain
 from posttrain.runs import read_json, write_json
 from posttrain.runs.keeper import ExtraState, Keeper

@@ -9,7 +9,7 @@ from posttrain.build.scoring import check_invalid
 from posttrain.build.setup import Setup, choose_compile
 from posttrain.config.piece_facts import wants_greedy
 from posttrain.protocols import Engine
-from posttrain.rollout.source import PromptCycle, RolloutSource
+from posttrain.rollout.collect import PromptCycle, RolloutSource
 from posttrain.track.progress import phase
 from posttrain.types import Collected, Prompt
 

@@ -23,8 +23,10 @@ TRACKERS: dict[str, Callable[..., Tracker]] = {
     "tensorboard": TensorBoardTracker,
     "wandb": WandbTracker,
 }
+ALWAYS = ("jsonl", "console")  # trackers of every run
 
 __all__ = [
+    "ALWAYS",
     "ConsoleTracker",
     "Dropped",
     "JsonlTracker",

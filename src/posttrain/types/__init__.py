@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from posttrain.types.seeds import draw_seed
 from posttrain.types.text import (
     Collected,
     Prompt,
@@ -29,6 +28,7 @@ from posttrain.types.text import (
     ScoreState,
     StopReason,
     Turn,
+    draw_seed,
 )
 
 if TYPE_CHECKING:

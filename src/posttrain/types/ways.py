@@ -9,10 +9,10 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Support:
     """Whether something can be done; ``why_not`` is the reason in words where it cannot.
 
-    >>> bool(Verdict()), bool(Verdict("its keys have two sizes"))
+    >>> bool(Support()), bool(Support("its keys have two sizes"))
     (True, False)
     """
 
@@ -22,18 +22,18 @@ class Verdict:
         return not self.why_not
 
 
-def remembered(name: str) -> Callable[[Callable[..., Verdict]], Callable[..., Verdict]]:
+def remembered(name: str) -> Callable[[Callable[..., Support]], Callable[..., Support]]:
     """Have a test of a model made once, and its verdict kept on the model under this name.
 
     Copies of the model have the verdict too.
     """
 
-    def once(test: Callable[..., Verdict]) -> Callable[..., Verdict]:
+    def once(test: Callable[..., Support]) -> Callable[..., Support]:
         @functools.wraps(test)
-        def verdict(model: Any, *given: Any) -> Verdict:
+        def verdict(model: Any, *given: Any) -> Support:
             if not hasattr(model, name):
                 setattr(model, name, test(model, *given))
-            found: Verdict = getattr(model, name)
+            found: Support = getattr(model, name)
             return found
 
         return verdict
@@ -70,10 +70,10 @@ class Way:
     without: tuple[Missing, ...] = ()
 
     @classmethod
-    def of(cls, *uses: str, wanted: Iterable[tuple[str, Verdict, str]]) -> Way:
+    def of(cls, *uses: str, wanted: Iterable[tuple[str, Support, str]]) -> Way:
         """A way with ``uses``, and what is possible of ``wanted`` (name, possible, cost if not).
 
-        >>> str(Way.of("slots", wanted=[("CUDA graphs", Verdict("it syncs"), "steps are slower")]))
+        >>> str(Way.of("slots", wanted=[("CUDA graphs", Support("it syncs"), "steps are slower")]))
         'slots (no CUDA graphs: it syncs, so steps are slower)'
         """
         wanted = list(wanted)

@@ -6,8 +6,8 @@ from posttrain.track import Stage
 
 
 class Lines:
-    def __init__(self, stage: Stage) -> None:
-        self.file = (stage.folder / "lines.txt").open("w", encoding="utf-8")
+    def __init__(self, stage: Stage, *, file: str = "lines.txt") -> None:
+        self.file = (stage.folder / file).open("w", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.file.write(f"{step} {metrics['reward/mean']!r}\n")

@@ -8,6 +8,11 @@ from collections.abc import Callable
 from posttrain.algorithms.advantages.baselines import (
     constant_baseline,
     greedy_baseline,
+    group_centred,
+    group_normalised,
+    leave_one_out,
+    leave_one_out_normalised,
+    max_only,
     moving_baseline,
     optimal_baseline,
     per_token,
@@ -16,13 +21,6 @@ from posttrain.algorithms.advantages.baselines import (
     update_baseline,
 )
 from posttrain.algorithms.advantages.best_of_k import pass_at_k
-from posttrain.algorithms.advantages.group import (
-    group_centred,
-    group_normalised,
-    leave_one_out,
-    leave_one_out_normalised,
-    max_only,
-)
 from posttrain.algorithms.advantages.temporal import batch_whitened, gae, return_to_go
 from posttrain.algorithms.pieces import smallest_group
 from posttrain.types import Batch

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from posttrain.algorithms import checks
-from posttrain.algorithms.losses.ratios import (
+from posttrain.algorithms.losses.policy import (
     advantages_of,
     bounds_of,
     clip_terms,

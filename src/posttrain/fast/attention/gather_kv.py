@@ -13,13 +13,13 @@ from torch import Tensor
 
 from posttrain.fast import kernels
 from posttrain.models.sampling import at_least_float32
-from posttrain.types.devices import send
+from posttrain.types.batch import send
 
 Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class KeyLayout:
     """Which of N tokens each of L gathered keys comes from, and where the copies of a token are.
 
     ``at`` [L] is the token of each key; N stands for a key that nobody sees. The keys of token n
@@ -31,10 +31,10 @@ class Layout:
     begins: Tensor
 
     @classmethod
-    def of(cls, at: Tensor, *, tokens: int) -> Layout:
+    def of(cls, at: Tensor, *, tokens: int) -> KeyLayout:
         """The layout of keys that come from these tokens of a row.
 
-        >>> Layout.of(torch.tensor([0, 1, 0, 2, 3]), tokens=3).begins
+        >>> KeyLayout.of(torch.tensor([0, 1, 0, 2, 3]), tokens=3).begins
         tensor([0, 2, 3, 4], dtype=torch.int32)
         """
         counts = at.bincount(minlength=tokens)[:tokens]
@@ -44,11 +44,11 @@ class Layout:
             begins=torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0)),
         )
 
-    def to(self, device: torch.device) -> Layout:
+    def to(self, device: torch.device) -> KeyLayout:
         """The same on a device."""
-        return Layout(**{name: send(part, device) for name, part in vars(self).items()})
+        return KeyLayout(**{name: send(part, device) for name, part in vars(self).items()})
 
-    def copy_(self, other: Layout) -> None:
+    def copy_(self, other: KeyLayout) -> None:
         """Take the values of another layout of the same sizes, at the same addresses."""
         for name, part in vars(self).items():
             part.copy_(send(getattr(other, name), part.device))
@@ -59,7 +59,7 @@ class Layout:
         return len(self.begins) - 1
 
 
-def gather_kv(states: Pair, layout: Layout, *, repeats: int = 1) -> Pair:
+def gather_kv(states: Pair, layout: KeyLayout, *, repeats: int = 1) -> Pair:
     """Copy keys and values, each head ``repeats`` times: [N, K, D] → [L, K · repeats, D].
 
     Not for autograd: :func:`scatter_grads` is its gradient.
@@ -73,7 +73,7 @@ def gather_kv(states: Pair, layout: Layout, *, repeats: int = 1) -> Pair:
     return keys, values
 
 
-def scatter_grads(gradients: Pair, layout: Layout, *, repeats: int = 1) -> Pair:
+def scatter_grads(gradients: Pair, layout: KeyLayout, *, repeats: int = 1) -> Pair:
     """The gradients of keys and values, summed over their copies: → [N, K, D]."""
     if kernels.takes(gradients[0]):
         from posttrain.fast.kernels import fused_gather as fused
@@ -83,7 +83,7 @@ def scatter_grads(gradients: Pair, layout: Layout, *, repeats: int = 1) -> Pair:
     return of_key, of_value
 
 
-def _sums(gradients: Tensor, layout: Layout, *, repeats: int) -> Tensor:
+def _sums(gradients: Tensor, layout: KeyLayout, *, repeats: int) -> Tensor:
     wide = at_least_float32(gradients).unflatten(1, (-1, repeats)).sum(2)
     sums = wide.new_zeros(layout.tokens + 1, *wide.shape[1:])
     return sums.index_add_(0, layout.at, wide)[:-1].to(gradients.dtype)

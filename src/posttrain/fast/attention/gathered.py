@@ -4,8 +4,8 @@ A token of a completion sees its prompt and its own completion. So keys and valu
 sequence by sequence, those of a prompt once for each of its completions, and their gradients are
 summed over the copies. One kernel over many sequences fills a GPU; one kernel from all completions
 to a few prompts would not. The copies (for the gradient, one for each head of queries) cost little,
-unless long prompts have many short completions (:attr:`Sequences.gather_pays_off` is False): then
-prompts are not copied (:mod:`posttrain.fast.attention.shared_prompt`).
+unless long prompts have many short completions (:attr:`KeySequences.gather_pays_off` is False):
+then prompts are not copied (:mod:`posttrain.fast.attention.shared_prompt`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from posttrain.fast.attention.blockwise import Block, Flash, Kernel
-from posttrain.fast.attention.gather_kv import Layout, gather_kv, scatter_grads
+from posttrain.fast.attention.gather_kv import KeyLayout, gather_kv, scatter_grads
 from posttrain.fast.attention.interface import Attention
 from posttrain.fast.attention.shared_prompt import Make, SharedPrompt
 from posttrain.fast.packing import Packing
@@ -27,7 +27,7 @@ MOST_KEYS = 8  # gathered keys for each token; more are not worth the copy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sequences:
+class KeySequences:
     """Lengths of S sequences of queries, concatenated in a row, and the keys that each sees.
 
     ``keys`` are the lengths of what they see, ``keys_at`` [L] the indices of those keys in the row.
@@ -48,7 +48,7 @@ class Sequences:
         return len(self.keys_at) <= MOST_KEYS * self.tokens
 
 
-def sequences_of(packing: Packing) -> Sequences:
+def sequences_of(packing: Packing) -> KeySequences:
     """Prompts and whole sequences see themselves, completions their prompt and themselves."""
     heads = [*packing.prompts, *packing.wholes]
     rest = [length for lengths in packing.completions for length in lengths]
@@ -62,7 +62,7 @@ def sequences_of(packing: Packing) -> Sequences:
         for length in lengths:
             pieces += [(begins[number], prompt), (begins[next(numbers)], length)]
             keys.append(prompt + length)
-    return Sequences(queries=[*heads, *rest], keys=keys, keys_at=_ranges(pieces))
+    return KeySequences(queries=[*heads, *rest], keys=keys, keys_at=_ranges(pieces))
 
 
 def _ranges(pieces: list[tuple[int, int]]) -> Tensor:
@@ -84,14 +84,16 @@ class Gathered:
     """
 
     kernel: Kernel
-    layout: Layout
+    layout: KeyLayout
     longest: int = 0
 
     @classmethod
-    def of(cls, found: Sequences, *, like: Tensor, make: Callable[..., Kernel] = Flash) -> Gathered:
+    def of(
+        cls, found: KeySequences, *, like: Tensor, make: Callable[..., Kernel] = Flash
+    ) -> Gathered:
         """All that such a row needs, on the device of ``like``."""
         block = Block(queries=found.queries, keys=found.keys, causal=True)
-        layout = Layout.of(found.keys_at, tokens=found.tokens).to(like.device)
+        layout = KeyLayout.of(found.keys_at, tokens=found.tokens).to(like.device)
         return cls(kernel=make(block, like=like), layout=layout, longest=max(found.keys))
 
 

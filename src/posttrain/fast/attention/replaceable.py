@@ -17,7 +17,7 @@ from transformers.masking_utils import eager_mask
 
 from posttrain.fast.attention.interface import Causal, attending, implementation, replaced_attention
 from posttrain.models.head import full_precision
-from posttrain.types.ways import Verdict, remembered
+from posttrain.types.ways import Support, remembered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,7 +43,7 @@ def relative_errors(found: Tensor, expected: Tensor) -> Tensor:
 
 
 @remembered(_VERDICT)
-def replaceable(model: PreTrainedModel) -> Verdict:
+def replaceable(model: PreTrainedModel) -> Support:
     """Whether the model gives the same hidden states with attention of ours.
 
     A model may mix more into its attention than it tells the interface.
@@ -52,10 +52,10 @@ def replaceable(model: PreTrainedModel) -> Verdict:
         return _decide(model)
 
 
-def _decide(model: Any) -> Verdict:
+def _decide(model: Any) -> Support:
     """By two passes of the same arithmetic; the second gives the model no masks, as ours does."""
     if not type(model)._supports_attention_backend:
-        return Verdict("its code takes no attention but its own")
+        return Support("its code takes no attention but its own")
     config = model.config.get_text_config(decoder=True)
     length = min(12, getattr(config, "max_position_embeddings", None) or 12)
     positions = torch.arange(length, device=model.device).expand(2, length)
@@ -69,15 +69,15 @@ def _decide(model: Any) -> Verdict:
         with implementation(model, _UNMASKED):
             found = trunk(**inputs).last_hidden_state
     except NotImplementedError as error:
-        return Verdict(f"it has {error}")
+        return Support(f"it has {error}")
     except (TypeError, AttributeError, KeyError) as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())
-        return Verdict(f"a pass with attention of ours breaks ({said})")
+        return Support(f"a pass with attention of ours breaks ({said})")
     finally:
         del _deciding.layers  # else this thread would keep the model in memory
     # A model that uses masks for more than attention differs by about 1; rounding is far below.
     if not bool((relative_errors(found, expected) < 0.01).all()):
-        return Verdict("it does more with a mask than to attend")
+        return Support("it does more with a mask than to attend")
     return layers.agree()
 
 
@@ -92,14 +92,14 @@ class _Layers:
         self._masks: dict[int, Tensor | None] = {}
         self._errors: list[float] = []
 
-    def agree(self) -> Verdict:
+    def agree(self) -> Support:
         """Whether ours is the same in all layers that were seen."""
         if not self._errors:
-            return Verdict("none of its layers attends")
+            return Support("none of its layers attends")
         # Not 1e-12: some models compute their softmax in float32, whatever the input.
         if max(self._errors) < 1e-5:
-            return Verdict()
-        return Verdict(f"its attention is another one (off by {max(self._errors):.1g} of 1)")
+            return Support()
+        return Support(f"its attention is another one (off by {max(self._errors):.1g} of 1)")
 
     def compare(self, module: Any, *given: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
         """Attend with the mask, the last of ``given``, and keep it; compare ours."""

@@ -20,7 +20,7 @@ _AS_IT_IS = -1  # a type that transformers hands on without looking into it
 _AT_ONCE = 1 << 17  # weights: few calls, and what lies between fits into a core's cache
 
 
-class Reader(gguf.GGUFReader):
+class GgufReader(gguf.GGUFReader):
     """gguf's reader, with an array of the header as one list of its values.
 
     Its own makes several numpy views of every element, and a vocabulary with its merges has
@@ -60,13 +60,13 @@ def _strings(view: memoryview, *, count: int, offset: int) -> tuple[list[str], i
 
 @contextlib.contextmanager
 def reading_once() -> Iterator[None]:
-    """Inside, transformers reads a file by :class:`Reader`, once, and makes one map of names.
+    """Inside, transformers reads a file by :class:`GgufReader`, once, and makes one map of names.
 
     It makes a new reader at every call, and a new map of names for every part of a model.
     """
     names = functools.cache(gguf.get_tensor_name_map)
     with (
-        mock.patch.object(gguf, "GGUFReader", functools.cache(Reader)),
+        mock.patch.object(gguf, "GGUFReader", functools.cache(GgufReader)),
         mock.patch.object(gguf, "get_tensor_name_map", names),
     ):
         yield

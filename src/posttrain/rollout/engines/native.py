@@ -20,7 +20,7 @@ from posttrain.rollout.engines.local import LocalEngine
 from posttrain.rollout.engines.requests import Request, left_pad
 from posttrain.track.progress import advance
 from posttrain.types import Sampling, Turn
-from posttrain.types.ways import Verdict, Way
+from posttrain.types.ways import Support, Way
 
 CHECK_EVERY = 4  # steps between two looks at who has ended (a look makes a GPU's queue run dry)
 SHRINK_AT = 0.75  # ended sequences are dropped once only this share of the rows is still running
@@ -100,7 +100,7 @@ class NativeEngine(LocalEngine):
 
     def way(self) -> Way:
         """Slots where the model allows them."""
-        verdict = self._decoder.takes_model() if self._slots else Verdict("they are turned off")
+        verdict = self._decoder.takes_model() if self._slots else Support("they are turned off")
         if verdict:
             return self._decoder.way()
         cost = WITHOUT_SLOTS["cuda" if self.model.device.type == "cuda" else "cpu"]

@@ -24,7 +24,7 @@ from transformers import (
 from posttrain.rollout.engines.draws import Draws
 from posttrain.rollout.engines.local import LocalEngine
 from posttrain.rollout.engines.requests import left_pad
-from posttrain.types.ways import Verdict, Way
+from posttrain.types.ways import Support, Way
 
 
 class TransformersEngine(LocalEngine):
@@ -40,7 +40,7 @@ class TransformersEngine(LocalEngine):
     def way(self) -> Way:
         """That of transformers."""
         cost = "a batch waits for its longest, and each step copies its whole cache"
-        native = [("native engine", Verdict(self._instead), cost)] if self._instead else []
+        native = [("native engine", Support(self._instead), cost)] if self._instead else []
         return Way.of("transformers' generate", wanted=native)
 
     def decode_part(self, prompts: Sequence[tuple[int, ...]], draws: Draws) -> None:
