@@ -26,7 +26,7 @@ LAYERS = [
     ["fast"],  # stands on models, which do without it
     ["rollout", "learn", "runs", "report", "walkthrough"],
     ["pipelines"],
-    ["config", "build", "check", "stages"],
+    ["config", "build", "check", "stages", "distributed"],
     ["api", "cli"],
     ["__main__"],
 ]
@@ -35,7 +35,7 @@ LAYERS = [
 MAY_ONLY_IMPORT = {
     "fast": {"types", "protocols", "algorithms", "models"},
     "pipelines": {"types", "protocols", "algorithms", "data"},
-    "cli": {"config", "build", "check", "stages", "runs", "report"},
+    "cli": {"config", "build", "check", "stages", "distributed", "runs", "report"},
 }
 
 # What a package is entered by: nobody outside imports another module of it.
@@ -55,6 +55,9 @@ EXTRA_EDGES = {
     ("stages", "config"),  # each takes its section
     ("stages", "build"),  # they are handed the parts
     ("stages", "check"),  # a run looks before it trains
+    ("stages", "distributed"),  # they ask for what is in other processes
+    ("distributed", "config"),  # another process is told what a recipe asks for
+    ("distributed", "build"),  # and makes the parts as this one does
     ("cli", "walkthrough"),  # `posttrain walkthrough` and `posttrain explain` need no config
     ("cli", "algorithms"),
     ("cli", "track"),  # who waits for a library to load reads so

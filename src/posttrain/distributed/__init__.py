@@ -1,0 +1,1 @@
+"""Beyond one process: proxies that satisfy the protocols, over Ray and over torchrun."""
