@@ -21,7 +21,7 @@ from posttrain.models.load import load_policy
 from posttrain.models.stops import Decode
 from posttrain.registry import resolve
 from posttrain.rollout.engines import ENGINES, NativeEngine, ScriptedEngine, TransformersEngine
-from posttrain.types import Batch, Prompt, Rollout, Sampling, Turn
+from posttrain.types import Batch, Part, Prompt, Rollout, Sampling, Turn
 
 REAL = {"native": NativeEngine, "transformers": TransformersEngine}
 # mistral and gemma3 attend in windows of 4
@@ -77,6 +77,7 @@ NOT_SCRIPTED = {
     "test_a_diverged_model_is_not_sampled_from_in_silence": NO_MODEL,
     "test_a_reply_is_read_and_the_policy_goes_on": NO_MODEL,
     "test_a_conversation_that_leaves_no_room_is_over": NO_MODEL,
+    "test_a_part_of_a_call_draws_what_the_whole_draws": "a script draws nothing",
 }
 
 
@@ -450,6 +451,33 @@ def test_replies_stand_between_the_turns_and_a_seed_decides_all(make: Callable[.
             assert rollout.mask.count(False) == 4
     plain = engine.generate(PROMPTS, short, **asking)
     assert [[r.turns[0] for r in g] for g in first] == [[r.turns[0] for r in g] for g in plain]
+
+
+def test_a_part_of_a_call_draws_what_the_whole_draws(make: Callable[..., Any]) -> None:
+    """Some sequences of a call, by their numbers there; also those that go on with a later turn."""
+    engine, short = make(build("llama")), Sampling(max_new_tokens=3)
+    whole = engine.generate(PROMPTS, short, num_samples=2, seed=11, reply=numbers_of)
+    seen: list[int] = []
+
+    def reply(rollout: Rollout, number: int) -> Turn | None:
+        seen.append(number)
+        return numbers_of(rollout, number)
+
+    asked = {"num_samples": 2, "seed": 11, "reply": reply}
+    part = engine.generate(PROMPTS[1:3], short, **asked, part=Part(numbers=(2, 3, 4, 5)))
+    assert drawn(part) == drawn(whole[1:3])
+    assert [r.group for group in part for r in group] == [0, 0, 1, 1]
+    assert set(seen) == {2, 3, 4, 5}
+    later = [
+        dataclasses.replace(
+            r.prompt, tokens=(*r.prompt.tokens, *r.turns[0].tokens, *r.turns[1].tokens)
+        )
+        for r in (whole[3][1], whole[0][0])
+    ]
+    place = Part(numbers=(7, 0), turn=1)
+    again = engine.generate(later, short, num_samples=1, seed=11, part=place)
+    expected = [whole[3][1].turns[2].tokens, whole[0][0].turns[2].tokens]
+    assert [rollout.tokens for (rollout,) in again] == expected
 
 
 def test_turns_draw_other_numbers(make: Callable[..., Any]) -> None:
