@@ -85,7 +85,7 @@ CONFINED = {
     "re2": ["rewards.format"],
     "reasoning_gym": ["tasks"],
     "rich": ["walkthrough", "track", "report.terminal", "check", "stages", "cli"],
-    "safetensors": ["models", "learn"],
+    "safetensors": ["models", "learn", "rollout.engines.vllm_worker"],
     "tensorboard": ["track.tensorboard"],
     "tokenizers": ["data", "models"],
     "torch.utils.tensorboard": ["track.tensorboard"],
@@ -100,6 +100,7 @@ CONFINED = {
     ],
     "triton": ["fast.kernels"],
     "typer": ["cli"],
+    "vllm": ["rollout.engines.vllm_worker"],
     "wandb": ["track.wandb"],
 }
 

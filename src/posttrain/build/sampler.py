@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -45,10 +46,13 @@ def make_engine(
     template: Template,
     compute: str = "auto",
     compiled: bool = False,
+    temperature: float = 1.0,
+    folder: str | None = None,
 ) -> Engine:
     """The engine a recipe names, sampling from this policy's own weights in its own precision.
 
-    ``compute`` and ``compiled`` are for the engines whose signature asks for them.
+    What the recipe does not say of it is filled in where its signature asks for it: ``compute``,
+    ``compiled``, the ``temperature`` of the learner's log-probs, and a ``folder`` for files.
     """
     name, given = split(spec or "native", kind="engine")
     asked = options(look_up(name, ENGINES, kind="engine"))
@@ -56,6 +60,8 @@ def make_engine(
         given["compute"] = compute
     if "compiled" in asked and compiled:
         given["compiled"] = True
+    facts = {"temperature": temperature, "folder": folder}
+    given = {key: value for key, value in facts.items() if key in asked} | given
     spec = {"name": name, **given}
     engine: Engine = resolve(spec, ENGINES, kind="engine")(policy, template.decode)
     missing = [each for each in ("generate", "sync", "close") if not hasattr(engine, each)]
@@ -106,6 +112,8 @@ def make_sampler(setup: Setup) -> Engine:
         template=setup.template,
         compute=setup.recipe.model.compute,
         compiled=choose_compile(setup.recipe, setup.device),
+        temperature=section.temperature,
+        folder=_place(setup),
     )
 
 
@@ -117,7 +125,15 @@ def make_plain_sampler(setup: Setup) -> Engine:
         setup.policy,
         template=setup.template,
         compute=setup.recipe.model.compute,
+        temperature=1.0 if rl is None else rl.temperature,
+        folder=_place(setup),
     )
+
+
+def _place(setup: Setup) -> str | None:
+    """The run folder, once it is there, for an engine that hands weights over in files."""
+    folder = Path(setup.recipe.run.folder)
+    return str(folder) if folder.is_dir() else None
 
 
 def in_process(setup: Setup) -> bool:
