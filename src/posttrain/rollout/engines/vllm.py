@@ -149,8 +149,8 @@ class VllmEngine:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def way(self) -> Way:
-        """Whom it asks."""
-        return Way.of("; ".join(map(str, self._fleet.servers)), wanted=())
+        """How many servers it asks."""
+        return Way(uses=(f"vLLM servers: {len(self._fleet.servers)}",))
 
     def _turn(self, tokens: Sequence[int], sampling: Sampling, *, seed: int) -> Turn:
         """The next turn of a sequence; a stop string is found in our text of it, not in vLLM's."""
@@ -181,6 +181,12 @@ class VllmEngine:
         self, weights: Mapping[str, Tensor], *, score: Score, patience: float = 0.0
     ) -> None:
         """Write the weights, bring them to the servers, and see that they have arrived."""
+        for name, weight in weights.items():
+            if not bool(weight.isfinite().all()):
+                raise ValueError(
+                    f"sync: {name} has NaN or infinity: the weights have diverged. Lower the "
+                    "learning rate and resume from an earlier checkpoint"
+                )
         before, self._updates = self._folder / str(self._updates), self._updates + 1
         folder = self._folder / str(self._updates)
         defaults = self._policy.model.generation_config  # saving gives it another
@@ -241,7 +247,7 @@ def vllm_engine(
             *(["--enforce-eager"] if policy.model.device.type == "cpu" else []),
             *map(str, arguments or []),
         ]
-        log = own.with_suffix(".log")
+        log = (place if folder else own) / "vllm.log"
         servers = [
             OwnServer(_python(python), arguments=given, folder=own, log=log, deadline=deadline)
         ]
@@ -262,12 +268,10 @@ def _python(given: str | None) -> str:
     if python is None and importlib.util.find_spec("vllm") is not None:
         python = sys.executable
     if python is None or shutil.which(python) is None:
+        missing = f"there is no Python {python!r}" if python else "it is not installed here"
         raise ValueError(
-            f"vllm: there is no Python {python!r}"
-            if python
-            else "vllm: it is not installed here"
-            f"; name the Python of its environment as the option python, or in {PYTHON} "
-            "(docs/engines.md says how to make one)"
+            f"vllm: {missing}; name the Python of its environment as the option python, or in "
+            f"{PYTHON} (docs/engines.md says how to make one)"
         )
     return python
 

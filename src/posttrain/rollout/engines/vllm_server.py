@@ -52,10 +52,9 @@ class Server:
 
     def __init__(self, address: str, *, deadline: float) -> None:
         parts = urlsplit(address if "//" in address else f"http://{address}")
-        try:
-            self.host, self.port = parts.hostname or "", parts.port or 0
-        except ValueError:
-            self.port = 0
+        self.host, self.port = parts.hostname or "", 0
+        with contextlib.suppress(ValueError):  # a port that is none
+            self.port = parts.port or 0
         if parts.scheme != "http" or not self.host or not self.port or parts.path.strip("/"):
             raise ValueError(f"vllm: address {address!r}: expected host:port or http://host:port")
         self.deadline = deadline
@@ -85,6 +84,8 @@ class Server:
             try:
                 with self.asked("/health", None, deadline=LOOK):
                     return
+            except RefusedError as problem:
+                raise ValueError(f"{problem}; is it a vLLM server?") from None
             except LostError as problem:
                 if self.ended():
                     raise LostError(f"{self} has ended") from None
@@ -141,12 +142,12 @@ class Server:
         self, path: str, body: dict[str, Any] | None, *, deadline: float | None = None
     ) -> Iterator[http.client.HTTPResponse]:
         """The answer to a question, open; what goes wrong with it names the server."""
-        if self.interrupted:
-            raise InterruptedError(f"{self} is asked no more")
         seconds = deadline or self.deadline
         connection = http.client.HTTPConnection(self.host, self.port, timeout=seconds)
-        self._open.add(connection)
         try:
+            connection.connect()
+            self._open.add(connection)
+            self._check_interrupted()  # from here on an interrupt finds the connection
             text = None if body is None else json.dumps(body)
             kind = {"Content-Type": "application/json"}
             connection.request("GET" if body is None else "POST", path, body=text, headers=kind)
@@ -159,6 +160,7 @@ class Server:
         except TimeoutError:
             raise LostError(f"{self} has not answered {path} within {seconds:g} s") from None
         except (OSError, http.client.HTTPException) as problem:
+            self._check_interrupted()
             raise LostError(f"{self} does not answer ({problem or type(problem)})") from None
         finally:
             self._open.discard(connection)
@@ -170,6 +172,10 @@ class Server:
         for connection in list(self._open):
             with contextlib.suppress(OSError, AttributeError):
                 connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def _check_interrupted(self) -> None:
+        if self.interrupted:
+            raise InterruptedError(f"{self} is asked no more")
 
     def _call(self, method: str, *arguments: str) -> Any:
         """What the first of its workers answers."""
@@ -237,11 +243,8 @@ class OwnServer(Server):
         with self._log.open("rb") as log:
             log.seek(self._began)
             lines = log.read().decode(errors="replace").splitlines()
-        cause = next(
-            (line for line in lines if " ERROR " in line and "Error: " in line),
-            "nothing of an error",
-        )
-        return "\n".join((f"; its log, {self._log}:", cause, "…", *lines[-LINES:]))
+        errors = (line for line in lines if " ERROR " in line and "Error: " in line)
+        return "\n".join(("; its log:", next(errors, "…"), "…", *lines[-LINES:]))
 
 
 def _choices(answer: http.client.HTTPResponse, *, stream: bool) -> Iterator[dict[str, Any]]:
