@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from rollout.cases import END, largest_error, ragged, spell
+import vllm_engines
+from models.families import build
+from rollout.cases import END, drawn, largest_error, ragged, spell
 from small_model import small_model
 
 from posttrain.learn.learner import LocalLearner
@@ -66,18 +68,35 @@ def test_behind_it_the_engine_samples_from_the_learners_weights(
     model = small_model()
     sampled = copy.deepcopy(model) if own else model
     engine: Any = REAL[name](sampled, end_tokens=(END,), decode=spell)
+    _samples_from_the_weights(engine, model, own=own, wrapper=wrapper)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_behind_it_a_vllm_server_samples_from_the_learners_weights(wrapper: str) -> None:
+    """It computes in float32: its log-probs are as near as those sums allow."""
+    model = build("llama", wide=True)
+    with vllm_engines.engines() as make:
+        engine = make(model, decode=spell)
+        _samples_from_the_weights(engine, model, own=True, wrapper=wrapper, error=1e-4)
+
+
+def _samples_from_the_weights(
+    engine: Any, model: Any, *, own: bool, wrapper: str, error: float = 5e-6
+) -> None:
     make: Callable[[Sync], contextlib.AbstractContextManager[Sync]] = WRAPPERS[wrapper]
     with make(engine.sync(learner_of(model))) as sync:
         for version, by in ((1, 1.3), (2, 0.5)):
             before = engine.generate(PROMPTS, SAMPLING, num_samples=2, seed=version)
             moved(model, by)
             if own:
-                assert engine.generate(PROMPTS, SAMPLING, num_samples=2, seed=version) == before
+                again = engine.generate(PROMPTS, SAMPLING, num_samples=2, seed=version)
+                assert drawn(again) == drawn(before)
             sync(version)
             after = engine.generate(PROMPTS, SAMPLING, num_samples=2, seed=version)
             assert engine.version == version
             assert {rollout.version for group in after for rollout in group} == {version}
-            assert largest_error(model, PROMPTS, answers=after, sampling=SAMPLING) < 5e-6
+            assert largest_error(model, PROMPTS, answers=after, sampling=SAMPLING) < error
             assert largest_error(model, PROMPTS, answers=before, sampling=SAMPLING) > 1e-2
 
 

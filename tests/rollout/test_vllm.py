@@ -271,17 +271,22 @@ def test_an_address_is_a_host_and_a_port(wrong: str, connect: Connect) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
+    ("path", "answer", "message"),
     [
-        ("/health", "answers /health with 404.*is it a vLLM server"),
-        ("/collective_rpc", "takes no weights: start it with VLLM_SERVER_DEV_MODE=1"),
+        ("/health", (404, "Not Found"), "answers /health with 404.*is it a vLLM server"),
+        ("/collective_rpc", (404, "Not Found"), "takes no weights.*VLLM_SERVER_DEV_MODE=1"),
+        (
+            "/collective_rpc",
+            (500, "'CPUWorker' object has no attribute 'posttrain_model'"),
+            r"takes no weights.*vllm_worker.py.*--worker-extension-cls",
+        ),
     ],
 )
 def test_a_server_of_another_kind_is_told_so(
-    path: str, message: str, serve: Serve, connect: Connect
+    path: str, answer: tuple[int, str], message: str, serve: Serve, connect: Connect
 ) -> None:
     server = serve()
-    server.faults[path] = lambda: (404, {"detail": "Not Found"})
+    server.faults[path] = lambda: answer
     with pytest.raises(ValueError, match=message):
         connect(server)
 

@@ -36,6 +36,10 @@ from posttrain.types import Batch, Part, Prompt, Rollout, Sampling, Turn
 from posttrain.types.ways import Way
 
 PYTHON = "POSTTRAIN_VLLM_PYTHON"  # the variable that names the Python of vLLM's environment
+WORKER_ARGUMENTS = (
+    *("--worker-extension-cls", "vllm_worker.PolicyWeights"),
+    *("--logprobs-mode", "processed_logprobs"),
+)
 PROBE = Sampling(max_new_tokens=8)  # of each of 4 completions
 POLL = 0.2  # seconds between two chances to break off
 
@@ -241,9 +245,8 @@ def vllm_engine(
         half = policy.model.device.type == "cuda" if compute == "auto" else compute == "bfloat16"
         given = [
             *("--host", "127.0.0.1", "--dtype", "bfloat16" if half else "float32"),
-            *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
-            *("--worker-extension-cls", "vllm_worker.PolicyWeights"),
-            *("--max-num-seqs", str(max_sequences)),
+            *("--generation-config", "vllm", "--max-num-seqs", str(max_sequences)),
+            *WORKER_ARGUMENTS,
             *(["--enforce-eager"] if policy.model.device.type == "cpu" else []),
             *map(str, arguments or []),
         ]

@@ -182,10 +182,12 @@ class Server:
         body = {"method": method, "args": list(arguments), "timeout": self.deadline}
         try:
             return self.ask("/collective_rpc", body)["results"][0]
-        except RefusedError as problem:
+        except (RefusedError, LostError) as problem:
+            if isinstance(problem, LostError) and f"no attribute '{method}'" not in str(problem):
+                raise
             raise ValueError(
-                f"{problem}. It takes no weights: start it with VLLM_SERVER_DEV_MODE=1 and the "
-                "arguments of docs/engines.md"
+                f"{problem}. It takes no weights: start it with VLLM_SERVER_DEV_MODE=1, a copy of "
+                f"{WORKER} on its PYTHONPATH, and --worker-extension-cls vllm_worker.PolicyWeights"
             ) from None
 
 
