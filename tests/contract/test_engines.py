@@ -82,13 +82,13 @@ NOT_SCRIPTED = {
 }
 
 
-# A server computes in float32, and has its own copy of the weights: tests/vllm changes them.
+# A server computes in float32, and has its own copy of the weights: test_real_vllm.py changes them.
 IN_FLOAT64 = "the bound is one of float64"
 NOT_VLLM = {
     "test_one_new_token": IN_FLOAT64,
     "test_the_last_position_of_the_context_is_usable": IN_FLOAT64,
     "test_weights_changed_in_place_reach_the_engine": "a sync brings them: test_syncs.py",
-    "test_a_diverged_model_is_not_sampled_from_in_silence": "a sync brings them: tests/vllm",
+    "test_a_diverged_model_is_not_sampled_from_in_silence": "a sync brings them: test_vllm.py",
     "test_the_mode_of_every_module_is_given_back": "it does not sample from that module",
 }
 

@@ -1,4 +1,4 @@
-"""What goes wrong with vLLM's servers, played by a server of ours: tests/vllm has the real ones."""
+"""What goes wrong with vLLM's servers, played by one of ours: test_real_vllm.py has the others."""
 
 import os
 import signal
@@ -339,6 +339,7 @@ def server_process(engine: VllmEngine) -> int:
     return int(Path(f"/proc/{beside}/task/{beside}/children").read_text().split()[0])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("played")
 def test_our_own_server_is_started_again_when_it_is_killed(
     policy: Policy, connect: Connect
@@ -368,10 +369,10 @@ def test_our_own_server_ends_with_us_however_we_end(policy: Policy, tmp_path: Pa
     """A process that starts one is killed with -9."""
     log = tmp_path / "log"
     program = f"""
-        import os, sys, time
-        from posttrain.rollout.engines.vllm_server import OwnServer
+        import runpy, sys, time
         from pathlib import Path
-        server = OwnServer(sys.executable, arguments=[], folder=Path({str(tmp_path)!r}),
+        module = runpy.run_path({vllm_server.__file__!r})  # without torch, which takes seconds
+        server = module["OwnServer"](sys.executable, arguments=[], folder=Path({str(tmp_path)!r}),
                            log=Path({str(log)!r}), deadline=60)
         server._command = [sys.executable, "-c", {PLAYED!r}]
         server.start(Path("model"))

@@ -185,6 +185,8 @@ class VllmEngine:
         self, weights: Mapping[str, Tensor], *, score: Score, patience: float = 0.0
     ) -> None:
         """Write the weights, bring them to the servers, and see that they have arrived."""
+        kind = {server.dtype for server in self._fleet.servers} - {""}
+        dtype = getattr(torch, kind.pop()) if len(kind) == 1 else None  # as they will compute
         for name, weight in weights.items():
             if not bool(weight.isfinite().all()):
                 raise ValueError(
@@ -194,7 +196,8 @@ class VllmEngine:
         before, self._updates = self._folder / str(self._updates), self._updates + 1
         folder = self._folder / str(self._updates)
         defaults = self._policy.model.generation_config  # saving gives it another
-        save_policy(self._policy, folder, weights=weights)
+        sent = {name: weight.detach().to("cpu", dtype) for name, weight in weights.items()}
+        save_policy(self._policy, folder, weights=sent)
         self._policy.model.generation_config = defaults
 
         def scored(probe: Probe) -> Probe:
@@ -268,7 +271,8 @@ def vllm_engine(
 def _python(given: str | None) -> str:
     """The Python of vLLM's environment."""
     python = given or os.environ.get(PYTHON)
-    if python is None and importlib.util.find_spec("vllm") is not None:
+    here = importlib.util.find_spec("vllm")
+    if python is None and here is not None and here.origin is not None:  # no mere folder
         python = sys.executable
     if python is None or shutil.which(python) is None:
         missing = f"there is no Python {python!r}" if python else "it is not installed here"

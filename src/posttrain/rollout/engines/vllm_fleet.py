@@ -169,16 +169,17 @@ class Fleet:
                     self._return_any()
 
     def _return_any(self) -> None:
-        """Wait until one of the servers is back, up to the deadline."""
+        """Wait until one of the servers is back, up to the deadline; ours are started once."""
         until = time.monotonic() + self._deadline
-        while all(server.lost for server in self.servers):
+        while True:
             for server in self.servers:
                 try:
-                    self._return(server, patience=0)
+                    return self._return(server, patience=0)
                 except LostError as problem:
                     self._lose(server, problem)
-            if time.monotonic() >= until:
+            if time.monotonic() >= until or all(server.ours for server in self.servers):
                 raise self._all_lost()
+            time.sleep(0.5)
 
     def _return(self, server: Server, *, patience: float) -> None:
         """Have a server back that was lost, with the current weights, once it has proven it."""

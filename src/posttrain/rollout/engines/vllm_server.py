@@ -50,6 +50,8 @@ class RefusedError(ValueError):
 class Server:
     """One that somebody runs at ``host:port``; ``deadline`` is the longest wait for an answer."""
 
+    ours = False
+
     def __init__(self, address: str, *, deadline: float) -> None:
         parts = urlsplit(address if "//" in address else f"http://{address}")
         self.host, self.port = parts.hostname or "", 0
@@ -193,6 +195,8 @@ class Server:
 
 class OwnServer(Server):
     """One that we start: on this machine alone, in vLLM's own environment, ended with us."""
+
+    ours = True
 
     def __init__(
         self, python: str, *, arguments: Sequence[str], folder: Path, log: Path, deadline: float

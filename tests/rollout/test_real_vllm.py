@@ -204,9 +204,9 @@ def test_grpo_on_smollm2_and_the_log_probs_agree_after_every_update(tmp_path: Pa
         ''')
     )
     done = subprocess.run(
-        [sys.executable, "-m", "posttrain", "run", "recipe.toml"],
+        [sys.executable, "-m", "posttrain.cli", "run", "recipe.toml"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
         capture_output=True,
         text=True,
         check=False,
