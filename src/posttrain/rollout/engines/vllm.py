@@ -73,15 +73,10 @@ class VllmEngine:
         self._prompt = [(1 + 7919 * place) % config.vocab_size for place in range(8)]
         self._fleet = Fleet(servers, config=config, probe=self._probe, deadline=deadline)
 
-        @torch.no_grad()
-        def score(batch: Batch) -> Tensor:
-            batch = batch.to(policy.model.device)
-            found = score_tokens(policy.model, batch, temperature=temperature)
-            return found.need("logprobs")
-
         try:
             with phase("starting vLLM"):
-                self._update(dict(policy.model.named_parameters()), score=score, patience=LOOK)
+                weights = dict(policy.model.named_parameters())
+                self._update(weights, score=self._score, patience=LOOK)
         except BaseException:
             self.close()
             raise
@@ -132,10 +127,16 @@ class VllmEngine:
         return [done[n : n + num_samples] for n in range(0, len(done), num_samples)]
 
     def sync(self, learner: Learner) -> Sync:
-        """The learner's weights go through a folder; its own log-probs are the proof."""
+        """The learner's weights go through a folder; its own log-probs are the proof.
+
+        Where weights came without the learner, our model takes them, and is asked in its place.
+        """
 
         def score(batch: Batch) -> Tensor:
-            return learner.infer(batch).need("old_logprobs")
+            if hasattr(learner, "infer"):
+                return learner.infer(batch).need("old_logprobs")
+            self._policy.model.load_state_dict(learner.weights(), strict=False)
+            return self._score(batch)
 
         def update(version: int) -> None:
             with self._fleet.updating():
@@ -214,6 +215,12 @@ class VllmEngine:
         self._fleet.update(folder, score=scored, patience=patience)
         shutil.rmtree(before, ignore_errors=True)
 
+    @torch.no_grad()
+    def _score(self, batch: Batch) -> Tensor:
+        model, temperature = self._policy.model, self._probed.temperature
+        found = score_tokens(model, batch.to(model.device), temperature=temperature)
+        return found.need("logprobs")
+
     def _probe(self, server: Server) -> Probe:
         """What a server says to a prompt of tokens from all over the vocabulary."""
         found = []
@@ -239,11 +246,13 @@ def vllm_engine(
     """vLLM: a server that is started in its own environment, or those at ``address``."""
     if max_sequences < 1 or deadline <= 0:
         raise ValueError("vllm: max_sequences and deadline must be above 0")
+    addresses = [address] if isinstance(address, str) else address or []
+    servers = [Server(each, deadline=deadline) for each in addresses]
+    executable = "" if servers else _python(python)
     place = Path(folder or tempfile.gettempdir()).expanduser().resolve()
     own = Path(tempfile.mkdtemp(prefix="vllm-", dir=place))
-    addresses = [address] if isinstance(address, str) else address
-    if addresses:
-        servers: list[Server] = [Server(each, deadline=deadline) for each in addresses]
+    if servers:
+        own.chmod(0o755)  # they may run as another user
     else:
         half = policy.model.device.type == "cuda" if compute == "auto" else compute == "bfloat16"
         given = [
@@ -254,9 +263,7 @@ def vllm_engine(
             *map(str, arguments or []),
         ]
         log = (place if folder else own) / "vllm.log"
-        servers = [
-            OwnServer(_python(python), arguments=given, folder=own, log=log, deadline=deadline)
-        ]
+        servers = [OwnServer(executable, arguments=given, folder=own, log=log, deadline=deadline)]
     return VllmEngine(
         policy,
         servers,
