@@ -32,6 +32,7 @@ LAYOUT = Layout(
     engines=1,
     max_lag=0,
     prompts_per_step=4,
+    group_size=2,
     bandwidth=100.0,
     learner_bandwidth=100.0,
 )
@@ -134,6 +135,14 @@ def test_groups_without_signal_are_drawn_again() -> None:
     assert found.training == pytest.approx(TRAINING, rel=1e-9)
     some = predicted(useful=0.5, max_resamples=20)
     assert 1.5 * GRADING < some.grading < 3 * GRADING  # twice as many are drawn on average
+
+
+def test_a_group_of_another_size_has_lengths_of_one_that_was_measured() -> None:
+    apart = replace(COSTS, groups=[[1, 1], [1000, 1000]])
+    found = predicted(apart, prompts_per_step=1, group_size=5)
+    assert (found.fastest, found.slowest) == pytest.approx(
+        (0.1 + 5 * 0.025 + 0.4 + 15 * 0.05 + 3, 100 + 5 * 0.025 + 0.4 + 5010 * 0.05 + 3), rel=1e-9
+    )
 
 
 def test_units_of_time_do_not_matter() -> None:

@@ -67,6 +67,7 @@ class Layout:
     engines: int
     max_lag: int
     prompts_per_step: int
+    group_size: int
     bandwidth: float
     learner_bandwidth: float
     slots: int | None = None  # sequences that an engine decodes at once
@@ -199,7 +200,7 @@ def _work(costs: Costs, layout: Layout, drawn: random.Random) -> _Step:
     spare: list[Sequence[int]] = []
     for _ in range(layout.max_resamples + 1):
         missing = layout.prompts_per_step - len(kept)
-        groups = [drawn.choice(costs.groups) for _ in range(missing)]
+        groups = [_group(costs, layout, drawn) for _ in range(missing)]
         shares = share_groups(groups, max(1, layout.engines))
         seconds = [sampling_seconds(share, costs.decode, slots=layout.slots) for share in shares]
         busy = [before + more for before, more in zip(busy, seconds, strict=True)]
@@ -221,6 +222,15 @@ def _work(costs: Costs, layout: Layout, drawn: random.Random) -> _Step:
         samples=len(sequences),
         tokens=sum(map(sum, learned)),
     )
+
+
+def _group(costs: Costs, layout: Layout, drawn: random.Random) -> Sequence[int]:
+    """A group that was measured, or one of another size, drawn from it: lengths of a prompt agree.
+    """
+    group = drawn.choice(costs.groups)
+    if len(group) == layout.group_size:
+        return group
+    return drawn.choices(group, k=layout.group_size)
 
 
 def communication(costs: Costs, layout: Layout, *, tokens: float) -> float:
