@@ -225,8 +225,7 @@ def _work(costs: Costs, layout: Layout, drawn: random.Random) -> _Step:
 
 
 def _group(costs: Costs, layout: Layout, drawn: random.Random) -> Sequence[int]:
-    """A group that was measured, or one of another size, drawn from it: lengths of a prompt agree.
-    """
+    """A group that was measured, or one of another size, drawn from it: lengths of a prompt agree."""
     group = drawn.choice(costs.groups)
     if len(group) == layout.group_size:
         return group
