@@ -38,7 +38,7 @@ from posttrain.types import Batch
 from posttrain.types.ways import Verdict, Way
 
 if TYPE_CHECKING:
-    from posttrain.learn.fsdp import Sharding, ShardedReference
+    from posttrain.learn.fsdp import ShardedReference, Sharding
 
 WITHOUT_PACKING = "padding is computed, and a prompt again for each of its completions"
 Forward = Callable[..., Outputs]
