@@ -12,10 +12,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo rlhf walkthrough test lint format types unit gpu faults mutants constraints clean distclean
+.PHONY: help setup demo rlhf walkthrough test lint format types unit cluster-test gpu faults mutants constraints clean distclean
 
 help: ## list the targets
-	@awk 'BEGIN { FS = ":[^#]*## " } /^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk 'BEGIN { FS = ":[^#]*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## make .venv and install posttrain with its development tools into it
 
@@ -65,7 +65,11 @@ types: setup ## mypy, strict on the core
 
 unit: setup ## pytest: tests and docstring examples (JOBS=2 processes)
 	@echo "== pytest"
-	@$(BIN)/python -m pytest --quiet --numprocesses $(JOBS)
+	@$(BIN)/python -m pytest --quiet --numprocesses $(JOBS) -m 'not cluster'
+
+cluster-test: setup ## what needs Ray or many processes, and minutes: one test after the other
+	@echo "== pytest -m cluster"
+	@$(BIN)/python -m pytest --quiet -m cluster
 
 gpu: setup ## the tests that need a GPU
 	@$(BIN)/python -m pytest --quiet -m gpu
