@@ -20,7 +20,7 @@ Packed = Mapping[str, tuple[np.ndarray, str]]
 """Weights on their way: numpy, which other processes read without a copy, and the type in torch."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sequences:
     """Sequences to be decoded for one turn: a prompt for each, with all that was said since."""
 
