@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from distributed.replicas import PROBE, InProcess, pool_of
+from models.families import build
 from rollout.cases import END, drawn, largest_error, ragged, spell
 from small_model import small_model
 
@@ -161,7 +162,7 @@ def test_an_engine_of_another_model_is_refused_before_anything_is_sampled() -> N
     with pytest.raises(RuntimeError, match=r"engine \d: .*apart from the learner"):
         pool.sync(learner_of(small_model()))
     pool.close()
-    pool = pool_of(NativeEngine, small_model().get_decoder(), **OPTIONS)
+    pool = pool_of(NativeEngine, build("llama"), **OPTIONS)
     with pytest.raises(ValueError, match="not a copy of the one that is trained"):
         pool.sync(learner_of(small_model()))
     pool.close()
