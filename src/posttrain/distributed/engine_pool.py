@@ -41,7 +41,8 @@ class EnginePool:
 
     ``longest`` is the context length of the model, if it has one. ``probe`` is what every engine
     must prove itself by when it has new weights. ``share`` makes weights known to all replicas
-    once, as they are then (``ray.put``). No engine up for ``deadline`` seconds is an error that names them.
+    once, as they are then (``ray.put``). No engine up for ``deadline`` seconds is an error that
+    names them.
     """
 
     def __init__(
@@ -258,7 +259,7 @@ class EnginePool:
                 return
             since = min(time.monotonic() - member.down_since for member in self._members)
             told = "; ".join(member.reason for member in self._members)
-        if since > self._deadline:
+        if since > self._deadline + 2 * LOOK:  # who waits for an answer has given up by then
             raise RuntimeError(
                 f"no engine has been up for {self._deadline:g} s (cluster.deadline): {told}"
             )

@@ -120,7 +120,7 @@ class Member:
         self.name = replica.name
         self.state: Literal["starting", "up"] = "starting"
         self.down_since = time.monotonic()
-        self.reason = "it has not started yet"
+        self.reason = f"{self.name}: it has not started yet"
         self.restarts = 0
         self.tokens, self.busy = 0, 0.0
         self.facts: dict[str, Any] = {}

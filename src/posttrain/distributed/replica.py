@@ -63,6 +63,9 @@ class RayReplica:
             return ray.get(getattr(actor, method).remote(*given), timeout=self._deadline)
         except GetTimeoutError:
             waits = f"no answer to {method} within {self._deadline:g} s (cluster.deadline)"
+            if method == "build" and self._options:
+                asks = ", ".join(f"{key} {value}" for key, value in self._options.items())
+                waits += f"; it asks for {asks}: has the cluster that free?"
             raise DiedError(f"{self.name}: {waits}") from None
         except RayTaskError as error:
             if isinstance(error.cause, RayError):  # what it was given is lost, not its own mistake
