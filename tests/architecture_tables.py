@@ -59,9 +59,6 @@ EXTRA_EDGES = {
     ("stages", "config"),  # each takes its section
     ("stages", "build"),  # they are handed the parts
     ("stages", "check"),  # a run looks before it trains
-    ("stages", "distributed"),  # they ask for what is in other processes
-    ("distributed", "config"),  # another process is told what a recipe asks for
-    ("distributed", "build"),  # and makes the parts as this one does
     ("cli", "walkthrough"),  # `posttrain walkthrough` and `posttrain explain` need no config
     ("cli", "algorithms"),
     ("cli", "track"),  # who waits for a library to load reads so
