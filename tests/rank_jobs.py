@@ -1,4 +1,4 @@
-"""What the ranks of a learner are asked in tests: every rank does the same, and so does one alone."""
+"""What the ranks of a learner are asked in tests; one rank alone does the same."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_a_lost_or_damaged_shard_is_found(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is missing; resume from another checkpoint"):
         rank_jobs.read(ALONE, "grpo", str(tmp_path), wrote["numbers"])
     shards[0].write_bytes(kept[:1000])
-    with pytest.raises(ValueError, match="is damaged .*; resume from another checkpoint"):
+    with pytest.raises(ValueError, match=r"is damaged .*; resume from another checkpoint"):
         rank_jobs.read(ALONE, "grpo", str(tmp_path), wrote["numbers"])
 
 

@@ -9,7 +9,8 @@
     reference.safetensors       where it was refreshed; else it is what the stage started from
 
 Of a learner over several ranks, what lies over them is a folder of shards in the place of a file
-(``optimizer/``). Any number of ranks reads what any other wrote. Numbers that are no tensors are returned, for the caller's JSON. Nothing is pickled.
+(``optimizer/``), and any number of ranks reads what any other wrote. Numbers that are no tensors
+are returned, for the caller's JSON. Nothing is pickled.
 """
 
 from __future__ import annotations
