@@ -89,9 +89,12 @@ def make_sampler(setup: Setup) -> Engine:
     """The engine of the RL stage.
 
     It samples from the learner's own module, unless it is to run ahead: then from a copy of it. An
-    engine that was handed over is taken as it is.
+    engine that was handed over is taken as it is, and those of a cluster have weights of their own.
     """
     section, own, given = setup.recipe.rl, setup.policy, setup.engine
+    asked = setup.recipe.cluster
+    if given is None and setup.cluster is not None and asked is not None and asked.engines:
+        return setup.cluster.make_engine(setup)
     if section.max_lag and given is None:
         own = replace(own, model=copy.deepcopy(own.model))
     elif section.max_lag and _share(given, own):
