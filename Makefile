@@ -14,10 +14,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo rlhf walkthrough test lint format types unit gpu vllm faults mutants constraints clean distclean
+.PHONY: help setup demo rlhf walkthrough test lint format types unit cluster-test gpu vllm faults chaos mutants constraints clean distclean
 
 help: ## list the targets
-	@awk 'BEGIN { FS = ":[^#]*## " } /^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk 'BEGIN { FS = ":[^#]*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## make .venv and install posttrain with its development tools into it
 
@@ -67,7 +67,11 @@ types: setup ## mypy, strict on the core
 
 unit: setup ## pytest: tests and docstring examples (JOBS=2 processes)
 	@echo "== pytest"
-	@$(BIN)/python -m pytest --quiet --numprocesses $(JOBS)
+	@$(BIN)/python -m pytest --quiet --numprocesses $(JOBS) -m 'not cluster'
+
+cluster-test: setup ## what needs Ray or many processes, and minutes: one test after the other
+	@echo "== pytest -m cluster"
+	@$(BIN)/python -m pytest --quiet -m cluster
 
 gpu: setup ## the tests that need a GPU
 	@$(BIN)/python -m pytest --quiet -m gpu
@@ -92,6 +96,10 @@ faults: setup ## kill runs KILLS=200 times and resume them; all must end as if n
 	printf '%s\n' default counted ppo ahead grpo seldom | xargs -P $(JOBS) -I CASE \
 	  $(BIN)/python tests/faults/resume_harness.py --case CASE --kills $$((($(KILLS) + 5) / 6)) \
 	    --mishaps --folder "$$scratch/CASE"
+
+chaos: setup ## kill engines, learners, graders, nodes and drivers KILLS=200 times on a two-node cluster
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
+	$(BIN)/python tests/faults/chaos.py --kills $(KILLS) --folder "$$scratch/chaos"
 
 mutants: setup ## mutate the algorithms; every mutant should make a test fail
 	@$(INSTALL) --editable '.[dev,mutants]'

@@ -14,9 +14,10 @@ NOT_CORE = {"fast", "sandbox", "walkthrough", "viewer", "distributed"}
 # but for a new capability.
 MAX_CORE_LINES = 39_500
 
-# A module has a name of its own; Python gives these, and a stage's file is named by its stage.
+# A module has a name of its own; Python gives these, and a stage's file is named by its stage. The
+# sandbox is copied to where untrusted code runs: its worker is no one else's.
 MAY_SHARE_NAME = {"__init__", "__main__"}
-NAMED_BY_STAGE = {"stages.reward", "stages.rl"}
+NAMED_BY_STAGE = {"stages.reward", "stages.rl", "sandbox.worker"}
 
 # Lower never imports higher, and packages of the same layer never import each other.
 LAYERS = [
@@ -50,14 +51,14 @@ EXTRA_EDGES = {
     ("tasks", "data"),  # a task of a file reads its rows
     ("report", "runs"),  # what came out of a run is read from its folder
     ("build", "config"),  # the composition root turns a recipe into parts
+    ("distributed", "config"),  # a rank builds its learner as one process does
+    ("distributed", "build"),
+    ("stages", "distributed"),  # a run connects to the cluster that its recipe names
     ("check", "config"),  # it looks at what a recipe asks for
     ("check", "build"),  # it makes the parts as a run does
     ("stages", "config"),  # each takes its section
     ("stages", "build"),  # they are handed the parts
     ("stages", "check"),  # a run looks before it trains
-    ("stages", "distributed"),  # they ask for what is in other processes
-    ("distributed", "config"),  # another process is told what a recipe asks for
-    ("distributed", "build"),  # and makes the parts as this one does
     ("cli", "walkthrough"),  # `posttrain walkthrough` and `posttrain explain` need no config
     ("cli", "algorithms"),
     ("cli", "track"),  # who waits for a library to load reads so
@@ -82,6 +83,7 @@ CONFINED = {
     "mpmath": ["rewards.math.evaluator"],
     "pyarrow": ["data", "runs"],
     "pydantic": ["config"],
+    "ray": ["distributed"],
     "re2": ["rewards.format"],
     "reasoning_gym": ["tasks"],
     "rich": ["walkthrough", "track", "report.terminal", "check", "stages", "cli"],

@@ -5,8 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,24 +43,14 @@ def served(model: Any) -> str:
     return f"127.0.0.1:{server.port}"
 
 
-@contextmanager
-def engines() -> Iterator[Any]:
-    """Makes engines as the others of the contract are made, and closes them at the end."""
-    made: list[VllmEngine] = []
-
-    def make(
-        model: Any, *, end_tokens: Any = (3,), decode: Any = str, **options: Any
-    ) -> VllmEngine:
-        engine = VllmEngine(
-            policy_of(model, end_tokens),
-            [Server(served(model), deadline=120)],
-            decode=decode,
-            folder=Path(tempfile.mkdtemp(prefix="vllm-test-")),
-            **options,
-        )
-        made.append(engine)
-        return engine
-
-    yield make
-    for engine in made:
-        engine.close()
+def engine_of(
+    model: Any, *, end_tokens: Any = (3,), decode: Any = str, **options: Any
+) -> VllmEngine:
+    """An engine on such a server, made as the others of the contract are."""
+    return VllmEngine(
+        policy_of(model, end_tokens),
+        [Server(served(model), deadline=120)],
+        decode=decode,
+        folder=Path(tempfile.mkdtemp(prefix="vllm-test-")),
+        **options,
+    )

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 import vllm_engines
+from distributed.ray_session import ray_actors, ray_replicas  # noqa: F401 - fixtures
+from distributed.replicas import pool_of
 from exact_arithmetic import float64_throughout
 from models.families import VOCABULARY, build
 from rollout.cases import END, drawn, largest_error, ragged, spell, whole_logits
@@ -115,33 +117,65 @@ def begun(answers: list[list[Rollout]]) -> list[list[Rollout]]:
     return [[dataclasses.replace(r, turns=r.turns[:1]) for r in group] for group in answers]
 
 
-@pytest.fixture(params=[*REAL, "scripted", pytest.param("vllm", marks=pytest.mark.vllm)])
+# What several engines in processes of their own cannot keep, by test, and why.
+OWN_WEIGHTS = "its engines have weights of their own: tests/contract/test_syncs.py"
+NOT_POOLED = {
+    "test_weights_changed_in_place_reach_the_engine": OWN_WEIGHTS,
+    "test_a_diverged_model_is_not_sampled_from_in_silence": OWN_WEIGHTS,
+    "test_the_mode_of_every_module_is_given_back": "the learner's modules are not touched",
+}
+SKIPPED = {"scripted": NOT_SCRIPTED, "pool": NOT_POOLED, "ray": NOT_POOLED, "vllm": NOT_VLLM}
+POOLS = ["pool", pytest.param("ray", marks=pytest.mark.cluster)]
+VLLM = pytest.param("vllm", marks=pytest.mark.vllm)
+
+
+def exactly(request: pytest.FixtureRequest) -> bool:
+    """Whether a test has even what a model computes in float32 computed in float64."""
+    asked = request.node.callspec.params.get("dtype") is torch.float64
+    return asked or "float64_throughout" in request.fixturenames
+
+
+@pytest.fixture(params=[*REAL, "scripted", *POOLS, VLLM])
 def make(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Any]]:
     """Makes an engine of the kind under test."""
-    left_out = {"scripted": NOT_SCRIPTED, "vllm": NOT_VLLM}.get(request.param, {})
-    for name in (request.node.originalname, request.node.name):
-        if name in left_out:
-            pytest.skip(left_out[name])
-    defaults = {"end_tokens": (END,), "decode": spell}
+    names = (request.node.originalname, request.node.name)
+    skipped = SKIPPED.get(request.param, {})
+    reason = next((skipped[name] for name in names if name in skipped), None)
+    if request.param == "vllm" and exactly(request):
+        reason = IN_FLOAT64
+    if skipped is NOT_POOLED and exactly(request):
+        reason = "all of its arithmetic is float64 in the thread of the test alone"
+    if reason is not None:
+        pytest.skip(reason)
+    pools: list[Any] = []
     if request.param == "vllm":
-        if request.node.callspec.params.get("dtype") == torch.float64:
-            pytest.skip(IN_FLOAT64)
         monkeypatch.setitem(globals(), "build", partial(build, wide=True))
         monkeypatch.setitem(globals(), "same", nearly)
-        with vllm_engines.engines() as make_one:
-            yield lambda model, **options: make_one(model, **{**defaults, **options})
-    elif request.param == "scripted":
-        yield scripted
-    else:
-        yield lambda model, **options: REAL[request.param](model, **{**defaults, **options})
+
+    def make_one(model: Any, **options: Any) -> Any:
+        options = {"end_tokens": (END,), "decode": spell, **options}
+        if request.param in REAL:
+            return REAL[request.param](model, **options)
+        if request.param == "scripted":
+            return scripted(model, **options)
+        if request.param == "vllm":
+            pools.append(vllm_engines.engine_of(model, **options))
+            return pools[-1]
+        given = request.getfixturevalue("ray_replicas")() if request.param == "ray" else {}
+        pools.append(pool_of(NativeEngine, model, **given, **options))
+        return pools[-1]
+
+    yield make_one
+    for pool in pools:
+        pool.close()
 
 
 def test_the_table_names_every_engine_of_this_suite() -> None:
     """The table's are the real ones; the scripted one is made in Python."""
     assert set(ENGINES) == {*REAL, "vllm"}
-    left_out = {name.partition("[")[0] for name in (*NOT_SCRIPTED, *NOT_VLLM)}
+    left_out = {name.partition("[")[0] for table in SKIPPED.values() for name in table}
     assert left_out < set(globals())
 
 
@@ -279,7 +313,6 @@ def test_an_end_at_the_last_allowed_token_is_a_stop(make: Callable[..., Any]) ->
 
 
 WAYS = {**REAL, "native, in parts": partial(NativeEngine, slots=False)}
-VLLM = pytest.param("vllm", marks=pytest.mark.vllm)
 SPELLED = [b"a", b"b", *(bytes([half]) for half in "é".encode()), b"ba"]
 
 
@@ -293,11 +326,10 @@ def utf8(tokens: Sequence[int]) -> str:
 def test_a_completion_ends_with_the_token_that_completes_a_stop_string(
     way: str, stop: tuple[str, ...]
 ) -> None:
-    with vllm_engines.engines() as on_a_server:
-        kind = {**WAYS, "scripted": scripted, "vllm": on_a_server}[way]
-        _completes_stop_strings(
-            kind(build("llama", wide=way == "vllm"), end_tokens=(END,), decode=utf8), stop
-        )
+    kind = {**WAYS, "scripted": scripted, "vllm": vllm_engines.engine_of}[way]
+    model = build("llama", wide=way == "vllm")
+    with contextlib.closing(kind(model, end_tokens=(END,), decode=utf8)) as engine:
+        _completes_stop_strings(engine, stop)
 
 
 def _completes_stop_strings(engine: Any, stop: tuple[str, ...]) -> None:
@@ -544,7 +576,8 @@ def test_turns_draw_other_numbers(make: Callable[..., Any]) -> None:
 
 def test_a_conversation_that_leaves_no_room_is_over(make: Callable[..., Any]) -> None:
     model = build("llama")
-    engine, limit = make(model), model.config.max_position_embeddings
+    engine = make(model)
+    limit = model.config.max_position_embeddings
     long = Turn(tokens=(2,) * (limit // 3), text="")
     short = dataclasses.replace(SAMPLINGS["plain"], max_new_tokens=2)
     ((rollout,),) = engine.generate(

@@ -117,8 +117,9 @@ def test_a_server_without_our_worker_is_told_so(monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def family() -> Iterator[tuple[Policy, VllmEngine]]:
     model = build("llama", wide=True)
-    with vllm_engines.engines() as make:
-        yield vllm_engines.policy_of(model, (3,)), make(model, decode=spell)
+    engine = vllm_engines.engine_of(model, decode=spell)
+    yield vllm_engines.policy_of(model, (3,)), engine
+    engine.close()
 
 
 def test_an_update_in_the_middle_of_conversations_loses_none(
