@@ -1,5 +1,6 @@
 """What goes wrong with vLLM's servers, played by one of ours: test_real_vllm.py has the others."""
 
+import copy
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from rollout.cases import drawn, largest_error, ragged, spell
 from small_model import OPTIONS
 from vllm_fake import FakeServer
 
+from posttrain.distributed.engine_host import EngineHost, Sequences
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.models.load import Policy, load_policy
@@ -24,7 +26,7 @@ from posttrain.models.save import save_policy
 from posttrain.rollout.engines import vllm, vllm_server
 from posttrain.rollout.engines.vllm import VllmEngine, vllm_engine
 from posttrain.rollout.engines.vllm_server import LostError
-from posttrain.types import Rollout, Sampling, Turn
+from posttrain.types import Part, Rollout, Sampling, Turn
 
 PROMPTS = ragged(3, 5, vocabulary=100)
 SAMPLING = Sampling(max_new_tokens=6)
@@ -112,6 +114,25 @@ def test_every_server_gets_the_weights_and_proves_it(
     assert len(list(Path(servers[0].folder).parent.glob("[0-9]*"))) == 1  # older ones are gone
 
 
+def test_weights_that_come_without_their_learner_are_proven_too(
+    policy: Policy, serve: Serve, connect: Connect
+) -> None:
+    """As in the host of a cluster's engine, whose own model takes them and is asked instead."""
+    trained = copy.deepcopy(policy)
+    host = EngineHost()
+    host.build(lambda: connect(serve(), temperature=0.7))
+    moved(trained)
+    host.load(1, {n: (w.detach().numpy(), "float32") for n, w in trained.model.named_parameters()})
+    asked = Sequences(prompts=PROMPTS, sampling=SAMPLING, seed=3, part=Part(numbers=(4, 7), turn=0))
+    turns = host.decode(asked)
+    answers = [
+        [Rollout(prompt=prompt, turns=(turn,), group=0)]
+        for prompt, turn in zip(PROMPTS, turns, strict=True)
+    ]
+    assert {turn.version for turn in turns} == {1}
+    assert largest_error(trained.model, PROMPTS, answers=answers, sampling=SAMPLING) < 1e-4
+
+
 def test_an_update_that_fails_in_silence_is_an_error(
     policy: Policy, serve: Serve, connect: Connect
 ) -> None:
@@ -147,7 +168,7 @@ def test_a_server_that_is_lost_has_its_requests_sent_elsewhere(
     """No sequence is lost, and it comes back once it has the current weights and has proven it."""
     over = threading.Event()
     good, bad = serve(), serve()
-    engine = connect(good, bad, deadline=1.0 if fault == "hung" else 60.0)
+    engine = connect(good, bad, deadline=5.0 if fault == "hung" else 60.0)
     expected = engine.generate(PROMPTS, SAMPLING, num_samples=4, seed=3)
 
     def fail() -> Any:
@@ -191,7 +212,7 @@ def test_a_server_that_was_started_anew_is_given_the_weights_before_it_samples(
 
 def test_where_all_are_lost_the_run_ends_with_their_names(serve: Serve, connect: Connect) -> None:
     servers = [serve(), serve()]
-    engine = connect(*servers, deadline=0.5)
+    engine = connect(*servers, deadline=5.0)
     for server in servers:
         server.stop()
     with pytest.raises(LostError, match=rf"(?s){servers[0].address}.*{servers[1].address}"):
