@@ -31,8 +31,6 @@ class FakeServer(ThreadingHTTPServer):
         self.model = load_policy(folder).model
         self.faults: dict[str, Callable[[], Any]] = {}
         self.asked: list[str] = []
-        self.under_way = self.most_under_way = 0
-        self.paused = threading.Event()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -109,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
         }
         found = self.server.faults[path]() if path in self.server.faults else None
         status, answer = found or (200, known[path]())
-        said = json.dumps(answer).encode()
+        said = b"<html>" if answer is None else json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(said)))
         self.end_headers()

@@ -210,6 +210,18 @@ def test_a_server_that_was_started_anew_is_given_the_weights_before_it_samples(
     assert drawn(engine.generate(PROMPTS, SAMPLING, num_samples=2, seed=0)) == drawn(expected)
 
 
+def test_a_server_that_two_runs_use_at_once_is_found_out(serve: Serve, connect: Connect) -> None:
+    """Else one would train on what the other's weights have sampled."""
+    server = serve()
+    engine = connect(server)
+
+    def reply(rollout: Rollout, number: int) -> None:
+        server.folder = "weights of another run"
+
+    with pytest.raises(ValueError, match=r"another run uses it at the same time"):
+        engine.generate(PROMPTS, SAMPLING, num_samples=1, seed=0, reply=reply)
+
+
 def test_where_all_are_lost_the_run_ends_with_their_names(serve: Serve, connect: Connect) -> None:
     servers = [serve(), serve()]
     engine = connect(*servers, deadline=5.0)
@@ -294,7 +306,8 @@ def test_an_address_is_a_host_and_a_port(wrong: str, connect: Connect) -> None:
 @pytest.mark.parametrize(
     ("path", "answer", "message"),
     [
-        ("/health", (404, "Not Found"), "answers /health with 404.*is it a vLLM server"),
+        ("/health", (404, "Not Found"), "answers /health with 404.*is it vLLM"),
+        ("/collective_rpc", (200, None), "with no JSON; is it vLLM"),
         ("/collective_rpc", (404, "Not Found"), "takes no weights.*VLLM_SERVER_DEV_MODE=1"),
         (
             "/collective_rpc",

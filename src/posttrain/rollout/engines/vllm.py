@@ -122,6 +122,7 @@ class VllmEngine:
                     rollouts[number] = answered or rollout
                     if answered is not None:
                         running[pool.submit(sample, number)] = number
+        self._fleet.check_kept()
         self._fleet.tell()
         done = list(rollouts.values())
         return [done[n : n + num_samples] for n in range(0, len(done), num_samples)]

@@ -74,6 +74,19 @@ class Fleet:
 
         self._each(look, self.servers)
 
+    def check_kept(self) -> None:
+        """Raise if somebody else has given a server other weights while we sampled."""
+
+        def check(server: Server) -> None:
+            if not server.lost and (found := server.model()["weights"]) != str(self._folder):
+                raise ValueError(
+                    f"vllm: {server} has weights from {found}, and was given those in "
+                    f"{self._folder}: another run uses it at the same time; give each run its own"
+                )
+
+        with self.sampling():
+            self._each(check, self.servers)
+
     def complete(
         self, request: dict[str, Any], *, over: Callable[[list[int]], bool] | None = None
     ) -> tuple[list[int], list[float]]:

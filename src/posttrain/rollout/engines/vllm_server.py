@@ -87,7 +87,7 @@ class Server:
                 with self.asked("/health", None, deadline=LOOK):
                     return
             except RefusedError as problem:
-                raise ValueError(f"{problem}; is it a vLLM server?") from None
+                raise ValueError(f"{problem}; is it vLLM?") from None
             except LostError as problem:
                 if self.ended():
                     raise LostError(f"{self} has ended") from None
@@ -105,8 +105,8 @@ class Server:
 
     def load(self, folder: Path) -> None:
         """Have it take the weights of a model folder once its requests under way have ended."""
-        self.ask("/pause?mode=wait", {})
         try:
+            self.ask("/pause?mode=wait", {})
             self._call("posttrain_load", str(folder))
             answer = self.ask("/reset_prefix_cache", {})
             if not answer.get("success", True):
@@ -137,7 +137,10 @@ class Server:
     def ask(self, path: str, body: dict[str, Any] | None) -> Any:
         """The answer to a question, as JSON."""
         with self.asked(path, body) as answer:
-            return json.loads(answer.read() or b"{}")
+            try:
+                return json.loads(answer.read() or b"{}")
+            except json.JSONDecodeError:
+                raise ValueError(f"{self} answers {path} with no JSON; is it vLLM?") from None
 
     @contextlib.contextmanager
     def asked(
