@@ -87,7 +87,7 @@ $(VLLM)/.stamp: constraints-vllm.txt
 
 vllm: setup $(VLLM)/.stamp ## the tests that need vLLM: its servers on the CPU, GRPO on SmolLM2-135M
 	@echo "== pytest -m vllm"
-	@POSTTRAIN_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest --quiet -m vllm
+	@POSTTRAIN_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest --quiet -m vllm tests/contract tests/rollout
 
 # Torn files, harmed stages, SIGTERM, wrong clocks and killed workers come on top of the kills; a difference ends it
 # with an error. The longest cases come first, JOBS=2 at a time.
