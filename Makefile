@@ -7,15 +7,17 @@ STAMP  := $(VENV)/.stamp
 JOBS   ?= 2
 KILLS  ?= 200
 
+VLLM   := .venv-vllm
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo rlhf walkthrough test lint format types unit gpu faults mutants constraints clean distclean
+.PHONY: help setup demo rlhf walkthrough test lint format types unit cluster-test gpu vllm faults chaos mutants constraints clean distclean
 
 help: ## list the targets
-	@awk 'BEGIN { FS = ":[^#]*## " } /^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk 'BEGIN { FS = ":[^#]*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## make .venv and install posttrain with its development tools into it
 
@@ -65,10 +67,27 @@ types: setup ## mypy, strict on the core
 
 unit: setup ## pytest: tests and docstring examples (JOBS=2 processes)
 	@echo "== pytest"
-	@$(BIN)/python -m pytest --quiet --numprocesses $(JOBS)
+	@$(BIN)/python -m pytest --quiet --numprocesses $(JOBS) -m 'not cluster'
+
+cluster-test: setup ## what needs Ray or many processes, and minutes: one test after the other
+	@echo "== pytest -m cluster"
+	@$(BIN)/python -m pytest --quiet -m cluster
 
 gpu: setup ## the tests that need a GPU
 	@$(BIN)/python -m pytest --quiet -m gpu
+
+# vLLM wants other versions than posttrain: it has an environment of its own, 2.4 GB.
+$(VLLM)/.stamp: constraints-vllm.txt
+	@rm -f $@
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@echo "== install vLLM into $(VLLM)"
+	@$(VLLM)/bin/python -m pip install --constraint constraints-vllm.txt torch
+	@$(VLLM)/bin/python -m pip install --no-deps --requirement constraints-vllm.txt
+	@touch $@
+
+vllm: setup $(VLLM)/.stamp ## the tests that need vLLM: its servers on the CPU, GRPO on SmolLM2-135M
+	@echo "== pytest -m vllm"
+	@POSTTRAIN_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest --quiet -m vllm tests/contract tests/rollout
 
 # Torn files, harmed stages, SIGTERM, wrong clocks and killed workers come on top of the kills; a difference ends it
 # with an error. The longest cases come first, JOBS=2 at a time.
@@ -77,6 +96,10 @@ faults: setup ## kill runs KILLS=200 times and resume them; all must end as if n
 	printf '%s\n' default counted ppo ahead grpo seldom | xargs -P $(JOBS) -I CASE \
 	  $(BIN)/python tests/faults/resume_harness.py --case CASE --kills $$((($(KILLS) + 5) / 6)) \
 	    --mishaps --folder "$$scratch/CASE"
+
+chaos: setup ## kill engines, learners, graders, nodes and drivers KILLS=200 times on a two-node cluster
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
+	$(BIN)/python tests/faults/chaos.py --kills $(KILLS) --folder "$$scratch/chaos"
 
 mutants: setup ## mutate the algorithms; every mutant should make a test fail
 	@$(INSTALL) --editable '.[dev,mutants]'
@@ -100,5 +123,5 @@ clean: ## remove caches and build outputs; keep .venv and runs
 	rm -rf build dist mutants src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean ## clean, and remove .venv
-	rm -rf $(VENV)
+distclean: clean ## clean, and remove .venv and .venv-vllm
+	rm -rf $(VENV) $(VLLM)

@@ -24,16 +24,22 @@ collect_ignore_glob = (
         if path.stem not in ("__init__", "plain")
     ]
 )
+# vLLM has an environment of its own, and this is the one file that runs there.
+collect_ignore_glob.append(
+    str(Path(__file__).parent / "src/posttrain/rollout/engines/vllm_worker*")
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests marked ``gpu`` where there is none."""
-    if torch.cuda.is_available():
-        return
-    skip = pytest.mark.skip(reason="needs a CUDA device")
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(skip)
+    """Skip the tests marked ``gpu`` and ``vllm`` where there is none."""
+    there = {
+        "gpu": (torch.cuda.is_available(), "needs a CUDA device"),
+        "vllm": ("POSTTRAIN_VLLM_PYTHON" in os.environ, "needs vLLM's environment: make vllm"),
+    }
+    for name, (found, reason) in there.items():
+        for item in items:
+            if not found and item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -12,11 +12,12 @@ NOT_CORE = {"fast", "sandbox", "walkthrough", "viewer", "distributed"}
 # The design asks for 22,000 after the rebuild, and for 26,000 with environments, adapters and the
 # wider interface. This is what there is: lower it with every thousand that goes, never raise it
 # but for a new capability.
-MAX_CORE_LINES = 39_500
+MAX_CORE_LINES = 41_000
 
-# A module has a name of its own; Python gives these, and a stage's file is named by its stage.
+# A module has a name of its own; Python gives these, and a stage's file is named by its stage. The
+# sandbox is copied to where untrusted code runs: its worker is no one else's.
 MAY_SHARE_NAME = {"__init__", "__main__"}
-NAMED_BY_STAGE = {"stages.reward", "stages.rl"}
+NAMED_BY_STAGE = {"stages.reward", "stages.rl", "sandbox.worker"}
 
 # Lower never imports higher, and packages of the same layer never import each other.
 LAYERS = [
@@ -26,7 +27,7 @@ LAYERS = [
     ["fast"],  # stands on models, which do without it
     ["rollout", "learn", "runs", "report", "walkthrough"],
     ["pipelines"],
-    ["config", "build", "check", "stages"],
+    ["config", "build", "check", "stages", "distributed"],
     ["api", "cli"],
     ["__main__"],
 ]
@@ -35,7 +36,7 @@ LAYERS = [
 MAY_ONLY_IMPORT = {
     "fast": {"types", "protocols", "algorithms", "models"},
     "pipelines": {"types", "protocols", "algorithms", "data"},
-    "cli": {"config", "build", "check", "stages", "runs", "report"},
+    "cli": {"config", "build", "check", "stages", "distributed", "runs", "report"},
 }
 
 # What a package is entered by: nobody outside imports another module of it.
@@ -50,6 +51,9 @@ EXTRA_EDGES = {
     ("tasks", "data"),  # a task of a file reads its rows
     ("report", "runs"),  # what came out of a run is read from its folder
     ("build", "config"),  # the composition root turns a recipe into parts
+    ("distributed", "config"),  # a rank builds its learner as one process does
+    ("distributed", "build"),
+    ("stages", "distributed"),  # a run connects to the cluster that its recipe names
     ("check", "config"),  # it looks at what a recipe asks for
     ("check", "build"),  # it makes the parts as a run does
     ("stages", "config"),  # each takes its section
@@ -79,10 +83,11 @@ CONFINED = {
     "mpmath": ["rewards.math.evaluator"],
     "pyarrow": ["data", "runs"],
     "pydantic": ["config"],
+    "ray": ["distributed"],
     "re2": ["rewards.format"],
     "reasoning_gym": ["tasks"],
     "rich": ["walkthrough", "track", "report.terminal", "check", "stages", "cli"],
-    "safetensors": ["models", "learn"],
+    "safetensors": ["models", "learn", "rollout.engines.vllm_worker"],
     "tensorboard": ["track.tensorboard"],
     "tokenizers": ["data", "models"],
     "torch.utils.tensorboard": ["track.tensorboard"],
@@ -97,6 +102,7 @@ CONFINED = {
     ],
     "triton": ["fast.kernels"],
     "typer": ["cli"],
+    "vllm": ["rollout.engines.vllm_worker"],
     "wandb": ["track.wandb"],
 }
 

@@ -23,7 +23,7 @@ from typing import Any
 Function = Callable[..., Any]
 
 _ROOT = Path(__file__).parent
-_TYPES: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, "object": object}
+_TYPES: dict[str, Any] = {each.__name__: each for each in (bool, int, float, str, list, object)}
 
 
 class _UnreadableError(Exception):

@@ -5,12 +5,17 @@ Of every engine: on the learner's own weights, and on weights of its own where i
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from rollout.cases import END, largest_error, ragged, spell
+import vllm_engines
+from distributed.replicas import pool_of
+from models.families import build
+from rollout.cases import END, drawn, largest_error, ragged, spell
 from small_model import small_model
 
 from posttrain.learn.learner import LocalLearner
@@ -57,28 +62,47 @@ WRAPPERS = {"plain": plain, "timed": timed, "ahead": ahead}
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize(
+    ("name", "own"), [*itertools.product(REAL, [False, True]), ("pool of two", True)]
+)
 def test_behind_it_the_engine_samples_from_the_learners_weights(
     name: str, own: bool, wrapper: str
 ) -> None:
     """As often as they change; with weights of its own, not a moment before."""
     model = small_model()
     sampled = copy.deepcopy(model) if own else model
-    engine: Any = REAL[name](sampled, end_tokens=(END,), decode=spell)
+    kind: Any = REAL.get(name, partial(pool_of, NativeEngine))
+    engine = kind(sampled, end_tokens=(END,), decode=spell)
+    _samples_from_the_weights(engine, model, own=own, wrapper=wrapper)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_behind_it_a_vllm_server_samples_from_the_learners_weights(wrapper: str) -> None:
+    """It computes in float32: its log-probs are as near as those sums allow."""
+    model = build("llama", wide=True)
+    engine = vllm_engines.engine_of(model, decode=spell)
+    _samples_from_the_weights(engine, model, own=True, wrapper=wrapper, error=1e-4)
+
+
+def _samples_from_the_weights(
+    engine: Any, model: Any, *, own: bool, wrapper: str, error: float = 5e-6
+) -> None:
     make: Callable[[Sync], contextlib.AbstractContextManager[Sync]] = WRAPPERS[wrapper]
     with make(engine.sync(learner_of(model))) as sync:
         for version, by in ((1, 1.3), (2, 0.5)):
             before = engine.generate(PROMPTS, SAMPLING, num_samples=2, seed=version)
             moved(model, by)
             if own:
-                assert engine.generate(PROMPTS, SAMPLING, num_samples=2, seed=version) == before
+                again = engine.generate(PROMPTS, SAMPLING, num_samples=2, seed=version)
+                assert drawn(again) == drawn(before)
             sync(version)
             after = engine.generate(PROMPTS, SAMPLING, num_samples=2, seed=version)
             assert engine.version == version
             assert {rollout.version for group in after for rollout in group} == {version}
-            assert largest_error(model, PROMPTS, answers=after, sampling=SAMPLING) < 5e-6
+            assert largest_error(model, PROMPTS, answers=after, sampling=SAMPLING) < error
             assert largest_error(model, PROMPTS, answers=before, sampling=SAMPLING) > 1e-2
+    engine.close()
 
 
 def test_an_engine_without_weights_carries_the_version_alone() -> None:

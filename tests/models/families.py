@@ -97,9 +97,17 @@ UNUSUAL = {
 }
 
 
-def build(name: str, *, dtype: torch.dtype = torch.float64) -> transformers.PreTrainedModel:
+# Heads of 32, the smallest that vLLM knows; the distributions stay as flat.
+_WIDE = {"hidden_size": 64, "n_embd": 64, "head_dim": 32, "initializer_range": 0.25}
+
+
+def build(
+    name: str, *, dtype: torch.dtype = torch.float64, wide: bool = False
+) -> transformers.PreTrainedModel:
     """A model of the family with random weights, always the same ones."""
     kind, sizes = (FAMILIES | UNUSUAL)[name]
+    if wide:
+        sizes = {key: _WIDE.get(key, value) for key, value in sizes.items()}
     # Token ids that a model might take for padding occur in the batches below as ordinary tokens.
     config = getattr(transformers, kind)(**sizes, pad_token_id=3, eos_token_id=3, bos_token_id=None)
     with torch.random.fork_rng():

@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -45,10 +46,13 @@ def make_engine(
     template: Template,
     compute: str = "auto",
     compiled: bool = False,
+    temperature: float = 1.0,
+    folder: str | None = None,
 ) -> Engine:
     """The engine a recipe names, sampling from this policy's own weights in its own precision.
 
-    ``compute`` and ``compiled`` are for the engines whose signature asks for them.
+    What the recipe does not say of it is filled in where its signature asks for it: ``compute``,
+    ``compiled``, the ``temperature`` of the learner's log-probs, and a ``folder`` for files.
     """
     name, given = split(spec or "native", kind="engine")
     asked = options(look_up(name, ENGINES, kind="engine"))
@@ -56,6 +60,8 @@ def make_engine(
         given["compute"] = compute
     if "compiled" in asked and compiled:
         given["compiled"] = True
+    facts = {"temperature": temperature, "folder": folder}
+    given = {key: value for key, value in facts.items() if key in asked} | given
     spec = {"name": name, **given}
     engine: Engine = resolve(spec, ENGINES, kind="engine")(policy, template.decode)
     missing = [each for each in ("generate", "sync", "close") if not hasattr(engine, each)]
@@ -89,9 +95,11 @@ def make_sampler(setup: Setup) -> Engine:
     """The engine of the RL stage.
 
     It samples from the learner's own module, unless it is to run ahead: then from a copy of it. An
-    engine that was handed over is taken as it is.
+    engine that was handed over is taken as it is, and those of a cluster have weights of their own.
     """
     section, own, given = setup.recipe.rl, setup.policy, setup.engine
+    if given is None and (elsewhere := _elsewhere(setup)):
+        return elsewhere
     if section.max_lag and given is None:
         own = replace(own, model=copy.deepcopy(own.model))
     elif section.max_lag and _share(given, own):
@@ -106,18 +114,36 @@ def make_sampler(setup: Setup) -> Engine:
         template=setup.template,
         compute=setup.recipe.model.compute,
         compiled=choose_compile(setup.recipe, setup.device),
+        temperature=section.temperature,
+        folder=_place(setup),
     )
 
 
 def make_plain_sampler(setup: Setup) -> Engine:
     """The engine that ``[rl]`` names, for who samples from this policy without training it."""
     rl = setup.recipe.for_evaluations
-    return make_engine(
+    return _elsewhere(setup) or make_engine(
         None if rl is None else rl.engine,
         setup.policy,
         template=setup.template,
         compute=setup.recipe.model.compute,
+        temperature=1.0 if rl is None else rl.temperature,
+        folder=_place(setup),
     )
+
+
+def _place(setup: Setup) -> str | None:
+    """The run folder, once it is there, for an engine that hands weights over in files."""
+    folder = Path(setup.recipe.run.folder)
+    return str(folder) if folder.is_dir() else None
+
+
+def _elsewhere(setup: Setup) -> Engine | None:
+    """The engines of the setup's cluster, where it has some."""
+    asked = setup.recipe.cluster
+    if setup.cluster is None or asked is None or not asked.engines:
+        return None
+    return setup.cluster.make_engine(setup)
 
 
 def in_process(setup: Setup) -> bool:

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
@@ -22,6 +22,9 @@ from posttrain.rewards.scorer import RewardScorer
 from posttrain.tasks import make_task
 from posttrain.track.progress import phase
 from posttrain.types.marks import Marks
+
+if TYPE_CHECKING:
+    from posttrain.build.cluster import Cluster
 
 WORTH_COMPILING = 2_000_000  # tokens to sample: 14 µs saved on each (135M weights, H200) pay 20 s
 
@@ -40,6 +43,7 @@ class Setup:
 
     ``marks`` says what its rewards mean. ``engine`` is one that was handed over, and stays its
     owner's to close. ``reward_model`` is where the stage reward of this run leaves its model.
+    ``cluster`` makes what learns and samples elsewhere; it is its owner's to close too.
     """
 
     recipe: Resolved
@@ -52,6 +56,7 @@ class Setup:
     marks: Marks = field(default_factory=Marks)
     engine: Engine | None = None
     reward_model: Path | None = None
+    cluster: Cluster | None = None
 
     @property
     def graded(self) -> Scorer:
@@ -157,6 +162,7 @@ def make_setup(
     rewards: RewardScorer | None = None,
     engine: Engine | None = None,
     reward_model: Path | None = None,
+    cluster: Cluster | None = None,
 ) -> Setup:
     """The setup of a recipe; a task or rewards handed over as objects take its place."""
     task = task or (make_task(recipe.task) if recipe.task is not None else None)
@@ -190,6 +196,7 @@ def make_setup(
         marks=marks,
         engine=engine,
         reward_model=reward_model,
+        cluster=cluster,
     )
 
 

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from posttrain import __version__
+from posttrain.cli.cluster_commands import clusters
 from posttrain.cli.endings import letting_out, report
 from posttrain.cli.mistyped import WithOverrides, harmless_mistypings
 from posttrain.track.safe_terminal import HarmlessRecord, say
@@ -52,6 +53,7 @@ app = typer.Typer(
 )
 models = typer.Typer(help="Model folders.", no_args_is_help=True)
 app.add_typer(models, name="model")
+app.add_typer(clusters, name="cluster")
 
 SOURCE = "A run folder, a recipe, a model folder, tiny, a GGUF file or a hub id."
 # Everything after the recipe is an override: --rl.steps 6, --task.digits=2.

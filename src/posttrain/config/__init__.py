@@ -27,6 +27,7 @@ from posttrain.config.resolved import (
     RunSection,
 )
 from posttrain.config.sections import (
+    ClusterSection,
     GradingSection,
     ModelSection,
     Optimiser,
@@ -36,6 +37,7 @@ from posttrain.config.sections import (
 )
 
 __all__ = [
+    "ClusterSection",
     "ConfigError",
     "CriticSection",
     "EvalSection",

@@ -115,6 +115,7 @@ def _filled(recipe: Recipe, supplied: Collection[str]) -> Resolved:
         "task": recipe.task,
         "rewards": recipe.rewards,
         "grading": recipe.grading,
+        "cluster": recipe.cluster,
     }
     makers: dict[str, Callable[[], Any]] = {
         "sft": lambda: recipe.sft or SftSection(),

@@ -94,6 +94,12 @@ def _steered(recipe: Resolved) -> bool:
 
 # fmt: off
 NO_EFFECT = [
+    OnlyWith("cluster", "engine colocate cpus_per_engine gpus_per_engine",
+        lambda recipe: recipe.cluster is None or recipe.cluster.engines,
+        "no effect without replicas; drop {them}, or set cluster.engines"),
+    OnlyWith("cluster", "cpus_per_learner gpus_per_learner deadline",
+        lambda recipe: recipe.cluster is None or recipe.cluster.address,
+        'no effect without cluster.address; set it ("local" starts a cluster), or drop {them}'),
     OnlyWith("model", "system", lambda recipe: recipe.model.chat is not False,
         "no effect without a chat template; drop it, or set model.chat"),
     OnlyWith("sft", "test_share", lambda recipe: recipe.sft.test_data is None,

@@ -111,6 +111,7 @@ SECTIONS = (
     "task",
     "rewards",
     "grading",
+    "cluster",
     "sft",
     "prefer",
     "reward",

@@ -90,6 +90,35 @@ class GradingSection(Section):
     memory_mb: int = key(2048, "Memory that a worker may take while it grades.", ge=1)
 
 
+class ClusterSection(Section):
+    """Learners and engines in processes of their own, on this machine or on a Ray cluster."""
+
+    learners: int = key(1, "Ranks that share the learning: the model is sharded over them.", ge=1)
+    engines: int = key(
+        0, "Replicas that share the sampling; 0: the process that runs the loop samples.", ge=0
+    )
+    engine: Literal["native", "vllm"] = key("native", "What samples in each of them.")
+    colocate: bool = key(False, "Put engines on the resources of the learners, who rest meanwhile.")
+    address: str | None = later(
+        "none: this process, or torchrun's ranks",
+        'Of a Ray cluster, "host:port"; "local" starts one for the run.',
+        min_length=1,
+    )
+    cpus_per_learner: float = key(1.0, "CPUs that a learner's rank takes.", gt=0)
+    gpus_per_learner: float | None = later(
+        "1 where the cluster has GPUs and run.device is not cpu", "GPUs that it takes.", ge=0
+    )
+    cpus_per_engine: float = key(1.0, "CPUs that a replica takes.", gt=0)
+    gpus_per_engine: float | None = later(
+        "1 where the cluster has GPUs and run.device is not cpu", "GPUs that it takes.", ge=0
+    )
+    deadline: float = key(
+        600.0,
+        "Seconds that another process may take over one answer; then it counts as dead.",
+        gt=0,
+    )
+
+
 class Optimiser(Section):
     """What every stage that trains has."""
 
@@ -320,6 +349,7 @@ class Recipe(Section):
     task: OptionalPiece = later("none", "The task: its name, and its own options beside it.")
     rewards: Rewards = key({}, "Rewards by name: a weight, or a table with weight and options.")
     grading: GradingSection = key(GradingSection(), "How rewards are run.")
+    cluster: ClusterSection | None = key(None, "Other processes that learn and sample.")
     sft: SftSection | None = key(None, "Supervised fine-tuning.")
     prefer: WrittenPrefer | None = key(None, "Preferences from the policy.")
     reward: RewardSection | None = key(None, "A reward model.")

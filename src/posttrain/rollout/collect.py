@@ -6,6 +6,7 @@ import inspect
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -35,7 +36,7 @@ def collect(
     [(0, '5'), (0, '6')]
     """
     # An engine of a user's own that knows no turns still serves where no environment replies.
-    replying = {} if reply is None else {"reply": reply}
+    replying: dict[str, Any] = {} if reply is None else {"reply": reply}
     if reply is not None and not _takes_reply(engine):
         raise ValueError(
             f"engine {type(engine).__name__}: its generate has no parameter reply, by which an "

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from posttrain.build.algorithm import make_audit, make_plan
+from posttrain.build.cluster import stage_learner
 from posttrain.build.declared_ways import Ways, declared
-from posttrain.build.learners import make_learner
 from posttrain.build.rendered_prompts import rendered_prompts
 from posttrain.build.sampler import flowing, make_sampler, until_done
 from posttrain.build.setup import Setup
 from posttrain.pipelines import rl
 from posttrain.pipelines.clock import Clock
-from posttrain.runs.rollouts import rollout_writer
+from posttrain.runs import Ledger, rollout_writer
 from posttrain.stages.guards import guard_learner
 from posttrain.stages.open_stage import OpenStage
 from posttrain.stages.rl_resume import resume_rl
@@ -28,14 +28,8 @@ def learn(setup: Setup, stage: OpenStage) -> None:
     section = recipe.rl
     with until_done(make_sampler(setup), given=setup.engine) as engine:
         prompts = rendered_prompts(setup, "train", max_new_tokens=section.max_new_tokens)
-        learner = make_learner(
-            recipe,
-            policy,
-            section=section,
-            device=setup.device,
-            total_steps=section.steps * section.epochs * section.minibatches,
-            reward_model=setup.reward_model,
-        )
+        total_steps = section.steps * section.epochs * section.minibatches
+        learner = stage_learner(setup, "rl", total_steps=total_steps)
         sync = engine.sync(learner)
         longest = section.max_new_tokens + max((len(p.tokens) for p in prompts), default=0)
         ways = Ways(keeper, lambda: declared(setup, learner, longest=longest, engine=engine))
@@ -47,15 +41,16 @@ def learn(setup: Setup, stage: OpenStage) -> None:
         if section.max_lag:
             _ = learner.micro_batch_tokens  # is tried now, before another thread takes memory
         # Batches are wrapped, innermost first: sample, refuse those with too many broken scores,
-        # run ahead, show progress, time.
-        batches = checked(
-            source.steps(section.steps - keeper.step - len(waiting)), section.max_invalid
-        )
+        # note down, run ahead, show progress, time.
+        ledger = Ledger(stage.folder.path, step=keeper.step, waiting=waiting)
+        batches = source.steps(section.steps - keeper.step - len(waiting))
+        batches = ledger.noted(checked(batches, section.max_invalid))
         device = policy.model.device
         flow_of = flowing(batches, sync, max_lag=section.max_lag, device=device, waiting=waiting)
         guarded = guard_learner(learner, section, keeper=keeper, decode=setup.template.decode)
         clock = Clock()
-        with keeper.stepping(), flow_of as flow, rollout_writer(stage.folder.rollouts) as writer:
+        writing = rollout_writer(stage.folder.rollouts)
+        with keeper.stepping(), ledger, flow_of as flow, writing as writer:
             watch = Watch(
                 setup=setup,
                 stage=stage,
@@ -64,6 +59,7 @@ def learn(setup: Setup, stage: OpenStage) -> None:
                 flow=flow,
                 prompts=prompts,
                 writer=writer,
+                ledger=ledger,
                 audit=make_audit(recipe, section, plan=plan, device=setup.device),
                 seconds=clock.seconds,
                 ways=ways,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from posttrain.build.cluster import cluster_metrics
 from posttrain.build.declared_ways import Ways
 from posttrain.build.sampler import Flow
 from posttrain.build.scoring import workers_died
@@ -15,7 +16,7 @@ from posttrain.pipelines.audit import Audit
 from posttrain.pipelines.guard import Guarded
 from posttrain.pipelines.rl import Step
 from posttrain.protocols import Engine
-from posttrain.runs import RolloutWriter, sequence_advantages
+from posttrain.runs import Ledger, RolloutWriter, sequence_advantages
 from posttrain.stages.evaluation import check_held_out, evaluate_policy
 from posttrain.stages.open_stage import OpenStage
 from posttrain.stages.rl_resume import rl_state
@@ -34,6 +35,7 @@ class Watch:
     flow: Flow
     prompts: Sequence[Prompt]
     writer: RolloutWriter
+    ledger: Ledger
     audit: Audit | None
     seconds: Callable[[], Mapping[str, float]]
     ways: Ways
@@ -46,7 +48,7 @@ class Watch:
         section, guard = self.setup.recipe.rl, self.learner.guard
         step, rollouts = taken.state.step, taken.collected.rollouts
         metrics = {**taken.metrics(), "train/skipped_total": float(guard.total)}
-        metrics |= self.seconds()
+        metrics |= {**self.seconds(), **cluster_metrics(self.setup)}
         metrics["time/step"] = metrics["time/wait"] + metrics["time/train"]
         waited = self.neighbours.waited()
         if waited is not None:
@@ -55,6 +57,7 @@ class Watch:
         if remark:
             self.stage.keeper.warn(remark)
         self.ways.look()
+        self.ledger.trained(step, taken.collected)
         self.writer.write(rollouts, step=step, advantages=sequence_advantages(taken.batch))
         every = section.evaluate_every
         if every and (step % every == 0 or step == section.steps):
@@ -81,6 +84,7 @@ class Watch:
 
     def _on_disk(self, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
         self.writer.wait()  # a checkpoint never knows more than the disk
+        self.ledger.wait()
         return numbers
 
     def evaluate(self) -> dict[str, float]:

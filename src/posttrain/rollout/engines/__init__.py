@@ -18,6 +18,7 @@ from posttrain.protocols import Engine
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.rollout.engines.transformers import TransformersEngine
+from posttrain.rollout.engines.vllm import vllm_engine
 
 Compute = Literal["auto", "float32", "bfloat16"]
 
@@ -73,6 +74,7 @@ def _arithmetic(compute: Compute, policy: Policy) -> torch.dtype | None:
 ENGINES: dict[str, Callable[..., Engine]] = {
     "native": native_engine,
     "transformers": transformers_engine,
+    "vllm": vllm_engine,
 }
 
 __all__ = ["ENGINES", "NativeEngine", "ScriptedEngine", "TransformersEngine"]

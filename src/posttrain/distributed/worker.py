@@ -1,0 +1,84 @@
+"""The host of one learner rank, whoever brings it the calls: a Ray actor, or torchrun."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from posttrain.build.cluster import LearningStage
+from posttrain.build.learners import make_learner, make_reward_learner
+from posttrain.build.setup import choose_device, make_policy
+from posttrain.config import Resolved
+from posttrain.config.paths import import_from
+from posttrain.learn.ranks import ALONE, Ranks
+from posttrain.models.reward import load_reward
+from posttrain.protocols import Learner
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerRequest:
+    """All that a rank must know to build its part of a stage's learner; it pickles.
+
+    ``model`` is a model folder that every process sees: of a policy, or in the stage reward of a
+    reward model. ``reward_model`` is where that stage leaves its own, for a critic that starts
+    there. Relative paths and modules of the user are looked for where the driver looks for them.
+    """
+
+    recipe: Resolved
+    stage: LearningStage
+    model: Path
+    total_steps: int
+    reward_model: Path | None = None
+    here: str = field(default_factory=os.getcwd)
+    modules: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))
+
+    def make(self, ranks: Ranks) -> Learner:
+        """The learner of one of these ranks, on this process's device."""
+        recipe, stage = self.recipe, self.stage
+        device = choose_device(recipe)
+        if stage == "reward":
+            return make_reward_learner(
+                recipe,
+                load_reward(str(self.model), dtype=recipe.model.dtype, device=device),
+                section=recipe.reward,
+                device=device,
+                total_steps=self.total_steps,
+                ranks=ranks,
+            )
+        return make_learner(
+            recipe,
+            make_policy(recipe, str(self.model), device=device),
+            section=recipe.sft if stage == "sft" else recipe.rl,
+            device=device,
+            total_steps=self.total_steps,
+            reward_model=self.reward_model,
+            ranks=ranks,
+        )
+
+
+class LearnerHost:
+    """One rank of a learner: builds it, and does what all ranks are asked at the same time."""
+
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
+        self._learner: Learner | None = None
+
+    def build(self, request: LearnerRequest) -> None:
+        """Build this rank's learner anew; what there was before is dropped."""
+        self._learner = None
+        if os.path.isdir(request.here):
+            os.chdir(request.here)
+        import_from(*(Path(folder) for folder in request.modules if folder))
+        self._learner = request.make(self.ranks)
+
+    def call(self, name: str, *given: Any, version: int | None = None) -> Any:
+        """What the learner's method or attribute ``name`` gives; ``version`` is set before it."""
+        if self._learner is None:
+            raise RuntimeError(f"{name}: asked of a learner that is not built yet")
+        if version is not None:
+            self._learner.version = version
+        found = getattr(self._learner, name)
+        return found(*given) if callable(found) else found

@@ -1,0 +1,327 @@
+"""vLLM as an engine: servers in an environment of their own, asked over HTTP.
+
+Weights travel as a model folder that the servers can read. After every update each server proves by
+log-probs that it samples from these weights: an update that failed in silence stops the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posttrain.fast.score import score_tokens
+from posttrain.models.load import Policy
+from posttrain.models.save import save_policy
+from posttrain.models.stops import Decode, cut_at_stop, may_have_stopped, tail_length
+from posttrain.protocols import Learner, Reply, Sync
+from posttrain.rollout.engines.conversation import replied
+from posttrain.rollout.engines.draws import sampled_turns
+from posttrain.rollout.engines.requests import check_num_samples, check_prompts
+from posttrain.rollout.engines.vllm_fleet import Fleet, Probe
+from posttrain.rollout.engines.vllm_server import LOOK, OwnServer, Server
+from posttrain.track.progress import advance, phase
+from posttrain.types import Batch, Part, Prompt, Rollout, Sampling, Turn
+from posttrain.types.ways import Way
+
+PYTHON = "POSTTRAIN_VLLM_PYTHON"  # the variable that names the Python of vLLM's environment
+WORKER_ARGUMENTS = (
+    *("--worker-extension-cls", "vllm_worker.PolicyWeights"),
+    *("--logprobs-mode", "processed_logprobs"),
+)
+PROBE = Sampling(max_new_tokens=8)  # of each of 4 completions
+POLL = 0.2  # seconds between two chances to break off
+
+Score = Callable[[Batch], Tensor]
+
+
+class VllmEngine:
+    """Samples from vLLM servers, each sequence a request of its own with a seed of its own.
+
+    ``folder`` is where weights are written and the servers read them; ``temperature`` is that of
+    the log-probs that the learner gives, which the servers' are compared with.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        servers: Sequence[Server],
+        *,
+        decode: Decode,
+        folder: Path,
+        temperature: float = 1.0,
+        max_sequences: int = 256,
+        deadline: float = 600.0,
+    ) -> None:
+        self.version = 0
+        self._policy, self._decode = policy, decode
+        self._folder, self._updates = folder, 0
+        self._probed = replace(PROBE, temperature=temperature)
+        self._max_sequences = max_sequences
+        config = policy.model.config.get_text_config()
+        self._prompt = [(1 + 7919 * place) % config.vocab_size for place in range(8)]
+        self._fleet = Fleet(servers, config=config, probe=self._probe, deadline=deadline)
+
+        try:
+            with phase("starting vLLM"):
+                weights = dict(policy.model.named_parameters())
+                self._update(weights, score=self._score, patience=LOOK)
+        except BaseException:
+            self.close()
+            raise
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        num_samples: int,
+        seed: int,
+        reply: Reply | None = None,
+        part: Part | None = None,
+    ) -> list[list[Rollout]]:
+        """``num_samples`` rollouts of each prompt; a sequence never waits for another's turn."""
+        check_num_samples(num_samples)
+        limit = min(server.longest for server in self._fleet.servers if server.longest)
+        check_prompts(prompts, sampling, limit=limit)
+        self._fleet.look_after()
+        asked = [
+            (group, prompt) for group, prompt in enumerate(prompts) for _ in range(num_samples)
+        ]
+        part = part or Part(numbers=tuple(range(len(asked))))
+        first = part.turn
+        rollouts = {
+            number: Rollout(prompt=prompt, turns=(), group=group)
+            for number, (group, prompt) in zip(part.numbers, asked, strict=True)
+        }
+
+        def sample(number: int) -> Turn:
+            rollout = rollouts[number]
+            turn = first + sum(each.sampled for each in rollout.turns)
+            own = _seed(seed, number, turn=turn)
+            return self._turn((*rollout.prompt.tokens, *rollout.tokens), sampling, seed=own)
+
+        with self._fleet.threads(min(len(rollouts), self._max_sequences)) as pool:
+            running = {pool.submit(sample, number): number for number in rollouts}
+            while running:
+                for number, turn in _finished(running):
+                    rollout = replace(rollouts[number], turns=(*rollouts[number].turns, turn))
+                    longest = limit - sampling.max_new_tokens
+                    answered = replied(rollout, number, reply=reply, longest=longest)
+                    rollouts[number] = answered or rollout
+                    if answered is not None:
+                        running[pool.submit(sample, number)] = number
+        self._fleet.check_kept()
+        self._fleet.tell()
+        done = list(rollouts.values())
+        return [done[n : n + num_samples] for n in range(0, len(done), num_samples)]
+
+    def sync(self, learner: Learner) -> Sync:
+        """The learner's weights go through a folder; its own log-probs are the proof.
+
+        Where weights came without the learner, our model takes them, and is asked in its place.
+        """
+
+        def score(batch: Batch) -> Tensor:
+            if hasattr(learner, "infer"):
+                return learner.infer(batch).need("old_logprobs")
+            self._policy.model.load_state_dict(learner.weights(), strict=False)
+            return self._score(batch)
+
+        def update(version: int) -> None:
+            with self._fleet.updating():
+                self._update(learner.weights(), score=score)
+                self.version = version
+            self._fleet.tell()
+
+        return update
+
+    def close(self) -> None:
+        """End the servers that are ours, and remove the weights."""
+        for server in self._fleet.servers:
+            server.interrupt()
+            server.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def way(self) -> Way:
+        """How many servers it asks."""
+        return Way(uses=(f"vLLM servers: {len(self._fleet.servers)}",))
+
+    def _turn(self, tokens: Sequence[int], sampling: Sampling, *, seed: int) -> Turn:
+        """The next turn of a sequence; a stop string is found in our text of it, not in vLLM's."""
+        ends, stop = self._policy.end_tokens, sampling.stop
+
+        def over(drawn: list[int]) -> bool:
+            tail = drawn[-tail_length(stop, new=1) :]
+            maybe = may_have_stopped(tail, self._decode, stop=stop)
+            return maybe and cut_at_stop(drawn, self._decode, stop=stop) is not None
+
+        with self._fleet.sampling():
+            version = self.version
+            drawn, logprobs = self._fleet.complete(
+                _request(tokens, sampling, seed=seed, ends=ends), over=over if stop else None
+            )
+        (turn,) = sampled_turns(
+            torch.tensor([drawn]),
+            torch.tensor([logprobs], dtype=torch.float64),
+            lengths=[len(drawn)],
+            end_tokens=ends,
+            decode=self._decode,
+            version=version,
+            stop=stop,
+        )
+        return turn
+
+    def _update(
+        self, weights: Mapping[str, Tensor], *, score: Score, patience: float = 0.0
+    ) -> None:
+        """Write the weights, bring them to the servers, and see that they have arrived."""
+        kind = {server.dtype for server in self._fleet.servers} - {""}
+        dtype = getattr(torch, kind.pop()) if len(kind) == 1 else None  # as they will compute
+        for name, weight in weights.items():
+            if not bool(weight.isfinite().all()):
+                raise ValueError(
+                    f"sync: {name} has NaN or infinity: the weights have diverged. Lower the "
+                    "learning rate and resume from an earlier checkpoint"
+                )
+        before, self._updates = self._folder / str(self._updates), self._updates + 1
+        folder = self._folder / str(self._updates)
+        defaults = self._policy.model.generation_config  # saving gives it another
+        sent = {name: weight.detach().to("cpu", dtype) for name, weight in weights.items()}
+        save_policy(self._policy, folder, weights=sent)
+        self._policy.model.generation_config = defaults
+
+        def scored(probe: Probe) -> Probe:
+            drawn = torch.tensor([[token for token, _ in row] for row in probe])
+            start = torch.tensor([self._prompt]).expand(len(drawn), -1)
+            tokens = torch.cat([start, drawn], dim=1)
+            mask = (torch.arange(tokens.shape[1]) >= start.shape[1]).expand(tokens.shape)
+            known = score(Batch(tokens=tokens, mask=mask)).cpu()[:, start.shape[1] :]
+            return [
+                list(zip(row.tolist(), own.tolist(), strict=True))
+                for row, own in zip(drawn, known, strict=True)
+            ]
+
+        self._fleet.update(folder, score=scored, patience=patience)
+        shutil.rmtree(before, ignore_errors=True)
+
+    @torch.no_grad()
+    def _score(self, batch: Batch) -> Tensor:
+        model, temperature = self._policy.model, self._probed.temperature
+        found = score_tokens(model, batch.to(model.device), temperature=temperature)
+        return found.need("logprobs")
+
+    def _probe(self, server: Server) -> Probe:
+        """What a server says to a prompt of tokens from all over the vocabulary."""
+        found = []
+        for number in range(4):
+            request = _request(self._prompt, self._probed, seed=number, ends=())
+            found.append(list(zip(*server.complete(request), strict=True)))
+        return found
+
+
+def vllm_engine(
+    policy: Policy,
+    decode: Decode,
+    *,
+    compute: str = "auto",
+    max_sequences: int = 256,
+    python: str | None = None,
+    address: str | list | None = None,
+    arguments: list | None = None,
+    folder: str | None = None,
+    temperature: float | None = None,
+    deadline: float = 600.0,
+) -> VllmEngine:
+    """vLLM: a server that is started in its own environment, or those at ``address``."""
+    if max_sequences < 1 or deadline <= 0:
+        raise ValueError("vllm: max_sequences and deadline must be above 0")
+    addresses = [address] if isinstance(address, str) else address or []
+    servers = [Server(each, deadline=deadline) for each in addresses]
+    executable = "" if servers else _python(python)
+    place = Path(folder or tempfile.gettempdir()).expanduser().resolve()
+    own = Path(tempfile.mkdtemp(prefix="vllm-", dir=place))
+    if servers:
+        own.chmod(0o755)  # they may run as another user
+    else:
+        half = policy.model.device.type == "cuda" if compute == "auto" else compute == "bfloat16"
+        given = [
+            *("--host", "127.0.0.1", "--dtype", "bfloat16" if half else "float32"),
+            *("--generation-config", "vllm", "--max-num-seqs", str(max_sequences)),
+            *WORKER_ARGUMENTS,
+            *(["--enforce-eager"] if policy.model.device.type == "cpu" else []),
+            *map(str, arguments or []),
+        ]
+        log = (place if folder else own) / "vllm.log"
+        servers = [OwnServer(executable, arguments=given, folder=own, log=log, deadline=deadline)]
+    return VllmEngine(
+        policy,
+        servers,
+        decode=decode,
+        folder=own,
+        temperature=1.0 if temperature is None else temperature,
+        max_sequences=max_sequences,
+        deadline=deadline,
+    )
+
+
+def _python(given: str | None) -> str:
+    """The Python of vLLM's environment."""
+    python = given or os.environ.get(PYTHON)
+    here = importlib.util.find_spec("vllm")
+    if python is None and here is not None and here.origin is not None:  # no mere folder
+        python = sys.executable
+    if python is None or shutil.which(python) is None:
+        missing = f"there is no Python {python!r}" if python else "it is not installed here"
+        raise ValueError(
+            f"vllm: {missing}; name the Python of its environment as the option python, or in "
+            f"{PYTHON} (docs/engines.md says how to make one)"
+        )
+    return python
+
+
+def _request(
+    tokens: Sequence[int], sampling: Sampling, *, seed: int, ends: Sequence[int]
+) -> dict[str, Any]:
+    """A request in which no default of the server or of the model has a say."""
+    return {
+        "prompt": list(tokens),
+        "max_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": seed,
+        "logprobs": 0,
+        "stop_token_ids": list(ends),
+        "ignore_eos": True,  # the end tokens are those above
+        "return_token_ids": True,
+    }
+
+
+def _seed(seed: int, number: int, *, turn: int) -> int:
+    """The seed of a turn of a sequence: below 2⁶³, and unlike that of any other."""
+    digest = hashlib.sha256(f"{seed} {number} {turn}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _finished(running: dict[Future[Turn], int]) -> Iterator[tuple[int, Turn]]:
+    """Those that are done, taken out; asked for again and again, so that it can be broken off."""
+    done, _ = wait(running, timeout=POLL, return_when=FIRST_COMPLETED)
+    for future in done:
+        advance()
+        yield running.pop(future), future.result()
