@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-import pickle
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from ray import cloudpickle as pickled
 from small_model import OPTIONS, small_model
 
 from posttrain.distributed.ray_learner import Call, LostError
@@ -80,10 +80,10 @@ class InThisProcess:
         when = self._dies.get(len(self._seen))
         if when == "before":
             raise LostError("learner rank 0 has died")
-        answer = self._rank.call(pickle.loads(pickle.dumps(call)))
+        answer = self._rank.call(pickled.loads(pickled.dumps(call)))
         if when == "after":
             raise LostError("learner rank 0 has died")
-        return pickle.loads(pickle.dumps(answer))
+        return pickled.loads(pickled.dumps(answer))
 
     def end(self) -> None:
         pass

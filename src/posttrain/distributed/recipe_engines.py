@@ -71,7 +71,8 @@ class EngineRequest:
 def engine_spec(recipe: Resolved) -> Spec:
     """What samples in each replica: ``rl.engine``, or else ``cluster.engine``."""
     own = None if recipe.cluster is None else recipe.cluster.engine
-    return recipe.rl.engine or own or "native"
+    rl = recipe.for_evaluations
+    return (None if rl is None else rl.engine) or own or "native"
 
 
 def make_engine_pool(
@@ -95,7 +96,9 @@ def make_engine_pool(
         longest=context_length(setup.policy.model),
         probe=Probe(
             prompt=setup.template.render(PROBED),
-            temperature=recipe.rl.temperature,
+            temperature=1.0
+            if recipe.for_evaluations is None
+            else recipe.for_evaluations.temperature,
             tolerance=FLOAT32_ROUNDING if exact else OTHER_ROUNDING,
             pad_token=setup.policy.pad_token,
         ),
