@@ -134,13 +134,7 @@ class Meeting:
     def _done(self, call: Call | LearnerRequest) -> Any:
         if isinstance(call, LearnerRequest):
             return self._host.build(call)
-        given = [unpack_batch(one) if isinstance(one, PackedBatch) else one for one in call.given]
-        answer = self._host.call(call.name, *given, version=call.version)
-        if isinstance(answer, Batch):
-            return pack_batch(answer, beside=given[0])
-        if call.name == "weights":
-            return {name: pack_tensor(weight) for name, weight in answer.items()}
-        return answer
+        return answered(self._host, call)
 
     def _called(self) -> bool:
         """Wait for the next call; False: rank 0 is done."""
@@ -193,6 +187,17 @@ class Meeting:
     def _leave(self, why: str) -> None:
         print(f"posttrain: {why}", file=sys.stderr, flush=True)
         os._exit(1)  # threads of libraries may wait for ranks that have gone
+
+
+def answered(host: LearnerHost, call: Call) -> Any:
+    """What a rank answers to a call; of batches and weights, what is to be sent."""
+    given = [unpack_batch(one) if isinstance(one, PackedBatch) else one for one in call.given]
+    answer = host.call(call.name, *given, version=call.version)
+    if isinstance(answer, Batch):
+        return pack_batch(answer, beside=given[0])
+    if call.name == "weights":
+        return {name: pack_tensor(weight) for name, weight in answer.items()}
+    return answer
 
 
 class TorchrunLearner(RayLearner):
