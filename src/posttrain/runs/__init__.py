@@ -1,5 +1,6 @@
 """A run is a folder: what it was given, what it logged, what it wrote, what came out of it."""
 
+from posttrain.runs.checkpoints import clear as clear_checkpoints
 from posttrain.runs.drift import config_digest, differences
 from posttrain.runs.files import (
     check_seal,
@@ -12,6 +13,7 @@ from posttrain.runs.files import (
 )
 from posttrain.runs.filters import Filter
 from posttrain.runs.folder import RunFolder, StageFolder
+from posttrain.runs.ledger import LEDGER, Account, Ledger, read_ledger
 from posttrain.runs.metrics_file import frame, merge_steps, read_metrics, to_columns
 from posttrain.runs.rollouts import (
     SCHEMA,
@@ -20,6 +22,7 @@ from posttrain.runs.rollouts import (
     rollout_file,
     rollout_steps,
     rollout_table,
+    rollout_writer,
     sequence_advantages,
     write_rollouts,
 )
@@ -28,6 +31,7 @@ from posttrain.runs.store import Page, Rollouts
 __all__ = [
     "RunFolder",
     "StageFolder",
+    "clear_checkpoints",
     "config_digest",
     "differences",
     "check_seal",
@@ -50,6 +54,11 @@ __all__ = [
     "sequence_advantages",
     "write_rollouts",
     "Filter",
+    "LEDGER",
+    "Account",
+    "Ledger",
+    "read_ledger",
+    "rollout_writer",
     "Page",
     "Rollouts",
 ]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from posttrain.build.cluster import cluster_metrics
 from posttrain.build.declared_ways import Ways
 from posttrain.build.sampler import Flow
 from posttrain.build.scoring import workers_died
@@ -16,8 +15,7 @@ from posttrain.pipelines.audit import Audit
 from posttrain.pipelines.guard import Guarded
 from posttrain.pipelines.rl import Step
 from posttrain.protocols import Engine
-from posttrain.runs import RolloutWriter, sequence_advantages
-from posttrain.runs.ledger import Ledger
+from posttrain.runs import Ledger, RolloutWriter, sequence_advantages
 from posttrain.stages.evaluation import check_held_out, evaluate_policy
 from posttrain.stages.open_stage import OpenStage
 from posttrain.stages.rl_resume import rl_state
@@ -49,7 +47,7 @@ class Watch:
         section, guard = self.setup.recipe.rl, self.learner.guard
         step, rollouts = taken.state.step, taken.collected.rollouts
         metrics = {**taken.metrics(), "train/skipped_total": float(guard.total)}
-        metrics |= {**self.seconds(), **cluster_metrics(self.setup)}
+        metrics |= {**self.seconds(), **self.setup.cluster_metrics()}
         metrics["time/step"] = metrics["time/wait"] + metrics["time/train"]
         waited = self.neighbours.waited()
         if waited is not None:
