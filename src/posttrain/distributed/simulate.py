@@ -97,10 +97,16 @@ class Prediction:
     sync: float
 
     @property
+    def making(self) -> float:
+        """Seconds in which a batch is made: sampled, then graded."""
+        return self.sampling + self.grading
+
+    @property
     def bottleneck(self) -> str:
-        """What takes longest."""
-        parts = {name: getattr(self, name) for name in ("sampling", "grading", "training", "sync")}
-        return max(parts, key=lambda name: parts[name])
+        """What takes longest: learning, or of making a batch the longer part, or the sync."""
+        sides = {"training": self.training, "sync": self.sync}
+        sides["sampling" if self.sampling >= self.grading else "grading"] = self.making
+        return max(sides, key=lambda name: sides[name])
 
 
 def sampling_seconds(lengths: Sequence[int], decode: Line, *, slots: int | None = None) -> float:
@@ -172,7 +178,7 @@ def simulate(costs: Costs, layout: Layout, *, steps: int = STEPS, seed: int = 0)
         raise ValueError("plan: no completion was measured, so there are no lengths to draw from")
     drawn = random.Random(seed)
     lag, settling = layout.max_lag, 2 * layout.max_lag + 2  # until the queue is as it stays
-    work = [_work(costs, layout, drawn) for _ in range(steps + settling + lag + 1)]
+    work = [_work(costs, layout, drawn=drawn) for _ in range(steps + settling + lag + 1)]
     sync = costs.weight_bytes / layout.bandwidth if layout.engines else 0.0
     times = _Times()
     for step in range(steps + settling):
@@ -193,14 +199,14 @@ def _made(times: _Times, work: Sequence[_Step], *, layout: Layout) -> float:
     return begun + work[number].sampling + work[number].grading
 
 
-def _work(costs: Costs, layout: Layout, drawn: random.Random) -> _Step:
+def _work(costs: Costs, layout: Layout, *, drawn: random.Random) -> _Step:
     """One step's work: the groups that are sampled until enough are useful, and those learned."""
     busy, sampling, graded = [0.0] * max(1, layout.engines), 0.0, 0
     kept: list[Sequence[int]] = []
     spare: list[Sequence[int]] = []
     for _ in range(layout.max_resamples + 1):
         missing = layout.prompts_per_step - len(kept)
-        groups = [_group(costs, layout, drawn) for _ in range(missing)]
+        groups = [_group(costs, layout, drawn=drawn) for _ in range(missing)]
         shares = share_groups(groups, max(1, layout.engines))
         seconds = [sampling_seconds(share, costs.decode, slots=layout.slots) for share in shares]
         busy = [before + more for before, more in zip(busy, seconds, strict=True)]
@@ -224,9 +230,8 @@ def _work(costs: Costs, layout: Layout, drawn: random.Random) -> _Step:
     )
 
 
-def _group(costs: Costs, layout: Layout, drawn: random.Random) -> Sequence[int]:
-    """A group that was measured, or one of another size, drawn from it: lengths of a prompt agree.
-    """
+def _group(costs: Costs, layout: Layout, *, drawn: random.Random) -> Sequence[int]:
+    """A group that was measured; of another size, one drawn from it: a prompt has its lengths."""
     group = drawn.choice(costs.groups)
     if len(group) == layout.group_size:
         return group
