@@ -19,7 +19,7 @@ from posttrain.track.printable import command_line
 
 BESIDE_RECIPE = ("supplied", "contents", "code")
 """What config.json holds beside the recipe: objects handed over, files and functions, the code."""
-FREE = ("run.folder",)  # a run folder may be moved
+FREE = ("run.folder", "run.trace")  # a run folder may be moved, and looked at
 Say = Callable[[str], None]
 
 
