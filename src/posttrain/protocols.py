@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from posttrain.types import Collected, Prompt, Rollout, Sampling, Score, Turn
+from posttrain.types import Collected, Part, Prompt, Rollout, Sampling, Score, Turn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,13 +91,15 @@ class Engine(Protocol):
         num_samples: int,
         seed: int,
         reply: Reply | None = None,
+        part: Part | None = None,
     ) -> list[list[Rollout]]:
         """``num_samples`` unscored rollouts of each prompt, in order; the seed decides every token.
 
         The same seed, prompts and weights give the same tokens, and what one sequence samples
         does not depend on when another one ends. ``reply`` is asked after every turn: what it
         answers is read, and the policy has another turn; without an answer the rollout is over.
-        It is over too where the context leaves no room for ``max_new_tokens`` more.
+        It is over too where the context leaves no room for ``max_new_tokens`` more. ``part`` says
+        that these sequences are some of a larger call: they draw what they draw there.
         """
         ...
 

@@ -4,12 +4,14 @@ import contextlib
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from distributed.ray_session import ray_actors, ray_replicas  # noqa: F401 - fixtures
+from distributed.replicas import pool_of
 from exact_arithmetic import float64_throughout
 from models.families import VOCABULARY, build
 from rollout.cases import END, drawn, largest_error, ragged, spell, whole_logits
@@ -21,7 +23,7 @@ from posttrain.models.load import load_policy
 from posttrain.models.stops import Decode
 from posttrain.registry import resolve
 from posttrain.rollout.engines import ENGINES, NativeEngine, ScriptedEngine, TransformersEngine
-from posttrain.types import Batch, Prompt, Rollout, Sampling, Turn
+from posttrain.types import Batch, Part, Prompt, Rollout, Sampling, Turn
 
 REAL = {"native": NativeEngine, "transformers": TransformersEngine}
 # mistral and gemma3 attend in windows of 4
@@ -77,29 +79,58 @@ NOT_SCRIPTED = {
     "test_a_diverged_model_is_not_sampled_from_in_silence": NO_MODEL,
     "test_a_reply_is_read_and_the_policy_goes_on": NO_MODEL,
     "test_a_conversation_that_leaves_no_room_is_over": NO_MODEL,
+    "test_a_part_of_a_call_draws_what_the_whole_draws": "a script draws nothing",
 }
 
 
-@pytest.fixture(params=[*REAL, "scripted"])
-def make(request: pytest.FixtureRequest) -> Callable[..., Any]:
+# What several engines in processes of their own cannot keep, by test, and why.
+OWN_WEIGHTS = "its engines have weights of their own: tests/contract/test_syncs.py"
+NOT_POOLED = {
+    "test_weights_changed_in_place_reach_the_engine": OWN_WEIGHTS,
+    "test_a_diverged_model_is_not_sampled_from_in_silence": OWN_WEIGHTS,
+    "test_the_mode_of_every_module_is_given_back": "the learner's modules are not touched",
+}
+SKIPPED = {"scripted": NOT_SCRIPTED, "pool": NOT_POOLED, "ray": NOT_POOLED}
+POOLS = ["pool", pytest.param("ray", marks=pytest.mark.cluster)]
+
+
+def exactly(request: pytest.FixtureRequest) -> bool:
+    """Whether a test has even what a model computes in float32 computed in float64."""
+    asked = request.node.callspec.params.get("dtype") is torch.float64
+    return asked or "float64_throughout" in request.fixturenames
+
+
+@pytest.fixture(params=[*REAL, "scripted", *POOLS])
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """Makes an engine of the kind under test."""
-    if request.param == "scripted":
-        names = (request.node.originalname, request.node.name)
-        reason = next((NOT_SCRIPTED[name] for name in names if name in NOT_SCRIPTED), None)
-        if reason is not None:
-            pytest.skip(reason)
-        return scripted
+    names = (request.node.originalname, request.node.name)
+    skipped = SKIPPED.get(request.param, {})
+    reason = next((skipped[name] for name in names if name in skipped), None)
+    if skipped is NOT_POOLED and exactly(request):
+        reason = "all of its arithmetic is float64 in the thread of the test alone"
+    if reason is not None:
+        pytest.skip(reason)
+    pools: list[Any] = []
 
     def make_one(model: Any, **options: Any) -> Any:
-        return REAL[request.param](model, **{"end_tokens": (END,), "decode": spell, **options})
+        options = {"end_tokens": (END,), "decode": spell, **options}
+        if request.param in REAL:
+            return REAL[request.param](model, **options)
+        if request.param == "scripted":
+            return scripted(model, **options)
+        given = request.getfixturevalue("ray_replicas")() if request.param == "ray" else {}
+        pools.append(pool_of(NativeEngine, model, **given, **options))
+        return pools[-1]
 
-    return make_one
+    yield make_one
+    for pool in pools:
+        pool.close()
 
 
 def test_the_table_names_every_engine_of_this_suite() -> None:
     """The table's are the real ones; the scripted one is made in Python."""
     assert set(ENGINES) == set(REAL)
-    assert {name.partition("[")[0] for name in NOT_SCRIPTED} < set(globals())
+    assert {name.partition("[")[0] for name in (*NOT_SCRIPTED, *NOT_POOLED)} < set(globals())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -452,6 +483,33 @@ def test_replies_stand_between_the_turns_and_a_seed_decides_all(make: Callable[.
     assert [[r.turns[0] for r in g] for g in first] == [[r.turns[0] for r in g] for g in plain]
 
 
+def test_a_part_of_a_call_draws_what_the_whole_draws(make: Callable[..., Any]) -> None:
+    """Some sequences of a call, by their numbers there; also those that go on with a later turn."""
+    engine, short = make(build("llama")), Sampling(max_new_tokens=3)
+    whole = engine.generate(PROMPTS, short, num_samples=2, seed=11, reply=numbers_of)
+    seen: list[int] = []
+
+    def reply(rollout: Rollout, number: int) -> Turn | None:
+        seen.append(number)
+        return numbers_of(rollout, number)
+
+    asked = {"num_samples": 2, "seed": 11, "reply": reply}
+    part = engine.generate(PROMPTS[1:3], short, **asked, part=Part(numbers=(2, 3, 4, 5)))
+    assert drawn(part) == drawn(whole[1:3])
+    assert [r.group for group in part for r in group] == [0, 0, 1, 1]
+    assert set(seen) == {2, 3, 4, 5}
+    later = [
+        dataclasses.replace(
+            r.prompt, tokens=(*r.prompt.tokens, *r.turns[0].tokens, *r.turns[1].tokens)
+        )
+        for r in (whole[3][1], whole[0][0])
+    ]
+    place = Part(numbers=(7, 0), turn=1)
+    again = engine.generate(later, short, num_samples=1, seed=11, part=place)
+    expected = [whole[3][1].turns[2].tokens, whole[0][0].turns[2].tokens]
+    assert [rollout.tokens for (rollout,) in again] == expected
+
+
 def test_turns_draw_other_numbers(make: Callable[..., Any]) -> None:
     """The second turn does not draw what the first has drawn: its randomness is its own."""
     engine = make(build("llama"))
@@ -466,8 +524,9 @@ def test_turns_draw_other_numbers(make: Callable[..., Any]) -> None:
 
 
 def test_a_conversation_that_leaves_no_room_is_over(make: Callable[..., Any]) -> None:
-    engine = make(build("llama"))
-    limit = engine.model.config.max_position_embeddings
+    model = build("llama")
+    engine = make(model)
+    limit = model.config.max_position_embeddings
     long = Turn(tokens=(2,) * (limit // 3), text="")
     short = dataclasses.replace(SAMPLINGS["plain"], max_new_tokens=2)
     ((rollout,),) = engine.generate(

@@ -5,11 +5,14 @@ Of every engine: on the learner's own weights, and on weights of its own where i
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from distributed.replicas import pool_of
 from rollout.cases import END, largest_error, ragged, spell
 from small_model import small_model
 
@@ -57,15 +60,17 @@ WRAPPERS = {"plain": plain, "timed": timed, "ahead": ahead}
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize(
+    ("name", "own"), [*itertools.product(REAL, [False, True]), ("pool of two", True)]
+)
 def test_behind_it_the_engine_samples_from_the_learners_weights(
     name: str, own: bool, wrapper: str
 ) -> None:
     """As often as they change; with weights of its own, not a moment before."""
     model = small_model()
     sampled = copy.deepcopy(model) if own else model
-    engine: Any = REAL[name](sampled, end_tokens=(END,), decode=spell)
+    kind: Any = REAL.get(name, partial(pool_of, NativeEngine))
+    engine = kind(sampled, end_tokens=(END,), decode=spell)
     make: Callable[[Sync], contextlib.AbstractContextManager[Sync]] = WRAPPERS[wrapper]
     with make(engine.sync(learner_of(model))) as sync:
         for version, by in ((1, 1.3), (2, 0.5)):
@@ -79,6 +84,7 @@ def test_behind_it_the_engine_samples_from_the_learners_weights(
             assert {rollout.version for group in after for rollout in group} == {version}
             assert largest_error(model, PROMPTS, answers=after, sampling=SAMPLING) < 5e-6
             assert largest_error(model, PROMPTS, answers=before, sampling=SAMPLING) > 1e-2
+    engine.close()
 
 
 def test_an_engine_without_weights_carries_the_version_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -40,9 +41,18 @@ class Cluster(Protocol):
         """The engine that samples from the setup's policy, over all that the recipe asks for."""
         ...
 
+    def metrics(self) -> Mapping[str, float]:
+        """What its processes count, for the record of a step."""
+        ...
+
     def close(self) -> None:
         """End what was started for this run."""
         ...
+
+
+def cluster_metrics(setup: Setup) -> Mapping[str, float]:
+    """What the setup's cluster counts, where there is one."""
+    return {} if setup.cluster is None else setup.cluster.metrics()
 
 
 def stage_learner(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,15 +26,19 @@ from posttrain.fast.score import (
 from posttrain.learn.checkpoint import load_learner, save_learner
 from posttrain.learn.memory import free, not_repeated, smaller, until_it_fits
 from posttrain.learn.micro_batch_size import tokens_on_cpu, tokens_on_gpu, unallocated
+from posttrain.learn.ranks import ALONE, Ranks, cheapest
 from posttrain.learn.sums import Sums
 from posttrain.learn.trained import Applied, Schedule, Trained
 from posttrain.models.cache import context_length
-from posttrain.models.frozen import Reference
+from posttrain.models.frozen import Frozen, Reference
 from posttrain.models.gpu_memory import memory_budget
 from posttrain.models.reward import score_sequences
 from posttrain.protocols import Objective, Outputs, StepResult
 from posttrain.types import Batch
 from posttrain.types.ways import Verdict, Way
+
+if TYPE_CHECKING:
+    from posttrain.learn.fsdp import Sharding, ShardedReference
 
 WITHOUT_PACKING = "padding is computed, and a prompt again for each of its completions"
 Forward = Callable[..., Outputs]
@@ -75,25 +80,28 @@ class LocalLearner:
         reference: Reference | None = None,
         critic: Trained | None = None,
         captured: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.version = 0
         self.model = model
+        self.ranks = ranks
         self.trained = Trained(
             model, optimizer, schedule=schedule, max_gradient_norm=max_gradient_norm
         )
         self._critic = critic
         self._keep = reference
-        self.reference = None if reference is None else reference.of(model)
+        self._ask = forward
+        self._compute = compute
+        self._sharding = self._sharded() if ranks.size > 1 else None
+        self.reference = None if reference is None else self._frozen(reference)
         self.refreshed = False
         """Whether the reference is no longer what the learner started from."""
         self._save = save
-        self._ask = forward
         self._micro_batch_tokens = self.asked_tokens = micro_batch_tokens
         self._beside_sampling = beside_sampling
         self._keep_groups = keep_groups
-        self._compute = compute
         self._captured: tuple[CapturedPasses, ...] = ()
-        if captured and self.device.type == "cuda":
+        if captured and self.device.type == "cuda" and self._sharding is None:
             modules = (model, *(part.module for part in (critic,) if part is not None))
             self._captured = captured_passes(*modules, compute=compute)
 
@@ -153,16 +161,20 @@ class LocalLearner:
         """Make the current weights the new reference."""
         self._keep = self._keep or Reference()
         self.reference = None  # free the old copy before the new one is made
-        self.reference = self._keep.of(self.model)
+        self.reference = self._frozen(self._keep)
         self.refreshed = True
 
     def weights(self) -> dict[str, Tensor]:
-        """The parameters of the model by name."""
-        return dict(self.model.named_parameters())
+        """The parameters of the model by name; of several ranks the first has copies of them."""
+        weights = dict(self.model.named_parameters())
+        return weights if self._sharding is None else self._sharding.gather(weights)
 
     def save(self, folder: Path) -> None:
-        """Write the model folder."""
-        self._save(folder)
+        """Write the model folder; of several ranks the first one does."""
+        if self._sharding is None:
+            self._save(folder)
+        elif whole := self._sharding.gather(self.model.state_dict()):
+            self._save(folder, weights=whole)
 
     def state(self, folder: Path) -> dict[str, Any]:
         """Write everything that the next step depends on; the numbers among it are returned."""
@@ -202,7 +214,7 @@ class LocalLearner:
         if self.reference is None:
             return batch
         with self.reference.on_device() as model:
-            logprobs = self._in_micro_batches(known, lambda part: self._ask(model, part).logprobs)
+            logprobs = self._in_micro_batches(known, lambda part: self._asked(model, part).logprobs)
         return batch.replace(ref_logprobs=logprobs)
 
     def _summed(self, batch: Batch, objective: Objective, *, learning: list[Trained]) -> Sums:
@@ -218,59 +230,84 @@ class LocalLearner:
         if not bool((teaches & batch.active.any(dim=1)).any()):
             for part in learning:  # gradients of 0, not None: the optimiser applies its momentum
                 part.fill()
-        return sums
+        return sums.over(self.ranks)
 
     def _accumulate(self, batch: Batch, objective: Objective, *, sums: Sums) -> None:
         """Forward, and backward where gradients are enabled, in micro-batches."""
-        for _, rows in self._cut(batch):
-            part = rows.to(self.device)
-            outputs = self._outputs(part, only_critic=objective.only_critic)
-            if rows.old_logprobs is None and outputs.logprobs is not None:
-                # Without inferred log-probs this is the first and only step on the batch: π is
-                # π_old.
-                part = part.replace(old_logprobs=outputs.logprobs.detach())
-            sums.add_and_backward(objective(outputs, part), part)
-            del outputs  # its graph holds nodes of the weights, which a capture must not meet
+        for rows, part in self._cut(batch):
+            counted = sums if len(rows) else Sums()  # a pass without rows only keeps step
+            work = functools.partial(self._learn, objective=objective, sums=counted)
+            self._pass(work, part, whole=batch)
+
+    def _learn(self, rows: Batch, *, objective: Objective, sums: Sums) -> None:
+        part = rows.to(self.device)
+        outputs = self._outputs(part, only_critic=objective.only_critic)
+        if rows.old_logprobs is None and outputs.logprobs is not None:
+            # Without inferred log-probs this is the first and only step on the batch: π is π_old.
+            part = part.replace(old_logprobs=outputs.logprobs.detach())
+        sums.add_and_backward(objective(outputs, part), part)
+        del outputs  # its graph holds nodes of the weights, which a capture must not meet
 
     def _outputs(self, part: Batch, *, only_critic: bool) -> Outputs:
         """The outputs of policy and critic, with gradient; a shared value head costs no pass."""
-        if self._critic is None:
-            with self._precision(), replaying(*self._captured):
-                return self._ask(self.model, part)
-        critic: Any = self._critic.module
+        critic: Any = None if self._critic is None else self._critic.module
         with self._precision(), replaying(*self._captured):
+            if critic is None:
+                return self._asked(self.model, part)
             if only_critic:
-                return Outputs(values=critic(part, states=states_before))
+                return self._valued(part)
             if critic.shared:
-                return self._ask(self.model, part, value_head=critic.head)
-            return replace(self._ask(self.model, part), values=critic(part, states=states_before))
+                return self._asked(self.model, part, value_head=critic.head)
+            return replace(self._asked(self.model, part), values=self._valued(part).values)
 
     def _policy(self, part: Batch) -> Tensor:
-        return self._ask(self.model, part).need("logprobs")
+        return self._asked(self.model, part).need("logprobs")
 
     def _value(self, part: Batch) -> Tensor:
+        return self._valued(part).need("values")
+
+    def _asked(self, model: nn.Module, part: Batch, **options: Any) -> Outputs:
+        return self._inside(model, functools.partial(self._ask, model, part, **options))
+
+    def _valued(self, part: Batch) -> Outputs:
         assert self._critic is not None
-        values: Tensor = self._critic.module(part, states=states_before)
-        return values
+        critic = self._critic.module
+        return self._inside(critic, lambda: Outputs(values=critic(part, states=states_before)))
+
+    def _inside(self, module: nn.Module, work: Callable[[], Outputs]) -> Outputs:
+        return work() if self._sharding is None else self._sharding.inside(module, work)
+
+    def _pass(self, work: Callable[[Batch], Result], part: Batch, *, whole: Batch) -> Result:
+        """Do ``work`` on a part of a batch; all ranks do so together, each on its own part."""
+        if self._sharding is None:
+            return work(part)
+        cheap = functools.partial(cheapest, whole, keep_groups=self._keep_groups)
+        return self._sharding.together(work, part, cheap=cheap)
 
     def _in_micro_batches(self, batch: Batch, ask: Callable[[Batch], Tensor | None]) -> Tensor:
         """``ask`` applied to all micro-batches, joined on the CPU. Shapes: [B, T]."""
         result = torch.zeros(batch.tokens.shape, dtype=torch.float32)
-        for rows, part in self._cut(batch):
+
+        def asked(part: Batch) -> Tensor:
             with self._precision(), replaying(*self._captured):
                 found = ask(part.to(self.device))
             assert found is not None, "a policy gives log-probs"
+            return found.cpu()
+
+        for rows, part in self._cut(batch):
+            found = self._pass(asked, part, whole=batch)
             result = result.to(found.dtype)
-            result[rows, : found.shape[1]] = found.cpu()
-        return result
+            result[rows, : found.shape[1]] = found[: len(rows)]
+        return self.ranks.total(result)
 
     def _cut(self, batch: Batch, tokens: int | None = None) -> list[tuple[Tensor, Batch]]:
-        return micro_batches(
-            batch,
-            tokens or self.micro_batch_tokens,
+        cut = functools.partial(
+            micro_batches,
+            max_tokens=tokens or self.micro_batch_tokens,
             keep_groups=self._keep_groups,
             share_prompts=bool(self._shares_prompts(batch.tokens.shape[1])),
         )
+        return self.ranks.cut(batch, cut, keep_groups=self._keep_groups)
 
     def _fitting_tokens(self) -> int:
         model: Any = self.model
@@ -278,7 +315,7 @@ class LocalLearner:
             config = getattr(model, "config", None)  # a user's own model may have no config
             return tokens_on_cpu(getattr(config, "hidden_size", None) or 1)
         learning = [part for part in (self.trained, self._critic) if part is not None]
-        needed = sum(unallocated(part.optimizer) for part in learning)
+        needed = sum(unallocated(part.optimizer) for part in learning) // self.ranks.size
         if self._beside_sampling:
             needed += memory_budget(self.device)
         found = tokens_on_gpu(
@@ -291,10 +328,13 @@ class LocalLearner:
         )
         for part in learning:
             part.clear()
-        return found
+        return min(self.ranks.each(found))
 
     def _try(self, batch: Batch) -> None:
         """Forward and backward of a batch, to measure memory; only the gradients remain."""
+        self._pass(self._tried, batch, whole=batch)
+
+    def _tried(self, batch: Batch) -> None:
         with torch.enable_grad(), pausing(*self._captured):
             outputs = self._outputs(batch.to(self.device), only_critic=False)
             answers = (outputs.logprobs, outputs.scores, outputs.values)
@@ -321,6 +361,18 @@ class LocalLearner:
         with self._precision():
             policy = shares_prompts(self.model, longest)
             return policy if critic is None else policy and shares_prompts(critic, longest)
+
+    def _sharded(self) -> Sharding:
+        from posttrain.learn.fsdp import Sharding  # not for one rank: it takes a while to import
+
+        with self._precision():  # models are probed now: one that is sharded is no longer whole
+            for model in (self.model, getattr(self._critic and self._critic.module, "trunk", None)):
+                if model is not None and self._ask is not scores:
+                    shares_prompts(model, 8)
+        return Sharding(self.ranks, policy=self.trained, critic=self._critic)
+
+    def _frozen(self, keep: Reference) -> Frozen | ShardedReference:
+        return keep.of(self.model) if self._sharding is None else self._sharding.reference(keep)
 
     @contextlib.contextmanager
     def _precision(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from posttrain.algorithms.diagnostics import Tally, tally
 from posttrain.algorithms.weights import total
+from posttrain.learn.ranks import Ranks
 from posttrain.learn.trained import Applied
 from posttrain.protocols import StepResult
 from posttrain.types import Batch, Terms
@@ -32,6 +33,26 @@ class Sums:
         for name, value in terms.parts.items():
             self._parts[name] = self._parts.get(name, 0.0) + total(value.detach(), part)
 
+    def over(self, ranks: Ranks) -> Sums:
+        """The sums of all ranks."""
+        if ranks.size == 1:
+            return self
+        own = self._diagnostics
+        tables = (self._parts, own.sums, own.maxima)
+        plain = [{name: float(value) for name, value in table.items()} for table in tables]
+        total = Sums()
+        for empty, loss, count, (parts, sums, maxima) in ranks.each(
+            (self.empty, float(self.loss), float(own.count), plain)
+        ):
+            total.empty &= empty
+            total.loss += loss
+            total._diagnostics += Tally(
+                sums=_tensors(sums), maxima=_tensors(maxima), count=_tensor(count)
+            )
+            for name, value in parts.items():
+                total._parts[name] = total._parts.get(name, 0.0) + value
+        return total
+
     def result(self, policy: Applied, *, critic: Applied | None) -> StepResult:
         """The step as the loop sees it."""
         metrics = self._diagnostics.summary()
@@ -44,3 +65,11 @@ class Sums:
             learning_rate=policy.learning_rate,
             metrics=metrics,
         )
+
+
+def _tensor(number: float) -> Tensor:
+    return torch.tensor(number, dtype=torch.float64)
+
+
+def _tensors(numbers: dict[str, float]) -> dict[str, Tensor]:
+    return {name: _tensor(number) for name, number in numbers.items()}

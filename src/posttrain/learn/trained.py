@@ -54,7 +54,8 @@ class Trained:
     def norm(self) -> Tensor:
         """The norm of the gradient before clipping; with NaN or infinity the step is skipped."""
         weights = self.module.parameters()
-        return nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None])
+        norm = nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None])
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of all ranks
 
     def apply(self, norm: Tensor) -> Applied:
         """Clip the gradient, whose norm is ``norm``, and take one step."""

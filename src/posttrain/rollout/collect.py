@@ -6,6 +6,7 @@ import inspect
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from posttrain.protocols import Engine, Env, Reply, Scorer
 from posttrain.rollout.environment import Conversations, Encode, over
@@ -33,7 +34,7 @@ def collect(
     [(0, '5'), (0, '6')]
     """
     # An engine of a user's own that knows no turns still serves where no environment replies.
-    replying = {} if reply is None else {"reply": reply}
+    replying: dict[str, Any] = {} if reply is None else {"reply": reply}
     if reply is not None and not _takes_reply(engine):
         raise ValueError(
             f"engine {type(engine).__name__}: its generate has no parameter reply, by which an "

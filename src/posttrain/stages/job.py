@@ -13,6 +13,7 @@ from posttrain.build.setup import Setup, Supplied, choose_device, make_policy, m
 from posttrain.build.threads import settle_threads
 from posttrain.check import before_run
 from posttrain.config import Resolved
+from posttrain.distributed.connect import connect
 from posttrain.report.facts import TITLES
 from posttrain.runs import RunFolder
 from posttrain.runs.checkpoints import clear
@@ -52,9 +53,10 @@ class Job:
         self._digests = stage_digests(folder.config, recipe.stages)
         self._finished = Finished(folder)
         self._dropped: set[str] = set()  # trackers that raised
-        self._load(recipe.model.name)
+        self._cluster = connect(recipe, folder.path, say=self.say)
         with contextlib.ExitStack() as refused:
             refused.callback(self.close)
+            self._load(recipe.model.name)
             chosen = settle_threads(recipe, self.setup.policy, folder=folder, resume=resume)
             if chosen.worth_saying:
                 self.say(str(chosen))
@@ -104,17 +106,23 @@ class Job:
 
     def close(self) -> None:
         """End what runs beside this process."""
+        self._close_setup()
+        if self._cluster is not None:
+            self._cluster.close()
+
+    def _close_setup(self) -> None:
         if hasattr(self, "setup"):
             self.setup.close()
 
     def _load(self, source: str) -> None:
-        self.close()
+        self._close_setup()
         device = choose_device(self._recipe)
         self.setup = make_setup(
             self._recipe,
             make_policy(self._recipe, source, device=device),
             device=device,
             reward_model=self.folder.stage("reward").model,
+            cluster=self._cluster,
             **self._supplied,
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from posttrain.build.learners import make_reward_learner
+from posttrain.build.cluster import cluster_metrics, stage_learner
 from posttrain.build.preference_rows import backbone_of, reward_rows
 from posttrain.build.setup import Setup, make_template
 from posttrain.models.reward import (
@@ -65,12 +65,16 @@ def _learn(
 ) -> dict[str, Any]:
     recipe, section, reward = setup.recipe, setup.recipe.reward, learned.reward
     keeper, folder = stage.keeper, stage.folder
-    learner = make_reward_learner(
-        recipe, reward, section=section, device=setup.device, total_steps=total_steps
-    )
+    learner = stage_learner(setup, "reward", total_steps=total_steps, model=reward)
     keeper.restore(learner)
     guarded = guard_learner(learner, section, keeper=keeper, decode=reward.tokenizer.decode)
-    on_step = logged(stage, guarded, every=section.save_every, total_steps=total_steps)
+    on_step = logged(
+        stage,
+        guarded,
+        every=section.save_every,
+        total_steps=total_steps,
+        measured=lambda step: cluster_metrics(setup),
+    )
     rows = batches(
         learned.train,
         section.batch_size,
@@ -81,6 +85,7 @@ def _learn(
     )
     with keeper.stepping():
         fit(rows, guarded, objective=preference, on_step=on_step, start=keeper.step)
+    learner.weights()  # of one that learns elsewhere, they come here
     verdict = _judge(learned, learner.micro_batch_tokens)
     save_reward(with_normalisation(reward, verdict.scores), folder.model)
     found = _numbers(verdict)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from posttrain.build.algorithm import make_audit, make_plan
+from posttrain.build.cluster import stage_learner
 from posttrain.build.declared_ways import Ways, declared
-from posttrain.build.learners import make_learner
 from posttrain.build.rendered_prompts import rendered_prompts
 from posttrain.build.sampler import flowing, make_sampler, until_done
 from posttrain.build.setup import Setup
@@ -28,14 +28,8 @@ def learn(setup: Setup, stage: OpenStage) -> None:
     section = recipe.rl
     with until_done(make_sampler(setup), given=setup.engine) as engine:
         prompts = rendered_prompts(setup, "train", max_new_tokens=section.max_new_tokens)
-        learner = make_learner(
-            recipe,
-            policy,
-            section=section,
-            device=setup.device,
-            total_steps=section.steps * section.epochs * section.minibatches,
-            reward_model=setup.reward_model,
-        )
+        total_steps = section.steps * section.epochs * section.minibatches
+        learner = stage_learner(setup, "rl", total_steps=total_steps)
         sync = engine.sync(learner)
         longest = section.max_new_tokens + max((len(p.tokens) for p in prompts), default=0)
         ways = Ways(keeper, lambda: declared(setup, learner, longest=longest, engine=engine))

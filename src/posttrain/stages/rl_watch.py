@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from posttrain.build.cluster import cluster_metrics
 from posttrain.build.declared_ways import Ways
 from posttrain.build.sampler import Flow
 from posttrain.build.scoring import workers_died
@@ -46,7 +47,7 @@ class Watch:
         section, guard = self.setup.recipe.rl, self.learner.guard
         step, rollouts = taken.state.step, taken.collected.rollouts
         metrics = {**taken.metrics(), "train/skipped_total": float(guard.total)}
-        metrics |= self.seconds()
+        metrics |= {**self.seconds(), **cluster_metrics(self.setup)}
         metrics["time/step"] = metrics["time/wait"] + metrics["time/train"]
         waited = self.neighbours.waited()
         if waited is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+from posttrain.build.cluster import cluster_metrics, stage_learner
 from posttrain.build.declared_ways import Ways, declared
-from posttrain.build.learners import make_learner
 from posttrain.build.setup import Setup
 from posttrain.build.sft_rows import SftRows, fitting, sft_rows
 from posttrain.learn.best import Best
@@ -47,9 +47,7 @@ def run_sft(setup: Setup, job: Job) -> dict[str, Any]:
 def _learn(setup: Setup, stage: OpenStage, *, rows: SftRows, total_steps: int) -> dict[str, Any]:
     recipe, policy, keeper = setup.recipe, setup.policy, stage.keeper
     section = recipe.sft
-    learner = make_learner(
-        recipe, policy, section=section, device=setup.device, total_steps=total_steps
-    )
+    learner = stage_learner(setup, "sft", total_steps=total_steps)
     longest = max((len(row[0]) for row in rows.train), default=1)
     Ways(keeper, lambda: declared(setup, learner, longest=longest))
     keeper.restore(learner)
@@ -72,7 +70,11 @@ def _learn(setup: Setup, stage: OpenStage, *, rows: SftRows, total_steps: int) -
         guarded,
         every=section.save_every,
         total_steps=total_steps,
-        measured=lambda step: {"sft/tokens": float(step.batch.mask.sum()), **measured(step.step)},
+        measured=lambda step: {
+            "sft/tokens": float(step.batch.mask.sum()),
+            **measured(step.step),
+            **cluster_metrics(setup),
+        },
         more=best.keep,
     )
     with keeper.stepping():

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.types.seeds import draw_seed
 from posttrain.types.text import (
     Collected,
+    Part,
     Prompt,
     Rollout,
     Sampling,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Batch",
     "Collected",
+    "Part",
     "Prompt",
     "Rollout",
     "Sampling",

@@ -64,6 +64,18 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Part:
+    """Where the sequences of a call stand in a larger one, which several engines share.
+
+    ``numbers`` are those of its sequences there, one for each, ``turn`` is how many turns of the
+    policy they have had: the seed of the larger call decides the same tokens in its parts.
+    """
+
+    numbers: tuple[int, ...]
+    turn: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Turn:
     """What one side wrote: the policy, whose tokens have ``logprobs``, or the environment.
 
@@ -129,7 +141,7 @@ class Rollout:
 
     One turn is the ordinary case: the completion. ``greedy`` is the greedy rollout of the same
     prompt with its score, where an advantage takes it for a baseline: the group shares it, and it
-    is not trained on.
+    is not trained on. ``engine`` names who sampled it, where several engines do.
 
     >>> asked = Turn(tokens=(5, 6), text="6*7=", logprobs=(-1.0, -2.0))
     >>> reply = Turn(tokens=(9,), text="42")
@@ -143,6 +155,7 @@ class Rollout:
     group: int
     score: Score | None = None
     greedy: Rollout | None = None
+    engine: str = field(default="", compare=False)
 
     @property
     def tokens(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from posttrain.protocols import Reply
 from posttrain.rollout.engines.requests import Request
-from posttrain.types import Prompt, Rollout, Turn
+from posttrain.types import Part, Prompt, Rollout, Turn
 
 Decode = Callable[[Sequence[Request], int], dict[int, Turn]]
 
@@ -19,42 +19,44 @@ def converse(
     num_samples: int,
     reply: Reply | None,
     longest: int | None = None,
+    part: Part | None = None,
 ) -> list[list[Rollout]]:
     """``num_samples`` rollouts of each prompt: ``decode(requests, turn)`` gives their next turns.
 
     All have had their turn before the first has another. A rollout of more than ``longest`` tokens
-    is over. Sequence p·G + g is sample g of prompt p.
+    is over. Sequence p·G + g is sample g of prompt p, unless ``part`` has other numbers.
     """
-    rollouts = [
-        Rollout(prompt=prompt, turns=(), group=group)
-        for group, prompt in enumerate(prompts)
-        for _ in range(num_samples)
-    ]
-    running, turn = list(range(len(rollouts))), 0
+    asked = [(group, prompt) for group, prompt in enumerate(prompts) for _ in range(num_samples)]
+    part = part or Part(numbers=tuple(range(len(asked))))
+    rollouts = {
+        number: Rollout(prompt=prompt, turns=(), group=group)
+        for number, (group, prompt) in zip(part.numbers, asked, strict=True)
+    }
+    running, turn = list(rollouts), part.turn
     while running:
         requests = [
             Request(number=n, prompt=(*rollouts[n].prompt.tokens, *rollouts[n].tokens))
             for n in running
         ]
-        sampled = decode(requests, turn)
-        for number in running:
-            turns = (*rollouts[number].turns, sampled[number])
-            rollouts[number] = replace(rollouts[number], turns=turns)
-        running, turn = (
-            [n for n in running if _replied(rollouts, n, reply=reply, longest=longest)],
-            turn + 1,
-        )
-    return [rollouts[n : n + num_samples] for n in range(0, len(rollouts), num_samples)]
+        sampled, going = decode(requests, turn), []
+        for n in running:
+            rollouts[n] = replace(rollouts[n], turns=(*rollouts[n].turns, sampled[n]))
+            answered = replied(rollouts[n], n, reply=reply, longest=longest)
+            if answered is not None:
+                rollouts[n] = answered
+                going.append(n)
+        running, turn = going, turn + 1
+    done = list(rollouts.values())
+    return [done[n : n + num_samples] for n in range(0, len(done), num_samples)]
 
 
-def _replied(
-    rollouts: list[Rollout], number: int, *, reply: Reply | None, longest: int | None
-) -> bool:
-    """Ask for a reply, and whether the policy has another turn."""
-    rollout = rollouts[number]
+def replied(
+    rollout: Rollout, number: int, *, reply: Reply | None, longest: int | None
+) -> Rollout | None:
+    """The rollout with the reply to its last turn, for another one; None where it is over."""
     answer = None if reply is None else reply(rollout, number)
     if answer is None:
-        return False
+        return None
     if answer.sampled or not answer.tokens:
         raise ValueError(
             f"reply to prompt {rollout.prompt.id!r}: expected a turn of tokens without logprobs, "
@@ -62,7 +64,4 @@ def _replied(
         )
     turns = (*rollout.turns, answer)
     length = len(rollout.prompt.tokens) + sum(len(each.tokens) for each in turns)
-    if longest is not None and length > longest:
-        return False
-    rollouts[number] = replace(rollout, turns=turns)
-    return True
+    return None if longest is not None and length > longest else replace(rollout, turns=turns)

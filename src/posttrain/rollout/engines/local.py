@@ -29,7 +29,7 @@ from posttrain.rollout.engines.weight_sync import (
     shares_all_storage,
 )
 from posttrain.track.progress import advance
-from posttrain.types import Prompt, Rollout, Sampling, Turn
+from posttrain.types import Part, Prompt, Rollout, Sampling, Turn
 
 SHARED = 2**16  # weights of a matrix, on average, from which a CPU's threads share its product
 
@@ -82,6 +82,7 @@ class LocalEngine:
         num_samples: int,
         seed: int,
         reply: Reply | None = None,
+        part: Part | None = None,
     ) -> list[list[Rollout]]:
         """``num_samples`` rollouts of each prompt, in order; the seed decides every token."""
         check_num_samples(num_samples)
@@ -93,7 +94,9 @@ class LocalEngine:
                 return self.decode_all(requests, sampling, seed=seed, turn=turn)
 
         longest = None if limit is None else limit - sampling.max_new_tokens
-        return converse(prompts, decode, num_samples=num_samples, reply=reply, longest=longest)
+        return converse(
+            prompts, decode, num_samples=num_samples, reply=reply, longest=longest, part=part
+        )
 
     def sync(self, learner: Learner) -> Sync:
         """Weights that are the learner's own need nothing; all others are copied."""

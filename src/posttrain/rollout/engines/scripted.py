@@ -13,7 +13,7 @@ from posttrain.rollout.engines.conversation import converse
 from posttrain.rollout.engines.draws import sampled_turns
 from posttrain.rollout.engines.requests import Request, check_num_samples
 from posttrain.rollout.engines.weight_sync import SharedWeights
-from posttrain.types import Prompt, Rollout, Sampling, Turn
+from posttrain.types import Part, Prompt, Rollout, Sampling, Turn
 
 Answer = str | Turn
 Script = Mapping[str, Sequence[Answer]] | Callable[[Prompt, int], Answer]
@@ -76,6 +76,7 @@ class ScriptedEngine:
         num_samples: int,
         seed: int,
         reply: Reply | None = None,
+        part: Part | None = None,
     ) -> list[list[Rollout]]:
         """``num_samples`` answers for each prompt, in order; the seed changes nothing."""
         check_num_samples(num_samples)
@@ -83,13 +84,17 @@ class ScriptedEngine:
         def decode(requests: Sequence[Request], turn: int) -> dict[int, Turn]:
             return {request.number: self._turn(asked(request), sampling) for request in requests}
 
+        numbers = part.numbers if part is not None else range(len(prompts) * num_samples)
+        places = {number: place for place, number in enumerate(numbers)}
+
         def asked(request: Request) -> Answer:
-            prompt = prompts[request.number // num_samples]
+            place = places[request.number]
+            prompt = prompts[place // num_samples]
             said = self.decode(request.prompt[len(prompt.tokens) :])
             prompt = dataclasses.replace(prompt, text=prompt.text + said)
-            return self._answer(prompt, request.number % num_samples)
+            return self._answer(prompt, place % num_samples)
 
-        return converse(prompts, decode, num_samples=num_samples, reply=reply)
+        return converse(prompts, decode, num_samples=num_samples, reply=reply, part=part)
 
     def sync(self, learner: Learner) -> SharedWeights:
         """It has no weights: its answers only carry the new version."""

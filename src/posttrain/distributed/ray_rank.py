@@ -1,0 +1,100 @@
+"""What runs in the process of one learner rank on a Ray cluster, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import ray
+import torch
+
+from posttrain.distributed.ray_learner import Call
+from posttrain.distributed.wire import PackedBatch, pack_batch, pack_tensor, unpack_batch
+from posttrain.distributed.worker import LearnerHost, LearnerRequest
+from posttrain.types import Batch
+
+# What torch.distributed says where another rank has gone, or has not answered in time.
+_PEER_GONE = re.compile(
+    r"gloo|nccl|connection (reset|closed|refused)|broken pipe|peer|timed out", re.I
+)
+
+
+@dataclass(frozen=True)
+class PeerLost:
+    """The answer of a rank that could not go on without another one."""
+
+    why: str
+
+
+class LearnerRank:
+    """One rank of a learner: joins the others, builds its part, and does what all are asked."""
+
+    def __init__(
+        self, rank: int, *, size: int, threads: int, deterministic: bool, on_gpu: bool
+    ) -> None:
+        self._rank, self._size, self._threads = rank, size, threads
+        self._store: Any = None
+        self._host: LearnerHost | None = None
+        if not on_gpu:  # Ray hides none from an actor that asked for none
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        if deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+
+    def place(self) -> tuple[int, str]:
+        """Its process, and the address of its node."""
+        return os.getpid(), ray.util.get_node_ip_address()
+
+    @ray.method(concurrency_group="watch")
+    def alive(self) -> bool:
+        """Answers while a call is under way, unless the process itself stands still."""
+        return True
+
+    def listen(self, deadline: float) -> tuple[str, int]:
+        """Where the ranks meet: a port of this node's address, and of no other interface."""
+        _, address = self.place()
+        door = socket.create_server((address, 0))
+        port = door.getsockname()[1]
+        self._store = torch.distributed.TCPStore(
+            address,
+            port,
+            self._size,
+            is_master=True,
+            timeout=timedelta(seconds=deadline),
+            wait_for_workers=False,
+            master_listen_fd=door.detach(),
+        )
+        return address, port
+
+    def join(self, place: tuple[str, int], deadline: float) -> None:
+        """Meet the other ranks there."""
+        raise NotImplementedError
+
+    def build(self, request: LearnerRequest) -> None:
+        """Build this rank's part of the learner."""
+        torch.set_num_threads(self._threads)
+        self._host = self._host or LearnerHost()
+        self._host.build(request)
+
+    def call(self, asked: Call) -> Any:
+        """Do one call; rank 0 gives the answer, which is the same in all."""
+        torch.set_num_threads(self._threads)  # of this thread, which may be a new one
+        assert self._host is not None, "build comes first"
+        given = [unpack_batch(one) if isinstance(one, PackedBatch) else one for one in asked.given]
+        try:
+            answer = self._host.call(asked.name, *given, version=asked.version)
+        except RuntimeError as error:
+            if self._size > 1 and _PEER_GONE.search(str(error)):
+                return PeerLost(f"{asked.name}: {error}")
+            raise
+        if self._rank:
+            return None
+        if isinstance(answer, Batch):
+            return pack_batch(answer, beside=given[0])
+        if asked.name == "weights":
+            return {name: pack_tensor(weight) for name, weight in answer.items()}
+        return answer

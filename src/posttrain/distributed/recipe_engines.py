@@ -1,0 +1,99 @@
+"""The engines of a recipe in processes of their own: what each is made from, and their pool."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posttrain.build.sampler import FLOAT32_ROUNDING, OTHER_ROUNDING, SAME_PROCESS, make_engine
+from posttrain.build.setup import (
+    Setup,
+    choose_compile,
+    choose_compute,
+    choose_device,
+    make_policy,
+    make_template,
+)
+from posttrain.config import Resolved
+from posttrain.config.paths import import_from
+from posttrain.distributed.engine_pool import EnginePool
+from posttrain.distributed.probe import Probe
+from posttrain.distributed.replica import Replica
+from posttrain.distributed.spans import Spans
+from posttrain.models.cache import context_length
+from posttrain.protocols import Engine
+from posttrain.registry import Spec, split
+from posttrain.types import Prompt
+
+PROBED = Prompt(id="probe", text="What is 2 + 2? The answer is")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRequest:
+    """All that another process must know to make an engine of a recipe; it pickles.
+
+    ``model`` is a model folder that every process sees. Relative paths and modules of the user are
+    looked for where the driver looks for them.
+    """
+
+    recipe: Resolved
+    model: Path
+    here: str = field(default_factory=os.getcwd)
+    modules: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))
+
+    def __call__(self) -> Engine:
+        """The engine, on this process's device, with the weights of the folder."""
+        if os.path.isdir(self.here):
+            os.chdir(self.here)
+        import_from(*(Path(folder) for folder in self.modules if folder))
+        device = choose_device(self.recipe)
+        policy = make_policy(self.recipe, str(self.model), device=device)
+        return make_engine(
+            engine_spec(self.recipe),
+            policy,
+            template=make_template(self.recipe, policy),
+            compute=self.recipe.model.compute,
+            compiled=choose_compile(self.recipe, device),
+        )
+
+
+def engine_spec(recipe: Resolved) -> Spec:
+    """What samples in each replica: ``rl.engine``, or else ``cluster.engine``."""
+    own = None if recipe.cluster is None else recipe.cluster.engine
+    return recipe.rl.engine or own or "native"
+
+
+def make_engine_pool(
+    setup: Setup,
+    replicas: Sequence[Replica],
+    *,
+    model: Path,
+    deadline: float,
+    share: Callable[[Any], Any],
+    spans: Spans | None = None,
+) -> EnginePool:
+    """The pool that samples for a setup, from the weights of a folder until the first sync."""
+    recipe = setup.recipe
+    name, _ = split(engine_spec(recipe), kind="engine")
+    compute = choose_compute(recipe.model, setup.device)
+    exact = compute is torch.float32 and recipe.model.dtype == "float32" and name in SAME_PROCESS
+    return EnginePool(
+        replicas,
+        EngineRequest(recipe=recipe, model=model.resolve()),
+        longest=context_length(setup.policy.model),
+        probe=Probe(
+            prompt=setup.template.render(PROBED),
+            temperature=recipe.rl.temperature,
+            tolerance=FLOAT32_ROUNDING if exact else OTHER_ROUNDING,
+            pad_token=setup.policy.pad_token,
+        ),
+        deadline=deadline,
+        share=share,
+        spans=spans,
+    )

@@ -1,0 +1,154 @@
+"""Engines in Ray actors: killed with -9, hung, wrong, short of resources; the same tokens."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed.ray_session import ray_actors, ray_replicas  # noqa: F401 - fixtures
+from distributed.replicas import pool_of
+from distributed.test_engine_pool import ASKED, OPTIONS, PROMPTS, SAMPLING, alone, learner_of, moved
+from rollout.cases import drawn
+from small_model import small_model
+from small_runs import TINY, recipe, same_weights, small_run
+
+from posttrain.build.setup import make_setup
+from posttrain.config import recipe_from_dict, resolve
+from posttrain.distributed.engine_pool import EnginePool
+from posttrain.distributed.recipe_engines import make_engine_pool
+from posttrain.distributed.replica import RayReplica
+from posttrain.models.load import load_policy
+from posttrain.models.save import save_policy
+from posttrain.rollout.engines import NativeEngine, ScriptedEngine
+from posttrain.runs import read_rollouts
+from posttrain.types import Prompt
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("ray_actors")]
+
+
+def actors(count: int = 2, *, deadline: float = 60.0, **options: Any) -> list[RayReplica]:
+    given = {"num_cpus": 0.1, **options}
+    return [RayReplica(f"engine {n}", deadline=deadline, **given) for n in range(count)]
+
+
+@pytest.fixture
+def pools() -> Iterator[list[EnginePool]]:
+    made: list[EnginePool] = []
+    yield made
+    for pool in made:
+        pool.close()
+
+
+def pool_on_ray(pools: list[EnginePool], model: Any, **options: Any) -> EnginePool:
+    import ray
+
+    deadline = options.setdefault("deadline", 60.0)
+    options.setdefault("replicas", actors(deadline=deadline))
+    pools.append(pool_of(NativeEngine, model, share=ray.put, **options, **OPTIONS))
+    return pools[-1]
+
+
+def pid(pool: EnginePool, number: int) -> int:
+    return int(pool._members[number].facts["pid"])
+
+
+def both_up(pool: EnginePool) -> None:
+    while any(member.state != "up" for member in pool._members):
+        time.sleep(0.05)
+
+
+def test_killed_in_the_middle_of_a_piece(pools: list[EnginePool]) -> None:
+    """Engine 0 is stopped, so that it surely has a piece, and then killed; it comes back."""
+    model = small_model()
+    pool = pool_on_ray(pools, model)
+    sync = pool.sync(learner_of(model))
+    moved(model, 1.3)
+    sync(1)
+    both_up(pool)
+    first = pid(pool, 0)
+    os.kill(first, signal.SIGSTOP)
+    threading.Timer(1.0, os.kill, (first, signal.SIGKILL)).start()
+    assert drawn(pool.generate(PROMPTS, SAMPLING, **ASKED)) == alone(model)
+    found = pool.metrics()
+    assert (found["cluster/engine_restarts"], found["cluster/retried_groups"]) == (1, 1)
+    both_up(pool)
+    assert pid(pool, 0) != first
+    os.kill(pid(pool, 1), signal.SIGKILL)  # now the one that came back must serve
+    answers = pool.generate(PROMPTS, SAMPLING, **ASKED)
+    assert drawn(answers) == alone(model)
+    assert {rollout.version for group in answers for rollout in group} == {1}
+    assert "engine 0" in {rollout.engine for group in answers for rollout in group}
+
+
+def test_hung_is_dead_after_the_deadline(pools: list[EnginePool]) -> None:
+    model = small_model()
+    replicas = actors()
+    pool = pool_on_ray(pools, model, replicas=replicas)
+    pool.generate(PROMPTS, SAMPLING, **ASKED)
+    both_up(pool)
+    first = pid(pool, 0)
+    os.kill(first, signal.SIGSTOP)
+    replicas[0]._deadline = 3.0
+    assert drawn(pool.generate(PROMPTS, SAMPLING, **ASKED)) == alone(model)
+    assert pool.metrics()["cluster/engine_restarts"] >= 1  # a start may take longer than that
+    assert "within 3 s (cluster.deadline)" in pool._members[0].reason
+    while Path(f"/proc/{first}").exists():  # Ray has it killed, stopped as it is
+        time.sleep(0.1)
+
+
+def test_no_resources_is_an_error_that_names_who_waits(pools: list[EnginePool]) -> None:
+    replicas = actors(1, deadline=2.0, num_cpus=500)
+    pool = pool_on_ray(pools, small_model(), deadline=2.0, replicas=replicas)
+    with pytest.raises(RuntimeError, match=r"no engine .* 2 s .*engine 0: .*build.*num_cpus 500"):
+        pool.generate(PROMPTS, SAMPLING, **ASKED)
+
+
+def test_an_error_of_an_engine_keeps_its_type_and_names_it(pools: list[EnginePool]) -> None:
+    def scripted(model: Any, **_: Any) -> ScriptedEngine:
+        return ScriptedEngine({"x": ["a"]})
+
+    pools.append(pool_of(scripted, small_model(), replicas=actors(1)))
+    with pytest.raises(ValueError, match="the script has no answer to 'y'") as raised:
+        pools[0].generate([Prompt(id="0", text="y", tokens=(1,))], SAMPLING, **ASKED)
+    assert "raised by engine 0 in decode" in raised.value.__notes__
+
+
+@pytest.mark.parametrize("max_lag", [0, 1])
+def test_a_recipe_learns_the_same_with_engines_elsewhere(
+    tmp_path: Path, pools: list[EnginePool], max_lag: int
+) -> None:
+    """Two engines in actors, one of them killed meanwhile: every rollout, number and weight."""
+    import ray
+
+    policy = load_policy("tiny", seed=1, options=TINY)
+    save_policy(policy, tmp_path / "model")
+    options = {"model": {"name": str(tmp_path / "model"), "options": None}, "sft": None}
+    rl = {"steps": 5, "max_lag": max_lag, "evaluate_every": 2, "evaluate_problems": 4}
+    given = recipe(tmp_path / "here", **options, rl=rl)
+    del given["model"]["options"]
+    small_run(given)
+    given["run"]["folder"] = str(tmp_path / "there")
+    resolved = resolve(recipe_from_dict(given))
+    setup = make_setup(resolved, policy, device="cpu")
+    pool = make_engine_pool(setup, actors(), model=tmp_path / "model", deadline=60.0, share=ray.put)
+    pools.append(pool)
+    both_up(pool)
+    threading.Timer(0.5, os.kill, (pid(pool, 0), signal.SIGKILL)).start()
+    small_run(given, supplied={"engine": pool})
+    one, other = (tmp_path / name / "rl" for name in ("here", "there"))
+    tokens = [
+        [
+            (row["prompt_id"], row["completion_tokens"], row["version"])
+            for row in read_rollouts(each)
+        ]
+        for each in (one / "rollouts", other / "rollouts")
+    ]
+    assert tokens[0] == tokens[1]
+    if not max_lag:  # else the correction takes the sampler's log-probs, which round differently
+        assert same_weights(one / "model", other / "model")
+    assert pool.metrics()["cluster/engine_restarts"] == 1
+    setup.close()

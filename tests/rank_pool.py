@@ -1,0 +1,120 @@
+"""Processes that are the ranks of a learner: started once, asked many times, by gloo on the CPU."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+DEADLINE = 120.0
+
+
+class RankPool:
+    """``most`` processes; :meth:`run` has the first ``size`` of them do the same, as ranks."""
+
+    def __init__(self, most: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory()
+        self._groups = 0
+        self._connections: list[Connection] = []
+        self._processes = []
+        for rank in range(most):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._connections.append(ours)
+            self._processes.append(process)
+
+    def run(self, size: int, work: Callable[..., Any], *given: Any) -> list[Any]:
+        """What ``work(ranks, *given)`` returns in each of ``size`` ranks, which join for it."""
+        self._groups += 1
+        meeting = str(Path(self._folder.name, f"group-{self._groups}"))
+        self._ask(size, functools.partial(_joined, size, meeting, work, *given))
+        return self._answers(size)
+
+    def join(self, size: int) -> None:
+        """Have ``size`` ranks join until they are told to :meth:`leave`; for :meth:`call`."""
+        self._groups += 1
+        meeting = str(Path(self._folder.name, f"group-{self._groups}"))
+        self._ask(size, functools.partial(_join, size, meeting))
+        self._answers(size)
+
+    def call(self, size: int, work: Callable[..., Any], *given: Any) -> list[Any]:
+        """What ``work(*given)`` returns in each of ``size`` ranks that have joined."""
+        self._ask(size, functools.partial(_without_rank, work, *given))
+        return self._answers(size)
+
+    def leave(self, size: int) -> None:
+        """End what :meth:`join` began."""
+        self._ask(size, _leave)
+        self._answers(size)
+
+    def close(self) -> None:
+        """End the processes."""
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.join(10)
+            process.kill()
+        self._folder.cleanup()
+
+    def _ask(self, size: int, work: Callable[[int], Any]) -> None:
+        for connection in self._connections[:size]:
+            connection.send(work)
+
+    def _answers(self, size: int) -> list[Any]:
+        answers = []
+        for rank, connection in enumerate(self._connections[:size]):
+            if not connection.poll(DEADLINE):
+                raise TimeoutError(f"rank {rank} has not answered for {DEADLINE} s")
+            answers.append(connection.recv())
+        broken = [answer for fine, answer in answers if not fine]
+        if broken:
+            raise RuntimeError("\n".join(broken))
+        return [answer for _, answer in answers]
+
+
+def _serve(rank: int, connection: Connection) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            work = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send((True, work(rank)))
+        except Exception:
+            connection.send((False, f"rank {rank}: {traceback.format_exc()}"))
+
+
+def _join(size: int, meeting: str, rank: int) -> Any:
+    from posttrain.learn.ranks import connect
+
+    where = {"init_method": f"file://{meeting}", "rank": rank, "world_size": size}
+    return connect("cpu", deadline=DEADLINE, **where)
+
+
+def _joined(size: int, meeting: str, work: Callable[..., Any], *given: Any) -> Any:
+    *given, rank = given
+    try:
+        return work(_join(size, meeting, rank), *given)
+    finally:
+        _leave(rank)
+
+
+def _without_rank(work: Callable[..., Any], *given: Any) -> Any:
+    return work(*given[:-1])
+
+
+def _leave(rank: int) -> None:
+    from torch import distributed
+
+    distributed.destroy_process_group()
