@@ -11,8 +11,8 @@ from posttrain.distributed.simulate import (
     Prediction,
     balanced,
     communication,
+    pool_seconds,
     sampling_seconds,
-    share_groups,
     simulate,
 )
 
@@ -122,9 +122,30 @@ def test_a_slot_is_refilled_as_its_sequence_ends(slots: int | None, seconds: flo
     assert found == pytest.approx(seconds, rel=1e-9)
 
 
-def test_shares_are_even() -> None:
-    assert share_groups([[1], [2], [3], [4], [5]], 2) == [[1, 3, 5], [2, 4]]
+def test_ranks_have_even_shares() -> None:
     assert balanced([3.0, 3.0, 3.0, 1.0, 1.0, 1.0], 3) == [4.0, 4.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "busy"),
+    [
+        # One piece each: 2 groups and 2 groups, at once.
+        ({"rounds": 1}, [4.0, 8.0]),
+        # One group a piece, the next for whoever is free: beside the 4 the others.
+        ({"rounds": 2}, [4.0, 1.0 + 1.0 + 8.0]),
+        ({"rounds": 9}, [4.0, 1.0 + 1.0 + 8.0]),  # a group is never cut
+        ({"rounds": 2, "call": 1.0}, [5.0, 2.0 + 2.0 + 9.0]),
+        ({"rounds": 1, "engines": 0}, [8.0]),  # in the learner's process, all at once
+    ],
+)
+def test_pieces_go_to_whoever_is_free(changes: dict[str, float], busy: list[float]) -> None:
+    """A pass costs 1 s: a piece lasts as long as its longest."""
+    costs = replace(COSTS, decode=Line(1.0, 0.0))
+    layout = replace(LAYOUT, **{"engines": 2, **changes})
+    groups = [[4, 4], [1, 1], [1, 1], [8, 8]]
+    found = pool_seconds(groups, costs, layout=layout)
+    assert sorted(found[1]) == pytest.approx(sorted(busy), rel=1e-9)
+    assert found[0] == pytest.approx(max(busy), rel=1e-9)
 
 
 def test_groups_without_signal_are_drawn_again() -> None:

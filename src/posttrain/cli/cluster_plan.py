@@ -24,6 +24,7 @@ from posttrain.track.safe_terminal import Terminal, say_json
 if TYPE_CHECKING:
     from posttrain.distributed.measured import Measured
 
+CALL = 0.005  # seconds of a call to an actor of Ray with a batch of short rows, as measured
 WORTH = 1.05  # times as fast that a larger cluster must be to be recommended
 
 
@@ -47,6 +48,7 @@ def plan_recipe(arguments: Sequence[str], asked: Asked, *, run: Path | None, as_
     if "rl" not in recipe.stages:
         raise ValueError(f"plan: {path} has no stage rl, and nothing else samples beside learning")
     with loading():
+        from posttrain.distributed.engine_pool import ROUNDS
         from posttrain.distributed.measured import from_run, from_trial, shown, weight_moves
 
     # A reward may print: its output goes to stderr, because stdout is for the plan.
@@ -61,6 +63,8 @@ def plan_recipe(arguments: Sequence[str], asked: Asked, *, run: Path | None, as_
         group_size=rl.group_size,
         bandwidth=asked.bandwidth,
         learner_bandwidth=asked.learner_bandwidth,
+        call=CALL,
+        rounds=ROUNDS,
         slots=_slots(rl),
         moves=weight_moves(rl),
         minibatches=rl.minibatches,
@@ -122,6 +126,10 @@ def assumptions(layout: Layout) -> Iterator[str]:
     """What is taken for granted, and would change the numbers if it were not so."""
     if layout.engines:
         yield f"weights go to all engines at once, {layout.bandwidth / 1e9:.3g} GB/s to each"
+        yield (
+            f"a batch goes to engines in pieces, {layout.rounds} for each, {seconds(layout.call)} "
+            "for the call"
+        )
     if layout.learners > 1:
         yield (
             f"FSDP moves all weights {layout.moves} times for a micro-batch, "

@@ -70,6 +70,8 @@ class Layout:
     group_size: int
     bandwidth: float
     learner_bandwidth: float
+    call: float = 0.0  # seconds of a call to another process, beside what it does
+    rounds: int = 1  # pieces of a batch for each engine
     slots: int | None = None  # sequences that an engine decodes at once
     moves: int = LEARNING  # of all weights between learners, for each micro-batch of a step
     minibatches: int = 1
@@ -131,12 +133,29 @@ def sampling_seconds(lengths: Sequence[int], decode: Line, *, slots: int | None 
     return seconds
 
 
-def share_groups(groups: Sequence[Sequence[int]], engines: int) -> list[list[int]]:
-    """The lengths that each engine decodes: a group goes where the fewest sequences are."""
-    shares: list[list[int]] = [[] for _ in range(engines)]
-    for group in groups:
-        min(shares, key=len).extend(group)
-    return shares
+def pool_seconds(
+    groups: Sequence[Sequence[int]], costs: Costs, *, layout: Layout
+) -> tuple[float, list[float]]:
+    """How long engines that share a queue take over groups, and how long each of them works.
+
+    As :mod:`posttrain.distributed.engine_pool` does it: pieces of whole groups, ``rounds`` for each
+    engine, the next one for whoever is free. One engine in the learner's process has all at once.
+    """
+    if not layout.engines:
+        lengths = list(itertools.chain.from_iterable(groups))
+        seconds = sampling_seconds(lengths, costs.decode, slots=layout.slots)
+        return seconds, [seconds]
+    size = max(1, len(groups) // (layout.rounds * layout.engines))
+    free = [(0.0, engine) for engine in range(layout.engines)]
+    for first in range(0, len(groups), size):
+        lengths = list(itertools.chain.from_iterable(groups[first : first + size]))
+        seconds = sampling_seconds(lengths, costs.decode, slots=layout.slots) + layout.call
+        begun, engine = free[0]
+        heapq.heapreplace(free, (begun + seconds, engine))
+    busy = [0.0] * layout.engines
+    for ended, engine in free:
+        busy[engine] = ended
+    return max(busy), busy
 
 
 def balanced(costs: Sequence[float], ranks: int) -> list[float]:
@@ -207,10 +226,9 @@ def _work(costs: Costs, layout: Layout, *, drawn: random.Random) -> _Step:
     for _ in range(layout.max_resamples + 1):
         missing = layout.prompts_per_step - len(kept)
         groups = [_group(costs, layout, drawn=drawn) for _ in range(missing)]
-        shares = share_groups(groups, max(1, layout.engines))
-        seconds = [sampling_seconds(share, costs.decode, slots=layout.slots) for share in shares]
+        longest, seconds = pool_seconds(groups, costs, layout=layout)
         busy = [before + more for before, more in zip(busy, seconds, strict=True)]
-        sampling += max(seconds)
+        sampling += longest
         graded += sum(map(len, groups))
         for group in groups:
             (kept if drawn.random() < layout.useful else spare).append(group)
