@@ -66,8 +66,7 @@ def learner(model: nn.Module, critic: Critic | None, **options: object) -> Local
     )
 
 
-@Objective
-def objective(outputs: Outputs, part: Batch) -> Terms:
+def terms(outputs: Outputs, part: Batch) -> Terms:
     """PPO's: the policy's clipped loss and 0.7 times the critic's."""
     values = squared(outputs.need("values"), part)
     return with_values(clipped(outputs.logprobs, part), values, coefficient=COEFFICIENT)
@@ -79,4 +78,5 @@ def value_terms(outputs: Outputs, part: Batch) -> Terms:
     return squared(outputs.need("values"), part)
 
 
+objective = Objective(terms)
 value_objective = Objective(value_terms, only_critic=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import multiprocessing
 import tempfile
@@ -12,6 +13,14 @@ from pathlib import Path
 from typing import Any
 
 DEADLINE = 120.0
+
+
+@functools.cache
+def pool() -> RankPool:
+    """Three processes for all tests: each takes seconds to import what it needs."""
+    made = RankPool(3)
+    atexit.register(made.close)
+    return made
 
 
 class RankPool:
@@ -91,7 +100,7 @@ def _serve(rank: int, connection: Connection) -> None:
             return
         try:
             connection.send((True, work(rank)))
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever it is, who asked must know
             connection.send((False, f"rank {rank}: {traceback.format_exc()}"))
 
 

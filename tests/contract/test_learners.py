@@ -3,45 +3,37 @@
 import functools
 import json
 import math
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import critic_parts
 import pytest
 import torch
-from small_model import OPTIONS, naive_logprobs, small_model
+from learner_parts import InThisProcess, local, policy
+from small_model import naive_logprobs, small_model
 from transformers import AutoModelForCausalLM
 
 from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.weights import sequence_mean
+from posttrain.distributed.ray_learner import RayLearner
 from posttrain.learn.learner import LocalLearner
-from posttrain.learn.optim import adamw
-from posttrain.learn.trained import Trained
-from posttrain.models.critic import separate_critic, shared_critic
-from posttrain.models.frozen import Reference
-from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
 from posttrain.pipelines.guard import Guard, Guarded
 from posttrain.protocols import Learner, Objective, Outputs
 from posttrain.types import Batch, Terms
 
-CRITICS = {"separate": separate_critic, "shared": shared_critic}
+SCRATCH = tempfile.TemporaryDirectory()
 
 
-def local(critic: str = "", *, reference: bool = False) -> LocalLearner:
-    policy = replace(load_policy("tiny", options=OPTIONS), model=small_model())
-    trained = None
-    if critic:
-        module = CRITICS[critic](policy)
-        trained = Trained(module, adamw(module, learning_rate=5e-3))
-    return LocalLearner(
-        policy.model,
-        adamw(policy.model, learning_rate=1e-3, weight_decay=0.1),
-        save=functools.partial(save_policy, policy),
-        schedule=lambda step: 1 / (step + 1),
-        reference=Reference() if reference else None,
-        critic=trained,
+def elsewhere() -> RayLearner:
+    """A learner over one rank, hosted as in another process."""
+    own = policy()
+    return RayLearner(
+        InThisProcess,
+        model=own.model,
+        save=functools.partial(save_policy, own),
+        scratch=Path(tempfile.mkdtemp(dir=SCRATCH.name)),
     )
 
 
@@ -51,6 +43,7 @@ LEARNERS: dict[str, Callable[[], Learner]] = {
     "with a critic": lambda: local("separate", reference=True),
     "with a value head": lambda: local("shared"),
     "guarded": lambda: Guarded(local("separate", reference=True), Guard(most=9)),
+    "elsewhere": elsewhere,
 }
 
 
@@ -94,7 +87,7 @@ def told(learner: Learner, steps: Sequence[int] = (1, 2)) -> list[object]:
 
 
 def test_every_learner_of_the_library_is_here() -> None:
-    assert {type(make()) for make in LEARNERS.values()} == {LocalLearner, Guarded}
+    assert {type(make()) for make in LEARNERS.values()} == {LocalLearner, Guarded, RayLearner}
 
 
 def test_it_infers_what_its_weights_say_and_changes_nothing(make: Callable[[], Learner]) -> None:

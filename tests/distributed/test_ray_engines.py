@@ -14,17 +14,10 @@ from distributed.replicas import pool_of
 from distributed.test_engine_pool import ASKED, OPTIONS, PROMPTS, SAMPLING, alone, learner_of, moved
 from rollout.cases import drawn
 from small_model import small_model
-from small_runs import TINY, recipe, same_weights, small_run
 
-from posttrain.build.setup import make_setup
-from posttrain.config import recipe_from_dict, resolve
 from posttrain.distributed.engine_pool import EnginePool
-from posttrain.distributed.recipe_engines import make_engine_pool
 from posttrain.distributed.replica import RayReplica
-from posttrain.models.load import load_policy
-from posttrain.models.save import save_policy
 from posttrain.rollout.engines import NativeEngine, ScriptedEngine
-from posttrain.runs import read_rollouts
 from posttrain.types import Prompt
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("ray_actors")]
@@ -115,40 +108,3 @@ def test_an_error_of_an_engine_keeps_its_type_and_names_it(pools: list[EnginePoo
     with pytest.raises(ValueError, match="the script has no answer to 'y'") as raised:
         pools[0].generate([Prompt(id="0", text="y", tokens=(1,))], SAMPLING, **ASKED)
     assert "raised by engine 0 in decode" in raised.value.__notes__
-
-
-@pytest.mark.parametrize("max_lag", [0, 1])
-def test_a_recipe_learns_the_same_with_engines_elsewhere(
-    tmp_path: Path, pools: list[EnginePool], max_lag: int
-) -> None:
-    """Two engines in actors, one of them killed meanwhile: every rollout, number and weight."""
-    import ray
-
-    policy = load_policy("tiny", seed=1, options=TINY)
-    save_policy(policy, tmp_path / "model")
-    options = {"model": {"name": str(tmp_path / "model"), "options": None}, "sft": None}
-    rl = {"steps": 5, "max_lag": max_lag, "evaluate_every": 2, "evaluate_problems": 4}
-    given = recipe(tmp_path / "here", **options, rl=rl)
-    del given["model"]["options"]
-    small_run(given)
-    given["run"]["folder"] = str(tmp_path / "there")
-    resolved = resolve(recipe_from_dict(given))
-    setup = make_setup(resolved, policy, device="cpu")
-    pool = make_engine_pool(setup, actors(), model=tmp_path / "model", deadline=60.0, share=ray.put)
-    pools.append(pool)
-    both_up(pool)
-    threading.Timer(0.5, os.kill, (pid(pool, 0), signal.SIGKILL)).start()
-    small_run(given, supplied={"engine": pool})
-    one, other = (tmp_path / name / "rl" for name in ("here", "there"))
-    tokens = [
-        [
-            (row["prompt_id"], row["completion_tokens"], row["version"])
-            for row in read_rollouts(each)
-        ]
-        for each in (one / "rollouts", other / "rollouts")
-    ]
-    assert tokens[0] == tokens[1]
-    if not max_lag:  # else the correction takes the sampler's log-probs, which round differently
-        assert same_weights(one / "model", other / "model")
-    assert pool.metrics()["cluster/engine_restarts"] == 1
-    setup.close()

@@ -16,6 +16,7 @@ from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.fast.score import checkpoint_activations, compile_layers, score_tokens
 from posttrain.learn.learner import LocalLearner, scores
 from posttrain.learn.optim import adamw, rate_factor
+from posttrain.learn.ranks import ALONE, Ranks
 from posttrain.learn.trained import Trained
 from posttrain.models.critic import separate_critic, shared_critic
 from posttrain.models.frozen import Reference
@@ -33,6 +34,7 @@ def make_learner(
     device: str,
     total_steps: int,
     reward_model: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> Learner:
     """The learner of a policy: same code, same weights, its own optimiser and schedule."""
     ask: Callable[..., Any] = score_tokens
@@ -62,6 +64,7 @@ def make_learner(
         reference=reference,
         critic=critic,
         captured=compiled and not section.checkpoint_activations,
+        ranks=ranks,
     )
 
 
@@ -72,6 +75,7 @@ def make_reward_learner(
     section: RewardSection,
     device: str,
     total_steps: int,
+    ranks: Ranks = ALONE,
 ) -> Learner:
     """The learner of a reward model: it compares, so sets are never parted."""
     checkpoint_activations(reward.model, enabled=section.checkpoint_activations)
@@ -85,6 +89,7 @@ def make_reward_learner(
         micro_batch_tokens=section.micro_batch_tokens,
         keep_groups=True,
         compute=choose_compute(recipe.model, device),
+        ranks=ranks,
     )
 
 

@@ -89,9 +89,11 @@ def make_sampler(setup: Setup) -> Engine:
     """The engine of the RL stage.
 
     It samples from the learner's own module, unless it is to run ahead: then from a copy of it. An
-    engine that was handed over is taken as it is.
+    engine that was handed over is taken as it is, and those of a cluster have weights of their own.
     """
     section, own, given = setup.recipe.rl, setup.policy, setup.engine
+    if given is None and (elsewhere := _elsewhere(setup)):
+        return elsewhere
     if section.max_lag and given is None:
         own = replace(own, model=copy.deepcopy(own.model))
     elif section.max_lag and _share(given, own):
@@ -112,12 +114,20 @@ def make_sampler(setup: Setup) -> Engine:
 def make_plain_sampler(setup: Setup) -> Engine:
     """The engine that ``[rl]`` names, for who samples from this policy without training it."""
     rl = setup.recipe.for_evaluations
-    return make_engine(
+    return _elsewhere(setup) or make_engine(
         None if rl is None else rl.engine,
         setup.policy,
         template=setup.template,
         compute=setup.recipe.model.compute,
     )
+
+
+def _elsewhere(setup: Setup) -> Engine | None:
+    """The engines of the setup's cluster, where it has some."""
+    asked = setup.recipe.cluster
+    if setup.cluster is None or asked is None or not asked.engines:
+        return None
+    return setup.cluster.make_engine(setup)
 
 
 def in_process(setup: Setup) -> bool:

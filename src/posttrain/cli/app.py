@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from posttrain import __version__
+from posttrain.cli.cluster_commands import clusters
 from posttrain.cli.endings import letting_out, report
 from posttrain.cli.mistyped import WithOverrides, harmless_mistypings
 from posttrain.cli.model_commands import models
@@ -53,6 +54,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(models, name="model")
+app.add_typer(clusters, name="cluster")
 
 SOURCE = "A run folder, a recipe, a model folder, tiny, a GGUF file or a hub id."
 # Everything after the recipe is an override: --rl.steps 6, --task.digits=2.

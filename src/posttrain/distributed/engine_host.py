@@ -9,15 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from posttrain.distributed.wire import Packed
 from posttrain.protocols import Engine, Sync
 from posttrain.types import Part, Prompt, Sampling, Turn
-
-Packed = Mapping[str, tuple[np.ndarray, str]]
-"""Weights on their way: numpy, which other processes read without a copy, and the type in torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +51,7 @@ class EngineHost:
         way = getattr(self._engine, "way", None)
         return {"pid": os.getpid(), "way": way() if callable(way) else None}
 
-    def load(self, version: int, weights: Packed) -> None:
+    def load(self, version: int, weights: Mapping[str, Packed]) -> None:
         """Take these weights; the next turns carry this version."""
         self._received.take(weights)
         if self._sync is None:
@@ -90,10 +87,12 @@ class _Received:
         """The same tensors every time; :meth:`take` gives them other memory."""
         return self._weights
 
-    def take(self, packed: Packed) -> None:
+    def take(self, packed: Mapping[str, Packed]) -> None:
         """Let the tensors be those that came, without a copy."""
         for name, (array, dtype) in packed.items():
-            given = _tensor(array, dtype)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+                given = torch.from_numpy(array).view(getattr(torch, dtype))  # only read
             known = self._weights.setdefault(name, given)
             if known.shape != given.shape:
                 raise ValueError(
@@ -101,24 +100,3 @@ class _Received:
                     "the model that is trained has changed"
                 )
             known.data = given
-
-
-def pack(weights: Mapping[str, Tensor]) -> Packed:
-    """Weights as numpy; bfloat16, which numpy does not know, as the bits it is made of.
-
-    >>> array, dtype = pack({"w": torch.ones(2, dtype=torch.bfloat16)})["w"]
-    >>> array.dtype.name, dtype, _tensor(array, dtype)
-    ('int16', 'bfloat16', tensor([1., 1.], dtype=torch.bfloat16))
-    """
-    packed = {}
-    for name, weight in weights.items():
-        tensor = weight.detach().cpu()
-        bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
-        packed[name] = (bits.numpy(), str(tensor.dtype).removeprefix("torch."))
-    return packed
-
-
-def _tensor(array: np.ndarray, dtype: str) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # only read
-        return torch.from_numpy(array).view(getattr(torch, dtype))

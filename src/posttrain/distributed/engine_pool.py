@@ -20,11 +20,12 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from posttrain.distributed.engine_host import Sequences, pack
+from posttrain.distributed.engine_host import Sequences
 from posttrain.distributed.pool_member import Answer, Board, Member, Piece, Pushed, not_refreshed
 from posttrain.distributed.probe import Probe
 from posttrain.distributed.replica import Replica
 from posttrain.distributed.spans import Spans
+from posttrain.distributed.wire import pack_tensor
 from posttrain.protocols import Engine, Learner, Reply
 from posttrain.rollout.engines.conversation import replied
 from posttrain.rollout.engines.requests import check_num_samples, check_prompts
@@ -126,7 +127,8 @@ class EnginePool:
         An engine takes them between two pieces: what others sample meanwhile carries the version
         that it was sampled by. One that is not up then is given them when it is.
         """
-        pushed = Pushed(version=version, payload=self._share(pack(learner.weights())))
+        packed = {name: pack_tensor(weight) for name, weight in learner.weights().items()}
+        pushed = Pushed(version=version, payload=self._share(packed))
         board = self._board
         with board.changed:
             board.weights, self.version = pushed, version

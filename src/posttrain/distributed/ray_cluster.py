@@ -24,6 +24,7 @@ from posttrain.track.progress import phase
 
 if TYPE_CHECKING:
     from posttrain.build.setup import Setup
+    from posttrain.distributed.engine_pool import EnginePool
 
 SCRATCH = ".cluster"  # in the run folder, which every node sees; removed at the end
 
@@ -47,6 +48,7 @@ class RayCluster:
         assert recipe.cluster.address is not None
         self._section, self._folder, self._spans, self._say = recipe.cluster, folder, spans, say
         self._learner: RayLearner | None = None
+        self._engines: EnginePool | None = None
         self._scratch = folder.absolute() / SCRATCH
         shutil.rmtree(self._scratch, ignore_errors=True)  # of a driver that was killed
         with phase(f"connecting to the Ray cluster {recipe.cluster.address}"):
@@ -113,14 +115,34 @@ class RayCluster:
 
     def make_engine(self, setup: Setup) -> Engine:
         """The engine that samples from the setup's policy, over ``cluster.engines`` replicas."""
-        raise NotImplementedError
+        from posttrain.distributed.recipe_engines import make_engine_pool
+        from posttrain.distributed.replica import RayReplica
+
+        section, scratch = self._section, self._scratch / "engines"
+        save_policy(setup.policy, scratch / "model")
+        replicas = [
+            RayReplica(f"engine {number}", deadline=section.deadline, **self.engine_place(number))
+            for number in range(section.engines)
+        ]
+        self._engines = make_engine_pool(
+            setup,
+            replicas,
+            model=scratch / "model",
+            on_gpu=self._gpus["engine"] > 0,
+            share=self._ray.put,
+            spans=self._spans,
+        )
+        return self._engines
 
     def metrics(self) -> dict[str, float]:
         """What learners and engines count."""
-        return {} if self._learner is None else self._learner.metrics()
+        parts = [part for part in (self._learner, self._engines) if part is not None]
+        return {name: value for part in parts for name, value in part.metrics().items()}
 
     def close(self) -> None:
         """End what was started for this run; a cluster that was there before stays."""
+        if self._engines is not None:
+            self._engines.close()
         if self._learner is not None:
             self._learner.close()
             self._learner = None

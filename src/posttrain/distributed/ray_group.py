@@ -131,7 +131,7 @@ def _cause(error: Any, name: str) -> BaseException:
     if not isinstance(cause, Exception):
         return RuntimeError(f"{name}: {error}")
     if not isinstance(cause, ValueError | OSError):
-        cause.add_note(f"in {name}:\n{error.traceback_str}")
+        cause.add_note(f"in {name}:\n{error}")
     return cause.with_traceback(None)
 
 

@@ -59,7 +59,7 @@ def wait_for_room(
         nodes = {node["NodeID"]: node for node in alive(ray)}
         new = [] if known is None else [node for key, node in nodes.items() if key not in known]
         for node in new:
-            say(f"cluster: node {node_name(node)} has joined with {_amounts(node['Resources'])}")
+            say(f"cluster: node {node_name(node)} has joined with {amounts(node['Resources'])}")
         if fits(bundles, (node["Resources"] for node in nodes.values())):
             return
         if time.monotonic() >= until:
@@ -74,20 +74,20 @@ def wait_for_room(
 
 def _too_little(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, Any]]) -> str:
     asked = {kind: sum(bundle.get(kind, 0.0) for bundle in bundles) for kind in KINDS}
-    there = "; ".join(f"{node_name(node)}: {_amounts(node['Resources'])}" for node in nodes)
+    there = "; ".join(f"{node_name(node)}: {amounts(node['Resources'])}" for node in nodes)
     num = len(nodes)
     return (
-        f"cluster: too little room: the recipe asks for {_amounts(asked)} in {len(bundles)} "
+        f"cluster: too little room: the recipe asks for {amounts(asked)} in {len(bundles)} "
         f"process{'es' if len(bundles) > 1 else ''}, and the {num} node{'s' if num > 1 else ''} "
         f"there {'are' if num > 1 else 'is'} have {there}. Lower cluster.learners, "
         "cluster.engines or what each takes (cluster.cpus_per_learner may be 0.5), or add nodes"
     )
 
 
-def _amounts(resources: Mapping[str, float]) -> str:
+def amounts(resources: Mapping[str, float]) -> str:
     """Of CPUs and GPUs, in words.
 
-    >>> _amounts({"CPU": 2.0, "GPU": 0.0, "memory": 1.0})
+    >>> amounts({"CPU": 2.0, "GPU": 0.0, "memory": 1.0})
     '2 CPUs and no GPU'
     """
     cpus, gpus = (resources.get(kind, 0.0) for kind in KINDS)

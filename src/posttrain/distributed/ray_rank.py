@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
+import struct
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -15,8 +17,10 @@ import torch
 from posttrain.distributed.ray_learner import Call
 from posttrain.distributed.wire import PackedBatch, pack_batch, pack_tensor, unpack_batch
 from posttrain.distributed.worker import LearnerHost, LearnerRequest
+from posttrain.learn.ranks import ALONE, connect
 from posttrain.types import Batch
 
+GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
 # What torch.distributed says where another rank has gone, or has not answered in time.
 _PEER_GONE = re.compile(
     r"gloo|nccl|connection (reset|closed|refused)|broken pipe|peer|timed out", re.I
@@ -38,6 +42,7 @@ class LearnerRank:
     ) -> None:
         self._rank, self._size, self._threads = rank, size, threads
         self._store: Any = None
+        self._ranks = ALONE
         self._host: LearnerHost | None = None
         if not on_gpu:  # Ray hides none from an actor that asked for none
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -72,12 +77,21 @@ class LearnerRank:
 
     def join(self, place: tuple[str, int], deadline: float) -> None:
         """Meet the other ranks there."""
-        raise NotImplementedError
+        _, own = self.place()
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(own))
+        store = self._store or torch.distributed.TCPStore(
+            *place, self._size, is_master=False, timeout=timedelta(seconds=deadline)
+        )
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        # The driver's own deadline comes first: it knows which rank it waits for.
+        self._ranks = connect(
+            device, deadline=2 * deadline, store=store, rank=self._rank, world_size=self._size
+        )
 
     def build(self, request: LearnerRequest) -> None:
         """Build this rank's part of the learner."""
         torch.set_num_threads(self._threads)
-        self._host = self._host or LearnerHost()
+        self._host = self._host or LearnerHost(self._ranks)
         self._host.build(request)
 
     def call(self, asked: Call) -> Any:
@@ -98,3 +112,21 @@ class LearnerRank:
         if asked.name == "weights":
             return {name: pack_tensor(weight) for name, weight in answer.items()}
         return answer
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has an address; gloo would go by what the host's name means.
+
+    >>> interface_of("127.0.0.1") in ("lo", "lo0")
+    True
+    """
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address of its own
+                request = struct.pack("256s", name.encode()[:15])
+                found = fcntl.ioctl(asked.fileno(), GET_ADDRESS, request)[20:24]
+                if socket.inet_ntoa(found) == address:
+                    return name
+    return "lo" if address.startswith("127.") else ""

@@ -44,14 +44,19 @@ class EngineRequest:
 
     recipe: Resolved
     model: Path
+    on_gpu: bool = False
     here: str = field(default_factory=os.getcwd)
     modules: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))
 
     def __call__(self) -> Engine:
         """The engine, on this process's device, with the weights of the folder."""
+        if not self.on_gpu:  # Ray hides none from an actor that asked for none
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
         if os.path.isdir(self.here):
             os.chdir(self.here)
         import_from(*(Path(folder) for folder in self.modules if folder))
+        cluster, threads = self.recipe.cluster, self.recipe.run.threads
+        torch.set_num_threads(threads or max(1, int(cluster.cpus_per_engine if cluster else 1)))
         device = choose_device(self.recipe)
         policy = make_policy(self.recipe, str(self.model), device=device)
         return make_engine(
@@ -66,7 +71,8 @@ class EngineRequest:
 def engine_spec(recipe: Resolved) -> Spec:
     """What samples in each replica: ``rl.engine``, or else ``cluster.engine``."""
     own = None if recipe.cluster is None else recipe.cluster.engine
-    return recipe.rl.engine or own or "native"
+    rl = recipe.for_evaluations
+    return (None if rl is None else rl.engine) or own or "native"
 
 
 def make_engine_pool(
@@ -74,26 +80,29 @@ def make_engine_pool(
     replicas: Sequence[Replica],
     *,
     model: Path,
-    deadline: float,
     share: Callable[[Any], Any],
+    on_gpu: bool = False,
     spans: Spans | None = None,
 ) -> EnginePool:
     """The pool that samples for a setup, from the weights of a folder until the first sync."""
+    assert setup.recipe.cluster is not None
     recipe = setup.recipe
     name, _ = split(engine_spec(recipe), kind="engine")
     compute = choose_compute(recipe.model, setup.device)
     exact = compute is torch.float32 and recipe.model.dtype == "float32" and name in SAME_PROCESS
     return EnginePool(
         replicas,
-        EngineRequest(recipe=recipe, model=model.resolve()),
+        EngineRequest(recipe=recipe, model=model.resolve(), on_gpu=on_gpu),
         longest=context_length(setup.policy.model),
         probe=Probe(
             prompt=setup.template.render(PROBED),
-            temperature=recipe.rl.temperature,
+            temperature=1.0
+            if recipe.for_evaluations is None
+            else recipe.for_evaluations.temperature,
             tolerance=FLOAT32_ROUNDING if exact else OTHER_ROUNDING,
             pad_token=setup.policy.pad_token,
         ),
-        deadline=deadline,
+        deadline=setup.recipe.cluster.deadline,
         share=share,
         spans=spans,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from posttrain.build.learners import make_learner, make_reward_learner
 from posttrain.build.setup import choose_device, make_policy
 from posttrain.config import Resolved
 from posttrain.config.paths import import_from
+from posttrain.learn.ranks import ALONE, Ranks
 from posttrain.models.reward import load_reward
 from posttrain.protocols import Learner
 
@@ -35,11 +35,34 @@ class LearnerRequest:
     here: str = field(default_factory=os.getcwd)
     modules: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))
 
+    def make(self, ranks: Ranks) -> Learner:
+        """The learner of one of these ranks, on this process's device."""
+        recipe, stage = self.recipe, self.stage
+        device = choose_device(recipe)
+        if stage == "reward":
+            return make_reward_learner(
+                recipe,
+                load_reward(str(self.model), dtype=recipe.model.dtype, device=device),
+                section=recipe.reward,
+                device=device,
+                total_steps=self.total_steps,
+                ranks=ranks,
+            )
+        return make_learner(
+            recipe,
+            make_policy(recipe, str(self.model), device=device),
+            section=recipe.sft if stage == "sft" else recipe.rl,
+            device=device,
+            total_steps=self.total_steps,
+            reward_model=self.reward_model,
+            ranks=ranks,
+        )
+
 
 class LearnerHost:
     """One rank of a learner: builds it, and does what all ranks are asked at the same time."""
 
-    def __init__(self, ranks: Any = None) -> None:
+    def __init__(self, ranks: Ranks = ALONE) -> None:
         self.ranks = ranks
         self._learner: Learner | None = None
 
@@ -49,7 +72,7 @@ class LearnerHost:
         if os.path.isdir(request.here):
             os.chdir(request.here)
         import_from(*(Path(folder) for folder in request.modules if folder))
-        self._learner = build_learner(request)
+        self._learner = request.make(self.ranks)
 
     def call(self, name: str, *given: Any, version: int | None = None) -> Any:
         """What the learner's method or attribute ``name`` gives; ``version`` is set before it."""
@@ -58,23 +81,4 @@ class LearnerHost:
         if version is not None:
             self._learner.version = version
         found = getattr(self._learner, name)
-        return found(*given) if isinstance(found, Callable) else found  # type: ignore[arg-type]
-
-
-def build_learner(request: LearnerRequest) -> Learner:
-    """The learner that a request describes, on this process's device."""
-    recipe, stage = request.recipe, request.stage
-    device = choose_device(recipe)
-    if stage == "reward":
-        reward = load_reward(str(request.model), dtype=recipe.model.dtype, device=device)
-        return make_reward_learner(
-            recipe, reward, section=recipe.reward, device=device, total_steps=request.total_steps
-        )
-    return make_learner(
-        recipe,
-        make_policy(recipe, str(request.model), device=device),
-        section=recipe.sft if stage == "sft" else recipe.rl,
-        device=device,
-        total_steps=request.total_steps,
-        reward_model=request.reward_model,
-    )
+        return found(*given) if callable(found) else found

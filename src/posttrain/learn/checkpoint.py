@@ -8,12 +8,14 @@
     critic.safetensors          critic_optimizer.safetensors          with a critic
     reference.safetensors       where it was refreshed; else it is what the stage started from
 
-Numbers that are no tensors are returned, for the caller's JSON. Nothing is pickled.
+Of a learner over several ranks, what lies over them is a folder of shards in the place of a file
+(``optimizer/``), and any number of ranks reads what any other wrote. Numbers that are no tensors
+are returned, for the caller's JSON. Nothing is pickled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from posttrain.disk import writing
+from posttrain.learn.ranks import Ranks
 from posttrain.learn.trained import Trained
 from posttrain.protocols import Learner
 
@@ -30,14 +33,17 @@ if TYPE_CHECKING:
     from posttrain.learn.learner import LocalLearner
 
 MODEL = "model"
+Like = Callable[[str], Tensor | None]
 ELSEWHERE = "resume from another checkpoint, or start the stage anew"
 
 
 def save_learner(learner: LocalLearner, folder: Path) -> dict[str, Any]:
     """Write everything that the next step depends on; the numbers among it are returned."""
+    ranks = learner.ranks
     learner.save(folder / MODEL)
-    weights = dict(learner.model.named_parameters())
-    held = {name for name, value in _stored(folder / MODEL) if _same(value, weights.get(name))}
+    weights = learner.weights()  # of several ranks the first alone has them, and writes
+    stored = _stored(folder / MODEL) if weights else ()
+    held = {name for name, value in stored if _same(value, weights.get(name))}
     rest = {name: weight for name, weight in weights.items() if name not in held}
     if rest:  # some architectures are saved under other names, or in another shape
         _save(rest, folder / "weights.safetensors")
@@ -45,13 +51,15 @@ def save_learner(learner: LocalLearner, folder: Path) -> dict[str, Any]:
         "version": learner.version,
         "micro_batch_tokens": learner.micro_batch_tokens,
         "asked_tokens": learner.asked_tokens,
-        "policy": _save_optimizer(learner.trained, folder / "optimizer.safetensors"),
+        "policy": _save_optimizer(learner.trained, folder / "optimizer.safetensors", ranks=ranks),
     }
     if learner.critic is not None:
-        _save(dict(learner.critic.module.named_parameters()), folder / "critic.safetensors")
-        numbers["critic"] = _save_optimizer(learner.critic, folder / "critic_optimizer.safetensors")
+        critic = dict(learner.critic.module.named_parameters())
+        _save_all(critic, folder / "critic.safetensors", ranks=ranks)
+        moments = folder / "critic_optimizer.safetensors"
+        numbers["critic"] = _save_optimizer(learner.critic, moments, ranks=ranks)
     if learner.refreshed and learner.reference is not None:
-        _save(learner.reference.weights(), folder / "reference.safetensors")
+        _save_all(learner.reference.weights(), folder / "reference.safetensors", ranks=ranks)
     return numbers
 
 
@@ -75,7 +83,7 @@ def load_learner(learner: LocalLearner, folder: Path, *, numbers: Mapping[str, A
         _load_optimizer(
             learner.critic, folder / "critic_optimizer.safetensors", numbers=numbers["critic"]
         )
-    if (folder / "reference.safetensors").exists() and learner.reference is not None:
+    if _exists(folder / "reference.safetensors") and learner.reference is not None:
         _load(learner.reference.weights(), [folder / "reference.safetensors"], kind="reference")
         learner.refreshed = True
     learner.version = int(numbers["version"])
@@ -121,8 +129,34 @@ def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
         save_file(plain, path)
 
 
-def _stored(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a file, or of all files in a folder, one at a time; none if it is missing."""
+def _save_all(tensors: Mapping[str, Tensor], path: Path, *, ranks: Ranks) -> None:
+    """Write tensors that lie over the ranks, each its own part of them."""
+    if ranks.size == 1:
+        _save(tensors, path)
+        return
+    from posttrain.learn.shards import save_shards  # not for one rank: it takes a while to import
+
+    with writing(path.with_suffix("")):
+        save_shards(tensors, path.with_suffix(""))
+
+
+def _exists(path: Path) -> bool:
+    return path.exists() or path.with_suffix("").exists()
+
+
+def _stored(path: Path, like: Like = lambda name: None) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a file, or of all files in a folder, one at a time; none if it is missing.
+
+    Shards in the place of a file are read as what is ``like`` them lies, by name.
+    """
+    if not path.exists() and path.with_suffix("").is_dir():
+        from posttrain.learn.shards import load_shards
+
+        try:
+            yield from load_shards(path.with_suffix(""), like).items()
+        except ValueError as error:
+            raise ValueError(f"{error}; {ELSEWHERE}") from error
+        return
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     for file in files:
         if file.exists():
@@ -139,11 +173,11 @@ def _load(weights: Mapping[str, Tensor], files: list[Path], *, kind: str) -> Non
     """Copy tensors from files into weights in place; raise if one is missing or does not fit."""
     missing = dict(weights)
     for file in files:
-        for name, value in _stored(file):
+        for name, value in _stored(file, weights.get):
             weight = weights.get(name)
             if weight is None or value.shape != weight.shape or value.dtype != weight.dtype:
                 continue
-            weight.copy_(value)
+            weight.copy_(_lying_as(value, weight))
             missing.pop(name, None)
     if missing:
         raise ValueError(
@@ -153,6 +187,15 @@ def _load(weights: Mapping[str, Tensor], files: list[Path], *, kind: str) -> Non
         )
 
 
+def _lying_as(value: Tensor, weight: Tensor) -> Tensor:
+    """A stored tensor as a weight lies over the ranks."""
+    if not hasattr(weight, "full_tensor"):
+        return value
+    from posttrain.learn.shards import lying_as
+
+    return lying_as(value, weight)
+
+
 def _names(trained: Trained) -> list[str]:
     """The weights of an optimiser by name, in the order in which it numbers them."""
     known = {id(weight): name for name, weight in trained.module.named_parameters()}
@@ -160,7 +203,7 @@ def _names(trained: Trained) -> list[str]:
     return [known[id(weight)] for group in groups for weight in group["params"]]
 
 
-def _save_optimizer(trained: Trained, path: Path) -> dict[str, Any]:
+def _save_optimizer(trained: Trained, path: Path, *, ranks: Ranks) -> dict[str, Any]:
     """Write the moments; parameter groups are not saved, as recipe and step determine them."""
     names = _names(trained)
     tensors: dict[str, Tensor] = {}
@@ -176,7 +219,7 @@ def _save_optimizer(trained: Trained, path: Path) -> dict[str, Any]:
                     f"checkpoint: the optimiser keeps {key!r} as a {type(value).__name__}, which "
                     "cannot be saved exactly; use one that keeps tensors and numbers"
                 )
-    _save(tensors, path)
+    _save_all(tensors, path, ranks=ranks)
     return {"num_steps": trained.num_steps, "numbers": numbers}
 
 
@@ -184,14 +227,15 @@ def _load_optimizer(trained: Trained, path: Path, *, numbers: Mapping[str, Any])
     positions = {name: number for number, name in enumerate(_names(trained))}
     weights = dict(trained.module.named_parameters())
     state: dict[int, dict[str, Any]] = {}
-    for given, value in _stored(path):
+    for given, value in _stored(path, lambda given: weights.get(given.partition(" ")[2])):
         key, _, name = given.partition(" ")
         if name not in positions:
             raise ValueError(f"{path}: holds {given!r}, which is not trained here; {ELSEWHERE}")
         if value.ndim and value.shape != weights[name].shape:
             shapes = f"{list(value.shape)}, not {list(weights[name].shape)}"
             raise ValueError(f"{path}: {given!r} has the shape {shapes}; {ELSEWHERE}")
-        state.setdefault(positions[name], {})[key] = value
+        lies = _lying_as(value, weights[name]) if value.ndim else value
+        state.setdefault(positions[name], {})[key] = lies
     for name, held in numbers["numbers"].items():
         state.setdefault(positions[name], {}).update(held)
     kinds = {frozenset(moments) for moments in state.values()}

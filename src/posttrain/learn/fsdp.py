@@ -129,10 +129,8 @@ class Sharding:
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)  # a sum: averaging is in the batch's weights
                 module.set_force_sum_reduction_for_comms(True)
-                gather, reduce = (
-                    _Counted(exchange(), self._exchanges)
-                    for exchange in (DefaultAllGather, DefaultReduceScatter)
-                )
+                gather: Any = _Counted(DefaultAllGather(), self._exchanges)
+                reduce: Any = _Counted(DefaultReduceScatter(), self._exchanges)
                 module.set_custom_all_gather(gather)
                 module.set_custom_reduce_scatter(reduce)
         return root

@@ -38,7 +38,7 @@ from posttrain.types import Batch
 from posttrain.types.ways import Verdict, Way
 
 if TYPE_CHECKING:
-    from posttrain.learn.fsdp import Sharding, ShardedReference
+    from posttrain.learn.fsdp import ShardedReference, Sharding
 
 WITHOUT_PACKING = "padding is computed, and a prompt again for each of its completions"
 Forward = Callable[..., Outputs]
@@ -62,6 +62,8 @@ class LocalLearner:
     ``keep_groups`` never parts the sequences of a group, for losses that compare them.
     Weights stay in their own precision (float32 by default); ``compute`` is what the forward pass
     runs in. With ``captured``, passes are replayed from CUDA graphs (:mod:`posttrain.fast.score`).
+    Over several ``ranks`` the models are sharded, and not captured; every rank must be asked the
+    same. ``save`` is then called by the first, with the whole ``weights``.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class LocalLearner:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        save: Callable[[Path], None],
+        save: Callable[..., None],
         forward: Forward = score_tokens,
         schedule: Schedule = lambda step: 1.0,
         max_gradient_norm: float = 1.0,
@@ -166,7 +168,7 @@ class LocalLearner:
 
     def weights(self) -> dict[str, Tensor]:
         """The parameters of the model by name; of several ranks the first has copies of them."""
-        weights = dict(self.model.named_parameters())
+        weights: dict[str, Tensor] = dict(self.model.named_parameters())
         return weights if self._sharding is None else self._sharding.gather(weights)
 
     def save(self, folder: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -153,8 +154,13 @@ def load_reward(source: str, *, dtype: str = "float32", device: str = "cpu") -> 
     return _with_notes(model.to(device).eval(), tokenizer, source=source)
 
 
-def save_reward(reward: RewardModel, folder: str | Path) -> None:
-    """Write model, tokenizer and normalisation: a folder that exists is complete."""
+def save_reward(
+    reward: RewardModel, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write model, tokenizer and normalisation: a folder that exists is complete.
+
+    ``weights`` stands in for the model's own, where they are spread over several processes.
+    """
     notes = {
         "score_mean": reward.mean,
         "score_deviation": reward.deviation,
@@ -164,7 +170,8 @@ def save_reward(reward: RewardModel, folder: str | Path) -> None:
     setattr(reward.model.config, _NOTES, notes)
     with replacing_folder(folder) as new:
         with without_bars():
-            reward.model.save_pretrained(new)
+            given = None if weights is None else dict(weights)
+            reward.model.save_pretrained(new, state_dict=given)
         reward.tokenizer.save_pretrained(new)
 
 

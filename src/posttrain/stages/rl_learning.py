@@ -10,6 +10,7 @@ from posttrain.build.sampler import flowing, make_sampler, until_done
 from posttrain.build.setup import Setup
 from posttrain.pipelines import rl
 from posttrain.pipelines.clock import Clock
+from posttrain.runs.ledger import Ledger
 from posttrain.runs.rollouts import rollout_writer
 from posttrain.stages.guards import guard_learner
 from posttrain.stages.open_stage import OpenStage
@@ -41,15 +42,17 @@ def learn(setup: Setup, stage: OpenStage) -> None:
         if section.max_lag:
             _ = learner.micro_batch_tokens  # is tried now, before another thread takes memory
         # Batches are wrapped, innermost first: sample, refuse those with too many broken scores,
-        # run ahead, show progress, time.
-        remaining = section.steps - keeper.step - len(waiting)
-        batches = checked(source.steps(remaining), section.max_invalid)
+        # note down, run ahead, show progress, time.
+        ledger = Ledger(stage.folder.path, step=keeper.step, waiting=waiting)
+        batches = source.steps(section.steps - keeper.step - len(waiting))
+        batches = ledger.noted(checked(batches, section.max_invalid))
         device = policy.model.device
         flow_of = flowing(batches, sync, max_lag=section.max_lag, device=device, waiting=waiting)
         learner = seen.learner(learner)
         guarded = guard_learner(learner, section, keeper=keeper, decode=setup.template.decode)
         clock = Clock()
-        with keeper.stepping(), flow_of as given, rollout_writer(stage.folder.rollouts) as writer:
+        writing = rollout_writer(stage.folder.rollouts)
+        with keeper.stepping(), ledger, flow_of as given, writing as writer:
             flow = seen.flow(given)
             watch = Watch(
                 setup=setup,
@@ -59,6 +62,7 @@ def learn(setup: Setup, stage: OpenStage) -> None:
                 flow=flow,
                 prompts=prompts,
                 writer=writer,
+                ledger=ledger,
                 audit=make_audit(recipe, section, plan=plan, device=setup.device),
                 seconds=clock.seconds,
                 ways=ways,

@@ -17,6 +17,7 @@ from posttrain.pipelines.guard import Guarded
 from posttrain.pipelines.rl import Step
 from posttrain.protocols import Engine
 from posttrain.runs import RolloutWriter, sequence_advantages
+from posttrain.runs.ledger import Ledger
 from posttrain.stages.evaluation import check_held_out, evaluate_policy
 from posttrain.stages.open_stage import OpenStage
 from posttrain.stages.rl_resume import rl_state
@@ -35,6 +36,7 @@ class Watch:
     flow: Flow
     prompts: Sequence[Prompt]
     writer: RolloutWriter
+    ledger: Ledger
     audit: Audit | None
     seconds: Callable[[], Mapping[str, float]]
     ways: Ways
@@ -56,6 +58,7 @@ class Watch:
         if remark:
             self.stage.keeper.warn(remark)
         self.ways.look()
+        self.ledger.trained(step, taken.collected)
         self.writer.write(rollouts, step=step, advantages=sequence_advantages(taken.batch))
         every = section.evaluate_every
         if every and (step % every == 0 or step == section.steps):
@@ -82,6 +85,7 @@ class Watch:
 
     def _on_disk(self, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
         self.writer.wait()  # a checkpoint never knows more than the disk
+        self.ledger.wait()
         return numbers
 
     def evaluate(self) -> dict[str, float]:

@@ -1,0 +1,210 @@
+"""Kills whatever a run on a two-node Ray cluster consists of, and has it end as if nothing was.
+
+``python tests/faults/chaos.py --kills 100 --folder F`` is what ``make chaos`` calls. Runs of 2
+learner ranks and 2 engines, which sample ahead of learning, follow each other until so many
+processes were killed with -9 at random moments: engines, learner ranks, grading workers, a node
+with all that runs on it (another joins), the driver (then ``posttrain resume``). Some engines are
+stopped instead: a hang must end with the deadline. Every run must end, its ledger must be exact,
+its rollouts those of a run that nothing happened to, and never may the ledger stand still for
+longer than the deadlines allow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+os.environ["PYTHONPATH"] = f"{ROOT / 'src'}:{ROOT / 'tests'}"
+
+from faults.ray_processes import actors, descendants, kill  # noqa: E402
+from small_runs import recipe  # noqa: E402
+
+from posttrain.config import recipe_from_dict, to_toml  # noqa: E402
+from posttrain.distributed.local_cluster import LocalCluster  # noqa: E402
+from posttrain.runs import read_rollouts  # noqa: E402
+from posttrain.runs.ledger import LEDGER, read_ledger  # noqa: E402
+
+# How often each kind is chosen, and the seconds until the next kill, at most: what takes longer to
+# come back is left in peace for longer, so that the run gets on.
+KINDS: dict[str, tuple[float, float]] = {
+    "engine": (0.40, 4.0),
+    "grading worker": (0.20, 1.0),
+    "learner rank": (0.18, 12.0),
+    "driver": (0.10, 20.0),
+    "node": (0.09, 20.0),
+    "engine hangs": (0.03, 4.0),
+}
+RL = {
+    "steps": 60,
+    "max_lag": 1,
+    "save_every": 4,
+    "learning_rate": 1e-3,
+    "prompts_per_step": 6,
+    "kl": {"placement": "loss", "coefficient": 0.02},
+}
+CPUS = 2  # of a node: two of the four processes fit on each
+LONGEST_ANSWER = 4  # deadlines in a row: a restart may be killed or hang in its turn
+
+
+class Chaos:
+    """Runs on a cluster of two nodes, of which one is replaced whenever it is killed."""
+
+    def __init__(self, folder: Path, *, seed: int, deadline: float) -> None:
+        self.folder, self.deadline = folder, deadline
+        self.counts: Counter[str] = Counter()
+        self.longest = 0.0
+        self._random = random.Random(seed)
+        self._log = (folder / "log.txt").open("ab", buffering=0)
+        self._cluster = LocalCluster(nodes=1, cpus=CPUS)
+        self._second = self._cluster.add_node(cpus=CPUS)
+        self._driver: subprocess.Popen[bytes] | None = None
+
+    def close(self) -> None:
+        """End what is still there."""
+        if self._driver is not None and self._driver.poll() is None:
+            self._driver.kill()
+            self._driver.wait()
+        self._cluster.close()
+        self._log.close()
+
+    def run(self, name: str, *, kills: int) -> Path:
+        """A whole run, with kills until there are so many in all; its folder."""
+        place = self.folder / name
+        self._begin(place, resume=False)
+        pause = time.monotonic() + 15.0
+        grown, size = time.monotonic(), -1
+        while (code := self._driver.poll()) != 0:  # type: ignore[union-attr]
+            if code is not None:
+                self._fail(f"{name}: the driver ended with {code}")
+            now, found = time.monotonic(), _size(place / "rl" / LEDGER)
+            if found != size:
+                self.longest = max(self.longest, now - grown)
+                grown, size = now, found
+            if now - grown > LONGEST_ANSWER * self.deadline:
+                self._fail(f"{name}: nothing was sampled or learned for {now - grown:.0f} s")
+            if sum(self.counts.values()) < kills and now > pause and size > 0:
+                pause = time.monotonic() + self._kill(place)
+            time.sleep(0.05)
+        return place
+
+    def check(self, place: Path, whole: Path) -> dict[str, Any]:
+        """What the ledger of a run says; exits where it is not exact, or the run another one."""
+        account = read_ledger(place / "rl")
+        if account.problems:
+            self._fail(f"{place.name}: {account.problems}")
+        if account.trained != RL["steps"] * RL["prompts_per_step"]:  # type: ignore[operator]
+            self._fail(f"{place.name}: {account.trained} groups were trained")
+        rows = [read_rollouts(each / "rl" / "rollouts") for each in (place, whole)]
+        if rows[0] != rows[1]:
+            first = next(n for n, (a, b) in enumerate(zip(*rows, strict=True)) if a != b)
+            self._fail(f"{place.name}: other rollouts than {whole.name}, from row {first}")
+        return {
+            "trained": account.trained,
+            "trained again": account.trained_again,
+            "sampled again": account.sampled_again,
+            "resumed": account.resumed,
+        }
+
+    def _begin(self, place: Path, *, resume: bool) -> None:
+        cluster = {
+            "address": self._cluster.address,
+            "learners": 2,
+            "engines": 2,
+            "deadline": self.deadline,
+        }
+        arguments = ["resume", str(place)]
+        if not resume:
+            given = recipe(place, rl=RL, cluster=cluster, grading={"workers": 2})
+            written = self.folder / f"{place.name}.toml"
+            written.write_text(to_toml(recipe_from_dict(given)))
+            arguments = ["run", str(written)]
+        self._driver = subprocess.Popen(
+            [sys.executable, "-m", "posttrain.cli", *arguments],
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def _kill(self, place: Path) -> float:
+        """Kill something; the seconds until the next kill."""
+        (kind,) = self._random.choices(list(KINDS), [weight for weight, _ in KINDS.values()])
+        if self._struck(kind, place):
+            self.counts[kind] += 1
+            print(f"{sum(self.counts.values())}: {kind}", flush=True)
+        return self._random.uniform(0.2, KINDS[kind][1])
+
+    def _struck(self, kind: str, place: Path) -> bool:
+        """Whether there was such a process to kill."""
+        assert self._driver is not None
+        if kind == "node":
+            self._cluster.remove_node(self._second)
+            self._second = self._cluster.add_node(cpus=CPUS)
+            return True
+        if kind == "driver":
+            self._driver.kill()
+            self._driver.wait()
+            self._begin(place, resume=True)
+            return True
+        if kind == "grading worker":
+            own = Path(f"/proc/{self._driver.pid}/cmdline").read_bytes().replace(b"\0", b" ")
+            forks = [pid for pid, title in descendants(self._driver.pid) if title.encode() == own]
+            return bool(forks) and kill(self._random.choice(forks))
+        found = actors("LearnerRank" if kind == "learner rank" else "EngineHost")
+        if not found:
+            return False
+        if kind == "engine hangs":
+            os.kill(self._random.choice(found), signal.SIGSTOP)
+            return True
+        return kill(self._random.choice(found))
+
+    def _fail(self, what: str) -> None:
+        text = (self.folder / "log.txt").read_text(errors="replace")[-4000:]
+        sys.exit(f"{text}\n{dict(self.counts)}\n{what}")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--deadline", type=float, default=60.0)
+    parser.add_argument("--folder", type=Path, required=True)
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = parsed()
+    given.folder.mkdir(parents=True)
+    chaos, begun = Chaos(given.folder, seed=given.seed, deadline=given.deadline), time.monotonic()
+    try:
+        whole = chaos.run("whole", kills=0)
+        told: Counter[str] = Counter()
+        while sum(chaos.counts.values()) < given.kills:
+            told["runs"] += 1
+            told.update(chaos.check(chaos.run(f"run-{told['runs']}", kills=given.kills), whole))
+    finally:
+        chaos.close()
+    kills = {kind: chaos.counts[kind] for kind in KINDS}
+    figures = {"kills": sum(kills.values()), **kills, **told}
+    figures["longest without progress, s"] = round(chaos.longest, 1)
+    figures["seconds"] = round(time.monotonic() - begun)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

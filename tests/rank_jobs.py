@@ -1,0 +1,230 @@
+"""What the ranks of a learner are asked in tests; one rank alone does the same."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import critic_parts
+import torch
+from exact_arithmetic import float64_throughout
+from small_model import OPTIONS, small_model
+from torch import Tensor, nn
+
+from posttrain.algorithms.losses.policy import clipped
+from posttrain.algorithms.objective import with_kl
+from posttrain.algorithms.weights import sequence_mean
+from posttrain.data.collate import collate_demonstrations, collate_ranked
+from posttrain.learn.learner import LocalLearner, scores
+from posttrain.learn.optim import adamw
+from posttrain.learn.ranks import Ranks
+from posttrain.learn.trained import Trained
+from posttrain.models.critic import separate_critic, shared_critic
+from posttrain.models.frozen import Reference
+from posttrain.models.load import load_policy
+from posttrain.models.reward import reward_from_policy, save_reward
+from posttrain.models.save import save_policy
+from posttrain.pipelines.likelihood import likelihood
+from posttrain.pipelines.reward_model import preference
+from posttrain.protocols import Objective, Outputs
+from posttrain.types import Batch, Terms
+
+LENGTHS = (9, 4, 6, 12, 5, 7, 3, 8)  # of sequences; two and two have the same prompt
+FREE = 1e9  # a gradient norm that is never reached
+
+
+def grpo_terms(outputs: Outputs, part: Batch) -> Terms:
+    """GRPO's: the clipped loss and a KL to the reference."""
+    terms = clipped(outputs.need("logprobs"), part)
+    return with_kl(terms, outputs.need("logprobs"), batch=part, coefficient=0.3)
+
+
+OBJECTIVES = {
+    "sft": likelihood,
+    "reward": preference,
+    "grpo": Objective(grpo_terms),
+    "ppo": critic_parts.objective,
+    "ppo shared": critic_parts.objective,
+    "critic alone": critic_parts.value_objective,
+    "critic alone shared": critic_parts.value_objective,
+}
+
+
+def batch(kind: str) -> Batch:
+    """Eight sequences of many lengths; one of them has no weight, and one is not valid."""
+    if kind == "reward":
+        sets = [
+            (((5, 6, 7), (5, 8), (5, 9, 10, 11)), 0.1),
+            (((7, 6), (7, 8, 9)), 0.0),
+            (((11, 6, 7, 8, 9), (11, 3)), 0.2),
+            (((4, 3, 2), (4, 1, 2)), 0.0),
+        ]
+        return collate_ranked(sets, pad_token=0)
+    rows = []
+    for number, length in enumerate(LENGTHS):
+        tokens = [20 + number // 2, 30, *(5 + (7 * number + place) % 40 for place in range(length))]
+        rows.append((tokens, [place > 1 for place in range(length + 2)]))
+    made = collate_demonstrations(rows, pad_token=0)
+    generator = torch.Generator().manual_seed(3)
+    numbers = torch.randn(2, *made.tokens.shape, generator=generator, dtype=torch.float64)
+    numbers = numbers * made.mask
+    made = made.replace(
+        groups=torch.arange(len(LENGTHS)) // 2,
+        rewards=numbers[0, :, 2],
+        advantages=numbers[0],
+        returns=numbers[1],
+        valid=torch.arange(len(LENGTHS)) != 4,
+    )
+    weighted = sequence_mean(made)
+    weights = weighted.need("weights").clone()
+    weights[6] = 0.0  # this one only gets a forward pass
+    return weighted.replace(weights=weights)
+
+
+def learner(kind: str, ranks: Ranks, *, dtype: torch.dtype, **options: Any) -> LocalLearner:
+    """A learner of a small model, with whatever this kind of learning needs."""
+    owner = replace(load_policy("tiny", options=OPTIONS), model=small_model(dtype=dtype))
+    model: nn.Module = owner.model
+    save: Any = functools.partial(save_policy, owner)
+    critic = None
+    if kind == "reward":
+        reward = reward_from_policy(owner, seed=0)
+        model, save = reward.model, functools.partial(save_reward, reward)
+        options |= {"forward": scores, "keep_groups": True}
+    elif "ppo" in kind or "critic" in kind:
+        value = (shared_critic if "shared" in kind else separate_critic)(owner)
+        generator = torch.Generator().manual_seed(8)
+        with torch.no_grad():
+            for weight in value.head.parameters():
+                weight.copy_(torch.randn(weight.shape, generator=generator))
+        critic = Trained(value, adamw(value, learning_rate=5e-3), max_gradient_norm=FREE)
+    return LocalLearner(
+        model,
+        adamw(model, learning_rate=1e-3, weight_decay=0.1),
+        **{"save": save, "max_gradient_norm": FREE, "micro_batch_tokens": 24, **options},
+        schedule=lambda step: 1 / (step + 1),
+        reference=Reference() if kind in ("grpo", "ppo") else None,
+        critic=critic,
+        ranks=ranks,
+    )
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor of all ranks."""
+    found = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return found.detach().clone()
+
+
+def gradients(student: LocalLearner) -> dict[str, Tensor]:
+    """The gradient of the last step, of policy and critic."""
+    modules = {"policy": student.model}
+    if student.critic is not None:
+        modules["critic"] = student.critic.module
+    return {
+        f"{part} {name}": whole(weight.grad)
+        for part, module in modules.items()
+        for name, weight in module.named_parameters()
+        if weight.grad is not None
+    }
+
+
+def exactly(dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
+    """Inside, a float64 model computes in float64 throughout."""
+    return float64_throughout() if dtype == torch.float64 else contextlib.nullcontext()
+
+
+def learned(ranks: Ranks, kind: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Two steps on one batch: the gradients of both, what was inferred, and what was told."""
+    with exactly(dtype):
+        student = learner(kind, ranks, dtype=dtype)
+        given = batch(kind) if kind in ("sft", "reward") else student.infer(batch(kind))
+        told: dict[str, Any] = {"results": [], "gradients": []}
+        for _ in range(2):
+            told["results"].append(student.step(given, OBJECTIVES[kind]))
+            told["gradients"].append(gradients(student))
+    names = ("old_logprobs", "ref_logprobs", "values")
+    return {**told, "inferred": {name: getattr(given, name) for name in names}}
+
+
+def all_learned(ranks: Ranks) -> dict[tuple[str, torch.dtype], dict[str, Any]]:
+    """What every kind of learning comes to, in float64 and in float32."""
+    dtypes = (torch.float64, torch.float32)
+    return {(kind, dtype): learned(ranks, kind, dtype) for kind in OBJECTIVES for dtype in dtypes}
+
+
+def steps(student: LocalLearner, kind: str) -> dict[str, Any]:
+    """What two more steps show."""
+    told: list[Any] = []
+    for _ in range(2):
+        given = batch(kind) if kind in ("sft", "reward") else student.infer(batch(kind))
+        names = ("old_logprobs", "ref_logprobs", "values")
+        seen = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+        told.append((student.step(given, OBJECTIVES[kind]), seen))
+    modules = [student.model, *([] if student.critic is None else [student.critic.module])]
+    weights = [whole(weight) for module in modules for weight in module.parameters()]
+    return {"told": told, "weights": weights, "version": student.version}
+
+
+def written(ranks: Ranks, kind: str, folder: str) -> dict[str, Any]:
+    """A learner after two steps and with a new reference, in a folder; and two steps more."""
+    with exactly(torch.float64):
+        student = learner(kind, ranks, dtype=torch.float64)
+        steps(student, kind)
+        student.version = 3
+        if student.reference is not None:
+            student.refresh_reference()
+        numbers = student.state(Path(folder))
+        return {"numbers": numbers, **steps(student, kind)}
+
+
+def read(ranks: Ranks, kind: str, folder: str, numbers: dict[str, Any]) -> dict[str, Any]:
+    """Two steps of a new learner that was restored from a folder."""
+    with exactly(torch.float64):
+        student = learner(kind, ranks, dtype=torch.float64)
+        student.restore(Path(folder), numbers)
+        return steps(student, kind)
+
+
+def out_of_memory(ranks: Ranks, kind: str, where: str, tokens: int) -> dict[str, Any]:
+    """Steps during which the last of several ranks runs out of memory once, in the middle."""
+    raised: list[str] = []
+    with exactly(torch.float64), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        student = learner(kind, ranks, dtype=torch.float64, micro_batch_tokens=tokens)
+
+        def fail(*called: Any) -> None:
+            if ranks.rank == ranks.size - 1 > 0 and not raised:
+                raised.append(where)
+                raise torch.OutOfMemoryError("injected")
+
+        model: Any = student.model
+        layers = model.get_decoder().layers
+        if where == "forward":
+            layers[1].mlp.register_forward_pre_hook(fail)
+        elif where == "backward":
+            layers[0].mlp.register_full_backward_hook(fail)
+        else:
+            critic: Any = student.critic
+            critic.module.trunk.layers[1].mlp.register_full_backward_hook(fail)
+        told = steps(student, kind)
+    return {**told, "tokens": student.micro_batch_tokens, "raised": raised}
+
+
+def skipped(ranks: Ranks, kind: str) -> dict[str, Any]:
+    """A step whose loss is infinite in one sequence, so in one rank, and two ordinary ones."""
+    with exactly(torch.float64):
+        student = learner(kind, ranks, dtype=torch.float64)
+        before = steps(student, kind)
+        given = batch(kind) if kind == "sft" else student.infer(batch(kind))
+        advantages = given.need("advantages").clone()
+        advantages[3, 2] = math.inf
+        result = student.step(given.replace(advantages=advantages), OBJECTIVES[kind])
+        modules = [student.model, *([] if student.critic is None else [student.critic.module])]
+        after = [whole(weight) for module in modules for weight in module.parameters()]
+        same = all(map(torch.equal, before["weights"], after))
+        return {"skipped": result.skipped, "same": same, **steps(student, kind)}
