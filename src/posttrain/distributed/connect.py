@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 from posttrain.build.cluster import Cluster
 from posttrain.config import Resolved
+
+
+def by_torchrun() -> bool:
+    """Whether torchrun has started this process, together with others."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def connect(
@@ -18,6 +24,16 @@ def connect(
     ``folder`` is the run folder, which all processes must see.
     """
     section = recipe.cluster
+    if by_torchrun():
+        from posttrain.distributed.torchrun import TorchrunCluster, meeting
+
+        if section is not None and section.address is not None:
+            raise ValueError(
+                "cluster.address: names a Ray cluster, and torchrun has started this process; "
+                "start it without torchrun, or drop cluster.address"
+            )
+        if (met := meeting()) is not None:
+            return TorchrunCluster(recipe, folder, meeting=met)
     if section is None:
         return None
     if section.address is not None:

@@ -347,13 +347,21 @@ class LocalLearner:
         """How it computes sequences of at most ``longest`` tokens."""
         packed = self._shares_prompts(longest)
         if not packed:
-            return Way.of("padded rows", wanted=[("packing", packed, WITHOUT_PACKING)])
+            return Way.of(
+                "padded rows", *self._spread(), wanted=[("packing", packed, WITHOUT_PACKING)]
+            )
         captured = []
-        if self._captured:
+        if self._sharding is not None and self.device.type == "cuda":
+            sharded = Verdict("the weights are sharded over ranks")
+            captured = [("captured passes", sharded, "each pass takes longer")]
+        elif self._captured:
             broken = next((one.pool.broken for one in self._captured if one.pool.broken), "")
             captured = [("captured passes", Verdict(broken), "each pass takes longer")]
         when = "" if self.device.type == "cuda" else " where that saves work"
-        return Way.of(f"packed{when}", "prompts shared", wanted=captured)
+        return Way.of(f"packed{when}", "prompts shared", *self._spread(), wanted=captured)
+
+    def _spread(self) -> tuple[str, ...]:
+        return (f"sharded over {self.ranks.size} ranks",) if self.ranks.size > 1 else ()
 
     def _shares_prompts(self, longest: int) -> Verdict:
         """Whether a forward pass computes a prompt once for all its completions."""
