@@ -9,7 +9,7 @@ from small_runs import RECIPE, recipe, small_run
 
 from posttrain.cli.cluster_plan import conclusion, others
 from posttrain.config import recipe_from_dict, to_toml
-from posttrain.distributed.simulate import Costs, Layout, Line, simulate
+from posttrain.distributed.plans.simulate import Costs, Layout, Line, simulate
 
 LAYOUT = Layout(
     learners=1,

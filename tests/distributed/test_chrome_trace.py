@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from small_runs import recipe, small_run, timeless
 
-from posttrain.distributed.chrome_trace import TraceFile, trace_events
 from posttrain.distributed.spans import Span, Spans
-from posttrain.distributed.timeline import Recorded
+from posttrain.distributed.timelines.chrome_trace import TraceFile, trace_events
+from posttrain.distributed.timelines.timeline import Recorded
 
 
 def check_format(trace: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -88,7 +88,7 @@ def test_the_file_holds_the_last_steps_and_says_what_it_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("posttrain.distributed.chrome_trace.time.time", lambda: now[0])
+    monkeypatch.setattr("posttrain.distributed.timelines.chrome_trace.time.time", lambda: now[0])
     spans = Spans()
     file = TraceFile(tmp_path / "trace.json", spans, steps=2, pause=0.0)
     for step in range(5):
@@ -106,7 +106,7 @@ def test_the_file_holds_the_last_steps_and_says_what_it_left_out(
 
 
 def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posttrain.distributed.chrome_trace.MOST", 10)
+    monkeypatch.setattr("posttrain.distributed.timelines.chrome_trace.MOST", 10)
     spans = Spans()
     for number in range(100):
         spans.add(Span("driver", str(number), number, number + 1))

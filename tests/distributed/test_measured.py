@@ -9,8 +9,15 @@ import pytest
 from small_runs import recipe, small_run
 
 from posttrain.config import recipe_from_dict, resolve
-from posttrain.distributed.measured import Observed, fit, from_run, from_trial, shown, weight_moves
-from posttrain.distributed.simulate import Line
+from posttrain.distributed.plans.measured import (
+    Observed,
+    fit,
+    from_run,
+    from_trial,
+    shown,
+    weight_moves,
+)
+from posttrain.distributed.plans.simulate import Line
 from posttrain.runs import RunFolder
 from posttrain.runs.rollouts import rollout_file, write_rollouts
 from posttrain.types import Prompt, Rollout, Turn

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from posttrain.distributed.simulate import (
+from posttrain.distributed.plans.simulate import (
     Costs,
     Layout,
     Line,

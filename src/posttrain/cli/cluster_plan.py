@@ -16,13 +16,13 @@ from rich.text import Text
 
 from posttrain.cli.loading import loading
 from posttrain.config import RlSection, read_recipe, resolve
-from posttrain.distributed.simulate import Costs, Layout, Prediction, simulate
+from posttrain.distributed.plans.simulate import Costs, Layout, Prediction, simulate
 from posttrain.track.printable import counted
 from posttrain.track.progress import phase, showing
 from posttrain.track.safe_terminal import Terminal, say_json
 
 if TYPE_CHECKING:
-    from posttrain.distributed.measured import Measured
+    from posttrain.distributed.plans.measured import Measured
 
 CALL = 0.005  # seconds of a call to an actor of Ray with a batch of short rows, as measured
 WORTH = 1.05  # times as fast that a larger cluster must be to be recommended
@@ -49,7 +49,7 @@ def plan_recipe(arguments: Sequence[str], asked: Asked, *, run: Path | None, as_
         raise ValueError(f"plan: {path} has no stage rl, and nothing else samples beside learning")
     with loading():
         from posttrain.distributed.engine_pool import ROUNDS
-        from posttrain.distributed.measured import from_run, from_trial, shown, weight_moves
+        from posttrain.distributed.plans.measured import from_run, from_trial, shown, weight_moves
 
     # A reward may print: its output goes to stderr, because stdout is for the plan.
     with contextlib.redirect_stdout(sys.stderr), showing(), phase("measuring"):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from posttrain.disk import keeping
-from posttrain.distributed.timeline import Timeline
+from posttrain.distributed.timelines.timeline import Timeline
 from posttrain.pipelines.fit import Fitted
 from posttrain.pipelines.guard import Guarded
 from posttrain.protocols import Tracker

@@ -10,7 +10,7 @@ from typing import Any
 
 from posttrain.build.setup import Setup
 from posttrain.check import before_rl
-from posttrain.distributed.timeline import timeline
+from posttrain.distributed.timelines.timeline import timeline
 from posttrain.runs.first_evaluation import BEFORE_PROBLEMS, read_before, write_before
 from posttrain.runs.resume import check_steps
 from posttrain.stages.diagnosis import held_out, make_background

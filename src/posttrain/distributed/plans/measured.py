@@ -20,7 +20,7 @@ from posttrain.check.resources import num_bytes
 from posttrain.check.signal import useful
 from posttrain.check.trial import LinearCost, Trial
 from posttrain.config import Recipe, RlSection
-from posttrain.distributed.simulate import LEARNING, Costs, Line
+from posttrain.distributed.plans.simulate import LEARNING, Costs, Line
 from posttrain.rollout.collect import collect
 from posttrain.runs import RunFolder
 from posttrain.runs.rollouts import rollout_table

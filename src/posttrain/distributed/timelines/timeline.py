@@ -12,8 +12,8 @@ from typing import Any, TypeVar, cast
 
 from posttrain.build.sampler import Flow
 from posttrain.build.setup import Setup
-from posttrain.distributed.chrome_trace import TraceFile
 from posttrain.distributed.spans import Span, Spans
+from posttrain.distributed.timelines.chrome_trace import TraceFile
 from posttrain.pipelines.rl import Step
 from posttrain.protocols import Engine, Learner, Sync
 from posttrain.types import Collected
@@ -54,10 +54,20 @@ class Recorded:
 
 
 class Timeline:
-    """Records what it is handed, and writes the last steps; without spans it hands all back."""
+    """Records what it is handed, and writes the last steps; without spans it hands all back.
 
-    def __init__(self, spans: Spans | None = None, file: TraceFile | None = None) -> None:
-        self._spans, self._file = spans, file
+    Where learner and engines are ``elsewhere``, they have rows of their own, and what is called
+    here is a wait of the driver.
+    """
+
+    def __init__(
+        self,
+        spans: Spans | None = None,
+        file: TraceFile | None = None,
+        *,
+        elsewhere: bool = False,
+    ) -> None:
+        self._spans, self._file, self._elsewhere = spans, file, elsewhere
         self._step_began = time.time()
 
     def setup(self, setup: Setup) -> Setup:
@@ -66,11 +76,12 @@ class Timeline:
 
     def engine(self, engine: Engine) -> Engine:
         """The engine, with its sampling recorded."""
-        return self._part(engine, "engine", {"generate": "sampling"})
+        who = DRIVER if self._elsewhere else "engine"
+        return self._part(engine, who, {"generate": "sampling"})
 
     def learner(self, learner: Learner) -> Learner:
         """The learner, with its steps recorded."""
-        return self._part(learner, "learner", LEARNER)
+        return self._part(learner, DRIVER if self._elsewhere else "learner", LEARNER)
 
     def _part(self, part: Part, *told: Any) -> Part:
         if self._spans is None:
@@ -138,9 +149,9 @@ def timeline(setup: Setup, folder: Path) -> Iterator[Timeline]:
     if not setup.recipe.run.trace:
         yield Timeline()
         return
-    spans = Spans()
+    spans: Spans = getattr(setup.cluster, "spans", None) or Spans()  # theirs are in it already
     file = TraceFile(folder / FILE_NAME, spans)
     try:
-        yield Timeline(spans, file)
+        yield Timeline(spans, file, elsewhere=setup.cluster is not None)
     finally:
         file.write()
