@@ -105,6 +105,15 @@ def test_the_file_holds_the_last_steps_and_says_what_it_left_out(
     }
 
 
+def test_what_was_over_before_the_stage_is_left_out(tmp_path: Path) -> None:
+    spans = Spans()
+    spans.add(Span("learner", "sft", 0.0, 5.0))
+    spans.add(Span("learner", "rl", 5.0, 6.0))
+    TraceFile(tmp_path / "trace.json", spans, begun=5.0).write()
+    rows = check_format(json.loads((tmp_path / "trace.json").read_text()))
+    assert [event["name"] for event in rows["learner"]] == ["rl"]
+
+
 def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posttrain.distributed.timelines.chrome_trace.MOST", 10)
     spans = Spans()

@@ -13,6 +13,7 @@ from typing import Any
 
 from posttrain.build.algorithm import make_plan
 from posttrain.build.sampler import make_sampling
+from posttrain.build.setup import Supplied
 from posttrain.build.threads import own_threads
 from posttrain.check.bench import Bench
 from posttrain.check.checklist import run_checks
@@ -163,9 +164,11 @@ def _weight_bytes(folder: RunFolder) -> int:
     )
 
 
-def from_trial(read: Callable[[], Recipe], *, fast: bool = False) -> Measured:
+def from_trial(
+    read: Callable[[], Recipe], *, fast: bool = False, supplied: Supplied | None = None
+) -> Measured:
     """The costs of a few rollouts and two steps on this machine, as a check takes them."""
-    bench = Bench("check", fast=fast)
+    bench = Bench("check", fast=fast, supplied=supplied)
     bench.read = read
     with own_threads():
         try:

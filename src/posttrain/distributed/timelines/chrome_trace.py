@@ -83,13 +83,22 @@ def _place(row: tuple[str, int]) -> tuple[int, list[tuple[int, str]], int]:
 
 
 class TraceFile:
-    """The last steps of a run as a file, which is written anew now and then, and at the end."""
+    """The last steps of a stage as a file, which is written anew now and then, and at the end.
+
+    What was over before the stage has ``begun`` is left out.
+    """
 
     def __init__(
-        self, path: Path, spans: Spans, *, steps: int = STEPS, pause: float = PAUSE
+        self,
+        path: Path,
+        spans: Spans,
+        *,
+        begun: float = 0.0,
+        steps: int = STEPS,
+        pause: float = PAUSE,
     ) -> None:
         self._path, self._spans, self._pause = path, spans, pause
-        self._begun: deque[float] = deque([0.0], maxlen=steps + 1)  # when each step began
+        self._begun: deque[float] = deque([begun], maxlen=steps + 1)  # when each step began
         self._written = -pause
 
     def stepped(self) -> None:

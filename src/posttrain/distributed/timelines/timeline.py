@@ -150,7 +150,7 @@ def timeline(setup: Setup, folder: Path) -> Iterator[Timeline]:
         yield Timeline()
         return
     spans: Spans = getattr(setup.cluster, "spans", None) or Spans()  # theirs are in it already
-    file = TraceFile(folder / FILE_NAME, spans)
+    file = TraceFile(folder / FILE_NAME, spans, begun=time.time())
     try:
         yield Timeline(spans, file, elsewhere=setup.cluster is not None)
     finally:
