@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo rlhf walkthrough test lint format types unit cluster-test gpu faults mutants constraints clean distclean
+.PHONY: help setup demo rlhf walkthrough test lint format types unit cluster-test gpu faults chaos mutants constraints clean distclean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":[^#]*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -81,6 +81,10 @@ faults: setup ## kill runs KILLS=200 times and resume them; all must end as if n
 	printf '%s\n' default counted ppo ahead grpo seldom | xargs -P $(JOBS) -I CASE \
 	  $(BIN)/python tests/faults/resume_harness.py --case CASE --kills $$((($(KILLS) + 5) / 6)) \
 	    --mishaps --folder "$$scratch/CASE"
+
+chaos: setup ## kill engines, learners, graders, nodes and drivers KILLS=200 times on a two-node cluster
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
+	$(BIN)/python tests/faults/chaos.py --kills $(KILLS) --folder "$$scratch/chaos"
 
 mutants: setup ## mutate the algorithms; every mutant should make a test fail
 	@$(INSTALL) --editable '.[dev,mutants]'

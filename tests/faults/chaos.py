@@ -37,16 +37,17 @@ from posttrain.distributed.local_cluster import LocalCluster  # noqa: E402
 from posttrain.runs import read_rollouts  # noqa: E402
 from posttrain.runs.ledger import LEDGER, read_ledger  # noqa: E402
 
-# How often each kind is chosen, and the seconds until the next kill, at most: what takes longer to
-# come back is left in peace for longer, so that the run gets on.
+# How often each kind is chosen, and the seconds until the next kill, at most.
 KINDS: dict[str, tuple[float, float]] = {
-    "engine": (0.40, 4.0),
-    "grading worker": (0.20, 1.0),
-    "learner rank": (0.18, 12.0),
-    "driver": (0.10, 20.0),
-    "node": (0.09, 20.0),
-    "engine hangs": (0.03, 4.0),
+    "engine": (0.42, 5.0),
+    "grading worker": (0.24, 1.0),
+    "learner rank": (0.14, 5.0),
+    "driver": (0.09, 5.0),
+    "node": (0.08, 5.0),
+    "engine hangs": (0.03, 2.0),
 }
+# What all must wait for: the run gets a step further before the next of them.
+HEAVY = {"learner rank", "driver", "node", "engine hangs"}
 RL = {
     "steps": 60,
     "max_lag": 1,
@@ -71,6 +72,7 @@ class Chaos:
         self._cluster = LocalCluster(nodes=1, cpus=CPUS)
         self._second = self._cluster.add_node(cpus=CPUS)
         self._driver: subprocess.Popen[bytes] | None = None
+        self._heavy = 0  # the size of the ledger at the last heavy kill
 
     def close(self) -> None:
         """End what is still there."""
@@ -84,8 +86,8 @@ class Chaos:
         """A whole run, with kills until there are so many in all; its folder."""
         place = self.folder / name
         self._begin(place, resume=False)
-        pause = time.monotonic() + 15.0
-        grown, size = time.monotonic(), -1
+        pause = grown = time.monotonic()
+        size = self._heavy = 0
         while (code := self._driver.poll()) != 0:  # type: ignore[union-attr]
             if code is not None:
                 self._fail(f"{name}: the driver ended with {code}")
@@ -96,7 +98,7 @@ class Chaos:
             if now - grown > LONGEST_ANSWER * self.deadline:
                 self._fail(f"{name}: nothing was sampled or learned for {now - grown:.0f} s")
             if sum(self.counts.values()) < kills and now > pause and size > 0:
-                pause = time.monotonic() + self._kill(place)
+                pause = time.monotonic() + self._kill(place, size)
             time.sleep(0.05)
         return place
 
@@ -127,7 +129,8 @@ class Chaos:
         }
         arguments = ["resume", str(place)]
         if not resume:
-            given = recipe(place, rl=RL, cluster=cluster, grading={"workers": 2})
+            alone = {"sft": None, "eval": None}  # the stage rl
+            given = recipe(place, rl=RL, cluster=cluster, grading={"workers": 2}, **alone)
             written = self.folder / f"{place.name}.toml"
             written.write_text(to_toml(recipe_from_dict(given)))
             arguments = ["run", str(written)]
@@ -137,11 +140,13 @@ class Chaos:
             stderr=subprocess.STDOUT,
         )
 
-    def _kill(self, place: Path) -> float:
-        """Kill something; the seconds until the next kill."""
-        (kind,) = self._random.choices(list(KINDS), [weight for weight, _ in KINDS.values()])
+    def _kill(self, place: Path, size: int) -> float:
+        """Kill something; the seconds until the next kill. ``size`` is that of the ledger."""
+        may = {kind: KINDS[kind][0] for kind in KINDS if kind not in HEAVY or size > self._heavy}
+        (kind,) = self._random.choices(list(may), list(may.values()))
         if self._struck(kind, place):
             self.counts[kind] += 1
+            self._heavy = size if kind in HEAVY else self._heavy
             print(f"{sum(self.counts.values())}: {kind}", flush=True)
         return self._random.uniform(0.2, KINDS[kind][1])
 
