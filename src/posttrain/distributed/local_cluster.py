@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from typing import Any
 
 from posttrain.distributed.ray_nodes import amounts, node_name
@@ -16,16 +15,13 @@ class LocalCluster:
 
     def __init__(self, *, nodes: int, cpus: float) -> None:
         os.environ.update(ONLY_HERE)
-        if "ray" not in sys.modules:  # later than that, Ray knows by itself
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
         load_ray()
         logging.getLogger("ray").setLevel(logging.ERROR)
-        from ray._private.authentication.authentication_token_setup import (
-            ensure_token_if_auth_enabled,
-        )
+        from ray._private.authentication import authentication_token_setup as tokens
         from ray.cluster_utils import Cluster
 
-        ensure_token_if_auth_enabled()
+        tokens.enable_token_auth_by_default()  # as ray.init does for a cluster of its own
+        tokens.ensure_token_if_auth_enabled()
         self._cluster: Any = Cluster()
         try:
             for _ in range(nodes):
