@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import critic_parts
 import torch
 from exact_arithmetic import float64_throughout
+from rank_pool import pool
 from small_model import OPTIONS, small_model
 from torch import Tensor, nn
 
@@ -20,6 +22,9 @@ from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.objective import with_kl
 from posttrain.algorithms.weights import sequence_mean
 from posttrain.data.collate import collate_demonstrations, collate_ranked
+from posttrain.distributed.ray_learner import Call
+from posttrain.distributed.torchrun import TorchrunLearner, answered
+from posttrain.distributed.worker import LearnerHost
 from posttrain.learn.learner import LocalLearner, scores
 from posttrain.learn.optim import adamw
 from posttrain.learn.ranks import Ranks
@@ -228,3 +233,55 @@ def skipped(ranks: Ranks, kind: str) -> dict[str, Any]:
         after = [whole(weight) for module in modules for weight in module.parameters()]
         same = all(map(torch.equal, before["weights"], after))
         return {"skipped": result.skipped, "same": same, **steps(student, kind)}
+
+
+@dataclass(frozen=True)
+class SmallRequest:
+    """Stands in for a ``LearnerRequest``: a policy in float64 with a critic and a reference."""
+
+    here: str = ""
+    modules: tuple[str, ...] = ()
+
+    def make(self, ranks: Ranks) -> LocalLearner:
+        return learner("ppo", ranks, dtype=torch.float64)
+
+
+_hosts: dict[int, LearnerHost] = {}
+
+
+def hosted(ranks: Ranks, number: int) -> None:
+    """Build this rank's part of a learner, as host of that number."""
+    request: Any = SmallRequest()
+    _hosts[number] = LearnerHost(ranks)
+    _hosts[number].build(request)
+
+
+def asked(ranks: Ranks, number: int, call: Call) -> Any:
+    """What a host answers; all ranks answer the same, and the first says it."""
+    answer = answered(_hosts[number], call)
+    return None if ranks.rank else answer
+
+
+class TwoRanks:
+    """The ranks of a learner in two other processes."""
+
+    def __init__(self) -> None:
+        self._number = next(_numbers)
+        pool().call(2, hosted, self._number)
+
+    def call(self, call: Call) -> Any:
+        return pool().call(2, asked, self._number, call)[0]
+
+    def end(self) -> None:
+        pass
+
+
+_numbers = itertools.count()
+
+
+def over_two_ranks() -> TorchrunLearner:
+    """A learner over two ranks, asked as torchrun's are."""
+    own = replace(load_policy("tiny", options=OPTIONS), model=small_model())
+    return TorchrunLearner(
+        TwoRanks, model=own.model, save=functools.partial(save_policy, own), scratch=Path()
+    )

@@ -29,7 +29,7 @@ class RankPool:
     def __init__(self, most: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory()
-        self._groups = 0
+        self._groups = self._size = 0
         self._connections: list[Connection] = []
         self._processes = []
         for rank in range(most):
@@ -42,27 +42,28 @@ class RankPool:
 
     def run(self, size: int, work: Callable[..., Any], *given: Any) -> list[Any]:
         """What ``work(ranks, *given)`` returns in each of ``size`` ranks, which join for it."""
-        self._groups += 1
-        meeting = str(Path(self._folder.name, f"group-{self._groups}"))
-        self._ask(size, functools.partial(_joined, size, meeting, work, *given))
+        self._leave()
+        self._ask(size, functools.partial(_joined, size, self._meeting(), work, *given))
         return self._answers(size)
-
-    def join(self, size: int) -> None:
-        """Have ``size`` ranks join until they are told to :meth:`leave`; for :meth:`call`."""
-        self._groups += 1
-        meeting = str(Path(self._folder.name, f"group-{self._groups}"))
-        self._ask(size, functools.partial(_join, size, meeting))
-        self._answers(size)
 
     def call(self, size: int, work: Callable[..., Any], *given: Any) -> list[Any]:
-        """What ``work(*given)`` returns in each of ``size`` ranks that have joined."""
-        self._ask(size, functools.partial(_without_rank, work, *given))
+        """The same, but the ranks stay joined for the next call, until others are to run."""
+        if self._size != size:
+            self._leave()
+            self._ask(size, functools.partial(_join, size, self._meeting()))
+            self._answers(size)
+            self._size = size
+        self._ask(size, functools.partial(_still_joined, size, work, *given))
         return self._answers(size)
 
-    def leave(self, size: int) -> None:
-        """End what :meth:`join` began."""
-        self._ask(size, _leave)
-        self._answers(size)
+    def _leave(self) -> None:
+        self._ask(self._size, _leave)
+        self._answers(self._size)
+        self._size = 0
+
+    def _meeting(self) -> str:
+        self._groups += 1
+        return str(Path(self._folder.name, f"group-{self._groups}"))
 
     def close(self) -> None:
         """End the processes."""
@@ -107,7 +108,7 @@ def _serve(rank: int, connection: Connection) -> None:
 def _join(size: int, meeting: str, rank: int) -> Any:
     from posttrain.learn.ranks import connect
 
-    where = {"init_method": f"file://{meeting}", "rank": rank, "world_size": size}
+    where: Any = {"init_method": f"file://{meeting}", "rank": rank, "world_size": size}
     return connect("cpu", deadline=DEADLINE, **where)
 
 
@@ -119,8 +120,11 @@ def _joined(size: int, meeting: str, work: Callable[..., Any], *given: Any) -> A
         _leave(rank)
 
 
-def _without_rank(work: Callable[..., Any], *given: Any) -> Any:
-    return work(*given[:-1])
+def _still_joined(size: int, work: Callable[..., Any], *given: Any) -> Any:
+    from posttrain.learn.ranks import Ranks
+
+    *given, rank = given
+    return work(Ranks(rank=rank, size=size), *given)
 
 
 def _leave(rank: int) -> None:

@@ -10,18 +10,20 @@ from pathlib import Path
 import critic_parts
 import pytest
 import torch
+from critic_parts import either as objective
 from learner_parts import InThisProcess, local, policy
+from rank_jobs import over_two_ranks
 from small_model import naive_logprobs, small_model
 from transformers import AutoModelForCausalLM
 
-from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.weights import sequence_mean
 from posttrain.distributed.ray_learner import RayLearner
+from posttrain.distributed.torchrun import TorchrunLearner
 from posttrain.learn.learner import LocalLearner
 from posttrain.models.save import save_policy
 from posttrain.pipelines.guard import Guard, Guarded
-from posttrain.protocols import Learner, Objective, Outputs
-from posttrain.types import Batch, Terms
+from posttrain.protocols import Learner
+from posttrain.types import Batch
 
 SCRATCH = tempfile.TemporaryDirectory()
 
@@ -44,6 +46,7 @@ LEARNERS: dict[str, Callable[[], Learner]] = {
     "with a value head": lambda: local("shared"),
     "guarded": lambda: Guarded(local("separate", reference=True), Guard(most=9)),
     "elsewhere": elsewhere,
+    "over two ranks": over_two_ranks,
 }
 
 
@@ -54,14 +57,6 @@ def make(request: pytest.FixtureRequest) -> Callable[[], Learner]:
 
 def batch() -> Batch:
     return sequence_mean(critic_parts.batch())
-
-
-@Objective
-def objective(outputs: Outputs, part: Batch) -> Terms:
-    """The policy's clipped loss, and the critic's where there is one."""
-    if outputs.values is None:
-        return clipped(outputs.need("logprobs"), part)
-    return critic_parts.objective(outputs, part)
 
 
 def copied(learner: Learner) -> dict[str, torch.Tensor]:
@@ -87,7 +82,9 @@ def told(learner: Learner, steps: Sequence[int] = (1, 2)) -> list[object]:
 
 
 def test_every_learner_of_the_library_is_here() -> None:
-    assert {type(make()) for make in LEARNERS.values()} == {LocalLearner, Guarded, RayLearner}
+    assert {type(make()) for make in LEARNERS.values()} == {
+        *(LocalLearner, Guarded, RayLearner, TorchrunLearner)
+    }
 
 
 def test_it_infers_what_its_weights_say_and_changes_nothing(make: Callable[[], Learner]) -> None:

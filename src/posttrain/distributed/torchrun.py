@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import functools
 import os
+import re
 import shutil
 import signal
 import sys
@@ -44,9 +45,12 @@ if TYPE_CHECKING:
 DEADLINE = 600.0  # seconds that a rank may keep the others waiting
 BEAT = 2.0  # seconds between two signs of life of rank 0
 LONGEST_PAUSE = 0.02  # seconds between two looks for a call
+SILENCE = 3 * BEAT  # after which rank 0 has gone, where there is another reason to think so
 GRACE = 15.0  # seconds that a rank which has failed leaves to rank 0, to say so and end
 SCRATCH = ".ranks"  # in the run folder; removed at the end
 END = "end"
+# What torch.distributed says where another rank has gone, or has not answered in time.
+PEER_GONE = re.compile(r"gloo|nccl|connection (reset|closed|refused)|broken pipe|timed out", re.I)
 
 
 class Meeting:
@@ -86,6 +90,7 @@ class Meeting:
         self._number = 0
         self._host = LearnerHost(self.ranks)
         self._ended = threading.Event()
+        self._ending, self._heard = False, (-1, time.monotonic())
         if rank == 0:
             threading.Thread(target=self._live, name="sign of life", daemon=True).start()
 
@@ -98,10 +103,12 @@ class Meeting:
             distributed.broadcast_object_list([call], src=0)
             return self._done(call)
         except RuntimeError as error:
-            failed = self._failed()
-            if failed is None:
+            if not PEER_GONE.search(str(error)):
                 raise
-            raise RuntimeError(failed) from error
+            failed = self._failed() or f"a learner rank has gone, or did not answer: {error}"
+            raise RuntimeError(
+                f"{failed}. posttrain resume goes on, with any number of ranks"
+            ) from error
 
     def serve(self) -> None:
         """Do what rank 0 asks, until it is done."""
@@ -113,6 +120,10 @@ class Meeting:
             except Exception as error:  # noqa: BLE001 - rank 0 says it, whatever it is
                 self._fail(error)
 
+    def end_soon(self, *signalled: Any) -> None:
+        """End as soon as rank 0 does: it may still write a checkpoint."""
+        self._ending = True
+
     def end(self) -> None:
         """Let the other ranks end: rank 0 asks nothing more."""
         if not self._ended.is_set():
@@ -123,29 +134,27 @@ class Meeting:
     def _done(self, call: Call | LearnerRequest) -> Any:
         if isinstance(call, LearnerRequest):
             return self._host.build(call)
-        given = [unpack_batch(one) if isinstance(one, PackedBatch) else one for one in call.given]
-        answer = self._host.call(call.name, *given, version=call.version)
-        if isinstance(answer, Batch):
-            return pack_batch(answer, beside=given[0])
-        if call.name == "weights":
-            return {name: pack_tensor(weight) for name, weight in answer.items()}
-        return answer
+        return answered(self._host, call)
 
     def _called(self) -> bool:
         """Wait for the next call; False: rank 0 is done."""
         self._number += 1
-        last, heard, pause = -1, time.monotonic(), 0.001
+        pause = 0.001
         while not self._store.check([f"call-{self._number}"]):  # a wait with a limit would warn
             if self._store.check([END]):
                 return False
-            beats = self._store.add("beats", 0)
-            if beats != last:
-                last, heard = beats, time.monotonic()
-            if time.monotonic() - heard > self._deadline:
-                self._leave(f"rank 0 has given no sign of life for {self._deadline:g} s")
+            if self._silent(SILENCE if self._ending else self._deadline):
+                self._leave("rank 0 has ended, or no longer gives a sign of life")
             pause = min(2 * pause, LONGEST_PAUSE)
             time.sleep(pause)
         return True
+
+    def _silent(self, seconds: float) -> bool:
+        """Whether rank 0 has given no sign of life for so long."""
+        beats = self._store.add("beats", 0)
+        if beats != self._heard[0]:
+            self._heard = (beats, time.monotonic())
+        return time.monotonic() - self._heard[1] > seconds
 
     def _live(self) -> None:
         while not self._ended.wait(BEAT):
@@ -162,6 +171,8 @@ class Meeting:
         distributed.destroy_process_group()  # who waits for this rank learns so
         begun = time.monotonic()
         while time.monotonic() - begun < GRACE and not self._store.check([END]):
+            if self._silent(SILENCE):
+                break
             time.sleep(0.1)
         self._leave(f"{failed}\n{details}")
 
@@ -176,6 +187,17 @@ class Meeting:
     def _leave(self, why: str) -> None:
         print(f"posttrain: {why}", file=sys.stderr, flush=True)
         os._exit(1)  # threads of libraries may wait for ranks that have gone
+
+
+def answered(host: LearnerHost, call: Call) -> Any:
+    """What a rank answers to a call; of batches and weights, what is to be sent."""
+    given = [unpack_batch(one) if isinstance(one, PackedBatch) else one for one in call.given]
+    answer = host.call(call.name, *given, version=call.version)
+    if isinstance(answer, Batch):
+        return pack_batch(answer, beside=given[0])
+    if call.name == "weights":
+        return {name: pack_tensor(weight) for name, weight in answer.items()}
+    return answer
 
 
 class TorchrunLearner(RayLearner):
@@ -268,10 +290,10 @@ def enter() -> None:
         _meetings.append(Meeting())
         atexit.register(_meetings[0].end)
         return
-    for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 may still write a checkpoint
-        signal.signal(number, signal.SIG_IGN)
     warnings.simplefilter("ignore")  # rank 0 has the same ones
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        Meeting().serve()
-    sys.stderr.flush()
-    os._exit(0)
+        met = Meeting()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, met.end_soon)
+        met.serve()
+    os._exit(0)  # no thread of a library is to be waited for
