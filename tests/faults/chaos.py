@@ -37,17 +37,17 @@ from posttrain.distributed.local_cluster import LocalCluster  # noqa: E402
 from posttrain.runs import read_rollouts  # noqa: E402
 from posttrain.runs.ledger import LEDGER, read_ledger  # noqa: E402
 
-# How often each kind is chosen, and the seconds until the next kill, at most.
-KINDS: dict[str, tuple[float, float]] = {
-    "engine": (0.42, 5.0),
-    "grading worker": (0.24, 1.0),
-    "learner rank": (0.14, 5.0),
-    "driver": (0.09, 5.0),
-    "node": (0.08, 5.0),
-    "engine hangs": (0.03, 2.0),
+# How often each kind is chosen, and how many may be killed before the run has got further: who has
+# no time to start cannot serve, and all are dead for longer than the deadline.
+KINDS: dict[str, tuple[float, int]] = {
+    "engine": (0.40, 2),
+    "grading worker": (0.24, 2),
+    "learner rank": (0.14, 1),
+    "driver": (0.10, 1),
+    "node": (0.09, 1),
+    "engine hangs": (0.03, 1),
 }
-# What all must wait for: the run gets a step further before the next of them.
-HEAVY = {"learner rank", "driver", "node", "engine hangs"}
+HEAVY = {"learner rank", "driver", "node", "engine hangs"}  # one of these at a time
 RL = {
     "steps": 60,
     "max_lag": 1,
@@ -72,7 +72,7 @@ class Chaos:
         self._cluster = LocalCluster(nodes=1, cpus=CPUS)
         self._second = self._cluster.add_node(cpus=CPUS)
         self._driver: subprocess.Popen[bytes] | None = None
-        self._heavy = 0  # the size of the ledger at the last heavy kill
+        self._since: Counter[str] = Counter()  # kills since the ledger has grown
 
     def close(self) -> None:
         """End what is still there."""
@@ -87,7 +87,7 @@ class Chaos:
         place = self.folder / name
         self._begin(place, resume=False)
         pause = grown = time.monotonic()
-        size = self._heavy = 0
+        size = 0
         while (code := self._driver.poll()) != 0:  # type: ignore[union-attr]
             if code is not None:
                 self._fail(f"{name}: the driver ended with {code}")
@@ -95,10 +95,11 @@ class Chaos:
             if found != size:
                 self.longest = max(self.longest, now - grown)
                 grown, size = now, found
+                self._since.clear()
             if now - grown > LONGEST_ANSWER * self.deadline:
                 self._fail(f"{name}: nothing was sampled or learned for {now - grown:.0f} s")
             if sum(self.counts.values()) < kills and now > pause and size > 0:
-                pause = time.monotonic() + self._kill(place, size)
+                pause = time.monotonic() + self._kill(place)
             time.sleep(0.05)
         return place
 
@@ -140,15 +141,22 @@ class Chaos:
             stderr=subprocess.STDOUT,
         )
 
-    def _kill(self, place: Path, size: int) -> float:
-        """Kill something; the seconds until the next kill. ``size`` is that of the ledger."""
-        may = {kind: KINDS[kind][0] for kind in KINDS if kind not in HEAVY or size > self._heavy}
+    def _kill(self, place: Path) -> float:
+        """Kill something, if anything may be; the seconds until the next kill."""
+        heavy = any(self._since[kind] for kind in HEAVY)
+        may = {
+            kind: weight
+            for kind, (weight, most) in KINDS.items()
+            if self._since[kind] < most and not (heavy and kind in HEAVY)
+        }
+        if not may:
+            return 0.2
         (kind,) = self._random.choices(list(may), list(may.values()))
         if self._struck(kind, place):
             self.counts[kind] += 1
-            self._heavy = size if kind in HEAVY else self._heavy
+            self._since[kind] += 1
             print(f"{sum(self.counts.values())}: {kind}", flush=True)
-        return self._random.uniform(0.2, KINDS[kind][1])
+        return self._random.uniform(0.1, 2.0)
 
     def _struck(self, kind: str, place: Path) -> bool:
         """Whether there was such a process to kill."""

@@ -45,9 +45,11 @@ from posttrain.config import recipe_from_dict, to_toml  # noqa: E402
 from posttrain.models.load import load_policy  # noqa: E402
 from posttrain.report import plot_curves  # noqa: E402
 from posttrain.runs import (  # noqa: E402
+    LEDGER,
     RunFolder,
     folder,
     keeper,
+    read_ledger,
     read_rollouts,
 )
 from posttrain.runs.checkpoints import checkpoint_steps, newest  # noqa: E402
@@ -187,6 +189,8 @@ def difference(first: Path, second: Path) -> None:
         kept = [sorted(checkpoint_steps(each)) for each in (ours, theirs)]
         if len(kept[0]) != len(kept[1]) or kept[0][-1:] != kept[1][-1:]:
             sys.exit(f"{stage}: other checkpoints are left")
+    if problems := read_ledger(other.stage("rl").path).problems:
+        sys.exit(f"the ledger is not exact: {problems}")
     if read_rollouts(one.stage("rl").rollouts) != read_rollouts(other.stage("rl").rollouts):
         sys.exit("rollouts differ")
     hidden = [path for stage in STAGES for path in (second / stage).rglob(".*")]
@@ -198,7 +202,7 @@ def files(folder: Path) -> dict[str, bytes]:
     """Models and data of a stage; its logs have clocks in them, and checkpoints are compared."""
     kinds = ("*.safetensors", "*.jsonl", "verdict.json")
     found = (path for kind in kinds for path in folder.rglob(kind))
-    logs = ("metrics.jsonl", "diagnosis.jsonl")
+    logs = ("metrics.jsonl", "diagnosis.jsonl", LEDGER)
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in found

@@ -24,7 +24,7 @@ from posttrain.track.progress import phase
 
 if TYPE_CHECKING:
     from posttrain.build.setup import Setup
-    from posttrain.distributed.engine_pool import EnginePool
+    from posttrain.distributed.recipe_engines import EnginePool
 
 SCRATCH = ".cluster"  # in the run folder, which every node sees; removed at the end
 
@@ -116,17 +116,12 @@ class RayCluster:
     def make_engine(self, setup: Setup) -> Engine:
         """The engine that samples from the setup's policy, over ``cluster.engines`` replicas."""
         from posttrain.distributed.recipe_engines import make_engine_pool
-        from posttrain.distributed.replica import RayReplica
 
         section, scratch = self._section, self._scratch / "engines"
         save_policy(setup.policy, scratch / "model")
-        replicas = [
-            RayReplica(f"engine {number}", deadline=section.deadline, **self.engine_place(number))
-            for number in range(section.engines)
-        ]
         self._engines = make_engine_pool(
             setup,
-            replicas,
+            [self.engine_place(number) for number in range(section.engines)],
             model=scratch / "model",
             on_gpu=self._gpus["engine"] > 0,
             share=self._ray.put,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,14 @@ from posttrain.config import Resolved
 from posttrain.config.paths import import_from
 from posttrain.distributed.engine_pool import EnginePool
 from posttrain.distributed.probe import Probe
-from posttrain.distributed.replica import Replica
+from posttrain.distributed.replica import RayReplica
 from posttrain.distributed.spans import Spans
 from posttrain.models.cache import context_length
 from posttrain.protocols import Engine
 from posttrain.registry import Spec, split
 from posttrain.types import Prompt
+
+__all__ = ["EnginePool", "EngineRequest", "make_engine_pool"]
 
 PROBED = Prompt(id="probe", text="What is 2 + 2? The answer is")
 
@@ -77,21 +79,28 @@ def engine_spec(recipe: Resolved) -> Spec:
 
 def make_engine_pool(
     setup: Setup,
-    replicas: Sequence[Replica],
+    places: Sequence[Mapping[str, Any]],
     *,
     model: Path,
     share: Callable[[Any], Any],
     on_gpu: bool = False,
     spans: Spans | None = None,
 ) -> EnginePool:
-    """The pool that samples for a setup, from the weights of a folder until the first sync."""
-    assert setup.recipe.cluster is not None
+    """The pool that samples for a setup, from the weights of a folder until the first sync.
+
+    ``places`` are the options of Ray for the actor of each engine.
+    """
     recipe = setup.recipe
+    assert recipe.cluster is not None
+    deadline = recipe.cluster.deadline
     name, _ = split(engine_spec(recipe), kind="engine")
     compute = choose_compute(recipe.model, setup.device)
     exact = compute is torch.float32 and recipe.model.dtype == "float32" and name in SAME_PROCESS
     return EnginePool(
-        replicas,
+        [
+            RayReplica(f"engine {number}", deadline=deadline, **place)
+            for number, place in enumerate(places)
+        ],
         EngineRequest(recipe=recipe, model=model.resolve(), on_gpu=on_gpu),
         longest=context_length(setup.policy.model),
         probe=Probe(
@@ -102,7 +111,7 @@ def make_engine_pool(
             tolerance=FLOAT32_ROUNDING if exact else OTHER_ROUNDING,
             pad_token=setup.policy.pad_token,
         ),
-        deadline=setup.recipe.cluster.deadline,
+        deadline=deadline,
         share=share,
         spans=spans,
     )

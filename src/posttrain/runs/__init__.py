@@ -12,6 +12,7 @@ from posttrain.runs.files import (
 )
 from posttrain.runs.filters import Filter
 from posttrain.runs.folder import RunFolder, StageFolder
+from posttrain.runs.ledger import LEDGER, Account, Ledger, read_ledger
 from posttrain.runs.metrics_file import frame, merge_steps, read_metrics, to_columns
 from posttrain.runs.rollouts import (
     SCHEMA,
@@ -20,6 +21,7 @@ from posttrain.runs.rollouts import (
     rollout_file,
     rollout_steps,
     rollout_table,
+    rollout_writer,
     sequence_advantages,
     write_rollouts,
 )
@@ -50,6 +52,11 @@ __all__ = [
     "sequence_advantages",
     "write_rollouts",
     "Filter",
+    "LEDGER",
+    "Account",
+    "Ledger",
+    "read_ledger",
+    "rollout_writer",
     "Page",
     "Rollouts",
 ]

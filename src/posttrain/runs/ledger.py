@@ -5,7 +5,6 @@
     {"begin": 4, "waiting": ["20/0", …]}      goes on after step 4; what waited there is kept
     {"sampled": [["20/0", 3, "engine 1", 2914], …]}    group, version, engine, digest of its tokens
     {"trained": 5, "groups": [["20/0", 2914], …]}
-    {"dropped": ["20/0", …], "why": "…"}      sampled, and not to be trained
 
 A group is the place of its batch in the cycle of prompts, and its number in the batch. What was
 trained after the step that a run goes on from is trained again: those lines count no more.
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from posttrain.disk import writing
 from posttrain.types import Collected, Rollout
 
 LEDGER = "ledger.jsonl"
@@ -32,10 +32,11 @@ class Ledger:
 
     def __init__(self, stage: Path, *, step: int, waiting: Sequence[Collected] = ()) -> None:
         self._lock = threading.Lock()
-        path = stage / LEDGER
+        self._path = path = stage / LEDGER
         lines = _whole_lines(path) if step and path.exists() else b""
-        path.write_bytes(lines)
-        self._file = path.open("ab", buffering=0)
+        with writing(path):
+            path.write_bytes(lines)
+            self._file = path.open("ab", buffering=0)
         kept = [group for batch in waiting for group in _groups(batch)]
         self._write({"begin": step, "waiting": kept})
 
@@ -56,7 +57,8 @@ class Ledger:
 
     def wait(self) -> None:
         """Until all of it is on the disk."""
-        os.fsync(self._file.fileno())
+        with writing(self._path):
+            os.fsync(self._file.fileno())
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +67,7 @@ class Ledger:
         self._file.close()
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        with self._lock:
+        with self._lock, writing(self._path):
             self._file.write((json.dumps(line) + "\n").encode())
 
 

@@ -10,8 +10,7 @@ from posttrain.build.sampler import flowing, make_sampler, until_done
 from posttrain.build.setup import Setup
 from posttrain.pipelines import rl
 from posttrain.pipelines.clock import Clock
-from posttrain.runs.ledger import Ledger
-from posttrain.runs.rollouts import rollout_writer
+from posttrain.runs import Ledger, rollout_writer
 from posttrain.stages.guards import guard_learner
 from posttrain.stages.open_stage import OpenStage
 from posttrain.stages.rl_resume import resume_rl

@@ -16,8 +16,7 @@ from posttrain.pipelines.audit import Audit
 from posttrain.pipelines.guard import Guarded
 from posttrain.pipelines.rl import Step
 from posttrain.protocols import Engine
-from posttrain.runs import RolloutWriter, sequence_advantages
-from posttrain.runs.ledger import Ledger
+from posttrain.runs import Ledger, RolloutWriter, sequence_advantages
 from posttrain.stages.evaluation import check_held_out, evaluate_policy
 from posttrain.stages.open_stage import OpenStage
 from posttrain.stages.rl_resume import rl_state
