@@ -30,15 +30,13 @@ class RankPool:
         context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory()
         self._groups = self._size = 0
-        self._connections: list[Connection] = []
-        self._processes = []
-        for rank in range(most):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, theirs), daemon=True)
-            process.start()
+        pipes = [context.Pipe() for _ in range(most)]
+        self._connections = [ours for ours, _ in pipes]
+        # One process imports for all: what a library takes seconds for is done once.
+        self._mother = context.Process(target=_fork, args=([theirs for _, theirs in pipes],))
+        self._mother.start()
+        for _, theirs in pipes:
             theirs.close()
-            self._connections.append(ours)
-            self._processes.append(process)
 
     def run(self, size: int, work: Callable[..., Any], *given: Any) -> list[Any]:
         """What ``work(ranks, *given)`` returns in each of ``size`` ranks, which join for it."""
@@ -69,9 +67,8 @@ class RankPool:
         """End the processes."""
         for connection in self._connections:
             connection.close()
-        for process in self._processes:
-            process.join(10)
-            process.kill()
+        self._mother.join(10)
+        self._mother.kill()
         self._folder.cleanup()
 
     def _ask(self, size: int, work: Callable[[int], Any]) -> None:
@@ -88,6 +85,19 @@ class RankPool:
         if broken:
             raise RuntimeError("\n".join(broken))
         return [answer for _, answer in answers]
+
+
+def _fork(connections: list[Connection]) -> None:
+    import rank_jobs  # noqa: F401 - and with it all that ranks work with
+
+    fork = multiprocessing.get_context("fork")  # nothing was computed yet, so no thread is lost
+    ranks = [fork.Process(target=_serve, args=given) for given in enumerate(connections)]
+    for rank in ranks:
+        rank.start()
+    for connection in connections:
+        connection.close()
+    for rank in ranks:
+        rank.join()
 
 
 def _serve(rank: int, connection: Connection) -> None:

@@ -4,19 +4,20 @@ import functools
 import json
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import critic_parts
 import pytest
 import torch
 from critic_parts import either as objective
-from learner_parts import InThisProcess, local, policy
+from learner_parts import InThisProcess, local, on_ray, policy
 from rank_jobs import over_two_ranks
 from small_model import naive_logprobs, small_model
 from transformers import AutoModelForCausalLM
 
 from posttrain.algorithms.weights import sequence_mean
+from posttrain.distributed import ray_start
 from posttrain.distributed.ray_learner import RayLearner
 from posttrain.distributed.torchrun import TorchrunLearner
 from posttrain.learn.learner import LocalLearner
@@ -25,6 +26,7 @@ from posttrain.pipelines.guard import Guard, Guarded
 from posttrain.protocols import Learner
 from posttrain.types import Batch
 
+ON_RAY = "two ranks on Ray"
 SCRATCH = tempfile.TemporaryDirectory()
 
 
@@ -50,9 +52,29 @@ LEARNERS: dict[str, Callable[[], Learner]] = {
 }
 
 
-@pytest.fixture(params=LEARNERS)
-def make(request: pytest.FixtureRequest) -> Callable[[], Learner]:
-    return LEARNERS[request.param]
+@pytest.fixture(params=[*LEARNERS, pytest.param(ON_RAY, marks=pytest.mark.cluster)])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Learner]]:
+    if request.param != ON_RAY:
+        yield LEARNERS[request.param]
+        return
+    request.getfixturevalue("ray_here")
+    made: list[RayLearner] = []
+
+    def start() -> RayLearner:
+        made.append(on_ray(tmp_path / f"scratch-{len(made)}", size=2))
+        return made[-1]
+
+    yield start
+    for learner in made:
+        learner.close()
+
+
+@pytest.fixture(scope="module")
+def ray_here() -> Iterator[None]:
+    """A Ray cluster of this process."""
+    ray = ray_start.init(ray_start.LOCAL)
+    yield
+    ray.shutdown()
 
 
 def batch() -> Batch:

@@ -134,7 +134,7 @@ CLUSTER = {"address": "local", "cpus_per_learner": 0.5}
 def test_every_stage_learns_elsewhere_what_it_learns_here(tmp_path: Path) -> None:
     """SFT, preferences, a reward model, and PPO with a critic that starts from it."""
     sections: dict[str, Any] = {
-        "prefer": {"samples": 2, "num_prompts": 20},
+        "prefer": {"samples": 4, "rewards": {"length": {"target": 1, "per_token": 0.1}}},
         "reward": {"batch_size": 8, "learning_rate": 1e-3},
         "rl": {"algorithm": "ppo", "steps": 2, "critic": {"source": "reward"}},
     }

@@ -17,7 +17,8 @@ from typing import Any
 
 LOCAL = "local"
 THIS_MACHINE = "127.0.0.1"
-STORE = 512 * 2**20  # bytes for objects under way in a cluster of our own; more goes to disk
+# Bytes for objects under way in a cluster of our own: all weights at most; more goes to disk.
+STORE = min(2 * 2**30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
 ANSWERS = 30.0  # seconds that a cluster may take to say that it is one
 # Ray turns the loopback address into that of the network, unless it is told not to as on macOS.
 ONLY_HERE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
