@@ -8,7 +8,7 @@ import pytest
 from small_runs import recipe, small_run
 from trace_format import check_format
 
-from posttrain.distributed.plans.measured import from_run
+from posttrain.distributed.plans.run_costs import from_run
 
 pytestmark = pytest.mark.cluster
 

@@ -9,21 +9,17 @@ import pytest
 from small_runs import recipe, small_run
 
 from posttrain.config import recipe_from_dict, resolve
-from posttrain.distributed.plans.measured import (
-    Observed,
-    fit,
-    from_run,
-    from_trial,
-    shown,
-    weight_moves,
-)
+from posttrain.distributed.plans.measured import Observed, fit, shown, weight_moves
+from posttrain.distributed.plans.run_costs import from_run
 from posttrain.distributed.plans.simulate import Line
+from posttrain.distributed.plans.trial_costs import from_trial
 from posttrain.runs import RunFolder
 from posttrain.runs.rollouts import rollout_file, write_rollouts
 from posttrain.types import Prompt, Rollout, Turn
 
 DECODE, TRAIN, GRADING = Line(0.01, 0.001), Line(0.2, 0.0005), 0.003
 VARIED = [[[3, 7], [5, 5]], [[9, 1], [2, 2]], [[4, 4], [4, 6]], [[8, 8], [8, 2]], [[1, 1], [2, 3]]]
+ALIKE = [[group] * 3 for step in VARIED for group in step]
 
 
 def written_run(
@@ -54,8 +50,11 @@ def written_run(
         write_rollouts(rollout_file(stage.rollouts, step), rollouts, step=step)
         tokens, samples = sum(map(sum, groups)), sum(map(len, groups))
         drawn = 1 + resampled / len(groups)
-        passes = math.ceil(drawn) * max(map(max, groups))
-        decoded = DECODE.fixed * passes + DECODE.each * drawn * tokens / max(1, engines)
+        # Two engines or more have a group at a time; all groups of a step are alike then.
+        mine = groups if not engines else groups[: math.ceil(len(groups) / engines)]
+        passes = sum(map(max, mine)) if engines else max(map(max, mine))
+        decoded = DECODE.fixed * math.ceil(drawn) * passes
+        decoded += DECODE.each * drawn * sum(map(sum, mine))
         lines.append(
             {
                 "step": step,
@@ -71,14 +70,18 @@ def written_run(
     return path
 
 
-@pytest.mark.parametrize(("learners", "engines"), [(1, 0), (2, 3)])
-def test_the_costs_of_a_run_are_found_again(learners: int, engines: int, tmp_path: Path) -> None:
-    run = written_run(tmp_path / "run", VARIED, learners=learners, engines=engines)
+@pytest.mark.parametrize(
+    ("steps", "learners", "engines"), [(VARIED, 1, 0), (ALIKE, 2, 2), (ALIKE, 1, 3)]
+)
+def test_the_costs_of_a_run_are_found_again(
+    steps: Sequence[Sequence[Sequence[int]]], learners: int, engines: int, tmp_path: Path
+) -> None:
+    run = written_run(tmp_path / "run", steps, learners=learners, engines=engines)
     costs = from_run(run).costs
     assert costs.decode == pytest.approx(DECODE, rel=1e-6)
     assert costs.train == pytest.approx(TRAIN, rel=1e-6)
     assert costs.grading == pytest.approx(GRADING, rel=1e-9)
-    assert costs.groups == [group for step in VARIED for group in step]
+    assert costs.groups == [group for step in steps for group in step]
     assert (costs.prompt, costs.weight_bytes) == (4.0, 1000)
 
 

@@ -49,7 +49,9 @@ def plan_recipe(arguments: Sequence[str], asked: Asked, *, run: Path | None, as_
         raise ValueError(f"plan: {path} has no stage rl, and nothing else samples beside learning")
     with loading():
         from posttrain.distributed.engine_pool import ROUNDS
-        from posttrain.distributed.plans.measured import from_run, from_trial, shown, weight_moves
+        from posttrain.distributed.plans.measured import shown, weight_moves
+        from posttrain.distributed.plans.run_costs import from_run
+        from posttrain.distributed.plans.trial_costs import from_trial
 
     # A reward may print: its output goes to stderr, because stdout is for the plan.
     with contextlib.redirect_stdout(sys.stderr), showing(), phase("measuring"):

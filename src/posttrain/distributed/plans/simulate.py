@@ -133,6 +133,18 @@ def sampling_seconds(lengths: Sequence[int], decode: Line, *, slots: int | None 
     return seconds
 
 
+def pieces(
+    groups: Sequence[Sequence[int]], engines: int, *, rounds: int
+) -> list[Sequence[Sequence[int]]]:
+    """The groups that are handed to an engine at a time; to one in the learner's process, all.
+
+    >>> [len(piece) for piece in pieces([[1]] * 9, 2, rounds=2)]
+    [2, 2, 2, 2, 1]
+    """
+    size = max(1, len(groups) // (rounds * engines)) if engines else len(groups)
+    return [groups[first : first + size] for first in range(0, len(groups), size)]
+
+
 def pool_seconds(
     groups: Sequence[Sequence[int]], costs: Costs, *, layout: Layout
 ) -> tuple[float, list[float]]:
@@ -141,18 +153,14 @@ def pool_seconds(
     As :mod:`posttrain.distributed.engine_pool` does it: pieces of whole groups, ``rounds`` for each
     engine, the next one for whoever is free. One engine in the learner's process has all at once.
     """
-    if not layout.engines:
-        lengths = list(itertools.chain.from_iterable(groups))
-        seconds = sampling_seconds(lengths, costs.decode, slots=layout.slots)
-        return seconds, [seconds]
-    size = max(1, len(groups) // (layout.rounds * layout.engines))
-    free = [(0.0, engine) for engine in range(layout.engines)]
-    for first in range(0, len(groups), size):
-        lengths = list(itertools.chain.from_iterable(groups[first : first + size]))
-        seconds = sampling_seconds(lengths, costs.decode, slots=layout.slots) + layout.call
+    call = layout.call if layout.engines else 0.0
+    free = [(0.0, engine) for engine in range(max(1, layout.engines))]
+    for piece in pieces(groups, layout.engines, rounds=layout.rounds):
+        lengths = list(itertools.chain.from_iterable(piece))
+        seconds = sampling_seconds(lengths, costs.decode, slots=layout.slots) + call
         begun, engine = free[0]
         heapq.heapreplace(free, (begun + seconds, engine))
-    busy = [0.0] * layout.engines
+    busy = [0.0] * len(free)
     for ended, engine in free:
         busy[engine] = ended
     return max(busy), busy
