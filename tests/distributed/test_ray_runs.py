@@ -135,14 +135,15 @@ def test_every_stage_learns_elsewhere_what_it_learns_here(tmp_path: Path) -> Non
     """SFT, preferences, a reward model, and PPO with a critic that starts from it."""
     sections: dict[str, Any] = {
         "prefer": {"samples": 4, "rewards": {"length": {"target": 1, "per_token": 0.1}}},
-        "reward": {"batch_size": 8, "learning_rate": 1e-3},
+        "reward": {"batch_size": 4, "learning_rate": 1e-3},
         "rl": {"algorithm": "ppo", "steps": 2, "critic": {"source": "reward"}},
     }
     small_run(recipe(tmp_path / "here", **sections))
     small_run(recipe(tmp_path / "there", cluster=CLUSTER, **sections))
     for stage in ("sft", "reward", "rl"):
         here, there = (RunFolder(tmp_path / name).stage(stage) for name in ("here", "there"))
-        assert same_weights(here.model, there.model)
+        files = [(each.model / "model.safetensors").read_bytes() for each in (here, there)]
+        assert files[0] == files[1]
         losses = [[row.get("loss/total") for row in each.records()] for each in (here, there)]
         assert losses[0] == losses[1]
         assert there.records()[-1]["cluster/learner_restarts"] == 0

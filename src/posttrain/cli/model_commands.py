@@ -1,4 +1,4 @@
-"""``posttrain model``: commands on model folders."""
+"""The commands about model folders."""
 
 from __future__ import annotations
 

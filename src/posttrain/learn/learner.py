@@ -175,7 +175,7 @@ class LocalLearner:
         """Write the model folder; of several ranks the first one does."""
         if self._sharding is None:
             self._save(folder)
-        elif whole := self._sharding.gather(self.model.state_dict()):
+        elif whole := self._sharding.gather(self.model.state_dict(keep_vars=True)):
             self._save(folder, weights=whole)
 
     def state(self, folder: Path) -> dict[str, Any]:
