@@ -45,7 +45,7 @@ KINDS: dict[str, tuple[float, int]] = {
     "learner rank": (0.14, 1),
     "driver": (0.10, 1),
     "node": (0.09, 1),
-    "engine hangs": (0.03, 1),
+    "engine hangs": (0.02, 1),
 }
 HEAVY = {"learner rank", "driver", "node", "engine hangs"}  # one of these at a time
 RL = {
