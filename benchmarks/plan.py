@@ -29,9 +29,9 @@ from rich.console import Console
 from rich.table import Table
 
 from posttrain.build.setup import Supplied
-from posttrain.cli.cluster_plan import CALL
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.distributed.engine_pool import ROUNDS
+from posttrain.distributed.plans.compared import CALL
 from posttrain.distributed.plans.measured import weight_moves
 from posttrain.distributed.plans.simulate import Costs, Layout, simulate
 from posttrain.distributed.plans.trial_costs import from_trial

@@ -7,8 +7,8 @@ import pytest
 from command_line import Command, command_in
 from small_runs import RECIPE, recipe, small_run
 
-from posttrain.cli.cluster_plan import conclusion, others
 from posttrain.config import recipe_from_dict, to_toml
+from posttrain.distributed.plans.compared import conclusion, others
 from posttrain.distributed.plans.simulate import Costs, Layout, Line, simulate
 
 LAYOUT = Layout(

@@ -70,6 +70,11 @@ def test_an_engine_on_the_learners_device_overlaps_grading_alone() -> None:
     assert found.step == pytest.approx(SAMPLING + TRAINING, rel=1e-9)
     graded = replace(COSTS, grading=1.0)
     assert predicted(graded, engines=0, max_lag=1).step == pytest.approx(SAMPLING + 8, rel=1e-9)
+    # So do engines that have no place of their own; a driver beside two learners does not wait.
+    beside = predicted(engines=1, max_lag=1, colocate=True)
+    assert beside.step == pytest.approx(SAMPLING + TRAINING + SYNC, rel=1e-9)
+    driver = predicted(engines=0, learners=2, max_lag=1)
+    assert driver.step == pytest.approx(driver.training + SYNC, rel=1e-9)
     alone = predicted(engines=0)
     assert alone.step == pytest.approx(SAMPLING + GRADING + TRAINING, rel=1e-9)
     assert alone.sync == 0

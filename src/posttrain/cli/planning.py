@@ -37,13 +37,15 @@ def plan(
     The costs of sampling and learning are measured here, or taken from a run; the queues of the
     cluster are simulated with them.
     """
-    from posttrain.cli.cluster_plan import Asked, plan_recipe
+    from posttrain.cli.cluster_plan import plan_recipe
 
-    asked = Asked(
+    plan_recipe(
+        context.args,
+        run=measured,
+        as_json=as_json,
         learners=learners,
         engines=engines,
         max_lag=max_lag,
         bandwidth=1e9 * bandwidth,
         learner_bandwidth=1e9 * learner_bandwidth,
     )
-    plan_recipe(context.args, asked, run=measured, as_json=as_json)

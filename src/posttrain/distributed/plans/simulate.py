@@ -59,8 +59,8 @@ class Layout:
     """A cluster, and what a step asks of it.
 
     ``bandwidth`` is that of the weights to the engines, all at once, ``learner_bandwidth`` that of
-    each learner to the others, both in bytes a second. ``engines`` = 0 samples on the learner's
-    device, where nothing but grading goes on beside learning.
+    each learner to the others, both in bytes a second. ``engines`` = 0: the driver samples, and
+    learns where there is one learner.
     """
 
     learners: int
@@ -70,6 +70,7 @@ class Layout:
     group_size: int
     bandwidth: float
     learner_bandwidth: float
+    colocate: bool = False  # engines have no place of their own
     call: float = 0.0  # seconds of a call to another process, beside what it does
     rounds: int = 1  # pieces of a batch for each engine
     slots: int | None = None  # sequences that an engine decodes at once
@@ -78,6 +79,16 @@ class Layout:
     micro_batch_tokens: float | None = None
     useful: float = 1.0  # share of groups that dynamic sampling keeps
     max_resamples: int = 0
+
+    @property
+    def is_one_process(self) -> bool:
+        """Whether the process that samples also learns."""
+        return self.learners == 1 and not self.engines
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether sampling and learning want the same device: nothing but grading overlaps then."""
+        return self.is_one_process or self.colocate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,13 +217,13 @@ def simulate(costs: Costs, layout: Layout, *, steps: int = STEPS, seed: int = 0)
     drawn = random.Random(seed)
     lag, settling = layout.max_lag, 2 * layout.max_lag + 2  # until the queue is as it stays
     work = [_work(costs, layout, drawn=drawn) for _ in range(steps + settling + lag + 1)]
-    sync = costs.weight_bytes / layout.bandwidth if layout.engines else 0.0
+    sync = 0.0 if layout.is_one_process else costs.weight_bytes / layout.bandwidth
     times = _Times()
     for step in range(steps + settling):
         while len(times.done) <= step + lag:  # batches that may be made before this one is learned
             times.done.append(_made(times, work, layout=layout))
         learned = max(times.done[step], times.synced[step]) + work[step].training
-        if lag and not layout.engines:  # one device: what is sampled meanwhile is in the way
+        if lag and layout.takes_turns:  # what is sampled meanwhile is in the way
             learned += work[step + lag].sampling
         times.synced.append(max(learned, times.done[step + lag]) + sync)
     return _summary(work[settling : settling + steps], times.synced[settling:], sync=sync)
