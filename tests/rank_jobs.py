@@ -96,9 +96,12 @@ def batch(kind: str) -> Batch:
     return weighted.replace(weights=weights)
 
 
-def learner(kind: str, ranks: Ranks, *, dtype: torch.dtype, **options: Any) -> LocalLearner:
+def learner(
+    kind: str, ranks: Ranks, *, dtype: torch.dtype, device: str = "cpu", **options: Any
+) -> LocalLearner:
     """A learner of a small model, with whatever this kind of learning needs."""
-    owner = replace(load_policy("tiny", options=OPTIONS), model=small_model(dtype=dtype))
+    own = small_model(dtype=dtype).to(device)
+    owner = replace(load_policy("tiny", options=OPTIONS), model=own)
     model: Any = owner.model
     if kind == "tied":
         model.config.tie_word_embeddings = True
@@ -130,7 +133,7 @@ def learner(kind: str, ranks: Ranks, *, dtype: torch.dtype, **options: Any) -> L
 def whole(tensor: Tensor) -> Tensor:
     """A tensor of all ranks."""
     found = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return found.detach().clone()
+    return found.detach().to("cpu", copy=True)
 
 
 def gradients(student: LocalLearner) -> dict[str, Tensor]:
@@ -146,11 +149,11 @@ def gradients(student: LocalLearner) -> dict[str, Tensor]:
     }
 
 
-def learned(ranks: Ranks, kind: str, dtype: torch.dtype) -> dict[str, Any]:
+def learned(ranks: Ranks, kind: str, dtype: torch.dtype, **options: Any) -> dict[str, Any]:
     """Two steps on one batch: the gradients of both, what was inferred, and what was told."""
     exact = float64_throughout() if dtype == torch.float64 else contextlib.nullcontext()
     with exact:
-        student = learner(kind, ranks, dtype=dtype)
+        student = learner(kind, ranks, dtype=dtype, **options)
         given = batch(kind) if kind in WITHOUT_INFERENCE else student.infer(batch(kind))
         told: dict[str, Any] = {"results": [], "gradients": []}
         for _ in range(2):
@@ -166,6 +169,12 @@ def all_learned(ranks: Ranks) -> dict[tuple[str, torch.dtype], dict[str, Any]]:
     asked = [(kind, torch.float32) for kind in OBJECTIVES]
     asked += [(kind, torch.float64) for kind in exact]
     return {(kind, dtype): learned(ranks, kind, dtype) for kind, dtype in asked}
+
+
+def on_gpu(ranks: Ranks, kind: str, compute: torch.dtype) -> dict[str, Any]:
+    """The same on a GPU, which all ranks share, with micro-batches as large as fit."""
+    options: dict[str, Any] = {"device": "cuda", "compute": compute, "micro_batch_tokens": "auto"}
+    return learned(ranks, kind, torch.float32, **options)
 
 
 def steps(student: LocalLearner, kind: str) -> dict[str, Any]:
@@ -199,12 +208,14 @@ def read(ranks: Ranks, kind: str, folder: str, numbers: dict[str, Any]) -> dict[
     return steps(student, kind)
 
 
-def out_of_memory(ranks: Ranks, kind: str, where: str, tokens: int) -> dict[str, Any]:
+def out_of_memory(
+    ranks: Ranks, kind: str, where: str, tokens: int, **options: Any
+) -> dict[str, Any]:
     """Steps during which the last of several ranks runs out of memory once, in the middle."""
     raised: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        student = learner(kind, ranks, dtype=torch.float64, micro_batch_tokens=tokens)
+        student = learner(kind, ranks, dtype=torch.float64, micro_batch_tokens=tokens, **options)
 
         def fail(*called: Any) -> None:
             if ranks.rank == ranks.size - 1 > 0 and not raised:
@@ -222,6 +233,11 @@ def out_of_memory(ranks: Ranks, kind: str, where: str, tokens: int) -> dict[str,
             critic.module.trunk.layers[1].mlp.register_full_backward_hook(fail)
         told = steps(student, kind)
     return {**told, "tokens": student.micro_batch_tokens, "raised": raised}
+
+
+def out_of_memory_on_gpu(ranks: Ranks, kind: str, where: str, tokens: int) -> dict[str, Any]:
+    """The same on a GPU, which all ranks share."""
+    return out_of_memory(ranks, kind, where, tokens, device="cuda")
 
 
 def skipped(ranks: Ranks, kind: str) -> dict[str, Any]:

@@ -31,7 +31,6 @@ from posttrain.learn.sums import Sums
 from posttrain.learn.trained import Applied, Schedule, Trained
 from posttrain.models.cache import context_length
 from posttrain.models.frozen import Frozen, Reference
-from posttrain.models.gpu_memory import memory_budget
 from posttrain.models.reward import score_sequences
 from posttrain.protocols import Objective, Outputs, StepResult
 from posttrain.types import Batch
@@ -318,14 +317,13 @@ class LocalLearner:
             return tokens_on_cpu(getattr(config, "hidden_size", None) or 1)
         learning = [part for part in (self.trained, self._critic) if part is not None]
         needed = sum(unallocated(part.optimizer) for part in learning) // self.ranks.size
-        if self._beside_sampling:
-            needed += memory_budget(self.device)
         found = tokens_on_gpu(
             self.device,
             self._try,
             vocabulary=model.config.get_text_config().vocab_size,
             longest=context_length(model),
             needed=needed,
+            beside_sampling=self._beside_sampling,
             replayed=bool(self._captured),
         )
         for part in learning:
