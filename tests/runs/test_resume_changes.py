@@ -46,6 +46,16 @@ def test_another_lag(tmp_path: Path, max_lag: int) -> None:
     assert 3 <= noted[0]["steps"]["rl"] <= 4
 
 
+def test_a_timeline_may_be_asked_for_at_any_time(tmp_path: Path) -> None:
+    cut(given(tmp_path / "cut", AHEAD), save=4)
+    watched = given(tmp_path / "cut", AHEAD)
+    watched["run"]["trace"] = True
+    done, text = go(watched, resume=True)
+    assert "rl: goes on from step 3" in text
+    events = read_json(done.folder.path / "rl" / "trace.json")["traceEvents"]
+    assert {"step 4", "step 5", "step 6"} <= {event["name"] for event in events}
+
+
 def test_other_prompts_under_what_waits(tmp_path: Path) -> None:
     """A row at the front of the file moves all others: no answer is learned for another prompt."""
     data = tmp_path / "rows.jsonl"
