@@ -102,7 +102,7 @@ class RayCluster:
             place=self.learner_place,
             options=options,
         )
-        with phase(f"starting {section.learners} learner rank(s)"):
+        with phase(f"starting {section.learners} learner rank{'s' * (section.learners > 1)}"):
             self._learner = RayLearner(
                 start,
                 model=model.model,

@@ -79,7 +79,7 @@ def _too_little(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, Any]]) -
     return (
         f"cluster: too little room: the recipe asks for {amounts(asked)} in {len(bundles)} "
         f"process{'es' if len(bundles) > 1 else ''}, and the {num} node{'s' if num > 1 else ''} "
-        f"there {'are' if num > 1 else 'is'} have {there}. Lower cluster.learners, "
+        f"there {'are have' if num > 1 else 'is has'} {there}. Lower cluster.learners, "
         "cluster.engines or what each takes (cluster.cpus_per_learner may be 0.5), or add nodes"
     )
 
