@@ -145,7 +145,10 @@ def main() -> None:
     steps, rounds = (4, 1) if options.quick else (options.steps, options.rounds)
     cases = options.case or (["wide"] if options.quick else list(CASES))
     settings = (*ALONE, *(CLUSTER if options.cluster else ()))
-    rows = plan_asleep.rows(steps=5 if options.quick else 30)
+    asleep = 5 if options.quick else 30
+    rows = plan_asleep.rows(steps=asleep)
+    if options.cluster:
+        rows += plan_asleep.rows(steps=asleep, on_ray=True)
     with tempfile.TemporaryDirectory() as scratch:
         for case in cases:
             costs = costs_of(case, Path(scratch) / "trial")

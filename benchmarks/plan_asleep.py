@@ -9,10 +9,10 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from posttrain.distributed.engine_host import Sequences
+from posttrain.distributed.engine_host import EngineHost
 from posttrain.distributed.engine_pool import ROUNDS, EnginePool
 from posttrain.distributed.plans.simulate import (
     Costs,
@@ -23,9 +23,11 @@ from posttrain.distributed.plans.simulate import (
     sampling_seconds,
     simulate,
 )
-from posttrain.protocols import Engine
+from posttrain.distributed.ray_start import init
+from posttrain.distributed.replica import RayReplica
+from posttrain.protocols import Learner, Reply, Sync
 from posttrain.rollout.run_ahead import RunAhead
-from posttrain.types import Collected, Prompt, Rollout, Sampling, Turn
+from posttrain.types import Collected, Part, Prompt, Rollout, Sampling, Turn
 
 PROMPTS, GROUP = 16, 4
 SYNC = 0.05
@@ -54,11 +56,44 @@ CASES = tuple(
 )
 
 
-class Sleeper:
-    """A replica that takes as long as its lengths cost, and says nothing of worth."""
+ON_RAY = (Case(1, 2, 0), Case(1, 2, 1))
+
+
+class SleepingEngine:
+    """An engine that takes as long as the lengths cost that its prompts spell."""
+
+    version = 0
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        num_samples: int,
+        seed: int,
+        reply: Reply | None = None,
+        part: Part | None = None,
+    ) -> list[list[Rollout]]:
+        """Sleep, and say nothing of worth."""
+        lengths = [int(prompt.text) for prompt in prompts]
+        time.sleep(sampling_seconds(lengths, COSTS.decode))
+        turns = [Turn(tokens=(1,) * n, text="", logprobs=(0.0,) * n) for n in lengths]
+        made = zip(prompts, turns, strict=True)
+        return [[Rollout(prompt=p, turns=(turn,), group=n)] for n, (p, turn) in enumerate(made)]
+
+    def sync(self, learner: Learner) -> Sync:
+        """Weights are nothing to it."""
+        return lambda version: None
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Here:
+    """A replica in this process."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name, self._host = name, EngineHost()
 
     def start(self) -> None:
         """Begin."""
@@ -67,13 +102,8 @@ class Sleeper:
         """End."""
 
     def call(self, method: str, *given: Any) -> Any:
-        """Sleep where something is to be decoded."""
-        if method != "decode":
-            return {}
-        asked: Sequences = given[0]
-        lengths = [int(prompt.text) for prompt in asked.prompts]
-        time.sleep(sampling_seconds(lengths, COSTS.decode))
-        return [Turn(tokens=(1,) * n, text="", logprobs=(0.0,) * n) for n in lengths]
+        """Ask the host."""
+        return getattr(self._host, method)(*given)
 
 
 def layout_of(case: Case) -> Layout:
@@ -88,8 +118,8 @@ def layout_of(case: Case) -> Layout:
     )
 
 
-def measure(case: Case, *, steps: int) -> float:
-    """Mean seconds of a step of the real queues."""
+def measure(case: Case, *, steps: int, on_ray: bool) -> float:
+    """Mean seconds of a step of the real queues, with engines in threads or in actors of Ray."""
     drawn, layout = random.Random(1), layout_of(case)
 
     def batches(pool: EnginePool) -> Iterator[Collected]:
@@ -113,8 +143,11 @@ def measure(case: Case, *, steps: int) -> float:
         most = balanced(sequences, case.learners)[0]
         time.sleep(COSTS.train(most) + communication(COSTS, layout, tokens=most))
 
-    replicas = [Sleeper(f"engine {n}") for n in range(case.engines)]
-    pool = EnginePool(replicas, _nothing, longest=None, probe=None, deadline=60.0)
+    names = [f"engine {number}" for number in range(case.engines)]
+    replicas: list[Any] = [Here(name) for name in names]
+    if on_ray:
+        replicas = [RayReplica(name, deadline=120.0, num_cpus=0.1) for name in names]
+    pool = EnginePool(replicas, SleepingEngine, longest=None, probe=None, deadline=120.0)
     took: list[float] = []
     try:
         if case.max_lag == 0:
@@ -136,18 +169,19 @@ def measure(case: Case, *, steps: int) -> float:
     return statistics.fmean(took[3:])
 
 
-def _nothing() -> Engine:
-    raise AssertionError("a replica that sleeps makes no engine")
-
-
-def rows(*, steps: int) -> list[dict[str, Any]]:
+def rows(*, steps: int, on_ray: bool = False) -> list[dict[str, Any]]:
     """Predicted beside measured, case by case."""
-    return [
-        {
-            "case": "asleep",
-            "setting": f"{case.learners} + {case.engines}, max_lag {case.max_lag}",
-            "measured": measure(case, steps=steps),
-            "predicted": {"": simulate(COSTS, layout_of(case), steps=400).step},
-        }
-        for case in CASES
-    ]
+    ray = init("local", cpus=2) if on_ray else None
+    try:
+        return [
+            {
+                "case": "asleep in actors" if on_ray else "asleep",
+                "setting": f"{case.learners} + {case.engines}, max_lag {case.max_lag}",
+                "measured": measure(case, steps=steps, on_ray=on_ray),
+                "predicted": {"": simulate(COSTS, layout_of(case), steps=400).step},
+            }
+            for case in (ON_RAY if on_ray else CASES)
+        ]
+    finally:
+        if ray is not None:
+            ray.shutdown()
