@@ -350,7 +350,7 @@ class LocalLearner:
             )
         captured = []
         if self._sharding is not None and self.device.type == "cuda":
-            sharded = Verdict("the weights are sharded over ranks")
+            sharded = Support("the weights are sharded over ranks")
             captured = [("captured passes", sharded, "each pass takes longer")]
         elif self._captured:
             broken = next((one.pool.broken for one in self._captured if one.pool.broken), "")

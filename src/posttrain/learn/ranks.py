@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, distributed
 
 from posttrain.types import Batch
-from posttrain.types.prompts import Spans, spans
+from posttrain.types.batch import TokenSpans, spans
 
 Value = TypeVar("Value")
 Parts = list[tuple[Tensor, Batch]]
@@ -130,7 +130,7 @@ def shares(batch: Batch, size: int, *, keep_groups: bool = False) -> list[list[i
 
 
 def _balanced(
-    units: list[list[int]], size: int, *, costs: list[float], found: Spans
+    units: list[list[int]], size: int, *, costs: list[float], found: TokenSpans
 ) -> tuple[float, list[list[int]]]:
     """The cost of the busiest rank, and the rows of all: the costliest go to the idlest."""
     prompts = [set[int]() for _ in range(size)]
