@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from posttrain.distributed.engine_host import EngineHost
 from posttrain.distributed.engine_pool import ROUNDS, EnginePool
+from posttrain.distributed.plans.compared import CALL
 from posttrain.distributed.plans.simulate import (
     Costs,
     Layout,
@@ -106,8 +107,8 @@ class Here:
         return getattr(self._host, method)(*given)
 
 
-def layout_of(case: Case) -> Layout:
-    """The cluster of a case, with the pool's own pieces; a call costs nothing there."""
+def layout_of(case: Case, *, on_ray: bool) -> Layout:
+    """The cluster of a case, with the pool's own pieces; a call to a thread costs nothing."""
     return Layout(
         **case._asdict(),
         prompts_per_step=PROMPTS,
@@ -115,12 +116,13 @@ def layout_of(case: Case) -> Layout:
         bandwidth=1.0,
         learner_bandwidth=100.0,
         rounds=ROUNDS,
+        call=CALL if on_ray else 0.0,
     )
 
 
 def measure(case: Case, *, steps: int, on_ray: bool) -> float:
     """Mean seconds of a step of the real queues, with engines in threads or in actors of Ray."""
-    drawn, layout = random.Random(1), layout_of(case)
+    drawn, layout = random.Random(1), layout_of(case, on_ray=on_ray)
 
     def batches(pool: EnginePool) -> Iterator[Collected]:
         while True:
@@ -178,7 +180,7 @@ def rows(*, steps: int, on_ray: bool = False) -> list[dict[str, Any]]:
                 "case": "asleep in actors" if on_ray else "asleep",
                 "setting": f"{case.learners} + {case.engines}, max_lag {case.max_lag}",
                 "measured": measure(case, steps=steps, on_ray=on_ray),
-                "predicted": {"": simulate(COSTS, layout_of(case), steps=400).step},
+                "predicted": {"": simulate(COSTS, layout_of(case, on_ray=on_ray), steps=400).step},
             }
             for case in (ON_RAY if on_ray else CASES)
         ]

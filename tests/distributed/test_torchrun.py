@@ -111,3 +111,33 @@ def test_a_rank_that_dies_ends_all_and_the_run_goes_on_with_another_number(tmp_p
     done(command(three), tmp_path / "log-3")
     assert [record["step"] for record in RunFolder(folder).stage("rl").records()][-1] == 30
     assert len(numbers(folder, "rl", "loss/total")) == 30
+
+
+FAILS = """
+from torch import distributed
+from posttrain.distributed import torchrun
+from posttrain.distributed.ray_learner import Call
+from posttrain.distributed.worker import LearnerHost
+
+def call(self, name, *given, version=None):
+    if self.ranks.rank == 1:
+        raise ValueError("no such thing")
+    distributed.barrier()
+
+LearnerHost.call = call
+torchrun.enter()
+try:
+    torchrun.meeting().ask(Call("step"))
+except RuntimeError as error:
+    print("rank 0 says:", error, flush=True)
+"""
+
+
+def test_what_fails_in_another_rank_is_said_by_the_first(tmp_path: Path) -> None:
+    """Though that one waits in an exchange for the rank that has failed."""
+    script, log = tmp_path / "fails.py", tmp_path / "log"
+    script.write_text(FAILS)
+    line = f"torchrun --standalone --nproc-per-node 2 {script}"
+    assert started(command(line), log).wait(LIMIT) != 0
+    said = "rank 0 says: learner rank 1 failed: ValueError: no such thing. posttrain resume"
+    assert said in log.read_text()

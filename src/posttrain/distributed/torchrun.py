@@ -49,6 +49,10 @@ SILENCE = 3 * BEAT  # after which rank 0 has gone, where there is another reason
 GRACE = 15.0  # seconds that a rank which has failed leaves to rank 0, to say so and end
 SCRATCH = ".ranks"  # in the run folder; removed at the end
 END = "end"
+NO_ENGINES = (
+    "cluster.engines: torchrun's ranks only learn, and the first one samples; drop it, or start "
+    'the run without torchrun and set cluster.address ("local" starts a Ray cluster)'
+)
 # What torch.distributed says where another rank has gone, or has not answered in time.
 PEER_GONE = re.compile(r"gloo|nccl|connection (reset|closed|refused)|broken pipe|timed out", re.I)
 
@@ -227,6 +231,8 @@ class TorchrunCluster:
 
     def __init__(self, recipe: Resolved, folder: Path, *, meeting: Meeting) -> None:
         size = meeting.ranks.size
+        if recipe.cluster is not None and recipe.cluster.engines:
+            raise ValueError(NO_ENGINES)
         if recipe.cluster is not None and recipe.cluster.learners not in (1, size):
             raise ValueError(
                 f"cluster.learners: {recipe.cluster.learners} asked for, and torchrun has started "
@@ -261,11 +267,8 @@ class TorchrunCluster:
         return TorchrunLearner(start, model=model.model, save=save, scratch=self._scratch)
 
     def make_engine(self, setup: Setup) -> Engine:
-        """Refused: engines of their own processes need Ray."""
-        raise ValueError(
-            "cluster.engines: torchrun's ranks only learn, and this process samples; drop it, or "
-            'start the run without torchrun and set cluster.address ("local" starts a Ray cluster)'
-        )
+        """Refused, as at the start."""
+        raise ValueError(NO_ENGINES)
 
     def metrics(self) -> dict[str, float]:
         """The ranks that share the learning."""
