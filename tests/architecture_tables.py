@@ -12,12 +12,12 @@ NOT_CORE = {"fast", "sandbox", "walkthrough", "viewer", "distributed"}
 # The design asks for 22,000 after the rebuild, and for 26,000 with environments, adapters and the
 # wider interface. This is what there is: lower it with every thousand that goes, never raise it
 # but for a new capability.
-MAX_CORE_LINES = 41_000
+MAX_CORE_LINES = 41_250
 
 # A module has a name of its own; Python gives these, and a stage's file is named by its stage. The
-# sandbox is copied to where untrusted code runs: its worker is no one else's.
+# sandbox is copied to where untrusted code runs: its files are no one else's.
 MAY_SHARE_NAME = {"__init__", "__main__"}
-NAMED_BY_STAGE = {"stages.reward", "stages.rl", "sandbox.worker"}
+NAMED_BY_STAGE = {"stages.reward", "stages.rl", "sandbox.wire", "sandbox.worker"}
 
 # Lower never imports higher, and packages of the same layer never import each other.
 LAYERS = [
@@ -53,6 +53,7 @@ EXTRA_EDGES = {
     ("build", "config"),  # the composition root turns a recipe into parts
     ("distributed", "config"),  # a rank builds its learner as one process does
     ("distributed", "build"),
+    ("distributed", "check"),  # a plan measures as a check does
     ("stages", "distributed"),  # a run connects to the cluster that its recipe names
     ("check", "config"),  # it looks at what a recipe asks for
     ("check", "build"),  # it makes the parts as a run does

@@ -72,6 +72,13 @@ def terms(outputs: Outputs, part: Batch) -> Terms:
     return with_values(clipped(outputs.logprobs, part), values, coefficient=COEFFICIENT)
 
 
+def either_terms(outputs: Outputs, part: Batch) -> Terms:
+    """The policy's clipped loss, and the critic's where there is one."""
+    if outputs.values is None:
+        return clipped(outputs.need("logprobs"), part)
+    return terms(outputs, part)
+
+
 def value_terms(outputs: Outputs, part: Batch) -> Terms:
     """The critic's alone; the policy must not have been asked."""
     assert outputs.logprobs is outputs.entropy is None
@@ -79,4 +86,5 @@ def value_terms(outputs: Outputs, part: Batch) -> Terms:
 
 
 objective = Objective(terms)
+either = Objective(either_terms)
 value_objective = Objective(value_terms, only_critic=True)

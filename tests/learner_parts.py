@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from ray import cloudpickle as pickled
 from small_model import OPTIONS, small_model
 
-from posttrain.distributed.ray_learner import Call, LostError
+from posttrain.distributed.ray_learner import Call, LostError, RayLearner
 from posttrain.distributed.ray_rank import LearnerRank
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
@@ -87,3 +90,29 @@ class InThisProcess:
 
     def end(self) -> None:
         pass
+
+
+def on_ray(
+    scratch: Path,
+    *,
+    size: int,
+    deadline: float = 120.0,
+    say: Callable[[str], None] = pytest.fail,
+    request: Any = None,
+) -> RayLearner:
+    """A learner over ranks in actors of the Ray that this process is connected to."""
+    from posttrain.distributed.ray_group import RankGroup, RankOptions
+
+    options = RankOptions(threads=1, deterministic=False, on_gpu=False, deadline=deadline)
+    own = policy()
+
+    def start() -> RankGroup:
+        return RankGroup(
+            request or LocalRequest(),
+            size=size,
+            place=lambda rank: {"num_cpus": 0.5},
+            options=options,
+        )
+
+    save = functools.partial(save_policy, own)
+    return RayLearner(start, model=own.model, save=save, scratch=scratch, say=say)

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import critic_parts
 import torch
 from exact_arithmetic import float64_throughout
+from rank_pool import pool
 from small_model import OPTIONS, small_model
-from torch import Tensor, nn
+from torch import Tensor
 
 from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.objective import with_kl
 from posttrain.algorithms.weights import sequence_mean
 from posttrain.data.collate import collate_demonstrations, collate_ranked
+from posttrain.distributed.ray_learner import Call
+from posttrain.distributed.torchrun import TorchrunLearner, answered
+from posttrain.distributed.worker import LearnerHost
 from posttrain.learn.learner import LocalLearner, scores
 from posttrain.learn.optim import adamw
 from posttrain.learn.ranks import Ranks
@@ -50,9 +55,16 @@ OBJECTIVES = {
     "grpo": Objective(grpo_terms),
     "ppo": critic_parts.objective,
     "ppo shared": critic_parts.objective,
+    "tied": likelihood,
     "critic alone": critic_parts.value_objective,
     "critic alone shared": critic_parts.value_objective,
 }
+
+
+OBJECTIVES_ON_GPU = {**OBJECTIVES, "grpo offloaded": OBJECTIVES["grpo"]}
+WITH_REFERENCE = ("grpo", "ppo", "grpo offloaded")
+WITHOUT_INFERENCE = ("sft", "reward", "tied")
+EXACT = ("reward", "grpo", "ppo")  # float64 throughout is slow
 
 
 def batch(kind: str) -> Batch:
@@ -86,10 +98,16 @@ def batch(kind: str) -> Batch:
     return weighted.replace(weights=weights)
 
 
-def learner(kind: str, ranks: Ranks, *, dtype: torch.dtype, **options: Any) -> LocalLearner:
+def learner(
+    kind: str, ranks: Ranks, *, dtype: torch.dtype, device: str = "cpu", **options: Any
+) -> LocalLearner:
     """A learner of a small model, with whatever this kind of learning needs."""
-    owner = replace(load_policy("tiny", options=OPTIONS), model=small_model(dtype=dtype))
-    model: nn.Module = owner.model
+    own = small_model(dtype=dtype).to(device)
+    owner = replace(load_policy("tiny", options=OPTIONS), model=own)
+    model: Any = owner.model
+    if kind == "tied":
+        model.config.tie_word_embeddings = True
+        model.tie_weights()
     save: Any = functools.partial(save_policy, owner)
     critic = None
     if kind == "reward":
@@ -108,7 +126,7 @@ def learner(kind: str, ranks: Ranks, *, dtype: torch.dtype, **options: Any) -> L
         adamw(model, learning_rate=1e-3, weight_decay=0.1),
         **{"save": save, "max_gradient_norm": FREE, "micro_batch_tokens": 24, **options},
         schedule=lambda step: 1 / (step + 1),
-        reference=Reference() if kind in ("grpo", "ppo") else None,
+        reference=Reference(offload="offloaded" in kind) if kind in WITH_REFERENCE else None,
         critic=critic,
         ranks=ranks,
     )
@@ -117,7 +135,7 @@ def learner(kind: str, ranks: Ranks, *, dtype: torch.dtype, **options: Any) -> L
 def whole(tensor: Tensor) -> Tensor:
     """A tensor of all ranks."""
     found = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return found.detach().clone()
+    return found.detach().to("cpu", copy=True)
 
 
 def gradients(student: LocalLearner) -> dict[str, Tensor]:
@@ -133,35 +151,39 @@ def gradients(student: LocalLearner) -> dict[str, Tensor]:
     }
 
 
-def exactly(dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
-    """Inside, a float64 model computes in float64 throughout."""
-    return float64_throughout() if dtype == torch.float64 else contextlib.nullcontext()
-
-
-def learned(ranks: Ranks, kind: str, dtype: torch.dtype) -> dict[str, Any]:
+def learned(ranks: Ranks, kind: str, dtype: torch.dtype, **options: Any) -> dict[str, Any]:
     """Two steps on one batch: the gradients of both, what was inferred, and what was told."""
-    with exactly(dtype):
-        student = learner(kind, ranks, dtype=dtype)
-        given = batch(kind) if kind in ("sft", "reward") else student.infer(batch(kind))
+    exact = float64_throughout() if dtype == torch.float64 else contextlib.nullcontext()
+    with exact:
+        student = learner(kind, ranks, dtype=dtype, **options)
+        given = batch(kind) if kind in WITHOUT_INFERENCE else student.infer(batch(kind))
         told: dict[str, Any] = {"results": [], "gradients": []}
         for _ in range(2):
-            told["results"].append(student.step(given, OBJECTIVES[kind]))
+            told["results"].append(student.step(given, OBJECTIVES_ON_GPU[kind]))
             told["gradients"].append(gradients(student))
     names = ("old_logprobs", "ref_logprobs", "values")
     return {**told, "inferred": {name: getattr(given, name) for name in names}}
 
 
 def all_learned(ranks: Ranks) -> dict[tuple[str, torch.dtype], dict[str, Any]]:
-    """What every kind of learning comes to, in float64 and in float32."""
-    dtypes = (torch.float64, torch.float32)
-    return {(kind, dtype): learned(ranks, kind, dtype) for kind in OBJECTIVES for dtype in dtypes}
+    """What every kind of learning comes to in float32, and some of them in float64."""
+    exact = EXACT if ranks.size == 3 else ()
+    asked = [(kind, torch.float32) for kind in OBJECTIVES]
+    asked += [(kind, torch.float64) for kind in exact]
+    return {(kind, dtype): learned(ranks, kind, dtype) for kind, dtype in asked}
+
+
+def on_gpu(ranks: Ranks, kind: str, compute: torch.dtype) -> dict[str, Any]:
+    """The same on a GPU, which all ranks share, with micro-batches as large as fit."""
+    options: dict[str, Any] = {"device": "cuda", "compute": compute, "micro_batch_tokens": "auto"}
+    return learned(ranks, kind, torch.float32, **options)
 
 
 def steps(student: LocalLearner, kind: str) -> dict[str, Any]:
     """What two more steps show."""
     told: list[Any] = []
     for _ in range(2):
-        given = batch(kind) if kind in ("sft", "reward") else student.infer(batch(kind))
+        given = batch(kind) if kind in WITHOUT_INFERENCE else student.infer(batch(kind))
         names = ("old_logprobs", "ref_logprobs", "values")
         seen = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
         told.append((student.step(given, OBJECTIVES[kind]), seen))
@@ -172,30 +194,30 @@ def steps(student: LocalLearner, kind: str) -> dict[str, Any]:
 
 def written(ranks: Ranks, kind: str, folder: str) -> dict[str, Any]:
     """A learner after two steps and with a new reference, in a folder; and two steps more."""
-    with exactly(torch.float64):
-        student = learner(kind, ranks, dtype=torch.float64)
-        steps(student, kind)
-        student.version = 3
-        if student.reference is not None:
-            student.refresh_reference()
-        numbers = student.state(Path(folder))
-        return {"numbers": numbers, **steps(student, kind)}
+    student = learner(kind, ranks, dtype=torch.float64)
+    steps(student, kind)
+    student.version = 3
+    if student.reference is not None:
+        student.refresh_reference()
+    numbers = student.state(Path(folder))
+    return {"numbers": numbers, **steps(student, kind)}
 
 
 def read(ranks: Ranks, kind: str, folder: str, numbers: dict[str, Any]) -> dict[str, Any]:
     """Two steps of a new learner that was restored from a folder."""
-    with exactly(torch.float64):
-        student = learner(kind, ranks, dtype=torch.float64)
-        student.restore(Path(folder), numbers)
-        return steps(student, kind)
+    student = learner(kind, ranks, dtype=torch.float64)
+    student.restore(Path(folder), numbers)
+    return steps(student, kind)
 
 
-def out_of_memory(ranks: Ranks, kind: str, where: str, tokens: int) -> dict[str, Any]:
+def out_of_memory(
+    ranks: Ranks, kind: str, where: str, tokens: int, **options: Any
+) -> dict[str, Any]:
     """Steps during which the last of several ranks runs out of memory once, in the middle."""
     raised: list[str] = []
-    with exactly(torch.float64), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        student = learner(kind, ranks, dtype=torch.float64, micro_batch_tokens=tokens)
+        student = learner(kind, ranks, dtype=torch.float64, micro_batch_tokens=tokens, **options)
 
         def fail(*called: Any) -> None:
             if ranks.rank == ranks.size - 1 > 0 and not raised:
@@ -215,16 +237,72 @@ def out_of_memory(ranks: Ranks, kind: str, where: str, tokens: int) -> dict[str,
     return {**told, "tokens": student.micro_batch_tokens, "raised": raised}
 
 
+def out_of_memory_on_gpu(ranks: Ranks, kind: str, where: str, tokens: int) -> dict[str, Any]:
+    """The same on a GPU, which all ranks share."""
+    return out_of_memory(ranks, kind, where, tokens, device="cuda")
+
+
 def skipped(ranks: Ranks, kind: str) -> dict[str, Any]:
     """A step whose loss is infinite in one sequence, so in one rank, and two ordinary ones."""
-    with exactly(torch.float64):
-        student = learner(kind, ranks, dtype=torch.float64)
-        before = steps(student, kind)
-        given = batch(kind) if kind == "sft" else student.infer(batch(kind))
-        advantages = given.need("advantages").clone()
-        advantages[3, 2] = math.inf
-        result = student.step(given.replace(advantages=advantages), OBJECTIVES[kind])
-        modules = [student.model, *([] if student.critic is None else [student.critic.module])]
-        after = [whole(weight) for module in modules for weight in module.parameters()]
-        same = all(map(torch.equal, before["weights"], after))
-        return {"skipped": result.skipped, "same": same, **steps(student, kind)}
+    student = learner(kind, ranks, dtype=torch.float64)
+    before = steps(student, kind)
+    given = batch(kind) if kind in WITHOUT_INFERENCE else student.infer(batch(kind))
+    advantages = given.need("advantages").clone()
+    advantages[3, 2] = math.inf
+    result = student.step(given.replace(advantages=advantages), OBJECTIVES[kind])
+    modules = [student.model, *([] if student.critic is None else [student.critic.module])]
+    after = [whole(weight) for module in modules for weight in module.parameters()]
+    same = all(map(torch.equal, before["weights"], after))
+    return {"skipped": result.skipped, "same": same, **steps(student, kind)}
+
+
+@dataclass(frozen=True)
+class SmallRequest:
+    """Stands in for a ``LearnerRequest``: a policy in float64 with a critic and a reference."""
+
+    here: str = ""
+    modules: tuple[str, ...] = ()
+
+    def make(self, ranks: Ranks) -> LocalLearner:
+        return learner("ppo", ranks, dtype=torch.float64)
+
+
+_hosts: dict[int, LearnerHost] = {}
+
+
+def hosted(ranks: Ranks, number: int) -> None:
+    """Build this rank's part of a learner, as host of that number."""
+    request: Any = SmallRequest()
+    _hosts[number] = LearnerHost(ranks)
+    _hosts[number].build(request)
+
+
+def asked(ranks: Ranks, number: int, call: Call) -> Any:
+    """What a host answers; all ranks answer the same, and the first says it."""
+    answer = answered(_hosts[number], call)
+    return None if ranks.rank else answer
+
+
+class TwoRanks:
+    """The ranks of a learner in two other processes."""
+
+    def __init__(self) -> None:
+        self._number = next(_numbers)
+        pool().call(2, hosted, self._number)
+
+    def call(self, call: Call) -> Any:
+        return pool().call(2, asked, self._number, call)[0]
+
+    def end(self) -> None:
+        pass
+
+
+_numbers = itertools.count()
+
+
+def over_two_ranks() -> TorchrunLearner:
+    """A learner over two ranks, asked as torchrun's are."""
+    own = replace(load_policy("tiny", options=OPTIONS), model=small_model())
+    return TorchrunLearner(
+        TwoRanks, model=own.model, save=functools.partial(save_policy, own), scratch=Path()
+    )

@@ -29,48 +29,46 @@ class RankPool:
     def __init__(self, most: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory()
-        self._groups = 0
-        self._connections: list[Connection] = []
-        self._processes = []
-        for rank in range(most):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, theirs), daemon=True)
-            process.start()
+        self._groups = self._size = 0
+        pipes = [context.Pipe() for _ in range(most)]
+        self._connections = [ours for ours, _ in pipes]
+        # One process imports for all: what a library takes seconds for is done once.
+        self._mother = context.Process(target=_fork, args=([theirs for _, theirs in pipes],))
+        self._mother.start()
+        for _, theirs in pipes:
             theirs.close()
-            self._connections.append(ours)
-            self._processes.append(process)
 
     def run(self, size: int, work: Callable[..., Any], *given: Any) -> list[Any]:
         """What ``work(ranks, *given)`` returns in each of ``size`` ranks, which join for it."""
-        self._groups += 1
-        meeting = str(Path(self._folder.name, f"group-{self._groups}"))
-        self._ask(size, functools.partial(_joined, size, meeting, work, *given))
+        self._leave()
+        self._ask(size, functools.partial(_joined, size, self._meeting(), work, *given))
         return self._answers(size)
-
-    def join(self, size: int) -> None:
-        """Have ``size`` ranks join until they are told to :meth:`leave`; for :meth:`call`."""
-        self._groups += 1
-        meeting = str(Path(self._folder.name, f"group-{self._groups}"))
-        self._ask(size, functools.partial(_join, size, meeting))
-        self._answers(size)
 
     def call(self, size: int, work: Callable[..., Any], *given: Any) -> list[Any]:
-        """What ``work(*given)`` returns in each of ``size`` ranks that have joined."""
-        self._ask(size, functools.partial(_without_rank, work, *given))
+        """The same, but the ranks stay joined for the next call, until others are to run."""
+        if self._size != size:
+            self._leave()
+            self._ask(size, functools.partial(_join, size, self._meeting()))
+            self._answers(size)
+            self._size = size
+        self._ask(size, functools.partial(_still_joined, size, work, *given))
         return self._answers(size)
 
-    def leave(self, size: int) -> None:
-        """End what :meth:`join` began."""
-        self._ask(size, _leave)
-        self._answers(size)
+    def _leave(self) -> None:
+        self._ask(self._size, _leave)
+        self._answers(self._size)
+        self._size = 0
+
+    def _meeting(self) -> str:
+        self._groups += 1
+        return str(Path(self._folder.name, f"group-{self._groups}"))
 
     def close(self) -> None:
         """End the processes."""
         for connection in self._connections:
             connection.close()
-        for process in self._processes:
-            process.join(10)
-            process.kill()
+        self._mother.join(10)
+        self._mother.kill()
         self._folder.cleanup()
 
     def _ask(self, size: int, work: Callable[[int], Any]) -> None:
@@ -87,6 +85,19 @@ class RankPool:
         if broken:
             raise RuntimeError("\n".join(broken))
         return [answer for _, answer in answers]
+
+
+def _fork(connections: list[Connection]) -> None:
+    import rank_jobs  # noqa: F401 - and with it all that ranks work with
+
+    fork = multiprocessing.get_context("fork")  # nothing was computed yet, so no thread is lost
+    ranks = [fork.Process(target=_serve, args=given) for given in enumerate(connections)]
+    for rank in ranks:
+        rank.start()
+    for connection in connections:
+        connection.close()
+    for rank in ranks:
+        rank.join()
 
 
 def _serve(rank: int, connection: Connection) -> None:
@@ -107,7 +118,7 @@ def _serve(rank: int, connection: Connection) -> None:
 def _join(size: int, meeting: str, rank: int) -> Any:
     from posttrain.learn.ranks import connect
 
-    where = {"init_method": f"file://{meeting}", "rank": rank, "world_size": size}
+    where: Any = {"init_method": f"file://{meeting}", "rank": rank, "world_size": size}
     return connect("cpu", deadline=DEADLINE, **where)
 
 
@@ -119,8 +130,11 @@ def _joined(size: int, meeting: str, work: Callable[..., Any], *given: Any) -> A
         _leave(rank)
 
 
-def _without_rank(work: Callable[..., Any], *given: Any) -> Any:
-    return work(*given[:-1])
+def _still_joined(size: int, work: Callable[..., Any], *given: Any) -> Any:
+    from posttrain.learn.ranks import Ranks
+
+    *given, rank = given
+    return work(Ranks(rank=rank, size=size), *given)
 
 
 def _leave(rank: int) -> None:

@@ -4,25 +4,29 @@ import functools
 import json
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import critic_parts
 import pytest
 import torch
-from learner_parts import InThisProcess, local, policy
+from critic_parts import either as objective
+from learner_parts import InThisProcess, local, on_ray, policy
+from rank_jobs import over_two_ranks
 from small_model import naive_logprobs, small_model
 from transformers import AutoModelForCausalLM
 
-from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.weights import sequence_mean
+from posttrain.distributed import ray_start
 from posttrain.distributed.ray_learner import RayLearner
+from posttrain.distributed.torchrun import TorchrunLearner
 from posttrain.learn.learner import LocalLearner
 from posttrain.models.save import save_policy
 from posttrain.pipelines.guard import Guard, Guarded
-from posttrain.protocols import Learner, Objective, Outputs
-from posttrain.types import Batch, Terms
+from posttrain.protocols import Learner
+from posttrain.types import Batch
 
+ON_RAY = "two ranks on Ray"
 SCRATCH = tempfile.TemporaryDirectory()
 
 
@@ -44,24 +48,37 @@ LEARNERS: dict[str, Callable[[], Learner]] = {
     "with a value head": lambda: local("shared"),
     "guarded": lambda: Guarded(local("separate", reference=True), Guard(most=9)),
     "elsewhere": elsewhere,
+    "over two ranks": over_two_ranks,
 }
 
 
-@pytest.fixture(params=LEARNERS)
-def make(request: pytest.FixtureRequest) -> Callable[[], Learner]:
-    return LEARNERS[request.param]
+@pytest.fixture(params=[*LEARNERS, pytest.param(ON_RAY, marks=pytest.mark.cluster)])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Learner]]:
+    if request.param != ON_RAY:
+        yield LEARNERS[request.param]
+        return
+    request.getfixturevalue("ray_here")
+    made: list[RayLearner] = []
+
+    def start() -> RayLearner:
+        made.append(on_ray(tmp_path / f"scratch-{len(made)}", size=2))
+        return made[-1]
+
+    yield start
+    for learner in made:
+        learner.close()
+
+
+@pytest.fixture(scope="module")
+def ray_here() -> Iterator[None]:
+    """A Ray cluster of this process."""
+    ray = ray_start.init(ray_start.LOCAL)
+    yield
+    ray.shutdown()
 
 
 def batch() -> Batch:
     return sequence_mean(critic_parts.batch())
-
-
-@Objective
-def objective(outputs: Outputs, part: Batch) -> Terms:
-    """The policy's clipped loss, and the critic's where there is one."""
-    if outputs.values is None:
-        return clipped(outputs.need("logprobs"), part)
-    return critic_parts.objective(outputs, part)
 
 
 def copied(learner: Learner) -> dict[str, torch.Tensor]:
@@ -87,7 +104,9 @@ def told(learner: Learner, steps: Sequence[int] = (1, 2)) -> list[object]:
 
 
 def test_every_learner_of_the_library_is_here() -> None:
-    assert {type(make()) for make in LEARNERS.values()} == {LocalLearner, Guarded, RayLearner}
+    assert {type(make()) for make in LEARNERS.values()} == {
+        *(LocalLearner, Guarded, RayLearner, TorchrunLearner)
+    }
 
 
 def test_it_infers_what_its_weights_say_and_changes_nothing(make: Callable[[], Learner]) -> None:

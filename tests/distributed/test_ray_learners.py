@@ -15,11 +15,10 @@ import critic_parts
 import pytest
 import torch
 from faults.ray_processes import actors
-from learner_parts import LocalRequest, local, policy
+from learner_parts import LocalRequest, local, on_ray
 
 from posttrain.algorithms.weights import sequence_mean
 from posttrain.distributed import ray_start
-from posttrain.distributed.ray_learner import RayLearner
 from posttrain.learn.ranks import Ranks
 from posttrain.protocols import Learner, Objective, Outputs
 from posttrain.types import Batch, Terms
@@ -33,32 +32,6 @@ def ray_here() -> Iterator[Any]:
     ray = ray_start.init(ray_start.LOCAL)
     yield ray
     ray.shutdown()
-
-
-def on_ray(
-    scratch: Path,
-    *,
-    size: int,
-    deadline: float = 120.0,
-    said: list[str] | None = None,
-    request: Any = None,
-) -> RayLearner:
-    from posttrain.distributed.ray_group import RankGroup, RankOptions
-
-    said = [] if said is None else said
-    options = RankOptions(threads=1, deterministic=False, on_gpu=False, deadline=deadline)
-
-    def start() -> RankGroup:
-        return RankGroup(
-            request or LocalRequest(),
-            size=size,
-            place=lambda rank: {"num_cpus": 0.5},
-            options=options,
-        )
-
-    return RayLearner(
-        start, model=policy().model, save=lambda _: None, scratch=scratch, say=said.append
-    )
 
 
 def shown(learner: Learner, *, steps: int = 3, at: Callable[[int], None] = lambda _: None) -> Any:
@@ -86,7 +59,7 @@ def test_a_rank_that_is_killed_between_and_within_calls_changes_nothing(
             threading.Timer(0.02, lambda: os.kill(victims[0], signal.SIGKILL)).start()
 
     said: list[str] = []
-    learner = on_ray(tmp_path / "other", size=size, said=said)
+    learner = on_ray(tmp_path / "other", size=size, say=said.append)
     assert shown(learner, at=kill) == expected
     time.sleep(0.1)
     learner.micro_batch_tokens  # noqa: B018 - the second kill may have come after the last call
@@ -121,7 +94,7 @@ def assert_close(found: Any, expected: Any) -> None:
 
 def test_a_rank_that_stands_still_is_named_and_counts_as_dead(tmp_path: Path) -> None:
     said: list[str] = []
-    learner = on_ray(tmp_path, size=2, deadline=25.0, said=said)
+    learner = on_ray(tmp_path, size=2, deadline=25.0, say=said.append)
     first = learner.infer(critic_parts.batch())
     stopped = actors("LearnerRank")[-1]
     os.kill(stopped, signal.SIGSTOP)
@@ -170,7 +143,7 @@ def test_what_is_wrong_with_the_model_is_said_once(tmp_path: Path) -> None:
 def test_a_rank_that_always_dies_ends_the_run(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(RuntimeError, match=r"started anew 4 times in a row.*has died during build"):
-        on_ray(tmp_path, size=1, said=said, request=Deadly())
+        on_ray(tmp_path, size=1, say=said.append, request=Deadly())
     assert len(said) == 4
 
 

@@ -50,11 +50,6 @@ class Cluster(Protocol):
         ...
 
 
-def cluster_metrics(setup: Setup) -> Mapping[str, float]:
-    """What the setup's cluster counts, where there is one."""
-    return {} if setup.cluster is None else setup.cluster.metrics()
-
-
 def stage_learner(
     setup: Setup,
     stage: LearningStage,

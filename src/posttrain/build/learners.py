@@ -49,6 +49,7 @@ def make_learner(
         reference = _reference(section.kl)
         critic = _critic(section, policy, total_steps=total_steps, reward_model=reward_model)
     compiled = isinstance(section, RlSection) and choose_compile(recipe, device)
+    compiled = compiled and ranks.size == 1  # FSDP gathers layers around their code, not inside
     if compiled:
         compile_layers(policy.model)
     return LocalLearner(

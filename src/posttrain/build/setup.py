@@ -65,6 +65,10 @@ class Setup:
             raise ValueError("task: this stage needs a task with rewards; name one in [task]")
         return self.scorer
 
+    def cluster_metrics(self) -> Mapping[str, float]:
+        """What the processes of its cluster count, where there is one."""
+        return {} if self.cluster is None else self.cluster.metrics()
+
     def close(self) -> None:
         """End what runs beside this process."""
         close(self.scorer)

@@ -16,6 +16,10 @@ _SHOW_CURSOR = b"\x1b[?25h"  # a live display hides the cursor
 def main() -> None:
     """Run the command line as a process of its own; Ctrl-C and SIGTERM end it in one line."""
     _take_signals()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+        from posttrain.distributed.torchrun import enter
+
+        enter()  # only rank 0 goes on: the other ranks are part of its learner
     from posttrain.cli.app import main as command_line
 
     command_line()

@@ -16,6 +16,8 @@ from posttrain import __version__
 from posttrain.cli.cluster_commands import clusters
 from posttrain.cli.endings import letting_out, report
 from posttrain.cli.mistyped import WithOverrides, harmless_mistypings
+from posttrain.cli.model_commands import models
+from posttrain.cli.planning import plan
 from posttrain.track.safe_terminal import HarmlessRecord, say
 
 
@@ -51,7 +53,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-models = typer.Typer(help="Model folders.", no_args_is_help=True)
 app.add_typer(models, name="model")
 app.add_typer(clusters, name="cluster")
 
@@ -144,6 +145,9 @@ def check(
     from posttrain.cli.check import check as run_check
 
     raise typer.Exit(run_check(context.args, fast=fast, as_json=as_json))
+
+
+app.command(cls=WithOverrides, context_settings=OVERRIDES)(plan)
 
 
 @app.command(cls=WithOverrides, context_settings=OVERRIDES)
@@ -292,23 +296,6 @@ def export(
     from posttrain.cli.runs import export_run
 
     export_run(run, out=out)
-
-
-@models.command(name="import")
-def import_model(
-    file: Annotated[Path, typer.Argument(help="A GGUF file.")],
-    folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
-) -> None:
-    """Turn a GGUF file into an ordinary Hugging Face folder."""
-    from posttrain.cli.loading import loading
-
-    with loading():
-        from posttrain.build.model_source import import_gguf
-        from posttrain.track.printable import command_line
-
-    import_gguf(file, folder)
-    command = command_line("posttrain", "generate", folder, "What is 2 + 2?")
-    say(f"{folder}: written; to try it: {command}")
 
 
 @app.command()

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 from posttrain.build.cluster import Cluster
 from posttrain.config import Resolved
+from posttrain.distributed.spans import Spans
+
+
+def by_torchrun() -> bool:
+    """Whether torchrun has started this process, together with others."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def connect(
@@ -18,12 +25,23 @@ def connect(
     ``folder`` is the run folder, which all processes must see.
     """
     section = recipe.cluster
+    if by_torchrun():
+        from posttrain.distributed.torchrun import TorchrunCluster, meeting
+
+        if section is not None and section.address is not None:
+            raise ValueError(
+                "cluster.address: names a Ray cluster, and torchrun has started this process; "
+                "start it without torchrun, or drop cluster.address"
+            )
+        if (met := meeting()) is not None:
+            return TorchrunCluster(recipe, folder, meeting=met)
     if section is None:
         return None
     if section.address is not None:
         from posttrain.distributed.ray_cluster import RayCluster
 
-        return RayCluster(recipe, folder, say=say)
+        spans = Spans() if recipe.run.trace else None
+        return RayCluster(recipe, folder, spans=spans, say=say)
     if section.learners > 1 or section.engines:
         asked = f"{section.learners} learners and {section.engines} engines"
         raise ValueError(

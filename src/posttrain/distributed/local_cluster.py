@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from typing import Any
 
 from posttrain.distributed.ray_nodes import amounts, node_name
@@ -14,18 +13,15 @@ from posttrain.distributed.ray_start import ONLY_HERE, STORE, THIS_MACHINE, init
 class LocalCluster:
     """Nodes that listen on this machine only, with a small object store each and no dashboard."""
 
-    def __init__(self, *, nodes: int, cpus: float) -> None:
+    def __init__(self, *, nodes: int, cpus: int) -> None:
         os.environ.update(ONLY_HERE)
-        if "ray" not in sys.modules:  # later than that, Ray knows by itself
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
         load_ray()
         logging.getLogger("ray").setLevel(logging.ERROR)
-        from ray._private.authentication.authentication_token_setup import (
-            ensure_token_if_auth_enabled,
-        )
+        from ray._private.authentication import authentication_token_setup as tokens
         from ray.cluster_utils import Cluster
 
-        ensure_token_if_auth_enabled()
+        tokens.enable_token_auth_by_default()  # as ray.init does for a cluster of its own
+        tokens.ensure_token_if_auth_enabled()
         self._cluster: Any = Cluster()
         try:
             for _ in range(nodes):
@@ -39,7 +35,7 @@ class LocalCluster:
         """What a recipe names in cluster.address."""
         return str(self._cluster.address)
 
-    def add_node(self, *, cpus: float) -> Any:
+    def add_node(self, *, cpus: int) -> Any:
         """One node more; it can be handed to :meth:`remove_node`."""
         own = {"include_dashboard": False} if self._cluster.head_node is None else {}
         return self._cluster.add_node(

@@ -13,6 +13,7 @@ from posttrain.distributed.ray_learner import Call, LostError
 from posttrain.distributed.ray_rank import LearnerRank, PeerLost
 from posttrain.distributed.worker import LearnerRequest
 
+STARTING = "start"
 GRACE = 5.0  # seconds for the other ranks to answer too, where one has failed
 Place = Callable[[int], dict[str, Any]]
 """Options of Ray by which the actor of a rank gets its resources."""
@@ -54,7 +55,7 @@ class RankGroup:
             raise
 
     def _begin(self, request: LearnerRequest, size: int) -> None:
-        places = self._wait("start", [actor.place.remote() for actor in self._actors])
+        places = self._wait(STARTING, [actor.place.remote() for actor in self._actors])
         self._names = [
             f"learner rank {rank} (process {pid} on {address})"
             for rank, (pid, address) in enumerate(places)
@@ -114,7 +115,13 @@ class RankGroup:
         return found if isinstance(found, PeerLost) else None
 
     def _silent(self, ranks: Sequence[int], doing: str) -> str:
-        """Who has not answered; of several that wait for each other, who does not even breathe."""
+        """Who has not answered; of several that wait for each other, whose process stands still."""
+        if doing == STARTING:
+            names = " and ".join(self._names[rank] for rank in ranks)
+            return (
+                f"{names} could not be started within {self._deadline:g} s (cluster.deadline): no "
+                "node has room, or one has gone and none has come in its place"
+            )
         asked = {rank: self._actors[rank].alive.remote() for rank in ranks}
         done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=GRACE)
         dead = [rank for rank in ranks if asked[rank] not in done]

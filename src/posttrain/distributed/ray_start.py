@@ -12,14 +12,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 LOCAL = "local"
 THIS_MACHINE = "127.0.0.1"
-STORE = 512 * 2**20  # bytes for objects under way in a cluster of our own; more goes to disk
+# Bytes for objects under way in a cluster of our own: all weights at most; more goes to disk.
+STORE = min(2 * 2**30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
 ANSWERS = 30.0  # seconds that a cluster may take to say that it is one
 # Ray turns the loopback address into that of the network, unless it is told not to as on macOS.
 ONLY_HERE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+TOKEN = Path("~/.ray/auth_token")
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
@@ -37,7 +40,7 @@ def load_ray() -> Any:
     return ray
 
 
-def init(address: str, *, cpus: float | None = None) -> Any:
+def init(address: str) -> Any:
     """Connect this process to the cluster at ``address``, or to a new one on this machine alone."""
     host = THIS_MACHINE if address == LOCAL else check_address(address)
     if host in (THIS_MACHINE, "localhost"):
@@ -49,10 +52,14 @@ def init(address: str, *, cpus: float | None = None) -> Any:
             "cluster.address: this process is connected to a Ray cluster already; call "
             "ray.shutdown() before the run, or run it in a process of its own"
         )
+    logging.getLogger("ray").setLevel(logging.ERROR)
     options: dict[str, Any] = {"address": address}
-    if address == LOCAL:
+    if address != LOCAL:
+        from ray._private.authentication import authentication_token_setup as tokens
+
+        tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    else:
         options |= {
-            "num_cpus": cpus,
             "include_dashboard": False,
             "object_store_memory": STORE,
             "_node_ip_address": THIS_MACHINE,
@@ -62,6 +69,8 @@ def init(address: str, *, cpus: float | None = None) -> Any:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
         except (RuntimeError, ConnectionError, ValueError) as error:
             raise ValueError(f"cluster.address: {explain(address, error)}") from error
+    # Ray prints of every process that died, past every display; whoever asked it says it better.
+    ray._private.worker.print_to_stdstream = lambda *given, **options: None
     return ray
 
 
@@ -85,6 +94,9 @@ def check_address(address: str) -> str:
         ) from None
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     here = ONLY_HERE if host in (THIS_MACHINE, "localhost") else {}
+    known = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ)
+    if "RAY_AUTH_MODE" not in os.environ and (known or TOKEN.expanduser().exists()):
+        here = {"RAY_AUTH_MODE": "token", **here}  # as ray.init itself does
     load_ray()
     try:
         asked = subprocess.run(
@@ -99,6 +111,11 @@ def check_address(address: str) -> str:
         problem = problem or ("" if asked.returncode == 0 else "it is not healthy")
     except subprocess.TimeoutExpired:
         problem = f"no answer for {ANSWERS:g} s"
+    if "uthentication" in problem or "AuthToken" in problem:
+        raise ValueError(
+            f"cluster.address: the cluster at {address} wants a token that is not here; copy "
+            f"{TOKEN} from its head, or set RAY_AUTH_TOKEN"
+        )
     if problem:
         raise ValueError(
             f"cluster.address: what listens at {address} is no Ray cluster, or one of another "

@@ -50,7 +50,7 @@ class Sharding:
         self._policy, self._hollow = policy.module, _hollow(policy.module)
         self._reference: ShardedReference | None = None
         self._roots: dict[int, _Root] = {}
-        self._whole: dict[str, Tensor] = {}
+        self._whole: dict[int, Tensor] = {}
         value: Any = None if critic is None else critic.module
         heads = [value.head] if value is not None and value.shared else []
         with _follows(policy), _follows(critic if heads else None):
@@ -108,14 +108,16 @@ class Sharding:
     def gather(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The whole weights in main memory on the first rank; on the others nothing.
 
-        A weight is in the same memory every time.
+        A weight is in the same memory every time, and one that has two names is there once.
         """
-        for name, weight in weights.items():
-            whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+        for number, weight in {id(weight): weight for weight in weights.values()}.items():
+            whole = (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach()
             if self._ranks.rank == 0:
-                whole = whole.detach()
-                self._whole.setdefault(name, torch.empty_like(whole, device="cpu")).copy_(whole)
-        return {name: self._whole[name] for name in weights} if self._ranks.rank == 0 else {}
+                kept = self._whole.setdefault(number, torch.empty_like(whole, device="cpu"))
+                kept.copy_(whole)
+        if self._ranks.rank:
+            return {}
+        return {name: self._whole[id(weight)] for name, weight in weights.items()}
 
     def _shard(self, *modules: nn.Module, offload: OffloadPolicy | None = None) -> _Root:
         """The root of these modules: of the first its layers are units, the others are units."""

@@ -31,7 +31,6 @@ from posttrain.learn.sums import Sums
 from posttrain.learn.trained import Applied, Schedule, Trained
 from posttrain.models.cache import context_length
 from posttrain.models.frozen import Frozen, Reference
-from posttrain.models.gpu_memory import memory_budget
 from posttrain.models.reward import score_sequences
 from posttrain.protocols import Objective, Outputs, StepResult
 from posttrain.types import Batch
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from posttrain.learn.fsdp import ShardedReference, Sharding
 
 WITHOUT_PACKING = "padding is computed, and a prompt again for each of its completions"
+SHARDED = "the weights are sharded over ranks"
 Forward = Callable[..., Outputs]
 Result = TypeVar("Result")
 
@@ -175,7 +175,7 @@ class LocalLearner:
         """Write the model folder; of several ranks the first one does."""
         if self._sharding is None:
             self._save(folder)
-        elif whole := self._sharding.gather(self.model.state_dict()):
+        elif whole := self._sharding.gather(self.model.state_dict(keep_vars=True)):
             self._save(folder, weights=whole)
 
     def state(self, folder: Path) -> dict[str, Any]:
@@ -318,14 +318,13 @@ class LocalLearner:
             return tokens_on_cpu(getattr(config, "hidden_size", None) or 1)
         learning = [part for part in (self.trained, self._critic) if part is not None]
         needed = sum(unallocated(part.optimizer) for part in learning) // self.ranks.size
-        if self._beside_sampling:
-            needed += memory_budget(self.device)
         found = tokens_on_gpu(
             self.device,
             self._try,
             vocabulary=model.config.get_text_config().vocab_size,
             longest=context_length(model),
             needed=needed,
+            beside_sampling=self._beside_sampling,
             replayed=bool(self._captured),
         )
         for part in learning:
@@ -347,13 +346,20 @@ class LocalLearner:
         """How it computes sequences of at most ``longest`` tokens."""
         packed = self._shares_prompts(longest)
         if not packed:
-            return Way.of("padded rows", wanted=[("packing", packed, WITHOUT_PACKING)])
+            return Way.of(
+                "padded rows", *self._spread(), wanted=[("packing", packed, WITHOUT_PACKING)]
+            )
         captured = []
-        if self._captured:
+        if self._sharding is not None and self.device.type == "cuda":
+            captured = [("captured passes", Verdict(SHARDED), "each pass takes longer")]
+        elif self._captured:
             broken = next((one.pool.broken for one in self._captured if one.pool.broken), "")
             captured = [("captured passes", Verdict(broken), "each pass takes longer")]
         when = "" if self.device.type == "cuda" else " where that saves work"
-        return Way.of(f"packed{when}", "prompts shared", wanted=captured)
+        return Way.of(f"packed{when}", "prompts shared", *self._spread(), wanted=captured)
+
+    def _spread(self) -> tuple[str, ...]:
+        return (f"sharded over {self.ranks.size} ranks",) if self.ranks.size > 1 else ()
 
     def _shares_prompts(self, longest: int) -> Verdict:
         """Whether a forward pass computes a prompt once for all its completions."""

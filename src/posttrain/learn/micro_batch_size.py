@@ -9,7 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posttrain.models.gpu_memory import capture_lock, empty_cache, free_bytes, ran_out
+from posttrain.models.gpu_memory import (
+    capture_lock,
+    empty_cache,
+    free_bytes,
+    memory_budget,
+    ran_out,
+)
 from posttrain.types import Batch
 
 # A host takes as long to launch the kernels of few tokens as those of many (0.13 s for the thirty
@@ -84,14 +90,17 @@ def tokens_on_gpu(
     vocabulary: int,
     longest: int | None = None,
     needed: int = 0,
+    beside_sampling: bool = False,
     replayed: bool = False,
 ) -> int:
     """Tokens of a micro-batch that fit on a GPU, by trying ``work`` (forward and backward) there.
 
     ``longest`` is the model's context; ``needed`` are bytes that are free now and will be taken
-    before long; ``replayed`` says that passes will be replayed from CUDA graphs. Gradients stay in
-    memory while it is tried, as they will in training.
+    before long; ``beside_sampling`` leaves what a sampler will take, too. ``replayed`` says that
+    passes will be replayed from CUDA graphs. Gradients stay in memory while it is tried, as they
+    will in training.
     """
+    needed += memory_budget(device) if beside_sampling else 0
     length = min(LENGTH, longest or LENGTH)
     batches = {tokens: made_up(tokens, vocabulary=vocabulary, length=length) for tokens in TRIED}
     points = None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, distributed
 
 from posttrain.types import Batch
-from posttrain.types.prompts import spans
+from posttrain.types.prompts import Spans, spans
 
 Value = TypeVar("Value")
 Parts = list[tuple[Tensor, Batch]]
@@ -99,56 +99,85 @@ def connect(device: str, *, deadline: float, **where: Any) -> Ranks:
 def shares(batch: Batch, size: int, *, keep_groups: bool = False) -> list[list[int]]:
     """The rows of each of ``size`` ranks, at about equal cost; groups stay whole if asked.
 
-    A sequence of t tokens costs ``t + t² / 12,288``: products with the weights, and attention. It
-    costs its prompt only once in each rank. The longest come first, each to where least is done.
+    A sequence of t tokens costs ``t + t² / 12,288``: products with the weights, and attention. A
+    prompt costs its tokens once in each rank that has one of its sequences, so that these are
+    parted only as far as the busiest rank has less to do then.
 
     >>> mask = torch.tensor([[0, 1, 1, 1], [0, 1, 0, 0], [0, 1, 1, 0]]).bool()
     >>> shares(Batch(tokens=mask.long(), mask=mask), 2)
     [[0], [1, 2]]
     """
-    found = spans(batch.host)
-    real = batch.host.mask if batch.host.attention is None else batch.host.attention
-    lengths = (real * torch.arange(1, real.shape[1] + 1)).amax(dim=1).tolist()
-    groups = batch.need("groups").tolist() if keep_groups else range(len(lengths))
+    host = batch.host
+    lengths, found = _ends(host).tolist(), spans(host)
+    costs = [length + length**2 / ATTENTION_COSTS_AS_MUCH for length in lengths]
+    names = host.need("groups").tolist() if keep_groups else found.owner
     units: dict[int, list[int]] = {}
-    for row in batch.host.active.any(dim=1).nonzero()[:, 0].tolist():
-        units.setdefault(groups[row], []).append(row)
-    held: list[set[int]] = [set() for _ in range(size)]
+    for row in sorted(_active_rows(host), key=lambda row: -lengths[row]):
+        units.setdefault(names[row], []).append(row)
+    most = max(map(len, units.values()), default=1)
+    sizes = [most] if keep_groups else [2**power for power in range(most.bit_length() + 1)]
+    ways = [
+        _balanced(
+            [rows[at : at + each] for rows in units.values() for at in range(0, len(rows), each)],
+            size,
+            costs=costs,
+            found=found,
+        )
+        for each in sizes
+    ]
+    _, best = min(ways, key=lambda way: way[0])
+    return [sorted(rows) for rows in best]
+
+
+def _balanced(
+    units: list[list[int]], size: int, *, costs: list[float], found: Spans
+) -> tuple[float, list[list[int]]]:
+    """The cost of the busiest rank, and the rows of all: the costliest go to the idlest."""
+    prompts = [set[int]() for _ in range(size)]
     loads = [0.0] * size
     rows: list[list[int]] = [[] for _ in range(size)]
 
-    def added(unit: list[int], rank: int) -> float:
-        tokens = sum(lengths[row] + lengths[row] ** 2 / ATTENTION_COSTS_AS_MUCH for row in unit)
-        known = [row for row in unit if found.owner[row] in held[rank]]
-        return tokens - sum(found.first[row] for row in known)
+    def added(unit: list[int], known: set[int]) -> float:
+        owners = [found.owner[row] for row in unit]
+        once = set(owners) - known
+        shared = sum(found.first[owner] for owner in owners) - sum(
+            map(found.first.__getitem__, once)
+        )
+        return sum(costs[row] for row in unit) - shared
 
-    for unit in sorted(units.values(), key=lambda unit: -sum(lengths[row] for row in unit)):
-        rank = min(range(size), key=lambda rank: loads[rank] + added(unit, rank))
-        loads[rank] += added(unit, rank)
-        held[rank].update(found.owner[row] for row in unit)
+    for unit in sorted(units, key=lambda unit: -added(unit, set())):
+        rank = min(range(size), key=lambda rank: loads[rank] + added(unit, prompts[rank]))
+        loads[rank] += added(unit, prompts[rank])
+        prompts[rank].update(found.owner[row] for row in unit)
         rows[rank] += unit
-    return [sorted(mine) for mine in rows]
+    return max(loads), rows
 
 
 def cheapest(batch: Batch, *, keep_groups: bool = False) -> Batch:
-    """The beginning of the shortest sequence (or the shortest group), with weights of 0.
+    """The beginning of the shortest sequence, or the shortest group whole, with weights of 0.
 
     For a pass that must be made and must not count.
     """
-    active = batch.host.active
-    real = batch.host.mask if batch.host.attention is None else batch.host.attention
-    lengths = real.sum(dim=1).where(active.any(dim=1), torch.iinfo(torch.long).max)
-    row = int(lengths.argmin())
-    chosen = torch.tensor([row])
+    host = batch.host
+    ends, rows = _ends(host), _active_rows(host)
     if keep_groups:
-        groups = batch.host.need("groups")
-        sizes = {
-            int(group): int(real[groups == group].sum())
-            for group in groups[active.any(dim=1)].unique()
-        }
-        chosen = (groups == min(sizes, key=lambda group: sizes[group])).nonzero()[:, 0]
-        width = int((real[chosen] * torch.arange(1, real.shape[1] + 1)).amax())
+        groups = host.need("groups")
+        least = min(groups[rows].tolist(), key=lambda group: int(ends[groups == group].sum()))
+        chosen = (groups == least).nonzero()[:, 0]
+        width = int(ends[chosen].max())
     else:
-        width = int(active[row].long().argmax()) + 1
+        chosen = torch.tensor([min(rows, key=lambda row: int(ends[row]))])
+        width = int(host.active[chosen[0]].long().argmax()) + 1  # up to its first chosen token
     part = batch.select(chosen).trim(width)
     return part if part.weights is None else part.replace(weights=torch.zeros_like(part.weights))
+
+
+def _active_rows(batch: Batch) -> list[int]:
+    rows: list[int] = batch.active.any(dim=1).nonzero()[:, 0].tolist()
+    return rows
+
+
+def _ends(batch: Batch) -> Tensor:
+    """[B]: tokens up to the last real one."""
+    real = batch.mask if batch.attention is None else batch.attention
+    return (real * torch.arange(1, real.shape[1] + 1)).amax(dim=1)

@@ -1,5 +1,6 @@
 """A run is a folder: what it was given, what it logged, what it wrote, what came out of it."""
 
+from posttrain.runs.checkpoints import clear as clear_checkpoints
 from posttrain.runs.drift import config_digest, differences
 from posttrain.runs.files import (
     check_seal,
@@ -30,6 +31,7 @@ from posttrain.runs.store import Page, Rollouts
 __all__ = [
     "RunFolder",
     "StageFolder",
+    "clear_checkpoints",
     "config_digest",
     "differences",
     "check_seal",

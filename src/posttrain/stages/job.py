@@ -15,8 +15,7 @@ from posttrain.check import before_run
 from posttrain.config import Resolved
 from posttrain.distributed.connect import connect
 from posttrain.report.facts import TITLES
-from posttrain.runs import RunFolder
-from posttrain.runs.checkpoints import clear
+from posttrain.runs import RunFolder, clear_checkpoints
 from posttrain.runs.finished import Finished
 from posttrain.runs.interrupts import Interrupts
 from posttrain.runs.keeper import Keeper
@@ -102,7 +101,7 @@ class Job:
         """Of a finished stage, remove checkpoints that no one asked for: its model is there."""
         asked = getattr(getattr(self._recipe, stage), "save_every", None) is not None
         if not asked and self._recipe.run.keep_last:
-            clear(self.folder.stage(stage))
+            clear_checkpoints(self.folder.stage(stage))
 
     def close(self) -> None:
         """End what runs beside this process."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from posttrain.build.cluster import cluster_metrics, stage_learner
+from posttrain.build.cluster import stage_learner
 from posttrain.build.preference_rows import backbone_of, reward_rows
 from posttrain.build.setup import Setup, make_template
 from posttrain.models.reward import (
@@ -73,7 +73,7 @@ def _learn(
         guarded,
         every=section.save_every,
         total_steps=total_steps,
-        measured=lambda step: cluster_metrics(setup),
+        measured=lambda step: setup.cluster_metrics(),
     )
     rows = batches(
         learned.train,

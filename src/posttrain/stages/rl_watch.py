@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from posttrain.build.cluster import cluster_metrics
 from posttrain.build.declared_ways import Ways
 from posttrain.build.sampler import Flow
 from posttrain.build.scoring import workers_died
@@ -48,8 +47,10 @@ class Watch:
         section, guard = self.setup.recipe.rl, self.learner.guard
         step, rollouts = taken.state.step, taken.collected.rollouts
         metrics = {**taken.metrics(), "train/skipped_total": float(guard.total)}
-        metrics |= {**self.seconds(), **cluster_metrics(self.setup)}
+        metrics |= {**self.seconds(), **self.setup.cluster_metrics()}
         metrics["time/step"] = metrics["time/wait"] + metrics["time/train"]
+        if self.setup.cluster is not None:
+            metrics["cluster/learner_idle"] = metrics["time/wait"] / metrics["time/step"]
         waited = self.neighbours.waited()
         if waited is not None:
             metrics["time/core_wait"] = waited

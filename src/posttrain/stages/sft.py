@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from posttrain.build.cluster import cluster_metrics, stage_learner
+from posttrain.build.cluster import stage_learner
 from posttrain.build.declared_ways import Ways, declared
 from posttrain.build.setup import Setup
 from posttrain.build.sft_rows import SftRows, fitting, sft_rows
@@ -73,7 +73,7 @@ def _learn(setup: Setup, stage: OpenStage, *, rows: SftRows, total_steps: int) -
         measured=lambda step: {
             "sft/tokens": float(step.batch.mask.sum()),
             **measured(step.step),
-            **cluster_metrics(setup),
+            **setup.cluster_metrics(),
         },
         more=best.keep,
     )

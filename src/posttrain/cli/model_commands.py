@@ -1,0 +1,29 @@
+"""The commands about model folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posttrain.track.safe_terminal import say
+
+models = typer.Typer(help="Model folders.", no_args_is_help=True)
+
+
+@models.command(name="import")
+def import_model(
+    file: Annotated[Path, typer.Argument(help="A GGUF file.")],
+    folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
+) -> None:
+    """Turn a GGUF file into an ordinary Hugging Face folder."""
+    from posttrain.cli.loading import loading
+
+    with loading():
+        from posttrain.build.model_source import import_gguf
+        from posttrain.track.printable import command_line
+
+    import_gguf(file, folder)
+    command = command_line("posttrain", "generate", folder, "What is 2 + 2?")
+    say(f"{folder}: written; to try it: {command}")
