@@ -53,6 +53,7 @@ EXTRA_EDGES = {
     ("build", "config"),  # the composition root turns a recipe into parts
     ("distributed", "config"),  # a rank builds its learner as one process does
     ("distributed", "build"),
+    ("distributed", "check"),  # a plan measures as a check does
     ("stages", "distributed"),  # a run connects to the cluster that its recipe names
     ("check", "config"),  # it looks at what a recipe asks for
     ("check", "build"),  # it makes the parts as a run does

@@ -26,12 +26,14 @@ def begin_ray(**options: Any) -> None:
     paths = f"{ROOT / 'src'}:{ROOT / 'tests'}"
     ray.init(
         **{
+            "address": "local",  # and not one that another run has begun on this machine
             "num_cpus": 4,
             "object_store_memory": 150 * 2**20,
             "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",
             "log_to_driver": False,
             "configure_logging": False,
+            # A worker imports what a test has pickled.
             "runtime_env": {"env_vars": {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}},
             **options,
         }

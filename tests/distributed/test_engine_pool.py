@@ -296,9 +296,12 @@ def test_run_ahead_works_over_a_pool_and_leaves_it_usable_when_it_is_cut_short()
 
 
 def test_a_closed_pool_says_so() -> None:
-    pool: EnginePool = pool_of(NativeEngine, small_model(), **OPTIONS)
+    found = replicas(2)
+    pool: EnginePool = pool_of(NativeEngine, small_model(), replicas=found, **OPTIONS)
+    pool.generate(PROMPTS, SAMPLING, **ASKED)
     pool.close()
     pool.close()
+    assert sum(each.calls.get("close", 0) for each in found) >= 1  # the engines are closed too
     with pytest.raises(RuntimeError, match="closed"):
         pool.generate(PROMPTS, SAMPLING, **ASKED)
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from small_runs import recipe, same_weights, small_run
 
 from posttrain.config import read_recipe
-from posttrain.distributed.ray_start import ONLY_HERE
+from posttrain.distributed.local_cluster import LocalCluster
 from posttrain.runs import RunFolder
 from posttrain.stages.run import run
 
@@ -135,14 +135,15 @@ def test_every_stage_learns_elsewhere_what_it_learns_here(tmp_path: Path) -> Non
     """SFT, preferences, a reward model, and PPO with a critic that starts from it."""
     sections: dict[str, Any] = {
         "prefer": {"samples": 4, "rewards": {"length": {"target": 1, "per_token": 0.1}}},
-        "reward": {"batch_size": 8, "learning_rate": 1e-3},
+        "reward": {"batch_size": 4, "learning_rate": 1e-3},
         "rl": {"algorithm": "ppo", "steps": 2, "critic": {"source": "reward"}},
     }
     small_run(recipe(tmp_path / "here", **sections))
     small_run(recipe(tmp_path / "there", cluster=CLUSTER, **sections))
     for stage in ("sft", "reward", "rl"):
         here, there = (RunFolder(tmp_path / name).stage(stage) for name in ("here", "there"))
-        assert same_weights(here.model, there.model)
+        files = [(each.model / "model.safetensors").read_bytes() for each in (here, there)]
+        assert files[0] == files[1]
         losses = [[row.get("loss/total") for row in each.records()] for each in (here, there)]
         assert losses[0] == losses[1]
         assert there.records()[-1]["cluster/learner_restarts"] == 0
@@ -160,7 +161,7 @@ def test_a_rank_that_is_killed_in_a_run_is_counted_and_changes_nothing(tmp_path:
 
     def kill() -> None:
         metrics = tmp_path / "there" / "rl" / "metrics.jsonl"
-        while not done.is_set() and not (metrics.exists() and metrics.read_bytes().count(b"\n")):
+        while not done.is_set() and not _lines(metrics):
             time.sleep(0.01)
         for pid in actors("LearnerRank"):
             with contextlib.suppress(ProcessLookupError):
@@ -237,37 +238,55 @@ def test_what_cannot_be_is_said_before_a_stage_begins(
     assert not (tmp_path / "run" / "sft").exists()
 
 
-def test_a_node_that_joins_late_is_waited_for(address: str, tmp_path: Path) -> None:
+@pytest.fixture
+def nodes() -> Iterator[LocalCluster]:
+    """A cluster whose nodes come and go; its head has no room for a learner."""
+    cluster = LocalCluster(nodes=1, cpus=0)
+    yield cluster
+    cluster.close()
+
+
+def test_a_node_that_joins_late_is_waited_for(nodes: LocalCluster, tmp_path: Path) -> None:
     words = {**SHRUNK, "--run.folder": str(tmp_path / "run"), "--run.stages": "sft"}
-    asked = {"--cluster.address": address, "--cluster.cpus_per_learner": "3"}
-    driver = posttrain("run", DEMO, *_flat({**words, **asked}))
+    driver = posttrain("run", DEMO, *_flat({**words, "--cluster.address": nodes.address}))
     assert driver.stdout is not None
     lines: list[str] = []
-    node = None
     try:
         for line in driver.stdout:
             lines.append(line)
-            if node is None and "waiting up to 600 s for a node to join" in line:
-                command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
-                where = ["--address", address, "--node-ip-address", "127.0.0.1"]
-                size = ["--num-cpus", "3", "--object-store-memory", str(100 * 2**20)]
-                node = subprocess.Popen(
-                    [*command, *where, *size],
-                    env={**os.environ, **ONLY_HERE, "RAY_USAGE_STATS_ENABLED": "0"},
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
+            if "waiting up to 600 s for a node to join" in line:
+                nodes.add_node(cpus=3)
         driver.wait(PATIENCE)
     finally:
         driver.kill()
         driver.stdout.close()
-        if node is not None:
-            node.terminate()
-            node.wait(PATIENCE)
     text = "".join(lines)
     assert driver.returncode == 0, text
-    assert "the recipe asks for 3 CPUs and no GPU in 1 process, and the 2 nodes there are" in text
+    assert "the recipe asks for 1 CPU and no GPU in 1 process, and the 1 node there is has" in text
     assert re.search(r"node \S+ at 127\.0\.0\.1 \(\w{8}\) has joined with 3 CPUs and no GPU", text)
+
+
+def test_the_node_of_a_learner_dies_and_it_goes_on_on_another(
+    nodes: LocalCluster, tmp_path: Path
+) -> None:
+    steps = {"--rl.steps": "60"}
+    expected = demo(tmp_path / "here", **steps)
+    folder, first = tmp_path / "there", nodes.add_node(cpus=1)
+    words = {**SHRUNK, **steps, "--run.folder": str(folder), "--cluster.address": nodes.address}
+    driver = posttrain("run", DEMO, *_flat(words))
+    metrics = folder / "rl" / "metrics.jsonl"
+    until(lambda: driver.poll() is not None or _lines(metrics), why="the first step")
+    nodes.add_node(cpus=1)
+    nodes.remove_node(first)
+    text, _ = driver.communicate(timeout=PATIENCE)
+    assert driver.returncode == 0, text
+    assert same_weights(expected.stage("rl").model, folder / "rl" / "model")
+    assert RunFolder(folder).stage("rl").records()[-1]["cluster/learner_restarts"] >= 1
+    assert "all ranks are started anew" in text
+
+
+def _lines(file: Path) -> int:
+    return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
 def test_the_status_of_a_cluster(address: str) -> None:

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from posttrain.distributed.simulate import (
+from posttrain.distributed.plans.simulate import (
     Costs,
     Layout,
     Line,
     Prediction,
     balanced,
     communication,
+    pool_seconds,
     sampling_seconds,
-    share_groups,
     simulate,
 )
 
@@ -70,6 +70,11 @@ def test_an_engine_on_the_learners_device_overlaps_grading_alone() -> None:
     assert found.step == pytest.approx(SAMPLING + TRAINING, rel=1e-9)
     graded = replace(COSTS, grading=1.0)
     assert predicted(graded, engines=0, max_lag=1).step == pytest.approx(SAMPLING + 8, rel=1e-9)
+    # So do engines that have no place of their own; a driver beside two learners does not wait.
+    beside = predicted(engines=1, max_lag=1, colocate=True)
+    assert beside.step == pytest.approx(SAMPLING + TRAINING + SYNC, rel=1e-9)
+    driver = predicted(engines=0, learners=2, max_lag=1)
+    assert driver.step == pytest.approx(driver.training + SYNC, rel=1e-9)
     alone = predicted(engines=0)
     assert alone.step == pytest.approx(SAMPLING + GRADING + TRAINING, rel=1e-9)
     assert alone.sync == 0
@@ -122,9 +127,30 @@ def test_a_slot_is_refilled_as_its_sequence_ends(slots: int | None, seconds: flo
     assert found == pytest.approx(seconds, rel=1e-9)
 
 
-def test_shares_are_even() -> None:
-    assert share_groups([[1], [2], [3], [4], [5]], 2) == [[1, 3, 5], [2, 4]]
+def test_ranks_have_even_shares() -> None:
     assert balanced([3.0, 3.0, 3.0, 1.0, 1.0, 1.0], 3) == [4.0, 4.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "busy"),
+    [
+        # One piece each: 2 groups and 2 groups, at once.
+        ({"rounds": 1}, [4.0, 8.0]),
+        # One group a piece, the next for whoever is free: beside the 4 the others.
+        ({"rounds": 2}, [4.0, 1.0 + 1.0 + 8.0]),
+        ({"rounds": 9}, [4.0, 1.0 + 1.0 + 8.0]),  # a group is never cut
+        ({"rounds": 2, "call": 1.0}, [5.0, 2.0 + 2.0 + 9.0]),
+        ({"rounds": 1, "engines": 0}, [8.0]),  # in the learner's process, all at once
+    ],
+)
+def test_pieces_go_to_whoever_is_free(changes: dict[str, float], busy: list[float]) -> None:
+    """A pass costs 1 s: a piece lasts as long as its longest."""
+    costs = replace(COSTS, decode=Line(1.0, 0.0))
+    layout = replace(LAYOUT, **{"engines": 2, **changes})
+    groups = [[4, 4], [1, 1], [1, 1], [8, 8]]
+    found = pool_seconds(groups, costs, layout=layout)
+    assert sorted(found[1]) == pytest.approx(sorted(busy), rel=1e-9)
+    assert found[0] == pytest.approx(max(busy), rel=1e-9)
 
 
 def test_groups_without_signal_are_drawn_again() -> None:

@@ -45,11 +45,10 @@ KINDS: dict[str, tuple[float, int]] = {
     "learner rank": (0.14, 1),
     "driver": (0.10, 1),
     "node": (0.09, 1),
-    "engine hangs": (0.03, 1),
+    "engine hangs": (0.02, 1),
 }
 HEAVY = {"learner rank", "driver", "node", "engine hangs"}  # one of these at a time
-RL = {
-    "steps": 60,
+RL: dict[str, Any] = {
     "max_lag": 1,
     "save_every": 4,
     "learning_rate": 1e-3,
@@ -63,8 +62,9 @@ LONGEST_ANSWER = 4  # deadlines in a row: a restart may be killed or hang in its
 class Chaos:
     """Runs on a cluster of two nodes, of which one is replaced whenever it is killed."""
 
-    def __init__(self, folder: Path, *, seed: int, deadline: float) -> None:
+    def __init__(self, folder: Path, *, steps: int, seed: int, deadline: float) -> None:
         self.folder, self.deadline = folder, deadline
+        self._rl = {**RL, "steps": steps}
         self.counts: Counter[str] = Counter()
         self.longest = 0.0
         self._random = random.Random(seed)
@@ -108,7 +108,7 @@ class Chaos:
         account = read_ledger(place / "rl")
         if account.problems:
             self._fail(f"{place.name}: {account.problems}")
-        if account.trained != RL["steps"] * RL["prompts_per_step"]:  # type: ignore[operator]
+        if account.trained != self._rl["steps"] * self._rl["prompts_per_step"]:
             self._fail(f"{place.name}: {account.trained} groups were trained")
         rows = [read_rollouts(each / "rl" / "rollouts") for each in (place, whole)]
         if rows[0] != rows[1]:
@@ -131,7 +131,7 @@ class Chaos:
         arguments = ["resume", str(place)]
         if not resume:
             alone = {"sft": None, "eval": None}  # the stage rl
-            given = recipe(place, rl=RL, cluster=cluster, grading={"workers": 2}, **alone)
+            given = recipe(place, rl=self._rl, cluster=cluster, grading={"workers": 2}, **alone)
             written = self.folder / f"{place.name}.toml"
             written.write_text(to_toml(recipe_from_dict(given)))
             arguments = ["run", str(written)]
@@ -194,6 +194,7 @@ def _size(path: Path) -> int:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=60, help="of each run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--deadline", type=float, default=60.0)
     parser.add_argument("--folder", type=Path, required=True)
@@ -203,7 +204,8 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     given = parsed()
     given.folder.mkdir(parents=True)
-    chaos, begun = Chaos(given.folder, seed=given.seed, deadline=given.deadline), time.monotonic()
+    chaos = Chaos(given.folder, steps=given.steps, seed=given.seed, deadline=given.deadline)
+    begun = time.monotonic()
     try:
         whole = chaos.run("whole", kills=0)
         told: Counter[str] = Counter()

@@ -21,6 +21,7 @@ from posttrain.models.save import save_policy
 from posttrain.models.tiny import build_tiny
 from posttrain.runs import read_json, read_rollouts
 from posttrain.runs.folder import RunFolder
+from posttrain.runs.resume import check_same
 from posttrain.stages import job
 from posttrain.stages import run as whole_run
 from posttrain.tasks import make_task
@@ -44,6 +45,16 @@ def test_another_lag(tmp_path: Path, max_lag: int) -> None:
     noted = read_json(done.folder.path / "changes.json")
     assert any(change.startswith("rl.max_lag: 1 → ") for change in noted[0]["changes"])
     assert 3 <= noted[0]["steps"]["rl"] <= 4
+
+
+def test_a_timeline_may_be_asked_for_at_any_time(tmp_path: Path) -> None:
+    cut(given(tmp_path / "cut", AHEAD), save=4)
+    watched = given(tmp_path / "cut", AHEAD)
+    watched["run"]["trace"] = True
+    done, text = go(watched, resume=True)
+    assert "rl: goes on from step 3" in text
+    events = read_json(done.folder.path / "rl" / "trace.json")["traceEvents"]
+    assert {"step 4", "step 5", "step 6"} <= {event["name"] for event in events}
 
 
 def test_other_prompts_under_what_waits(tmp_path: Path) -> None:
@@ -238,3 +249,16 @@ def test_same_weights_is_not_blind(tmp_path: Path) -> None:
         model.save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
     assert not same_weights(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_cluster_may_have_another_address_and_more_engines_but_not_more_learners(
+    tmp_path: Path,
+) -> None:
+    """Who samples changes no token; another number of ranks rounds differently."""
+    config = {"run": {"folder": "run", "stages": ["sft"]}, "cluster": {"address": "a:1"}}
+    folder = RunFolder.create(tmp_path / "run", config=config, recipe=None)
+    other = {"address": "b:2", "engines": 4, "colocate": True, "deadline": 9.0}
+    assert check_same(folder.path, {**config, "cluster": other}, allow=[]) == []
+    more = {**config, "cluster": {"address": "a:1", "learners": 2}}
+    with pytest.raises(ValueError, match=r"cluster\.learners"):
+        check_same(folder.path, more, allow=[])

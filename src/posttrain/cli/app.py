@@ -17,6 +17,7 @@ from posttrain.cli.cluster_commands import clusters
 from posttrain.cli.endings import letting_out, report
 from posttrain.cli.mistyped import WithOverrides, harmless_mistypings
 from posttrain.cli.model_commands import models
+from posttrain.cli.planning import plan
 from posttrain.track.safe_terminal import HarmlessRecord, say
 
 
@@ -144,6 +145,9 @@ def check(
     from posttrain.cli.check import check as run_check
 
     raise typer.Exit(run_check(context.args, fast=fast, as_json=as_json))
+
+
+app.command(cls=WithOverrides, context_settings=OVERRIDES)(plan)
 
 
 @app.command(cls=WithOverrides, context_settings=OVERRIDES)

@@ -19,19 +19,19 @@ def up(
     *,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes, each with processes of its own.")] = 1,
     cpus: Annotated[
-        float | None, typer.Option(min=0.1, help="CPUs that each node claims; else its share.")
+        int | None, typer.Option(min=1, help="CPUs that each node claims; else its share.")
     ] = None,
 ) -> None:
     """Start a Ray cluster on this machine, for trying things; Ctrl-C ends it."""
     from posttrain.distributed.local_cluster import LocalCluster
 
-    share = cpus or max(1.0, (os.cpu_count() or 1) / nodes)
+    share = cpus or max(1, (os.cpu_count() or 1) // nodes)
     cluster = LocalCluster(nodes=nodes, cpus=share)
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):  # after Ray, which takes them too
         signal.signal(number, lambda *_: ended.set())
     try:
-        kind = f"{nodes} node{'s' if nodes > 1 else ''} of {share:g} CPUs"
+        kind = f"{nodes} node{'s' * (nodes > 1)} of {share} CPU{'s' * (share > 1)}"
         say(f"a Ray cluster of {kind} listens on this machine only, at {cluster.address}")
         say(f'\n[cluster]\naddress = "{cluster.address}"\n')
         say(f"or: posttrain run RECIPE --cluster.address {cluster.address}; Ctrl-C ends it")

@@ -51,6 +51,7 @@ class WrittenRun(Section):
         ge=1,
     )
     trackers: Trackers = key((), "Trackers besides the run folder itself.")
+    trace: bool = key(False, "Write a timeline of the last steps of [rl], to open in Perfetto.")
     save_minutes: float = key(
         10.0, "Minutes between checkpoints of a stage without save_every; 0: none by time.", ge=0
     )

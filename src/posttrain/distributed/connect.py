@@ -9,6 +9,7 @@ from pathlib import Path
 
 from posttrain.build.cluster import Cluster
 from posttrain.config import Resolved
+from posttrain.distributed.spans import Spans
 
 
 def by_torchrun() -> bool:
@@ -39,7 +40,8 @@ def connect(
     if section.address is not None:
         from posttrain.distributed.ray_cluster import RayCluster
 
-        return RayCluster(recipe, folder, say=say)
+        spans = Spans() if recipe.run.trace else None
+        return RayCluster(recipe, folder, spans=spans, say=say)
     if section.learners > 1 or section.engines:
         asked = f"{section.learners} learners and {section.engines} engines"
         raise ValueError(

@@ -13,7 +13,7 @@ from posttrain.distributed.ray_start import ONLY_HERE, STORE, THIS_MACHINE, init
 class LocalCluster:
     """Nodes that listen on this machine only, with a small object store each and no dashboard."""
 
-    def __init__(self, *, nodes: int, cpus: float) -> None:
+    def __init__(self, *, nodes: int, cpus: int) -> None:
         os.environ.update(ONLY_HERE)
         load_ray()
         logging.getLogger("ray").setLevel(logging.ERROR)
@@ -35,7 +35,7 @@ class LocalCluster:
         """What a recipe names in cluster.address."""
         return str(self._cluster.address)
 
-    def add_node(self, *, cpus: float) -> Any:
+    def add_node(self, *, cpus: int) -> Any:
         """One node more; it can be handed to :meth:`remove_node`."""
         own = {"include_dashboard": False} if self._cluster.head_node is None else {}
         return self._cluster.add_node(

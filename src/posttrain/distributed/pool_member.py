@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from posttrain.distributed.spans import Spans
 from posttrain.protocols import Engine
 from posttrain.types import Turn
 
+GRACE = 5.0  # seconds for an engine to end what runs beside it, before its process is killed
 MOST_ATTEMPTS = 5  # at one piece: what kills every engine that takes it is no accident
 
 
@@ -134,10 +136,9 @@ class Member:
         self._thread.start()
 
     def end(self) -> None:
-        """End the process; the board must be closed."""
+        """End the process, once its engine is closed or has had time to; the board is closed."""
+        self._thread.join(timeout=GRACE)
         self._replica.stop()
-        self._thread.join(timeout=10.0)  # a daemon: an interpreter that ends does not wait for it
-        self._replica.stop()  # where it was begun meanwhile
 
     def _run(self) -> None:
         while not self._board.closed:
@@ -151,6 +152,9 @@ class Member:
             except BaseException as error:  # noqa: BLE001 - raised where the pool is waited for
                 self._board.fail(error)
                 return
+        if self.state == "up":
+            with contextlib.suppress(Exception):  # it is ended in any case
+                self._replica.call("close")
 
     def _start(self) -> None:
         with self._spans.record(self.name, "start"):

@@ -46,7 +46,7 @@ class RayCluster:
     ) -> None:
         assert recipe.cluster is not None
         assert recipe.cluster.address is not None
-        self._section, self._folder, self._spans, self._say = recipe.cluster, folder, spans, say
+        self._section, self._folder, self.spans, self._say = recipe.cluster, folder, spans, say
         self._learner: RayLearner | None = None
         self._engines: EnginePool | None = None
         self._scratch = folder.absolute() / SCRATCH
@@ -102,13 +102,13 @@ class RayCluster:
             place=self.learner_place,
             options=options,
         )
-        with phase(f"starting {section.learners} learner rank(s)"):
+        with phase(f"starting {section.learners} learner rank{'s' * (section.learners > 1)}"):
             self._learner = RayLearner(
                 start,
                 model=model.model,
                 save=save,
                 scratch=scratch,
-                spans=self._spans,
+                spans=self.spans,
                 say=self._say,
             )
         return self._learner
@@ -125,7 +125,7 @@ class RayCluster:
             model=scratch / "model",
             on_gpu=self._gpus["engine"] > 0,
             share=self._ray.put,
-            spans=self._spans,
+            spans=self.spans,
         )
         return self._engines
 

@@ -16,6 +16,7 @@ import json
 import os
 import threading
 import zlib
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,7 +172,11 @@ def _groups(batch: Collected) -> dict[str, list[Rollout]]:
 
 def _digest(rollouts: Sequence[Rollout]) -> int:
     """A number that other tokens would change."""
-    return zlib.crc32(repr([(r.prompt.tokens, r.tokens) for r in rollouts]).encode())
+    found = 0
+    for rollout in rollouts:
+        tokens = (len(rollout.prompt.tokens), *rollout.prompt.tokens, *rollout.tokens)
+        found = zlib.crc32(array("q", tokens), found)
+    return found
 
 
 def _whole_lines(path: Path) -> bytes:

@@ -19,9 +19,10 @@ from posttrain.track.printable import command_line
 
 BESIDE_RECIPE = ("supplied", "contents", "code")
 """What config.json holds beside the recipe: objects handed over, files and functions, the code."""
-# A run folder may be moved, a cluster may have another address, and who samples changes no token.
+# A run folder may be moved and watched, a cluster may have another address; who samples changes no
+# token.
 _OF_CLUSTER = ("address", "deadline", "engines", "colocate", "cpus_per_engine")
-FREE = ("run.folder", *(f"cluster.{key}" for key in _OF_CLUSTER))
+FREE = ("run.folder", "run.trace", *(f"cluster.{key}" for key in _OF_CLUSTER))
 Say = Callable[[str], None]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from posttrain.disk import keeping
+from posttrain.distributed.timelines.timeline import Timeline
 from posttrain.pipelines.fit import Fitted
 from posttrain.pipelines.guard import Guarded
 from posttrain.protocols import Tracker
@@ -27,6 +28,7 @@ class OpenStage:
     folder: StageFolder
     tracker: Tracker
     keeper: Keeper
+    seen: Timeline = field(default_factory=Timeline)
 
     def tell_rules(self, metrics: Mapping[str, float]) -> None:
         """Let the rules of the diagnosis know what the stage came to."""

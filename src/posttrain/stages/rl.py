@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from posttrain.build.setup import Setup
 from posttrain.check import before_rl
+from posttrain.distributed.timelines.timeline import timeline
 from posttrain.runs.first_evaluation import BEFORE_PROBLEMS, read_before, write_before
 from posttrain.runs.resume import check_steps
 from posttrain.stages.diagnosis import held_out, make_background
@@ -33,7 +35,8 @@ def run_rl(setup: Setup, job: Job) -> dict[str, Any]:
             found["before"] = _evaluate_before(setup, stage)
             stage.starts_from(held_out(found["before"], make_background(setup)))
         check_steps(section.steps, done=stage.keeper.step)
-        learn(setup, stage)
+        with timeline(setup, stage.folder.path) as seen:
+            learn(setup, replace(stage, seen=seen))
     return found
 
 

@@ -24,7 +24,7 @@ def learn(setup: Setup, stage: OpenStage) -> None:
 
     An engine that was handed over stays open behind it.
     """
-    recipe, policy, keeper = setup.recipe, setup.policy, stage.keeper
+    recipe, policy, keeper, seen = setup.recipe, setup.policy, stage.keeper, stage.seen
     section = recipe.rl
     with until_done(make_sampler(setup), given=setup.engine) as engine:
         prompts = rendered_prompts(setup, "train", max_new_tokens=section.max_new_tokens)
@@ -34,7 +34,7 @@ def learn(setup: Setup, stage: OpenStage) -> None:
         longest = section.max_new_tokens + max((len(p.tokens) for p in prompts), default=0)
         ways = Ways(keeper, lambda: declared(setup, learner, longest=longest, engine=engine))
         plan = make_plan(section)
-        source = make_source(setup, engine, prompts=prompts)
+        source = make_source(seen.setup(setup), seen.engine(engine), prompts=prompts)
         state, waiting = resume_rl(
             keeper, learner, source=source, prompts=prompts, sync=sync, max_lag=section.max_lag
         )
@@ -47,14 +47,16 @@ def learn(setup: Setup, stage: OpenStage) -> None:
         batches = ledger.noted(checked(batches, section.max_invalid))
         device = policy.model.device
         flow_of = flowing(batches, sync, max_lag=section.max_lag, device=device, waiting=waiting)
+        learner = seen.learner(learner)
         guarded = guard_learner(learner, section, keeper=keeper, decode=setup.template.decode)
         clock = Clock()
         writing = rollout_writer(stage.folder.rollouts)
-        with keeper.stepping(), ledger, flow_of as flow, writing as writer:
+        with keeper.stepping(), ledger, flow_of as given, writing as writer:
+            flow = seen.flow(given)
             watch = Watch(
                 setup=setup,
                 stage=stage,
-                engine=engine,
+                engine=seen.engine(engine),
                 learner=guarded,
                 flow=flow,
                 prompts=prompts,
@@ -73,7 +75,7 @@ def learn(setup: Setup, stage: OpenStage) -> None:
                 sync=clock.sync(flow.sync),
                 pad_token=policy.pad_token,
                 seed=recipe.run.seed,
-                on_step=watch.on_step,
+                on_step=seen.on_step(watch.on_step),
                 state=state,
             )
         with phase("saving the model"):

@@ -49,6 +49,8 @@ class Watch:
         metrics = {**taken.metrics(), "train/skipped_total": float(guard.total)}
         metrics |= {**self.seconds(), **self.setup.cluster_metrics()}
         metrics["time/step"] = metrics["time/wait"] + metrics["time/train"]
+        if self.setup.cluster is not None:
+            metrics["cluster/learner_idle"] = metrics["time/wait"] / metrics["time/step"]
         waited = self.neighbours.waited()
         if waited is not None:
             metrics["time/core_wait"] = waited

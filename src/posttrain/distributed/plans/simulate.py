@@ -59,8 +59,8 @@ class Layout:
     """A cluster, and what a step asks of it.
 
     ``bandwidth`` is that of the weights to the engines, all at once, ``learner_bandwidth`` that of
-    each learner to the others, both in bytes a second. ``engines`` = 0 samples on the learner's
-    device, where nothing but grading goes on beside learning.
+    each learner to the others, both in bytes a second. ``engines`` = 0: the driver samples, and
+    learns where there is one learner.
     """
 
     learners: int
@@ -70,12 +70,25 @@ class Layout:
     group_size: int
     bandwidth: float
     learner_bandwidth: float
+    colocate: bool = False  # engines have no place of their own
+    call: float = 0.0  # seconds of a call to another process, beside what it does
+    rounds: int = 1  # pieces of a batch for each engine
     slots: int | None = None  # sequences that an engine decodes at once
     moves: int = LEARNING  # of all weights between learners, for each micro-batch of a step
     minibatches: int = 1
     micro_batch_tokens: float | None = None
     useful: float = 1.0  # share of groups that dynamic sampling keeps
     max_resamples: int = 0
+
+    @property
+    def is_one_process(self) -> bool:
+        """Whether the process that samples also learns."""
+        return self.learners == 1 and not self.engines
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether sampling and learning want the same device: nothing but grading overlaps then."""
+        return self.is_one_process or self.colocate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +110,16 @@ class Prediction:
     sync: float
 
     @property
+    def making(self) -> float:
+        """Seconds in which a batch is made: sampled, then graded."""
+        return self.sampling + self.grading
+
+    @property
     def bottleneck(self) -> str:
-        """What takes longest."""
-        parts = {name: getattr(self, name) for name in ("sampling", "grading", "training", "sync")}
-        return max(parts, key=lambda name: parts[name])
+        """What takes longest: learning, or of making a batch the longer part, or the sync."""
+        sides = {"training": self.training, "sync": self.sync}
+        sides["sampling" if self.sampling >= self.grading else "grading"] = self.making
+        return max(sides, key=lambda name: sides[name])
 
 
 def sampling_seconds(lengths: Sequence[int], decode: Line, *, slots: int | None = None) -> float:
@@ -125,12 +144,37 @@ def sampling_seconds(lengths: Sequence[int], decode: Line, *, slots: int | None 
     return seconds
 
 
-def share_groups(groups: Sequence[Sequence[int]], engines: int) -> list[list[int]]:
-    """The lengths that each engine decodes: a group goes where the fewest sequences are."""
-    shares: list[list[int]] = [[] for _ in range(engines)]
-    for group in groups:
-        min(shares, key=len).extend(group)
-    return shares
+def pieces(
+    groups: Sequence[Sequence[int]], engines: int, *, rounds: int
+) -> list[Sequence[Sequence[int]]]:
+    """The groups that are handed to an engine at a time; to one in the learner's process, all.
+
+    >>> [len(piece) for piece in pieces([[1]] * 9, 2, rounds=2)]
+    [2, 2, 2, 2, 1]
+    """
+    size = max(1, len(groups) // (rounds * engines)) if engines else len(groups)
+    return [groups[first : first + size] for first in range(0, len(groups), size)]
+
+
+def pool_seconds(
+    groups: Sequence[Sequence[int]], costs: Costs, *, layout: Layout
+) -> tuple[float, list[float]]:
+    """How long engines that share a queue take over groups, and how long each of them works.
+
+    As :mod:`posttrain.distributed.engine_pool` does it: pieces of whole groups, ``rounds`` for each
+    engine, the next one for whoever is free. One engine in the learner's process has all at once.
+    """
+    call = layout.call if layout.engines else 0.0
+    free = [(0.0, engine) for engine in range(max(1, layout.engines))]
+    for piece in pieces(groups, layout.engines, rounds=layout.rounds):
+        lengths = list(itertools.chain.from_iterable(piece))
+        seconds = sampling_seconds(lengths, costs.decode, slots=layout.slots) + call
+        begun, engine = free[0]
+        heapq.heapreplace(free, (begun + seconds, engine))
+    busy = [0.0] * len(free)
+    for ended, engine in free:
+        busy[engine] = ended
+    return max(busy), busy
 
 
 def balanced(costs: Sequence[float], ranks: int) -> list[float]:
@@ -172,14 +216,14 @@ def simulate(costs: Costs, layout: Layout, *, steps: int = STEPS, seed: int = 0)
         raise ValueError("plan: no completion was measured, so there are no lengths to draw from")
     drawn = random.Random(seed)
     lag, settling = layout.max_lag, 2 * layout.max_lag + 2  # until the queue is as it stays
-    work = [_work(costs, layout, drawn) for _ in range(steps + settling + lag + 1)]
-    sync = costs.weight_bytes / layout.bandwidth if layout.engines else 0.0
+    work = [_work(costs, layout, drawn=drawn) for _ in range(steps + settling + lag + 1)]
+    sync = 0.0 if layout.is_one_process else costs.weight_bytes / layout.bandwidth
     times = _Times()
     for step in range(steps + settling):
         while len(times.done) <= step + lag:  # batches that may be made before this one is learned
             times.done.append(_made(times, work, layout=layout))
         learned = max(times.done[step], times.synced[step]) + work[step].training
-        if lag and not layout.engines:  # one device: what is sampled meanwhile is in the way
+        if lag and layout.takes_turns:  # what is sampled meanwhile is in the way
             learned += work[step + lag].sampling
         times.synced.append(max(learned, times.done[step + lag]) + sync)
     return _summary(work[settling : settling + steps], times.synced[settling:], sync=sync)
@@ -193,18 +237,17 @@ def _made(times: _Times, work: Sequence[_Step], *, layout: Layout) -> float:
     return begun + work[number].sampling + work[number].grading
 
 
-def _work(costs: Costs, layout: Layout, drawn: random.Random) -> _Step:
+def _work(costs: Costs, layout: Layout, *, drawn: random.Random) -> _Step:
     """One step's work: the groups that are sampled until enough are useful, and those learned."""
     busy, sampling, graded = [0.0] * max(1, layout.engines), 0.0, 0
     kept: list[Sequence[int]] = []
     spare: list[Sequence[int]] = []
     for _ in range(layout.max_resamples + 1):
         missing = layout.prompts_per_step - len(kept)
-        groups = [_group(costs, layout, drawn) for _ in range(missing)]
-        shares = share_groups(groups, max(1, layout.engines))
-        seconds = [sampling_seconds(share, costs.decode, slots=layout.slots) for share in shares]
+        groups = [_group(costs, layout, drawn=drawn) for _ in range(missing)]
+        longest, seconds = pool_seconds(groups, costs, layout=layout)
         busy = [before + more for before, more in zip(busy, seconds, strict=True)]
-        sampling += max(seconds)
+        sampling += longest
         graded += sum(map(len, groups))
         for group in groups:
             (kept if drawn.random() < layout.useful else spare).append(group)
@@ -224,8 +267,8 @@ def _work(costs: Costs, layout: Layout, drawn: random.Random) -> _Step:
     )
 
 
-def _group(costs: Costs, layout: Layout, drawn: random.Random) -> Sequence[int]:
-    """A group that was measured, or one of another size, drawn from it: lengths of a prompt agree."""
+def _group(costs: Costs, layout: Layout, *, drawn: random.Random) -> Sequence[int]:
+    """A group that was measured; of another size, one drawn from it: a prompt has its lengths."""
     group = drawn.choice(costs.groups)
     if len(group) == layout.group_size:
         return group

@@ -1,0 +1,113 @@
+"""``posttrain plan`` as a terminal shows it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import Command, command_in
+from small_runs import RECIPE, recipe, small_run
+
+from posttrain.config import recipe_from_dict, to_toml
+from posttrain.distributed.plans.compared import conclusion, others
+from posttrain.distributed.plans.simulate import Costs, Layout, Line, simulate
+
+LAYOUT = Layout(
+    learners=1,
+    engines=1,
+    max_lag=1,
+    prompts_per_step=4,
+    group_size=2,
+    bandwidth=1e9,
+    learner_bandwidth=1e9,
+)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe, and a run of it."""
+    folder = tmp_path_factory.mktemp("work")
+    given = recipe(folder / "run", sft=None, eval=None, rl={"steps": 6})
+    small_run(given)
+    (folder / "recipe.toml").write_text(to_toml(recipe_from_dict(given)))
+    return folder
+
+
+@pytest.fixture
+def posttrain(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], work: Path
+) -> Command:
+    return command_in(work, columns=100, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def test_a_cluster_is_planned_from_a_run(posttrain: Command) -> None:
+    asked = ("recipe.toml", "--from", "run", "--learners", "8", "--engines", "4", "--max-lag", "1")
+    code, out, _ = posttrain("plan", *asked)
+    assert code == 0
+    rows = [line.split()[:3] for line in out.splitlines()]
+    for row in (["8", "4", "1"], ["8", "8", "1"], ["16", "4", "1"], ["8", "4", "0"]):
+        assert row in rows
+    assert "run: 4 steps, from step 3" in out
+    assert "1.25 GB/s to each" in out
+    assert "8 learners, 4 engines, max_lag 1: " in out
+    _, out, _ = posttrain("plan", *asked, "--json", "--bandwidth", "10")
+    found = json.loads(out)
+    assert set(found["clusters"]) == {"asked", "engines", "learners", "lag", "alone"}
+    planned = found["clusters"]["asked"]
+    assert planned["layout"]["bandwidth"] == 1e10
+    assert planned["layout"]["group_size"] == RECIPE["rl"]["group_size"]
+    assert 0 <= planned["prediction"]["learner_idle"] <= 1
+    samples = planned["prediction"]["samples_per_second"] * planned["prediction"]["step"]
+    assert samples == pytest.approx(16, rel=1e-6)
+
+
+def test_a_cluster_is_planned_from_a_trial_and_from_the_recipe(posttrain: Command) -> None:
+    """Without options, the recipe's own [cluster] is planned."""
+    overrides = ("--cluster.learners", "2", "--cluster.engines", "3", "--rl.max_lag", "2")
+    code, out, _ = posttrain("plan", "recipe.toml", *overrides, "--json")
+    assert code == 0
+    found = json.loads(out)
+    layout = found["clusters"]["asked"]["layout"]
+    assert (layout["learners"], layout["engines"], layout["max_lag"]) == (2, 3, 2)
+    assert any("measured here, on cpu" in fact for fact in found["assumptions"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "name the recipe first"),
+        (("recipe.toml", "--run.stages", '["eval"]'), "has no stage rl"),
+        (("recipe.toml", "--lerners", "8"), "did you mean --learners?"),
+        (("recipe.toml", "--from", "nowhere"), "nowhere"),
+        (("recipe.toml", "--rl.stepz", "8"), "did you mean steps?"),
+    ],
+)
+def test_mistakes_are_said(posttrain: Command, arguments: tuple[str, ...], said: str) -> None:
+    code, _, err = posttrain("plan", *arguments)
+    assert code == 2
+    assert said in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, "to make (1.04 s, most of it sampling) than to learn (200 ms); 1 learner, 2 engines"),
+        ({"train": Line(0.0, 1.0)}, "to learn (80 s) than to make (1.04 s); 2 learners, 1 engine"),
+        ({"grading": 10.0}, "most of it grading) than to learn (200 ms); twice the engines or"),
+        ({"weight_bytes": 1e11}, "Bringing weights to the engines (100 s) takes longest; twice"),
+    ],
+)
+def test_the_conclusion_names_what_is_slow_and_what_helps(
+    changed: dict[str, object], said: str
+) -> None:
+    """8 completions of 10 tokens: 80 tokens to decode one by one, and to learn."""
+    costs = {
+        "decode": Line(0.0, 0.0125),
+        "train": Line(0.2, 0.0),
+        "grading": 0.005,
+        "weight_bytes": 0.0,
+        "groups": [[10, 10]],
+        **changed,
+    }
+    layouts = {"asked": LAYOUT, **others(LAYOUT)}
+    found = {name: simulate(Costs(**costs), each) for name, each in layouts.items()}
+    assert said in conclusion(layouts, found)
