@@ -137,6 +137,8 @@ class Meeting:
 
     def _done(self, call: Call | LearnerRequest) -> Any:
         if isinstance(call, LearnerRequest):
+            if self.ranks.rank:
+                _settle(call.recipe)
             return self._host.build(call)
         return answered(self._host, call)
 
@@ -191,6 +193,15 @@ class Meeting:
     def _leave(self, why: str) -> None:
         print(f"posttrain: {why}", file=sys.stderr, flush=True)
         os._exit(1)  # threads of libraries may wait for ranks that have gone
+
+
+def _settle(recipe: Resolved) -> None:
+    """Compute as a recipe asks; rank 0 does so for the whole run already."""
+    beside = int(os.environ["LOCAL_WORLD_SIZE"])
+    torch.set_num_threads(recipe.run.threads or max(1, (os.cpu_count() or 1) // beside))
+    if recipe.run.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
 
 
 def answered(host: LearnerHost, call: Call) -> Any:
