@@ -14,8 +14,8 @@ import torch
 from ray import cloudpickle as pickled
 from small_model import OPTIONS, small_model
 
-from posttrain.distributed.ray_learner import Call, LostError, RayLearner
 from posttrain.distributed.ray_rank import LearnerRank
+from posttrain.distributed.remote_learner import Call, RanksLostError, RemoteLearner
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.learn.ranks import ALONE, Ranks
@@ -82,10 +82,10 @@ class InThisProcess:
         self._seen.append(call.name)
         when = self._dies.get(len(self._seen))
         if when == "before":
-            raise LostError("learner rank 0 has died")
+            raise RanksLostError("learner rank 0 has died")
         answer = self._rank.call(pickled.loads(pickled.dumps(call)))
         if when == "after":
-            raise LostError("learner rank 0 has died")
+            raise RanksLostError("learner rank 0 has died")
         return pickled.loads(pickled.dumps(answer))
 
     def end(self) -> None:
@@ -99,7 +99,7 @@ def on_ray(
     deadline: float = 120.0,
     say: Callable[[str], None] = pytest.fail,
     request: Any = None,
-) -> RayLearner:
+) -> RemoteLearner:
     """A learner over ranks in actors of the Ray that this process is connected to."""
     from posttrain.distributed.ray_group import RankGroup, RankOptions
 
@@ -115,4 +115,4 @@ def on_ray(
         )
 
     save = functools.partial(save_policy, own)
-    return RayLearner(start, model=own.model, save=save, scratch=scratch, say=say)
+    return RemoteLearner(start, model=own.model, save=save, scratch=scratch, say=say)

@@ -22,7 +22,7 @@ from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.objective import with_kl
 from posttrain.algorithms.weights import sequence_mean
 from posttrain.data.collate import collate_demonstrations, collate_ranked
-from posttrain.distributed.ray_learner import Call
+from posttrain.distributed.remote_learner import Call
 from posttrain.distributed.torchrun import TorchrunLearner, answered
 from posttrain.distributed.worker import LearnerHost
 from posttrain.learn.learner import LocalLearner, scores

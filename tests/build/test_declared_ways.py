@@ -112,7 +112,7 @@ def test_what_the_recipe_does_without_on_a_gpu_is_said(
 
 def test_layers_that_are_sharded_are_not_called_compiled(tmp_path: Path) -> None:
     values = recipe(tmp_path, rl={"steps": 500_000})
-    sharded = [("captured passes", Verdict(SHARDED), "each pass takes longer")]
+    sharded = [("captured passes", Support(SHARDED), "each pass takes longer")]
     learner: Any = SimpleNamespace(way=lambda longest: Way.of("packed", wanted=sharded))
     layers = SimpleNamespace(layers=torch.nn.ModuleList([torch.nn.Linear(1, 1)]))
     model = SimpleNamespace(get_decoder=lambda: layers, device=torch.device("cuda"))

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from posttrain.algorithms.weights import sequence_mean
 from posttrain.distributed import ray_start
-from posttrain.distributed.ray_learner import RayLearner
+from posttrain.distributed.remote_learner import RemoteLearner
 from posttrain.distributed.torchrun import TorchrunLearner
 from posttrain.learn.learner import LocalLearner
 from posttrain.models.save import save_policy
@@ -30,10 +30,10 @@ ON_RAY = "two ranks on Ray"
 SCRATCH = tempfile.TemporaryDirectory()
 
 
-def elsewhere() -> RayLearner:
+def elsewhere() -> RemoteLearner:
     """A learner over one rank, hosted as in another process."""
     own = policy()
-    return RayLearner(
+    return RemoteLearner(
         InThisProcess,
         model=own.model,
         save=functools.partial(save_policy, own),
@@ -58,9 +58,9 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[]
         yield LEARNERS[request.param]
         return
     request.getfixturevalue("ray_here")
-    made: list[RayLearner] = []
+    made: list[RemoteLearner] = []
 
-    def start() -> RayLearner:
+    def start() -> RemoteLearner:
         made.append(on_ray(tmp_path / f"scratch-{len(made)}", size=2))
         return made[-1]
 
@@ -105,7 +105,7 @@ def told(learner: Learner, steps: Sequence[int] = (1, 2)) -> list[object]:
 
 def test_every_learner_of_the_library_is_here() -> None:
     assert {type(make()) for make in LEARNERS.values()} == {
-        *(LocalLearner, Guarded, RayLearner, TorchrunLearner)
+        *(LocalLearner, Guarded, RemoteLearner, TorchrunLearner)
     }
 
 

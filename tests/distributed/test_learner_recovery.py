@@ -13,17 +13,17 @@ import torch
 from learner_parts import InThisProcess, local, policy
 
 from posttrain.algorithms.weights import sequence_mean
-from posttrain.distributed import ray_learner
-from posttrain.distributed.ray_learner import RayLearner
+from posttrain.distributed import remote_learner
+from posttrain.distributed.remote_learner import RemoteLearner
 from posttrain.protocols import Learner
 
 STEPS = 5
 
 
-def remote(scratch: Path, *, dies: dict[int, str] | None = None, **more: Any) -> RayLearner:
+def remote(scratch: Path, *, dies: dict[int, str] | None = None, **more: Any) -> RemoteLearner:
     """A learner over one rank, which dies at these calls: counted from 1, repeated ones too."""
     dies, seen = dies or {}, more.pop("seen", [])
-    return RayLearner(
+    return RemoteLearner(
         lambda: InThisProcess(dies, seen=seen),
         model=policy().model,
         save=more.pop("save", lambda folder: None),
@@ -65,8 +65,8 @@ def test_whenever_it_dies_it_repeats_exactly(
     undisturbed: list[object], tmp_path: Path, call: int, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it dies in the middle of what it repeats, and of a state of its own."""
-    monkeypatch.setattr(ray_learner, "CALLS", 2)
-    monkeypatch.setattr(ray_learner, "SHARE", 1e9)  # whatever it takes
+    monkeypatch.setattr(remote_learner, "CALLS", 2)
+    monkeypatch.setattr(remote_learner, "SHARE", 1e9)  # whatever it takes
     said: list[str] = []
     seen: list[str] = []
     dies = {call: when, call + 2: "before"}
@@ -117,8 +117,8 @@ def test_restored_and_lost_it_is_what_the_checkpoint_says(tmp_path: Path) -> Non
 def test_states_of_its_own_keep_the_list_of_calls_short_and_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_learner, "CALLS", 2)
-    monkeypatch.setattr(ray_learner, "SHARE", 1e9)
+    monkeypatch.setattr(remote_learner, "CALLS", 2)
+    monkeypatch.setattr(remote_learner, "SHARE", 1e9)
     seen: list[str] = []
     learner = remote(tmp_path / "scratch", seen=seen)
     shown(learner)
@@ -131,7 +131,7 @@ def test_states_of_its_own_keep_the_list_of_calls_short_and_are_removed(
 def test_a_state_that_cannot_be_written_is_said_and_the_calls_are_kept(
     undisturbed: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_learner, "CALLS", 2)
+    monkeypatch.setattr(remote_learner, "CALLS", 2)
     (tmp_path / "scratch").write_text("a file is in the way")
     said: list[str] = []
     learner = remote(tmp_path / "scratch", dies={14: "before"}, say=said.append)

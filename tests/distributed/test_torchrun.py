@@ -116,7 +116,7 @@ def test_a_rank_that_dies_ends_all_and_the_run_goes_on_with_another_number(tmp_p
 FAILS = """
 from torch import distributed
 from posttrain.distributed import torchrun
-from posttrain.distributed.ray_learner import Call
+from posttrain.distributed.remote_learner import Call
 from posttrain.distributed.worker import LearnerHost
 
 def call(self, name, *given, version=None):

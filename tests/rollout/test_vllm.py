@@ -25,7 +25,7 @@ from posttrain.models.load import Policy, load_policy
 from posttrain.models.save import save_policy
 from posttrain.rollout.engines import vllm, vllm_server
 from posttrain.rollout.engines.vllm import VllmEngine, vllm_engine
-from posttrain.rollout.engines.vllm_server import LostError
+from posttrain.rollout.engines.vllm_server import ServerLostError
 from posttrain.types import Part, Rollout, Sampling, Turn
 
 PROMPTS = ragged(3, 5, vocabulary=100)
@@ -227,7 +227,7 @@ def test_where_all_are_lost_the_run_ends_with_their_names(serve: Serve, connect:
     engine = connect(*servers, deadline=5.0)
     for server in servers:
         server.stop()
-    with pytest.raises(LostError, match=rf"(?s){servers[0].address}.*{servers[1].address}"):
+    with pytest.raises(ServerLostError, match=rf"(?s){servers[0].address}.*{servers[1].address}"):
         engine.generate(PROMPTS, SAMPLING, num_samples=1, seed=0)
 
 
@@ -293,7 +293,7 @@ def test_a_generation_can_be_broken_off(serve: Serve, connect: Connect) -> None:
 def test_a_dead_port_is_named(connect: Connect, serve: Serve) -> None:
     server = serve()
     server.stop()
-    with pytest.raises(LostError, match=rf"{server.address} does not answer.*refused"):
+    with pytest.raises(ServerLostError, match=rf"{server.address} does not answer.*refused"):
         connect(server)
 
 
@@ -351,7 +351,7 @@ def test_without_an_environment_the_error_says_how_to_make_one(
 
 
 def test_a_server_that_ends_while_it_starts_shows_its_log(connect: Connect) -> None:
-    with pytest.raises(LostError, match=r"(?s)has ended.*its log:.*No module named '?vllm"):
+    with pytest.raises(ServerLostError, match=r"(?s)has ended.*its log:.*No module named '?vllm"):
         connect(address=None, python=sys.executable)
 
 

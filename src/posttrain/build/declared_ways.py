@@ -12,7 +12,7 @@ from posttrain.models.quiet import compiler_remarks
 from posttrain.protocols import Engine, Learner
 from posttrain.runs import write_json
 from posttrain.runs.keeper import Keeper
-from posttrain.types.ways import Missing, Verdict, Way
+from posttrain.types.ways import Missing, Support, Way
 
 # benchmarks/rollout.py and benchmarks/learning.py, docs/benchmarks.md
 UNCOMPILED = (
@@ -35,7 +35,7 @@ def declared(
     compiled = choose_compile(recipe, device)
     if compiled:
         sharded = any(missing.why == SHARDED for missing in learns.without)
-        verdict = Verdict(SHARDED) if sharded else compilable(model)
+        verdict = Support(SHARDED) if sharded else compilable(model)
         asked = Way.of(wanted=[("compiled layers", verdict, "they run as written")])
         learns = Way(uses=learns.uses + asked.uses, without=learns.without + asked.without)
     samples = own_way(engine)

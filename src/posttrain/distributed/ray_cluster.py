@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain.build.cluster import LearningStage
 from posttrain.config import ClusterSection, Resolved
-from posttrain.distributed.ray_learner import RayLearner
 from posttrain.distributed.ray_nodes import Bundle, Say, check_nodes, wait_for_room
 from posttrain.distributed.ray_start import LOCAL, init
+from posttrain.distributed.remote_learner import RemoteLearner
 from posttrain.distributed.spans import Spans
 from posttrain.distributed.worker import LearnerRequest
 from posttrain.models.load import Policy
@@ -47,7 +47,7 @@ class RayCluster:
         assert recipe.cluster is not None
         assert recipe.cluster.address is not None
         self._section, self._folder, self.spans, self._say = recipe.cluster, folder, spans, say
-        self._learner: RayLearner | None = None
+        self._learner: RemoteLearner | None = None
         self._engines: EnginePool | None = None
         self._scratch = folder.absolute() / SCRATCH
         shutil.rmtree(self._scratch, ignore_errors=True)  # of a driver that was killed
@@ -103,7 +103,7 @@ class RayCluster:
             options=options,
         )
         with phase(f"starting {section.learners} learner rank{'s' * (section.learners > 1)}"):
-            self._learner = RayLearner(
+            self._learner = RemoteLearner(
                 start,
                 model=model.model,
                 save=save,

@@ -9,8 +9,8 @@ from typing import Any
 
 import ray
 
-from posttrain.distributed.ray_learner import Call, LostError
 from posttrain.distributed.ray_rank import LearnerRank, PeerLost
+from posttrain.distributed.remote_learner import Call, RanksLostError
 from posttrain.distributed.worker import LearnerRequest
 
 STARTING = "start"
@@ -80,7 +80,7 @@ class RankGroup:
         return self._wait(method, [getattr(actor, method).remote(*given) for actor in self._actors])
 
     def _wait(self, doing: str, answers: Sequence[Any]) -> list[Any]:
-        """All answers, or the first error; a rank that is lost, or silent, is a ``LostError``."""
+        """All answers, or the first error; a rank that is lost, or silent, is a ``RanksLostError``."""
         waiting = list(answers)
         until, problem = time.monotonic() + self._deadline, None
         while waiting:
@@ -88,18 +88,18 @@ class RankGroup:
             if not done:
                 break
             found = self._problem(answers.index(done[0]), done[0], doing=doing)
-            if isinstance(found, LostError):
+            if isinstance(found, RanksLostError):
                 raise found
             if found is not None and problem is None:
                 problem, until = found, min(until, time.monotonic() + GRACE)
         if isinstance(problem, PeerLost):
-            raise LostError(f"a learner rank has lost another one ({problem.why})")
+            raise RanksLostError(f"a learner rank has lost another one ({problem.why})")
         if isinstance(problem, BaseException):
             if waiting:  # they wait for the rank that has failed, and are out of step
                 self.end()
             raise problem
         if waiting:
-            raise LostError(self._silent([answers.index(one) for one in waiting], doing))
+            raise RanksLostError(self._silent([answers.index(one) for one in waiting], doing))
         return list(ray.get(list(answers)))
 
     def _problem(self, rank: int, answer: Any, *, doing: str) -> BaseException | PeerLost | None:
@@ -109,9 +109,9 @@ class RankGroup:
         except ray.exceptions.RayTaskError as error:
             return _cause(error, name)
         except ray.exceptions.RayActorError as error:
-            return LostError(f"{name} has died during {doing}{_why(error)}")
+            return RanksLostError(f"{name} has died during {doing}{_why(error)}")
         except ray.exceptions.RayError as error:
-            return LostError(f"{name} gave no answer to {doing} ({type(error).__name__})")
+            return RanksLostError(f"{name} gave no answer to {doing} ({type(error).__name__})")
         return found if isinstance(found, PeerLost) else None
 
     def _silent(self, ranks: Sequence[int], doing: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 import torch
 
-from posttrain.distributed.ray_learner import Call
+from posttrain.distributed.remote_learner import Call
 from posttrain.distributed.wire import PackedBatch, pack_batch, pack_tensor, unpack_batch
 from posttrain.distributed.worker import LearnerHost, LearnerRequest
 from posttrain.learn.ranks import ALONE, connect

@@ -29,7 +29,7 @@ from torch import distributed
 
 from posttrain.build.cluster import LearningStage
 from posttrain.config import Resolved
-from posttrain.distributed.ray_learner import Call, RayLearner
+from posttrain.distributed.remote_learner import Call, RemoteLearner
 from posttrain.distributed.wire import PackedBatch, pack_batch, pack_tensor, unpack_batch
 from posttrain.distributed.worker import LearnerHost, LearnerRequest
 from posttrain.learn.ranks import connect
@@ -215,7 +215,7 @@ def answered(host: LearnerHost, call: Call) -> Any:
     return answer
 
 
-class TorchrunLearner(RayLearner):
+class TorchrunLearner(RemoteLearner):
     """A learner over the ranks of torchrun; where one of them is lost, torchrun ends all."""
 
     def _ask(self, name: str, *given: Any, changes: bool = False) -> Any:

@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
-from posttrain.rollout.engines.vllm_server import LostError, Server
+from posttrain.rollout.engines.vllm_server import Server, ServerLostError
 
 ATTEMPTS = 3  # servers that a request is sent to before the run gives up
 # Mean difference between two log-probs of a token that rounding explains (seen: 1e-5, and 0.01).
@@ -96,13 +96,13 @@ class Fleet:
             server = self._take()
             try:
                 return server.complete(request, over=over)
-            except LostError as problem:
+            except ServerLostError as problem:
                 problems.append(str(problem))
                 self._lose(server, problem)
             finally:
                 with self._lock:
                     server.requests -= 1
-        raise LostError(f"vllm: a request failed {ATTEMPTS} times: {'; '.join(problems)}")
+        raise ServerLostError(f"vllm: a request failed {ATTEMPTS} times: {'; '.join(problems)}")
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
@@ -164,7 +164,7 @@ class Fleet:
             for server, future in begun.items():
                 try:
                     found[server] = future.result()
-                except LostError as problem:
+                except ServerLostError as problem:
                     self._lose(server, problem)
         return found
 
@@ -188,7 +188,7 @@ class Fleet:
             for server in self.servers:
                 try:
                     return self._return(server, patience=0)
-                except LostError as problem:
+                except ServerLostError as problem:
                     self._lose(server, problem)
             if time.monotonic() >= until or all(server.ours for server in self.servers):
                 raise self._all_lost()
@@ -239,17 +239,17 @@ class Fleet:
             )
         server.lost = ""
 
-    def _lose(self, server: Server, problem: LostError) -> None:
+    def _lose(self, server: Server, problem: ServerLostError) -> None:
         with self._lock:
             if not server.lost:
                 self._told[server] = str(problem)
             server.lost = str(problem)
 
-    def _all_lost(self) -> LostError:
+    def _all_lost(self) -> ServerLostError:
         why = (f"vllm: {server.lost}{server.wrote()}" for server in self.servers)
-        return LostError("\n".join(why))
+        return ServerLostError("\n".join(why))
 
     def _await(self, reached: Callable[[], bool], what: str) -> None:
         """Wait with the lock."""
         if not self._lock.wait_for(reached, timeout=self._deadline):
-            raise LostError(f"vllm: waited {self._deadline:g} s for {what}")
+            raise ServerLostError(f"vllm: waited {self._deadline:g} s for {what}")

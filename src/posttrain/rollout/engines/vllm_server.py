@@ -39,7 +39,7 @@ finally:
 """
 
 
-class LostError(RuntimeError):
+class ServerLostError(RuntimeError):
     """A server that does not answer, or that has failed: another one may do better."""
 
 
@@ -88,11 +88,11 @@ class Server:
                     return
             except RefusedError as problem:
                 raise ValueError(f"{problem}; is it vLLM?") from None
-            except LostError as problem:
+            except ServerLostError as problem:
                 if self.ended():
-                    raise LostError(f"{self} has ended") from None
+                    raise ServerLostError(f"{self} has ended") from None
                 if time.monotonic() >= until:
-                    raise LostError(f"{problem}; waited {patience:g} s for it") from None
+                    raise ServerLostError(f"{problem}; waited {patience:g} s for it") from None
             time.sleep(0.2)
 
     def wrote(self) -> str:
@@ -110,7 +110,7 @@ class Server:
             self._call("posttrain_load", str(folder))
             answer = self.ask("/reset_prefix_cache", {})
             if not answer.get("success", True):
-                raise LostError(f"{self} keeps what it computed with the weights before")
+                raise ServerLostError(f"{self} keeps what it computed with the weights before")
         finally:
             self.ask("/resume", {})
 
@@ -131,7 +131,7 @@ class Server:
                 if over is not None and over(tokens):
                     return tokens, logprobs
         if reason not in ("stop", "length"):
-            raise LostError(f"{self} broke a completion off ({reason})")
+            raise ServerLostError(f"{self} broke a completion off ({reason})")
         return tokens, logprobs
 
     def ask(self, path: str, body: dict[str, Any] | None) -> Any:
@@ -159,14 +159,14 @@ class Server:
             answer = connection.getresponse()
             if answer.status != http.HTTPStatus.OK:
                 said = answer.read(2000).decode(errors="replace")
-                problem = RefusedError if answer.status < 500 else LostError
+                problem = RefusedError if answer.status < 500 else ServerLostError
                 raise problem(f"{self} answers {path} with {answer.status}: {said}")
             yield answer
         except TimeoutError:
-            raise LostError(f"{self} has not answered {path} within {seconds:g} s") from None
+            raise ServerLostError(f"{self} has not answered {path} within {seconds:g} s") from None
         except (OSError, http.client.HTTPException) as problem:
             self._check_interrupted()
-            raise LostError(f"{self} does not answer ({problem or type(problem)})") from None
+            raise ServerLostError(f"{self} does not answer ({problem or type(problem)})") from None
         finally:
             self._open.discard(connection)
             connection.close()
@@ -187,8 +187,10 @@ class Server:
         body = {"method": method, "args": list(arguments), "timeout": self.deadline}
         try:
             return self.ask("/collective_rpc", body)["results"][0]
-        except (RefusedError, LostError) as problem:
-            if isinstance(problem, LostError) and f"no attribute '{method}'" not in str(problem):
+        except (RefusedError, ServerLostError) as problem:
+            if isinstance(problem, ServerLostError) and f"no attribute '{method}'" not in str(
+                problem
+            ):
                 raise
             raise ValueError(
                 f"{problem}. It takes no weights: start it with VLLM_SERVER_DEV_MODE=1, a copy of "
@@ -266,5 +268,5 @@ def _choices(answer: http.client.HTTPResponse, *, stream: bool) -> Iterator[dict
         if text and text != "[DONE]":
             found = json.loads(text)
             if "error" in found:
-                raise LostError(f"a completion was broken off: {found['error']}")
+                raise ServerLostError(f"a completion was broken off: {found['error']}")
             yield from found["choices"][:1]

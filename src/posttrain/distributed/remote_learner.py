@@ -28,7 +28,7 @@ MANY = 8 * CALLS
 MOST_RESTARTS = 4  # in a row, without an answer in between
 
 
-class LostError(RuntimeError):
+class RanksLostError(RuntimeError):
     """Ranks have died, or have not answered in time: the message says which."""
 
 
@@ -44,11 +44,11 @@ class Call:
     version: int | None = None
 
 
-class Ranks(Protocol):
+class RankProcesses(Protocol):
     """The ranks of a learner, started and built."""
 
     def call(self, call: Call) -> Any:
-        """What all ranks answer; raises ``LostError`` where they can no longer be asked."""
+        """What all ranks answer; raises ``RanksLostError`` where they can no longer be asked."""
         ...
 
     def end(self) -> None:
@@ -56,7 +56,7 @@ class Ranks(Protocol):
         ...
 
 
-class RayLearner:
+class RemoteLearner:
     """Satisfies ``Learner`` over ranks that ``start`` starts, as often as they die.
 
     ``model`` is this process's copy of what is trained, and its parameters are the weights: they
@@ -68,7 +68,7 @@ class RayLearner:
 
     def __init__(
         self,
-        start: Callable[[], Ranks],
+        start: Callable[[], RankProcesses],
         *,
         model: nn.Module,
         save: Callable[[Path], None],
@@ -80,7 +80,7 @@ class RayLearner:
         self._scratch, self._spans, self._say = scratch, spans, say
         self._version = 0
         self._is_current = True  # the copy in this process
-        self._ranks: Ranks | None = None
+        self._ranks: RankProcesses | None = None
         self._state: tuple[Path, Mapping[str, Any]] | None = None
         self._calls: list[Call] = []
         self._num_states, self._cost, self._written = 0, 0.0, time.monotonic()
@@ -177,14 +177,14 @@ class RayLearner:
             try:
                 with self._recording(call.name):
                     answer = self._started().call(call)
-            except LostError as lost:
+            except RanksLostError as lost:
                 self._end()
                 self._count(lost)
             else:
                 self._in_a_row = 0
                 return answer
 
-    def _started(self) -> Ranks:
+    def _started(self) -> RankProcesses:
         """The ranks, and where they are new, as the old ones were after the last call."""
         if self._ranks is None:
             self._ranks = self._start()
@@ -194,7 +194,7 @@ class RayLearner:
                 self._ranks.call(call)
         return self._ranks
 
-    def _count(self, lost: LostError) -> None:
+    def _count(self, lost: RanksLostError) -> None:
         self._in_a_row += 1
         if self._in_a_row > MOST_RESTARTS:
             raise RuntimeError(
