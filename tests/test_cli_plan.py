@@ -9,7 +9,7 @@ from small_runs import RECIPE, recipe, small_run
 
 from posttrain.config import recipe_from_dict, to_toml
 from posttrain.distributed.plans.compared import conclusion, others
-from posttrain.distributed.plans.simulate import Costs, Layout, LinearCost, simulate
+from posttrain.distributed.plans.simulate import Costs, Layout, LinearTime, simulate
 
 LAYOUT = Layout(
     learners=1,
@@ -92,7 +92,7 @@ def test_mistakes_are_said(posttrain: Command, arguments: tuple[str, ...], said:
     [
         ({}, "to make (1.04 s, most of it sampling) than to learn (200 ms); 1 learner, 2 engines"),
         (
-            {"train": LinearCost(0.0, 1.0)},
+            {"train": LinearTime(0.0, 1.0)},
             "to learn (80 s) than to make (1.04 s); 2 learners, 1 engine",
         ),
         ({"grading": 10.0}, "most of it grading) than to learn (200 ms); twice the engines or"),
@@ -104,8 +104,8 @@ def test_the_conclusion_names_what_is_slow_and_what_helps(
 ) -> None:
     """8 completions of 10 tokens: 80 tokens to decode one by one, and to learn."""
     costs = {
-        "decode": LinearCost(0.0, 0.0125),
-        "train": LinearCost(0.2, 0.0),
+        "decode": LinearTime(0.0, 0.0125),
+        "train": LinearTime(0.2, 0.0),
         "grading": 0.005,
         "weight_bytes": 0.0,
         "groups": [[10, 10]],

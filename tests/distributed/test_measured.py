@@ -11,13 +11,13 @@ from small_runs import recipe, small_run
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.distributed.plans.measured import Observed, fit, shown, weight_moves
 from posttrain.distributed.plans.run_costs import from_run
-from posttrain.distributed.plans.simulate import LinearCost
+from posttrain.distributed.plans.simulate import LinearTime
 from posttrain.distributed.plans.trial_costs import from_trial
 from posttrain.runs import RunFolder
 from posttrain.runs.rollouts import rollout_file, write_rollouts
 from posttrain.types import Prompt, Rollout, Turn
 
-DECODE, TRAIN, GRADING = LinearCost(0.01, 0.001), LinearCost(0.2, 0.0005), 0.003
+DECODE, TRAIN, GRADING = LinearTime(0.01, 0.001), LinearTime(0.2, 0.0005), 0.003
 VARIED = [[[3, 7], [5, 5]], [[9, 1], [2, 2]], [[4, 4], [4, 6]], [[8, 8], [8, 2]], [[1, 1], [2, 3]]]
 ALIKE = [[group] * 3 for step in VARIED for group in step]
 

@@ -7,7 +7,7 @@ import pytest
 from posttrain.distributed.plans.simulate import (
     Costs,
     Layout,
-    LinearCost,
+    LinearTime,
     Prediction,
     balanced,
     communication,
@@ -20,9 +20,9 @@ from posttrain.distributed.plans.simulate import (
 # of 10 + 2 tokens are 96 tokens to learn, 0.05 s each, and 8 to grade, 0.025 s each.
 SAMPLING, GRADING, TRAINING, SYNC = 10 * 0.1, 8 * 0.025, 0.4 + 96 * 0.05, 3.0
 COSTS = Costs(
-    decode=LinearCost(0.1, 0.0),
+    decode=LinearTime(0.1, 0.0),
     grading=0.025,
-    train=LinearCost(0.4, 0.05),
+    train=LinearTime(0.4, 0.05),
     weight_bytes=300.0,
     groups=[[10, 10]],
     prompt=2.0,
@@ -59,7 +59,7 @@ def test_without_a_lag_everything_comes_after_the_other() -> None:
 def test_with_a_lag_the_longer_side_decides(max_lag: int) -> None:
     """Weights change while neither works, so the sync comes on top of either."""
     assert predicted(max_lag=max_lag).step == pytest.approx(TRAINING + SYNC, rel=1e-9)
-    slow = replace(COSTS, decode=LinearCost(1.0, 0.0))
+    slow = replace(COSTS, decode=LinearTime(1.0, 0.0))
     found = predicted(slow, max_lag=max_lag)
     assert found.step == pytest.approx(10 + GRADING + SYNC, rel=1e-9)
     assert found.bottleneck == "sampling"
@@ -81,7 +81,7 @@ def test_an_engine_on_the_learners_device_overlaps_grading_alone() -> None:
 
 
 def test_engines_divide_what_a_sequence_costs_and_not_what_a_pass_costs() -> None:
-    by_row = replace(COSTS, decode=LinearCost(0.0, 0.1))
+    by_row = replace(COSTS, decode=LinearTime(0.0, 0.1))
     times = {count: predicted(by_row, engines=count).sampling for count in (1, 2, 4)}
     assert times == pytest.approx({1: 8.0, 2: 4.0, 4: 2.0}, rel=1e-9)
     assert predicted(engines=4).sampling == pytest.approx(SAMPLING, rel=1e-9)
@@ -123,7 +123,7 @@ def test_every_micro_batch_gathers_the_weights() -> None:
     ],
 )
 def test_a_slot_is_refilled_as_its_sequence_ends(slots: int | None, seconds: float) -> None:
-    found = sampling_seconds([5, 2, 4], LinearCost(1.0, 0.5), slots=slots)
+    found = sampling_seconds([5, 2, 4], LinearTime(1.0, 0.5), slots=slots)
     assert found == pytest.approx(seconds, rel=1e-9)
 
 
@@ -145,7 +145,7 @@ def test_ranks_have_even_shares() -> None:
 )
 def test_pieces_go_to_whoever_is_free(changes: dict[str, float], busy: list[float]) -> None:
     """A pass costs 1 s: a piece lasts as long as its longest."""
-    costs = replace(COSTS, decode=LinearCost(1.0, 0.0))
+    costs = replace(COSTS, decode=LinearTime(1.0, 0.0))
     layout = replace(LAYOUT, **{"engines": 2, **changes})
     groups = [[4, 4], [1, 1], [1, 1], [8, 8]]
     found = pool_seconds(groups, costs, layout=layout)
@@ -174,9 +174,9 @@ def test_a_group_of_another_size_has_lengths_of_one_that_was_measured() -> None:
 def test_units_of_time_do_not_matter() -> None:
     slow = replace(
         VARIED,
-        decode=LinearCost(0.7, 0.0),
+        decode=LinearTime(0.7, 0.0),
         grading=7 * VARIED.grading,
-        train=LinearCost(7 * 0.4, 7 * 0.05),
+        train=LinearTime(7 * 0.4, 7 * 0.05),
     )
     wide = predicted(VARIED, max_lag=1, engines=2, learners=2)
     same = predicted(
@@ -187,7 +187,7 @@ def test_units_of_time_do_not_matter() -> None:
 
 
 def test_a_lag_never_costs_time_and_lengths_that_vary_unbalance_engines() -> None:
-    costs = replace(VARIED, decode=LinearCost(0.05, 0.05))
+    costs = replace(VARIED, decode=LinearTime(0.05, 0.05))
     found = [predicted(costs, engines=2, max_lag=lag) for lag in (0, 1, 2)]
     assert found[0].step > found[1].step
     assert found[2].step == pytest.approx(found[1].step, rel=0.05)

@@ -80,7 +80,7 @@ class RankGroup:
         return self._wait(method, [getattr(actor, method).remote(*given) for actor in self._actors])
 
     def _wait(self, doing: str, answers: Sequence[Any]) -> list[Any]:
-        """All answers, or the first error; a rank that is lost, or silent, is a ``RanksLostError``."""
+        """All answers, or the first error; a lost or silent rank is a ``RanksLostError``."""
         waiting = list(answers)
         until, problem = time.monotonic() + self._deadline, None
         while waiting:

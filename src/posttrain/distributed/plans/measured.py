@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from posttrain.build.algorithm import make_plan
 from posttrain.config import RlSection
-from posttrain.distributed.plans.simulate import LEARNING, Costs, LinearCost
+from posttrain.distributed.plans.simulate import LEARNING, Costs, LinearTime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,34 +30,34 @@ class Observed:
     seconds: float
 
 
-def fit(observed: Sequence[Observed]) -> LinearCost:
+def fit(observed: Sequence[Observed]) -> LinearTime:
     """The costs of a pass and of a unit, neither negative, by least squares; half are slower.
 
     >>> fit([Observed(2, 10, 7.0), Observed(2, 30, 17.0)])
-    LinearCost(fixed=1.0, each=0.5)
+    LinearTime(fixed=1.0, each=0.5)
     """
     aa = sum(row.fixed**2 for row in observed)
     bb = sum(row.each**2 for row in observed)
     ab = sum(row.fixed * row.each for row in observed)
     at = sum(row.fixed * row.seconds for row in observed)
     bt = sum(row.each * row.seconds for row in observed)
-    alone = [LinearCost(at / aa if aa else 0.0, 0.0), LinearCost(0.0, bt / bb if bb else 0.0)]
+    alone = [LinearTime(at / aa if aa else 0.0, 0.0), LinearTime(0.0, bt / bb if bb else 0.0)]
     determinant = aa * bb - ab**2
     both = alone[1]
     if determinant > 1e-9 * aa * bb:
-        both = LinearCost((at * bb - bt * ab) / determinant, (bt * aa - at * ab) / determinant)
+        both = LinearTime((at * bb - bt * ab) / determinant, (bt * aa - at * ab) / determinant)
     if min(both) < 0:
         both = min(alone, key=lambda line: sum(_error(line, row) ** 2 for row in observed))
     ratios = [row.seconds / spent for row in observed if (spent := _spent(both, row)) > 0]
     scale = statistics.median(ratios) if ratios else 1.0
-    return LinearCost(scale * both.fixed, scale * both.each)
+    return LinearTime(scale * both.fixed, scale * both.each)
 
 
-def _spent(line: LinearCost, row: Observed) -> float:
+def _spent(line: LinearTime, row: Observed) -> float:
     return line.fixed * row.fixed + line.each * row.each
 
 
-def _error(line: LinearCost, row: Observed) -> float:
+def _error(line: LinearTime, row: Observed) -> float:
     return _spent(line, row) - row.seconds
 
 

@@ -28,7 +28,7 @@ STEPS = 200  # of a simulation
 LEARNING = 3  # times that FSDP moves all weights for a micro-batch: forward, backward, gradients
 
 
-class LinearCost(NamedTuple):
+class LinearTime(NamedTuple):
     """Seconds as ``fixed + each · n``."""
 
     fixed: float
@@ -46,9 +46,9 @@ class Costs:
     mean length of a prompt; steps draw from them.
     """
 
-    decode: LinearCost  # a pass of an engine, by the sequences that it decodes
+    decode: LinearTime  # a pass of an engine, by the sequences that it decodes
     grading: float  # of one completion, with as many workers as were measured
-    train: LinearCost  # a step of the loop, by the tokens of prompts and completions
+    train: LinearTime  # a step of the loop, by the tokens of prompts and completions
     weight_bytes: float
     groups: Sequence[Sequence[int]]
     prompt: float = 0.0
@@ -123,15 +123,15 @@ class Prediction:
 
 
 def sampling_seconds(
-    lengths: Sequence[int], decode: LinearCost, *, slots: int | None = None
+    lengths: Sequence[int], decode: LinearTime, *, slots: int | None = None
 ) -> float:
     """How long an engine decodes completions of these lengths, in this order, ``slots`` at once.
 
     A sequence that ends frees its slot for the next; a pass costs what its sequences cost.
 
-    >>> sampling_seconds([4, 2], LinearCost(fixed=1.0, each=0.5))  # two passes with 2, two with 1
+    >>> sampling_seconds([4, 2], LinearTime(fixed=1.0, each=0.5))  # two passes with 2, two with 1
     7.0
-    >>> sampling_seconds([4, 2], LinearCost(fixed=1.0, each=0.5), slots=1)
+    >>> sampling_seconds([4, 2], LinearTime(fixed=1.0, each=0.5), slots=1)
     9.0
     """
     waiting = list(reversed(lengths))

@@ -17,7 +17,7 @@ from posttrain.check.signal import useful
 from posttrain.check.trial import LinearCost, Trial
 from posttrain.config import Recipe, RlSection
 from posttrain.distributed.plans.measured import Measured, Observed, fit
-from posttrain.distributed.plans.simulate import Costs, LinearCost
+from posttrain.distributed.plans.simulate import Costs, LinearTime
 from posttrain.rollout.collect import collect
 from posttrain.track.progress import phase
 
@@ -85,7 +85,7 @@ def _sampled(bench: Bench, count: int | None) -> Observed:
     return Observed(max(lengths), sum(lengths), seconds)
 
 
-def _train_line(rl: RlSection, less: Trial, *, more: Trial) -> LinearCost:
+def _train_line(rl: RlSection, less: Trial, *, more: Trial) -> LinearTime:
     """A whole step of the loop by its tokens: log-probs where they are needed, then every epoch."""
 
     def line(name: str) -> LinearCost:
@@ -95,7 +95,7 @@ def _train_line(rl: RlSection, less: Trial, *, more: Trial) -> LinearCost:
 
     infer, step = line("infer_seconds"), line("step_seconds")
     inferred = float(make_plan(rl).needs_inference)
-    return LinearCost(
+    return LinearTime(
         inferred * infer.fixed + rl.epochs * rl.minibatches * step.fixed,
         inferred * infer.each + rl.epochs * step.each,
     )
