@@ -32,7 +32,7 @@ class RanksLostError(RuntimeError):
     """Ranks have died, or have not answered in time: the message says which."""
 
 
-class OutOfStepError(LostError):
+class OutOfStepError(RanksLostError):
     """Ranks were ended on purpose: an error that some had raised had left them out of step."""
 
 
