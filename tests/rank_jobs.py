@@ -61,6 +61,8 @@ OBJECTIVES = {
 }
 
 
+OBJECTIVES_ON_GPU = {**OBJECTIVES, "grpo offloaded": OBJECTIVES["grpo"]}
+WITH_REFERENCE = ("grpo", "ppo", "grpo offloaded")
 WITHOUT_INFERENCE = ("sft", "reward", "tied")
 EXACT = ("reward", "grpo", "ppo")  # float64 throughout is slow
 
@@ -124,7 +126,7 @@ def learner(
         adamw(model, learning_rate=1e-3, weight_decay=0.1),
         **{"save": save, "max_gradient_norm": FREE, "micro_batch_tokens": 24, **options},
         schedule=lambda step: 1 / (step + 1),
-        reference=Reference() if kind in ("grpo", "ppo") else None,
+        reference=Reference(offload="offloaded" in kind) if kind in WITH_REFERENCE else None,
         critic=critic,
         ranks=ranks,
     )
@@ -157,7 +159,7 @@ def learned(ranks: Ranks, kind: str, dtype: torch.dtype, **options: Any) -> dict
         given = batch(kind) if kind in WITHOUT_INFERENCE else student.infer(batch(kind))
         told: dict[str, Any] = {"results": [], "gradients": []}
         for _ in range(2):
-            told["results"].append(student.step(given, OBJECTIVES[kind]))
+            told["results"].append(student.step(given, OBJECTIVES_ON_GPU[kind]))
             told["gradients"].append(gradients(student))
     names = ("old_logprobs", "ref_logprobs", "values")
     return {**told, "inferred": {name: getattr(given, name) for name in names}}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 _kept: dict[Path, int] = {}  # folders that must not be moved, and an open descriptor of each
 
@@ -33,6 +35,9 @@ class NotWrittenError(OSError):
         super().__init__(number, os.strerror(number), os.fspath(path))
         self.then = then
 
+    def __reduce__(self) -> tuple[Any, ...]:  # it may be raised in a process of a cluster
+        return functools.partial(type(self), then=self.then), (self.errno, self.filename)
+
     @property
     def reason(self) -> str:
         """What is wrong, in words and in the system's own."""
@@ -56,6 +61,9 @@ class MovedError(OSError):
     def __init__(self, path: str | os.PathLike[str], *, then: str = "run it again") -> None:
         super().__init__(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
         self.then = then
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(type(self), then=self.then), (self.filename,)
 
     def __str__(self) -> str:
         return (

@@ -14,6 +14,7 @@ from posttrain.build import declared_ways as ways_module
 from posttrain.build.declared_ways import Ways, declared, own_way, told
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.fast import decode
+from posttrain.learn.learner import SHARDED
 from posttrain.pipelines.guard import Guard, Guarded
 from posttrain.report import Facts, render_report
 from posttrain.rollout.engines.scripted import ScriptedEngine
@@ -107,6 +108,21 @@ def test_what_the_recipe_does_without_on_a_gpu_is_said(
     ways = declared(setup, learner, longest=9, engine=engine)
     assert words in told(ways)
     assert not any(way.fell_back for way in ways.values())
+
+
+def test_layers_that_are_sharded_are_not_called_compiled(tmp_path: Path) -> None:
+    values = recipe(tmp_path, rl={"steps": 500_000})
+    sharded = [("captured passes", Verdict(SHARDED), "each pass takes longer")]
+    learner: Any = SimpleNamespace(way=lambda longest: Way.of("packed", wanted=sharded))
+    layers = SimpleNamespace(layers=torch.nn.ModuleList([torch.nn.Linear(1, 1)]))
+    model = SimpleNamespace(get_decoder=lambda: layers, device=torch.device("cuda"))
+    setup: Any = SimpleNamespace(
+        recipe=resolve(recipe_from_dict(values)), policy=SimpleNamespace(model=model)
+    )
+    engine: Any = SimpleNamespace(way=lambda: SLOTS)
+    learns = declared(setup, learner, longest=9, engine=engine)["learns"]
+    assert learns.uses == ("packed",)
+    assert [missing.what for missing in learns.without] == ["captured passes", "compiled layers"]
 
 
 def test_an_engine_or_a_learner_need_not_declare_its_way() -> None:

@@ -7,6 +7,7 @@ can always do, the error of the operating system is injected.
 import errno
 import json
 import os
+import pickle
 import resource
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from small_model import OPTIONS
 from small_runs import recipe, same_weights, small_run
 
 from posttrain.data.preference_sets import read_preferences
-from posttrain.disk import NotWrittenError
+from posttrain.disk import MovedError, NotWrittenError
 from posttrain.learn.batch_file import write_batch
 from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
@@ -258,3 +259,17 @@ def test_a_checkpoint_that_no_one_asked_for_does_not_cost_the_model(tmp_path: Pa
     sft = tmp_path / "run" / "sft"
     assert load_policy(str(sft / "model")).model is not None
     assert not (sft / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotWrittenError(errno.ENOSPC, "/runs/a/file", then="resume it"),
+        MovedError("/runs/a", then="resume it"),
+    ],
+)
+def test_an_error_of_writing_is_the_same_in_another_process(error: OSError) -> None:
+    """A learner's rank raises it there, and the run goes by its type and its words here."""
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is type(error)
+    assert (str(back), back.errno, back.filename) == (str(error), error.errno, error.filename)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize(
     ("compute", "rounding"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)], ids=str
 )
-@pytest.mark.parametrize("kind", ["sft", "reward", "grpo", "ppo", "ppo shared"])
+@pytest.mark.parametrize("kind", ["sft", "reward", "grpo", "grpo offloaded", "ppo", "ppo shared"])
 def test_the_gradient_is_that_of_one_process(
     kind: str, compute: torch.dtype, rounding: float
 ) -> None:

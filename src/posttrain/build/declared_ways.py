@@ -7,11 +7,12 @@ from dataclasses import asdict
 
 from posttrain.build.setup import WORTH_COMPILING, Setup, choose_compile
 from posttrain.fast.score import compilable
+from posttrain.learn.learner import SHARDED
 from posttrain.models.quiet import compiler_remarks
 from posttrain.protocols import Engine, Learner
 from posttrain.runs import write_json
 from posttrain.runs.keeper import Keeper
-from posttrain.types.ways import Missing, Way
+from posttrain.types.ways import Missing, Verdict, Way
 
 # benchmarks/rollout.py and benchmarks/learning.py, docs/benchmarks.md
 UNCOMPILED = (
@@ -33,7 +34,8 @@ def declared(
     device = model.device.type
     compiled = choose_compile(recipe, device)
     if compiled:
-        verdict = compilable(model)
+        sharded = any(missing.why == SHARDED for missing in learns.without)
+        verdict = Verdict(SHARDED) if sharded else compilable(model)
         asked = Way.of(wanted=[("compiled layers", verdict, "they run as written")])
         learns = Way(uses=learns.uses + asked.uses, without=learns.without + asked.without)
     samples = own_way(engine)

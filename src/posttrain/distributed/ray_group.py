@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from posttrain.distributed.ray_learner import Call, LostError
+from posttrain.distributed.ray_learner import Call, LostError, OutOfStepError
 from posttrain.distributed.ray_rank import LearnerRank, PeerLost
 from posttrain.distributed.worker import LearnerRequest
 
@@ -35,6 +35,7 @@ class RankGroup:
     def __init__(
         self, request: LearnerRequest, *, size: int, place: Place, options: RankOptions
     ) -> None:
+        self._ended = False
         self._deadline = options.deadline
         self._names = [f"learner rank {rank}" for rank in range(size)]
         actor = ray.remote(concurrency_groups={"watch": 1})(LearnerRank)
@@ -68,11 +69,14 @@ class RankGroup:
 
     def call(self, call: Call) -> Any:
         """What rank 0 answers once all have; the arguments go to each node once."""
+        if self._ended:
+            raise OutOfStepError("the ranks were ended after an error")
         asked = ray.put(call)
         return self._wait(call.name, [actor.call.remote(asked) for actor in self._actors])[0]
 
     def end(self) -> None:
         """Kill the processes, whatever they do."""
+        self._ended = True
         for actor in self._actors:
             ray.kill(actor)
 

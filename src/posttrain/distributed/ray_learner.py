@@ -32,6 +32,10 @@ class LostError(RuntimeError):
     """Ranks have died, or have not answered in time: the message says which."""
 
 
+class OutOfStepError(LostError):
+    """Ranks were ended on purpose: an error that some had raised had left them out of step."""
+
+
 @dataclass(frozen=True)
 class Call:
     """One call of a learner, as all ranks get it; batches among ``given`` are packed.
@@ -179,7 +183,8 @@ class RayLearner:
                     answer = self._started().call(call)
             except LostError as lost:
                 self._end()
-                self._count(lost)
+                if not isinstance(lost, OutOfStepError):
+                    self._count(lost)
             else:
                 self._in_a_row = 0
                 return answer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import platform
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -123,7 +123,7 @@ def check_nodes(ray: Any, ids: Iterable[str], *, scratch: Path, deadline: float)
         for key in dict.fromkeys(ids)
     }
     names = {node["NodeID"]: node_name(node) for node in alive(ray)}
-    here = {"python": ".".join(map(str, _python())), **code_version(), "seen": token}
+    here = {"python": platform.python_version(), **code_version(), "seen": token}
     for key, answer in asked.items():
         name = names.get(key, key[:8])
         try:
@@ -157,15 +157,3 @@ def compare(found: Mapping[str, Any], here: Mapping[str, Any], *, node: str, fol
             f"cluster: node {node} does not see the run folder {folder.absolute()}; put run.folder "
             "on a file system that every node has at the same path"
         )
-
-
-def _python() -> tuple[int, int, int]:
-    import sys
-
-    return sys.version_info[:3]
-
-
-def own_cpus() -> int:
-    """The CPUs that this process may use."""
-    able = getattr(os, "sched_getaffinity", None)
-    return len(able(0)) if able is not None else os.cpu_count() or 1

@@ -40,7 +40,7 @@ def load_ray() -> Any:
     return ray
 
 
-def init(address: str, *, cpus: float | None = None) -> Any:
+def init(address: str) -> Any:
     """Connect this process to the cluster at ``address``, or to a new one on this machine alone."""
     host = THIS_MACHINE if address == LOCAL else check_address(address)
     if host in (THIS_MACHINE, "localhost"):
@@ -60,7 +60,6 @@ def init(address: str, *, cpus: float | None = None) -> Any:
         tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     else:
         options |= {
-            "num_cpus": cpus,
             "include_dashboard": False,
             "object_store_memory": STORE,
             "_node_ip_address": THIS_MACHINE,

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from posttrain.learn.fsdp import ShardedReference, Sharding
 
 WITHOUT_PACKING = "padding is computed, and a prompt again for each of its completions"
+SHARDED = "the weights are sharded over ranks"
 Forward = Callable[..., Outputs]
 Result = TypeVar("Result")
 
@@ -350,8 +351,7 @@ class LocalLearner:
             )
         captured = []
         if self._sharding is not None and self.device.type == "cuda":
-            sharded = Verdict("the weights are sharded over ranks")
-            captured = [("captured passes", sharded, "each pass takes longer")]
+            captured = [("captured passes", Verdict(SHARDED), "each pass takes longer")]
         elif self._captured:
             broken = next((one.pool.broken for one in self._captured if one.pool.broken), "")
             captured = [("captured passes", Verdict(broken), "each pass takes longer")]
