@@ -100,6 +100,9 @@ class Chaos:
                 self._fail(f"{name}: nothing was sampled or learned for {now - grown:.0f} s")
             if sum(self.counts.values()) < kills and now > pause and size > 0:
                 pause = time.monotonic() + self._kill(place)
+                size = _size(
+                    place / "rl" / LEDGER
+                )  # what came before a kill is no progress after it
             time.sleep(0.05)
         return place
 
