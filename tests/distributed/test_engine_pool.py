@@ -26,6 +26,12 @@ ASKED: dict[str, Any] = {"num_samples": 3, "seed": 7}
 OPTIONS: dict[str, Any] = {"end_tokens": (END,), "decode": spell}
 
 
+@pytest.fixture(autouse=True)
+def pieces_of_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small pieces, so that there are several for each engine."""
+    monkeypatch.setattr("posttrain.distributed.engine_pool.ROUNDS", 4)
+
+
 def learner_of(model: torch.nn.Module) -> LocalLearner:
     return LocalLearner(model, adamw(model, learning_rate=1e-3), save=lambda folder: None)
 

@@ -23,6 +23,12 @@ from posttrain.types import Prompt
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("ray_actors")]
 
 
+@pytest.fixture(autouse=True)
+def pieces_of_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small pieces, so that there are several for each engine."""
+    monkeypatch.setattr("posttrain.distributed.engine_pool.ROUNDS", 4)
+
+
 def actors(count: int = 2, *, deadline: float = 60.0, **options: Any) -> list[RayReplica]:
     given = {"num_cpus": 0.1, **options}
     return [RayReplica(f"engine {n}", deadline=deadline, **given) for n in range(count)]

@@ -33,7 +33,9 @@ from posttrain.track.progress import advance
 from posttrain.types import Part, Prompt, Rollout, Sampling
 from posttrain.types.ways import Way
 
-ROUNDS = 4  # pieces that each engine gets of a large call: who comes last is so much shorter
+# Pieces that each engine gets of a large call. More of them would even out who comes last, and cost
+# more than that: a pass over few sequences takes nearly as long as one over many.
+ROUNDS = 1
 LOOK = 0.5  # seconds between two looks at whether anyone is still there
 
 
