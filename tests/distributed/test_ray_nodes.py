@@ -13,13 +13,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from posttrain.config import ClusterSection, recipe_from_dict, resolve
+from posttrain.config import ClusterSection, ConfigError, recipe_from_dict, resolve
 from posttrain.distributed import ray_nodes, ray_start
 from posttrain.distributed.connect import connect
 from posttrain.distributed.ray_cluster import make_bundles
 from posttrain.distributed.ray_nodes import compare, wait_for_room
 from posttrain.distributed.ray_start import check_address, explain
+from posttrain.stages.run import run
 
 
 def node(name: str, **resources: float) -> dict[str, Any]:
@@ -153,10 +155,25 @@ def test_without_an_address_this_process_does_everything(tmp_path: Path) -> None
     assert connect(alone, tmp_path) is None
 
 
-@pytest.mark.parametrize("asked", [{"learners": 2}, {"engines": 1}])
-def test_several_processes_need_an_address(tmp_path: Path, asked: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"need other processes; set cluster\.address"):
-        connect(resolved(**asked), tmp_path)
+def test_several_ranks_need_an_address(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"2 ranks are processes of their own; set cluster\.addr"):
+        connect(resolved(learners=2), tmp_path)
+
+
+def test_engines_need_an_address() -> None:
+    with pytest.raises(ConfigError, match=r"engines are processes of a Ray cluster; set cluster"):
+        resolved(engines=1)
+
+
+@pytest.mark.parametrize("asked", [{"address": "127.0.0.1:1"}, {"learners": 2}])
+def test_a_cluster_that_cannot_be_had_leaves_the_run_folder_alone(
+    tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    folder = tmp_path / "run"
+    values = {"task": "sort", "eval": {}, "cluster": asked, "run": {"folder": str(folder)}}
+    with pytest.raises(ValueError, match=r"nothing answers|processes of their own"):
+        run(recipe_from_dict(values), console=Console(quiet=True))
+    assert not folder.exists()
 
 
 def test_places_are_apart_or_shared() -> None:

@@ -73,6 +73,17 @@ def best_without_measure(recipe: Resolved) -> str | None:
     return None
 
 
+def engines_nowhere(recipe: Resolved) -> str | None:
+    """cluster.engines are processes of a Ray cluster, which cluster.address names."""
+    section = recipe.cluster
+    if section is not None and section.engines and section.address is None:
+        return (
+            "cluster.engines: engines are processes of a Ray cluster; set cluster.address "
+            '("local" starts one for the run), or drop them'
+        )
+    return None
+
+
 def decay_of_everything(recipe: Resolved) -> str | None:
     """learning_rate × weight_decay is below 1: each step takes that share off every weight."""
     for stage, section in _learning(recipe).items():
@@ -139,6 +150,7 @@ RECIPE_RULES: list[Callable[[Resolved], str | None]] = [
     compute_above_weights,
     task_missing,
     rewards_without_weight,
+    engines_nowhere,
     best_without_measure,
 ]
 SFT_RULES: list[Callable[[SftSection], str | None]] = [

@@ -17,6 +17,28 @@ def by_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+def check_asked(recipe: Resolved) -> None:
+    """Refuse a cluster that cannot be had, before anything in the run folder is touched."""
+    section = recipe.cluster
+    if section is None:
+        return
+    if section.address is None and section.learners > 1 and not by_torchrun():
+        raise ValueError(
+            f"cluster.learners: {section.learners} ranks are processes of their own; set "
+            'cluster.address ("local" starts a Ray cluster for the run), or start the run by '
+            f"torchrun --nproc-per-node {section.learners} -m posttrain run …"
+        )
+    if section.address is not None and by_torchrun():
+        raise ValueError(
+            "cluster.address: names a Ray cluster, and torchrun has started this process; "
+            "start it without torchrun, or drop cluster.address"
+        )
+    if section.address not in (None, "local"):
+        from posttrain.distributed.ray_start import reach
+
+        reach(section.address)
+
+
 def connect(
     recipe: Resolved, folder: Path, *, say: Callable[[str], None] = warnings.warn
 ) -> Cluster | None:
@@ -24,29 +46,16 @@ def connect(
 
     ``folder`` is the run folder, which all processes must see.
     """
+    check_asked(recipe)
     section = recipe.cluster
     if by_torchrun():
         from posttrain.distributed.torchrun import TorchrunCluster, meeting
 
-        if section is not None and section.address is not None:
-            raise ValueError(
-                "cluster.address: names a Ray cluster, and torchrun has started this process; "
-                "start it without torchrun, or drop cluster.address"
-            )
         if (met := meeting()) is not None:
             return TorchrunCluster(recipe, folder, meeting=met)
-    if section is None:
+    if section is None or section.address is None:
         return None
-    if section.address is not None:
-        from posttrain.distributed.ray_cluster import RayCluster
+    from posttrain.distributed.ray_cluster import RayCluster
 
-        spans = Spans() if recipe.run.trace else None
-        return RayCluster(recipe, folder, spans=spans, say=say)
-    if section.learners > 1 or section.engines:
-        asked = f"{section.learners} learners and {section.engines} engines"
-        raise ValueError(
-            f'cluster: {asked} need other processes; set cluster.address ("local" starts a Ray '
-            f"cluster for the run), or start the run by torchrun --nproc-per-node "
-            f"{section.learners} for learners alone"
-        )
-    return None
+    spans = Spans() if recipe.run.trace else None
+    return RayCluster(recipe, folder, spans=spans, say=say)

@@ -74,11 +74,8 @@ def init(address: str) -> Any:
     return ray
 
 
-def check_address(address: str) -> str:
-    """The host of an address where a Ray cluster answers; anything else is an error that says why.
-
-    Ray itself would try for minutes, and then end the process.
-    """
+def reach(address: str) -> str:
+    """The host of an address where something answers; anything else is an error that says why."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host or not 0 < int(port) < 65536:
         raise ValueError(
@@ -90,8 +87,18 @@ def check_address(address: str) -> str:
     except OSError as error:
         raise ValueError(
             f"cluster.address: nothing answers at {address} ({error.strerror or error}); is the "
-            "cluster running? ray start --head starts one, and posttrain cluster up one for trying"
+            "cluster running? ray start --head starts one, posttrain cluster up one for trying; to "
+            "go on elsewhere: posttrain run RECIPE --resume --cluster.address …"
         ) from None
+    return host
+
+
+def check_address(address: str) -> str:
+    """The host of an address where a Ray cluster answers; anything else is an error that says why.
+
+    Ray itself would try for minutes, and then end the process.
+    """
+    host = reach(address)
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     here = ONLY_HERE if host in (THIS_MACHINE, "localhost") else {}
     known = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ)

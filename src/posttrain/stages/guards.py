@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from posttrain.build.threads import own_threads
-from posttrain.config import Optimiser, Recipe
+from posttrain.config import Optimiser, Resolved
+from posttrain.distributed.connect import check_asked
 from posttrain.learn.batch_file import batch_tensors, write_batch
 from posttrain.models.quiet import compiler_explained
 from posttrain.pipelines.guard import Guard, Guarded, Skipped
@@ -30,8 +31,12 @@ CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 
 @contextlib.contextmanager
-def guarded(recipe: Recipe) -> Iterator[None]:
-    """A whole run: nobody else writes into its folder, and its kernels are those it asked for."""
+def guarded(recipe: Resolved) -> Iterator[None]:
+    """A whole run: nobody else writes into its folder, and its kernels are those it asked for.
+
+    A cluster that cannot be had is refused first: the folder stays as it was.
+    """
+    check_asked(recipe)
     steady = deterministic(recipe.run.deterministic)
     with held(recipe.run.folder), steady, compiler_explained(), own_threads():
         yield
