@@ -23,7 +23,7 @@ from posttrain.algorithms.objective import with_kl
 from posttrain.algorithms.weights import sequence_mean
 from posttrain.data.collate import collate_demonstrations, collate_ranked
 from posttrain.distributed.remote_learner import Call
-from posttrain.distributed.torchrun import TorchrunLearner, answered
+from posttrain.distributed.torchrun import TorchrunLearner
 from posttrain.distributed.worker import LearnerHost
 from posttrain.learn.learner import LocalLearner, scores
 from posttrain.learn.optim import adamw
@@ -279,8 +279,7 @@ def hosted(ranks: Ranks, number: int) -> None:
 
 def asked(ranks: Ranks, number: int, call: Call) -> Any:
     """What a host answers; all ranks answer the same, and the first says it."""
-    answer = answered(_hosts[number], call)
-    return None if ranks.rank else answer
+    return _hosts[number].answer(call)
 
 
 class TwoRanks:

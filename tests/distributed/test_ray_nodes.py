@@ -20,7 +20,7 @@ from posttrain.distributed import ray_nodes, ray_start
 from posttrain.distributed.connect import connect
 from posttrain.distributed.ray_cluster import make_bundles
 from posttrain.distributed.ray_nodes import compare, wait_for_room
-from posttrain.distributed.ray_start import check_address, explain
+from posttrain.distributed.ray_start import LOCAL, check_address, explain
 from posttrain.stages.run import run
 
 
@@ -193,3 +193,22 @@ def test_ray_is_not_imported_before_it_is_asked_for() -> None:
         "assert 'ray' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_cluster_of_our_own_that_others_may_reach_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    ray = SimpleNamespace(
+        is_initialized=lambda: False,
+        init=lambda **options: done.append("init"),
+        nodes=lambda: [{"NodeManagerAddress": "10.0.0.1"}],
+        shutdown=lambda: done.append("shutdown"),
+        _private=SimpleNamespace(worker=SimpleNamespace()),
+    )
+    monkeypatch.setattr(ray_start, "load_ray", lambda: ray)
+    monkeypatch.setattr(ray_start, "ONLY_HERE", {})
+    monkeypatch.setattr(ray_start, "_reread", lambda: None)
+    with pytest.raises(ValueError, match=r"started a cluster at 10\.0\.0\.1, where others may"):
+        ray_start.init(LOCAL)
+    assert done == ["init", "shutdown"]

@@ -35,13 +35,6 @@ def test_the_oldest_are_forgotten_and_counted() -> None:
     assert spans.forgotten == 3
 
 
-def test_what_is_taken_is_taken_once() -> None:
-    spans = Spans()
-    spans.add(Span("engine 0", "sampling", 0.0, 1.0))
-    assert len(spans.take()) == 1
-    assert spans.take() == spans.all() == []
-
-
 def test_no_span_of_a_thread_is_lost() -> None:
     spans = Spans()
 

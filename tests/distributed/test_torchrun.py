@@ -133,6 +133,39 @@ except RuntimeError as error:
 """
 
 
+SILENT = """
+import signal, time
+from torch import distributed
+from posttrain.distributed import torchrun
+from posttrain.distributed.remote_learner import Call
+from posttrain.distributed.worker import LearnerHost
+
+def call(self, name, *given, version=None):
+    if self.ranks.rank == 2:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(3600)
+    distributed.barrier()
+
+LearnerHost.call = call
+torchrun.Meeting.__init__.__kwdefaults__["deadline"] = 15.0
+torchrun.enter()
+try:
+    torchrun.meeting().ask(Call("step"))
+except RuntimeError as error:
+    print("rank 0 says:", error, flush=True)
+"""
+
+
+def test_a_silent_rank_is_named_and_not_one_that_waits_for_it(tmp_path: Path) -> None:
+    script, log = tmp_path / "silent.py", tmp_path / "log"
+    script.write_text(SILENT)
+    line = f"torchrun --standalone --nproc-per-node 3 {script}"
+    assert started(command(line), log).wait(LIMIT) != 0
+    (said,) = re.findall("rank 0 says: .*", log.read_text())
+    assert re.search(r"did not answer \(no answer from [^)]*learner rank 2\)", said)
+    assert "learner rank 1 failed" not in said
+
+
 def test_what_fails_in_another_rank_is_said_by_the_first(tmp_path: Path) -> None:
     """Though that one waits in an exchange for the rank that has failed."""
     script, log = tmp_path / "fails.py", tmp_path / "log"

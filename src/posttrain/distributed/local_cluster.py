@@ -7,7 +7,14 @@ import os
 from typing import Any
 
 from posttrain.distributed.ray_nodes import amounts, node_name
-from posttrain.distributed.ray_start import ONLY_HERE, STORE, THIS_MACHINE, init, load_ray
+from posttrain.distributed.ray_start import (
+    ONLY_HERE,
+    STORE,
+    THIS_MACHINE,
+    check_only_here,
+    init,
+    load_ray,
+)
 
 
 class LocalCluster:
@@ -25,7 +32,7 @@ class LocalCluster:
         self._cluster: Any = Cluster()
         try:
             for _ in range(nodes):
-                self.add_node(cpus=cpus)
+                check_only_here([self.add_node(cpus=cpus).node_ip_address])
         except BaseException:
             self.close()
             raise

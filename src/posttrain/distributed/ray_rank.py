@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 import torch
 
 from posttrain.distributed.remote_learner import Call
-from posttrain.distributed.wire import PackedBatch, pack_batch, pack_tensor, unpack_batch
-from posttrain.distributed.worker import LearnerHost, LearnerRequest
+from posttrain.distributed.worker import LearnerHost, LearnerRequest, peer_gone
 from posttrain.learn.ranks import ALONE, connect
-from posttrain.types import Batch
 
 GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
-# What torch.distributed says where another rank has gone, or has not answered in time.
-_PEER_GONE = re.compile(
-    r"gloo|nccl|connection (reset|closed|refused)|broken pipe|peer|timed out", re.I
-)
+# Where gloo and NCCL read the interface by which the ranks talk; "=": no other that begins so.
+INTERFACES = {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": "="}
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -75,10 +72,14 @@ class LearnerRank:
         )
         return address, port
 
-    def join(self, place: tuple[str, int], deadline: float) -> None:
+    def join(self, place: tuple[str, int], deadline: float) -> PeerLost | None:
         """Meet the other ranks there."""
         _, own = self.place()
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(own))
+        for variable in INTERFACES.keys() - os.environ.keys():
+            os.environ[variable] = INTERFACES[variable] + interface_of(own)
+        return self._or_lost("join", lambda: self._connect(place, deadline))
+
+    def _connect(self, place: tuple[str, int], deadline: float) -> None:
         store = self._store or torch.distributed.TCPStore(
             *place, self._size, is_master=False, timeout=timedelta(seconds=deadline)
         )
@@ -88,30 +89,27 @@ class LearnerRank:
             device, deadline=2 * deadline, store=store, rank=self._rank, world_size=self._size
         )
 
-    def build(self, request: LearnerRequest) -> None:
+    def build(self, request: LearnerRequest) -> PeerLost | None:
         """Build this rank's part of the learner."""
         torch.set_num_threads(self._threads)
-        self._host = self._host or LearnerHost(self._ranks)
-        self._host.build(request)
+        self._host = host = self._host or LearnerHost(self._ranks)
+        return self._or_lost("build", lambda: host.build(request))
 
     def call(self, asked: Call) -> Any:
         """Do one call; rank 0 gives the answer, which is the same in all."""
         torch.set_num_threads(self._threads)  # of this thread, which may be a new one
         assert self._host is not None, "build comes first"
-        given = [unpack_batch(one) if isinstance(one, PackedBatch) else one for one in asked.given]
+        host = self._host
+        return self._or_lost(asked.name, lambda: host.answer(asked))
+
+    def _or_lost(self, doing: str, do: Callable[[], Answer]) -> Answer | PeerLost:
+        """What it comes to, or that another rank was lost while this one did it."""
         try:
-            answer = self._host.call(asked.name, *given, version=asked.version)
+            return do()
         except RuntimeError as error:
-            if self._size > 1 and _PEER_GONE.search(str(error)):
-                return PeerLost(f"{asked.name}: {error}")
+            if self._size > 1 and peer_gone(error):
+                return PeerLost(f"{doing}: {error}")
             raise
-        if self._rank:
-            return None
-        if isinstance(answer, Batch):
-            return pack_batch(answer, beside=given[0])
-        if asked.name == "weights":
-            return {name: pack_tensor(weight) for name, weight in answer.items()}
-        return answer
 
 
 def interface_of(address: str) -> str:
@@ -122,6 +120,8 @@ def interface_of(address: str) -> str:
     """
     import fcntl
 
+    if address.startswith("127."):
+        address = "127.0.0.1"  # the loopback interface has all of these
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an address of its own
@@ -129,4 +129,8 @@ def interface_of(address: str) -> str:
                 found = fcntl.ioctl(asked.fileno(), GET_ADDRESS, request)[20:24]
                 if socket.inet_ntoa(found) == address:
                     return name
-    return "lo" if address.startswith("127.") else ""
+    raise ValueError(
+        f"cluster: no network interface of {socket.gethostname()} has the address {address} by "
+        f"which Ray knows it; set {' and '.join(INTERFACES)} on that node to the interface that "
+        "the other nodes reach, or start Ray there with --node-ip-address"
+    )

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,29 @@ def init(address: str) -> Any:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
         except (RuntimeError, ConnectionError, ValueError) as error:
             raise ValueError(f"cluster.address: {explain(address, error)}") from error
+    if address == LOCAL:
+        try:
+            check_only_here(node["NodeManagerAddress"] for node in ray.nodes())
+        except ValueError:
+            ray.shutdown()
+            raise
     # Ray prints of every process that died, past every display; whoever asked it says it better.
     ray._private.worker.print_to_stdstream = lambda *given, **options: None
     return ray
+
+
+def check_only_here(addresses: Iterable[str]) -> None:
+    """Refuse a cluster of our own that others may reach: what keeps it here is private to Ray.
+
+    >>> check_only_here(["127.0.0.1"])
+    """
+    for address in addresses:
+        if address != THIS_MACHINE:
+            raise ValueError(
+                f"cluster.address: Ray has started a cluster at {address}, where others may reach "
+                f"it, though {THIS_MACHINE} was asked for, so it was ended; this version of Ray "
+                'is not the one that was tested: pip install "posttrain[cluster]"'
+            )
 
 
 def reach(address: str) -> str:

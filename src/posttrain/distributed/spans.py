@@ -61,13 +61,6 @@ class Spans:
         with self._lock:
             return list(self._spans)
 
-    def take(self) -> list[Span]:
-        """Those that are kept, which are then forgotten: what another process hands over."""
-        with self._lock:
-            taken = list(self._spans)
-            self._spans.clear()
-            return taken
-
     @property
     def forgotten(self) -> int:
         """How many were added and are kept no more."""

@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import functools
 import os
-import re
 import shutil
 import signal
 import sys
@@ -30,14 +29,12 @@ from torch import distributed
 from posttrain.build.cluster import LearningStage
 from posttrain.config import Resolved
 from posttrain.distributed.remote_learner import Call, RemoteLearner
-from posttrain.distributed.wire import PackedBatch, pack_batch, pack_tensor, unpack_batch
-from posttrain.distributed.worker import LearnerHost, LearnerRequest
+from posttrain.distributed.worker import LearnerHost, LearnerRequest, peer_gone
 from posttrain.learn.ranks import connect
 from posttrain.models.load import Policy
 from posttrain.models.reward import RewardModel, save_reward
 from posttrain.models.save import save_policy
 from posttrain.protocols import Engine, Learner
-from posttrain.types import Batch
 
 if TYPE_CHECKING:
     from posttrain.build.setup import Setup
@@ -53,8 +50,41 @@ NO_ENGINES = (
     "cluster.engines: torchrun's ranks only learn, and the first one samples; drop it, or start "
     'the run without torchrun and set cluster.address ("local" starts a Ray cluster)'
 )
-# What torch.distributed says where another rank has gone, or has not answered in time.
-PEER_GONE = re.compile(r"gloo|nccl|connection (reset|closed|refused)|broken pipe|timed out", re.I)
+
+
+class Calls:
+    """Counts the calls of rank 0, and those that each rank is through with, in a shared store.
+
+    The counts only grow: a rank may look long after rank 0 has gone on to the next calls.
+
+    >>> store = distributed.HashStore()
+    >>> first, other = (Calls(store, rank=rank, size=2) for rank in range(2))
+    >>> first.add(), other.is_due(), first.behind()
+    (None, True, [1])
+    >>> other.done(), other.is_due(), first.behind()
+    (None, False, [])
+    """
+
+    def __init__(self, store: distributed.Store, *, rank: int, size: int) -> None:
+        self._store, self._rank, self._size = store, rank, size
+        self._number = 0  # of this rank: calls made by rank 0, done by the others
+
+    def add(self) -> None:
+        """Of rank 0: there is one more."""
+        self._number = self._store.add("calls", 1)
+
+    def is_due(self) -> bool:
+        """Whether there is a call that this rank has not done."""
+        return self._store.add("calls", 0) > self._number
+
+    def done(self) -> None:
+        """This rank is through with a call, well or not."""
+        self._number = self._store.add(f"done-{self._rank}", 1)
+
+    def behind(self) -> list[int]:
+        """Of rank 0: the ranks that are not through with its last call."""
+        others = range(1, self._size)
+        return [rank for rank in others if self._store.add(f"done-{rank}", 0) < self._number]
 
 
 class Meeting:
@@ -91,7 +121,7 @@ class Meeting:
             rank=rank,
             world_size=size,
         )
-        self._number = 0
+        self._calls = Calls(self._store, rank=rank, size=size)
         self._host = LearnerHost(self.ranks)
         self._ended = threading.Event()
         self._ending, self._heard = False, (-1, time.monotonic())
@@ -100,18 +130,15 @@ class Meeting:
 
     def ask(self, call: Call | LearnerRequest) -> Any:
         """Have all ranks do a call, this one too; its own answer."""
-        self._number += 1
         try:
-            self._store.set(f"call-{self._number}", "")
-            self._store.delete_key(f"call-{self._number - 1}")
+            self._calls.add()
             distributed.broadcast_object_list([call], src=0)
             return self._done(call)
         except RuntimeError as error:
-            if not PEER_GONE.search(str(error)):
+            if not peer_gone(error):
                 raise
-            failed = self._failed() or f"a learner rank has gone, or did not answer: {error}"
             raise RuntimeError(
-                f"{failed}. posttrain resume goes on, with any number of ranks"
+                f"{self._failed(error)}. posttrain resume goes on, with any number of ranks"
             ) from error
 
     def serve(self) -> None:
@@ -121,6 +148,7 @@ class Meeting:
             try:
                 distributed.broadcast_object_list(asked, src=0)
                 self._done(asked[0])
+                self._calls.done()
             except Exception as error:  # noqa: BLE001 - rank 0 says it, whatever it is
                 self._fail(error)
 
@@ -140,13 +168,12 @@ class Meeting:
             if self.ranks.rank:
                 _settle(call.recipe)
             return self._host.build(call)
-        return answered(self._host, call)
+        return self._host.answer(call)
 
     def _called(self) -> bool:
         """Wait for the next call; False: rank 0 is done."""
-        self._number += 1
         pause = 0.001
-        while not self._store.check([f"call-{self._number}"]):  # a wait with a limit would warn
+        while not self._calls.is_due():  # a wait with a limit would warn
             if self._store.check([END]):
                 return False
             if self._silent(SILENCE if self._ending else self._deadline):
@@ -171,7 +198,9 @@ class Meeting:
         """Say what went wrong here, and leave: ranks that wait for this one must not wait long."""
         failed = f"learner rank {self.ranks.rank} failed: {type(error).__name__}: {error}"
         with contextlib.suppress(RuntimeError):
-            if not self._store.check(["failed"]):
+            if peer_gone(error):
+                self._calls.done()  # it could not go on, and is not the one that was waited for
+            elif not self._store.check(["failed"]):
                 self._store.set("failed", failed)
         details = "".join(traceback.format_exception(error))
         distributed.destroy_process_group()  # who waits for this rank learns so
@@ -182,13 +211,21 @@ class Meeting:
             time.sleep(0.1)
         self._leave(f"{failed}\n{details}")
 
-    def _failed(self) -> str | None:
-        """What another rank has said before it left, if one has."""
-        for _ in range(20):  # it says so before it leaves, and this rank may see that first
-            if self._store.check(["failed"]):
-                return self._store.get("failed").decode()
-            time.sleep(0.1)
-        return None
+    def _failed(self, error: RuntimeError) -> str:
+        """What another rank has said before it left, or else which ones have not answered.
+
+        A rank says so before it leaves, and this one may see that first.
+        """
+        silent = ""
+        with contextlib.suppress(RuntimeError):  # where torchrun itself has gone
+            begun = time.monotonic()
+            while time.monotonic() - begun < SILENCE and self._calls.behind():
+                if self._store.check(["failed"]):
+                    return self._store.get("failed").decode()
+                time.sleep(0.1)
+            named = " and ".join(f"learner rank {rank}" for rank in self._calls.behind())
+            silent = f" (no answer from {named})" if named else ""
+        return f"a learner rank has gone, or did not answer{silent}: {error}"
 
     def _leave(self, why: str) -> None:
         print(f"posttrain: {why}", file=sys.stderr, flush=True)
@@ -202,17 +239,6 @@ def _settle(recipe: Resolved) -> None:
     if recipe.run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-
-
-def answered(host: LearnerHost, call: Call) -> Any:
-    """What a rank answers to a call; of batches and weights, what is to be sent."""
-    given = [unpack_batch(one) if isinstance(one, PackedBatch) else one for one in call.given]
-    answer = host.call(call.name, *given, version=call.version)
-    if isinstance(answer, Batch):
-        return pack_batch(answer, beside=given[0])
-    if call.name == "weights":
-        return {name: pack_tensor(weight) for name, weight in answer.items()}
-    return answer
 
 
 class TorchrunLearner(RemoteLearner):
@@ -282,7 +308,7 @@ class TorchrunCluster:
         raise ValueError(NO_ENGINES)
 
     def metrics(self) -> dict[str, float]:
-        """The ranks that share the learning."""
+        """Nothing: a rank that is lost ends the run, so there are no restarts to count."""
         return {}
 
     def close(self) -> None:

@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from torch import distributed
 
 from posttrain.build.cluster import LearningStage
 from posttrain.build.learners import make_learner, make_reward_learner
 from posttrain.build.setup import choose_device, make_policy
 from posttrain.config import Resolved
 from posttrain.config.paths import import_from
+from posttrain.distributed.remote_learner import Call
+from posttrain.distributed.wire import PackedBatch, pack_batch, pack_tensor, unpack_batch
 from posttrain.learn.ranks import ALONE, Ranks
 from posttrain.models.reward import load_reward
 from posttrain.protocols import Learner
+from posttrain.types import Batch
+
+# What torch.distributed says where another rank has gone, or has not answered in time; gloo has
+# no type of its own for it.
+_PEER_GONE = re.compile(r"gloo|nccl|connection (reset|closed|refused)|broken pipe|timed out", re.I)
+
+
+def peer_gone(error: BaseException) -> bool:
+    """Whether an error is that of a rank which could not reach another one, or waited too long.
+
+    >>> peer_gone(RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer"))
+    True
+    >>> peer_gone(RuntimeError("my loss: no such sequence")), peer_gone(OSError("broken pipe"))
+    (False, False)
+    """
+    if isinstance(error, distributed.DistError):
+        return True
+    return isinstance(error, RuntimeError) and bool(_PEER_GONE.search(str(error)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,3 +105,15 @@ class LearnerHost:
             self._learner.version = version
         found = getattr(self._learner, name)
         return found(*given) if callable(found) else found
+
+    def answer(self, call: Call) -> Any:
+        """Do a call; rank 0 gives the answer, of batches and weights what is to be sent."""
+        given = [unpack_batch(one) if isinstance(one, PackedBatch) else one for one in call.given]
+        answer = self.call(call.name, *given, version=call.version)
+        if self.ranks.rank:
+            return None  # the same in all
+        if isinstance(answer, Batch):
+            return pack_batch(answer, beside=given[0])
+        if call.name == "weights":
+            return {name: pack_tensor(weight) for name, weight in answer.items()}
+        return answer
