@@ -71,10 +71,11 @@ class EngineRequest:
 
 
 def engine_spec(recipe: Resolved) -> Spec:
-    """What samples in each replica: ``rl.engine``, or else ``cluster.engine``."""
-    own = None if recipe.cluster is None else recipe.cluster.engine
+    """What samples in each replica: ``rl.engine``, whose name may be that of ``cluster.engine``."""
+    name = (recipe.cluster and recipe.cluster.engine) or "native"
     rl = recipe.for_evaluations
-    return (None if rl is None else rl.engine) or own or "native"
+    given = (None if rl is None else rl.engine) or {}
+    return given if "name" in given else {"name": name, **given}
 
 
 def make_engine_pool(
