@@ -84,6 +84,7 @@ def make_engine_pool(
     *,
     model: Path,
     share: Callable[[Any], Any],
+    say: Callable[[str], None],
     on_gpu: bool = False,
     spans: Spans | None = None,
 ) -> EnginePool:
@@ -114,5 +115,6 @@ def make_engine_pool(
         ),
         deadline=deadline,
         share=share,
+        say=say,
         spans=spans,
     )
