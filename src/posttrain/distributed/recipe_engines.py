@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +41,8 @@ PROBED = Prompt(id="probe", text="What is 2 + 2? The answer is")
 class EngineRequest:
     """All that another process must know to make an engine of a recipe; it pickles.
 
-    ``model`` is a model folder that every process sees. Relative paths and modules of the user are
+    ``model`` is a model folder that every process sees. Beside it, where all goes with the run, each
+    engine has a folder for files of its own. Relative paths and modules of the user are
     looked for where the driver looks for them.
     """
 
@@ -67,6 +69,7 @@ class EngineRequest:
             template=make_template(self.recipe, policy),
             compute=self.recipe.model.compute,
             compiled=choose_compile(self.recipe, device),
+            folder=tempfile.mkdtemp(prefix="files-", dir=self.model.parent),
         )
 
 
