@@ -63,17 +63,3 @@ def test_the_engine_of_the_cluster_is_the_default_of_that_of_rl() -> None:
     given["rl"]["engine"] = "vllm"  # the cluster's is not given, and does not contradict it
     chosen = resolve(recipe_from_dict({**given, "cluster": replicas}))
     assert resolve(recipe_from_dict(tomllib.loads(to_toml(chosen)))).rl.engine == chosen.rl.engine
-
-
-@pytest.mark.parametrize("stages", [["rl"], ["eval"]])
-def test_two_engines_that_differ_are_refused(stages: list[str]) -> None:
-    given = {
-        "task": "sort",
-        "run": {"stages": stages},
-        "rl": {"engine": "transformers"},
-        "cluster": {"address": "local", "engines": 1, "engine": "vllm"},
-    }
-    with pytest.raises(
-        ValueError, match=r"cluster.engine: 'vllm', and rl.engine is 'transformers'"
-    ):
-        resolve(recipe_from_dict(given))

@@ -37,8 +37,9 @@ from posttrain.distributed.local_cluster import LocalCluster  # noqa: E402
 from posttrain.runs import read_rollouts  # noqa: E402
 from posttrain.runs.ledger import LEDGER, read_ledger  # noqa: E402
 
-# How often each kind is chosen, once every kind has happened, and how many may be killed before the run has got further: who has
-# no time to start cannot serve, and all are dead for longer than the deadline.
+# How often each kind is chosen, once every kind has happened, and how many may be killed before the
+# run has got further: who has no time to start cannot serve, and all are dead for longer than the
+# deadline.
 KINDS: dict[str, tuple[float, int]] = {
     "engine": (0.40, 2),
     "grading worker": (0.24, 2),

@@ -1,4 +1,4 @@
-"""One kill of each kind, and two more, under a run on a two-node cluster; ``make chaos`` takes hundreds."""
+"""A kill of each kind and two more under a run on a two-node cluster; ``make chaos`` takes 200."""
 
 import json
 import subprocess

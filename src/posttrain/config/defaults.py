@@ -143,9 +143,7 @@ def _filled(recipe: Recipe, supplied: Collection[str]) -> Resolved:
         *(fill(name) for name in order if name in makers),
     ]
     if "rl" in recipe.stages and "engine" not in supplied:
-        steps.append(
-            lambda: _engine(recipe.rl or WrittenRl(), recipe.cluster, table=engine_names())
-        )
+        steps.append(lambda: _check_engine(recipe))
     collect(steps, source=recipe.source)
     # Sections of stages that are not run get no defaults, so that none passes for a written value.
     resolved = Resolved.model_construct(**sections)
@@ -182,6 +180,10 @@ def _tried(recipe: Resolved, supplied: Collection[str]) -> Resolved:
 def _raise(problems: Sequence[str], recipe: Recipe) -> None:
     if problems:
         raise ConfigError(problems, source=recipe.source)
+
+
+def _check_engine(recipe: Recipe) -> None:
+    _engine(recipe.rl or WrittenRl(), recipe.cluster, table=engine_names())
 
 
 def _engine(

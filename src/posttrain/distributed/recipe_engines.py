@@ -41,9 +41,9 @@ PROBED = Prompt(id="probe", text="What is 2 + 2? The answer is")
 class EngineRequest:
     """All that another process must know to make an engine of a recipe; it pickles.
 
-    ``model`` is a model folder that every process sees. Beside it, where all goes with the run, each
-    engine has a folder for files of its own. Relative paths and modules of the user are
-    looked for where the driver looks for them.
+    ``model`` is a model folder that every process sees. Beside it, where all goes with the run,
+    each engine has a folder for files of its own. Relative paths and modules of the user are looked
+    for where the driver looks for them.
     """
 
     recipe: Resolved
