@@ -15,9 +15,10 @@ from small_runs import recipe, same_weights, small_run, timeless
 from posttrain.algorithms.table import ALGORITHMS
 from posttrain.build.algorithm import make_plan
 from posttrain.build.learners import make_learner
-from posttrain.build.sampler import make_sampler
+from posttrain.build.sampler import in_process, make_sampler
 from posttrain.build.setup import Supplied, make_policy, make_setup
 from posttrain.config import recipe_from_dict, resolve
+from posttrain.distributed.recipe_engines import engine_spec
 from posttrain.fast import decode
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.engines import NativeEngine
@@ -209,3 +210,24 @@ def test_an_interrupt_of_the_learner_ends_the_run_at_once(
     monkeypatch.setattr("posttrain.pipelines.rl.optimise", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ran(tmp_path / "run", max_lag=1)
+
+
+@pytest.mark.parametrize(
+    ("engine", "rl", "name"),
+    [("vllm", {}, "vllm"), ("vllm", {"engine": {"deadline": 5.0}}, "vllm"), (None, {}, "native")],
+)
+def test_the_engine_of_the_cluster_is_what_samples(
+    tmp_path: Path, engine: str | None, rl: dict[str, Any], name: str
+) -> None:
+    """In the stage rl, where nothing else is named, and in an evaluation without that stage."""
+    replicas = {"address": "local", "engines": 1, **({"engine": engine} if engine else {})}
+    sections = recipe(tmp_path, rl={"steps": 5, **rl}, cluster=replicas)
+    given = resolve(recipe_from_dict(sections))
+    setup = make_setup(given, make_policy(given, "tiny", device="cpu"), device="cpu")
+    setup.close()
+    assert in_process(setup) == (name == "native")
+    sections["run"] = {**sections["run"], "stages": ["eval"]}
+    for each in (given, resolve(recipe_from_dict(sections))):
+        chosen = dict(engine_spec(each))
+        assert chosen["name"] == name
+        assert chosen.get("deadline") == 5.0 if rl else True

@@ -200,6 +200,17 @@ RECIPE_REFUSED: dict[str, Cases] = {
             'task: missing, and prefer cannot do without: write [task] with name = "..."',
         ),
     ],
+    "engines_differ": [
+        (
+            {
+                "rl": {"engine": "transformers"},
+                "cluster": {"address": "local", "engines": 1, "engine": "vllm"},
+                **stages,
+            },
+            "cluster.engine: 'vllm', and rl.engine is 'transformers'; drop one of them",
+        )
+        for stages in ({}, {"run": {"stages": ["eval"]}})
+    ],
     "rewards_without_weight": [
         (
             {"rewards": {"numeric": 0}, "rl": {}},

@@ -1,6 +1,7 @@
 """``[cluster]``: what it takes, and what of it has no effect without the rest."""
 
 import re
+import tomllib
 from typing import Any
 
 import pytest
@@ -46,3 +47,19 @@ def test_what_is_written_is_shown_and_read_back() -> None:
 def test_what_means_nothing_is_refused(cluster: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         resolved(**cluster)
+
+
+def test_the_engine_of_the_cluster_is_the_default_of_that_of_rl() -> None:
+    given: dict[str, Any] = {"task": "sort", "rl": {"steps": 1}}
+    replicas = {"address": "local", "engines": 1}
+    chosen = resolve(recipe_from_dict({**given, "cluster": {**replicas, "engine": "vllm"}}))
+    assert chosen.rl.engine is not None
+    assert chosen.rl.engine["name"] == "vllm"
+    assert resolve(recipe_from_dict(tomllib.loads(to_toml(chosen)))).rl.engine == chosen.rl.engine
+    given["rl"]["engine"] = {"deadline": 5.0}  # options alone
+    chosen = resolve(recipe_from_dict({**given, "cluster": {**replicas, "engine": "vllm"}}))
+    assert chosen.rl.engine is not None
+    assert (chosen.rl.engine["name"], chosen.rl.engine["deadline"]) == ("vllm", 5.0)
+    given["rl"]["engine"] = "vllm"  # the cluster's is not given, and does not contradict it
+    chosen = resolve(recipe_from_dict({**given, "cluster": replicas}))
+    assert resolve(recipe_from_dict(tomllib.loads(to_toml(chosen)))).rl.engine == chosen.rl.engine

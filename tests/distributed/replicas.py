@@ -16,6 +16,7 @@ from posttrain.distributed.replica import DiedError
 from posttrain.models.cache import context_length
 from posttrain.protocols import Engine
 
+POOLED = ("probe", "deadline", "say", "share")
 PROBE = Probe(prompt=ragged(5)[0], tolerance=1e-3)
 
 
@@ -58,10 +59,10 @@ def pool_of(
 ) -> EnginePool:
     """A pool of engines, two unless replicas are given; each samples from a copy of the model."""
     folder = copy.deepcopy(model)  # what the engines were made from, whatever is trained since
-    pooled = {name: options.pop(name) for name in ("probe", "deadline", "share") if name in options}
+    pooled = {name: options.pop(name) for name in POOLED if name in options}
     return EnginePool(
         replicas or [InProcess("engine 0"), InProcess("engine 1")],
         lambda: kind(copy.deepcopy(folder), **options),
         longest=context_length(model),
-        **{"probe": PROBE, "deadline": 20.0, **pooled},
+        **{"probe": PROBE, "deadline": 20.0, "say": print, **pooled},
     )

@@ -1,5 +1,6 @@
 """Several engines that sample as one: the same tokens, whoever serves, dies, hangs or is wrong."""
 
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -191,6 +192,35 @@ def test_all_dead_for_too_long_is_an_error_that_names_them() -> None:
     with pytest.raises(RuntimeError, match="engine 0: the machine is gone"):
         pool.sync(learner_of(small_model()))
     pool.close()
+
+
+def test_engines_that_die_of_the_weights_again_and_again_are_an_error() -> None:
+    """They are built every time, and are never up."""
+
+    def fault(method: str, number: int) -> str:
+        return "out of memory" if method == "load" else ""
+
+    said: list[str] = []
+    found = replicas(2, engine_0=fault, engine_1=fault)
+    pool = pool_of(
+        NativeEngine, small_model(), replicas=found, deadline=0.3, say=said.append, **OPTIONS
+    )
+    errors: list[BaseException] = []
+
+    def push() -> None:
+        try:
+            pool.sync(learner_of(small_model()))
+        except RuntimeError as error:
+            errors.append(error)
+
+    pushing = threading.Thread(target=push, daemon=True)
+    pushing.start()
+    pushing.join(60)
+    pool.close()
+    assert [re.search(r"0\.3 s.*engine 0: out of memory", str(error)) for error in errors] != []
+    assert min(replica.starts for replica in found) > 2
+    told = [line for line in said if line.startswith("cluster: engine 1: out of memory; it is")]
+    assert 1 <= len(told) <= 2  # when it was up, and when it came up no more
 
 
 def test_what_kills_every_engine_is_not_tried_for_ever() -> None:

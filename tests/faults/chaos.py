@@ -37,8 +37,9 @@ from posttrain.distributed.local_cluster import LocalCluster  # noqa: E402
 from posttrain.runs import read_rollouts  # noqa: E402
 from posttrain.runs.ledger import LEDGER, read_ledger  # noqa: E402
 
-# How often each kind is chosen, and how many may be killed before the run has got further: who has
-# no time to start cannot serve, and all are dead for longer than the deadline.
+# How often each kind is chosen, once every kind has happened, and how many may be killed before the
+# run has got further: who has no time to start cannot serve, and all are dead for longer than the
+# deadline.
 KINDS: dict[str, tuple[float, int]] = {
     "engine": (0.40, 2),
     "grading worker": (0.24, 2),
@@ -147,10 +148,11 @@ class Chaos:
     def _kill(self, place: Path) -> float:
         """Kill something, if anything may be; the seconds until the next kill."""
         heavy = any(self._since[kind] for kind in HEAVY)
+        wanted = [kind for kind in KINDS if not self.counts[kind]] or list(KINDS)
         may = {
-            kind: weight
-            for kind, (weight, most) in KINDS.items()
-            if self._since[kind] < most and not (heavy and kind in HEAVY)
+            kind: KINDS[kind][0]
+            for kind in wanted
+            if self._since[kind] < KINDS[kind][1] and not (heavy and kind in HEAVY)
         }
         if not may:
             return 0.2

@@ -61,6 +61,15 @@ def test_what_a_killed_process_began_to_write_is_no_attempt(tmp_path: Path) -> N
     assert not list(tmp_path.glob("rl.old-*"))
 
 
+def test_weights_that_a_killed_process_handed_over_are_removed(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path, config=CONFIG)
+    (tmp_path / "vllm-x7f3" / "2").mkdir(parents=True)
+    (tmp_path / "vllm.log").write_text("started")
+    RunFolder.create(tmp_path, config=CONFIG)
+    assert not (tmp_path / "vllm-x7f3").exists()
+    assert (tmp_path / "vllm.log").exists()
+
+
 def test_a_digest_depends_on_all_it_is_given_and_not_on_order() -> None:
     assert config_digest({"a": 1, "b": {"c": 2, "d": 3}}) == config_digest(
         {"b": {"d": 3, "c": 2}, "a": 1}

@@ -1,5 +1,6 @@
 """The ledger: every group that was sampled is trained exactly once, whatever befell the run."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,29 @@ def test_a_line_that_was_cut_is_forgotten(tmp_path: Path) -> None:
     assert read_ledger(tmp_path, finished=False).trained == 2
     found = written(tmp_path, *[(1, [], lines(2, 3))])
     assert (found.trained, found.problems) == (6, ())
+
+
+def test_going_on_never_writes_the_lines_before_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill at any moment leaves them: what is refused here would be rewritten."""
+    written(tmp_path, (0, [], lines(1, 2)))
+    whole = (tmp_path / LEDGER).read_bytes()
+    (tmp_path / LEDGER).write_bytes(whole + b'{"trained": 3, "gro')
+    opened: list[str] = []
+    real = io.open
+
+    def spied(file: Any, mode: str = "r", *given: Any, **named: Any) -> Any:
+        if "r" not in mode:
+            opened.append(mode)
+        return real(file, mode, *given, **named)
+
+    monkeypatch.setattr(io, "open", spied)
+    with Ledger(tmp_path, step=2):
+        pass
+    assert opened == ["ab"]  # "w" would empty it first
+    begun = b'{"begin": 2, "waiting": []}\n'
+    assert (tmp_path / LEDGER).read_bytes() == whole + begun
 
 
 def test_a_run_that_begins_anew_has_a_new_ledger(tmp_path: Path) -> None:

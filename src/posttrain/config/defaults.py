@@ -26,6 +26,7 @@ from posttrain.config.resolved import (
     RunSection,
 )
 from posttrain.config.sections import (
+    ClusterSection,
     Recipe,
     RewardSection,
     SftSection,
@@ -142,7 +143,7 @@ def _filled(recipe: Recipe, supplied: Collection[str]) -> Resolved:
         *(fill(name) for name in order if name in makers),
     ]
     if "rl" in recipe.stages and "engine" not in supplied:
-        steps.append(lambda: _check_engine(recipe.rl or WrittenRl()))
+        steps.append(lambda: _check_engine(recipe))
     collect(steps, source=recipe.source)
     # Sections of stages that are not run get no defaults, so that none passes for a written value.
     resolved = Resolved.model_construct(**sections)
@@ -171,7 +172,7 @@ def _tried(recipe: Resolved, supplied: Collection[str]) -> Resolved:
         rl = rl.model_copy(update={"critic": _critic(rl, row)})
     collect(probe(rl), source=recipe.source)
     if "engine" not in supplied:
-        rl = rl.model_copy(update={"engine": _engine(rl, engine_table())})
+        rl = rl.model_copy(update={"engine": _engine(rl, recipe.cluster, table=engine_table())})
         _raise(broken_engine_rules(rl), recipe)
     return recipe.model_copy(update={"rl": rl})
 
@@ -181,12 +182,15 @@ def _raise(problems: Sequence[str], recipe: Recipe) -> None:
         raise ConfigError(problems, source=recipe.source)
 
 
-def _check_engine(rl: WrittenRl) -> None:
-    _engine(rl, engine_names())
+def _check_engine(recipe: Recipe) -> None:
+    _engine(recipe.rl or WrittenRl(), recipe.cluster, table=engine_names())
 
 
-def _engine(rl: WrittenRl, table: Mapping[str, Function]) -> Spec:
-    return complete(rl.engine, {"name": "native"}, table=table, key="rl.engine")
+def _engine(
+    rl: WrittenRl, cluster: ClusterSection | None, *, table: Mapping[str, Function]
+) -> Spec:
+    name = (cluster and cluster.engines and cluster.engine) or "native"
+    return complete(rl.engine, {"name": name}, table=table, key="rl.engine")
 
 
 def _given_once(recipe: Recipe, supplied: Collection[str]) -> None:

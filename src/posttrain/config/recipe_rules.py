@@ -50,6 +50,15 @@ def task_missing(recipe: Resolved) -> str | None:
     return None
 
 
+def engines_differ(recipe: Resolved) -> str | None:
+    """cluster.engine and rl.engine name the same engine where both are given."""
+    rl, name = recipe.for_evaluations, recipe.cluster and recipe.cluster.engine
+    other = None if rl is None or rl.engine is None else rl.engine.get("name")
+    if name and other and name != other:
+        return f"cluster.engine: {name!r}, and rl.engine is {other!r}; drop one of them"
+    return None
+
+
 def rewards_without_weight(recipe: Resolved) -> str | None:
     """At least one reward has a weight that is not 0."""
     weights = [reward["weight"] for reward in recipe.rewards.values()]
@@ -149,6 +158,7 @@ RECIPE_RULES: list[Callable[[Resolved], str | None]] = [
     repeated_names,
     compute_above_weights,
     task_missing,
+    engines_differ,
     rewards_without_weight,
     engines_nowhere,
     best_without_measure,

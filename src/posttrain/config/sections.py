@@ -98,7 +98,9 @@ class ClusterSection(Section):
     engines: int = key(
         0, "Replicas that share the sampling; 0: the process that runs the loop samples.", ge=0
     )
-    engine: Literal["native", "vllm"] = key("native", "What samples in each of them.")
+    engine: Literal["native", "vllm"] | None = later(
+        "as rl.engine says", "What samples in each of them: the default of rl.engine."
+    )
     colocate: bool = key(False, "Put engines on the resources of the learners, who rest meanwhile.")
     address: str | None = later(
         "none: this process, or torchrun's ranks",
@@ -282,7 +284,7 @@ class WrittenRl(Optimiser):
     stop: StopStrings = key(
         (), "Strings that end a completion, in evaluations too; its text ends before them."
     )
-    engine: OptionalPiece = later("native", "What samples the completions.")
+    engine: OptionalPiece = later("cluster.engine, else native", "What samples the completions.")
     max_lag: int = key(0, "Updates that sampling runs ahead of learning; 0: on-policy.", ge=0)
     advantage: OptionalPiece = later("the algorithm's", "How rewards become advantages.")
     loss: OptionalPiece = later("the algorithm's", "The policy loss of a token.")

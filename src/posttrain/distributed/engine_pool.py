@@ -30,7 +30,7 @@ from posttrain.protocols import Engine, Learner, Reply
 from posttrain.rollout.engines.conversation import replied
 from posttrain.rollout.engines.requests import check_num_samples, check_prompts
 from posttrain.track.progress import advance
-from posttrain.types import Part, Prompt, Rollout, Sampling
+from posttrain.types import Part, Prompt, Rollout, Sampling, Turn
 from posttrain.types.ways import Way
 
 # Pieces that each engine gets of a large call. More of them would even out who comes last, and cost
@@ -44,8 +44,8 @@ class EnginePool:
 
     ``longest`` is the context length of the model, if it has one. ``probe`` is what every engine
     must prove itself by when it has new weights. ``share`` makes weights known to all replicas
-    once, as they are then (``ray.put``). No engine up for ``deadline`` seconds is an error that
-    names them.
+    once, as they are then (``ray.put``). No engine up for ``deadline`` seconds, though each was
+    started anew, is an error that names them; ``say`` tells of those that are.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class EnginePool:
         longest: int | None,
         probe: Probe | None,
         deadline: float,
+        say: Callable[[str], None],
         share: Callable[[Any], Any] = copy.deepcopy,
         spans: Spans | None = None,
     ) -> None:
@@ -64,7 +65,7 @@ class EnginePool:
         self.version = 0
         self._board = Board()
         self._members = [
-            Member(replica, self._board, make=make, probe=probe, spans=spans)
+            Member(replica, self._board, make=make, probe=probe, say=say, spans=spans)
             for replica in replicas
         ]
         self._longest, self._probe = longest, probe
@@ -135,19 +136,18 @@ class EnginePool:
         with board.changed:
             board.weights, self.version = pushed, version
             board.changed.notify_all()
-        while not self._drawn_by_all(pushed):
+        while not (drawn := self._drawn_by_all(pushed)):
             self._look()
-        with board.changed:
-            drawn = dict(pushed.drawn)
-        known: Sequence[Any] = ()
+        reference: Sequence[Turn] = ()
         if self._probe is not None:
             scored = self._probe.scored(learner, drawn)
-            for (name, turns), known in zip(drawn.items(), scored, strict=True):
-                problem = self._probe.problem(turns, known)
+            for (name, turns), own in zip(drawn.items(), scored, strict=True):
+                problem = self._probe.problem(turns, own)
                 if problem:
                     raise not_refreshed(name, version, problem=problem)
+            reference = scored[0]
         with board.changed:
-            pushed.passed, pushed.known = drawn, known
+            pushed.passed, pushed.reference = drawn, reference
             board.changed.notify_all()
 
     def metrics(self) -> dict[str, float]:
@@ -239,17 +239,17 @@ class EnginePool:
                     piece for piece in self._board.todo if not piece.abandoned
                 )
 
-    def _drawn_by_all(self, pushed: Pushed) -> bool:
-        """Wait a moment; whether all that are up have loaded the weights, and at least one is."""
+    def _drawn_by_all(self, pushed: Pushed) -> dict[str, Sequence[Turn]]:
+        """Wait a moment; the probes, once all that are there have loaded the weights, else none."""
         board = self._board
 
         def all_have() -> bool:
-            up = [member.name for member in self._members if member.state == "up"]
-            return bool(pushed.drawn) and all(name in pushed.drawn for name in up)
+            there = [member.name for member in self._members if member.state != "starting"]
+            return bool(pushed.drawn) and all(name in pushed.drawn for name in there)
 
         with board.changed:
             board.changed.wait_for(lambda: board.error is not None or all_have(), timeout=LOOK)
-            return board.error is None and all_have()
+            return dict(pushed.drawn) if board.error is None and all_have() else {}
 
     def _look(self) -> None:
         """Raise what ended the pool, or an error where no engine has been up for too long."""
@@ -259,8 +259,8 @@ class EnginePool:
                 raise board.error
             if board.closed:
                 raise RuntimeError("this pool of engines is closed")
-            if any(member.state == "up" for member in self._members):
-                return
+            if not all(member.failed for member in self._members):
+                return  # it is up, or what it does has a deadline of its own
             since = min(time.monotonic() - member.down_since for member in self._members)
             told = "; ".join(member.reason for member in self._members)
         if since > self._deadline + 2 * LOOK:  # who waits for an answer has given up by then

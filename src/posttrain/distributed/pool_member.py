@@ -47,14 +47,15 @@ class Pushed:
     """Weights that every engine must have: ``payload`` as the transport wants them.
 
     ``drawn`` are the probes of those that have loaded them, ``passed`` those that the learner
-    agrees with, ``known`` one of these with the learner's log-probs: later ones are compared to it.
+    agrees with, ``reference`` one of these with the learner's log-probs, to which later ones are
+    compared.
     """
 
     version: int
     payload: Any
     drawn: dict[str, Sequence[Turn]] = field(default_factory=dict)
     passed: dict[str, Sequence[Turn]] = field(default_factory=dict)
-    known: Sequence[Turn] | None = None
+    reference: Sequence[Turn] | None = None
 
 
 class Board:
@@ -107,7 +108,8 @@ class Member:
 
     It serves only with the weights that were pushed last, and only once its probe has shown that
     it has them. When its process is dead, or silent for too long, what it had goes back to the
-    board and the process is begun anew.
+    board and the process is begun anew. It is ``up`` once it may serve: one that is merely
+    ``built`` may still die of the weights.
     """
 
     def __init__(
@@ -117,17 +119,19 @@ class Member:
         *,
         make: Callable[[], Engine],
         probe: Probe | None,
+        say: Callable[[str], None],
         spans: Spans | None,
     ) -> None:
         self.name = replica.name
-        self.state: Literal["starting", "up"] = "starting"
+        self.state: Literal["starting", "built", "up"] = "starting"
+        self.failed = False  # to come up, since it was up last
         self.down_since = time.monotonic()
         self.reason = f"{self.name}: it has not started yet"
         self.restarts = 0
         self.tokens, self.busy = 0, 0.0
         self.facts: dict[str, Any] = {}
         self._replica, self._board, self._make = replica, board, make
-        self._probe, self._spans = probe, spans or Spans(kept=1)
+        self._probe, self._say, self._spans = probe, say, spans or Spans(kept=1)
         self._proven: Pushed | None = None
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
@@ -146,13 +150,14 @@ class Member:
                 self._start()
                 while not self._board.closed:
                     if self._prove():
+                        self._reach("up")
                         self._serve()
             except DiedError as death:
                 self._died(death)
             except BaseException as error:  # noqa: BLE001 - raised where the pool is waited for
                 self._board.fail(error)
                 return
-        if self.state == "up":
+        if self.state != "starting":
             with contextlib.suppress(Exception):  # it is ended in any case
                 self._replica.call("close")
 
@@ -161,21 +166,30 @@ class Member:
             self._replica.start()
             self.facts = self._replica.call("build", self._make)
         self._proven = None
+        self._reach("built")
+
+    def _reach(self, state: Literal["built", "up"]) -> None:
         with self._board.changed:
-            self.state = "up"
-            self._board.changed.notify_all()
+            if self.state != state:
+                self.state, self.failed = state, self.failed and state == "built"
+                self._board.changed.notify_all()
 
     def _died(self, death: DiedError) -> None:
         with self._board.changed:
             closed = self._board.closed
+            told = self.failed and self.reason == str(death)
             if self.state == "up":
-                self.state, self.down_since = "starting", time.monotonic()
-            self.reason = str(death)
+                self.down_since = time.monotonic()
+            else:
+                self.failed = True
+            self.state, self.reason = "starting", str(death)
             self.restarts += not closed
             if self._board.weights is not None:
                 self._board.weights.drawn.pop(self.name, None)
             self._board.changed.notify_all()
         if not closed:
+            if not told:  # the same, time after time, is in cluster/engine_restarts
+                self._say(f"cluster: {death}; it is started anew")
             self._replica.stop()
             time.sleep(0.05)  # a process that dies at once is not begun a thousand times a second
 
@@ -194,12 +208,12 @@ class Member:
             pushed.drawn[self.name] = drawn
             board.changed.notify_all()
             board.changed.wait_for(
-                lambda: board.closed or board.weights is not pushed or pushed.known is not None
+                lambda: board.closed or board.weights is not pushed or pushed.reference is not None
             )
-            if board.closed or board.weights is not pushed or pushed.known is None:
+            if board.closed or board.weights is not pushed or pushed.reference is None:
                 return False
             if self._probe is not None and pushed.passed.get(self.name) is not drawn:
-                problem = self._probe.problem(drawn, pushed.known)
+                problem = self._probe.problem(drawn, pushed.reference)
                 if problem:
                     raise not_refreshed(self.name, pushed.version, problem=problem)
             self._proven = pushed

@@ -125,6 +125,7 @@ class RayCluster:
             model=scratch / "model",
             on_gpu=self._gpus["engine"] > 0,
             share=self._ray.put,
+            say=self._say,
             spans=self.spans,
         )
         return self._engines

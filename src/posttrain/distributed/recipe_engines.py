@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,8 +41,9 @@ PROBED = Prompt(id="probe", text="What is 2 + 2? The answer is")
 class EngineRequest:
     """All that another process must know to make an engine of a recipe; it pickles.
 
-    ``model`` is a model folder that every process sees. Relative paths and modules of the user are
-    looked for where the driver looks for them.
+    ``model`` is a model folder that every process sees. Beside it, where all goes with the run,
+    each engine has a folder for files of its own. Relative paths and modules of the user are looked
+    for where the driver looks for them.
     """
 
     recipe: Resolved
@@ -67,14 +69,16 @@ class EngineRequest:
             template=make_template(self.recipe, policy),
             compute=self.recipe.model.compute,
             compiled=choose_compile(self.recipe, device),
+            folder=tempfile.mkdtemp(prefix="files-", dir=self.model.parent),
         )
 
 
 def engine_spec(recipe: Resolved) -> Spec:
-    """What samples in each replica: ``rl.engine``, or else ``cluster.engine``."""
-    own = None if recipe.cluster is None else recipe.cluster.engine
+    """What samples in each replica: ``rl.engine``, whose name may be that of ``cluster.engine``."""
+    name = (recipe.cluster and recipe.cluster.engine) or "native"
     rl = recipe.for_evaluations
-    return (None if rl is None else rl.engine) or own or "native"
+    given = (None if rl is None else rl.engine) or {}
+    return given if "name" in given else {"name": name, **given}
 
 
 def make_engine_pool(
@@ -83,6 +87,7 @@ def make_engine_pool(
     *,
     model: Path,
     share: Callable[[Any], Any],
+    say: Callable[[str], None],
     on_gpu: bool = False,
     spans: Spans | None = None,
 ) -> EnginePool:
@@ -113,5 +118,6 @@ def make_engine_pool(
         ),
         deadline=deadline,
         share=share,
+        say=say,
         spans=spans,
     )

@@ -188,6 +188,8 @@ class RunFolder:
                     "choose another run folder, or delete this one"
                 )
             return run
+        for left in path.glob("vllm-*"):  # weights that a killed process had handed over
+            shutil.rmtree(left, ignore_errors=True)
         if recipe is not None:
             write_text(path / "recipe.toml", recipe)
         write_sealed(path / "config.json", config)

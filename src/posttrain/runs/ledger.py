@@ -34,12 +34,12 @@ class Ledger:
     def __init__(self, stage: Path, *, step: int, waiting: Sequence[Collected] = ()) -> None:
         self._lock = threading.Lock()
         self._path = path = stage / LEDGER
-        lines = _whole_lines(path) if step and path.exists() else b""
+        kept = len(_whole_lines(path)) if step and path.exists() else 0
         with writing(path):
-            path.write_bytes(lines)
             self._file = path.open("ab", buffering=0)
-        kept = [group for batch in waiting for group in _groups(batch)]
-        self._write({"begin": step, "waiting": kept})
+            self._file.truncate(kept)  # at once: a kill here must not cost the lines before
+        there = [group for batch in waiting for group in _groups(batch)]
+        self._write({"begin": step, "waiting": there})
 
     def noted(self, batches: Iterator[Collected]) -> Iterator[Collected]:
         """The same batches; each is in the ledger when it is handed on."""
