@@ -22,7 +22,6 @@ SMALL = (
     "--rl.group_size 4 --rl.minibatches 2 --rl.evaluate_every 50 --rl.evaluate_problems 4 "
     "--eval.problems 4 --rl.check off --rl.kl.placement loss --rl.save_every 5 --run.keep_last 0"
 )
-LIMIT = 300  # seconds, far more than any of these takes
 
 
 def command(line: str, *more: str) -> list[str]:
@@ -50,7 +49,7 @@ def started(words: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 def done(words: list[str], log: Path) -> str:
     """What a command printed; it must end well."""
-    assert started(words, log).wait(LIMIT) == 0, log.read_text()[-3000:]
+    assert started(words, log).wait() == 0, log.read_text()[-3000:]
     return log.read_text()
 
 
@@ -94,16 +93,14 @@ def test_a_rank_that_dies_ends_all_and_the_run_goes_on_with_another_number(tmp_p
         documented(), *shlex.split(f"{SMALL} --rl.steps 30"), "--run.folder", str(folder)
     )
     process = started(words, log)
-    begun = time.monotonic()
     while not list((folder / "rl").glob("checkpoints/step-*")):
         assert process.poll() is None, log.read_text()[-3000:]
-        assert time.monotonic() - begun < LIMIT
         time.sleep(0.05)
     ranks = {
         rank_of(int(path.name), folder): int(path.name) for path in Path("/proc").glob("[0-9]*")
     }
     os.kill(ranks[1], signal.SIGKILL)
-    assert process.wait(60) != 0
+    assert process.wait() != 0
     assert re.search(r"a learner rank has gone|stopped after step", log.read_text())
     steps = sorted((folder / "rl" / "checkpoints").iterdir())
     assert (steps[0] / "optimizer").is_dir()
@@ -171,6 +168,6 @@ def test_what_fails_in_another_rank_is_said_by_the_first(tmp_path: Path) -> None
     script, log = tmp_path / "fails.py", tmp_path / "log"
     script.write_text(FAILS)
     line = f"torchrun --standalone --nproc-per-node 2 {script}"
-    assert started(command(line), log).wait(LIMIT) != 0
+    assert started(command(line), log).wait() != 0
     said = "rank 0 says: learner rank 1 failed: ValueError: no such thing. posttrain resume"
     assert said in log.read_text()

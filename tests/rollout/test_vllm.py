@@ -41,7 +41,9 @@ def policy() -> Policy:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm, "LOOK", 0.0)
+    """Nobody waits for a server that is not there; one that is there has all the time it needs."""
+    monkeypatch.setattr(vllm, "HEALTH_DEADLINE", 0.0)
+    monkeypatch.setattr(vllm_server, "HEALTH_DEADLINE", 600.0)
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def connect(policy: Policy, tmp_path: Path) -> Iterator[Connect]:
     """Makes engines that ask these servers."""
     made: list[VllmEngine] = []
 
-    def make(*servers: FakeServer, deadline: float = 60.0, **options: Any) -> VllmEngine:
+    def make(*servers: FakeServer, deadline: float = 600.0, **options: Any) -> VllmEngine:
         address = [server.address for server in servers]
         options = {"address": address, "folder": str(tmp_path), "deadline": deadline, **options}
         made.append(vllm_engine(policy, spell, **options))
@@ -168,7 +170,7 @@ def test_a_server_that_is_lost_has_its_requests_sent_elsewhere(
     """No sequence is lost, and it comes back once it has the current weights and has proven it."""
     over = threading.Event()
     good, bad = serve(), serve()
-    engine = connect(good, bad, deadline=5.0 if fault == "hung" else 60.0)
+    engine = connect(good, bad)
     expected = engine.generate(PROMPTS, SAMPLING, num_samples=4, seed=3)
 
     def fail() -> Any:
@@ -179,9 +181,12 @@ def test_a_server_that_is_lost_has_its_requests_sent_elsewhere(
         return 500, {"error": "EngineCore encountered an issue"}
 
     bad.faults["/v1/completions"] = fail
+    asked = engine._fleet.servers[1]
+    patience, asked.deadline = asked.deadline, 0.5 if fault == "hung" else asked.deadline
     with pytest.warns(UserWarning, match=rf"{bad.address}.*its requests went elsewhere"):
         again = engine.generate(PROMPTS, SAMPLING, num_samples=4, seed=3)
     assert drawn(again) == drawn(expected)
+    asked.deadline = patience
     over.set()
     before = len(bad.asked)
     engine.generate(PROMPTS, SAMPLING, num_samples=4, seed=3)  # it still fails: nothing is sent
@@ -224,9 +229,10 @@ def test_a_server_that_two_runs_use_at_once_is_found_out(serve: Serve, connect: 
 
 def test_where_all_are_lost_the_run_ends_with_their_names(serve: Serve, connect: Connect) -> None:
     servers = [serve(), serve()]
-    engine = connect(*servers, deadline=5.0)
+    engine = connect(*servers)
     for server in servers:
         server.stop()
+    engine._fleet._deadline = 0.0
     with pytest.raises(ServerLostError, match=rf"(?s){servers[0].address}.*{servers[1].address}"):
         engine.generate(PROMPTS, SAMPLING, num_samples=1, seed=0)
 
@@ -273,6 +279,63 @@ def test_an_update_waits_for_completions_under_way_and_loses_none(
         assert error < 1e-4
 
 
+def test_a_generation_that_begins_in_an_update_leaves_the_servers_to_it(
+    policy: Policy, serve: Serve, connect: Connect
+) -> None:
+    """It would find the weights before, and give the server the new ones a second time."""
+    server = serve()
+    engine = connect(server)
+    sync = engine.sync(learner_of(policy))
+    answers: list[list[Rollout]] = []
+
+    def generate() -> None:
+        answers.extend(engine.generate(PROMPTS, SAMPLING, num_samples=1, seed=0))
+
+    thread = threading.Thread(target=generate)
+
+    def slow() -> None:
+        del server.faults["/pause"]
+        thread.start()
+        time.sleep(0.3)
+
+    server.faults["/pause"] = slow
+    before = server.asked.count("/pause")
+    moved(policy)
+    sync(1)
+    thread.join()
+    assert {rollout.version for group in answers for rollout in group} == {1}
+    assert server.asked.count("/pause") == before + 1
+
+
+def test_a_server_of_ours_that_cannot_come_back_is_started_once_for_all_requests(
+    serve: Serve, connect: Connect
+) -> None:
+    fake = serve()
+    engine = connect(fake)
+    (server,) = engine._fleet.servers
+    started: list[Path] = []
+    server.ours, server.start = True, started.append  # type: ignore[method-assign]
+    fake.stop()
+    with pytest.raises(ServerLostError, match="does not answer"):
+        engine.generate(PROMPTS, SAMPLING, num_samples=16, seed=0)
+    assert len(started) == 1
+    with pytest.raises(ServerLostError, match="does not answer"):
+        engine.generate(PROMPTS, SAMPLING, num_samples=16, seed=0)
+    assert len(started) == 1 + 2  # at the beginning of a generation it is tried anew
+
+
+def test_a_server_that_is_asked_no_more_stays_so_whoever_else_is_done(
+    serve: Serve, connect: Connect
+) -> None:
+    engine = connect(serve())
+    (server,) = engine._fleet.servers
+    engine.close()
+    with engine._fleet.threads(1):
+        pass
+    with pytest.raises(InterruptedError, match="asked no more"):
+        server.model()
+
+
 def test_a_generation_can_be_broken_off(serve: Serve, connect: Connect) -> None:
     server = serve()
     engine = connect(server)
@@ -283,7 +346,7 @@ def test_a_generation_can_be_broken_off(serve: Serve, connect: Connect) -> None:
     def reply(rollout: Rollout, number: int) -> Turn | None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):  # the deadline, a minute, is not waited for
+    with pytest.raises(KeyboardInterrupt):  # the deadline is not waited for
         engine.generate(PROMPTS, SAMPLING, num_samples=4, seed=0, reply=reply)
     over.set()
     del server.faults["/v1/completions"]
@@ -399,14 +462,48 @@ def test_our_own_server_is_started_again_when_it_is_killed(
 PLAYED = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 
 
+def test_a_server_of_ours_that_is_asked_no_more_is_not_started(tmp_path: Path) -> None:
+    server = vllm_server.OwnServer(
+        sys.executable, arguments=[], folder=tmp_path, log=tmp_path / "log", deadline=600
+    )
+    server.interrupt(by=tmp_path)
+    with pytest.raises(InterruptedError, match="asked no more"):
+        server.start(tmp_path)
+    assert server._process is None
+
+
+def test_our_own_server_ends_with_a_supervisor_that_is_ended_while_it_starts_it(
+    tmp_path: Path,
+) -> None:
+    """The signal comes before the new process is known; the weights stay for the next start."""
+    early = """
+        import os, signal, subprocess
+        class Popen(subprocess.Popen):
+            def __init__(self, *given, **options):
+                super().__init__(*given, **options)
+                print(self.pid, flush=True)
+                os.kill(os.getpid(), signal.SIGTERM)
+        subprocess.Popen = Popen
+    """
+    program = textwrap.dedent(early) + vllm_server._BESIDE
+    server = [sys.executable, "-c", "import time; time.sleep(600)"]
+    words = [sys.executable, "-c", program, str(os.getpid()), str(tmp_path), *server]
+    with (tmp_path / "pid").open("wb") as output:
+        subprocess.run(words, stdout=output, check=False)
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+    assert tmp_path.is_dir()
+
+
 def test_our_own_server_ends_with_us_however_we_end(policy: Policy, tmp_path: Path) -> None:
-    """A process that starts one is killed with -9."""
-    log = tmp_path / "log"
+    """A process that starts one is killed with -9; the weights are gone too."""
+    log, folder = tmp_path / "log", tmp_path / "vllm-own"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.safetensors").touch()
     program = f"""
         import runpy, sys, time
         from pathlib import Path
         module = runpy.run_path({vllm_server.__file__!r})  # without torch, which takes seconds
-        server = module["OwnServer"](sys.executable, arguments=[], folder=Path({str(tmp_path)!r}),
+        server = module["OwnServer"](sys.executable, arguments=[], folder=Path({str(folder)!r}),
                            log=Path({str(log)!r}), deadline=60)
         server._command = [sys.executable, "-c", {PLAYED!r}]
         server.start(Path("model"))
@@ -419,5 +516,6 @@ def test_our_own_server_ends_with_us_however_we_end(policy: Policy, tmp_path: Pa
     server = int(log.read_text())
     parent.kill()
     parent.wait()
-    while Path(f"/proc/{server}").exists():  # the suite's timeout ends a test that would hang here
+    # the suite's timeout ends a test that would hang here
+    while Path(f"/proc/{server}").exists() or folder.exists():
         time.sleep(0.05)

@@ -30,7 +30,7 @@ from posttrain.rollout.engines.conversation import replied
 from posttrain.rollout.engines.draws import sampled_turns
 from posttrain.rollout.engines.requests import check_num_samples, check_prompts
 from posttrain.rollout.engines.vllm_fleet import Fleet, Probe
-from posttrain.rollout.engines.vllm_server import LOOK, OwnServer, Server
+from posttrain.rollout.engines.vllm_server import HEALTH_DEADLINE, OwnServer, Server
 from posttrain.track.progress import advance, phase
 from posttrain.types import Batch, Part, Prompt, Rollout, Sampling, Turn
 from posttrain.types.ways import Way
@@ -76,7 +76,7 @@ class VllmEngine:
         try:
             with phase("starting vLLM"):
                 weights = dict(policy.model.named_parameters())
-                self._update(weights, score=self._score, patience=LOOK)
+                self._update(weights, score=self._score, patience=HEALTH_DEADLINE)
         except BaseException:
             self.close()
             raise
@@ -150,7 +150,7 @@ class VllmEngine:
     def close(self) -> None:
         """End the servers that are ours, and remove the weights."""
         for server in self._fleet.servers:
-            server.interrupt()
+            server.interrupt(self)
             server.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 

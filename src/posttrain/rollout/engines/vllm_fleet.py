@@ -46,7 +46,8 @@ class Fleet:
         self._lock = threading.Condition()  # of the four below, and of the servers' requests
         self._sampling, self._updating = 0, False
         self._told: dict[Server, str] = {}
-        self._bringing = threading.Lock()
+        self._bringing = threading.Lock()  # of the next one
+        self._gone: Exception | None = None  # why none came back, until servers are looked after
 
     def update(
         self, folder: Path, *, score: Callable[[Probe], Probe], patience: float = 0.0
@@ -72,7 +73,9 @@ class Fleet:
             if server.lost or server.model()["weights"] != str(self._folder):
                 self._return(server, patience=0)
 
-        self._each(look, self.servers)
+        self._gone = None
+        with self.sampling():  # an update gives them other weights
+            self._each(look, self.servers)
 
     def check_kept(self) -> None:
         """Raise if somebody else has given a server other weights while we sampled."""
@@ -140,12 +143,12 @@ class Fleet:
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for server in self.servers:
-                server.interrupt()
+                server.interrupt(pool)
             raise
         finally:
             pool.shutdown()
             for server in self.servers:
-                server.interrupted = False
+                server.resume(pool)
 
     def tell(self) -> None:
         """Warn of the servers that were lost since the last time."""
@@ -177,9 +180,15 @@ class Fleet:
                     server = min(up, key=lambda each: each.requests)
                     server.requests += 1
                     return server
-            with self._bringing:  # one thread does it, the others find it done
+            with self._bringing:  # one thread does it, the others find it done, or failed
                 if all(server.lost for server in self.servers):
-                    self._return_any()
+                    if self._gone is not None:
+                        raise self._gone
+                    try:
+                        self._return_any()
+                    except (ServerLostError, ValueError) as problem:
+                        self._gone = problem
+                        raise
 
     def _return_any(self) -> None:
         """Wait until one of the servers is back, up to the deadline; ours are started once."""

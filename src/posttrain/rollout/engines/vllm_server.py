@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,24 +19,28 @@ from typing import Any
 from urllib.parse import urlsplit
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
-LOOK = 10.0  # seconds that a server has to say that it is there
+HEALTH_DEADLINE = 10.0  # seconds that a server has to say that it is there
 LINES = 10  # of a server's log, in an error
 
-# Runs a server, and ends it with the process that asked for it, however that one ends.
+# Runs a server, and ends it with the process that asked for it, however that one ends; where that
+# one is gone, so are its weights. SIGTERM is only noted: it may come while the server is begun.
 _BESIDE = """
-import os, signal, subprocess, sys, time
-parent, server = int(sys.argv[1]), subprocess.Popen(sys.argv[2:], start_new_session=True)
-signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+import os, shutil, signal, subprocess, sys, time
+parent, folder, told, server = int(sys.argv[1]), sys.argv[2], [], None
+signal.signal(signal.SIGTERM, lambda *_: told.append(True))
 try:
-    while server.poll() is None and os.getppid() == parent:
+    server = subprocess.Popen(sys.argv[3:], start_new_session=True)
+    while not told and server.poll() is None and os.getppid() == parent:
         time.sleep(0.1)
 finally:
-    for kind in (signal.SIGTERM, signal.SIGKILL):
+    for kind in (signal.SIGTERM, signal.SIGKILL) if server else ():
         try:
             os.killpg(server.pid, kind)
             server.wait(5)
         except (ProcessLookupError, subprocess.TimeoutExpired):
             pass
+    if os.getppid() != parent:  # else a server that is started again needs them
+        shutil.rmtree(folder, ignore_errors=True)
 """
 
 
@@ -63,7 +68,7 @@ class Server:
         self.lost = f"{self} was not asked yet"
         """Why it gets no requests; "" where it does."""
         self.requests, self.dtype, self.longest = 0, "", 0
-        self.interrupted = False
+        self._interrupted_by: set[object] = set()
         self._open: set[http.client.HTTPConnection] = set()
 
     def __str__(self) -> str:
@@ -84,7 +89,7 @@ class Server:
         until = time.monotonic() + patience
         while True:
             try:
-                with self.asked("/health", None, deadline=LOOK):
+                with self.asked("/health", None, deadline=HEALTH_DEADLINE):
                     return
             except RefusedError as problem:
                 raise ValueError(f"{problem}; is it vLLM?") from None
@@ -171,15 +176,19 @@ class Server:
             self._open.discard(connection)
             connection.close()
 
-    def interrupt(self) -> None:
-        """Break off what is being asked: the server drops those requests."""
-        self.interrupted = True
+    def interrupt(self, by: object) -> None:
+        """Break off what is being asked, and ask no more until this one resumes."""
+        self._interrupted_by.add(by)
         for connection in list(self._open):
             with contextlib.suppress(OSError, AttributeError):
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
+    def resume(self, by: object) -> None:
+        """Take back one's own interrupt, and nobody else's."""
+        self._interrupted_by.discard(by)
+
     def _check_interrupted(self) -> None:
-        if self.interrupted:
+        if self._interrupted_by:
             raise InterruptedError(f"{self} is asked no more")
 
     def _call(self, method: str, *arguments: str) -> Any:
@@ -211,12 +220,17 @@ class OwnServer(Server):
         self._path, self._log = folder, log
         self._began = 0  # where the log of this start begins
         self._process: subprocess.Popen[bytes] | None = None
+        self._changing = threading.Lock()  # the process
         shutil.copy(WORKER, folder)
 
     def start(self, model: Path) -> None:
         """Start it on a model folder, unless it runs."""
-        if self._process is not None and self._process.poll() is None:
-            return
+        with self._changing:
+            self._check_interrupted()  # who interrupts and then stops it leaves none running
+            if self._process is None or self._process.poll() is not None:
+                self._process = self._begun(model)
+
+    def _begun(self, model: Path) -> subprocess.Popen[bytes]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -225,8 +239,8 @@ class OwnServer(Server):
         own = {"VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
         with self._log.open("ab") as log:
             self._began = log.tell()
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _BESIDE, str(os.getpid()), *command],
+            return subprocess.Popen(
+                [sys.executable, "-c", _BESIDE, str(os.getpid()), str(self._path), *command],
                 env={**usual, **os.environ, **own, "PYTHONPATH": str(self._path)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -240,14 +254,16 @@ class OwnServer(Server):
 
     def stop(self) -> None:
         """End it."""
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait()
-            self._process = None
+        with self._changing:
+            if self._process is not None:
+                self._process.terminate()
+                self._process.wait()
+                self._process = None
 
     def ended(self) -> bool:
         """Whether its process is over."""
-        return self._process is not None and self._process.poll() is not None
+        process = self._process
+        return process is not None and process.poll() is not None
 
     def wrote(self) -> str:
         """The end of its log."""
