@@ -10,6 +10,7 @@ OPTIONAL = {
     "reasoning_gym",
     "tensorboard",
     "triton",
+    "vllm",
     "wandb",
 }
 

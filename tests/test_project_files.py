@@ -131,4 +131,4 @@ def test_without_triton_no_kernel_is_imported_for_its_examples(
     ignored = runpy.run_path(str(ROOT / "conftest.py"))["collect_ignore_glob"]
     kernels = sorted((ROOT / "src/posttrain/fast/kernels").glob("*.py"))
     needing = {path for path in kernels if "import triton" in path.read_text(encoding="utf-8")}
-    assert {ROOT / name for name in ignored} == needing
+    assert {ROOT / name for name in ignored if "kernels" in name} == needing

@@ -35,6 +35,7 @@ from posttrain.models.load import Policy
 from posttrain.models.reward import RewardModel, save_reward
 from posttrain.models.save import save_policy
 from posttrain.protocols import Engine, Learner
+from posttrain.track.safe_terminal import say
 
 if TYPE_CHECKING:
     from posttrain.build.setup import Setup
@@ -228,7 +229,8 @@ class Meeting:
         return f"a learner rank has gone, or did not answer{silent}: {error}"
 
     def _leave(self, why: str) -> None:
-        print(f"posttrain: {why}", file=sys.stderr, flush=True)
+        say(f"posttrain: {why}", error=True)
+        sys.stderr.flush()
         os._exit(1)  # threads of libraries may wait for ranks that have gone
 
 
