@@ -203,11 +203,11 @@ RECIPE_REFUSED: dict[str, Cases] = {
     "engines_differ": [
         (
             {
-                "rl": {"engine": "transformers"},
+                "rl": {"engine": "server"},
                 "cluster": {"address": "local", "engines": 1, "engine": "vllm"},
                 **stages,
             },
-            "cluster.engine: 'vllm', and rl.engine is 'transformers'; drop one of them",
+            "cluster.engine: 'vllm', and rl.engine is 'server'; drop one of them",
         )
         for stages in ({}, {"run": {"stages": ["eval"]}})
     ],
