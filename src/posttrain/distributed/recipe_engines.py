@@ -69,6 +69,7 @@ class EngineRequest:
             template=make_template(self.recipe, policy),
             compute=self.recipe.model.compute,
             compiled=choose_compile(self.recipe, device),
+            temperature=_temperature(self.recipe),
             folder=tempfile.mkdtemp(prefix="files-", dir=self.model.parent),
         )
 
@@ -79,6 +80,12 @@ def engine_spec(recipe: Resolved) -> Spec:
     rl = recipe.for_evaluations
     given = (None if rl is None else rl.engine) or {}
     return given if "name" in given else {"name": name, **given}
+
+
+def _temperature(recipe: Resolved) -> float:
+    """That of the learner's log-probs, which an engine's are compared with."""
+    rl = recipe.for_evaluations
+    return 1.0 if rl is None else rl.temperature
 
 
 def make_engine_pool(
@@ -110,9 +117,7 @@ def make_engine_pool(
         longest=context_length(setup.policy.model),
         probe=Probe(
             prompt=setup.template.render(PROBED),
-            temperature=1.0
-            if recipe.for_evaluations is None
-            else recipe.for_evaluations.temperature,
+            temperature=_temperature(recipe),
             tolerance=FLOAT32_ROUNDING if exact else OTHER_ROUNDING,
             pad_token=setup.policy.pad_token,
         ),
