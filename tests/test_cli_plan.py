@@ -63,7 +63,8 @@ def test_a_cluster_is_planned_from_a_run(posttrain: Command) -> None:
 def test_a_cluster_is_planned_from_a_trial_and_from_the_recipe(posttrain: Command) -> None:
     """Without options, the recipe's own [cluster] is planned."""
     overrides = ("--cluster.learners", "2", "--cluster.engines", "3", "--rl.max_lag", "2")
-    code, out, _ = posttrain("plan", "recipe.toml", *overrides, "--json")
+    where = ("--cluster.address", "local")
+    code, out, _ = posttrain("plan", "recipe.toml", *overrides, *where, "--json")
     assert code == 0
     found = json.loads(out)
     layout = found["clusters"]["asked"]["layout"]

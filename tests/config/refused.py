@@ -200,6 +200,13 @@ RECIPE_REFUSED: dict[str, Cases] = {
             'task: missing, and prefer cannot do without: write [task] with name = "..."',
         ),
     ],
+    "engines_nowhere": [
+        (
+            {"rl": {}, "cluster": {"engines": 2}},
+            "cluster.engines: engines are processes of a Ray cluster; set cluster.address "
+            '("local" starts one for the run), or drop them',
+        )
+    ],
     "engines_differ": [
         (
             {

@@ -158,9 +158,9 @@ RECIPE_RULES: list[Callable[[Resolved], str | None]] = [
     repeated_names,
     compute_above_weights,
     task_missing,
+    engines_nowhere,
     engines_differ,
     rewards_without_weight,
-    engines_nowhere,
     best_without_measure,
 ]
 SFT_RULES: list[Callable[[SftSection], str | None]] = [
