@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,19 @@ class InThisProcess:
 
     def end(self) -> None:
         pass
+
+
+@contextlib.contextmanager
+def ray_of_tests() -> Iterator[Any]:
+    """A Ray cluster of this process, whose workers import what a test has pickled."""
+    from posttrain.distributed import ray_start
+
+    here = Path(__file__).parent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{here.parent / 'src'}:{here}")
+        ray = ray_start.init(ray_start.LOCAL)
+        yield ray
+        ray.shutdown()
 
 
 def on_ray(

@@ -11,13 +11,12 @@ import critic_parts
 import pytest
 import torch
 from critic_parts import either as objective
-from learner_parts import InThisProcess, local, on_ray, policy
+from learner_parts import InThisProcess, local, on_ray, policy, ray_of_tests
 from rank_jobs import over_two_ranks
 from small_model import naive_logprobs, small_model
 from transformers import AutoModelForCausalLM
 
 from posttrain.algorithms.weights import sequence_mean
-from posttrain.distributed import ray_start
 from posttrain.distributed.remote_learner import RemoteLearner
 from posttrain.distributed.torchrun import TorchrunLearner
 from posttrain.learn.learner import LocalLearner
@@ -72,9 +71,8 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[]
 @pytest.fixture(scope="module")
 def ray_here() -> Iterator[None]:
     """A Ray cluster of this process."""
-    ray = ray_start.init(ray_start.LOCAL)
-    yield
-    ray.shutdown()
+    with ray_of_tests():
+        yield
 
 
 def batch() -> Batch:

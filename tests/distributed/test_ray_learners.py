@@ -15,10 +15,9 @@ import critic_parts
 import pytest
 import torch
 from faults.ray_processes import actors
-from learner_parts import LocalRequest, local, on_ray
+from learner_parts import LocalRequest, local, on_ray, ray_of_tests
 
 from posttrain.algorithms.weights import sequence_mean
-from posttrain.distributed import ray_start
 from posttrain.learn.ranks import Ranks
 from posttrain.protocols import Learner, Objective, Outputs
 from posttrain.types import Batch, Terms
@@ -29,9 +28,8 @@ pytestmark = pytest.mark.cluster
 @pytest.fixture(scope="module", autouse=True)
 def ray_here() -> Iterator[Any]:
     """A Ray cluster of this process."""
-    ray = ray_start.init(ray_start.LOCAL)
-    yield ray
-    ray.shutdown()
+    with ray_of_tests() as ray:
+        yield ray
 
 
 def shown(learner: Learner, *, steps: int = 3, at: Callable[[int], None] = lambda _: None) -> Any:
