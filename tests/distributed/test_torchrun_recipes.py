@@ -8,7 +8,7 @@ import pytest
 from small_runs import recipe
 
 from posttrain.config import Resolved, recipe_from_dict, resolve
-from posttrain.distributed.connect import connect
+from posttrain.distributed.connect import check_asked, connect
 from posttrain.distributed.torchrun import TorchrunCluster
 from posttrain.learn.ranks import Ranks
 
@@ -28,6 +28,6 @@ def test_a_ray_cluster_beside_torchrun(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="start it without torchrun, or drop"):
-        connect(resolved(tmp_path, address="local"), tmp_path)
+        check_asked(resolved(tmp_path, address="local"))
     monkeypatch.setenv("WORLD_SIZE", "1")  # one process is an ordinary run
     assert connect(resolved(tmp_path), tmp_path) is None

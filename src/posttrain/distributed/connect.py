@@ -42,11 +42,10 @@ def check_asked(recipe: Resolved) -> None:
 def connect(
     recipe: Resolved, folder: Path, *, say: Callable[[str], None] = warnings.warn
 ) -> Cluster | None:
-    """The cluster of a recipe, or None where this process does everything.
+    """The cluster of a recipe that :func:`check_asked` let pass, or None: this process alone.
 
     ``folder`` is the run folder, which all processes must see.
     """
-    check_asked(recipe)
     section = recipe.cluster
     if by_torchrun():
         from posttrain.distributed.torchrun import TorchrunCluster, meeting

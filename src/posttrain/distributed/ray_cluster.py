@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import shutil
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,9 @@ from posttrain.distributed.ray_nodes import Bundle, Say, check_nodes, wait_for_r
 from posttrain.distributed.ray_start import LOCAL, init
 from posttrain.distributed.remote_learner import RemoteLearner
 from posttrain.distributed.spans import Spans
-from posttrain.distributed.worker import LearnerRequest
+from posttrain.distributed.worker import handed_over
 from posttrain.models.load import Policy
-from posttrain.models.reward import RewardModel, save_reward
+from posttrain.models.reward import RewardModel
 from posttrain.models.save import save_policy
 from posttrain.protocols import Engine, Learner
 from posttrain.track.progress import phase
@@ -75,19 +74,14 @@ class RayCluster:
         if self._learner is not None:
             self._learner.close()
         scratch = self._scratch / stage
-        save: Callable[[Path], None]
-        if isinstance(model, RewardModel):
-            save = functools.partial(save_reward, model)
-        else:
-            save = functools.partial(save_policy, model)
-        save(scratch / "model")
         section = self._section
-        request = LearnerRequest(
-            recipe=recipe,
+        request, save = handed_over(
+            recipe,
+            model,
             stage=stage,
-            model=scratch / "model",
+            scratch=scratch,
             total_steps=total_steps,
-            reward_model=None if reward_model is None else reward_model.absolute(),
+            reward_model=reward_model,
         )
         options = RankOptions(
             threads=recipe.run.threads or max(1, int(section.cpus_per_learner)),

@@ -15,7 +15,12 @@ import ray
 import torch
 
 from posttrain.distributed.remote_learner import Call
-from posttrain.distributed.worker import LearnerHost, LearnerRequest, peer_gone
+from posttrain.distributed.worker import (
+    LearnerHost,
+    LearnerRequest,
+    compute_deterministically,
+    peer_gone,
+)
 from posttrain.learn.ranks import ALONE, connect
 
 GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
@@ -44,8 +49,7 @@ class LearnerRank:
         if not on_gpu:  # Ray hides none from an actor that asked for none
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         if deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True)
+            compute_deterministically()
 
     def place(self) -> tuple[int, str]:
         """Its process, and the address of its node."""

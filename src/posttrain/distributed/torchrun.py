@@ -29,11 +29,16 @@ from torch import distributed
 from posttrain.build.cluster import LearningStage
 from posttrain.config import Resolved
 from posttrain.distributed.remote_learner import Call, RemoteLearner
-from posttrain.distributed.worker import LearnerHost, LearnerRequest, peer_gone
+from posttrain.distributed.worker import (
+    LearnerHost,
+    LearnerRequest,
+    compute_deterministically,
+    handed_over,
+    peer_gone,
+)
 from posttrain.learn.ranks import connect
 from posttrain.models.load import Policy
-from posttrain.models.reward import RewardModel, save_reward
-from posttrain.models.save import save_policy
+from posttrain.models.reward import RewardModel
 from posttrain.protocols import Engine, Learner
 from posttrain.track.safe_terminal import say
 
@@ -47,10 +52,6 @@ SILENCE = 3 * BEAT  # after which rank 0 has gone, where there is another reason
 GRACE = 15.0  # seconds that a rank which has failed leaves to rank 0, to say so and end
 SCRATCH = ".ranks"  # in the run folder; removed at the end
 END = "end"
-NO_ENGINES = (
-    "cluster.engines: torchrun's ranks only learn, and the first one samples; drop it, or start "
-    'the run without torchrun and set cluster.address ("local" starts a Ray cluster)'
-)
 
 
 class Calls:
@@ -239,8 +240,7 @@ def _settle(recipe: Resolved) -> None:
     beside = int(os.environ["LOCAL_WORLD_SIZE"])
     torch.set_num_threads(recipe.run.threads or max(1, (os.cpu_count() or 1) // beside))
     if recipe.run.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+        compute_deterministically()
 
 
 class TorchrunLearner(RemoteLearner):
@@ -270,8 +270,6 @@ class TorchrunCluster:
 
     def __init__(self, recipe: Resolved, folder: Path, *, meeting: Meeting) -> None:
         size = meeting.ranks.size
-        if recipe.cluster is not None and recipe.cluster.engines:
-            raise ValueError(NO_ENGINES)
         if recipe.cluster is not None and recipe.cluster.learners not in (1, size):
             raise ValueError(
                 f"cluster.learners: {recipe.cluster.learners} asked for, and torchrun has started "
@@ -289,25 +287,20 @@ class TorchrunCluster:
         reward_model: Path | None = None,
     ) -> Learner:
         """The learner of a stage, over all ranks; that of the stage before is dropped."""
-        save: Callable[[Path], None]
-        if isinstance(model, RewardModel):
-            save = functools.partial(save_reward, model)
-        else:
-            save = functools.partial(save_policy, model)
-        save(self._scratch / "model")
-        request = LearnerRequest(
-            recipe=recipe,
+        request, save = handed_over(
+            recipe,
+            model,
             stage=stage,
-            model=self._scratch / "model",
+            scratch=self._scratch,
             total_steps=total_steps,
-            reward_model=None if reward_model is None else reward_model.absolute(),
+            reward_model=reward_model,
         )
         start = functools.partial(_Hosts, self._meeting, request)
         return TorchrunLearner(start, model=model.model, save=save, scratch=self._scratch)
 
     def make_engine(self, setup: Setup) -> Engine:
-        """Refused, as at the start."""
-        raise ValueError(NO_ENGINES)
+        """Not asked for: ``cluster.engines`` wants an address, which torchrun has none of."""
+        raise ValueError("cluster.engines: torchrun's ranks only learn, and the first one samples")
 
     def metrics(self) -> dict[str, float]:
         """Nothing: a rank that is lost ends the run, so there are no restarts to count."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import distributed
 
 from posttrain.build.cluster import LearningStage
@@ -19,9 +22,13 @@ from posttrain.config.paths import import_from
 from posttrain.distributed.remote_learner import Call
 from posttrain.distributed.wire import PackedBatch, pack_batch, pack_tensor, unpack_batch
 from posttrain.learn.ranks import ALONE, Ranks
-from posttrain.models.reward import load_reward
+from posttrain.models.load import Policy
+from posttrain.models.reward import RewardModel, load_reward, save_reward
+from posttrain.models.save import save_policy
 from posttrain.protocols import Learner
 from posttrain.types import Batch
+
+Save = Callable[[Path], None]
 
 # What torch.distributed says where another rank has gone, or has not answered in time; gloo has
 # no type of its own for it.
@@ -80,6 +87,38 @@ class LearnerRequest:
             reward_model=self.reward_model,
             ranks=ranks,
         )
+
+
+def handed_over(
+    recipe: Resolved,
+    model: Policy | RewardModel,
+    *,
+    stage: LearningStage,
+    scratch: Path,
+    total_steps: int,
+    reward_model: Path | None,
+) -> tuple[LearnerRequest, Save]:
+    """Write a model where all ranks see it: what they build from it, and how it is saved again."""
+    save: Save
+    if isinstance(model, RewardModel):
+        save = functools.partial(save_reward, model)
+    else:
+        save = functools.partial(save_policy, model)
+    save(scratch / "model")
+    request = LearnerRequest(
+        recipe=recipe,
+        stage=stage,
+        model=scratch / "model",
+        total_steps=total_steps,
+        reward_model=None if reward_model is None else reward_model.absolute(),
+    )
+    return request, save
+
+
+def compute_deterministically() -> None:
+    """To the end of this process: the same bits every time, as ``run.deterministic`` asks."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
 
 
 class LearnerHost:
