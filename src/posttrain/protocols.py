@@ -7,11 +7,12 @@ Anything with these methods fits: no base class, no registration. Each protocol 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from posttrain.types import Collected, Part, Prompt, Rollout, Sampling, Score, Turn
+from posttrain.types import Collected, Observation, Part, Prompt, Rollout, Sampling, Score, Turn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,13 +26,14 @@ Split = Literal["train", "test"]
 # are options, set in the recipe. It returns a number, or a Score where it wants to say more.
 Reward = Callable[..., float | Score]
 
-# The reply of an environment: text, messages, tokens; or a score, or None, which end the rollout.
-Answer = str | Sequence[Mapping[str, str]] | Sequence[int] | float | Score | None
+# The reply of an environment: text, messages or tokens, or one of them with a reward for the turn
+# that it answers; or a score, or None, which end the rollout.
+Answer = str | Sequence[Mapping[str, Any]] | Sequence[int] | Observation | float | Score | None
 
 # The callback of an engine after every turn of the policy: it returns the environment's turn, whose
-# tokens are used as they are, or None, which ends the rollout. Sequence p·G + g is sample g of
-# prompt p.
-Reply = Callable[[Rollout, int], Turn | None]
+# tokens are used as they are, or None, which ends the rollout; or a Future of either, while which
+# the engine samples other sequences. Sequence p·G + g is sample g of prompt p.
+Reply = Callable[[Rollout, int], Turn | Future[Turn | None] | None]
 
 
 class Task(Protocol):
@@ -58,7 +60,13 @@ class Env(Protocol):
     """Answers the policy's turns and ends the rollout, with a score where it knows one.
 
     An exception makes that one rollout invalid. Sampling again with the same seed gives the same
-    rollouts only where the environment answers the same turns in the same way.
+    rollouts only where the environment answers the same turns in the same way. It may also have:
+
+    * a keyword ``seed`` of ``start``: a number of this rollout's own, for what it draws;
+    * ``opening(state) -> str``: what the policy reads behind the last message of its prompt;
+    * ``close(state)``: called once when the rollout is over, however it ended;
+    * ``tools``: JSON schemas of the functions that the policy may call, for its chat template;
+    * coroutines (``async def``) in the place of any of these methods.
     """
 
     def start(self, prompt: Prompt) -> Any:
@@ -68,8 +76,9 @@ class Env(Protocol):
     def reply(self, state: Any, turn: Turn) -> Answer:
         """The reply to the policy's turn, or the end of the rollout.
 
-        Text, messages of a chat or tokens are read, and the policy has another turn. A number or a
-        ``Score`` ends the rollout with that score; None ends it, and the rewards score it.
+        Text, messages of a chat or tokens are read, and the policy has another turn; an
+        ``Observation`` is one of them with a reward. A number or a ``Score`` ends the rollout with
+        that score, added to those rewards; None ends it, and the rewards score it.
         """
         ...
 

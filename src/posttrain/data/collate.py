@@ -16,6 +16,8 @@ from torch import Tensor
 
 from posttrain.types import Batch, Rollout
 
+LIMITS = ("length", "max_turns", "max_tokens")  # stop reasons of what might have gone on
+
 
 def collate(rollouts: Sequence[Rollout], *, pad_token: int) -> Batch:
     """Rollouts as a batch: tokens, mask, sampler log-probs, rewards, groups, versions.
@@ -42,7 +44,7 @@ def collate(rollouts: Sequence[Rollout], *, pad_token: int) -> Batch:
         rewards=torch.tensor([score.value for score in scores if score], dtype=torch.float64),
         valid=torch.tensor([score.ok for score in scores if score]),
         groups=torch.tensor([r.group for r in rollouts]),
-        truncated=torch.tensor([r.stop_reason == "length" for r in rollouts]),
+        truncated=torch.tensor([r.stop_reason in LIMITS for r in rollouts]),
         versions=torch.tensor([r.version for r in rollouts]),
         greedy_rewards=_greedy_rewards(rollouts),
     )

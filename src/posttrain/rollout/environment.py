@@ -8,7 +8,7 @@ from typing import Any
 
 from posttrain.protocols import Env
 from posttrain.rewards.bound import BoundReward, checked, raised
-from posttrain.types import Rollout, Score, Turn
+from posttrain.types import Observation, Rollout, Score, Turn
 
 Encode = Callable[[str | Sequence[Mapping[str, str]]], Sequence[int]]
 """The tokens of a text, or of messages, that follow a turn of the policy."""
@@ -35,6 +35,8 @@ class Conversations:
             if number not in self._states:
                 self._states[number] = self._env.start(rollout.prompt)
             answer = self._env.reply(self._states[number], rollout.turns[-1])
+            if isinstance(answer, Observation):
+                return replace(self._turn(answer.content), reward=float(answer.reward))
             if isinstance(answer, str | list | tuple):
                 return self._turn(answer)
         except Exception as error:  # noqa: BLE001 - the reason is kept: broken, not wrong
@@ -42,7 +44,8 @@ class Conversations:
             self.scores[number] = raised(self._judge, error.with_traceback(below))
             return None
         if answer is not None:
-            self.scores[number] = checked(self._judge, answer)
+            score, earned = checked(self._judge, answer), sum(turn.reward for turn in rollout.turns)
+            self.scores[number] = replace(score, value=score.value + earned) if earned else score
         return None
 
     def _turn(self, answer: Any) -> Turn:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain.types.text import (
     Collected,
+    Observation,
     Part,
     Prompt,
     Rollout,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Batch",
     "Collected",
+    "Observation",
     "Part",
     "Prompt",
     "Rollout",

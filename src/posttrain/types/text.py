@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, Literal
 
 ScoreState = Literal["ok", "invalid", "timeout", "crashed"]
-StopReason = Literal["stop", "length", "stop_string"]
+StopReason = Literal["stop", "length", "stop_string", "max_turns", "max_tokens"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,8 @@ class Turn:
     model's own, at temperature 1); ``version`` is the policy version whose weights drew the tokens.
     A turn that ended by itself holds its end token; one that ran into the length limit has
     ``stop_reason="length"``. One that a stop string ended has ``"stop_string"``: its tokens are all
-    that were sampled, its ``text`` ends before that string.
+    that were sampled, its ``text`` ends before that string. ``reward``, of an environment's turn,
+    is what the turn of the policy that it answers has earned.
 
     >>> Turn(tokens=(7, 8), text="4").sampled
     False
@@ -95,6 +96,7 @@ class Turn:
     logprobs: tuple[float, ...] | None = None
     stop_reason: StopReason = "stop"
     version: int = 0
+    reward: float = 0.0
 
     @property
     def sampled(self) -> bool:
@@ -107,6 +109,21 @@ class Turn:
                 f"logprobs: {len(self.logprobs)} values for {len(self.tokens)} tokens; "
                 "an engine must return one log-probability for each token it sampled"
             )
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an environment says, with a reward for the policy's turn that it answers.
+
+    ``content`` is text, messages of a chat, or tokens. The score of the episode is the sum of these
+    rewards and of what the environment ends it with.
+
+    >>> Observation("too high", reward=-0.1).content
+    'too high'
+    """
+
+    content: str | Sequence[Mapping[str, Any]] | Sequence[int]
+    reward: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +158,8 @@ class Rollout:
 
     One turn is the ordinary case: the completion. ``greedy`` is the greedy rollout of the same
     prompt with its score, where an advantage takes it for a baseline: the group shares it, and it
-    is not trained on. ``engine`` names who sampled it, where several engines do.
+    is not trained on. ``engine`` names who sampled it, where several engines do. ``limit`` is the
+    limit on turns or tokens that ended it, where one did.
 
     >>> asked = Turn(tokens=(5, 6), text="6*7=", logprobs=(-1.0, -2.0))
     >>> reply = Turn(tokens=(9,), text="42")
@@ -156,6 +174,7 @@ class Rollout:
     score: Score | None = None
     greedy: Rollout | None = None
     engine: str = field(default="", compare=False)
+    limit: Literal["", "max_turns", "max_tokens"] = ""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -185,7 +204,9 @@ class Rollout:
 
     @property
     def stop_reason(self) -> StopReason:
-        """Why the policy's last turn ended."""
+        """The limit that ended the rollout, else why the policy's last turn ended."""
+        if self.limit:
+            return self.limit
         return next(turn.stop_reason for turn in reversed(self.turns) if turn.sampled)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
 from posttrain.protocols import Reply
@@ -55,6 +56,8 @@ def replied(
 ) -> Rollout | None:
     """The rollout with the reply to its last turn, for another one; None where it is over."""
     answer = None if reply is None else reply(rollout, number)
+    if isinstance(answer, Future):
+        answer = answer.result()
     if answer is None:
         return None
     if answer.sampled or not answer.tokens:
