@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo rlhf walkthrough test lint format types unit cluster-test gpu vllm faults chaos mutants constraints clean distclean
+.PHONY: help setup demo rlhf walkthrough test lint format types unit slow-test cluster-test gpu vllm faults chaos mutants constraints clean distclean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":[^#]*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -65,9 +65,13 @@ types: setup ## mypy, strict on the core
 	@echo "== mypy"
 	@$(BIN)/mypy
 
-unit: setup ## pytest: tests and docstring examples (JOBS=2 processes)
+unit: setup ## pytest: tests and docstring examples, but for the slow ones (JOBS=2 processes)
 	@echo "== pytest"
-	@$(BIN)/python -m pytest --quiet --numprocesses $(JOBS) -m 'not cluster'
+	@$(BIN)/python -m pytest --quiet --numprocesses $(JOBS) -m 'not cluster and not slow'
+
+slow-test: setup ## the tests that take more than about ten seconds each
+	@echo "== pytest -m slow"
+	@$(BIN)/python -m pytest --quiet --numprocesses $(JOBS) -m 'slow and not cluster'
 
 cluster-test: setup ## what needs Ray or many processes, and minutes: one test after the other
 	@echo "== pytest -m cluster"

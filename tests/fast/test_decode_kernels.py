@@ -169,6 +169,7 @@ def test_draws_follow_the_distribution() -> None:
     assert torch.bincount(tokens, minlength=4).tolist() == [500, 200, 0, 300]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 @pytest.mark.skipif(INTERPRETED or DEVICE == "cuda", reason="the kernels run in this process")
 def test_the_kernels_under_the_interpreter() -> None:

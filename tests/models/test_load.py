@@ -2,12 +2,15 @@
 
 import json
 import shutil
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from models.families import build
-from transformers import AutoModelForCausalLM, LlamaForSequenceClassification
+from transformers import AutoModelForCausalLM, LlamaForSequenceClassification, PreTrainedModel
 
 from posttrain.fast.score import score_tokens
 from posttrain.models.load import Policy, load_policy
@@ -222,3 +225,25 @@ def test_a_missing_gpu_is_named() -> None:
 def test_attention_can_be_chosen(folder: Path) -> None:
     policy = load_policy(str(folder), options={"attention": "eager"})
     assert policy.model.config._attn_implementation == "eager"
+
+
+def test_models_load_one_after_the_other_whoever_asks(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that overlapped left ``tie_weights`` replaced: tied heads were random memory."""
+    whole, inside, most = AutoModelForCausalLM.from_pretrained, Counter[str](), Counter[str]()
+
+    def counted(*given: Any, **options: Any) -> Any:
+        inside["now"] += 1
+        most["ever"] = max(most["ever"], inside["now"])
+        try:
+            return whole(*given, **options)
+        finally:
+            inside["now"] -= 1
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", counted)
+    before = PreTrainedModel.tie_weights
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(load_policy, [str(saved)] * 12))
+    assert most["ever"] == 1
+    assert PreTrainedModel.tie_weights is before

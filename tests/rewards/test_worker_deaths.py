@@ -237,6 +237,7 @@ def test_a_worker_that_says_what_is_no_result(
     all_right(pooled(lambda n: float(n)))
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_read(pooled: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work of more than fits into its line, and of less: neither is waited for without end."""
     monkeypatch.setattr(pool, "START", 3.0)

@@ -244,14 +244,14 @@ def test_an_update_waits_for_completions_under_way_and_loses_none(
     server = serve()
     engine = connect(server)
     sync = engine.sync(learner_of(policy))
-    sampling, updated = threading.Event(), threading.Event()
+    all_sampling, updated = threading.Barrier(4), threading.Event()
 
     def slow() -> None:
-        sampling.set()
+        all_sampling.wait()
         time.sleep(0.3)
 
     def update() -> None:
-        sampling.wait()
+        all_sampling.wait()
         moved(policy)
         del server.faults["/v1/completions"]
         sync(1)

@@ -3,7 +3,7 @@
 A layer is gathered where it is computed, and its gradient summed over ranks as soon as it is there
 (``fully_shard``; Zhao et al. 2023, arXiv:2304.11277). So ranks must make the same passes, and one
 that runs out of memory in the middle of a pass must not leave the others waiting: it makes up for
-the exchanges that are left with a cheap pass, and then all ranks know of it.
+the collectives that are left with a cheap pass, and then all ranks know of it.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ class Sharding:
         self._ranks = ranks
         self._device = next(policy.module.parameters()).device
         self._mesh = init_device_mesh(self._device.type, (ranks.size,))
-        self._exchanges = _Exchanges()
-        self._policy, self._hollow = policy.module, _hollow(policy.module)
+        self._collectives = _Collectives()
+        self._policy, self._meta_copy = policy.module, _meta_copy(policy.module)
         self._reference: ShardedReference | None = None
         self._roots: dict[int, _Root] = {}
         self._whole: dict[int, Tensor] = {}
         value: Any = None if critic is None else critic.module
         heads = [value.head] if value is not None and value.shared else []
-        with _follows(policy), _follows(critic if heads else None):
+        with _optimizer_follows(policy), _optimizer_follows(critic if heads else None):
             self._roots[id(policy.module)] = self._shard(policy.module, *heads)
         if heads:
             self._roots[id(value)] = self._roots[id(policy.module)]
         elif critic is not None:
-            with _follows(critic):
+            with _optimizer_follows(critic):
                 self._roots[id(value)] = self._shard(value)
 
     def inside(self, module: nn.Module, work: Callable[[], Outputs]) -> Outputs:
@@ -70,7 +70,7 @@ class Sharding:
     ) -> Result:
         """One pass of all ranks, each on its own part; out of memory in one, all raise that.
 
-        ``work`` must make the same exchanges whatever the part is, the ``cheap`` one too.
+        ``work`` must make the same collectives whatever the part is, the ``cheap`` one too.
         """
         self._begin()
         missed, results = "", []
@@ -82,16 +82,16 @@ class Sharding:
             missed = str(error) or "memory is used up"
         if missed:  # after the handler: until then the traceback keeps tensors alive
             free(self._device)
-            self._begin(skip=self._exchanges.made)
+            self._begin(skip=self._collectives.made)
             work(cheap())
-        if self._ranks.agree(bool(missed)):
+        if self._ranks.any(bool(missed)):
             raise torch.OutOfMemoryError(missed or "another rank ran out of memory")
         return results[0]
 
     def reference(self, keep: Reference) -> ShardedReference:
         """A frozen copy of the policy's weights as they are now, sharded as they are."""
         if self._reference is None:
-            model: Any = copy.deepcopy(self._hollow)
+            model: Any = copy.deepcopy(self._meta_copy)
             for weight in model.parameters():
                 weight.data = weight.data.to(keep.dtype or weight.dtype)
             away = keep.offload and self._device.type != "cpu"
@@ -131,8 +131,8 @@ class Sharding:
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)  # a sum: averaging is in the batch's weights
                 module.set_force_sum_reduction_for_comms(True)
-                gather: Any = _Counted(DefaultAllGather(), self._exchanges)
-                reduce: Any = _Counted(DefaultReduceScatter(), self._exchanges)
+                gather: Any = _Counted(DefaultAllGather(), self._collectives)
+                reduce: Any = _Counted(DefaultReduceScatter(), self._collectives)
                 module.set_custom_all_gather(gather)
                 module.set_custom_reduce_scatter(reduce)
         return root
@@ -141,7 +141,7 @@ class Sharding:
         """Before a pass: FSDP must remember as little of earlier ones as on every other rank."""
         for root in set(self._roots.values()):
             _reset(root)
-        self._exchanges.begin(skip)
+        self._collectives.begin(skip)
 
 
 class ShardedReference:
@@ -181,18 +181,18 @@ class _Root(nn.Module):
         return {name: value.clone() for name, value in found.items() if value is not None}
 
 
-class _Exchanges:
-    """Counts the exchanges of a pass; those that were made before are only pretended."""
+class _Collectives:
+    """Counts the collectives of a pass; those that were made before are skipped."""
 
     def __init__(self) -> None:
         self.made = self._skip = 0
 
     def begin(self, skip: int) -> None:
-        """A new pass, whose first ``skip`` exchanges need not be made."""
+        """A new pass, whose first ``skip`` collectives need not be made."""
         self.made, self._skip = 0, skip
 
-    def pretends(self, output: Tensor) -> bool:
-        """Whether the next exchange need not be made; its output is 0 then."""
+    def skips(self, output: Tensor) -> bool:
+        """Whether the next one need not be made; its output is 0 then."""
         if self.made >= self._skip:
             return False
         output.zero_()
@@ -200,16 +200,16 @@ class _Exchanges:
 
 
 class _Counted:
-    """An exchange of FSDP's (all-gather or reduce-scatter) that is counted once it is made."""
+    """A collective of FSDP (all-gather or reduce-scatter) that is counted once it is made."""
 
-    def __init__(self, exchange: Any, exchanges: _Exchanges) -> None:
-        self._exchange, self._exchanges = exchange, exchanges
-        self.allocate = exchange.allocate
+    def __init__(self, collective: Any, collectives: _Collectives) -> None:
+        self._collective, self._collectives = collective, collectives
+        self.allocate = collective.allocate
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **options: Any) -> Any:
-        pretended = self._exchanges.pretends(output_tensor)
-        work = None if pretended else self._exchange(output_tensor, input_tensor, **options)
-        self._exchanges.made += 1
+        skipped = self._collectives.skips(output_tensor)
+        work = None if skipped else self._collective(output_tensor, input_tensor, **options)
+        self._collectives.made += 1
         return work
 
 
@@ -221,7 +221,7 @@ def _layers(model: Any) -> list[nn.Module]:
     return list(layers) if isinstance(layers, nn.ModuleList) else []
 
 
-def _hollow(model: nn.Module) -> nn.Module:
+def _meta_copy(model: nn.Module) -> nn.Module:
     """A frozen copy of a model without its weights: a sharded model cannot be copied."""
     weights: dict[int, Any] = {
         id(weight): nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
@@ -231,7 +231,7 @@ def _hollow(model: nn.Module) -> nn.Module:
 
 
 @contextlib.contextmanager
-def _follows(trained: Trained | None) -> Iterator[None]:
+def _optimizer_follows(trained: Trained | None) -> Iterator[None]:
     """Inside, a module is sharded: behind it the optimiser has the weights that there are then."""
     if trained is None:
         yield
@@ -252,12 +252,12 @@ def _reset(root: Any) -> None:
         root.reset_iter_state()
         return
     state = root._get_fsdp_state()
-    exchange, order = state._comm_ctx, state._state_ctx
-    current = exchange.device_handle.current_stream()
+    communication, order = state._comm_ctx, state._state_ctx
+    current = communication.device_handle.current_stream()
     for name in ("all_gather_copy_in_stream", "all_gather_stream", "reduce_scatter_stream"):
-        current.wait_stream(getattr(exchange, name))
-    exchange.all_gather_state = exchange.reduce_scatter_state = None
-    exchange.post_forward_order.clear()
+        current.wait_stream(getattr(communication, name))
+    communication.all_gather_state = communication.reduce_scatter_state = None
+    communication.post_forward_order.clear()
     for each in order.all_states:
         each._training_state = TrainingState.IDLE
         if (group := each._fsdp_param_group) is not None:

@@ -30,7 +30,7 @@ ATTENTION_COSTS_AS_MUCH = 12_288
 class Ranks:
     """One of ``size`` ranks; torch.distributed connects them where there are several.
 
-    >>> ALONE.agree(True), ALONE.each("this rank's"), ALONE.total(torch.tensor(2.0))
+    >>> ALONE.any(True), ALONE.each("this rank's"), ALONE.total(torch.tensor(2.0))
     (True, ["this rank's"], tensor(2.))
     """
 
@@ -65,7 +65,7 @@ class Ranks:
         distributed.all_reduce(summed)
         return summed.to(tensor.device)
 
-    def agree(self, yes: bool) -> bool:
+    def any(self, yes: bool) -> bool:
         """Whether any rank says so."""
         return bool(self.total(torch.tensor(int(yes))))
 

@@ -28,7 +28,7 @@ from posttrain.models.files.gguf import read_gguf
 from posttrain.models.files.hub import why_unreachable
 from posttrain.models.files.model_folder import check_folder
 from posttrain.models.files.size import check_parts, check_size
-from posttrain.models.quiet import without_bars, without_reports
+from posttrain.models.quiet import loading_alone, without_bars, without_reports
 from posttrain.models.tiny import build_tiny
 
 _DTYPES = {
@@ -55,6 +55,7 @@ class Policy:
     pad_token: int
 
 
+@loading_alone()
 def load_policy(
     source: str,
     *,

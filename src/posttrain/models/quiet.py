@@ -1,4 +1,4 @@
-"""Silence for what libraries draw and report, and our own words for what is worth knowing of it."""
+"""What libraries draw, report and patch beside their work, kept from those who did not ask."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import logging as standard_logging
 import os
 import re
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from transformers.utils import logging
 
 _COMPILER = re.compile(r"torch[./](_dynamo|_inductor|_functorch|_subclasses|fx)\b")
+_LOADING = threading.RLock()
 compiler_remarks: list[str] = []  # of the run under way: what compiler_explained has told
 # What PyTorch says (a part of it), and what that means here; {…} is filled in from its words.
 _MEANINGS = {
@@ -25,6 +27,17 @@ _MEANINGS = {
     "does not support bfloat16 compilation": "this GPU cannot compile bfloat16 arithmetic, so that "
     "layers run uncompiled: the same numbers, slower steps",
 }
+
+
+@contextlib.contextmanager
+def loading_alone() -> Iterator[None]:
+    """No other thread loads a model meanwhile.
+
+    While transformers loads one, it replaces methods of its classes (``tie_weights``), and two that
+    overlap leave them replaced: every tied model after that would have a head of random memory.
+    """
+    with _LOADING:
+        yield
 
 
 @contextlib.contextmanager

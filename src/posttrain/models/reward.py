@@ -29,7 +29,7 @@ from posttrain.models.files.hub import why_unreachable
 from posttrain.models.files.model_folder import check_folder, replacing_folder
 from posttrain.models.files.size import check_parts, check_size
 from posttrain.models.load import Policy, cast, find_dtype, switch_off_dropout
-from posttrain.models.quiet import without_bars, without_reports
+from posttrain.models.quiet import loading_alone, without_bars, without_reports
 from posttrain.models.sampling import at_least_float32
 from posttrain.types import Batch
 
@@ -69,6 +69,7 @@ class RewardModel:
         return head
 
 
+@loading_alone()
 def reward_from_policy(policy: Policy, *, seed: int) -> RewardModel:
     """A reward model on a copy of the policy's weights, with a new head that ``seed`` decides."""
     config = copy.deepcopy(policy.model.config)
@@ -104,6 +105,7 @@ def reward_from_policy(policy: Policy, *, seed: int) -> RewardModel:
     return made
 
 
+@loading_alone()
 def load_reward(source: str, *, dtype: str = "float32", device: str = "cpu") -> RewardModel:
     """The reward model in a folder (or of a hub name): any sequence classifier with one label."""
     path = Path(source).expanduser()
