@@ -11,6 +11,7 @@ import torch
 from models.families import build
 from rollout.cases import END, drawn, ragged, spell, whole_logits
 
+from posttrain.fast import slot_turns
 from posttrain.rollout.engines import NativeEngine
 from posttrain.types import Rollout, Sampling, Turn
 
@@ -125,3 +126,95 @@ def test_at_once_or_later_with_a_slot_for_each(pool: ThreadPoolExecutor) -> None
     for seed in range(3):
         found = engine(model).generate(PROMPTS, SHORT, **asked, reply=delayed(pool, seed))
         assert found == expected
+
+
+def test_a_sequence_that_goes_on_reads_only_what_is_new() -> None:
+    """The token drawn last and the reply, behind what is in the cache."""
+    model, read = build("llama"), []
+    one = engine(model, end_tokens=())
+    reply = Turn(tokens=(2, 5, 9), text="")
+
+    def twice(rollout: Rollout, number: int) -> Turn | None:
+        return None if len(rollout.turns) > 3 else reply
+
+    def note(_: Any, __: Any, inputs: dict[str, Any]) -> None:
+        if inputs["input_ids"].shape[1] > 1:
+            read.append(tuple(inputs["input_ids"].shape))
+
+    one.generate(PROMPTS[1:2], SHORT, num_samples=1, seed=0)
+    model.get_decoder().register_forward_pre_hook(note, with_kwargs=True)
+    one.generate(PROMPTS[1:2], SHORT, num_samples=2, seed=0, reply=twice)
+    assert read == [(1, 9)] + [(1, 1 + 3)] * 4  # the prompt once; two replies of two sequences
+
+
+def test_others_go_on_while_one_waits_for_its_reply() -> None:
+    """With fewer slots than sequences too: its slot is theirs, and it is read again."""
+    model = build("llama")
+    for most in (None, 1, 2):
+        late: Future[Turn | None] = Future()
+        left = [2 * len(PROMPTS) - 1]
+
+        def reply(
+            rollout: Rollout, number: int, late: Any = late, left: Any = left
+        ) -> Turn | Future[Turn | None] | None:
+            if number == 0 and len(rollout.turns) == 1:
+                return late
+            if len(rollout.turns) == 1:
+                return Turn(tokens=(2, number % 7), text="")
+            left[0] -= 1
+            if not left[0]:  # were it waited for, this would never be asked
+                late.set_result(Turn(tokens=(2, 0), text=""))
+            return None
+
+        found = engine(model, max_sequences=most).generate(
+            PROMPTS, SHORT, num_samples=2, seed=0, reply=reply
+        )
+        rounds = engine(model, slots=False).generate(
+            PROMPTS,
+            SHORT,
+            num_samples=2,
+            seed=0,
+            reply=lambda r, n: Turn(tokens=(2, n % 7), text="") if len(r.turns) < 2 else None,
+        )
+        assert drawn(found) == drawn(rounds)
+
+
+def test_fewer_slots_where_longer_ones_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences that lose their slot when others grow draw the same."""
+    model = build("llama")
+    long = Turn(tokens=(2, 5, 9) * 6, text="")
+
+    def twice(rollout: Rollout, number: int) -> Turn | None:
+        return None if len(rollout.turns) > 3 else long
+
+    asked = {"num_samples": 3, "seed": 0, "reply": twice}
+    expected = engine(model, slots=False).generate(PROMPTS, SHORT, **asked)
+    one = engine(model)
+    monkeypatch.setattr(slot_turns, "memory_budget", lambda device: 0)
+    assert drawn(one.generate(PROMPTS, SHORT, **asked)) == drawn(expected)
+    assert one._decoder.slots is not None
+    assert one._decoder.slots.capacity.num_slots < 3 * len(PROMPTS)
+
+
+def test_stop_strings_end_a_turn_and_what_was_drawn_behind_them_is_not_read() -> None:
+    model = build("llama")
+    stopped = Sampling(max_new_tokens=12, temperature=1.3, stop=("1 ", "5 2"))
+    asked = {"num_samples": 5, "seed": 2, "reply": several}
+    found, rounds = (
+        engine(model, slots=slots, end_tokens=()).generate(PROMPTS, stopped, **asked)
+        for slots in (True, False)
+    )
+    assert drawn(found) == drawn(rounds)
+    reasons = {turn.stop_reason for g in found for r in g for turn in r.turns if turn.sampled}
+    assert "stop_string" in reasons
+
+
+def test_an_environment_computes_as_if_there_were_no_engine() -> None:
+    model, seen = build("llama", dtype=torch.float32), []
+
+    def reply(rollout: Rollout, number: int) -> None:
+        seen.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+
+    one = engine(model, compute=torch.bfloat16)
+    one.generate(PROMPTS, SHORT, num_samples=1, seed=0, reply=reply)
+    assert seen == [(True, False)] * len(PROMPTS)

@@ -112,7 +112,7 @@ class Decoder:
         tokens = width_for(2 * sampling.max_new_tokens)
         slots = self._slots_for(prompts.values(), new_tokens=tokens, widened=True)
         order = _in_order(prompts)
-        return SlotTurns(slots, order, sampling, randomness=randomness, decode=decode)
+        return SlotTurns(slots, order, sampling=sampling, randomness=randomness, decode=decode)
 
     def forget(self) -> None:
         """Free the slots and their cache."""

@@ -36,8 +36,8 @@ class SlotTurns:
         self,
         decoder: SlotDecoder,
         prompts: Mapping[int, tuple[int, ...]],
-        sampling: Sampling,
         *,
+        sampling: Sampling,
         randomness: TurnRandomness,
         decode: Decode,
     ) -> None:
