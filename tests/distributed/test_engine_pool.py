@@ -3,6 +3,7 @@
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -276,6 +277,40 @@ def test_an_environment_is_asked_once_for_each_turn_although_engines_die() -> No
         [r.mask for r in group] for group in expected
     ]
     assert sorted(asked) == whole
+
+
+def test_others_go_on_while_one_waits_for_its_reply() -> None:
+    """The first sequence is replied to when all others are over: were it waited for, never."""
+    over = threading.Semaphore(0)
+    late: Future[Turn | None] = Future()
+
+    def plain(rollout: Rollout, number: int) -> Turn | None:
+        return None if len(rollout.turns) > 1 else Turn(tokens=(2, number % 7), text="")
+
+    def reply(rollout: Rollout, number: int) -> Turn | Future[Turn | None] | None:
+        if number == 0 and len(rollout.turns) == 1:
+            return late
+        answer = plain(rollout, number)
+        if answer is None:
+            over.release()
+        return answer
+
+    def answer() -> None:
+        others = len(PROMPTS) * ASKED["num_samples"] - 1
+        if all(over.acquire(timeout=120) for _ in range(others)):
+            late.set_result(Turn(tokens=(2, 0), text=""))
+        else:
+            late.set_exception(RuntimeError("the others have waited"))
+
+    model = small_model()
+    expected = NativeEngine(model, **OPTIONS).generate(PROMPTS, SAMPLING, **ASKED, reply=plain)
+    pool = pool_of(NativeEngine, model, replicas=replicas(2), **OPTIONS)
+    thread = threading.Thread(target=answer)
+    thread.start()
+    answers = pool.generate(PROMPTS, SAMPLING, **ASKED, reply=reply)
+    thread.join()
+    pool.close()
+    assert drawn(answers) == drawn(expected)
 
 
 def test_weights_pushed_in_the_middle_of_a_call_reach_the_pieces_that_come_after() -> None:

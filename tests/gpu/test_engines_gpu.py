@@ -1,5 +1,7 @@
 """The engines on a GPU: the tokens of the CPU, and the learner's log-probs in half precision."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from models.families import build
@@ -14,7 +16,7 @@ from transformers import (
 
 from posttrain.fast.score import score_tokens
 from posttrain.rollout.engines import NativeEngine, TransformersEngine
-from posttrain.types import Batch, Sampling
+from posttrain.types import Batch, Rollout, Sampling, Turn
 
 pytestmark = pytest.mark.gpu
 
@@ -36,6 +38,25 @@ def test_the_tokens_of_the_cpu(family: str, kind: type[NativeEngine]) -> None:
     assert drawn(answers) == drawn(expected)
     bound = 1e-9 if kind is NativeEngine else 5e-6
     assert largest_error(model, PROMPTS, answers=answers, sampling=SAMPLING) < bound
+
+
+@pytest.mark.parametrize("most", [None, 5])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
+def test_several_turns_are_those_of_the_cpu(family: str, most: int | None) -> None:
+    """Captured steps go on with slots that grow, wait, are dropped and read again."""
+    model, short = build(family), Sampling(max_new_tokens=6, temperature=1.2)
+
+    def said(rollout: Rollout, number: int) -> Turn | None:
+        long = (2 + len(rollout.tokens) % 5, 3) * (1 + number % 3)
+        return None if len(rollout.turns) > 2 * (number % 4) else Turn(tokens=long, text="")
+
+    rounds = NativeEngine(model, end_tokens=(END,), decode=spell, slots=False)
+    expected = rounds.generate(PROMPTS, short, num_samples=8, seed=0, reply=said)
+    engine = NativeEngine(model.cuda(), end_tokens=(END,), decode=spell, max_sequences=most)
+    with ThreadPoolExecutor(4) as pool:
+        for reply in (said, lambda rollout, number: pool.submit(said, rollout, number)):
+            found = engine.generate(PROMPTS, short, num_samples=8, seed=0, reply=reply)
+            assert drawn(found) == drawn(expected)
 
 
 @pytest.mark.parametrize("autocast", [False, True])

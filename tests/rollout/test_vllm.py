@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,40 @@ def test_a_server_that_two_runs_use_at_once_is_found_out(serve: Serve, connect: 
 
     with pytest.raises(ValueError, match=r"another run uses it at the same time"):
         engine.generate(PROMPTS, SAMPLING, num_samples=1, seed=0, reply=reply)
+
+
+def test_others_go_on_while_one_waits_for_its_reply(serve: Serve, connect: Connect) -> None:
+    """The first sequence is replied to when all others are over: were it waited for, never."""
+    engine, over = connect(serve()), threading.Semaphore(0)
+    late: Future[Turn | None] = Future()
+    others = 3
+
+    def reply(rollout: Rollout, number: int) -> Turn | Future[Turn | None] | None:
+        if number == 0 and len(rollout.turns) == 1:
+            return late
+        if len(rollout.turns) == 1:
+            return Turn(tokens=(5, 6), text="")
+        over.release()
+        return None
+
+    def answer() -> None:
+        if all(over.acquire(timeout=120) for _ in range(others)):
+            late.set_result(Turn(tokens=(5, 6), text=""))
+        else:
+            late.set_exception(RuntimeError("the others have waited"))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    asked = {"num_samples": 2, "seed": 0}
+    found = engine.generate(PROMPTS, SAMPLING, **asked, reply=reply)
+    thread.join()
+    expected = engine.generate(
+        PROMPTS,
+        SAMPLING,
+        **asked,
+        reply=lambda rollout, _: Turn(tokens=(5, 6), text="") if len(rollout.turns) < 2 else None,
+    )
+    assert drawn(found) == drawn(expected)
 
 
 def test_where_all_are_lost_the_run_ends_with_their_names(serve: Serve, connect: Connect) -> None:

@@ -7,14 +7,15 @@
 What a sequence draws depends on its seed and its number alone, and the pieces of a call do not
 depend on who is free: neither the number of engines, nor who serves what, nor a retry changes a
 token. Replies are given in the process that calls, turn after turn: an environment is never asked
-twice because an engine died, and engines go on with other sequences meanwhile.
+twice because an engine died, and engines go on with other sequences meanwhile. A sequence whose
+reply comes later is put back then, with those that have come by that time.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from queue import Empty, SimpleQueue
@@ -27,7 +28,7 @@ from posttrain.distributed.replica import Replica
 from posttrain.distributed.spans import Spans
 from posttrain.distributed.wire import pack_tensor
 from posttrain.protocols import Engine, Learner, Reply
-from posttrain.rollout.engines.conversation import replied
+from posttrain.rollout.engines.conversation import Replies, begun, by_prompt
 from posttrain.rollout.engines.requests import check_num_samples, check_prompts
 from posttrain.track.progress import advance
 from posttrain.types import Part, Prompt, Rollout, Sampling, Turn
@@ -89,34 +90,28 @@ class EnginePool:
         check_num_samples(num_samples)
         check_prompts(prompts, sampling, limit=self._longest)
         room = None if self._longest is None else self._longest - sampling.max_new_tokens
-        asked = [
-            (group, prompt) for group, prompt in enumerate(prompts) for _ in range(num_samples)
-        ]
-        place = part or Part(numbers=tuple(range(len(asked))))
-        rollouts = {
-            number: Rollout(prompt=prompt, turns=(), group=group)
-            for number, (group, prompt) in zip(place.numbers, asked, strict=True)
-        }
-        with self._working() as (put, answers):
-            for numbers in self._cut(place.numbers, num_samples):
-                first = Part(numbers=numbers, turn=place.turn)
-                put(_sequences(rollouts, first, sampling=sampling, seed=seed))
-            for answer in answers:
-                going = []
-                done = answer.piece.asked.part
-                for number, turn in zip(done.numbers, answer.turns, strict=True):
-                    turns = (*rollouts[number].turns, turn)
-                    whole = replace(rollouts[number], turns=turns, engine=answer.engine)
-                    answered = replied(whole, number, reply=reply, longest=room)
-                    rollouts[number] = whole if answered is None else answered
-                    if answered is not None:
-                        going.append(number)
-                advance(len(answer.turns) - len(going))
-                if going:
-                    further = Part(numbers=tuple(going), turn=done.turn + 1)
-                    put(_sequences(rollouts, further, sampling=sampling, seed=seed))
-        found = list(rollouts.values())
-        return [found[n : n + num_samples] for n in range(0, len(found), num_samples)]
+        rollouts = begun(prompts, num_samples=num_samples, part=part)
+        first = part.turn if part else 0
+        with self._working() as (put, answers, wake):
+            replies = Replies(reply, longest=room, when_done=wake)
+            for numbers in self._cut(tuple(rollouts), num_samples):
+                place = Part(numbers=numbers, turn=first)
+                put(_sequences(rollouts, place, sampling=sampling, seed=seed))
+            for answer in answers(replies):
+                if answer is not None:
+                    for number, turn in zip(
+                        answer.piece.asked.part.numbers, answer.turns, strict=True
+                    ):
+                        turns, by = (*rollouts[number].turns, turn), answer.engine
+                        rollouts[number] = replace(rollouts[number], turns=turns, engine=by)
+                        replies.ask(rollouts[number], number)
+                answered = replies.at_once() | replies.come()
+                going = {number: whole for number, whole in answered.items() if whole is not None}
+                advance(len(answered) - len(going))
+                rollouts |= going
+                for place in _parts(going, first):
+                    put(_sequences(rollouts, place, sampling=sampling, seed=seed))
+        return by_prompt(rollouts, num_samples)
 
     def sync(self, learner: Learner) -> PoolSync:
         """Gives every engine the learner's weights, now and whenever it is called."""
@@ -199,14 +194,21 @@ class EnginePool:
     @contextmanager
     def _working(
         self,
-    ) -> Iterator[tuple[Callable[[Sequences], None], Iterator[Answer]]]:
-        """How to have pieces done, and their answers until all are there.
+    ) -> Iterator[
+        tuple[
+            Callable[[Sequences], None],
+            Callable[[Replies], Iterator[Answer | None]],
+            Callable[[int], None],
+        ]
+    ]:
+        """How to have pieces done, their answers until all are there, and how to be woken.
 
-        Who leaves early, by an error or an interrupt, leaves nothing in the queue.
+        Whoever is woken gets None for an answer. Who leaves early, by an error or an interrupt,
+        leaves nothing in the queue.
         """
         pieces: list[Piece] = []
         under_way = 0
-        arrived: SimpleQueue[Answer | BaseException] = SimpleQueue()
+        arrived: SimpleQueue[Answer | BaseException | None] = SimpleQueue()
 
         def put(asked: Sequences) -> None:
             nonlocal under_way
@@ -216,21 +218,21 @@ class EnginePool:
             under_way += 1
             self._board.put([piece])
 
-        def answers() -> Iterator[Answer]:
+        def answers(replies: Replies) -> Iterator[Answer | None]:
             nonlocal under_way
-            while under_way:
+            while under_way or replies.later:
                 try:
                     found = arrived.get(timeout=LOOK)
                 except Empty:
                     self._look()
                     continue
-                under_way -= 1
+                under_way -= found is not None
                 if isinstance(found, BaseException):
                     raise found
                 yield found
 
         try:
-            yield put, answers()
+            yield put, answers, lambda _: arrived.put(None)
         finally:
             with self._board.changed:
                 for piece in pieces:
@@ -278,6 +280,15 @@ class PoolSync:
     def __call__(self, version: int) -> None:
         """Return when every engine that is up has proven that it has these weights."""
         self._pool.push(self._learner, version)
+
+
+def _parts(going: Mapping[int, Rollout], first: int) -> list[Part]:
+    """Those that go on, together where they have had as many turns."""
+    by_turn: dict[int, list[int]] = {}
+    for number, rollout in going.items():
+        turn = first + sum(each.sampled for each in rollout.turns)
+        by_turn.setdefault(turn, []).append(number)
+    return [Part(numbers=tuple(numbers), turn=turn) for turn, numbers in by_turn.items()]
 
 
 def _sequences(

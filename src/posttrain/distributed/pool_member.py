@@ -27,7 +27,7 @@ class Piece:
     """Some sequences of a call, for one engine and one turn; ``answers`` takes what comes of it."""
 
     asked: Sequences
-    answers: SimpleQueue[Answer | BaseException]
+    answers: SimpleQueue[Answer | BaseException | None]
     num_groups: int
     deaths: list[str] = field(default_factory=list)
     abandoned: bool = False

@@ -17,8 +17,9 @@ from posttrain.fast.attention.replaceable import replaceable
 from posttrain.fast.cast_copy import CastCopy
 from posttrain.fast.compiled import ask_once, compilable, compile_layers, is_compiled, uncompiled
 from posttrain.fast.kernels import sample
-from posttrain.fast.kv_slots import Capacity, bytes_per_slot, fits_slots
+from posttrain.fast.kv_slots import Capacity, bytes_per_slot, fits_slots, width_for
 from posttrain.fast.slot_decoder import Drawn, Randomness, SlotDecoder
+from posttrain.fast.slot_turns import SlotTurns, TurnRandomness
 from posttrain.models import head
 from posttrain.models.gpu_memory import memory_budget
 from posttrain.models.stops import Decode
@@ -93,13 +94,25 @@ class Decoder:
         strings are looked for. Sequences come out as they end. After an error, call
         :meth:`forget`: the cache may hold NaN.
         """
-        # Short ones first, and equal ones together, so that each prompt is read once.
-        first: dict[tuple[int, ...], int] = {}
-        for number, prompt in prompts.items():
-            first.setdefault(prompt, number)
-        order = sorted(prompts.items(), key=lambda item: (len(item[1]), first[item[1]]))
-        slots = self._slots_for(prompts.values(), sampling)
-        yield from slots.run(dict(order), sampling, randomness=randomness, decode=decode)
+        slots = self._slots_for(prompts.values(), new_tokens=sampling.max_new_tokens)
+        yield from slots.run(_in_order(prompts), sampling, randomness=randomness, decode=decode)
+
+    def turns(
+        self,
+        prompts: Mapping[int, tuple[int, ...]],
+        sampling: Sampling,
+        *,
+        randomness: TurnRandomness,
+        decode: Decode,
+    ) -> SlotTurns:
+        """Sample turn after turn behind each prompt, by the number of the sequence.
+
+        At first there is room for two turns, and then for as many as the longest has needed.
+        """
+        tokens = width_for(2 * sampling.max_new_tokens)
+        slots = self._slots_for(prompts.values(), new_tokens=tokens, widened=True)
+        order = _in_order(prompts)
+        return SlotTurns(slots, order, sampling=sampling, randomness=randomness, decode=decode)
 
     def forget(self) -> None:
         """Free the slots and their cache."""
@@ -109,20 +122,23 @@ class Decoder:
         """Free the slots, and the copy of the weights."""
         self.slots = self._copy = None
 
-    def _slots_for(self, prompts: Collection[tuple[int, ...]], sampling: Sampling) -> SlotDecoder:
+    def _slots_for(
+        self, prompts: Collection[tuple[int, ...]], *, new_tokens: int, widened: bool = False
+    ) -> SlotDecoder:
         """The slots of the last call if this one fits into them, else new ones."""
         model = self._model_to_sample()
+        longest = max(map(len, prompts))
+        size = {"longest": width_for(longest) if widened else longest, "new_tokens": new_tokens}
         if self.slots is not None:
-            if self.slots.capacity.holds(_capacity(prompts, sampling, most=self._most)):
+            if self.slots.capacity.holds(_capacity(prompts, most=self._most, **size)):
                 return self.slots
             self.slots = None  # free their memory before the new ones are made
         dtype = self._compute or model.dtype
-        tokens = max(map(len, prompts)) + sampling.max_new_tokens
         budget = memory_budget(model.device)
         self._most = self._max_sequences or max(
-            1, budget // bytes_per_slot(model, tokens, dtype=dtype)
+            1, budget // bytes_per_slot(model, longest + new_tokens, dtype=dtype)
         )
-        capacity = _capacity(prompts, sampling, most=self._most)
+        capacity = _capacity(prompts, most=self._most, **size)
         self.slots = SlotDecoder(model, capacity, end_tokens=self._end_tokens, dtype=dtype)
         return self.slots
 
@@ -140,13 +156,22 @@ class Decoder:
         return model
 
 
-def _capacity(prompts: Collection[tuple[int, ...]], sampling: Sampling, *, most: int) -> Capacity:
+def _in_order(prompts: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+    """Short ones first, and equal ones together, so that each prompt is read once."""
+    first: dict[tuple[int, ...], int] = {}
+    for number, prompt in prompts.items():
+        first.setdefault(prompt, number)
+    return dict(sorted(prompts.items(), key=lambda item: (len(item[1]), first[item[1]])))
+
+
+def _capacity(
+    prompts: Collection[tuple[int, ...]], *, longest: int, new_tokens: int, most: int
+) -> Capacity:
     """A slot for every sequence, or as many as there may be."""
     slots = min(len(prompts), most)
-    longest = max(map(len, prompts))
     return Capacity(
         num_prompts=min(len(set(prompts)), slots + 1),
         prompt_tokens=-(-longest // 16) * 16,
         num_slots=slots,
-        new_tokens=sampling.max_new_tokens,
+        new_tokens=new_tokens,
     )

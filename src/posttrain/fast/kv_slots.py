@@ -16,7 +16,7 @@ from torch import Tensor
 
 from posttrain.fast import kernels
 from posttrain.fast.attention.grouped import GroupedStep, Grouping
-from posttrain.fast.attention.interface import Causal, attending
+from posttrain.fast.attention.interface import Causal, attending, for_all_heads
 from posttrain.models.cache import KeyShape
 from posttrain.models.sampling import at_least_float32
 from posttrain.types.ways import Support, remembered
@@ -77,6 +77,18 @@ class Slots:
             states[target, :, :used] = states[source, :, :used]
         for state in (self.prompt, self.prompt_length, self.written):
             state[target] = state[source]
+
+    def grow(self, capacity: Capacity) -> None:
+        """Have the slots of this capacity, with what was in them; layer by layer, to spare memory.
+
+        The addresses of keys and values change.
+        """
+        more = capacity.new_tokens - self.capacity.new_tokens
+        self.capacity = capacity
+        for layers in (self.keys, self.values):
+            for layer, states in enumerate(layers):
+                kept = states[: capacity.num_slots]
+                layers[layer] = torch.nn.functional.pad(kept, (0, 0, 0, more))
 
 
 @remembered(_VERDICT)
@@ -193,6 +205,120 @@ class Decoding:
             window=window or 0,
         )
         return mixed[:, None]
+
+
+class DecodingAlone:
+    """As :class:`Decoding` on a CPU, computed for each row as if there were no others.
+
+    Sums round by how many keys there are. So a row sees as many, those that are masked counted, as
+    its own length says: rows of one width go together, each a matrix product of its own.
+    """
+
+    def __init__(self, slots: Slots, rows: Tensor) -> None:
+        self._slots = slots
+        lengths = zip(slots.prompt_length[rows].tolist(), slots.written[rows].tolist(), strict=True)
+        blocks: dict[tuple[int, int], list[int]] = {}
+        for row, (prompt, written) in enumerate(lengths):
+            blocks.setdefault((width_for(prompt), width_for(written + 1)), []).append(row)
+        self._blocks = {
+            widths: (torch.tensor(block), rows[block]) for widths, block in blocks.items()
+        }
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        layer: int,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """Shapes: [n, H, 1, D], [n, K, 1, D] × 2 → [n, 1, H, D]."""
+        slots = self._slots
+        newest = [states.squeeze(2) for states in (query, key, value)]
+        mixed = newest[0].new_empty(newest[0].shape, dtype=slots.keys[layer].dtype)
+        for (prompt, own), (block, rows) in self._blocks.items():
+            mixed[block] = plain_decode_attention(
+                *(states[block] for states in newest),
+                prompt_keys=slots.prompt_keys[layer][:, :, :prompt],
+                prompt_values=slots.prompt_values[layer][:, :, :prompt],
+                keys=slots.keys[layer][:, :, :own],
+                values=slots.values[layer][:, :, :own],
+                rows=rows,
+                prompt=slots.prompt,
+                prompt_length=slots.prompt_length,
+                written=slots.written,
+                scale=scale,
+                window=window or 0,
+            )
+        return mixed[:, None]
+
+
+def width_for(length: int) -> int:
+    """Columns for so many tokens: powers of two, and half of the way between.
+
+    >>> [width_for(length) for length in (1, 33, 49, 65, 97)]
+    [32, 48, 64, 96, 128]
+    """
+    width = 32
+    while width < length:
+        width = width // 2 * 3 if width & (width - 1) == 0 else width // 3 * 4
+    return width
+
+
+class Continuing:
+    """Attention of new tokens of slots, padded on the right, to themselves and all before them.
+
+    The slots have ``cached`` tokens of their own, and get ``lengths`` more, whose keys and values
+    are written behind them. Shapes: rows, cached and lengths [n].
+    """
+
+    def __init__(self, slots: Slots, rows: Tensor, *, cached: Tensor, lengths: Tensor) -> None:
+        self._slots, self._rows = slots, rows
+        start = slots.prompt_length[rows].long()[:, None]
+        new = torch.arange(int(lengths.max()), device=rows.device)
+        asked = torch.arange(int(start.max()), device=rows.device)
+        answered = torch.arange(int((cached + lengths).max()), device=rows.device)
+        columns = cached[:, None] + new
+        self.positions = start + columns
+        real = new < lengths[:, None]
+        self._new = real.nonzero(as_tuple=True)
+        self._columns = columns[real]
+        position = torch.cat([asked.expand(len(rows), -1), start + answered], 1)
+        self._ago = self.positions[:, :, None] - position[:, None]  # [n, new, prompt + own]
+        there = torch.cat([asked < start, (answered >= 0).expand(len(rows), -1)], 1)
+        self._seen = there[:, None] & (self._ago >= 0)
+        self._widths = len(asked), len(answered)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        layer: int,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """Shapes: [n, H, T, D], [n, K, T, D] × 2 → [n, T, H, D]."""
+        slots = self._slots
+        own, new = (slots.keys[layer], slots.values[layer]), (key, value)
+        prompts = slots.prompt_keys[layer], slots.prompt_values[layer]
+        row, when = self._new
+        asked, answered = self._widths
+        every = []
+        for prompt, kept, states in zip(prompts, own, new, strict=True):
+            written = states.transpose(1, 2)[row, when].to(kept.dtype)
+            kept[self._rows[row], :, self._columns] = written
+            before = prompt[slots.prompt[self._rows].long(), :, :asked]
+            whole = torch.cat([before, kept[self._rows, :, :answered]], 2)
+            every.append(for_all_heads(whole, query))
+        seen = self._seen if window is None else self._seen & (self._ago < window)
+        mixed = torch.nn.functional.scaled_dot_product_attention(
+            query.to(every[0].dtype), every[0], every[1], attn_mask=seen[:, None], scale=scale
+        )
+        return mixed.transpose(1, 2)
 
 
 def _form_for(keys: Tensor) -> Callable[..., Tensor]:

@@ -29,12 +29,14 @@ class Scheduler:
 
     A prompt keeps its index until all its sequences have ended. Equal prompts come one after the
     other, so at most one prompt has sequences that still wait, and one index more than there are
-    slots is always enough.
+    slots is always enough. Sequences of several turns come back in any order: a prompt that none in
+    a slot continues then gives its index to another, and is read again.
     """
 
     def __init__(self, prompts: Mapping[int, tuple[int, ...]], capacity: Capacity) -> None:
         self.waiting = deque(prompts.items())
         self.running: dict[int, ScheduledSequence] = {}
+        self.paused: dict[int, ScheduledSequence] = {}  # by number: in slots, between two turns
         self.free = list(range(capacity.num_slots))
         self._num_slots = capacity.num_slots
         self._left: dict[int, int] = {}
@@ -53,7 +55,7 @@ class Scheduler:
         while self.waiting and self.free:
             number, prompt = self.waiting[0]
             known = prompt in self._prompt_index
-            if not known and not self._free_prompts:
+            if not known and not self._free_prompts and not self._evict():
                 break
             self.waiting.popleft()
             if not known:
@@ -94,14 +96,56 @@ class Scheduler:
 
     def release(self, ended: Sequence[bool]) -> list[ScheduledSequence]:
         """Free the slots that have ended, and prompts that no sequence needs any more."""
+        gone = self.pause(ended)
+        for sequence in gone:
+            self.drop(sequence.number)
+            self.finish(sequence.prompt)
+        return gone
+
+    def pause(self, ended: Sequence[bool]) -> list[ScheduledSequence]:
+        """The sequences that have ended their turn: they keep their slots, and run no more."""
         gone = [sequence for slot, sequence in self.running.items() if ended[slot]]
         for sequence in gone:
             del self.running[sequence.slot], self._left[sequence.slot]
-            bisect.insort(self.free, sequence.slot)  # low slots first, so that there are few gaps
-            self._unfinished[sequence.prompt] -= 1
-            if not self._unfinished[sequence.prompt]:
-                self._free_prompts.append(self._prompt_index.pop(sequence.prompt))
+            self.paused[sequence.number] = sequence
         return gone
+
+    def resume(self, number: int, new_tokens: int) -> ScheduledSequence:
+        """Let a paused sequence run again; it draws the first token of its turn now."""
+        sequence = self.paused.pop(number)
+        self.running[sequence.slot] = sequence
+        self._left[sequence.slot] = new_tokens - 1
+        return sequence
+
+    def drop(self, number: int) -> None:
+        """Free the slot of a paused sequence."""
+        sequence = self.paused.pop(number)
+        bisect.insort(self.free, sequence.slot)  # low slots first, so that there are few gaps
+
+    def finish(self, prompt: tuple[int, ...]) -> None:
+        """Count that a sequence of this prompt is over, and free a prompt that no other needs."""
+        self._unfinished[prompt] -= 1
+        if not self._unfinished[prompt] and prompt in self._prompt_index:
+            self._free_prompts.append(self._prompt_index.pop(prompt))
+
+    def shrink(self, num_slots: int) -> list[ScheduledSequence]:
+        """Keep the first slots alone; the running sequences that have lost theirs."""
+        lost = [sequence for slot, sequence in self.running.items() if slot >= num_slots]
+        for sequence in lost:
+            del self.running[sequence.slot], self._left[sequence.slot]
+        for number in [n for n, sequence in self.paused.items() if sequence.slot >= num_slots]:
+            del self.paused[number]
+        self.free = [slot for slot in self.free if slot < num_slots]
+        self._num_slots = num_slots
+        return lost
+
+    def _evict(self) -> bool:
+        """Free the index of a prompt that no sequence in a slot continues, if there is one."""
+        used = {sequence.prompt for sequence in (*self.running.values(), *self.paused.values())}
+        prompt = next((prompt for prompt in self._prompt_index if prompt not in used), None)
+        if prompt is not None:
+            self._free_prompts.append(self._prompt_index.pop(prompt))
+        return prompt is not None
 
 
 def prefill_parts(

@@ -115,7 +115,7 @@ class Causal:
         window: int | None,
     ) -> Tensor:
         """Plain attention over rows."""
-        key, value = (_for_all_heads(states, query) for states in (key, value))
+        key, value = (for_all_heads(states, query) for states in (key, value))
         mask, length = None, query.shape[2]
         if window is not None and window < length:
             index = torch.arange(length, device=query.device)
@@ -127,6 +127,6 @@ class Causal:
         return mixed.transpose(1, 2)
 
 
-def _for_all_heads(states: Tensor, query: Tensor) -> Tensor:
+def for_all_heads(states: Tensor, query: Tensor) -> Tensor:
     """One key or value for each query head. Shapes: [N, K, T, D] → [N, H, T, D]."""
     return states.repeat_interleave(query.shape[1] // states.shape[1], dim=1)

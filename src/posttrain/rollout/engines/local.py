@@ -85,18 +85,30 @@ class LocalEngine:
         part: Part | None = None,
     ) -> list[list[Rollout]]:
         """``num_samples`` rollouts of each prompt, in order; the seed decides every token."""
-        check_num_samples(num_samples)
-        limit = context_length(self.model)
-        check_prompts(prompts, sampling, limit=limit)
+        longest = self.check(prompts, sampling, num_samples=num_samples)
 
         def decode(requests: Sequence[Request], turn: int) -> dict[int, Turn]:
-            with _evaluating(self.model), _threads(self.model):
+            with self.evaluating():
                 return self.decode_all(requests, sampling, seed=seed, turn=turn)
 
-        longest = None if limit is None else limit - sampling.max_new_tokens
         return converse(
             prompts, decode, num_samples=num_samples, reply=reply, longest=longest, part=part
         )
+
+    def check(
+        self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int
+    ) -> int | None:
+        """Raise for what cannot be sampled; the most tokens that have room for another turn."""
+        check_num_samples(num_samples)
+        limit = context_length(self.model)
+        check_prompts(prompts, sampling, limit=limit)
+        return None if limit is None else limit - sampling.max_new_tokens
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, the model evaluates without gradient, in the threads that sample fastest."""
+        with _evaluating(self.model), _threads(self.model):
+            yield
 
     def sync(self, learner: Learner) -> Sync:
         """Weights that are the learner's own need nothing; all others are copied."""

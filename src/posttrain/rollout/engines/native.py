@@ -7,23 +7,30 @@ cache of the sequences that have not ended, ``Draws`` has the randomness and the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posttrain.fast.decode import Decoder
+from posttrain.fast.decode import Decoder, Drawn
 from posttrain.models.cache import new_cache, next_logits, select_rows
+from posttrain.protocols import Reply
+from posttrain.rollout.engines.conversation import Replies, begun, by_prompt
 from posttrain.rollout.engines.draws import Draws, sampled_turns, uniforms
 from posttrain.rollout.engines.local import LocalEngine
 from posttrain.rollout.engines.requests import Request, left_pad
 from posttrain.track.progress import advance
-from posttrain.types import Sampling, Turn
+from posttrain.types import Part, Prompt, Rollout, Sampling, Turn
 from posttrain.types.ways import Support, Way
 
 CHECK_EVERY = 4  # steps between two looks at who has ended (a look makes a GPU's queue run dry)
 SHRINK_AT = 0.75  # ended sequences are dropped once only this share of the rows is still running
+POLL = 0.2  # seconds between two chances to break off
 WITHOUT_SLOTS = {
     "cuda": "each step is launched kernel by kernel, uncompiled, and batches wait for each other",
     "cpu": "batches wait for each other (measured on a CPU: about as fast)",
@@ -58,6 +65,102 @@ class NativeEngine(LocalEngine):
         """Give back the memory of the slots, and of the copy in half precision."""
         self._decoder.close()
 
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        num_samples: int,
+        seed: int,
+        reply: Reply | None = None,
+        part: Part | None = None,
+    ) -> list[list[Rollout]]:
+        """``num_samples`` rollouts of each prompt, in order; the seed decides every token.
+
+        In slots, a sequence goes on when its own reply has come, and others sample meanwhile.
+        """
+        if reply is None or not (self._slots and prompts and self._decoder.takes_model()):
+            return super().generate(
+                prompts, sampling, num_samples=num_samples, seed=seed, reply=reply, part=part
+            )
+        longest = self.check(prompts, sampling, num_samples=num_samples)
+        rollouts = begun(prompts, num_samples=num_samples, part=part)
+        outside = partial(_outside, self.model.device.type, torch.is_grad_enabled())
+
+        def asked(rollout: Rollout, number: int) -> Any:
+            with outside():
+                return reply(rollout, number)
+
+        try:
+            with self.evaluating(), self.precision(keep_casts=False):
+                first, replies = part.turn if part else 0, Replies(asked, longest=longest)
+                self._converse(rollouts, sampling, seed=seed, first=first, replies=replies)
+        except BaseException:
+            self._decoder.forget()  # what it remembers may be no number
+            raise
+        return by_prompt(rollouts, num_samples)
+
+    def _converse(
+        self,
+        rollouts: dict[int, Rollout],
+        sampling: Sampling,
+        *,
+        seed: int,
+        first: int,
+        replies: Replies,
+    ) -> None:
+        """Sample the turns of all rollouts in slots, each as soon as its reply is there."""
+
+        def randomness(numbers: Sequence[int], turns: Sequence[int]) -> Tensor:
+            steps = sampling.max_new_tokens
+            drawn = [
+                uniforms(seed, sequences=[number], num_steps=steps, turn=first + turn)
+                for number, turn in zip(numbers, turns, strict=True)
+            ]
+            return torch.cat(drawn)
+
+        prompts = {number: rollout.prompt.tokens for number, rollout in rollouts.items()}
+        slots = self._decoder.turns(prompts, sampling, randomness=randomness, decode=self.decode)
+        left = len(rollouts)
+
+        def go_on(answered: Mapping[int, Rollout | None]) -> int:
+            for number, rollout in answered.items():
+                if rollout is None:
+                    slots.end(number)
+                    continue
+                rollouts[number] = rollout
+                # The token that was drawn last has not been read either.
+                unread = 1 + len(rollout.turns[-1].tokens)
+                slots.go_on(number, rollout.tokens, unread=unread)
+            over = list(answered.values()).count(None)
+            advance(over)
+            return over
+
+        while left:
+            drawn = None if slots.idle else slots.step()
+            if drawn is not None:
+                turns = self._sampled(drawn, sampling)
+                for number, turn in zip(drawn.numbers, turns, strict=True):
+                    whole = (*rollouts[number].turns, turn)
+                    rollouts[number] = replace(rollouts[number], turns=whole)
+                    replies.ask(rollouts[number], number)
+            left -= go_on(replies.at_once())
+            slots.make_room()
+            if slots.idle and left:
+                wait(replies.later, timeout=POLL, return_when=FIRST_COMPLETED)
+            left -= go_on(replies.come())
+
+    def _sampled(self, drawn: Drawn, sampling: Sampling) -> list[Turn]:
+        return sampled_turns(
+            drawn.tokens,
+            drawn.logprobs,
+            lengths=drawn.lengths,
+            end_tokens=self.end_tokens,
+            decode=self.decode,
+            version=self.version,
+            stop=sampling.stop,
+        )
+
     def decode_all(
         self, requests: Sequence[Request], sampling: Sampling, *, seed: int, turn: int
     ) -> dict[int, Turn]:
@@ -85,16 +188,7 @@ class NativeEngine(LocalEngine):
             for drawn in self._decoder.decode(
                 prompts, sampling, randomness=randomness, decode=self.decode
             ):
-                turns = sampled_turns(
-                    drawn.tokens,
-                    drawn.logprobs,
-                    lengths=drawn.lengths,
-                    end_tokens=self.end_tokens,
-                    decode=self.decode,
-                    version=self.version,
-                    stop=sampling.stop,
-                )
-                found.update(zip(drawn.numbers, turns, strict=True))
+                found.update(zip(drawn.numbers, self._sampled(drawn, sampling), strict=True))
                 advance(len(drawn.numbers))
         return found
 
@@ -129,6 +223,13 @@ class NativeEngine(LocalEngine):
                     running.select(left)
                     rows, tokens = rows[left], tokens[left]
             logits = running.step(tokens)
+
+
+@contextmanager
+def _outside(device: str, gradient: bool) -> Iterator[None]:
+    """Inside, the code of a user computes as it would outside of the engine."""
+    with torch.set_grad_enabled(gradient), torch.autocast(device, enabled=False):
+        yield
 
 
 class Running:

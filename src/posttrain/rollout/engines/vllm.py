@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from posttrain.models.load import Policy
 from posttrain.models.save import save_policy
 from posttrain.models.stops import Decode, cut_at_stop, may_have_stopped, tail_length
 from posttrain.protocols import Learner, Reply, Sync
-from posttrain.rollout.engines.conversation import replied
+from posttrain.rollout.engines.conversation import Replies, begun, by_prompt
 from posttrain.rollout.engines.draws import sampled_turns
 from posttrain.rollout.engines.requests import check_num_samples, check_prompts
 from posttrain.rollout.engines.vllm_fleet import Fleet, Probe
@@ -96,15 +96,8 @@ class VllmEngine:
         limit = min(server.longest for server in self._fleet.servers if server.longest)
         check_prompts(prompts, sampling, limit=limit)
         self._fleet.look_after()
-        asked = [
-            (group, prompt) for group, prompt in enumerate(prompts) for _ in range(num_samples)
-        ]
-        part = part or Part(numbers=tuple(range(len(asked))))
-        first = part.turn
-        rollouts = {
-            number: Rollout(prompt=prompt, turns=(), group=group)
-            for number, (group, prompt) in zip(part.numbers, asked, strict=True)
-        }
+        rollouts = begun(prompts, num_samples=num_samples, part=part)
+        first = part.turn if part else 0
 
         def sample(number: int) -> Turn:
             rollout = rollouts[number]
@@ -112,20 +105,21 @@ class VllmEngine:
             own = _seed(seed, number, turn=turn)
             return self._turn((*rollout.prompt.tokens, *rollout.tokens), sampling, seed=own)
 
+        replies = Replies(reply, longest=limit - sampling.max_new_tokens)
         with self._fleet.threads(min(len(rollouts), self._max_sequences)) as pool:
             running = {pool.submit(sample, number): number for number in rollouts}
-            while running:
-                for number, turn in _finished(running):
-                    rollout = replace(rollouts[number], turns=(*rollouts[number].turns, turn))
-                    longest = limit - sampling.max_new_tokens
-                    answered = replied(rollout, number, reply=reply, longest=longest)
-                    rollouts[number] = answered or rollout
+            while running or replies.later:
+                for number, turn in _finished(running, beside=replies.later):
+                    turns = (*rollouts[number].turns, turn)
+                    rollouts[number] = replace(rollouts[number], turns=turns)
+                    replies.ask(rollouts[number], number)
+                for number, answered in (replies.at_once() | replies.come()).items():
                     if answered is not None:
+                        rollouts[number] = answered
                         running[pool.submit(sample, number)] = number
         self._fleet.check_kept()
         self._fleet.tell()
-        done = list(rollouts.values())
-        return [done[n : n + num_samples] for n in range(0, len(done), num_samples)]
+        return by_prompt(rollouts, num_samples)
 
     def sync(self, learner: Learner) -> Sync:
         """The learner's weights go through a folder; its own log-probs are the proof.
@@ -319,9 +313,14 @@ def _seed(seed: int, number: int, *, turn: int) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def _finished(running: dict[Future[Turn], int]) -> Iterator[tuple[int, Turn]]:
-    """Those that are done, taken out; asked for again and again, so that it can be broken off."""
-    done, _ = wait(running, timeout=POLL, return_when=FIRST_COMPLETED)
-    for future in done:
+def _finished(
+    running: dict[Future[Turn], int], *, beside: Collection[Future[Any]]
+) -> Iterator[tuple[int, Turn]]:
+    """Those that are done, taken out; asked for again and again, so that it can be broken off.
+
+    None where one of those ``beside`` is done first.
+    """
+    done, _ = wait([*running, *beside], timeout=POLL, return_when=FIRST_COMPLETED)
+    for future in done & running.keys():
         advance()
         yield running.pop(future), future.result()
