@@ -1,8 +1,8 @@
 """Reinforcement-learning post-training of language models: right, fast, readable.
 
-``posttrain.sft``, ``prefer``, ``reward``, ``rl``, ``evaluate`` and ``generate`` do whole jobs;
-``posttrain.algorithms`` is the mathematics. Importing this loads nothing, torch included, until
-something needs it.
+``posttrain.sft``, ``prefer``, ``reward``, ``rl``, ``evaluate``, ``generate`` and ``play`` do whole
+jobs; ``posttrain.algorithms`` is the mathematics. Importing this loads nothing, torch included,
+until something needs it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
-    from posttrain.api import Run, evaluate, generate, prefer, reward, rl, sft
+    from posttrain.api import Run, evaluate, generate, play, prefer, reward, rl, sft
     from posttrain.types import Batch, Prompt, Rollout, Sampling, Score, Terms, Turn
 
 __version__ = "0.1.0"  # the only place with the version: pyproject.toml reads it from here
@@ -32,13 +32,14 @@ __all__ = [
     "__version__",
     "evaluate",
     "generate",
+    "play",
     "prefer",
     "reward",
     "rl",
     "sft",
 ]
 
-_JOBS = ("Run", "evaluate", "generate", "prefer", "reward", "rl", "sft")
+_JOBS = ("Run", "evaluate", "generate", "play", "prefer", "reward", "rl", "sft")
 _TYPES = ("Batch", "Prompt", "Rollout", "Sampling", "Score", "Terms", "Turn")
 
 

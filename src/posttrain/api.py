@@ -7,6 +7,7 @@ that was cut short goes on exactly where it was when it is called again with ``r
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,10 +20,11 @@ from posttrain.config import Recipe, recipe_from_dict
 from posttrain.config.recipe_rules import NO_WEIGHT
 from posttrain.config.specs import MODEL_REWARD
 from posttrain.pipelines.evaluate import Evaluation
-from posttrain.protocols import Reward, Task
+from posttrain.protocols import Env, Reward, Split, Task
 from posttrain.rewards.scorer import RewardScorer
+from posttrain.rollout.play import Ask, Place, Show
 from posttrain.stages.eval import evaluate_recipe
-from posttrain.stages.generate import generate_from, stopping
+from posttrain.stages.generate import generate_from, open_player, stopping
 from posttrain.stages.results import Run
 from posttrain.stages.run import run
 from posttrain.types import Rollout
@@ -30,6 +32,7 @@ from posttrain.types import Rollout
 __all__ = [
     "evaluate",
     "generate",
+    "play",
     "prefer",
     "reward",
     "rl",
@@ -228,6 +231,54 @@ def generate(
         top_p=top_p,
         stop=stop,
     )
+
+
+def play(
+    model: str | Path,
+    env: str | Path | Mapping[str, Any] | Env | None = None,
+    *,
+    prompt: str | None = None,
+    task: str | None = None,
+    split: Split = "train",
+    index: int = 0,
+    seed: int = 0,
+    human: Place | None = None,
+    ask: Ask = input,
+    show: Show = lambda rollout: None,
+    chat: bool | str | None = None,
+    max_new_tokens: int | None = None,
+    max_turns: int | None = None,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    stop: Sequence[str] | None = None,
+) -> Rollout:
+    """One episode of a model in an environment, with its score: all turns, with their tokens.
+
+    ``env`` is an environment, its name or ``{"name": "my_env:Asks", "times": 2}``, or a recipe or
+    run whose environment is meant; without one it is that of the model's own run or recipe. It
+    begins with ``prompt``, or with one of a task. ``show`` is called after every turn. ``human``
+    has ``ask`` write in the place of the policy or of the environment: a function from what is
+    answered to the answer, which raises EOFError to end.
+    """
+    player = open_player(
+        find_source(model),
+        str(env) if isinstance(env, Path) else env,
+        prompt=prompt,
+        task=task,
+        human=human,
+        ask=ask,
+        show=show,
+        chat=chat,
+        max_new_tokens=max_new_tokens,
+        max_turns=max_turns,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        stop=stop,
+    )
+    with contextlib.closing(player):
+        return player.play(player.prompt(split, index), seed=seed)
 
 
 def _begun(

@@ -78,8 +78,12 @@ def test_generate_plays_all_turns(
     with pytest.raises(SystemExit, match="0"):
         main()
     (whole,) = posttrain.generate(done.folder.path, "3+4=")
-    said = [turn.text if turn.sampled else f"> {turn.text}" for turn in whole.turns]
-    assert capsys.readouterr().out == "\n".join(said) + "\n"
+    said = []
+    for number, (asked, turn) in enumerate(zip(["+1=", "+2=", ""], whole.turns[::2], strict=True)):
+        length = len(turn.tokens)
+        said += [f"policy · turn {number + 1} · {length} token{'s' * (length > 1)}"]
+        said += [f"  {turn.text}", *(["environment · 3 tokens", f"  {asked}"] if asked else [])]
+    assert capsys.readouterr().out == "\n".join([*said, "score 0.5"]) + "\n"
 
 
 def test_an_environment_that_needs_a_row_says_so(

@@ -17,7 +17,7 @@ from posttrain.cli.cluster_commands import clusters
 from posttrain.cli.endings import letting_out, report
 from posttrain.cli.mistyped import WithOverrides, harmless_mistypings
 from posttrain.cli.model_commands import models
-from posttrain.cli.planning import plan
+from posttrain.cli.planning import plan, play
 from posttrain.track.safe_terminal import HarmlessRecord, say
 
 
@@ -250,10 +250,10 @@ def generate(
     stop: Stop = None,
 ) -> None:
     """What a model, a run or a recipe answers to a prompt."""
-    from posttrain.cli.eval_arguments import check_arguments, generate_texts, stopping
+    from posttrain.cli.eval_arguments import check_arguments, generated_texts, stopping
 
     check_arguments(context.args, [name for item in context.command.params for name in item.opts])
-    texts = generate_texts(
+    texts = generated_texts(
         model,
         prompt,
         overrides=[*context.args, *stopping(stop)],
@@ -267,6 +267,9 @@ def generate(
     )
     for text in texts:
         say(text)
+
+
+app.command(cls=WithOverrides, context_settings=OVERRIDES)(play)
 
 
 @app.command()

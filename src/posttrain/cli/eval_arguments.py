@@ -109,10 +109,11 @@ def check_arguments(arguments: Sequence[str], options: Collection[str]) -> None:
             )
 
 
-def generate_texts(model: str, prompt: str, **options: Any) -> list[str]:
-    """What a model answers; options as of ``generate_from``."""
+def generated_texts(model: str, prompt: str, **options: Any) -> list[str]:
+    """What a model answers, all turns where it has several; options as of ``generate_from``."""
     with loading():
         from posttrain.build.model_source import find_source
-        from posttrain.stages.generate import generate_from, transcript
+        from posttrain.report.episodes import transcript
+        from posttrain.stages.generate import generate_from
 
     return [transcript(answer) for answer in generate_from(find_source(model), prompt, **options)]

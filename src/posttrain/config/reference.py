@@ -71,7 +71,7 @@ digits = 2
 An option that the task does not have is an error that lists those it has. `accuracy` is for every
 task: the reward by which held-out answers are right, by name or as a table of a name and options,
 or `"none"`. Without it, see [accuracy](tasks.md#accuracy). `env` too: the
-[environment](tasks.md#environments) that replies to the policy's turns, by name or as such a table.
+[environment](environments.md) that replies to the policy's turns, by name or as such a table.
 """
 
 REWARDS = """\

@@ -1,23 +1,37 @@
-"""What a model answers to a prompt, with the settings of the run or the recipe it comes from."""
+"""What a model answers to a prompt, or does in an environment, with the settings it comes with."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from posttrain.build.model_source import Source, over
-from posttrain.build.sampler import make_engine, until_done
-from posttrain.build.setup import choose_device, make_policy, make_template
-from posttrain.envs import make_env
+from posttrain.build.model_source import Source, find_source, over
+from posttrain.build.sampler import make_engine, make_plain_sampler, until_done
+from posttrain.build.setup import (
+    Setup,
+    choose_device,
+    make_policy,
+    make_setup,
+    make_template,
+    of_any_model,
+)
+from posttrain.config import Recipe, resolve
+from posttrain.envs import ENVS, make_env
 from posttrain.models.cache import context_length
-from posttrain.rollout.collect import collect
+from posttrain.protocols import Env, Split
+from posttrain.registry import split
+from posttrain.rollout.collect import collect, collect_scored
 from posttrain.rollout.environment import talking
+from posttrain.rollout.play import Ask, Place, Show, TypedEnv, WatchedEngine, typed_engine
 from posttrain.runs.finished import check_model
 from posttrain.stages.eval import DEFAULT_TOKENS
 from posttrain.track.progress import phase, showing
 from posttrain.types import Prompt, Rollout, Sampling
+
+TYPED = "posttrain.rollout.play:one_prompt"  # the task of a prompt that was typed
 
 
 @showing()
@@ -49,12 +63,10 @@ def generate_from(
     engine = make_engine("native", policy, template=template, compute=recipe.model.compute)
     question = template.render(Prompt(id="prompt", text=prompt))
     limit = context_length(policy.model)
-    known = [section.max_new_tokens for section in (recipe.eval, recipe.rl) if section is not None]
-    longest = next((number for number in known if number is not None), DEFAULT_TOKENS)
+    longest = _longest(recipe) or DEFAULT_TOKENS
     room = longest if limit is None else max(1, limit - len(question.tokens))
     tokens = min(longest, room) if max_new_tokens is None else max_new_tokens
-    ends = tuple(recipe.rl.stop) if recipe.rl is not None else ()
-    sampling = Sampling(max_new_tokens=tokens, stop=ends, **drawing)
+    sampling = Sampling(max_new_tokens=tokens, stop=_stop(recipe), **drawing)
     env = (recipe.task or {}).get("env")
     talks = talking(None if env is None else make_env(env), template.encode_reply)
     with until_done(engine), phase("sampling", total=num_samples, unit="answers"):
@@ -71,14 +83,169 @@ def generate_from(
     return [replace(answer, score=talks.scores.get(n)) for n, answer in enumerate(answers)]
 
 
-def transcript(rollout: Rollout) -> str:
-    """All that was said after the prompt; the lines of an environment begin with "> "."""
-    parts = []
-    for turn in rollout.turns:
-        said = turn.text or f"({len(turn.tokens)} tokens)"
-        quoted = "\n".join(f"> {line}" for line in said.splitlines())
-        parts.append(turn.text if turn.sampled else quoted)
-    return "\n".join(parts)
+@dataclass(frozen=True, kw_only=True)
+class Player:
+    """Plays episodes of a setup's policy in its environment, one after the other."""
+
+    setup: Setup
+    engine: WatchedEngine
+    max_new_tokens: int
+    stop: tuple[str, ...]
+    drawing: Mapping[str, Any]
+
+    def prompt(self, split: Split, index: int) -> Prompt:
+        """A prompt of the task's split."""
+        prompts = () if self.setup.task is None else self.setup.task.prompts(split)
+        if not prompts:
+            raise ValueError(f"task: it has no {split} prompts; take another split")
+        if not 0 <= index < len(prompts):
+            last = len(prompts) - 1
+            raise ValueError(f"index: the {split} prompts are 0 to {last}, there is no {index}")
+        return prompts[index]
+
+    def play(self, prompt: Prompt, *, seed: int) -> Rollout:
+        """One episode with its score; the seed decides every token that is sampled."""
+        template, scorer = self.setup.template, self.setup.graded
+        found = collect_scored(
+            [replace(prompt, tokens=template.render(prompt).tokens)],
+            Sampling(max_new_tokens=self.max_new_tokens, stop=self.stop, **self.drawing),
+            engine=self.engine,
+            scorer=scorer,
+            num_samples=1,
+            seed=seed,
+            env=self.setup.env,
+            encode=template.encode_reply,
+        )
+        return replace(found.rollouts[0], limit=self.engine.limit)
+
+    def close(self) -> None:
+        """End what runs beside this process, and give memory back."""
+        self.engine.close()
+        self.setup.close()
+
+
+@showing()
+def open_player(
+    source: Source,
+    env: str | Mapping[str, Any] | Env | None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    prompt: str | None = None,
+    task: str | None = None,
+    overrides: Sequence[str] = (),
+    human: Place | None = None,
+    ask: Ask = input,
+    show: Show = lambda rollout: None,
+    chat: bool | str | None = None,
+    max_new_tokens: int | None = None,
+    max_turns: int | None = None,
+    stop: Sequence[str] | None = None,
+    **drawing: Any,
+) -> Player:
+    """All that an episode takes, loaded: a model, an environment, a task or a typed prompt.
+
+    ``env`` is an environment, its spec, or the recipe or run whose environment is meant; without
+    one it is that of the model's own recipe or run; ``options`` are put over its own. ``human`` is
+    in whose place ``ask`` writes.
+    """
+    source, spec = _with_environment(source, env)
+    values = _of_episode(source, spec, options=options or {}, prompt=prompt, task=task)
+    changes = {"chat": chat, "system": "" if chat is False else None}
+    recipe = source.recipe(over(values, model=changes, **stopping(stop)), overrides)
+    given: Env | None = None if env is None or isinstance(env, str | Mapping) else env
+    if given is None and human != "env" and (recipe.task or {}).get("env") is None:
+        raise ValueError(
+            "env: which environment? Name one, or give a recipe or a run that has task.env"
+        )
+    resolved = resolve(recipe)
+    check_model(resolved.model.name)
+    device = choose_device(resolved)
+    policy = make_policy(resolved, resolved.model.name, device=device)
+    setup = make_setup(resolved, policy, device=device)
+    if human == "env":
+        given = TypedEnv(ask, chat=bool(setup.template.chat))
+    setup = setup if given is None else replace(setup, env=given)
+    if human == "policy":
+        engine: Any = typed_engine(ask, setup.template, end_token=policy.end_tokens[0])
+    else:
+        engine = make_plain_sampler(setup)
+    # The environment's turns and the policy's later ones need room too.
+    limit = context_length(policy.model)
+    room = DEFAULT_TOKENS if limit is None else min(DEFAULT_TOKENS, max(1, limit // 4))
+    return Player(
+        setup=setup,
+        engine=WatchedEngine(engine, show, max_turns=max_turns),
+        max_new_tokens=max_new_tokens or _longest(recipe) or room,
+        stop=_stop(recipe),
+        drawing=drawing,
+    )
+
+
+def _with_environment(
+    source: Source, env: str | Mapping[str, Any] | Env | None
+) -> tuple[Source, str | Mapping[str, Any] | None]:
+    """The settings to play with, and the spec of an environment that is not a recipe's or run's.
+
+    A model alone is played with all the settings of that recipe or run; one that has settings of
+    its own, with its task and rewards.
+    """
+    if env is None or not isinstance(env, str):
+        return source, env if isinstance(env, Mapping) else None
+    known = env in ENVS or (":" in env and not Path(env).exists())
+    if known or not (env.endswith(".toml") or Path(env).expanduser().is_dir()):
+        return source, env
+    game = find_source(env)
+    if source.run is not None or source.file:
+        parts = ("task", "rewards")
+        values = {name: table for name, table in source.values.items() if name not in parts}
+        values |= {name: table for name, table in game.values.items() if name in parts}
+        return replace(source, values=values), None
+    asked, own = source.values["model"]["name"], game.values.get("model", {})
+    sizes = {} if own.get("name", "tiny") == asked else of_any_model(own.get("options", {}))
+    model = {"name": asked} | ({"options": sizes} if "options" in own else {})
+    return replace(game, values=over(game.values, model=model)), None
+
+
+def _of_episode(
+    source: Source,
+    env: str | Mapping[str, Any] | None,
+    *,
+    options: Mapping[str, Any],
+    prompt: str | None,
+    task: str | None,
+) -> dict[str, Any]:
+    """The settings of an evaluation of this prompt or task, in this environment."""
+    if prompt is not None and task is not None:
+        raise ValueError("prompt: give a prompt or a task, not both")
+    known = source.values.get("task")
+    own = {"name": known} if isinstance(known, str) else dict(known or {})
+    env = own.pop("env", None) if env is None else env
+    if prompt is not None:
+        own = {"name": TYPED, "text": prompt}
+    elif task is not None and task != own.get("name"):
+        own = {"name": task}
+    if not own:
+        raise ValueError("prompt: what does the episode begin with? Give a prompt, or name a task")
+    if options and env is None:
+        raise ValueError(f"env: options ({', '.join(options)}) of which environment? Name one")
+    if env is not None:
+        name, chosen = split(env, kind="env")
+        own["env"] = {"name": name, **chosen, **options}
+    if prompt is None:
+        return source.evaluation(task=own)
+    # Only the environment can score it: that takes no workers.
+    values = source.evaluation(task=own, given=["rewards"])
+    return over({k: v for k, v in values.items() if k != "rewards"}, grading={"workers": 0})
+
+
+def _longest(recipe: Recipe) -> int | None:
+    """How long an answer may be, where the recipe says so."""
+    known = [section.max_new_tokens for section in (recipe.eval, recipe.rl) if section is not None]
+    return next((number for number in known if number is not None), None)
+
+
+def _stop(recipe: Recipe) -> tuple[str, ...]:
+    return tuple(recipe.rl.stop) if recipe.rl is not None else ()
 
 
 def stopping(stop: Sequence[str] | None) -> dict[str, Any]:

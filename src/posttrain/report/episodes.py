@@ -1,0 +1,83 @@
+"""An episode in words: who wrote what, what it earned, and why it was over."""
+
+from __future__ import annotations
+
+import math
+
+from posttrain.track.printable import counted
+from posttrain.types import Rollout, Turn
+
+_ENDS = {"length": " · cut at max_new_tokens", "stop_string": " · ended by a stop string"}
+_LIMITS = {
+    "max_turns": "the limit on turns was reached",
+    "max_tokens": "the limit on tokens was reached",
+}
+
+
+def heading(rollout: Rollout, place: int) -> str:
+    """Who wrote a turn, how long it is, and what it earned or says that the one before earned.
+
+    >>> from posttrain.types import Prompt
+    >>> turns = Turn(tokens=(5,), text="5", logprobs=(0.0,)), Turn(tokens=(6, 7), text="no")
+    >>> episode = Rollout(prompt=Prompt(id="0", text="2+2="), turns=turns, group=0)
+    >>> heading(episode, 0), heading(episode, 1)
+    ('policy · turn 1 · 1 token', 'environment · 2 tokens')
+    """
+    turn = rollout.turns[place]
+    number, tokens = _number(rollout, place), counted(len(turn.tokens), "token")
+    if turn.sampled:
+        return f"policy · turn {number} · {tokens}{_ENDS.get(turn.stop_reason, '')}"
+    earned = f" · turn {number} earned {turn.reward:+g}" if turn.reward else ""
+    return f"environment · {tokens}{earned}"
+
+
+def said(turn: Turn) -> str:
+    """The text of a turn, set in; of one without text, how many tokens it has.
+
+    >>> said(Turn(tokens=(5, 6), text=""))
+    '  (no text: 2 tokens)'
+    """
+    return set_in(turn.text or f"(no text: {counted(len(turn.tokens), 'token')})")
+
+
+def set_in(text: str) -> str:
+    """A text with all of its lines set in, so that none of them passes for a heading."""
+    return "\n".join(f"  {line}" for line in text.split("\n"))
+
+
+def ending(rollout: Rollout, *, no_room: bool = False) -> list[str]:
+    """Why an episode was over, and its score with its parts; ``no_room``: the context was full."""
+    score = rollout.score
+    why = _LIMITS.get(rollout.limit, "the environment ended it")
+    why = "the model's context has no room for another turn" if no_room else why
+    if score is None:
+        return [f"over: {why}"]
+    if not score.ok:
+        return [f"over: {why}", f"no score ({score.state}): {score.reason}"]
+    parts = [f"{name} {value:g}" for name, value in score.parts.items()]
+    lines = [f"over: {why}", " · ".join([f"score {score.value:g}", *parts])]
+    early = [turn.reward for turn in rollout.turns if not turn.sampled]
+    if any(early):
+        places = [place for place, turn in enumerate(rollout.turns) if not turn.sampled]
+        earned = dict(zip((_number(rollout, p) for p in places), early, strict=True))
+        last = sum(turn.sampled for turn in rollout.turns)
+        earned[last] = score.value - math.fsum(value for n, value in earned.items() if n != last)
+        lines.append("earned by " + ", ".join(f"turn {n}: {v:+g}" for n, v in earned.items()))
+    return lines
+
+
+def transcript(rollout: Rollout) -> str:
+    """What was said after the prompt: an answer alone as it is, of an episode all turns."""
+    if len(rollout.turns) == 1 and rollout.score is None:
+        return rollout.text
+    lines = [
+        line
+        for place, turn in enumerate(rollout.turns)
+        for line in (heading(rollout, place), said(turn))
+    ]
+    return "\n".join(lines if rollout.score is None else [*lines, *ending(rollout)[1:]])
+
+
+def _number(rollout: Rollout, place: int) -> int:
+    """The number of the policy's turn at a place, or before it."""
+    return sum(turn.sampled for turn in rollout.turns[: place + 1])
