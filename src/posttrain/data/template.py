@@ -182,7 +182,7 @@ class Template:
     @functools.cached_property
     def _replies(self) -> Replies:
         return Replies(
-            self._as_written,
+            functools.partial(self._as_written, tools=()),  # they stand in the prompt already
             control=self.control,
             end_tokens=self.end_tokens,
             tools=self.tool_format != PLAIN,
@@ -331,8 +331,9 @@ class Template:
         self._need_chat_template()
         given = list(self._own_tools if tools is None else tools) or None
         names = {**self.tokenizer.special_tokens_map, "tools": given}
+        template = self.tokenizer.get_chat_template(tools=given or list(self.tools) or None)
         try:
-            return write_chats(self.tokenizer.get_chat_template(tools=given), chats, names=names)
+            return write_chats(template, chats, names=names)
         except TemplateLimit as error:
             raise ValueError(
                 f"chat: the chat template ({self._file()}) {error}; mend it, or set chat = false "
