@@ -38,7 +38,9 @@ def try_template(
             "chat = false and write plain prompts"
         )
     for role in sorted({*roles} - {"user"}):
-        others = [{**m, "role": "user"} if m["role"] == role else m for m in chat]
+        others = [
+            {"role": "user", "content": m["content"]} if m["role"] == role else m for m in chat
+        ]
         try:
             [same] = write([(others, reply)])
         except ChatRefused:
