@@ -105,5 +105,6 @@ def _report(bench: Bench) -> Report:
     return Report(
         lines=[line for area in AREAS for line in lines if line.area == area],
         arithmetic=rows,
+        episode=bench.episode if bench.has("episode") else (),
         seconds=time.perf_counter() - begun,
     )

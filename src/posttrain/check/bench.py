@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from posttrain.build.setup import Setup, Supplied
-from posttrain.check.verdicts import Verdict
+from posttrain.check.verdicts import TokenRow, Verdict
 from posttrain.config import Recipe, Resolved, RewardSection, RlSection, SftSection
 from posttrain.config.usual import far_from_usual
 from posttrain.data.template import Template
@@ -59,6 +59,8 @@ class Bench:
     """Real rollouts, sampled and scored as a run would."""
     seconds: Mapping[str, float]
     """Seconds that sampling (``rollout``) and grading (``reward``) of the groups took."""
+    episode: Sequence[TokenRow]
+    """The tokens of one of them, where there is an environment."""
     trial: Trial
     less: Trial
     """A step on some of the rollouts of ``trial``."""

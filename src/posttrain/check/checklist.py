@@ -11,6 +11,7 @@ from typing import NamedTuple
 from posttrain.check import (
     answers,
     disk_space,
+    episode,
     making,
     numerics,
     prompt_data,
@@ -92,6 +93,7 @@ CHECKS = (
     Check("signal", "accuracy", signal.measure_accuracy, "groups", soft=BY_BOTH),
     Check("signal", "groups with signal", signal.compare_groups, "groups", soft=BY_BOTH),
     Check("signal", "length", signal.measure_length, "groups", soft=BY_MODEL),
+    Check("signal", "episode", episode.show_episode, "groups", ALONE),
     Check("resources", "parameters", resources.fit_weights, "groups"),
     Check("numerics", "one step", trial.try_step, "groups", runs=True),
     Check("numerics", "engine and learner", numerics.compare_engine, "trial"),

@@ -60,6 +60,15 @@ class Line(NamedTuple):
         return cls(area, printable(own or name, limit=60), state, *shown)
 
 
+class TokenRow(NamedTuple):
+    """A token of an episode: what it spells, safe to print, who wrote it, whether it is trained."""
+
+    token: int
+    text: str
+    writer: str
+    trained: bool
+
+
 def broke(error: Exception) -> Verdict:
     """A warning about an exception in a check itself: the run may well work."""
     said = f"the check itself broke, so nothing is known: {type(error).__name__}: {error}"
@@ -85,10 +94,14 @@ def _one_line(error: Exception) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """All lines of a check in the order of the areas, and the batch arithmetic of the recipe."""
+    """All lines of a check in the order of the areas, and the batch arithmetic of the recipe.
+
+    ``episode`` are the tokens of one rollout, where the recipe has an environment.
+    """
 
     lines: Sequence[Line]
     arithmetic: Sequence[Quantity] = ()
+    episode: Sequence[TokenRow] = ()
     seconds: float = 0.0
 
     @property
@@ -107,6 +120,7 @@ class Report:
             "seconds": round(self.seconds, 3),
             "lines": [line._asdict() for line in self.lines],
             "arithmetic": [row._asdict() for row in self.arithmetic],
+            "episode": [row._asdict() for row in self.episode],
         }
 
     def announce(self, console: Console) -> Report:

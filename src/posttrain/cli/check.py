@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -20,6 +21,9 @@ from posttrain.track.safe_terminal import Terminal, say_json
 
 if TYPE_CHECKING:
     from posttrain.check import Report
+    from posttrain.check.verdicts import TokenRow
+
+SHOWN = 24  # tokens of a run that a terminal shows
 
 
 def check(arguments: Sequence[str], *, fast: bool, as_json: bool) -> int:
@@ -62,7 +66,27 @@ def render(report: Report) -> Group:
         shown = line.area if line.area != area else ""
         table.add_row(Text(mark, style=style), shown, Text(line.name), text)
         area = line.area
-    return Group(*parts, table, _verdict(report))
+    episode = [_episode(report.episode)] if report.episode else []
+    return Group(*parts, table, *episode, _verdict(report))
+
+
+def _episode(rows: Sequence[TokenRow]) -> Table:
+    """Every token of an episode, but for the middle of what one side wrote at length."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("\ntoken", justify="right")
+    table.add_column("\ntext", overflow="fold")
+    table.add_column("\nwritten by")
+    table.add_column("\ntrained on")
+    for writer, written in groupby(rows, key=lambda row: row.writer):
+        run = list(written)
+        left_out = range(SHOWN // 2, len(run) - SHOWN // 2)
+        for place, row in enumerate(run):
+            if place not in left_out:
+                mark = Text("yes", style="green") if row.trained else Text("no", style="dim")
+                table.add_row(str(row.token), Text(row.text), writer, mark)
+            elif place == left_out.start:
+                table.add_row("…", Text(f"{len(left_out)} more", style="dim"), writer)
+    return table
 
 
 def _verdict(report: Report) -> Text:
