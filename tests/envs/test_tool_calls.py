@@ -100,15 +100,21 @@ def test_the_last_call_needs_no_closing_tag(tagged: str) -> None:
         ('{"name": ""}', 'the object has no "name" that is a text'),
         ('{"name": "f", "arguments": [1]}', '"arguments" must be an object, got an array'),
         ('{"name": "f", "arguments": "{}"}', '"arguments" must be an object, got a text'),
-        ('{"name": "f", "name": "g"}', 'not a JSON object: the key "name" stands twice'),
-        ('{"name": "f", "arguments": {"a": NaN}}', "not a JSON object: NaN is no JSON"),
-        ('{"name": "f", "arguments": {"a": 1e999}}', "not a JSON object: a number that is too"),
-        ('{"name": "\\ud800"}', "not a JSON object: half of a surrogate pair"),
-        ("{'name': 'f'}", "not a JSON object: Expecting property name"),
-        ('{"name": "f",}', "not a JSON object: "),
-        ("__import__('os').system('true')", "not a JSON object: Expecting value at character 0"),
-        ("[" * 100_000, "not a JSON object: nested too deeply"),
-        ('{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}", "not a JSON object: "),
+        ('{"name": "f", "name": "g"}', 'no JSON that can be read: the key "name" stands twice'),
+        ('{"name": "f", "arguments": {"a": NaN}}', "no JSON that can be read: NaN is no JSON"),
+        (
+            '{"name": "f", "arguments": {"a": 1e999}}',
+            "no JSON that can be read: a number that is too",
+        ),
+        ('{"name": "\\ud800"}', "no JSON that can be read: half of a surrogate pair"),
+        ("{'name': 'f'}", "no JSON that can be read: Expecting property name"),
+        ('{"name": "f",}', "no JSON that can be read: "),
+        (
+            "__import__('os').system('true')",
+            "no JSON that can be read: Expecting value at character 0",
+        ),
+        ("[" * 100_000, "no JSON that can be read: nested too deeply"),
+        ('{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}", "no JSON that can be read: "),
     ],
 )
 def test_the_reason_says_what_is_wrong(tagged: str, written: str, reason: str) -> None:
@@ -167,11 +173,28 @@ class TestLlama:
         assert [type(each) for each in rest] == [Malformed]
 
 
+def repeated(name: str, times: int) -> str:
+    if name == "mistral":
+        return "[TOOL_CALLS]" + json.dumps([{"name": "f"}] * times)
+    return ";".join([FORMATS[name].write("f", {})] * times)
+
+
+class TestMistral:
+    def test_an_array_behind_the_tag(self) -> None:
+        text = (
+            'Well. [TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}, "id": "abc"}, {"name": "g"}]'
+        )
+        assert parse(text, "mistral") == [Call("f", {"x": 1}, "abc"), Call("g", {})]
+
+    def test_what_is_no_array_of_calls(self) -> None:
+        for behind in ("", "f(1)", "{}", "[]", "3", '[{"name": "f"}] and so on', "[1]"):
+            assert len(reasons(f"[TOOL_CALLS]{behind}", "mistral")) == 1, behind
+
+
 def test_too_much_is_one_malformed_call(name: str) -> None:
     assert reasons(" " * (MAX_CHARACTERS + 1), name) == ["more than 200,000 characters"]
-    many = ";".join([FORMATS[name].write("f", {})] * (MAX_CALLS + 1))
-    assert reasons(many, name) == ["more than 32 calls in one turn"]
-    assert len(parse(";".join([FORMATS[name].write("f", {})] * MAX_CALLS), name)) == MAX_CALLS
+    assert reasons(repeated(name, MAX_CALLS + 1), name) == ["more than 32 calls in one turn"]
+    assert len(parse(repeated(name, MAX_CALLS), name)) == MAX_CALLS
 
 
 def test_the_work_does_not_grow_with_the_number_of_tags(
@@ -192,7 +215,17 @@ def test_the_work_does_not_grow_with_the_number_of_tags(
 
 
 def test_random_text_never_raises(name: str) -> None:
-    pieces = ["<tool>", "</tool>", "<tool_call>", "</tool_call>", "<|python_tag|>", "{", "}", '"']
+    pieces = [
+        "<tool>",
+        "</tool>",
+        "<tool_call>",
+        "</tool_call>",
+        "<|python_tag|>",
+        "[TOOL_CALLS]",
+        "{",
+        "}",
+        '"',
+    ]
     pieces += ["[", "]", "name", ":", ",", ";", "\\", "\\u", "d800", "1e9", " ", "\n", "</think>"]
     pieces += ['{"name": "f", "arguments": {"a": "', '{"name": "f", "parameters": {}}', "é", "\0"]
     draw = random.Random(0)

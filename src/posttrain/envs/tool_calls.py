@@ -58,7 +58,7 @@ class Format:
         >>> FORMATS["json_tags"].parse('So: <tool>{"name": "add", "arguments": {"a": 1}}</tool>')
         [Call(name='add', arguments={'a': 1}, id='')]
         >>> FORMATS["json_tags"].parse("<tool>add(1)</tool>")[0].reason
-        'not a JSON object: Expecting value at character 0'
+        'no JSON that can be read: Expecting value at character 0'
         """
         before, closed, after = text.partition("</think>")
         if not closed and before.lstrip().startswith("<think>"):
@@ -124,22 +124,48 @@ def _llama(text: str) -> Parsed:
     return found
 
 
+_TOOL_CALLS = "[TOOL_CALLS]"
+
+
+def _mistral(text: str) -> Parsed:
+    """An array of objects behind the tag, at the end of the turn."""
+    _, tag, behind = text.partition(_TOOL_CALLS)
+    if not tag:
+        return []
+    values, end = _decoded(behind)
+    if isinstance(values, Malformed):
+        return [values]
+    if not isinstance(values, list) or not values:
+        return [_malformed(behind, f"expected a JSON array of calls, got {_kind(values)}")]
+    if behind[end:].strip():
+        return [_malformed(behind, "text behind the calls; write them at the end")]
+    return [_as_call(value, json.dumps(value), key=("arguments",)) for value in values]
+
+
 def _read(text: str, begin: int, *, key: Sequence[str]) -> tuple[Call | Malformed, int]:
     """The call at a place of a text, and where it ends."""
+    value, end = _decoded(text, begin)
+    if isinstance(value, Malformed):
+        return value, end
+    return _as_call(value, text[begin:end], key=key), end
+
+
+def _decoded(text: str, begin: int = 0) -> tuple[Any, int]:
+    """The JSON at a place of a text, or why there is none, and where it ends."""
     begin = _skip(text, begin)
     try:
         value, end = _DECODER.raw_decode(text, begin)
         json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+        return value, end
     except json.JSONDecodeError as error:
-        where = f"{error.msg} at character {error.pos - begin}"
-        return _malformed(text[begin:], f"not a JSON object: {where}"), begin
+        reason = f"{error.msg} at character {error.pos - begin}"
     except RecursionError:
-        return _malformed(text[begin:], "not a JSON object: nested too deeply"), begin
+        reason = "nested too deeply"
     except UnicodeEncodeError:
-        return _malformed(text[begin:], "not a JSON object: half of a surrogate pair"), begin
+        reason = "half of a surrogate pair"
     except ValueError as error:  # of the hooks below, or a number with thousands of digits
-        return _malformed(text[begin:], f"not a JSON object: {error}"), begin
-    return _as_call(value, text[begin:end], key=key), end
+        reason = str(error)
+    return _malformed(text[begin:], f"no JSON that can be read: {reason}"), begin
 
 
 def _as_call(value: Any, text: str, *, key: Sequence[str]) -> Call | Malformed:
@@ -148,7 +174,7 @@ def _as_call(value: Any, text: str, *, key: Sequence[str]) -> Call | Malformed:
     name, number = value.get("name"), value.get("id", "")
     if not isinstance(name, str) or not name:
         return _malformed(text, 'the object has no "name" that is a text')
-    arguments = next((value[each] for each in key if each in value), {})
+    arguments: Any = next((value[each] for each in key if each in value), {})
     if not isinstance(arguments, dict):
         return _malformed(text, f'"{key[0]}" must be an object, got {_kind(arguments)}')
     return Call(name, arguments, number if isinstance(number, str) else "")
@@ -212,5 +238,6 @@ def _tags(opening: str, closing: str, *, between: str = "") -> Format:
 FORMATS: dict[str, Format] = {
     "hermes": _tags("<tool_call>", "</tool_call>", between="\n"),  # Hermes 2 Pro, Qwen2.5, Qwen3
     "llama": Format(find=_llama, write=_writer("{}", key="parameters")),  # Llama 3.1 and later
+    "mistral": Format(find=_mistral, write=_writer("[TOOL_CALLS] [{}]", key="arguments")),
     "json_tags": _tags("<tool>", "</tool>"),  # for models whose template knows no tools
 }
