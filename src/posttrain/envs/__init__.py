@@ -9,12 +9,22 @@ recipe names one, or a ``"module:Name"`` of any of these shapes.
 from collections.abc import Callable
 from typing import Any
 
+from posttrain.envs.alphabet_sort import AlphabetSort
+from posttrain.envs.calculator import Calculator
+from posttrain.envs.python import Python
 from posttrain.envs.scripted_env import ScriptedEnv
 from posttrain.envs.shapes import CONTEXT, env_factory
+from posttrain.envs.wordle import Wordle
 from posttrain.protocols import Env
 from posttrain.registry import Spec, check_options, look_up, options, split
 
-ENVS: dict[str, Callable[..., Any]] = {"scripted": ScriptedEnv}
+ENVS: dict[str, Callable[..., Any]] = {
+    "scripted": ScriptedEnv,
+    "calculator": Calculator,
+    "python": Python,
+    "wordle": Wordle,
+    "alphabet_sort": AlphabetSort,
+}
 
 __all__ = ["CONTEXT", "ENVS", "ScriptedEnv", "find_env", "make_env"]
 

@@ -29,13 +29,13 @@ def env_factory(found: Callable[..., Any], *, name: str) -> Callable[..., Env]:
     if isinstance(found, type) and hasattr(found, "start") and hasattr(found, "reply"):
         return found
     if not isinstance(found, type) and _must_be_given(found):
-        return _with_options(found, _of_function, from_function)
+        return _with_options(found, _of_function, adapt=from_function)
     if isinstance(found, type) and not hasattr(found, "reset"):
         raise ValueError(
             f"task.env {name!r}: a class needs start and reply, or reset and public methods as "
             "tools; docs/tasks.md shows both"
         )
-    return _with_options(found, _of_class, _from_class)
+    return _with_options(found, _of_class, adapt=_from_class)
 
 
 def _must_be_given(function: Callable[..., Any]) -> bool:
@@ -79,6 +79,7 @@ def _from_class(
 def _with_options(
     found: Callable[..., Any],
     declared: Callable[..., None],
+    *,
     adapt: Callable[..., Env],
 ) -> Callable[..., Env]:
     """A function of the options of ``found`` and of those ``declared`` for its shape."""

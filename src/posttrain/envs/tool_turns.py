@@ -10,6 +10,7 @@ from typing import Any
 from posttrain.envs.tool_calls import FORMATS, Call, Malformed, Parsed
 from posttrain.envs.tool_schemas import Schema, wrong_arguments
 from posttrain.registry import did_you_mean, look_up
+from posttrain.sandbox import SandboxError
 
 COUNTED = ("tool_calls", "tool_errors", "wrong_calls", "malformed_calls")
 
@@ -43,10 +44,10 @@ class ToolTurns:
         self, calls: Parsed, invoke: Invoke, *, counts: dict[str, int]
     ) -> list[dict[str, str]]:
         """The message that answers each call; ``counts`` goes up by what happened."""
-        return [await self._answer(call, invoke, counts) for call in calls]
+        return [await self._answer(call, invoke, counts=counts) for call in calls]
 
     async def _answer(
-        self, call: Call | Malformed, invoke: Invoke, counts: dict[str, int]
+        self, call: Call | Malformed, invoke: Invoke, *, counts: dict[str, int]
     ) -> dict[str, str]:
         if isinstance(call, Malformed):
             counts["malformed_calls"] += 1
@@ -62,6 +63,8 @@ class ToolTurns:
             return _message(call.name[:100], _error(wrong), number=call.id)
         try:
             content = as_text(await finished(invoke(call)))
+        except SandboxError:  # the machine's fault, not the model's
+            raise
         except Exception as error:  # noqa: BLE001 - the model is told, and it is counted
             counts["tool_errors"] += 1
             content = _error(str(error) or type(error).__name__)
