@@ -124,6 +124,7 @@ ATTENTION = {
 MAY_NAME_PIECES = ["algorithms", "config.reference", "walkthrough"]
 # Where a word that is also the name of a piece means something else.
 OTHER_MEANINGS = {
+    "envs.tool_schemas": {"return"},
     "pipelines.metrics": {"return", "truncated"},
     "rewards.math.units": {"squared"},
     "rewards.math.words": {"squared"},

@@ -16,7 +16,7 @@ from ray import cloudpickle as pickled
 from small_model import OPTIONS, small_model
 
 from posttrain.distributed.ray_rank import LearnerRank
-from posttrain.distributed.remote_learner import Call, RanksLostError, RemoteLearner
+from posttrain.distributed.remote_learner import LearnerCall, RanksLostError, RemoteLearner
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.learn.ranks import ALONE, Ranks
@@ -79,7 +79,7 @@ class InThisProcess:
         request: Any = LocalRequest(here=os.getcwd())
         self._rank.build(request)
 
-    def call(self, call: Call) -> Any:
+    def call(self, call: LearnerCall) -> Any:
         self._seen.append(call.name)
         when = self._dies.get(len(self._seen))
         if when == "before":

@@ -22,7 +22,7 @@ from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.objective import with_kl
 from posttrain.algorithms.weights import sequence_mean
 from posttrain.data.collate import collate_demonstrations, collate_ranked
-from posttrain.distributed.remote_learner import Call
+from posttrain.distributed.remote_learner import LearnerCall
 from posttrain.distributed.torchrun import TorchrunLearner
 from posttrain.distributed.worker import LearnerHost
 from posttrain.learn.learner import LocalLearner, scores
@@ -277,7 +277,7 @@ def hosted(ranks: Ranks, number: int) -> None:
     _hosts[number].build(request)
 
 
-def asked(ranks: Ranks, number: int, call: Call) -> Any:
+def asked(ranks: Ranks, number: int, call: LearnerCall) -> Any:
     """What a host answers; all ranks answer the same, and the first says it."""
     return _hosts[number].answer(call)
 
@@ -289,7 +289,7 @@ class TwoRanks:
         self._number = next(_numbers)
         pool().call(2, hosted, self._number)
 
-    def call(self, call: Call) -> Any:
+    def call(self, call: LearnerCall) -> Any:
         return pool().call(2, asked, self._number, call)[0]
 
     def end(self) -> None:

@@ -23,6 +23,10 @@ SPECS: dict[str, dict[str, Any]] = {
     "scripted, two replies": {"name": "scripted", "replies": ["so?", "really?"]},
     "scripted, with a score": {"name": "scripted", "replies": ["so?"], "score": 0.25},
     "scripted, in tokens": {"name": "scripted", "replies": [[5, 6]]},
+    "calculator": {"name": "calculator"},
+    "python": {"name": "python", "sandbox": "none"},
+    "wordle": {"name": "wordle", "max_guesses": 1},
+    "alphabet_sort": {"name": "alphabet_sort", "turns": 1},
 }
 PROMPTS = [Prompt(id=str(n), text="2+3=", tokens=(5, 6, 7), columns={"answer": n}) for n in (0, 1)]
 SAID = [Turn(tokens=(8, n), text=f"<{n}>", logprobs=(-1.0, -2.0)) for n in (3, 4)]
@@ -115,4 +119,5 @@ def test_a_real_engine_talks_to_it(env: Env) -> None:
             place % 2 == 0 for place in range(2 * len(said) - 1)
         ]
         assert rollout.score is not None
-        assert rollout.score.value == (said[-1] or 0.0)
+        last = said[-1]
+        assert rollout.score.value == (last.value if isinstance(last, Score) else last or 0.0)

@@ -12,7 +12,7 @@ import torch
 
 from posttrain.distributed import ray_rank
 from posttrain.distributed.ray_rank import LearnerRank, PeerLost, interface_of
-from posttrain.distributed.remote_learner import Call
+from posttrain.distributed.remote_learner import LearnerCall
 from posttrain.distributed.worker import LearnerHost
 from posttrain.learn.ranks import Ranks
 
@@ -41,7 +41,7 @@ def raises(error: Exception) -> Callable[..., Any]:
 DOES: dict[str, Callable[[LearnerRank], Any]] = {
     "join": lambda rank: rank.join(("127.0.0.1", 1), 1.0),
     "build": lambda rank: rank.build(None),  # type: ignore[arg-type]
-    "step": lambda rank: rank.call(Call("step")),
+    "step": lambda rank: rank.call(LearnerCall("step")),
 }
 
 

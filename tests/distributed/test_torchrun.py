@@ -113,7 +113,7 @@ def test_a_rank_that_dies_ends_all_and_the_run_goes_on_with_another_number(tmp_p
 FAILS = """
 from torch import distributed
 from posttrain.distributed import torchrun
-from posttrain.distributed.remote_learner import Call
+from posttrain.distributed.remote_learner import LearnerCall
 from posttrain.distributed.worker import LearnerHost
 
 def call(self, name, *given, version=None):
@@ -124,7 +124,7 @@ def call(self, name, *given, version=None):
 LearnerHost.call = call
 torchrun.enter()
 try:
-    torchrun.meeting().ask(Call("step"))
+    torchrun.meeting().ask(LearnerCall("step"))
 except RuntimeError as error:
     print("rank 0 says:", error, flush=True)
 """
@@ -134,7 +134,7 @@ SILENT = """
 import signal, time
 from torch import distributed
 from posttrain.distributed import torchrun
-from posttrain.distributed.remote_learner import Call
+from posttrain.distributed.remote_learner import LearnerCall
 from posttrain.distributed.worker import LearnerHost
 
 def call(self, name, *given, version=None):
@@ -147,7 +147,7 @@ LearnerHost.call = call
 torchrun.Meeting.__init__.__kwdefaults__["deadline"] = 15.0
 torchrun.enter()
 try:
-    torchrun.meeting().ask(Call("step"))
+    torchrun.meeting().ask(LearnerCall("step"))
 except RuntimeError as error:
     print("rank 0 says:", error, flush=True)
 """

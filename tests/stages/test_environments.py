@@ -44,6 +44,7 @@ def test_the_environment_is_part_of_what_a_run_depends_on(
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "depended_env.py").write_text(
         "class Asks:\n    def __init__(self, *, times: int = 1): ...\n"
+        "    def start(self, prompt): ...\n    def reply(self, state, turn): ...\n"
     )
     (tmp_path / "depended_check.py").write_text("def right(completion): return 1.0\n")
     own = {"env": "depended_env:Asks", "accuracy": "depended_check:right"}

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from posttrain.distributed.ray_rank import LearnerRank, PeerLost
-from posttrain.distributed.remote_learner import Call, OutOfStepError, RanksLostError
+from posttrain.distributed.remote_learner import LearnerCall, OutOfStepError, RanksLostError
 from posttrain.distributed.worker import LearnerRequest
 
 STARTING = "start"
@@ -67,7 +67,7 @@ class RankGroup:
             self._all("join", meeting, self._deadline)
         self._all("build", ray.put(request))
 
-    def call(self, call: Call) -> Any:
+    def call(self, call: LearnerCall) -> Any:
         """What rank 0 answers once all have; the arguments go to each node once."""
         if self._ended:
             raise OutOfStepError("the ranks were ended after an error")

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import ray
 import torch
 
-from posttrain.distributed.remote_learner import Call
+from posttrain.distributed.remote_learner import LearnerCall
 from posttrain.distributed.worker import (
     LearnerHost,
     LearnerRequest,
@@ -99,7 +99,7 @@ class LearnerRank:
         self._host = host = self._host or LearnerHost(self._ranks)
         return self._or_lost("build", lambda: host.build(request))
 
-    def call(self, asked: Call) -> Any:
+    def call(self, asked: LearnerCall) -> Any:
         """Do one call; rank 0 gives the answer, which is the same in all."""
         torch.set_num_threads(self._threads)  # of this thread, which may be a new one
         assert self._host is not None, "build comes first"

@@ -37,7 +37,7 @@ class OutOfStepError(RanksLostError):
 
 
 @dataclass(frozen=True)
-class Call:
+class LearnerCall:
     """One call of a learner, as all ranks get it; batches among ``given`` are packed.
 
     ``version`` is what the learner's is set to before, where there is one.
@@ -51,7 +51,7 @@ class Call:
 class RankProcesses(Protocol):
     """The ranks of a learner, started and built."""
 
-    def call(self, call: Call) -> Any:
+    def call(self, call: LearnerCall) -> Any:
         """What all ranks answer; raises ``RanksLostError`` where they can no longer be asked."""
         ...
 
@@ -86,10 +86,10 @@ class RemoteLearner:
         self._is_current = True  # the copy in this process
         self._ranks: RankProcesses | None = None
         self._state: tuple[Path, Mapping[str, Any]] | None = None
-        self._calls: list[Call] = []
+        self._calls: list[LearnerCall] = []
         self._num_states, self._cost, self._written = 0, 0.0, time.monotonic()
         self._in_a_row = self.restarts = 0
-        self._answer(Call("version"))  # whatever is wrong shows before the first step
+        self._answer(LearnerCall("version"))  # whatever is wrong shows before the first step
 
     @property
     def version(self) -> int:
@@ -147,9 +147,9 @@ class RemoteLearner:
         """Make all ranks what they were when :meth:`state` wrote it."""
         self._keep(folder, numbers)
         assert self._state is not None
-        self._answer(Call("restore", self._state))
+        self._answer(LearnerCall("restore", self._state))
         self._is_current = False
-        self.version = int(self._answer(Call("version")))
+        self.version = int(self._answer(LearnerCall("version")))
 
     def way(self, longest: int) -> Way:
         """How each rank computes sequences of at most ``longest`` tokens."""
@@ -166,7 +166,7 @@ class RemoteLearner:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _ask(self, name: str, *given: Any, changes: bool = False) -> Any:
-        call = Call(name, given, self._version)
+        call = LearnerCall(name, given, self._version)
         answer = self._answer(call)
         if changes:
             self._calls.append(call)
@@ -175,7 +175,7 @@ class RemoteLearner:
                 self._write_state()
         return answer
 
-    def _answer(self, call: Call) -> Any:
+    def _answer(self, call: LearnerCall) -> Any:
         """The ranks' answer; ranks that are lost on the way are started anew, and asked again."""
         while True:
             try:
@@ -194,7 +194,7 @@ class RemoteLearner:
         if self._ranks is None:
             self._ranks = self._start()
             if self._state is not None:
-                self._ranks.call(Call("restore", self._state))
+                self._ranks.call(LearnerCall("restore", self._state))
             for call in self._calls:
                 self._ranks.call(call)
         return self._ranks

@@ -28,7 +28,7 @@ from torch import distributed
 
 from posttrain.build.cluster import LearningStage
 from posttrain.config import Resolved
-from posttrain.distributed.remote_learner import Call, RemoteLearner
+from posttrain.distributed.remote_learner import LearnerCall, RemoteLearner
 from posttrain.distributed.worker import (
     LearnerHost,
     LearnerRequest,
@@ -130,7 +130,7 @@ class Meeting:
         if rank == 0:
             threading.Thread(target=self._live, name="sign of life", daemon=True).start()
 
-    def ask(self, call: Call | LearnerRequest) -> Any:
+    def ask(self, call: LearnerCall | LearnerRequest) -> Any:
         """Have all ranks do a call, this one too; its own answer."""
         try:
             self._calls.add()
@@ -165,7 +165,7 @@ class Meeting:
             with contextlib.suppress(RuntimeError):  # where torchrun itself has gone
                 self._store.set(END, "")
 
-    def _done(self, call: Call | LearnerRequest) -> Any:
+    def _done(self, call: LearnerCall | LearnerRequest) -> Any:
         if isinstance(call, LearnerRequest):
             if self.ranks.rank:
                 _settle(call.recipe)
@@ -248,7 +248,7 @@ class TorchrunLearner(RemoteLearner):
 
     def _ask(self, name: str, *given: Any, changes: bool = False) -> Any:
         self._is_current = self._is_current and not changes
-        return self._answer(Call(name, given, self._version))
+        return self._answer(LearnerCall(name, given, self._version))
 
     def _keep(self, folder: Path, numbers: Mapping[str, Any]) -> None:
         self._state = (folder.absolute(), dict(numbers))
@@ -258,7 +258,7 @@ class _Hosts:
     """The ranks, built for one learner."""
 
     def __init__(self, meeting: Meeting, request: LearnerRequest) -> None:
-        self.call: Callable[[Call], Any] = meeting.ask
+        self.call: Callable[[LearnerCall], Any] = meeting.ask
         meeting.ask(request)
 
     def end(self) -> None:

@@ -19,7 +19,7 @@ from posttrain.build.learners import make_learner, make_reward_learner
 from posttrain.build.setup import choose_device, make_policy
 from posttrain.config import Resolved
 from posttrain.config.paths import import_from
-from posttrain.distributed.remote_learner import Call
+from posttrain.distributed.remote_learner import LearnerCall
 from posttrain.distributed.wire import PackedBatch, pack_batch, pack_tensor, unpack_batch
 from posttrain.learn.ranks import ALONE, Ranks
 from posttrain.models.load import Policy
@@ -145,7 +145,7 @@ class LearnerHost:
         found = getattr(self._learner, name)
         return found(*given) if callable(found) else found
 
-    def answer(self, call: Call) -> Any:
+    def answer(self, call: LearnerCall) -> Any:
         """Do a call; rank 0 gives the answer, of batches and weights what is to be sent."""
         given = [unpack_batch(one) if isinstance(one, PackedBatch) else one for one in call.given]
         answer = self.call(call.name, *given, version=call.version)

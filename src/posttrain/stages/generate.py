@@ -15,11 +15,12 @@ from posttrain.build.setup import (
     choose_device,
     make_policy,
     make_setup,
+    make_task_env,
     make_template,
     of_any_model,
 )
 from posttrain.config import Recipe, resolve
-from posttrain.envs import ENVS, make_env
+from posttrain.envs import ENVS
 from posttrain.models.cache import context_length
 from posttrain.protocols import Env, Split
 from posttrain.registry import split
@@ -59,8 +60,7 @@ def generate_from(
     check_model(recipe.model.name)
     device = choose_device(recipe)
     policy = make_policy(recipe, recipe.model.name, device=device)
-    named = (recipe.task or {}).get("env")
-    env = None if named is None else make_env(named)
+    env = make_task_env(recipe, policy)
     template = make_template(recipe, policy, env=env)
     engine = make_engine("native", policy, template=template, compute=recipe.model.compute)
     question = template.render(Prompt(id="prompt", text=prompt))
