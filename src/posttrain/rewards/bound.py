@@ -131,7 +131,7 @@ def checked(reward: BoundReward, result: Any) -> Score:
     return Score(value=number, parts=parts, reason=reason, token_rewards=tokens)
 
 
-def fitting(reward: BoundReward, score: Score, rollout: Rollout) -> Score:
+def fitting(reward: BoundReward, score: Score, *, rollout: Rollout) -> Score:
     """The score; a broken one where its rewards of tokens are not one for each of the last turn."""
     count = next(len(turn.tokens) for turn in reversed(rollout.turns) if turn.sampled)
     given = len(score.token_rewards)

@@ -127,7 +127,7 @@ class RewardScorer:
         known = {reward.name: reward for reward in self.rewards}
         everything = [
             {
-                name: fitting(known[name], score, rollouts[row])
+                name: fitting(known[name], score, rollout=rollouts[row])
                 for name, score in (*results, *((n, scores[row]) for n, scores in whole.items()))
             }
             for row, results in enumerate(graded)

@@ -45,7 +45,7 @@ class Conversations:
             self.scores[number] = raised(self._judge, error.with_traceback(below))
             return None
         if answer is not None:
-            score = fitting(self._judge, checked(self._judge, answer), rollout)
+            score = fitting(self._judge, checked(self._judge, answer), rollout=rollout)
             self.scores[number] = with_earned(score, rollout)
         return None
 
