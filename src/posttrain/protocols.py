@@ -77,8 +77,9 @@ class Env(Protocol):
         """The reply to the policy's turn, or the end of the rollout.
 
         Text, messages of a chat or tokens are read, and the policy has another turn; an
-        ``Observation`` is one of them with a reward. A number or a ``Score`` ends the rollout with
-        that score, added to those rewards; None ends it, and the rewards score it.
+        ``Observation`` is one of them with a reward for the turn, or for each of its tokens. A
+        number or a ``Score`` ends the rollout with that score, added to those rewards; None ends
+        it, and the rewards' score is added to them.
         """
         ...
 

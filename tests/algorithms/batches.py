@@ -41,11 +41,13 @@ def ragged(seed: int = 0) -> Batch:
         return scale * torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     old = -normal(size, width).abs() - 0.1
+    chosen = pattern("#")
     valid = torch.arange(size) != BROKEN
     return Batch(
         tokens=torch.randint(VOCABULARY, (size, width), generator=generator),
-        mask=pattern("#"),
+        mask=chosen,
         attention=pattern("p#t"),
+        turns=turn_numbers(),
         rewards=normal(size).masked_fill(~valid, torch.nan),
         valid=valid,
         groups=torch.tensor(GROUPS),
@@ -60,6 +62,7 @@ def ragged(seed: int = 0) -> Batch:
         margins=normal(size).square(),
         greedy_rewards=normal(size),
         baseline=torch.tensor(0.3, dtype=torch.float64),
+        turn_rewards=normal(size, width) * chosen,
     )
 
 
@@ -84,6 +87,17 @@ def pattern(marks: str) -> Tensor:
     return torch.tensor([[mark in marks for mark in row] for row in PATTERNS])
 
 
+def turn_numbers() -> Tensor:
+    """[B, T]: the number of the turn that a token which the policy chose is in, else −1."""
+    rows = []
+    for row in PATTERNS:
+        before = ["p", *row]
+        starts = [mark == "#" != last for last, mark in zip(before, row, strict=False)]
+        numbers = torch.tensor(starts).cumsum(0) - 1
+        rows.append(numbers.masked_fill(~torch.tensor([mark == "#" for mark in row]), -1))
+    return torch.stack(rows)
+
+
 def spoiled(batch: Batch, garbage: float) -> Batch:
     """The same batch with garbage wherever a number may not count."""
     fields = {
@@ -100,12 +114,16 @@ def spoiled(batch: Batch, garbage: float) -> Batch:
 
 def widened(batch: Batch, *, left: int, right: int) -> Batch:
     """The same batch with columns of padding, NaN inside, on both sides."""
-    names = (*per_token_numbers(batch), "tokens", "mask", "attention")
+    names = [*per_token_numbers(batch), "tokens", "mask", "attention"]
+    names += [] if batch.turns is None else ["turns"]
     return batch.replace(**{name: wide(getattr(batch, name), left, right) for name in names})
 
 
 def wide(tensor: Tensor, left: int, right: int) -> Tensor:
-    """[B, T] → [B, left + T + right], with NaN (or 0, or False) in the new columns."""
+    """[B, T] → [B, left + T + right], with NaN (or 0, or False) in the new columns.
+
+    Of turns that is a 0 where the policy chose nothing, which may not count either.
+    """
     fill = torch.nan if tensor.is_floating_point() else 0
     return torch.nn.functional.pad(tensor, (left, right), value=fill)
 
@@ -113,7 +131,7 @@ def wide(tensor: Tensor, left: int, right: int) -> Tensor:
 def per_token_numbers(batch: Batch) -> dict[str, Tensor]:
     """The [B, T] floating fields that a batch carries."""
     names = ("sampler_logprobs", "old_logprobs", "ref_logprobs", "values", "token_rewards")
-    names += ("advantages", "returns", "correction", "weights")
+    names += ("turn_rewards", "advantages", "returns", "correction", "weights")
     fields = {name: getattr(batch, name) for name in names}
     return {name: tensor for name, tensor in fields.items() if tensor is not None}
 

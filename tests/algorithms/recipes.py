@@ -35,6 +35,10 @@ ADVANTAGE_VARIANTS: dict[str, Advantage] = {
     "centred, whitened": partial(ADVANTAGES["batch_whitened"], centre_groups=True),
     "discounted, whitened": partial(ADVANTAGES["batch_whitened"], gamma=0.7),
     "discounted": partial(ADVANTAGES["return_to_go"], gamma=0.7),
+    "turns, discounted": partial(ADVANTAGES["turn_return_to_go"], gamma=0.7),
+    "turns, population": partial(
+        ADVANTAGES["turn_group_normalised"], gamma=0.7, deviation="population", epsilon=0.1
+    ),
     "gae, raw": partial(ADVANTAGES["gae"], gamma=0.9, lam=0.7, normalise=False),
     "gae, two steps": partial(ADVANTAGES["gae"], gamma=0.9, lam=0.7, steps=2),
 }

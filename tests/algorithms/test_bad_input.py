@@ -30,6 +30,8 @@ ADDED_BY = {
     "old_logprobs": "Learner.infer, before the first optimiser step",
     "ref_logprobs": "Learner.infer with a reference model",
     "values": "Learner.infer with a critic",
+    "turns": "collate (where a rollout has several turns of the policy)",
+    "turn_rewards": "collate (where a rollout earned something before its end)",
     "token_rewards": "posttrain.algorithms.shaping.score_at_last_token",
     "advantages": "a function of posttrain.algorithms.advantages",
     "returns": "posttrain.algorithms.advantages.gae",
@@ -64,6 +66,8 @@ NEEDS = {
     "centred, whitened": ("rewards", "groups"),
     "batch_whitened": ("rewards",),
     "return_to_go": ("token_rewards",),
+    "turn_return_to_go": ("token_rewards",),
+    "turn_group_normalised": ("token_rewards", "groups"),
     "gae": ("token_rewards", "values"),
 }
 
@@ -214,7 +218,7 @@ def test_a_reward_that_is_no_number_may_stand_where_the_grader_broke() -> None:
 WAY_OUT = (
     "or more completions for each prompt (rl.group_size in a recipe), or choose an advantage that "
     "compares with no other completion: return, constant_baseline, moving_baseline, "
-    "greedy_baseline, batch_whitened, return_to_go, gae"
+    "greedy_baseline, batch_whitened, return_to_go, turn_return_to_go, gae"
 )
 
 

@@ -30,7 +30,8 @@ def is_as_if_absent(found: Tensor, wanted: Tensor) -> None:
 
 
 PER_TOKEN = ("gae", "gae, raw", "gae, two steps", "return_to_go", "discounted")
-PER_TOKEN += ("discounted, whitened", "gae, sample")
+PER_TOKEN += ("discounted, whitened", "gae, sample", "turn_return_to_go", "turns, discounted")
+PER_TOKEN += ("turn_group_normalised", "turns, population")
 
 
 @pytest.mark.parametrize("name", ADVANTAGE_VARIANTS)

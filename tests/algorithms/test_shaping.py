@@ -35,7 +35,7 @@ def test_the_last_active_token_is_found_across_gaps() -> None:
 
 
 def test_the_score_lands_on_the_last_active_token() -> None:
-    batch = ragged().replace(token_rewards=None)
+    batch = ragged().replace(token_rewards=None, turn_rewards=None)
     made = score_at_last_token(batch).need("token_rewards")
     expected = torch.zeros(12, 10, dtype=torch.float64)
     for row in range(12):

@@ -116,7 +116,7 @@ def test_a_wrapper_has_declared_nothing() -> None:
 
 def test_what_the_advantages_declare() -> None:
     of_two = {"optimal_baseline", "group_centred", "group_normalised", "max_only", "leave_one_out"}
-    of_two |= {"leave_one_out_normalised"}
+    of_two |= {"leave_one_out_normalised", "turn_group_normalised"}
     for name, advantage in ADVANTAGES.items():
         least = 5 if name == "pass_at_k" else 2 if name in of_two else 1
         assert smallest_group(advantage) == least, name
@@ -125,6 +125,8 @@ def test_what_the_advantages_declare() -> None:
             "greedy_baseline": {"greedy_rewards"},
             "optimal_baseline": {"score_norms"},
             "return_to_go": {"token_rewards"},
+            "turn_return_to_go": {"token_rewards"},
+            "turn_group_normalised": {"token_rewards"},
             "gae": {"token_rewards", "values"},
         }
         assert needed(advantage) == fields.get(name, set()), name
@@ -140,6 +142,7 @@ def test_over_what_the_advantages_say_that_they_are_centred() -> None:
     found = {name: centred_over(advantage) for name, advantage in ADVANTAGES.items()}
     groups = {"group_centred", "group_normalised", "leave_one_out", "pass_at_k"}
     assert {name for name in found if found[name] == "group"} == groups
+    assert {name for name in found if found[name] == "turn"} == {"turn_group_normalised"}
     assert {name for name in found if found[name] == "batch"} == {"batch_whitened", "gae"}
     assert centred_over(functools.partial(ADVANTAGES["gae"], normalise=False)) is None
     assert centred_over(functools.partial(ADVANTAGES["gae"], lam=0.5)) == "batch"

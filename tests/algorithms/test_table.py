@@ -77,7 +77,8 @@ def test_every_row_explains_itself(name: str) -> None:
 def test_advantages_that_compare_siblings_have_siblings(name: str) -> None:
     row = algorithm(name)
     compares = row.advantage["name"] in {
-        *("group_centred", "group_normalised", "max_only", "leave_one_out", "pass_at_k")
+        *("group_centred", "group_normalised", "max_only", "leave_one_out", "pass_at_k"),
+        "turn_group_normalised",
     }
     assert (row.group_size >= 2) == compares
     assert row.critic == (row.advantage["name"] == "gae")

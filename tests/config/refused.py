@@ -6,7 +6,7 @@ Cases = list[tuple[dict[str, Any], str]]
 
 COMPARES_NONE = (
     "rl.advantage to one that compares none: return, constant_baseline, moving_baseline, "
-    "greedy_baseline, batch_whitened, return_to_go or gae"
+    "greedy_baseline, batch_whitened, return_to_go, turn_return_to_go or gae"
 )
 GROUP_OF_ONE = (
     "rl.group_size: 1, but advantage {!r} compares the completions of a prompt, 2 at least; "
@@ -139,12 +139,14 @@ RL_WITHOUT_EFFECT: Cases = [
     (
         {"whiten_rewards": True},
         "rl.whiten_rewards: not for the advantage 'group_normalised'; drop it, or set "
-        "rl.advantage to gae or return_to_go, which give every token its own reward",
+        "rl.advantage to gae or return_to_go or turn_group_normalised or turn_return_to_go, which "
+        "give every token its own reward",
     ),
     (
         {"algorithm": "ppo", "advantage": "return", "whiten_rewards": True},
         "rl.whiten_rewards: not for the advantage 'return'; drop it, or set "
-        "rl.advantage to gae or return_to_go, which give every token its own reward",
+        "rl.advantage to gae or return_to_go or turn_group_normalised or turn_return_to_go, which "
+        "give every token its own reward",
     ),
     (
         {"critic": {}},

@@ -150,3 +150,34 @@ def test_what_an_environment_wrote_is_read_and_never_learned() -> None:
     ]
     assert batch.versions.tolist() == [3, 5]  # the oldest
     assert batch.truncated.tolist() == [True, False]
+
+
+def test_turns_and_what_they_earned_by_hand() -> None:
+    """−0.25 for the first turn, by tokens and by the rest; 1 and 0.5 for tokens of the last one."""
+    first = Turn(tokens=(7, 8), text="", logprobs=(-0.5, -1.0))
+    no = Turn(tokens=(9,), text="", reward=-0.25, token_rewards=(0.5, 0.0))
+    last = Turn(tokens=(4, END), text="", logprobs=(-2.0, -1.0))
+    score = Score(value=2.0, token_rewards=(1.0, 0.5))
+    several = dataclasses.replace(rollout((5,), (7,), score=score), turns=(first, no, last))
+    assert several.earned == (-0.25, 2.25)
+    broken = dataclasses.replace(several, score=Score(value=0.0, state="crashed"))
+    batch = collate([several, rollout((5,), (7, END)), broken], pad_token=0)
+    assert batch.turns is not None
+    assert batch.turns.tolist() == [
+        [-1, 0, 0, -1, 1, 1],
+        [-1, 0, 0, -1, -1, -1],
+        [-1, 0, 0, -1, 1, 1],
+    ]
+    assert batch.turn_rewards is not None
+    assert batch.turn_rewards.tolist() == [[0, 0.5, -0.75, 0, 1.0, 0.5], [0.0] * 6, [0.0] * 6]
+    assert batch.turn_rewards.dtype == torch.float64
+    plain = collate([rollout((5,), (7, END)), rollout((5,), (7,))], pad_token=0)
+    assert plain.turns is plain.turn_rewards is None
+    silent = dataclasses.replace(several, turns=(first, Turn(tokens=(9,), text=""), last))
+    silent = dataclasses.replace(silent, score=Score(value=2.0))
+    batch = collate([silent], pad_token=0)
+    assert batch.turns is not None
+    assert batch.turn_rewards is None
+    wrong = dataclasses.replace(several, score=Score(value=2.0, token_rewards=(1.0,)))
+    with pytest.raises(ValueError, match="token_rewards: 1 for a turn of 2 tokens"):
+        collate([wrong], pad_token=0)

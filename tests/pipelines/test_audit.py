@@ -112,7 +112,9 @@ def shifted(monkeypatch: pytest.MonkeyPatch, algorithm: str) -> None:
     monkeypatch.setitem(ADVANTAGES, name, doctored)
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "reinforce_pp", "grpo", "dr_grpo", "rloo", "pkpo"])
+@pytest.mark.parametrize(
+    "algorithm", ["ppo", "reinforce_pp", "grpo", "turn_grpo", "dr_grpo", "rloo", "pkpo"]
+)
 def test_a_run_knows_how_its_advantages_are_normalised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
 ) -> None:

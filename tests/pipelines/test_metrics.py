@@ -12,7 +12,7 @@ from posttrain.algorithms.shaping import kl_in_reward, missing_end
 from posttrain.data.collate import collate
 from posttrain.pipelines.metrics import batch_metrics, step_metrics
 from posttrain.protocols import StepResult
-from posttrain.types import Collected, Rollout, Score
+from posttrain.types import Collected, Rollout, Score, Turn
 
 
 def rollouts() -> list[Rollout]:
@@ -161,3 +161,24 @@ def test_a_skipped_step_is_counted_and_is_in_no_other_number() -> None:
     assert (none["train/optimiser_steps"], none["train/skipped"]) == (0.0, 2.0)
     assert math.isnan(none["loss/total"])
     assert "policy/step_kl" not in none
+
+
+def test_turns_and_what_each_earned() -> None:
+    """Of 2 and 1 turns: −0.25 and 1.25, and 0.5; the broken one counts, and earned nothing."""
+    one = rollout(0.5)
+    said = Turn(tokens=(4,), text="no", reward=-0.25)
+    two = dataclasses.replace(rollout(1.0), turns=(one.turns[0], said, one.turns[0]))
+    counted = Score(value=1.0, parts={"env/tool_calls": 3.0})
+    rows = [dataclasses.replace(two, score=counted), one]
+    rows.append(dataclasses.replace(two, score=Score(value=0.0, state="crashed")))
+    batch = collate(rows, pad_token=0)
+    batch = batch.replace(advantages=torch.zeros(batch.tokens.shape))
+    found = batch_metrics(batch, Collected(rollouts=rows))
+    assert found["rollout/turns"] == pytest.approx(5 / 3)
+    assert found["rollout/turns_max"] == 2.0
+    assert found["reward/turn/1"] == pytest.approx((-0.25 + 0.5) / 2)
+    assert found["reward/turn/2"] == 1.25
+    assert "reward/turn/3" not in found
+    assert found["reward/part/env/tool_calls"] == 3.0
+    alone = batch_metrics(batch.select(torch.tensor([1])), Collected(rollouts=[one]))
+    assert not any("turn" in name for name in alone)

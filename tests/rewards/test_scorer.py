@@ -352,3 +352,30 @@ def test_every_reward_of_the_table_binds(name):
     scorer = RewardScorer({name: {"weight": 1.0, **options}})
     assert scorer.rewards[0].function is not None
     assert look_up(name, REWARDS, kind="reward") is REWARDS[name]
+
+
+def test_rewards_of_tokens_are_weighed_and_added():
+    def first(completion):
+        return Score(value=1.0, token_rewards=(0.5, 0.0, 0.5))
+
+    class Second:
+        def score(self, rollouts):
+            return [Score(value=1.0, token_rewards=(1.0, 0.0, 0.0)) for _ in rollouts]
+
+    [made] = RewardScorer({first: 2.0, Second(): -1.0, "exact": 1.0}).score([rollout("5")])
+    assert made.token_rewards == (0.0, 0.0, 1.0)
+    [made] = RewardScorer({first: 0.0, "exact": 1.0}).score([rollout("5")])
+    assert made.token_rewards == ()
+
+
+def test_rewards_of_other_tokens_are_broken():
+    [made] = RewardScorer({Halves(): 1.0}).score([rollout("5")])
+    assert not made.ok
+    assert made.reason == (
+        "reward 'Halves' returned 2 token_rewards for a turn of 3 tokens; give one for each token"
+    )
+
+
+class Halves:
+    def score(self, rollouts):
+        return [Score(value=1.0, token_rewards=(0.5, 0.5)) for _ in rollouts]

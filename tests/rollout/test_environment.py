@@ -5,6 +5,7 @@ What every environment keeps to stands in tests/contract/test_envs.py.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.collect import collect_scored
 from posttrain.rollout.engines.scripted import ScriptedEngine, code_points
 from posttrain.rollout.waiting import from_plain, to_plain
-from posttrain.types import Collected, Prompt, Rollout, Sampling, Score, Turn
+from posttrain.types import Collected, Observation, Prompt, Rollout, Sampling, Score, Turn
 
 PROMPTS = [Prompt(id=text, text=text, tokens=tuple(code_points(text))) for text in ("a?", "b?")]
 
@@ -109,8 +110,43 @@ def test_the_score_that_ends_a_rollout_counts_and_the_rewards_are_kept_beside_it
 
 
 @pytest.mark.parametrize(
+    ("end", "value", "parts"),
+    [
+        (1.0, 0.25, {"half": 0.5, "env": 0.25, "env/earned": -0.75}),
+        (None, -0.25, {"half": 0.5, "earned": -0.75}),
+    ],
+)
+def test_what_turns_have_earned_is_in_the_score(
+    end: float | None, value: float, parts: dict[str, float]
+) -> None:
+    """−1 for a turn, 0.5, −0.25 and 0 for the tokens of the next; also where no score ends it."""
+    said = [Observation("no", reward=-1.0), Observation("no", reward=[0.5, -0.25, 0.0]), end]
+    found = collected(Says(lambda times, prompt, turn: said[times]))
+    for rollout in found.rollouts:
+        assert rollout.score is not None
+        assert (rollout.score.value, rollout.score.parts) == (value, parts)
+        assert rollout.earned == (-1.0, 0.25, value + 0.75)
+        assert rollout.turns[3].token_rewards == (0.5, -0.25, 0.0)
+    assert from_plain(to_plain([found], PROMPTS), PROMPTS) == [found]
+
+
+def test_the_limit_that_ended_a_rollout_is_kept_while_it_waits() -> None:
+    found = collected(
+        ScriptedEnv(replies=["so?"], score=Score(value=1.0, token_rewards=(1.0, 0.0, 0.0)))
+    )
+    ended = [replace(rollout, limit="max_turns") for rollout in found.rollouts]
+    found = replace(found, rollouts=ended)
+    assert from_plain(to_plain([found], PROMPTS), PROMPTS) == [found]
+    assert ended[0].score is not None
+    assert ended[0].score.token_rewards == (1.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
     ("wrong", "reason"),
     [
+        (Observation("no", reward=[1.0]), "1 numbers for a turn of 3 tokens"),
+        (Observation("no", reward=math.nan), "not a finite number"),
+        (Score(value=1.0, token_rewards=(1.0,)), "1 token_rewards for a turn of 3 tokens"),
         ("", "an empty reply"),
         ([], "an empty reply"),
         ({"a": 1}, "a dict, not a number"),

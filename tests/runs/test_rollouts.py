@@ -1,6 +1,7 @@
 """Rollouts in Parquet: everything comes back, and the schema stays what it is."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -20,7 +21,8 @@ from posttrain.runs import (
 from posttrain.types import Batch, Prompt, Rollout, Score, Turn
 
 # Any change here is a change of the layout that users' tools read: raise the version with it.
-EXPECTED_SCHEMA = """\
+_TURN = "struct<start: int32, length: int32, sampled: bool, text: string, reward: double>"
+EXPECTED_SCHEMA = f"""\
 step: int64
 group: int32
 sample: int32
@@ -43,7 +45,14 @@ parts: map<string, double>
 advantage: double
 version: int64
 stop_reason: string
-length: int32"""
+length: int32
+turns: list<element: {_TURN}>
+  child 0, element: {_TURN}
+      child 0, start: int32
+      child 1, length: int32
+      child 2, sampled: bool
+      child 3, text: string
+      child 4, reward: double"""
 
 
 def make(group: int = 0, *, text: str = "7", score: Score | None = None) -> Rollout:
@@ -63,7 +72,7 @@ def test_the_schema_is_stable(tmp_path: Path) -> None:
     stored = pq.read_schema(tmp_path / "step-000001.parquet")
     assert SCHEMA.remove_metadata().to_string() == EXPECTED_SCHEMA
     assert stored.equals(SCHEMA)
-    assert stored.metadata[b"posttrain.rollouts"] == b"1"
+    assert stored.metadata[b"posttrain.rollouts"] == b"2"
     columns = pq.ParquetFile(tmp_path / "step-000001.parquet").metadata.row_group(0)
     compressions = {columns.column(i).compression for i in range(columns.num_columns)}
     assert compressions == {"ZSTD"}
@@ -93,6 +102,7 @@ def test_a_rollout_comes_back_whole(tmp_path: Path) -> None:
         "version": 5,
         "stop_reason": "stop",
         "length": 2,
+        "turns": None,
     }
     assert (second["reward"], second["state"], second["advantage"]) == (None, None, None)
     assert (second["group"], second["sample"], second["parts"]) == (1, 0, {})
@@ -214,3 +224,18 @@ def test_what_an_environment_wrote_has_no_log_prob(tmp_path: Path) -> None:
     assert second["sampler_logprobs"] == [-0.25, -1.5]
     assert (first["completion"], first["length"]) == ("7\n7", 4)
     assert pq.read_schema(rollout_file(tmp_path, 1)).equals(SCHEMA)
+
+
+def test_turns_say_where_they_are_who_wrote_them_and_what_they_earned(tmp_path: Path) -> None:
+    guess = Turn(tokens=(7, 1), logprobs=(-0.25, -1.5), text="5")
+    low = Turn(tokens=(9,), text="low", reward=-0.5)
+    one = make(score=Score(value=1.0))
+    several = replace(one, turns=(guess, low, guess))
+    write(tmp_path, step=1, rollouts=[one, several])
+    first, second = read_rollouts(tmp_path, step=1)
+    assert first["turns"] is None
+    assert second["turns"] == [
+        {"start": 0, "length": 2, "sampled": True, "text": "5", "reward": -0.5},
+        {"start": 2, "length": 1, "sampled": False, "text": "low", "reward": None},
+        {"start": 3, "length": 2, "sampled": True, "text": "5", "reward": 1.5},
+    ]

@@ -11,14 +11,14 @@ from posttrain.types import Batch, Terms
 
 PER_TOKEN = (
     *("mask", "attention", "sampler_logprobs", "old_logprobs", "ref_logprobs", "values"),
-    *("token_rewards", "advantages", "returns", "correction", "weights"),
+    *("turn_rewards", "token_rewards", "advantages", "returns", "correction", "weights", "turns"),
 )
 PER_SEQUENCE = (
     *("rewards", "valid", "groups", "truncated", "versions", "score_norms", "margins"),
     "greedy_rewards",
 )
 BOOLEAN = ("mask", "attention", "valid", "truncated")
-FLOATING = (*PER_TOKEN[2:], "rewards", "score_norms", "margins", "greedy_rewards")
+FLOATING = (*PER_TOKEN[2:-1], "rewards", "score_norms", "margins", "greedy_rewards")
 
 
 def tiny() -> Batch:

@@ -14,6 +14,7 @@ Every function is here by its own name, and by topic in the module that holds it
 ``preferences``  how good a reward model is
 ``diagnostics``  numbers that tell how an update went
 ``ops``          masked and group statistics, log-probs, the one shift
+``turns``        statistics of the turns that an episode has
 ``pieces``       how a piece says what it is and needs
 ``table``        the algorithms: rows of pieces and defaults
 ===============  ==================================================================================
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
         plain_return,
         return_to_go,
         sequence_returns,
+        turn_group_normalised,
+        turn_return_to_go,
         update_baseline,
         without_siblings,
     )
@@ -160,6 +163,11 @@ if TYPE_CHECKING:
         algorithm,
         difference,
     )
+    from posttrain.algorithms.turns import (
+        turn_ends,
+        turn_index,
+        turn_sum,
+    )
     from posttrain.algorithms.weights import (
         WEIGHTS,
         sequence_mean,
@@ -269,6 +277,11 @@ __all__ = [
     "token_mean",
     "total",
     "truncated",
+    "turn_ends",
+    "turn_group_normalised",
+    "turn_index",
+    "turn_return_to_go",
+    "turn_sum",
     "unclipped",
     "update_baseline",
     "value_terms",
@@ -285,7 +298,7 @@ __all__ = [
 
 _TOPICS = (
     *("advantages", "losses", "weights", "objective", "shaping", "corrections", "kl"),
-    *("preferences", "diagnostics", "ops", "pieces", "table", "choices"),
+    *("preferences", "diagnostics", "ops", "turns", "pieces", "table", "choices"),
 )
 
 

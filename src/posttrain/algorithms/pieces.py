@@ -17,7 +17,7 @@ from posttrain.written import real
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Loss = Callable[..., Terms]
-Centred = Literal["group", "batch"]
+Centred = Literal["group", "turn", "batch"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +47,12 @@ def piece(
 
     Of an advantage: ``needs`` is what it takes from the batch beside rewards and groups. With
     ``greedy_rewards`` every prompt is also answered greedily, with ``token_rewards`` the score is
-    put at the last token, and with ``values`` a critic is trained, on the ``returns`` that the
-    advantage adds. ``smallest_group`` is how many completions of a prompt it compares at least.
-    ``centred`` is for the audit: in every ``"group"`` the advantages add up to 0, or over the
-    policy's tokens of the ``"batch"`` they have mean 0 and deviation 1. Each of the three may be a
-    function of the options.
+    put at the last token (what turns have earned at theirs), and with ``values`` a critic is
+    trained, on the ``returns`` that the advantage adds. ``smallest_group`` is how many completions
+    of a prompt it compares at least. ``centred`` is for the audit: in every ``"group"`` the
+    advantages add up to 0, or those of each ``"turn"`` of a group do, or over the policy's tokens
+    of the ``"batch"`` they have mean 0 and deviation 1. Each of the three may be a function of the
+    options.
 
     Of a policy loss: ``zero_with_advantage`` says that where a token's advantage is 0, its term and
     the gradient of its term are exactly 0. No gradient is then computed for sequences without one.

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from posttrain.algorithms import checks
 from posttrain.algorithms.choices import Direction, Estimator
 from posttrain.algorithms.kl import estimate
 from posttrain.algorithms.ops import Deviation, keep, whiten
+from posttrain.algorithms.turns import turn_ends, turn_index, turn_sum
 from posttrain.types import Batch
 
 
 def score_at_last_token(batch: Batch) -> Batch:
-    """``r_t = R`` at the policy's last token, else 0. Shapes: rewards [B] → token_rewards [B, T].
+    """``r_t = R`` at the policy's last token, else 0: what was earned before stays where it was.
+
+    ``r_t = e_t``, and at the last token ``e_t + R − Σ e``, with e the batch's ``turn_rewards``
+    (0 where it has none): the sum is R. Shapes: rewards [B], turn_rewards [B, T] → token_rewards
+    [B, T].
 
     >>> import torch
-    >>> batch = Batch.from_tensors(torch.tensor([[0, 1, 1]]), rewards=torch.tensor([5.0]))
+    >>> batch = Batch.from_tensors(torch.tensor([[1, 0, 1, 1]]), rewards=torch.tensor([5.0]))
     >>> score_at_last_token(batch).token_rewards
-    tensor([[0., 0., 5.]])
+    tensor([[0., 0., 0., 5.]])
+    >>> early = torch.tensor([[-1.0, 0.0, 0.0, 0.0]])
+    >>> score_at_last_token(batch.replace(turn_rewards=early)).token_rewards
+    tensor([[-1.,  0.,  0.,  6.]])
     """
-    rewards = batch.need("rewards")
+    rewards, end = batch.need("rewards"), last(batch)
     checks.finite("rewards", rewards, where=batch.valid)
-    return batch.replace(token_rewards=keep(rewards[:, None].expand(batch.mask.shape), last(batch)))
+    if batch.turn_rewards is None:
+        return batch.replace(token_rewards=keep(rewards[:, None].expand(batch.mask.shape), end))
+    checks.finite("turn_rewards", batch.turn_rewards, where=batch.active)
+    early = keep(batch.turn_rewards, batch.active).to(rewards.dtype)
+    rest = rewards - early.sum(dim=1)
+    return batch.replace(token_rewards=early + keep(rest[:, None].expand(early.shape), end))
 
 
 def last(batch: Batch) -> Tensor:
@@ -92,8 +106,9 @@ def overlong(batch: Batch, *, limit: int, buffer: int, factor: float = 1.0) -> B
     """DAPO's soft punishment of long answers (arXiv:2503.14476).
 
     ``R ← R − factor · clip((|o| − (limit − buffer)) / buffer, 0, 1)``: free up to
-    ``limit − buffer`` tokens, the full ``factor`` at ``limit``.
-    Shapes: rewards [B], mask [B, T] → rewards [B].
+    ``limit − buffer`` tokens, the full ``factor`` at ``limit``. Each turn of the policy has the
+    limit for itself, and is punished for its own length, at its own last token.
+    Shapes: rewards [B], mask, turns [B, T] → rewards [B], turn_rewards [B, T].
 
     >>> import torch
     >>> batch = Batch.from_tensors(torch.ones(1, 9), rewards=torch.tensor([1.0]))
@@ -104,8 +119,15 @@ def overlong(batch: Batch, *, limit: int, buffer: int, factor: float = 1.0) -> B
     checks.number("limit", limit, low=buffer)
     checks.number("factor", factor, low=0.0)
     rewards = _score(batch)
-    excess = batch.mask.sum(dim=1) - (limit - buffer)
-    return batch.replace(rewards=rewards - factor * (excess.to(rewards.dtype) / buffer).clamp(0, 1))
+    excess = turn_sum(batch.mask.long(), batch) - (limit - buffer)
+    fines = factor * (excess.to(rewards.dtype) / buffer).clamp(0, 1)
+    fined = batch.replace(rewards=rewards - fines.sum(dim=1))
+    if batch.turns is None:
+        return fined
+    early = torch.zeros_like(fines[:, :1]) if batch.turn_rewards is None else batch.turn_rewards
+    return fined.replace(
+        turn_rewards=early - keep(fines.gather(1, turn_index(batch)), turn_ends(batch))
+    )
 
 
 def missing_end(batch: Batch, *, penalty: float = 1.0) -> Batch:

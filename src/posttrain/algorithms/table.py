@@ -175,7 +175,17 @@ ALGORITHMS: dict[str, Algorithm] = {
         loss={"name": "clipped"},
         weights={"name": "sequence_mean"},
         kl=KL(placement="loss", coefficient=0.04),
-        neighbours=("dr_grpo", "dapo", "ppo"),
+        neighbours=("dr_grpo", "dapo", "turn_grpo", "ppo"),
+    ),
+    "turn_grpo": Algorithm(
+        title="GRPO of turns: each turn of an episode is compared with the same turn of others",
+        equation="J = 1/N Σ_i 1/|o_i| Σ_k Σ_{t in turn k} min(ρ_t A_{i,k}, clip(ρ_t) A_{i,k})\n"
+        "A_{i,k} = (R_{i,k} − mean) / std, over the group;   R_{i,k} = Σ_{l ≥ k} γ^(l−k) r_{i,l}",
+        reference="after MT-GRPO; Zeng et al., 2025, arXiv:2505.11821",
+        advantage={"name": "turn_group_normalised"},
+        loss={"name": "clipped"},
+        weights={"name": "sequence_mean"},
+        neighbours=("grpo", "ppo"),
     ),
     "dr_grpo": Algorithm(
         title="GRPO without its two biases: no division by the deviation, none by the length",

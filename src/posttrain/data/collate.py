@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -22,8 +22,9 @@ LIMITS = ("length", "max_turns", "max_tokens")  # stop reasons of what might hav
 def collate(rollouts: Sequence[Rollout], *, pad_token: int) -> Batch:
     """Rollouts as a batch: tokens, mask, sampler log-probs, rewards, groups, versions.
 
-    Every rollout must be scored, and so must the greedy completions, where all have one. Shapes: B
-    rollouts → [B, T], T the longest of them.
+    Every rollout must be scored, and so must the greedy completions, where all have one. Where some
+    have several turns of the policy, it says which token is of which, and where something was
+    earned before the end, which token earned it. Shapes: B rollouts → [B, T], T the longest.
     """
     if not rollouts:
         raise ValueError("rollouts: a batch needs at least one")
@@ -40,6 +41,8 @@ def collate(rollouts: Sequence[Rollout], *, pad_token: int) -> Batch:
         tokens=tokens,
         mask=mask,
         attention=attention,
+        turns=_turns(rollouts, mask),
+        turn_rewards=_turn_rewards(rollouts, mask),
         sampler_logprobs=logprobs,
         rewards=torch.tensor([score.value for score in scores if score], dtype=torch.float64),
         valid=torch.tensor([score.ok for score in scores if score]),
@@ -48,6 +51,59 @@ def collate(rollouts: Sequence[Rollout], *, pad_token: int) -> Batch:
         versions=torch.tensor([r.version for r in rollouts]),
         greedy_rewards=_greedy_rewards(rollouts),
     )
+
+
+def _turns(rollouts: Sequence[Rollout], mask: Tensor) -> Tensor | None:
+    """[B, T]: the number of the policy's turn at its tokens, else −1; None where none has two."""
+    sizes = [[len(turn.tokens) for turn in r.turns if turn.sampled] for r in rollouts]
+    if max(map(len, sizes)) < 2:
+        return None
+    numbers = torch.cat(
+        [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in sizes]
+    )
+    return torch.full(mask.shape, -1).masked_scatter(mask, numbers)
+
+
+def _turn_rewards(rollouts: Sequence[Rollout], mask: Tensor) -> Tensor | None:
+    """[B, T]: what was earned before the end, at the tokens that earned it; None where nothing was.
+
+    The reward of a turn stands at its last token, but for what it gives to single tokens. A broken
+    rollout has earned nothing.
+    """
+    if not any(_early(rollout) for rollout in rollouts):
+        return None
+    values = torch.tensor([e for r in rollouts for e in _by_token(r)], dtype=torch.float64)
+    return torch.zeros(mask.shape, dtype=torch.float64).masked_scatter(mask, values)
+
+
+def _early(rollout: Rollout) -> bool:
+    """Whether a rollout has earned something at another place than its end."""
+    score = rollout.score
+    given = any(turn.reward or turn.token_rewards for turn in rollout.turns)
+    return score is not None and score.ok and (given or bool(score.token_rewards))
+
+
+def _by_token(rollout: Rollout) -> Iterator[float]:
+    """What each of the policy's tokens has earned, but for what is left of the score at the end."""
+    turns = [[0.0] * len(turn.tokens) for turn in rollout.turns if turn.sampled]
+    if _early(rollout):
+        number = -1
+        for turn in rollout.turns:
+            number += turn.sampled
+            if not turn.sampled and number >= 0 and turns[number]:
+                turns[number] = _plus(turns[number], turn.token_rewards)
+                turns[number][-1] += turn.reward - sum(turn.token_rewards)
+        turns[-1] = _plus(turns[-1], rollout.score.token_rewards if rollout.score else ())
+    yield from itertools.chain.from_iterable(turns)
+
+
+def _plus(earned: list[float], more: Sequence[float]) -> list[float]:
+    """What the tokens of a turn have earned, with more for each of them, where there is any."""
+    if more and len(more) != len(earned):
+        raise ValueError(
+            f"token_rewards: {len(more)} for a turn of {len(earned)} tokens; give one for each"
+        )
+    return [one + other for one, other in zip(earned, more, strict=True)] if more else earned
 
 
 def _greedy_rewards(rollouts: Sequence[Rollout]) -> Tensor | None:

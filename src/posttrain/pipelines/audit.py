@@ -17,7 +17,7 @@ from posttrain.pipelines.rl import Step
 from posttrain.protocols import StepResult
 from posttrain.types import Batch
 
-Normalised = Literal["batch", "group", "none"]
+Normalised = Literal["batch", "group", "turn", "none"]
 
 CHECKLIST = {
     "frozen": "Rollouts came from one frozen version of the policy",
@@ -39,9 +39,9 @@ class Audit:
     """Checks every iteration; ``tolerance`` is the rounding by which a ratio may differ from 1.
 
     ``normalised`` says over what the advantage has mean 0: the batch (and then deviation 1 too),
-    each group, or nothing; ``deviation`` says of which kind that 1 is. Rollouts that run
-    ``max_lag`` updates ahead are that old, no more and no less, and engine and learner need not
-    agree on them.
+    each group, each turn of a group, or nothing; ``deviation`` says of which kind that 1 is.
+    Rollouts that run ``max_lag`` updates ahead are that old, no more and no less, and engine and
+    learner need not agree on them.
     """
 
     def __init__(
@@ -170,18 +170,22 @@ class Audit:
             found = f"mean {mean:.3g} and deviation {deviation:.3g}"
             even = deviation == 0 or abs(deviation - 1) < 1e-3
             self._check(abs(mean) < 1e-4 and even, "normalised", found=found)
-        if self._normalised == "group":
+        if self._normalised in ("group", "turn"):
             self._groups(batch)
 
     def _groups(self, batch: Batch) -> None:
-        sums: dict[int, list[float]] = {}
+        """Of every group, or of every turn of it, the advantages of its sequences add up to 0."""
+        turns = None if self._normalised == "group" or batch.turns is None else batch.turns
+        sums: dict[tuple[int, int], list[float]] = {}
         for row, group in enumerate(batch.need("groups").tolist()):
-            chosen = batch.need("advantages")[row][batch.active[row]]
-            if len(chosen):
-                sums.setdefault(group, []).append(float(chosen.double().mean()))
-        for group, means in sums.items():
-            total = sum(means)
-            found = f"the advantages of group {group} add up to {total:.3g}, not to 0"
+            chosen = batch.need("advantages")[row][batch.active[row]].double().tolist()
+            places = [0] * len(chosen) if turns is None else turns[row][batch.active[row]].tolist()
+            for place in set(places):
+                own = [value for value, at in zip(chosen, places, strict=True) if at == place]
+                sums.setdefault((group, place), []).append(sum(own) / len(own))
+        for (group, place), means in sums.items():
+            total, which = sum(means), "" if turns is None else f"turn {place + 1} of "
+            found = f"the advantages of {which}group {group} add up to {total:.3g}, not to 0"
             self._check(abs(total) < 1e-3 * len(means), "normalised", found=found)
 
     def _ratio(self, first: StepResult) -> None:

@@ -36,6 +36,10 @@ _NAMES = {
 }
 
 
+MAX_TURNS_SHOWN = 10
+"""Of so many turns the mean reward is a metric of its own."""
+
+
 def batch_metrics(batch: Batch, collected: Collected) -> dict[str, float]:
     """Metrics of the rollouts of a step, before any learning.
 
@@ -62,7 +66,7 @@ def batch_metrics(batch: Batch, collected: Collected) -> dict[str, float]:
     divergence = kl_to_reference(batch)
     if divergence is not None:
         metrics["objective/kl"] = divergence
-    metrics |= _objective(batch, collected) | _greedy(collected)
+    metrics |= _objective(batch, collected) | _greedy(collected) | _turns(collected)
     return (
         metrics | _states(collected) | _parts(collected) | _times(collected, float(lengths.sum()))
     )
@@ -127,6 +131,23 @@ def _greedy(collected: Collected) -> dict[str, float]:
         return {}
     metrics = {"reward/greedy_invalid": 1 - len(values) / len(found)}
     return metrics | ({"reward/greedy": _mean(values)} if values else {})
+
+
+def _turns(collected: Collected) -> dict[str, float]:
+    """Turns of the policy in an episode, and what each has earned; none where all have one turn.
+
+    Counts are over all episodes, rewards over the valid ones that have such a turn.
+    """
+    counts = [sum(turn.sampled for turn in r.turns) for r in collected.rollouts]
+    if max(counts, default=0) < 2:
+        return {}
+    by_number: dict[int, list[float]] = {}
+    for rollout in collected.rollouts:
+        if rollout.score is not None and rollout.score.ok:
+            for number, earned in enumerate(rollout.earned[:MAX_TURNS_SHOWN], start=1):
+                by_number.setdefault(number, []).append(earned)
+    metrics = {"rollout/turns": _mean(counts), "rollout/turns_max": float(max(counts))}
+    return metrics | {f"reward/turn/{n}": _mean(values) for n, values in by_number.items()}
 
 
 def _parts(collected: Collected) -> dict[str, float]:

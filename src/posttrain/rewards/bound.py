@@ -15,7 +15,7 @@ from typing import Any, Literal
 from posttrain.protocols import Reward, Scorer
 from posttrain.registry import check_options, look_up, options
 from posttrain.rewards import REWARDS
-from posttrain.types import Score
+from posttrain.types import Rollout, Score
 
 Weight = float | Mapping[str, Any]
 Kind = Literal["single", "batched", "async", "scorer"]
@@ -120,13 +120,25 @@ def checked(reward: BoundReward, result: Any) -> Score:
     try:
         number = usable(value)
         parts = {} if score is None else {str(n): usable(p) for n, p in score.parts.items()}
+        tokens = () if score is None else tuple(usable(each) for each in score.token_rewards)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         return broken(reward, f"returned {error}")
     most = reward.maximum
     if most is not None and number > most + 1e-9 * max(1.0, abs(most)):
         mend = "mend the reward, or declare the most that it can give"
         return broken(reward, f"returned {number:g}, above its maximum of {most:g}; {mend}")
-    return Score(value=number, parts=parts, reason="" if score is None else score.reason)
+    reason = "" if score is None else score.reason
+    return Score(value=number, parts=parts, reason=reason, token_rewards=tokens)
+
+
+def fitting(reward: BoundReward, score: Score, *, rollout: Rollout) -> Score:
+    """The score; a broken one where its rewards of tokens are not one for each of the last turn."""
+    count = next(len(turn.tokens) for turn in reversed(rollout.turns) if turn.sampled)
+    given = len(score.token_rewards)
+    if given in (0, count):
+        return score
+    what = f"{given} token_rewards for a turn of {count} tokens; give one for each token"
+    return broken(reward, f"returned {what}")
 
 
 def usable(value: Any) -> float:

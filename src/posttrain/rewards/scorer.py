@@ -11,7 +11,7 @@ from typing import Any
 
 from posttrain.registry import nearest
 from posttrain.rewards import REWARDS
-from posttrain.rewards.bound import BoundReward, Weight, bind, checked, raised, usable
+from posttrain.rewards.bound import BoundReward, Weight, bind, checked, fitting, raised, usable
 from posttrain.rewards.declared import called
 from posttrain.rewards.grading import Results, Sample, grade
 from posttrain.types import Prompt, Rollout, Score, Turn
@@ -124,8 +124,12 @@ class RewardScorer:
         if functions:
             graded = self.grader(functions, [self._sample(rollout) for rollout in rollouts])
         whole = {r.name: _whole(r, rollouts) for r in self.rewards if r.kind == "scorer"}
+        known = {reward.name: reward for reward in self.rewards}
         everything = [
-            {**dict(results), **{name: scores[row] for name, scores in whole.items()}}
+            {
+                name: fitting(known[name], score, rollout=rollouts[row])
+                for name, score in (*results, *((n, scores[row]) for n, scores in whole.items()))
+            }
             for row, results in enumerate(graded)
         ]
         monitored = [reward.name for reward in self.rewards if reward.monitored]
@@ -151,6 +155,7 @@ class RewardScorer:
         """
         parts: dict[str, float] = {}
         terms: list[float] = []
+        tokens: list[list[float]] = []
         known = [(r, results[r.name]) for r in self.rewards if r.name in results]
         for reward, result in known:
             if reward.name in broke:
@@ -159,6 +164,8 @@ class RewardScorer:
                 parts[reward.name] = result.value
                 parts.update({f"{reward.name}/{name}": part for name, part in result.parts.items()})
                 terms.append(reward.weight * result.value)
+                if result.token_rewards and not reward.monitored:
+                    tokens.append([reward.weight * each for each in result.token_rewards])
         reasons = sorted((score for _, score in known if score.reason), key=lambda score: score.ok)
         reason = reasons[0].reason if reasons else ""  # a broken score's reason comes first
         value, state, details = 0.0, "ok", ""
@@ -177,6 +184,7 @@ class RewardScorer:
             reason=reason,
             details=details,
             seconds=sum(score.seconds for score in results.values()),
+            token_rewards=tuple(map(math.fsum, zip(*tokens, strict=True))) if state == "ok" else (),
         )
 
 

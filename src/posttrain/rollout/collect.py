@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from posttrain.protocols import Engine, Env, Reply, Scorer
-from posttrain.rollout.environment import Encode, over, talking
+from posttrain.rollout.environment import Encode, over, talking, with_earned
 from posttrain.types import Collected, Prompt, Rollout, Sampling, Score, draw_seed
 
 
@@ -96,7 +96,7 @@ def collect_scored(
     sampled = time.perf_counter()
     graded = scorer.score(rollouts)
     scored = [
-        replace(rollout, score=score if given is None else over(score, given))
+        replace(rollout, score=with_earned(score, rollout) if given is None else over(score, given))
         for rollout, given, score in zip(rollouts, own, graded, strict=True)
     ]
     count = len(prompts) * num_samples

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from posttrain.protocols import Env
-from posttrain.rewards.bound import BoundReward, checked, raised
+from posttrain.rewards.bound import BoundReward, checked, fitting, raised, usable
 from posttrain.types import Observation, Rollout, Score, Turn
 
 Encode = Callable[[str | Sequence[Mapping[str, Any]], Turn], Sequence[int]]
@@ -37,7 +38,7 @@ class Conversations:
             answer = self._env.reply(self._states[number], rollout.turns[-1])
             if isinstance(answer, Observation):
                 turn = self._turn(answer.content, to=rollout.turns[-1])
-                return replace(turn, reward=float(answer.reward))
+                return rewarded(turn, answer, of=rollout.turns[-1])
             if isinstance(answer, str | list | tuple):
                 return self._turn(answer, to=rollout.turns[-1])
         except Exception as error:  # noqa: BLE001 - the reason is kept: broken, not wrong
@@ -45,8 +46,8 @@ class Conversations:
             self.scores[number] = raised(self._judge, error.with_traceback(below))
             return None
         if answer is not None:
-            score, earned = checked(self._judge, answer), sum(turn.reward for turn in rollout.turns)
-            self.scores[number] = replace(score, value=score.value + earned) if earned else score
+            score = fitting(self._judge, checked(self._judge, answer), rollout=rollout)
+            self.scores[number] = with_earned(score, rollout)
         return None
 
     def _turn(self, answer: Any, *, to: Turn) -> Turn:
@@ -67,6 +68,37 @@ def talking(env: Env | None, encode: Encode | None) -> Conversations | None:
 
 def _no_tokens(said: object, turn: Turn) -> Sequence[int]:
     raise ValueError("no tokenizer for an environment that says text; give collect_scored encode=")
+
+
+def rewarded(reply: Turn, said: Observation, *, of: Turn) -> Turn:
+    """A reply with what it gives to the policy's turn before it: a number, or one for each token.
+
+    >>> turn = Turn(tokens=(5, 6), text="56", logprobs=(-1.0, -1.0))
+    >>> said = Observation("no", reward=[0.5, -1.0])
+    >>> rewarded(Turn(tokens=(9,), text="no"), said, of=turn).reward
+    -0.5
+    """
+    if isinstance(said.reward, Sequence):
+        each = tuple(usable(value) for value in said.reward)
+        if len(each) != len(of.tokens):
+            raise ValueError(
+                f"reward: {len(each)} numbers for a turn of {len(of.tokens)} tokens; give one for "
+                "each token, or one number for the turn"
+            )
+        return replace(reply, reward=math.fsum(each), token_rewards=each)
+    return replace(reply, reward=usable(said.reward))
+
+
+def with_earned(score: Score, rollout: Rollout) -> Score:
+    """The score of the end, with what was earned before it, also as its part ``earned``.
+
+    A broken score stays as it is, and so does one where nothing was earned.
+    """
+    rewards = [turn.reward for turn in rollout.turns]
+    if not score.ok or not any(rewards):
+        return score
+    earned = math.fsum(rewards)
+    return replace(score, value=score.value + earned, parts={**score.parts, "earned": earned})
 
 
 def over(graded: Score, given: Score) -> Score:

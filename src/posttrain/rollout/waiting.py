@@ -55,6 +55,7 @@ def _rollout(rollout: Rollout, places: Mapping[int, int]) -> dict[str, Any]:
         "turns": [dataclasses.asdict(turn) for turn in rollout.turns],
         "group": rollout.group,
         "score": score,
+        "limit": rollout.limit,
     }
 
 
@@ -70,6 +71,7 @@ def _read(row: Mapping[str, Any], prompts: Sequence[Prompt]) -> Rollout:
         turns=tuple(_turn(turn) for turn in row["turns"]),
         group=row["group"],
         score=None if row["score"] is None else _score(row["score"]),
+        limit=row["limit"],
     )
 
 
@@ -77,9 +79,11 @@ def _turn(given: Mapping[str, Any]) -> Turn:
     logprobs = given["logprobs"]
     if logprobs is not None:  # NaN and ±inf are stored as strings; float() reads both
         logprobs = tuple(float(value) for value in logprobs)
-    return Turn(**{**given, "tokens": tuple(given["tokens"]), "logprobs": logprobs})
+    tuples = {name: tuple(given[name]) for name in ("tokens", "token_rewards")}
+    return Turn(**{**given, **tuples, "logprobs": logprobs})
 
 
 def _score(given: Mapping[str, Any]) -> Score:
     parts = {name: float(value) for name, value in given["parts"].items()}
-    return Score(**{**given, "value": float(given["value"]), "parts": parts})
+    numbers = {"value": float(given["value"]), "token_rewards": tuple(given["token_rewards"])}
+    return Score(**{**given, **numbers, "parts": parts})

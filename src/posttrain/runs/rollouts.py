@@ -26,6 +26,16 @@ from posttrain.types import Batch, Prompt, Rollout, Score
 # "element" is what Parquet calls it; pyarrow alone would say "item" here and "element" there.
 _TOKENS = pa.list_(pa.field("element", pa.int32()))
 
+_TURN = pa.struct(
+    [
+        ("start", pa.int32()),  # in completion_tokens
+        ("length", pa.int32()),
+        ("sampled", pa.bool_()),  # the policy wrote it, not an environment
+        ("text", pa.string()),
+        ("reward", pa.float64()),  # what a turn of the policy earned; null of the environment's
+    ]
+)
+
 SCHEMA = pa.schema(
     [
         ("step", pa.int64()),
@@ -46,8 +56,9 @@ SCHEMA = pa.schema(
         ("version", pa.int64()),
         ("stop_reason", pa.string()),
         ("length", pa.int32()),  # tokens of the completion
+        ("turns", pa.list_(pa.field("element", _TURN))),  # null where it is one turn
     ],
-    metadata={"posttrain.rollouts": "1"},
+    metadata={"posttrain.rollouts": "2"},
 )
 
 # Columns whose values come again and again. Log-probs do not: with a dictionary of them a file
@@ -252,12 +263,26 @@ def _table(
         "version": [rollout.version for rollout in rollouts],
         "stop_reason": [rollout.stop_reason for rollout in rollouts],
         "length": [sum(rollout.mask) for rollout in rollouts],
+        "turns": [_turns(rollout) for rollout in rollouts],
     }
     arrays = [
         pa.array(column, SCHEMA.field(name).type) if isinstance(column, list) else column
         for name, column in columns.items()
     ]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+def _turns(rollout: Rollout) -> list[dict[str, Any]] | None:
+    """The turns of a rollout of several: where each is, who wrote it, and what it earned."""
+    if len(rollout.turns) < 2:
+        return None
+    earned, start, rows = iter(rollout.earned), 0, []
+    for turn in rollout.turns:
+        row = {"start": start, "length": len(turn.tokens), "sampled": turn.sampled}
+        reward = next(earned) if turn.sampled else None
+        rows.append({**row, "text": _text(turn.text), "reward": reward})
+        start += len(turn.tokens)
+    return rows
 
 
 def _replied(rollouts: Sequence[Rollout]) -> np.ndarray | None:

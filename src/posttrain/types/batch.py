@@ -15,13 +15,14 @@ _FLOATING_PER_TOKEN = (
     "old_logprobs",
     "ref_logprobs",
     "values",
+    "turn_rewards",
     "token_rewards",
     "advantages",
     "returns",
     "correction",
     "weights",
 )
-_PER_TOKEN = ("tokens", "mask", "attention", *_FLOATING_PER_TOKEN)
+_PER_TOKEN = ("tokens", "mask", "attention", "turns", *_FLOATING_PER_TOKEN)
 _PER_SEQUENCE = (
     "rewards",
     "valid",
@@ -49,6 +50,8 @@ _ADDED_BY = {
     "old_logprobs": "Learner.infer, before the first optimiser step",
     "ref_logprobs": "Learner.infer with a reference model",
     "values": "Learner.infer with a critic",
+    "turns": "collate (where a rollout has several turns of the policy)",
+    "turn_rewards": "collate (where a rollout earned something before its end)",
     "token_rewards": "posttrain.algorithms.shaping.score_at_last_token",
     "advantages": "a function of posttrain.algorithms.advantages",
     "returns": "posttrain.algorithms.advantages.gae",
@@ -70,6 +73,8 @@ class Batch:
     ``tokens``             [B, T]   token ids, prompt and completion
     ``mask``               [B, T]   True where the policy chose the token
     ``attention``          [B, T]   True where the token is real, False where it is padding
+    ``turns``              [B, T]   which turn of the policy the token is in, from 0, −1 where it
+                                    chose none; None where no sequence has several
     ``rewards``            [B]      reward of the whole sequence
     ``valid``              [B]      False where the grader broke: no baseline, no loss, no metric
     ``groups``             [B]      sequences with equal numbers answer the same prompt
@@ -79,6 +84,8 @@ class Batch:
     ``old_logprobs``       [B, T]   the trainer's log-prob when the batch was made
     ``ref_logprobs``       [B, T]   the reference model's log-prob
     ``values``             [B, T]   the critic's estimate, used to make advantages
+    ``turn_rewards``       [B, T]   what of ``rewards`` was earned before the end, at the tokens
+                                    that earned it; None where no sequence earned any
     ``token_rewards``      [B, T]   reward of each token
     ``advantages``         [B, T]   how much better than expected
     ``returns``            [B, T]   the critic's targets
@@ -99,6 +106,7 @@ class Batch:
     tokens: Tensor
     mask: Tensor
     attention: Tensor | None = None
+    turns: Tensor | None = None
     rewards: Tensor | None = None
     valid: Tensor | None = None
     groups: Tensor | None = None
@@ -108,6 +116,7 @@ class Batch:
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
     values: Tensor | None = None
+    turn_rewards: Tensor | None = None
     token_rewards: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None

@@ -85,7 +85,8 @@ class Turn:
     A turn that ended by itself holds its end token; one that ran into the length limit has
     ``stop_reason="length"``. One that a stop string ended has ``"stop_string"``: its tokens are all
     that were sampled, its ``text`` ends before that string. ``reward``, of an environment's turn,
-    is what the turn of the policy that it answers has earned.
+    is what the turn of the policy that it answers has earned; ``token_rewards`` is how much of that
+    each token of that turn has earned, where the environment says so, and the last one the rest.
 
     >>> Turn(tokens=(7, 8), text="4").sampled
     False
@@ -97,6 +98,7 @@ class Turn:
     stop_reason: StopReason = "stop"
     version: int = 0
     reward: float = 0.0
+    token_rewards: tuple[float, ...] = ()
 
     @property
     def sampled(self) -> bool:
@@ -116,14 +118,15 @@ class Observation:
     """What an environment says, with a reward for the policy's turn that it answers.
 
     ``content`` is text, messages of a chat, or tokens. The score of the episode is the sum of these
-    rewards and of what the environment ends it with.
+    rewards and of what the environment ends it with. ``reward`` is a number, or one for each token
+    of that turn.
 
     >>> Observation("too high", reward=-0.1).content
     'too high'
     """
 
     content: str | Sequence[Mapping[str, Any]] | Sequence[int]
-    reward: float = 0.0
+    reward: float | Sequence[float] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +134,8 @@ class Score:
     """A reward's verdict on one completion. Wrong is ``value=0``; broken is another ``state``.
 
     ``reason`` says in a line why it is broken, ``details`` are a traceback where there is one, and
-    ``seconds`` is how long grading took.
+    ``seconds`` is how long grading took. ``token_rewards``, one for each token of the policy's last
+    turn, say which of them earned how much of ``value``; what they leave is the last token's.
 
     >>> Score(value=1.5, parts={"answer": 1.0, "format": 0.5}).ok
     True
@@ -145,6 +149,7 @@ class Score:
     reason: str = ""
     details: str = field(default="", compare=False)
     seconds: float = field(default=0.0, compare=False)
+    token_rewards: tuple[float, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -213,6 +218,26 @@ class Rollout:
     def version(self) -> int:
         """The oldest policy version that drew tokens of it."""
         return min(turn.version for turn in self.turns if turn.sampled)
+
+    @property
+    def earned(self) -> tuple[float, ...]:
+        """What each turn of the policy has earned; the last one what the score has beyond these.
+
+        >>> guess = Turn(tokens=(5,), text="5", logprobs=(-1.0,))
+        >>> turns = guess, Turn(tokens=(9,), text="no", reward=-0.25), guess
+        >>> asked, score = Prompt(id="0", text="?"), Score(value=0.75)
+        >>> Rollout(prompt=asked, turns=turns, group=0, score=score).earned
+        (-0.25, 1.0)
+        """
+        earned: list[float] = []
+        for turn in self.turns:
+            if turn.sampled:
+                earned.append(0.0)
+            elif earned:
+                earned[-1] += turn.reward
+        if earned and self.score is not None:
+            earned[-1] = self.score.value - sum(earned[:-1])
+        return tuple(earned)
 
 
 @dataclass(frozen=True, kw_only=True)

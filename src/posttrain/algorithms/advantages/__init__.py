@@ -21,6 +21,7 @@ from posttrain.algorithms.advantages.baselines import (
     update_baseline,
 )
 from posttrain.algorithms.advantages.best_of_k import pass_at_k
+from posttrain.algorithms.advantages.over_turns import turn_group_normalised, turn_return_to_go
 from posttrain.algorithms.advantages.temporal import batch_whitened, gae, return_to_go
 from posttrain.algorithms.pieces import smallest_group
 from posttrain.types import Batch
@@ -39,6 +40,8 @@ ADVANTAGES: dict[str, Callable[..., Batch]] = {
     "pass_at_k": pass_at_k,
     "batch_whitened": batch_whitened,
     "return_to_go": return_to_go,
+    "turn_return_to_go": turn_return_to_go,
+    "turn_group_normalised": turn_group_normalised,
     "gae": gae,
 }
 
@@ -70,6 +73,8 @@ __all__ = [
     "plain_return",
     "return_to_go",
     "sequence_returns",
+    "turn_group_normalised",
+    "turn_return_to_go",
     "update_baseline",
     "without_siblings",
 ]
