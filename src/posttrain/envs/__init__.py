@@ -6,13 +6,19 @@ it in :data:`ENVS`. ``task.env`` of a recipe names one, or a ``"module:Class"``.
 
 from collections.abc import Callable
 
+from posttrain.envs.guess_number import GuessNumber
 from posttrain.envs.scripted_env import ScriptedEnv
+from posttrain.envs.tic_tac_toe import TicTacToe
 from posttrain.protocols import Env
 from posttrain.registry import Spec, resolve
 
-ENVS: dict[str, Callable[..., Env]] = {"scripted": ScriptedEnv}
+ENVS: dict[str, Callable[..., Env]] = {
+    "scripted": ScriptedEnv,
+    "guess_number": GuessNumber,
+    "tic_tac_toe": TicTacToe,
+}
 
-__all__ = ["ENVS", "ScriptedEnv", "make_env"]
+__all__ = ["ENVS", "GuessNumber", "ScriptedEnv", "TicTacToe", "make_env"]
 
 
 def make_env(spec: Spec) -> Env:
