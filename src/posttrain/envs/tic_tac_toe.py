@@ -40,6 +40,17 @@ def has_won(board: str, mark: str) -> bool:
     return any(all(board[int(square)] == mark for square in line) for line in LINES)
 
 
+def outcome(board: str) -> str:
+    """How the game has ended for X: "win", "draw" or "loss"; "" where it goes on.
+
+    >>> outcome("XXXOO...."), outcome("XX.OO....")
+    ('win', '')
+    """
+    if has_won(board, "X") or has_won(board, "O"):
+        return "win" if has_won(board, "X") else "loss"
+    return "" if "." in board else "draw"
+
+
 @functools.cache
 def value(board: str, mark: str) -> int:
     """What the side to move reaches when neither makes a mistake (minimax): 0 is a draw.
@@ -161,24 +172,18 @@ class TicTacToe:
                 return self._over(state, "loss")
             return f"\nnot an empty square\n{shown(state.board)}\n"
         state.board = put(state.board, move, mark="X")
-        if has_won(state.board, "X"):
-            return self._over(state, "win")
-        if not free_squares(state.board):
-            return self._over(state, "draw")
-        self._move(state)
-        if has_won(state.board, "O"):
-            return self._over(state, "loss")
-        if not free_squares(state.board):
-            return self._over(state, "draw")
-        return f"\n{shown(state.board)}\n"
+        if not outcome(state.board):
+            self._move(state)
+        ended = outcome(state.board)
+        return self._over(state, ended) if ended else f"\n{shown(state.board)}\n"
 
     def _move(self, state: Game) -> None:
         square = state.generator.choice(self._choices(state.board))
         state.board = put(state.board, square, mark="O")
 
-    def _over(self, state: Game, outcome: str) -> Score:
-        parts = {name: float(name == outcome) for name in self._worth}
-        return Score(value=self._worth[outcome], parts={**parts, "illegal": float(state.illegal)})
+    def _over(self, state: Game, ended: str) -> Score:
+        parts = {name: float(name == ended) for name in self._worth}
+        return Score(value=self._worth[ended], parts={**parts, "illegal": float(state.illegal)})
 
 
 def _can_be_played(board: object) -> bool:
@@ -186,7 +191,5 @@ def _can_be_played(board: object) -> bool:
         isinstance(board, str)
         and len(board) == len(EMPTY)
         and not set(board) - set("XO.")
-        and "." in board
-        and not has_won(board, "X")
-        and not has_won(board, "O")
+        and not outcome(board)
     )

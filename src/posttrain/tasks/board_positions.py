@@ -12,7 +12,7 @@ from posttrain.envs.tic_tac_toe import (
     TicTacToe,
     best_moves,
     free_squares,
-    has_won,
+    outcome,
     put,
     shown,
 )
@@ -91,10 +91,10 @@ def positions(max_moves: int) -> tuple[str, ...]:
             boards = {
                 put(board, square, mark=mark)
                 for board in boards
-                if not has_won(board, "X") and not has_won(board, "O")
+                if not outcome(board)
                 for square in free_squares(board)
             }
-        found |= {b for b in boards if not has_won(b, "X") and not has_won(b, "O")}
+        found |= {board for board in boards if not outcome(board)}
     return tuple(sorted(found))
 
 

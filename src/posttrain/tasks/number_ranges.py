@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from posttrain.envs.guess_number import GuessNumber, Guessing
+from posttrain.envs.guess_number import Guessing, GuessNumber
 from posttrain.tasks.demonstrations import played
 from posttrain.tasks.splits import sample_splits, shuffled
 from posttrain.tasks.task import PromptTask
