@@ -48,6 +48,7 @@ NAMED_ONLY_IN = {"LocalLearner": {"learn", "build"}}
 # (importer, imported) that the layers alone would forbid, and why they are right.
 EXTRA_EDGES = {
     ("tasks", "rewards"),  # a task names its default rewards
+    ("tasks", "envs"),  # a task of a game plays it for its demonstrations
     ("tasks", "data"),  # a task of a file reads its rows
     ("report", "runs"),  # what came out of a run is read from its folder
     ("build", "config"),  # the composition root turns a recipe into parts

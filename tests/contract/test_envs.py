@@ -27,6 +27,9 @@ SPECS: dict[str, dict[str, Any]] = {
     "python": {"name": "python", "sandbox": "none"},
     "wordle": {"name": "wordle", "max_guesses": 1},
     "alphabet_sort": {"name": "alphabet_sort", "turns": 1},
+    "guess_number": {"name": "guess_number", "high": 20},
+    "tic_tac_toe": {"name": "tic_tac_toe"},
+    "tic_tac_toe, perfect": {"name": "tic_tac_toe", "opponent": "perfect", "illegal_moves": 9},
 }
 PROMPTS = [Prompt(id=str(n), text="2+3=", tokens=(5, 6, 7), columns={"answer": n}) for n in (0, 1)]
 SAID = [Turn(tokens=(8, n), text=f"<{n}>", logprobs=(-1.0, -2.0)) for n in (3, 4)]
@@ -100,9 +103,8 @@ class Zero:
 
 def test_a_real_engine_talks_to_it(env: Env) -> None:
     """Its turns stand between those of the policy, and only the policy's have log-probs."""
-    policy = load_policy("tiny", seed=5, options={"hidden_size": 16, "max_positions": 128})
+    policy = load_policy("tiny", seed=5, options={"hidden_size": 16, "max_positions": 512})
     engine = NativeEngine(policy.model, end_tokens=policy.end_tokens, decode=str)
-    said = conversation(env, PROMPTS[0], turns=SAID)
     with torch.no_grad():
         found = collect_scored(
             PROMPTS,
@@ -115,6 +117,8 @@ def test_a_real_engine_talks_to_it(env: Env) -> None:
             encode=lambda said, turn: [9] * len(said),
         )
     for rollout in found.rollouts:
+        sampled = [turn for turn in rollout.turns if turn.sampled]
+        said = conversation(env, rollout.prompt, turns=sampled)
         assert [turn.sampled for turn in rollout.turns] == [
             place % 2 == 0 for place in range(2 * len(said) - 1)
         ]

@@ -15,6 +15,7 @@ from posttrain.types import Prompt, Rollout, Turn
 # name: options, columns, a good answer, a worse one
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "exact": ({}, {"answer": "5"}, "5", "6"),
+    "one_of": ({}, {"answers": ["4", "5"]}, "5", "6"),
     "numeric": ({}, {"answer": "5"}, "<answer>5</answer>", "<answer>6</answer>"),
     "math": ({}, {"answer": "1/2"}, r"\boxed{0.5}", r"\boxed{2}"),
     "format": ({}, {}, "<think>a</think><answer>b</answer>", "b"),

@@ -22,6 +22,8 @@ SPECS = {
     "countdown": {"name": "countdown", **SMALL},
     "countdown think": {"name": "countdown", "think": True, "num_numbers": 4, **SMALL},
     "melody": {"name": "melody", **SMALL},
+    "guess_number": {"name": "guess_number", **SMALL},
+    "tic_tac_toe": {"name": "tic_tac_toe", **SMALL},
     "gsm8k": {"name": "gsm8k", "path": "{folder}"},
     "gsm8k itself": {"name": "gsm8k", "path": os.environ.get("POSTTRAIN_GSM8K", "")},
     "jsonl": {"name": "jsonl", "path": "{folder}/rows.jsonl", "test_share": 0.25},
@@ -117,7 +119,8 @@ def test_the_gold_of_another_prompt_is_mostly_wrong(task, scorer):
     pairs = zip(prompts, [*prompts[1:], prompts[0]], strict=True)
     scores = [scorer.score_text(prompt, task.gold(other)) for prompt, other in pairs]
     assert all(score.ok for score in scores)
-    assert sum(score.value >= 1 for score in scores) < 0.1 * len(scores)
+    by_chance = 0.3 if task.name == "tic_tac_toe" else 0.1  # of nine moves, some are best often
+    assert sum(score.value >= 1 for score in scores) < by_chance * len(scores)
 
 
 def test_the_splits_share_no_problem(task):
@@ -165,6 +168,8 @@ TOO_MANY = {
     "arithmetic": {"digits": 1, "num_train": 10**4},
     "countdown": {"num_numbers": 2, "maximum": 4, "num_train": 10**4},
     "melody": {"num_train": 10**4},
+    "guess_number": {"maximum": 12, "num_train": 10**3},
+    "tic_tac_toe": {"max_moves": 2, "num_train": 100},
     "gsm8k": {"num_test": 16},
     "reasoning_gym": {"num_train": 10**4, "settings": {"max_terms": 2, "max_digits": 1}},
 }

@@ -14,6 +14,8 @@ from posttrain.tasks.sort import sort_task
 from posttrain.tasks.splits import held_out, sample_splits, shuffled
 from posttrain.types import Prompt
 
+GAMES = {"guess_number", "tic_tac_toe"}
+
 
 def test_sort_by_its_text():
     task = sort_task(length=3, maximum=9, num_train=500, num_test=100)
@@ -282,4 +284,4 @@ def test_full_spec_and_tasks_of_the_users_own(tmp_path, monkeypatch):
     task: Task = make_task({"name": "tasks_of_mine:easy", "size": 7})
     assert len(task.prompts("train")) == 7
     generated, read = {"sort", "arithmetic", "countdown", "melody"}, {"gsm8k", "jsonl"}
-    assert set(TASKS) == {*generated, *read, "reasoning_gym"}
+    assert set(TASKS) == {*generated, *GAMES, *read, "reasoning_gym"}

@@ -7,6 +7,8 @@ what was sampled.
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable, Collection, Sequence
 
 from posttrain.data.chat_trial import SHOWN
@@ -36,6 +38,8 @@ class Replies:
         self._end_tokens = end_tokens
         self._tools = tools
         self._tried: dict[tuple[str, ...], tuple[bool, int]] = {}
+        # An environment of few words says the same again and again, and a template is slow.
+        self._text = functools.lru_cache(maxsize=1024)(self._written)
 
     def encode(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
         """The tokens from behind the policy's turn to where it speaks again.
@@ -48,14 +52,16 @@ class Replies:
             self._tried[roles] = self.try_roles(roles)
         merge, num_calls = self._tried[roles]
         chat, hidden = self._control.hide(_chat(messages, merge=merge, num_calls=num_calls))
-        [text] = self._write([(chat, True)])
-        _, _, behind = text.partition(MARK)
+        _, _, behind = self._text(json.dumps(chat)).partition(MARK)
         tokens = self._control.encode(behind, hidden)
         end = self._end(tokens)
         if ended:
             return tokens[end + 1 :]
         # A stand-in for a call has more text to come, which is not that of the policy's own.
         return tokens[end:] if num_calls else tokens
+
+    def _written(self, chat: str) -> str:
+        return self._write([(json.loads(chat), True)])[0]
 
     def try_roles(self, roles: Sequence[str]) -> tuple[bool, int]:
         """How a reply of messages with such roles is written; raises where it cannot be.

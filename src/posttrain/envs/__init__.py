@@ -11,9 +11,11 @@ from typing import Any
 
 from posttrain.envs.alphabet_sort import AlphabetSort
 from posttrain.envs.calculator import Calculator
+from posttrain.envs.guess_number import GuessNumber
 from posttrain.envs.python import Python
 from posttrain.envs.scripted_env import ScriptedEnv
 from posttrain.envs.shapes import CONTEXT, env_factory
+from posttrain.envs.tic_tac_toe import TicTacToe
 from posttrain.envs.wordle import Wordle
 from posttrain.protocols import Env
 from posttrain.registry import Spec, check_options, look_up, options, split
@@ -24,6 +26,8 @@ ENVS: dict[str, Callable[..., Any]] = {
     "python": Python,
     "wordle": Wordle,
     "alphabet_sort": AlphabetSort,
+    "guess_number": GuessNumber,
+    "tic_tac_toe": TicTacToe,
 }
 
 __all__ = ["CONTEXT", "ENVS", "ScriptedEnv", "find_env", "make_env"]

@@ -8,7 +8,7 @@ keyword-only parameters are options. :class:`posttrain.rewards.scorer.RewardScor
 from posttrain.protocols import Reward
 from posttrain.rewards.code import code_tests
 from posttrain.rewards.declared import declare
-from posttrain.rewards.exact import exact_answer
+from posttrain.rewards.exact import exact_answer, one_of_answers
 from posttrain.rewards.extraction import extract_answer
 from posttrain.rewards.format import think_answer_format
 from posttrain.rewards.judge import judge_verdict
@@ -20,6 +20,7 @@ from posttrain.rewards.sorting import sorted_numbers
 
 REWARDS: dict[str, Reward] = {
     "exact": exact_answer,
+    "one_of": one_of_answers,
     "numeric": numeric_answer,
     "math": math_answer,
     "format": think_answer_format,

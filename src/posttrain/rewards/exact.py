@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 
 from posttrain.rewards.declared import declare
 from posttrain.rewards.extraction import Extract, extract_answer
@@ -25,6 +26,18 @@ def exact_answer(
     if given is None:
         return 0.0
     return float(_normal(given, ignore_case) == _normal(answer, ignore_case))
+
+
+@declare(checks_answer=True)
+def one_of_answers(completion: str, answers: Sequence[str], *, extract: Extract = "whole") -> float:
+    """1 where the extracted answer is one of ``answers``, as :func:`exact_answer` compares, else 0.
+
+    >>> one_of_answers(" 3", ["1", "3"]), one_of_answers("2", ["1", "3"])
+    (1.0, 0.0)
+    """
+    if not answers or isinstance(answers, str):
+        raise ValueError(f"answers: expected a list of texts that is not empty, got {answers!r}")
+    return max(exact_answer(completion, answer, extract=extract) for answer in answers)
 
 
 def _normal(text: str, ignore_case: bool) -> str:

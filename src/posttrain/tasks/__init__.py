@@ -10,10 +10,12 @@ from typing import Any
 from posttrain.protocols import Task
 from posttrain.registry import Spec, resolve, split
 from posttrain.tasks.arithmetic import arithmetic_task
+from posttrain.tasks.board_positions import tic_tac_toe_task
 from posttrain.tasks.countdown import countdown_task
 from posttrain.tasks.demonstrations import demonstrations
 from posttrain.tasks.gsm8k import gsm8k_task
 from posttrain.tasks.melody import melody_task
+from posttrain.tasks.number_ranges import guess_number_task
 from posttrain.tasks.prompt_file import jsonl_task
 from posttrain.tasks.reasoning_gym import reasoning_gym_task
 from posttrain.tasks.sort import sort_task
@@ -24,6 +26,8 @@ TASKS: dict[str, Callable[..., Task]] = {
     "arithmetic": arithmetic_task,
     "countdown": countdown_task,
     "melody": melody_task,
+    "guess_number": guess_number_task,
+    "tic_tac_toe": tic_tac_toe_task,
     "gsm8k": gsm8k_task,
     "jsonl": jsonl_task,
     "reasoning_gym": reasoning_gym_task,  # also written reasoning_gym:NAME

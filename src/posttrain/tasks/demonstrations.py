@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from posttrain.protocols import Split, Task
+from posttrain.protocols import Env, Split, Task
 from posttrain.rewards.scorer import RewardScorer
-from posttrain.types import Prompt
+from posttrain.types import Prompt, Turn
 
 _MAX_TRIES = 100
 
-Demonstrate = Callable[[Prompt, random.Random], str]
+Demonstrate = Callable[[Prompt, random.Random], str | list[dict[str, str]]]
 
 
 def demonstrations(
@@ -21,11 +22,12 @@ def demonstrations(
     wrong_share: float = 0.0,
     seed: int = 0,
     split: Split = "train",
-) -> list[dict[str, str]]:
+) -> list[dict[str, Any]]:
     """``num`` prompts of a split with their gold answers, a share of them answered wrongly.
 
     A task that brings its own ``demonstrate`` is asked for its answers instead, of every prompt as
-    often as another: ``num`` may then be larger than the number of prompts.
+    often as another: ``num`` may then be larger than the number of prompts. An answer of several
+    turns is a row of ``messages``.
 
     A wrong answer is the gold answer of another prompt that the task's own rewards give less than
     full marks here. Exactly ``round(num · wrong_share)`` are wrong; the seed decides which, in
@@ -74,13 +76,30 @@ def demonstrations(
 
 def _shown(
     prompts: Sequence[Prompt], demonstrate: Demonstrate, *, num: int, generator: random.Random
-) -> list[dict[str, str]]:
+) -> list[dict[str, Any]]:
     """The task's own answers: all prompts in random order, repeated until there are ``num``."""
-    rows: list[dict[str, str]] = []
+    rows: list[dict[str, Any]] = []
     while len(rows) < num:
         for prompt in generator.sample(list(prompts), min(num - len(rows), len(prompts))):
-            rows.append({"prompt": prompt.text, "completion": demonstrate(prompt, generator)})
+            answer = demonstrate(prompt, generator)
+            whole = not isinstance(answer, str)
+            row = {"messages": answer} if whole else {"prompt": prompt.text, "completion": answer}
+            rows.append(row)
     return rows
+
+
+def played(
+    env: Env, prompt: Prompt, *, player: Callable[[Any], str], **start: Any
+) -> list[dict[str, str]]:
+    """The messages of an episode of a chat: ``player`` speaks, knowing the environment's state."""
+    state: Any = env.start(prompt, **start)
+    messages = [{"role": "user", "content": prompt.text}]
+    while True:
+        messages.append({"role": "assistant", "content": player(state)})
+        answer = env.reply(state, Turn(tokens=(), text=messages[-1]["content"]))
+        if not isinstance(answer, str):
+            return messages
+        messages.append({"role": "user", "content": answer})
 
 
 def _wrong(task: Task, prompt: Prompt, *, scorer: RewardScorer, generator: random.Random) -> str:

@@ -18,7 +18,8 @@ class PromptTask:
     """Prompts of two splits that share none, default rewards, and a way to the gold answers.
 
     A task that has more to show than gold answers, say answers of many qualities, brings its own
-    ``demonstrate``: a function of a prompt and a source of random numbers. One whose prompts have
+    ``demonstrate``: a function of a prompt and a source of random numbers, which returns an answer,
+    or the messages of a whole conversation that begins with the prompt. One whose prompts have
     right answers says in ``accuracy`` which reward checks them, by name or as a table of a name and
     options.
 
@@ -38,7 +39,7 @@ class PromptTask:
     train: tuple[Prompt, ...]
     test: tuple[Prompt, ...]
     solve: Callable[[Prompt], str]
-    demonstrate: Callable[[Prompt, random.Random], str] | None = None
+    demonstrate: Callable[[Prompt, random.Random], str | list[dict[str, str]]] | None = None
     accuracy: Spec | None = None
 
     def __post_init__(self) -> None:
