@@ -80,8 +80,11 @@ STANDARD_ONLY = {"sandbox"}  # it is copied, file by file, to where untrusted co
 CONFINED = {
     "click": ["cli"],
     "gguf": ["models"],
+    "gymnasium": ["envs.gymnasium_text"],
     "matplotlib": ["walkthrough", "report.plot", "report.svg"],
+    "mcp": ["envs.mcp_tools"],
     "mpmath": ["rewards.math.evaluator"],
+    "openenv": ["envs.openenv"],
     "pyarrow": ["data", "runs"],
     "pydantic": ["config"],
     "ray": ["distributed"],
@@ -103,6 +106,7 @@ CONFINED = {
     ],
     "triton": ["fast.kernels"],
     "typer": ["cli"],
+    "verifiers": ["envs.verifiers_env"],
     "vllm": ["rollout.engines.vllm_worker"],
     "wandb": ["track.wandb"],
 }

@@ -7,10 +7,14 @@ it in :data:`ENVS`. ``task.env`` of a recipe names one, or a ``"module:Class"``.
 from collections.abc import Callable
 
 from posttrain.envs.scripted_env import ScriptedEnv
+from posttrain.envs.verifiers_env import VerifiersEnv
 from posttrain.protocols import Env
 from posttrain.registry import Spec, resolve
 
-ENVS: dict[str, Callable[..., Env]] = {"scripted": ScriptedEnv}
+ENVS: dict[str, Callable[..., Env]] = {
+    "scripted": ScriptedEnv,
+    "verifiers": VerifiersEnv,
+}
 
 __all__ = ["ENVS", "ScriptedEnv", "make_env"]
 
