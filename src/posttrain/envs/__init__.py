@@ -6,6 +6,7 @@ it in :data:`ENVS`. ``task.env`` of a recipe names one, or a ``"module:Class"``.
 
 from collections.abc import Callable
 
+from posttrain.envs.openenv import OpenEnv
 from posttrain.envs.scripted_env import ScriptedEnv
 from posttrain.envs.verifiers_env import VerifiersEnv
 from posttrain.protocols import Env
@@ -14,6 +15,7 @@ from posttrain.registry import Spec, resolve
 ENVS: dict[str, Callable[..., Env]] = {
     "scripted": ScriptedEnv,
     "verifiers": VerifiersEnv,
+    "openenv": OpenEnv,
 }
 
 __all__ = ["ENVS", "ScriptedEnv", "make_env"]
