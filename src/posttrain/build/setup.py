@@ -157,6 +157,17 @@ def make_template(recipe: Recipe, policy: Policy, *, env: Env | None = None) -> 
     )
 
 
+def make_task_env(recipe: Recipe, policy: Policy) -> Env | None:
+    """The environment of ``task.env``, told how the policy's prompts and calls are written."""
+    named = (recipe.task or {}).get("env")
+    if named is None:
+        return None
+    template = make_template(recipe, policy)
+    if not template.chat:
+        return make_env(named, chat=False)
+    return make_env(named, chat=True, tool_format=template.tool_format)
+
+
 @phase("reading the data")
 def make_setup(
     recipe: Resolved,
@@ -171,8 +182,7 @@ def make_setup(
 ) -> Setup:
     """The setup of a recipe; a task or rewards handed over as objects take its place."""
     task = task or (make_task(recipe.task) if recipe.task is not None else None)
-    named = (recipe.task or {}).get("env")
-    env = None if named is None else make_env(named)
+    env = make_task_env(recipe, policy)
     template = make_template(recipe, policy, env=env)
     own = dict(task.rewards) if task is not None else {}
     specs = dict(recipe.rewards or own)

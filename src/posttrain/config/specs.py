@@ -101,7 +101,7 @@ def complete_task(given: Spec, *, rewards: Mapping[str, Spec] | None) -> Spec:
 
     ``rewards`` are those of the recipe, None where they are handed over as objects.
     """
-    from posttrain.envs import ENVS
+    from posttrain.envs import CONTEXT, find_env
     from posttrain.tasks import TASKS, full_spec
 
     if "name" not in given:
@@ -116,7 +116,9 @@ def complete_task(given: Spec, *, rewards: Mapping[str, Spec] | None) -> Spec:
         task["accuracy"] = _complete_accuracy(given["accuracy"], rewards)
     if "env" in given:
         name, chosen = split(given["env"], kind="task.env")
-        task["env"] = complete({"name": name, **chosen}, {}, table=ENVS, key="task.env")
+        full = complete({"name": name, **chosen}, {}, table={name: find_env(name)}, key="task.env")
+        # What is not written is known when the model is.
+        task["env"] = {k: v for k, v in full.items() if k not in CONTEXT or k in chosen}
     return task
 
 

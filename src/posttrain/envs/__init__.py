@@ -1,32 +1,48 @@
 """Environments: ``ENVS[name](**options)``; keyword-only parameters are options.
 
-To add one, write a class with ``start`` and ``reply`` (:class:`posttrain.protocols.Env`), and name
-it in :data:`ENVS`. ``task.env`` of a recipe names one, or a ``"module:Class"``.
+To add one, write a class with ``start`` and ``reply`` (:class:`posttrain.protocols.Env`), a class
+with ``reset`` and tools (:class:`posttrain.envs.from_class.ClassEnv`) or a function of messages
+(:class:`posttrain.envs.from_function.FunctionEnv`), and name it in :data:`ENVS`. ``task.env`` of a
+recipe names one, or a ``"module:Name"`` of any of these shapes.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from posttrain.envs.openenv import OpenEnv
 from posttrain.envs.scripted_env import ScriptedEnv
+from posttrain.envs.shapes import CONTEXT, env_factory
 from posttrain.envs.verifiers_env import VerifiersEnv
 from posttrain.protocols import Env
-from posttrain.registry import Spec, resolve
+from posttrain.registry import Spec, check_options, look_up, options, split
 
-ENVS: dict[str, Callable[..., Env]] = {
+ENVS: dict[str, Callable[..., Any]] = {
     "scripted": ScriptedEnv,
     "verifiers": VerifiersEnv,
     "openenv": OpenEnv,
 }
 
-__all__ = ["ENVS", "ScriptedEnv", "make_env"]
+__all__ = ["CONTEXT", "ENVS", "ScriptedEnv", "find_env", "make_env"]
 
 
-def make_env(spec: Spec) -> Env:
+def find_env(name: str) -> Callable[..., Env]:
+    """What makes the environment of a name, whatever its shape: its keywords are the options."""
+    return env_factory(look_up(name, ENVS, kind="task.env"), name=name)
+
+
+def make_env(spec: Spec, **context: Any) -> Env:
     """The environment a spec names, made with its options.
+
+    ``context`` is what a run knows (:data:`CONTEXT`: ``tool_format`` and ``chat``): an environment
+    that has such an option gets it, unless the spec sets another.
 
     >>> env = make_env({"name": "scripted", "replies": ["go on"]})
     >>> type(env).__name__
     'ScriptedEnv'
     """
-    env: Env = resolve(spec, ENVS, kind="task.env")()
-    return env
+    name, chosen = split(spec, kind="task.env")
+    factory = find_env(name)
+    check_options(factory, chosen, kind=f"task.env {name!r}")
+    known = options(factory)
+    known_here = {key: value for key, value in context.items() if key in known}
+    return factory(**{**known_here, **chosen})

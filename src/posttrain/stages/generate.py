@@ -9,8 +9,7 @@ from typing import Any
 
 from posttrain.build.model_source import Source, over
 from posttrain.build.sampler import make_engine, until_done
-from posttrain.build.setup import choose_device, make_policy, make_template
-from posttrain.envs import make_env
+from posttrain.build.setup import choose_device, make_policy, make_task_env, make_template
 from posttrain.models.cache import context_length
 from posttrain.rollout.collect import collect
 from posttrain.rollout.environment import talking
@@ -45,8 +44,7 @@ def generate_from(
     check_model(recipe.model.name)
     device = choose_device(recipe)
     policy = make_policy(recipe, recipe.model.name, device=device)
-    named = (recipe.task or {}).get("env")
-    env = None if named is None else make_env(named)
+    env = make_task_env(recipe, policy)
     template = make_template(recipe, policy, env=env)
     engine = make_engine("native", policy, template=template, compute=recipe.model.compute)
     question = template.render(Prompt(id="prompt", text=prompt))

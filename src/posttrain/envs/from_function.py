@@ -1,0 +1,105 @@
+"""A plain function as an environment: it is asked with the conversation, and answers or ends it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from posttrain.envs.tool_turns import finished, is_async, run_now
+from posttrain.protocols import Answer
+from posttrain.types import Observation, Prompt, Turn
+
+
+@dataclass
+class Conversation:
+    """What was said so far, and what the function may know beside it."""
+
+    messages: list[Mapping[str, Any]]
+    known: dict[str, Any]
+
+
+class FunctionEnv:
+    """Asks ``function(messages)`` after every turn of the policy.
+
+    ``messages`` are the prompt's, and those of the assistant and the user since. It returns a
+    text, messages or an :class:`Observation` to go on, or a number, a ``Score`` or None to end.
+    Without a ``chat`` text is read as it stands, so a line break belongs to it. Further positional
+    parameters are columns of the prompt by name, or ``prompt`` or ``seed``.
+
+    >>> def count(messages, answer):
+    ...     return 1.0 if messages[-1]["content"] == answer else "again"
+    >>> env = from_function(count)
+    >>> state = env.start(Prompt(id="0", text="2+3=", columns={"answer": "5"}))
+    >>> [env.reply(state, Turn(tokens=(), text=text)) for text in ("4", "5")]
+    ['again', 1.0]
+    """
+
+    def __init__(self, function: Callable[..., Any], *, chat: bool = False) -> None:
+        self._function = function
+        self._chat = chat
+        self._wanted = positional(function)[1:]
+
+    def start(self, prompt: Prompt, *, seed: int = 0) -> Conversation:
+        """The messages of the prompt."""
+        columns = {"prompt": prompt.text, "seed": seed, **prompt.columns}
+        missing = [
+            each.name
+            for each in self._wanted
+            if each.name not in columns and each.default is each.empty
+        ]
+        if missing:
+            raise ValueError(
+                f"the environment's function asks for {missing[0]!r}, which prompt {prompt.id!r} "
+                f"does not have; its columns: {', '.join(prompt.columns) or 'none'}"
+            )
+        known = {each.name: columns[each.name] for each in self._wanted if each.name in columns}
+        begun = prompt.messages or ({"role": "user", "content": prompt.text},)
+        return Conversation(messages=list(begun), known=known)
+
+    def reply(self, state: Conversation, turn: Turn) -> Any:
+        """What the function returns, as the policy reads it."""
+        return run_now(self._reply(state, turn))
+
+    async def _reply(self, state: Conversation, turn: Turn) -> Answer:
+        state.messages.append({"role": "assistant", "content": turn.text})
+        answer = await finished(self._function(list(state.messages), **state.known))
+        if isinstance(answer, Observation):
+            return replace(answer, content=self._said(state, answer.content))
+        if isinstance(answer, str | list | tuple):
+            return self._said(state, answer)
+        result: Answer = answer
+        return result
+
+    def _said(self, state: Conversation, content: Any) -> Any:
+        """An answer that goes on, remembered; without a chat, messages become lines of text."""
+        if isinstance(content, str):
+            state.messages.append({"role": "user", "content": content})
+            return content
+        if not all(isinstance(message, Mapping) for message in content):
+            return content  # tokens
+        state.messages += content
+        if self._chat:
+            return content
+        return "\n" + "\n".join(message["content"] for message in content) + "\n"
+
+
+class AsyncFunctionEnv(FunctionEnv):
+    """The same for a coroutine."""
+
+    async def reply(self, state: Conversation, turn: Turn) -> Any:
+        """What the coroutine returns, as the policy reads it."""
+        return await self._reply(state, turn)
+
+
+def from_function(function: Callable[..., Any], **options: Any) -> FunctionEnv:
+    """The environment of a function or coroutine: :class:`FunctionEnv`."""
+    return (AsyncFunctionEnv if is_async([function]) else FunctionEnv)(function, **options)
+
+
+def positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The positional parameters of a function."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    found = inspect.signature(function).parameters.values()
+    return [each for each in found if each.kind in kinds]

@@ -1,0 +1,285 @@
+"""A class with reset, tools and a reward, as TRL's environments have them."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from posttrain.envs.from_class import AsyncClassEnv, ClassEnv, from_class
+from posttrain.types import Prompt, Score, Turn
+
+PROMPT = Prompt(id="0", text="Count to 3.", columns={"goal": 3, "answer": "3"})
+
+
+class Counter:
+    """Counts up to a goal."""
+
+    def __init__(self, *, begin: int = 0) -> None:
+        self.begin = begin
+
+    def reset(self, **columns: Any) -> str | None:
+        self.count, self.columns = self.begin, columns
+        return f" The goal is {columns['goal']}." if "goal" in columns else None
+
+    def add(self, n: int) -> str:
+        """Add a number to the count.
+
+        Args:
+            n: The number.
+
+        Returns:
+            The count.
+        """
+        if n < 0:
+            raise ValueError("only up")
+        self.count += n
+        return f"count: {self.count}"
+
+    def look(self) -> dict[str, int]:
+        """See the count."""
+        return {"count": self.count}
+
+    def get_reward(self) -> float:
+        return float(self.count == self.columns["goal"])
+
+    def _hidden(self) -> None:
+        raise AssertionError
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool>{json.dumps({'name': name, 'arguments': arguments})}</tool>"
+
+
+def turn(text: str) -> Turn:
+    return Turn(tokens=tuple(map(ord, text)), text=text)
+
+
+def played(env: ClassEnv, *texts: str, prompt: Prompt = PROMPT) -> tuple[Any, list[Any]]:
+    state = env.start(prompt)
+    return state, [env.reply(state, turn(text)) for text in texts]
+
+
+def test_public_methods_are_tools() -> None:
+    names = [tool["function"]["name"] for tool in from_class(Counter).tools]
+    assert names == ["add", "look"]
+
+
+def test_an_episode() -> None:
+    state, answers = played(
+        from_class(Counter), call("add", n=1), f"{call('add', n=2)} and {call('look')}", "It is 3."
+    )
+    assert answers == [
+        "\n<tool_result>count: 1</tool_result>\n",
+        '\n<tool_result>count: 3</tool_result>\n<tool_result>{"count": 3}</tool_result>\n',
+        1.0,
+    ]
+    assert state.counts == {
+        "tool_calls": 3,
+        "tool_errors": 0,
+        "wrong_calls": 0,
+        "malformed_calls": 0,
+    }
+
+
+def test_in_a_chat_results_are_messages_of_tools() -> None:
+    env = from_class(Counter, tool_format="hermes", chat=True)
+    one, two = (f'<tool_call>{{"name": "{name}"}}</tool_call>' for name in ("look", "see"))
+    _, [answer] = played(env, one + two)
+    assert answer == [
+        {"role": "tool", "name": "look", "content": '{"count": 0}'},
+        {
+            "role": "tool",
+            "name": "see",
+            "content": '{"error": "unknown tool \'see\'; Known: add, look"}',
+        },
+    ]
+
+
+def test_reset_gets_the_row_and_opens() -> None:
+    env = from_class(Counter)
+    state = env.start(PROMPT)
+    assert env.opening(state) == " The goal is 3."
+    assert state.instance.columns == {"prompt": "Count to 3.", "goal": 3, "answer": "3"}
+    assert env.opening(env.start(Prompt(id="1", text="?"))) == ""
+    messages = ({"role": "user", "content": "hi"},)
+    assert env.start(Prompt(id="2", text="x", messages=messages)).instance.columns == {
+        "prompt": list(messages)
+    }
+
+
+class Few(Counter):
+    def reset(self, goal: int, seed: int = -1) -> None:  # type: ignore[override]
+        self.count, self.columns = seed, {"goal": goal}
+
+
+def test_reset_without_keywords_gets_what_it_names() -> None:
+    assert from_class(Few).start(PROMPT, seed=7).instance.count == 7
+    with pytest.raises(TypeError, match="goal"):
+        from_class(Few).start(Prompt(id="1", text="?"))
+
+
+@pytest.mark.parametrize(
+    ("said", "counted", "told"),
+    [
+        ("<tool>add(1)</tool>", "malformed_calls", "malformed call: no JSON that can be read"),
+        (call("ad", n=1), "wrong_calls", "unknown tool 'ad'; did you mean 'add'?"),
+        (call("_hidden"), "wrong_calls", "unknown tool '_hidden'"),
+        (call("reset"), "wrong_calls", "unknown tool 'reset'"),
+        (call("get_reward"), "wrong_calls", "unknown tool 'get_reward'"),
+        (call("__init__"), "wrong_calls", "unknown tool '__init__'"),
+        (call("add"), "wrong_calls", "argument 'n' is missing"),
+        (call("add", n="1"), "wrong_calls", "argument 'n' must be an integer, got '1'"),
+        (call("add", n=1, m=2), "wrong_calls", "unknown argument 'm'"),
+        (call("add", n=-1), "tool_errors", "only up"),
+    ],
+)
+def test_what_is_the_models_fault_is_told_to_it(said: str, counted: str, told: str) -> None:
+    state, [answer, end] = played(from_class(Counter), said, "3")
+    assert json.loads(answer.removeprefix("\n<tool_result>").removesuffix("</tool_result>\n"))[
+        "error"
+    ].startswith(told)
+    assert state.counts[counted] == 1
+    assert end == 0.0
+
+
+class Broken(Counter):
+    def get_reward(self) -> float:
+        raise OSError("no grader")
+
+
+def test_what_is_the_environments_fault_is_raised() -> None:
+    env = from_class(Broken)
+    with pytest.raises(OSError, match="no grader"):
+        played(env, "3")
+
+
+def test_states_are_instances_of_their_own() -> None:
+    env = from_class(Counter)
+    one, two = env.start(PROMPT), env.start(PROMPT)
+    env.reply(one, turn(call("add", n=3)))
+    assert (env.reply(one, turn("3")), env.reply(two, turn("3"))) == (1.0, 0.0)
+
+
+class TestRewards:
+    def test_a_number_of_the_instance(self) -> None:
+        kind = type("Kept", (Counter,), {"get_reward": None, "reward": 0.25})
+        assert played(from_class(kind), "3")[1] == [0.25]
+
+    def test_without_any_the_recipes_rewards_score(self) -> None:
+        kind = type("Unscored", (Counter,), {"get_reward": None})
+        assert played(from_class(kind), "3")[1] == [None]
+
+    def test_functions_of_trl_get_lists_of_one_episode(self) -> None:
+        seen: dict[str, Any] = {}
+
+        def reward_func(environments: list[Counter], **given: Any) -> list[float]:
+            seen.update(given)
+            return [environment.count / 2 for environment in environments]
+
+        def named(completions: list[Any], answer: list[str]) -> list[float | None]:
+            return [None if answer == ["3"] else 9.0]
+
+        env = from_class(Counter, rewards=[reward_func, named], chat=True)
+        state, [_, score] = played(env, call("add", n=3), "3")
+        assert score == Score(value=2.5, parts={"Counter": 1.0, "reward_func": 1.5})
+        assert seen["prompts"] == ["Count to 3."]
+        assert seen["goal"] == [3]
+        assert seen["completion_ids"] == [list(map(ord, call("add", n=3) + "3"))]
+        roles = [message["role"] for message in seen["completions"][0]]
+        assert roles == ["assistant", "tool", "assistant"]
+        assert seen["completions"][0][0]["tool_calls"][0]["function"]["arguments"] == {"n": 3}
+        assert env.score(state) == score
+
+    def test_a_function_must_return_one(self) -> None:
+        def two(**given: Any) -> list[float]:
+            return [1.0, 2.0]
+
+        with pytest.raises(ValueError, match="'two': expected a list of one reward"):
+            played(from_class(Counter, rewards=[two]), "3")
+
+
+class Ends(Counter):
+    closed = 0
+
+    @property
+    def done(self) -> bool:
+        return self.count >= self.columns["goal"]
+
+    def on_text(self, text: str) -> str | None:
+        return None if text == "over" else "Call a tool. "
+
+    def close(self) -> None:
+        Ends.closed += 1
+
+
+def test_a_class_may_say_when_it_ends() -> None:
+    env = from_class(Ends, until="done")
+    assert [tool["function"]["name"] for tool in env.tools] == ["add", "look"]
+    _, answers = played(env, "well", call("add", n=1), call("add", n=2))
+    assert answers == ["Call a tool. ", "\n<tool_result>count: 1</tool_result>\n", 1.0]
+    state, answers = played(env, "over")
+    assert answers == [0.0]
+    env.close(state)
+    assert Ends.closed == 1
+    from_class(Counter).close(state)
+
+
+class Waits:
+    """Its methods are coroutines, and some are not."""
+
+    async def reset(self, **columns: Any) -> str:
+        await asyncio.sleep(0)
+        return "hello"
+
+    async def fetch(self, word: str) -> str:
+        """Fetch a word.
+
+        Args:
+            word: The word.
+        """
+        await asyncio.sleep(0)
+        return word.upper()
+
+    def now(self) -> str:
+        """Say it at once."""
+        return "now"
+
+    async def reward(self) -> float:
+        await asyncio.sleep(0)
+        return 0.5
+
+
+def test_coroutines() -> None:
+    env = from_class(Waits)
+    assert isinstance(env, AsyncClassEnv)
+
+    async def episode() -> list[Any]:
+        state = await env.start(PROMPT)
+        said = [env.opening(state)]
+        for text in (call("fetch", word="a") + call("now"), "done"):
+            said.append(await env.reply(state, turn(text)))
+        await env.close(state)
+        return said
+
+    assert asyncio.run(episode()) == [
+        "hello",
+        "\n<tool_result>A</tool_result>\n<tool_result>now</tool_result>\n",
+        0.5,
+    ]
+
+
+def test_what_is_no_environment_is_refused() -> None:
+    with pytest.raises(ValueError, match="SimpleNamespace: it has no method reset"):
+        from_class(SimpleNamespace)
+    with pytest.raises(ValueError, match="Bare: it has no public methods"):
+        from_class(type("Bare", (), {"reset": lambda self: None}))
+    with pytest.raises(ValueError, match="tool 'bare': it needs a docstring"):
+        from_class(type("Tool", (), {"reset": lambda self: None, "bare": bare}))
+    with pytest.raises(ValueError, match="tool_format: unknown name 'hermess'; did you mean 'he"):
+        from_class(Counter, tool_format="hermess")
+
+
+def bare(self: Any) -> None:
+    pass
