@@ -102,8 +102,8 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
             process.wait()
 
 
-def openenv(**options: Any) -> Any:
-    return make_env({"name": "openenv", **options})
+def openenv(*, chat: bool = True, **options: Any) -> Any:
+    return make_env({"name": "openenv", **options}, chat=chat, tool_format="json_tags")
 
 
 def test_the_environment_of_the_package_is_played_unchanged(urls: dict[str, Any]) -> None:
@@ -119,7 +119,7 @@ def test_the_environment_of_the_package_is_played_unchanged(urls: dict[str, Any]
 
 
 def test_the_policy_reads_what_reset_said_and_whole_observations(urls: dict[str, Any]) -> None:
-    env = openenv(url=urls["echo"], max_turns=2)
+    env = openenv(url=urls["echo"], max_turns=2, chat=False)
     prompt = Prompt(id="0", text="Say!", tokens=(1, 2))
     state = env.start(prompt, seed=3)
     assert env.opening(state) == (
@@ -132,7 +132,7 @@ def test_the_policy_reads_what_reset_said_and_whole_observations(urls: dict[str,
 
 
 def test_tools_of_an_environment_are_called(urls: dict[str, Any]) -> None:
-    env = openenv(url=urls["tool"], tool_format="json_tags")
+    env = openenv(url=urls["tool"])
     [tool] = env.tools
     assert tool["function"]["name"] == "add"
     assert set(tool["function"]["parameters"]["properties"]) == {"a", "b"}

@@ -116,8 +116,9 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def verifiers(environment: str, **settings: Any) -> Any:
-    return make_env({"name": "verifiers", "environment": environment, "settings": settings})
+def verifiers(environment: str, *, chat: bool = True, **settings: Any) -> Any:
+    spec = {"name": "verifiers", "environment": environment, "settings": settings}
+    return make_env(spec, chat=chat, tool_format="hermes")
 
 
 @pytest.fixture
@@ -249,7 +250,7 @@ def test_what_cannot_be_one_sequence_of_tokens_or_one_score_is_refused() -> None
 @pytest.mark.usefixtures("modules")
 def test_a_prompt_that_is_text_is_answered_with_text() -> None:
     prompt = Prompt(id="0", text="so?", tokens=(115, 111, 63))
-    [rollout] = play(verifiers("others:rewards"), [prompt], says=[["a", "b", "c"]])
+    [rollout] = play(verifiers("others:rewards", chat=False), [prompt], says=[["a", "b", "c"]])
     assert replies(rollout) == ["\nturn 1\n", "\nturn 2\n"]
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from posttrain.envs.event_loop import EventLoop
-from posttrain.envs.tool_calls import FORMATS, Call
+from posttrain.envs.tool_calls import Call
+from posttrain.envs.tool_turns import ToolTurns
 from posttrain.protocols import Answer
 from posttrain.types import Observation, Prompt, Turn
 
@@ -23,7 +25,6 @@ class Session:
 
     client: Any
     url: str
-    chat: bool
     opening: str = ""
     turns: int = 0
     rewarded: bool = False
@@ -50,19 +51,21 @@ class OpenEnv:
         observation: str = "",
         columns: Sequence[str] = (),
         max_turns: int = 0,
-        tool_format: Literal["hermes", "llama", "mistral", "json_tags"] = "hermes",
+        tool_format: str = "json_tags",
+        chat: bool = False,
     ) -> None:
         self._client = _client_class()
         self._open = dict.fromkeys([url] if isinstance(url, str) else url, 0)
         self._field, self._read, self._columns = action, observation, tuple(columns)
         self._max_turns = max_turns
-        self._format = FORMATS[tool_format]
+        self._chat = chat
         self._loop = EventLoop()
         self._action = _schema(next(iter(self._open)))
         self._calls = "tool_name" in self._action["properties"]
         if not self._calls:
             self._field = action or _only_field(self._action)
-        self.tools = EventLoop().run(self._list_tools()) if self._calls else []
+        self.tools = asyncio.run(self._list_tools()) if self._calls else []
+        self._turns = ToolTurns(self.tools, tool_format=tool_format, chat=chat)
 
     def start(self, prompt: Prompt, *, seed: int | None = None) -> Session:
         """Connect, and reset the environment with the seed and the columns."""
@@ -88,10 +91,11 @@ class OpenEnv:
         if done or state.turns == self._max_turns or not said:
             self.close(state)
             return reward if state.rewarded else None
-        role = "tool" if self._calls else "user"
-        heard = [{"role": role, "content": text} for text in said]
-        text = "".join(f"\n{each}\n" for each in said)
-        return Observation(heard if state.chat else text, reward=reward)
+        if self._calls:
+            heard = [{"role": "tool", "name": "", "content": text} for text in said]
+            return Observation(self._turns.said(heard), reward=reward)
+        [text] = said
+        return Observation(text if self._chat else f"\n{text}\n", reward=reward)
 
     def close(self, state: Session) -> None:
         """End the session."""
@@ -109,8 +113,7 @@ class OpenEnv:
         given |= {} if seed is None else {"seed": seed % 2**31}
         result = await client.reset(**given)
         shown = self._shown(result.observation)
-        chat = bool(prompt.messages)
-        return Session(client=client, url=url, chat=chat, opening=f"\n{shown}\n" if shown else "")
+        return Session(client=client, url=url, opening=f"\n{shown}\n" if shown else "")
 
     async def _list_tools(self) -> list[dict[str, Any]]:
         async with self._client(base_url=next(iter(self._open))) as client:
@@ -130,7 +133,7 @@ class OpenEnv:
     def _actions(self, turn: Turn) -> tuple[list[dict[str, Any]], str]:
         """The actions of a turn; where it is none, what the policy is told."""
         if self._calls:
-            found = self._format.parse(turn.text)
+            found = self._turns.find(turn.text)
             wrong = [each.reason for each in found if not isinstance(each, Call)]
             calls = [each for each in found if isinstance(each, Call)]
             actions = [

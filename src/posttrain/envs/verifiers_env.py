@@ -8,10 +8,11 @@ import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any
 
 from posttrain.envs.event_loop import EventLoop
-from posttrain.envs.tool_calls import FORMATS, Call
+from posttrain.envs.tool_calls import Call
+from posttrain.envs.tool_turns import ToolTurns
 from posttrain.protocols import Answer
 from posttrain.registry import look_up
 from posttrain.types import Observation, Prompt, Score, Turn
@@ -25,7 +26,7 @@ class VerifiersEnv:
     Or the one that a ``"module:Class"`` makes. Its own loop plays the episode (``setup_state``,
     ``env_response``, stop conditions, limits), and its rubric scores it; a policy of ours stands in
     the place of its client, so that no text is encoded again. Where no reward function has a weight
-    the rewards of the recipe score. ``tool_format``: how the policy writes calls of tools.
+    the rewards of the recipe score. A run sets ``tool_format`` and ``chat`` by its model.
     Needs verifiers: ``pip install 'posttrain[verifiers]'``.
     """
 
@@ -34,11 +35,12 @@ class VerifiersEnv:
         *,
         environment: str,
         settings: Mapping[str, Any] | None = None,
-        tool_format: Literal["hermes", "llama", "mistral", "json_tags"] = "hermes",
+        tool_format: str = "json_tags",
+        chat: bool = False,
     ) -> None:
         self._name = environment
         self._env = load(environment, json.dumps(dict(settings or {}), sort_keys=True))
-        self._format = FORMATS[tool_format]
+        self._chat = chat
         self._loop = EventLoop()
         self._scores = any(weight for each in _rubrics(self._env) for weight in each.weights)
         self.tools = [
@@ -48,6 +50,7 @@ class VerifiersEnv:
             }
             for tool in self._env.tool_defs or ()
         ]
+        self._turns = ToolTurns(self.tools, tool_format=tool_format, chat=chat)
 
     def start(self, prompt: Prompt) -> _Episode:
         """Begin a rollout of the environment, up to where it wants the policy's first turn."""
@@ -57,7 +60,6 @@ class VerifiersEnv:
         if "tool_defs" in (row.get("info") or ()):
             raise ValueError(f"verifiers {self._name!r}: a row with tools of its own (tool_defs)")
         episode = _Episode(self._name, row["prompt"])
-        episode.chat = bool(prompt.messages)
         self._loop.run(self._begin(episode, row))
         return episode
 
@@ -94,11 +96,11 @@ class VerifiersEnv:
         return state
 
     async def _reply(self, episode: _Episode, turn: Turn) -> Answer:
-        episode.say(turn, self._format.parse(turn.text) if self.tools else ())
+        episode.say(turn, self._turns.find(turn.text) if self.tools else ())
         ended = await episode.wanted()
         earned = episode.earned()
         if ended is None:
-            said = episode.new if episode.chat else _plain(episode.new)
+            said = episode.new if self._chat else _plain(episode.new)
             return Observation(said, reward=earned) if earned else said
         if not self._scores:
             return None
@@ -112,7 +114,6 @@ class _Episode:
 
     def __init__(self, name: str, prompt: Sequence[Mapping[str, Any]]) -> None:
         self.task: asyncio.Task[Any]
-        self.chat = True
         self.opening = ""
         self.new: list[dict[str, str]] = []
         self.given = 0.0
