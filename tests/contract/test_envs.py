@@ -49,7 +49,7 @@ def conversation(env: Env, prompt: Prompt, *, turns: Sequence[Turn]) -> list[Ans
 
 
 # These want a library of others: tests/envs/test_adapters_*.py play them, where it is installed.
-ADAPTERS = {"verifiers", "openenv", "mcp"}
+ADAPTERS = {"verifiers", "openenv", "mcp", "gymnasium"}
 
 
 def test_every_environment_is_here() -> None:

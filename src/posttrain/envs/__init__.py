@@ -9,6 +9,7 @@ recipe names one, or a ``"module:Name"`` of any of these shapes.
 from collections.abc import Callable
 from typing import Any
 
+from posttrain.envs.gymnasium_text import GymnasiumText
 from posttrain.envs.mcp_tools import McpTools
 from posttrain.envs.openenv import OpenEnv
 from posttrain.envs.scripted_env import ScriptedEnv
@@ -22,6 +23,7 @@ ENVS: dict[str, Callable[..., Any]] = {
     "verifiers": VerifiersEnv,
     "openenv": OpenEnv,
     "mcp": McpTools,
+    "gymnasium": GymnasiumText,
 }
 
 __all__ = ["CONTEXT", "ENVS", "ScriptedEnv", "find_env", "make_env"]
