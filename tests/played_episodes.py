@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from small_runs import recipe
 
 from posttrain.rollout.collect import collect_scored
 from posttrain.rollout.engines.scripted import ScriptedEngine, code_points
+from posttrain.runs import read_rollouts
 from posttrain.types import Prompt, Rollout, Sampling, Score
 
 END = "\0"
@@ -68,3 +76,24 @@ def score(rollout: Rollout) -> Score:
     """The score, which is there."""
     assert rollout.score is not None
     return rollout.score
+
+
+def trained(folder: Path, env: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rollouts of one step of GRPO with a tiny model, by the command line."""
+    values = recipe(folder / "run", task={"env": dict(env)}, eval=None, sft=None)
+    values["model"]["options"] = {**values["model"]["options"], "max_positions": 256}
+    values["rl"] |= {"steps": 1, "prompts_per_step": 1, "group_size": 2}
+    text = "\n".join(f"{name} = {_toml(section)}" for name, section in values.items())
+    (folder / "recipe.toml").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "posttrain.cli", "run", "recipe.toml"]
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(folder)])}
+    done = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [file] = (folder / "run").rglob("rollouts*")
+    return read_rollouts(file)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {_toml(each)}" for name, each in value.items()) + "}"
+    return json.dumps(value)

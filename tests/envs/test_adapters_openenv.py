@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from played_episodes import asked, play, replies, score
+from played_episodes import asked, play, replies, score, trained
 
 from posttrain.envs import make_env
 from posttrain.types import Prompt
@@ -153,6 +153,15 @@ def test_a_server_that_is_full_or_gone_makes_an_episode_invalid(urls: dict[str, 
     env.close(held)
     with pytest.raises(ValueError, match="no environment answers at"):
         openenv(url=f"http://127.0.0.1:{_free_port()}")
+
+
+def test_a_model_is_trained_by_the_command_line(urls: dict[str, Any], tmp_path: Path) -> None:
+    env = {"name": "openenv", "url": urls["echo"], "observation": "message_length", "max_turns": 2}
+    rows = trained(tmp_path, env)
+    assert len(rows) == 2
+    for row in rows:  # two turns of at most four characters, a tenth for each
+        assert None in row["sampler_logprobs"]
+        assert 0.0 <= row["reward"] <= 0.8
 
 
 def test_without_openenv_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

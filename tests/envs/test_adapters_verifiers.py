@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from played_episodes import asked, play, replies, score
+from played_episodes import asked, play, replies, score, trained
 
 from posttrain.envs import make_env
 from posttrain.envs.verifiers_env import load
@@ -252,6 +252,15 @@ def test_a_prompt_that_is_text_is_answered_with_text() -> None:
     prompt = Prompt(id="0", text="so?", tokens=(115, 111, 63))
     [rollout] = play(verifiers("others:rewards", chat=False), [prompt], says=[["a", "b", "c"]])
     assert replies(rollout) == ["\nturn 1\n", "\nturn 2\n"]
+
+
+def test_a_model_is_trained_by_the_command_line(modules: Path) -> None:
+    """Each turn earns its length: that is the score of every rollout."""
+    rows = trained(modules, {"name": "verifiers", "environment": "others:rewards"})
+    assert len(rows) == 2
+    for row in rows:
+        assert row["sampler_logprobs"].count(None) == 2 * len("\nturn 1\n")
+        assert row["reward"] > 0
 
 
 def test_without_verifiers_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
