@@ -8,13 +8,14 @@ JOBS   ?= 2
 KILLS  ?= 200
 
 VLLM   := .venv-vllm
+ENVS   := .venv-envs
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo rlhf walkthrough test lint format types unit slow-test cluster-test gpu vllm faults chaos mutants constraints clean distclean
+.PHONY: help setup demo rlhf walkthrough test lint format types unit slow-test cluster-test gpu vllm env-adapters faults chaos mutants constraints clean distclean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":[^#]*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -93,6 +94,20 @@ vllm: setup $(VLLM)/.stamp ## the tests that need vLLM: its servers on the CPU, 
 	@echo "== pytest -m vllm"
 	@POSTTRAIN_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest --quiet -m vllm tests/contract tests/rollout
 
+# Libraries of environments want hundreds of packages: an environment that also sees those of .venv.
+$(ENVS)/.stamp: constraints-envs.txt
+	@rm -f $@
+	@test -x $(ENVS)/bin/python || $(BIN)/python -m venv $(ENVS)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(ENVS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
+	@$(ENVS)/bin/python -m pip install --quiet --constraint constraints.txt --requirement constraints-envs.txt
+	@$(ENVS)/bin/python -m pip install --quiet --no-deps openenv==0.10.0
+	@touch $@
+
+env-adapters: setup $(ENVS)/.stamp ## the tests of environments of others: verifiers, OpenEnv, MCP, Gymnasium
+	@echo "== pytest tests/envs/test_adapters_*"
+	@$(ENVS)/bin/python -m pytest --quiet tests/envs/test_adapters_*.py
+
 # Torn files, harmed stages, SIGTERM, wrong clocks and killed workers come on top of the kills; a difference ends it
 # with an error. The longest cases come first, JOBS=2 at a time.
 faults: setup ## kill runs KILLS=200 times and resume them; all must end as if nothing had happened
@@ -127,5 +142,5 @@ clean: ## remove caches and build outputs; keep .venv and runs
 	rm -rf build dist mutants src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean ## clean, and remove .venv and .venv-vllm
-	rm -rf $(VENV) $(VLLM)
+distclean: clean ## clean, and remove .venv, .venv-vllm and .venv-envs
+	rm -rf $(VENV) $(VLLM) $(ENVS)

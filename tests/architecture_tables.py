@@ -81,8 +81,11 @@ STANDARD_ONLY = {"sandbox"}  # it is copied, file by file, to where untrusted co
 CONFINED = {
     "click": ["cli"],
     "gguf": ["models"],
+    "gymnasium": ["envs.adapters.gymnasium_text"],
     "matplotlib": ["walkthrough", "report.plot", "report.svg"],
+    "mcp": ["envs.adapters.mcp_tools"],
     "mpmath": ["rewards.math.evaluator"],
+    "openenv": ["envs.adapters.openenv"],
     "pyarrow": ["data", "runs"],
     "pydantic": ["config"],
     "ray": ["distributed"],
@@ -104,6 +107,7 @@ CONFINED = {
     ],
     "triton": ["fast.kernels"],
     "typer": ["cli"],
+    "verifiers": ["envs.adapters.verifiers_env"],
     "vllm": ["rollout.engines.vllm_worker"],
     "wandb": ["track.wandb"],
 }

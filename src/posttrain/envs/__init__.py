@@ -9,6 +9,10 @@ recipe names one, or a ``"module:Name"`` of any of these shapes.
 from collections.abc import Callable
 from typing import Any
 
+from posttrain.envs.adapters.gymnasium_text import GymnasiumText
+from posttrain.envs.adapters.mcp_tools import McpTools
+from posttrain.envs.adapters.openenv import OpenEnv
+from posttrain.envs.adapters.verifiers_env import VerifiersEnv
 from posttrain.envs.alphabet_sort import AlphabetSort
 from posttrain.envs.calculator import Calculator
 from posttrain.envs.guess_number import GuessNumber
@@ -28,6 +32,10 @@ ENVS: dict[str, Callable[..., Any]] = {
     "alphabet_sort": AlphabetSort,
     "guess_number": GuessNumber,
     "tic_tac_toe": TicTacToe,
+    "verifiers": VerifiersEnv,
+    "openenv": OpenEnv,
+    "mcp": McpTools,
+    "gymnasium": GymnasiumText,
 }
 
 __all__ = ["CONTEXT", "ENVS", "ScriptedEnv", "find_env", "make_env"]
