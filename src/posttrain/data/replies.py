@@ -19,7 +19,7 @@ from posttrain.data.tool_formats import Message, as_user, call_id, called
 MARK = "what0was0sampled"  # the stand-in: no template strips, splits or escapes it
 
 
-class Replies:
+class ReplyRenderer:
     """Encodes replies to the policy by a chat template: ``write`` gives its texts of chats.
 
     Without ``tools`` the template knows no messages of tools, and they become the user's.

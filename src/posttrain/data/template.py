@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from posttrain.data.chat_trial import try_template
 from posttrain.data.chats import Chat, ChatRefused, TemplateLimit, TemplateRefusal, write_chats
 from posttrain.data.control_tokens import ControlTokens, Hidden, may_open, shown
-from posttrain.data.replies import Replies
+from posttrain.data.replies import ReplyRenderer
 from posttrain.data.tool_formats import (
     PLAIN,
     SAMPLE,
@@ -180,8 +180,8 @@ class Template:
         return tool_format(lambda chat: self._as_written([(chat, False)], tools=[SAMPLE])[0])
 
     @functools.cached_property
-    def _replies(self) -> Replies:
-        return Replies(
+    def _replies(self) -> ReplyRenderer:
+        return ReplyRenderer(
             functools.partial(self._as_written, tools=()),  # they stand in the prompt already
             control=self.control,
             end_tokens=self.end_tokens,

@@ -15,7 +15,7 @@ _MOST = 2**31  # a seed is smaller
 
 
 @dataclass
-class Game:
+class GymnasiumGame:
     """One episode: its environment, and what it showed at first."""
 
     env: Any
@@ -64,17 +64,17 @@ class GymnasiumText:
                 "one with discrete actions or text"
             )
 
-    def start(self, prompt: Prompt, *, seed: int | None = None) -> Game:
+    def start(self, prompt: Prompt, *, seed: int | None = None) -> GymnasiumGame:
         """A new game, reset with the seed."""
         env = self._make()
         observation, _ = env.reset(seed=None if seed is None else seed % _MOST)
-        return Game(env, f"\n{self._shown(env, observation)}\n")
+        return GymnasiumGame(env, f"\n{self._shown(env, observation)}\n")
 
-    def opening(self, state: Game) -> str:
+    def opening(self, state: GymnasiumGame) -> str:
         """What the environment shows before the first turn."""
         return state.opening
 
-    def reply(self, state: Game, turn: Turn) -> Answer:
+    def reply(self, state: GymnasiumGame, turn: Turn) -> Answer:
         """What the environment shows now, with the reward of the turn; or the end."""
         state.turns += 1
         late = state.turns == self._max_turns
@@ -89,7 +89,7 @@ class GymnasiumText:
             return reward
         return Observation(text if self._chat else f"\n{text}\n", reward=reward)
 
-    def close(self, state: Game) -> None:
+    def close(self, state: GymnasiumGame) -> None:
         """Let the environment give back what it holds."""
         state.env.close()
 
