@@ -1,0 +1,415 @@
+"""Environments in processes that can be killed, so that no episode can hold up another, or a run.
+
+A worker hosts many episodes. Where one of them hangs or takes the memory of its worker, only that
+one is broken: the worker is replaced, and the others are played again in a new one, from their
+start and by the same turns. A worker that dies does not say by whose fault: the calls that were
+under way are tried again one by one, in a worker where nothing else runs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from queue import SimpleQueue
+from typing import Any
+
+from posttrain.envs.answers import Failure, Plain, from_plain
+from posttrain.envs.env_worker import work
+from posttrain.envs.episodes import Episodes, History, Job, Kind
+from posttrain.forked import START, Forked, check_forks, started
+from posttrain.protocols import Answer
+from posttrain.types import Prompt, Turn
+
+GRACE = 2.0  # seconds behind all limits of a call within which a worker says that one is over
+TICK = 1.0  # seconds after which workers are looked at though none has said anything
+TRIES = 3  # workers that die while a call is under way before the call is taken to be the cause
+CLOSING = 5.0  # seconds that episodes may take to close once the pool is shut down
+SHUT = "environments: the pool was shut down"
+MAX_FAILED_STARTS = 10  # workers in a row that die before they are ready
+Answered = Future[Answer | Failure]
+
+
+@dataclass(eq=False)
+class _Episode:
+    """One rollout's conversation: all that playing it again takes."""
+
+    number: int
+    prompt: Prompt
+    seed: int
+    log: list[tuple[Turn | None, Plain]]
+    worker: _Worker | None = None
+    busy: bool = False
+    closed: bool = False
+
+
+@dataclass(eq=False)
+class _Call:
+    """What is asked of an episode; ``alone`` is one that was under way when a worker died."""
+
+    episode: _Episode
+    kind: Kind
+    turn: Turn | None = None
+    future: Answered = field(default_factory=Future)
+    deaths: int = 0
+    alone: bool = False
+    due: float = 0.0
+
+    def finish(self, answer: Answer | Failure) -> None:
+        """Give the answer to who asked, unless they wait no more."""
+        try:
+            self.future.set_result(answer)
+        except InvalidStateError:
+            return
+
+
+class EnvPool:
+    """Runs an environment (or what a function makes) in ``workers`` processes, forks of this one.
+
+    Each hosts episodes whose calls run in ``threads`` threads, coroutines in a loop; ``seconds`` is
+    the limit of one call, ``memory_mb`` what a worker may take beyond what it has when it starts.
+    With ``workers=0`` all runs in this process, one call at a time, without limits. ``restarts``
+    counts the workers that were replaced, ``close_failures`` the episodes that could not be closed.
+    Any thread may call.
+
+    >>> from posttrain.envs import ScriptedEnv
+    >>> pool = EnvPool(ScriptedEnv(replies=["so?"], score=1.0), workers=0)
+    >>> episode = pool.open(Prompt(id="0", text="2+3="), seed=7)
+    >>> [pool.ask(episode, Turn(tokens=(5,), text="5")).result() for _ in range(2)]
+    ['so?', 1.0]
+    >>> pool.shutdown()
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        workers: int = 2,
+        threads: int = 16,
+        seconds: float = 30.0,
+        memory_mb: int = 2048,
+    ) -> None:
+        self.restarts = self.close_failures = self._failed_starts = 0
+        self._env, self._num_workers, self._threads = env, workers, threads
+        self._seconds, self._memory_mb = seconds, memory_mb
+        self._episodes: dict[int, _Episode] = {}
+        self._numbers = itertools.count()
+        self._failure: BaseException | None = None
+        self._here = Episodes(env) if workers == 0 else None
+        self.opens = self._here is not None and self._here.opens
+        """Whether the environment has something to say before the policy's first turn."""
+        if self._here is None:
+            check_forks("environment.workers", what="environments")
+            self._workers: list[_Worker] = []
+            self._apart: _Worker | None = None  # where suspects are tried alone
+            self._inbox: SimpleQueue[_Call] = SimpleQueue()
+            self._waiting: deque[_Call] = deque()
+            self._ears, self._mouth = os.pipe()
+            self._ready, self._stopping = threading.Event(), False
+            # Workers die with the thread that forked them: one that lives as long as the pool.
+            self._thread = threading.Thread(target=self._serve, name="environments", daemon=True)
+            self._thread.start()
+            atexit.register(self.shutdown)
+            self._ready.wait()
+            self._check()
+
+    def open(self, prompt: Prompt, *, seed: int, history: History = ()) -> int:
+        """A new episode, by a number; ``history`` is what was said in it before."""
+        number = next(self._numbers)
+        self._episodes[number] = _Episode(number, prompt, seed, list(history))
+        return number
+
+    def opening(self, episode: int) -> Answered:
+        """What the environment says before the first turn; None where nothing."""
+        return self._ask(_Call(self._episodes[episode], "opening"))
+
+    def ask(self, episode: int, turn: Turn) -> Answered:
+        """The environment's answer to the policy's turn, or how it failed; it never raises."""
+        return self._ask(_Call(self._episodes[episode], "reply", turn))
+
+    def close(self, episode: int) -> None:
+        """The episode is over, however it ended; nothing waits for what closing it takes."""
+        found = self._episodes.pop(episode)
+        found.closed = True
+        if self._failure is None:
+            self._ask(_Call(found, "close"))
+
+    def shutdown(self) -> None:
+        """End the workers, once the episodes that were closed are."""
+        if self._here is not None:
+            self._failure = self._failure or RuntimeError(SHUT)
+            self._here.stop()
+            return
+        atexit.unregister(self.shutdown)
+        if self._stopping:
+            return
+        self._until, self._stopping = time.monotonic() + CLOSING, True
+        self._wake()
+        self._thread.join()
+        os.close(self._ears)
+        os.close(self._mouth)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _ask(self, call: _Call) -> Answered:
+        self._check()
+        if self._here is None:
+            self._inbox.put(call)
+            self._wake()
+            return call.future
+
+        self._here.submit(_job(call, 0), lambda answer, stuck: self._answered(call, answer))
+        return call.future
+
+    def _wake(self) -> None:
+        os.write(self._mouth, b".")
+
+    # ------------------------------------------------------------- in the thread of the pool
+
+    def _serve(self) -> None:
+        try:
+            self._workers = [self._start() for _ in range(self._num_workers)]
+            while not self._stopping or (self._closing() and time.monotonic() < self._until):
+                self._hand_out()
+                self._listen()
+                self._end_late()
+        except BaseException as problem:  # noqa: BLE001 - raised where an answer is waited for
+            self._failure = problem
+        finally:
+            for worker in [*self._workers, *filter(None, [self._apart])]:
+                worker.kill()
+            self._failure = self._failure or RuntimeError(SHUT)
+            under_way = [call for w in self._all() for call in w.calls.values()]
+            for call in [*under_way, *self._waiting, *_drained(self._inbox)]:
+                if not call.future.done():
+                    call.future.set_exception(self._failure)
+            self._ready.set()
+
+    def _all(self) -> list[_Worker]:
+        return [*self._workers, *([] if self._apart is None else [self._apart])]
+
+    def _closing(self) -> bool:
+        """Whether episodes are still being closed, though nobody waits for it."""
+        self._waiting.extend(_drained(self._inbox))
+        under_way = [call for worker in self._all() for call in worker.calls.values()]
+        return any(call.kind == "close" for call in [*under_way, *self._waiting])
+
+    def _start(self) -> _Worker:
+        return started(
+            lambda: _Worker(self._env, threads=self._threads, memory_mb=self._memory_mb),
+            what="environments",
+            option="environment.workers",
+        )
+
+    def _hand_out(self) -> None:
+        self._waiting.extend(_drained(self._inbox))
+        for _ in range(len(self._waiting)):
+            call = self._waiting.popleft()
+            episode = call.episode
+            if episode.closed and (call.kind != "close" or episode.worker is None):
+                call.future.cancel()  # nobody reads it, or nothing is left to close
+                continue
+            worker = None if episode.busy else self._host(call)
+            if worker is None:
+                self._waiting.append(call)
+                continue
+            try:
+                worker.start(call, self._seconds, leave=worker is self._apart)
+            except OSError:  # it has died, or does not read its pipe
+                self._replace(worker)
+            except Exception as error:  # noqa: BLE001 - a prompt of what cannot be pickled
+                worker.finish(max(worker.calls), left=True)
+                reason = f"prompt cannot be sent to a worker ({error}); set environment.workers = 0"
+                call.finish(Failure(kind="raised", reason=f"was not asked: its {reason}"))
+
+    def _host(self, call: _Call) -> _Worker | None:
+        """The worker that can take a call now."""
+        if call.alone and call.kind != "close":
+            self._apart = self._apart or self._start()
+            return self._apart if self._apart.ready and not self._apart.calls else None
+        able = [call.episode.worker] if call.episode.worker is not None else self._workers
+        able = [each for each in able if each.ready and len(each.calls) < self._threads]
+        return min(able, key=lambda each: (len(each.calls), each.hosted), default=None)
+
+    def _listen(self) -> None:
+        workers = self._all()
+        lines: dict[Any, _Worker] = {worker.line: worker for worker in workers}
+        soonest = min((worker.due for worker in workers), default=0.0) - time.monotonic()
+        for line in wait([*lines, self._ears], timeout=max(0.0, min(soonest, TICK))):
+            if line == self._ears:
+                os.read(self._ears, 2**16)
+                continue
+            worker = lines[line]
+            try:
+                messages = list(worker.receive())
+            except (EOFError, OSError, ValueError):  # it has died, or sent what is no message
+                self._replace(worker)
+                continue
+            for message in messages:
+                if worker.killed:
+                    break  # by what an earlier message said: the calls of the others are asked anew
+                try:
+                    self._hear(worker, message)
+                except (KeyError, TypeError):  # no message of ours
+                    self._replace(worker)
+
+    def _hear(self, worker: _Worker, message: dict[str, Any]) -> None:
+        if "refused" in message:
+            raise RuntimeError(
+                f"task.env: the environment {message['refused']} as a worker made it\n"
+                f"{message['details']}"
+            )
+        if "opens" in message:
+            worker.ready, self.opens = True, message["opens"]
+            worker.due, self._failed_starts = _NEVER, 0
+            self._ready.set()
+            return
+        call, answer = worker.calls[message["number"]], from_plain(message["answer"])
+        if isinstance(answer, Failure) and answer.kind == "memory":
+            # Whoever took it, another call may have been the one that found none left.
+            self._replace(worker, guilty=call if worker is self._apart else None, why=answer)
+        elif message["stuck"] and isinstance(answer, Failure):
+            self._replace(worker, guilty=call, why=answer)
+        else:
+            worker.finish(message["number"], left=worker is self._apart)
+            self._answered(call, message["answer"])
+
+    def _answered(self, call: _Call, answer: Plain) -> None:
+        if call.kind == "close":
+            self.close_failures += "failure" in answer
+        call.episode.log.append((call.turn, answer))
+        call.finish(from_plain(answer))
+
+    def _end_late(self) -> None:
+        now = time.monotonic()
+        for worker in self._all():
+            ended = worker.ended  # read before its pipe: what has ended sends nothing more
+            if wait([worker.line], timeout=0):
+                continue
+            calls = list(worker.calls.values())
+            if ended:
+                self._replace(worker)  # a process that it started keeps its pipe open
+            elif now > worker.due:
+                # It cannot even say that a call is late: any of them may be what holds it up.
+                reason = f"gave no answer within {self._seconds:g} s and held up its worker"
+                late = Failure(kind="timeout", reason=reason)
+                self._replace(worker, guilty=calls[0] if len(calls) == 1 else None, why=late)
+
+    def _replace(
+        self, worker: _Worker, *, guilty: _Call | None = None, why: Failure | None = None
+    ) -> None:
+        """Replace a worker; of the calls under way the guilty one is broken, others asked anew."""
+        end = worker.end(wait=why is None)
+        worker.kill()
+        self.restarts += 1
+        if not worker.ready:
+            self._count_failed_start(end)
+        if worker is self._apart:
+            self._apart = None
+        else:
+            self._workers[self._workers.index(worker)] = self._start()
+        for episode in worker.episodes:
+            episode.worker, episode.busy = None, False
+        calls = list(worker.calls.values())
+        for call in reversed(calls):
+            if call is guilty and why is not None:
+                call.finish(why)
+                continue
+            if guilty is None:
+                call.deaths, call.alone = call.deaths + 1, True
+            if guilty is None and len(calls) == 1 and call.deaths >= TRIES:
+                reason = f"ended its worker process ({end}), {call.deaths} times"
+                call.finish(Failure(kind="crashed", reason=reason))
+            else:
+                self._waiting.appendleft(call)
+
+    def _count_failed_start(self, end: str) -> None:
+        self._failed_starts += 1
+        if self._failed_starts == MAX_FAILED_STARTS:
+            raise RuntimeError(
+                f"environments: {MAX_FAILED_STARTS} worker processes in a row ended before they "
+                f"began ({end}). Look for what ends them: is there memory for them, in this machine "
+                "and within environment.memory_mb? environment.workers = 0 does without"
+            )
+
+
+_NEVER = float("inf")
+
+
+class _Worker(Forked):
+    """A worker process, the pipe to it, the episodes that it hosts and the calls under way."""
+
+    def __init__(self, env: Any, *, threads: int, memory_mb: int) -> None:
+        self.ready = False
+        self.due = time.monotonic() + START
+        self.calls: dict[int, _Call] = {}
+        self.episodes: set[_Episode] = set()
+        self._numbers = itertools.count()
+        self._unread = b""
+        super().__init__(work, env, threads=threads, memory_mb=memory_mb)
+
+    @property
+    def hosted(self) -> int:
+        return len(self.episodes)
+
+    def start(self, call: _Call, seconds: float, *, leave: bool) -> None:
+        episode, number = call.episode, next(self._numbers)
+        known = episode.worker is self
+        methods = 1 + leave + (0 if known else 1 + len(episode.log))
+        self.calls[number] = call
+        self.episodes.add(episode)
+        job = _job(call, seconds, number=number, leave=leave, known=known)
+        episode.worker, episode.busy = self, True
+        call.due = time.monotonic() + seconds * methods + GRACE
+        self._look()
+        self.line.send(job)
+
+    def finish(self, number: int, *, left: bool) -> None:
+        call = self.calls.pop(number)
+        call.episode.busy = False
+        if left or call.kind == "close":
+            self.episodes.discard(call.episode)
+            call.episode.worker = None
+        self._look()
+
+    def _look(self) -> None:
+        self.due = min((call.due for call in self.calls.values()), default=_NEVER)
+
+    def receive(self) -> Iterator[dict[str, Any]]:
+        """The messages that have arrived; an incomplete one is kept for the next call."""
+        data = os.read(self.line.fileno(), 2**20)
+        if not data:
+            raise EOFError
+        *messages, self._unread = (self._unread + data).split(b"\n")
+        return map(json.loads, messages)
+
+
+def _job(
+    call: _Call, limit: float, *, number: int = 0, leave: bool = False, known: bool = False
+) -> Job:
+    episode = call.episode
+    return Job(
+        number=number,
+        kind=call.kind,
+        episode=episode.number,
+        prompt=episode.prompt,
+        seed=episode.seed,
+        history=() if known else tuple(episode.log),
+        turn=call.turn,
+        limit=limit,
+        leave=leave,
+    )
+
+
+def _drained(inbox: SimpleQueue[_Call]) -> list[_Call]:
+    return [inbox.get() for _ in range(inbox.qsize())]
