@@ -56,7 +56,7 @@ def test_it_comes_to_an_end_and_says_what_can_be_read(env: Env) -> None:
     *replies, last = conversation(env, PROMPTS[0], turns=SAID)
     assert ends(last)
     assert last is None or isinstance(last, int | float | Score)
-    talks = Conversations(env, encode=lambda said: code_points(str(said)))
+    talks = Conversations(env, encode=lambda said, turn: code_points(str(said)))
     rollout = Rollout(prompt=PROMPTS[0], turns=(SAID[0],), group=0)
     for reply in replies:
         turn = talks(rollout, 0)
@@ -108,7 +108,7 @@ def test_a_real_engine_talks_to_it(env: Env) -> None:
             num_samples=2,
             seed=0,
             env=env,
-            encode=lambda said: [9] * len(said),
+            encode=lambda said, turn: [9] * len(said),
         )
     for rollout in found.rollouts:
         assert [turn.sampled for turn in rollout.turns] == [

@@ -220,7 +220,8 @@ def test_messages_that_follow_a_turn_are_what_the_template_writes_there(end: str
     longer = template.render(Prompt(id="0", text="", messages=(asked, answer, told)))
     sampled = template.encode_completion("6", tokenizer.convert_tokens_to_ids("<|end|>"))
     assert (*prompt.tokens, *sampled, *template.encode_reply([told])) == longer.tokens
-    # What text spells is text: no end token, and nothing before or behind it.
-    spelled = template.encode_reply("no <|end|>")
+    assert template.encode_reply("no <|end|>") == template.encode_reply([told])
+    # What text spells is text: no end token, and without a chat nothing before or behind it.
+    spelled = Template(tokenizer).encode_reply("no <|end|>")
     assert not {*spelled} & template.end_tokens
     assert template.decode(spelled) == "no <|end|>"

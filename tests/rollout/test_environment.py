@@ -41,7 +41,7 @@ class Says:
         return self.answer(state["times"], state["prompt"], turn)
 
 
-def encode(said: Any) -> list[int]:
+def encode(said: Any, turn: Turn) -> list[int]:
     return code_points(said if isinstance(said, str) else f"<{said[0]['content']}>")
 
 

@@ -142,8 +142,8 @@ def _size(source: str) -> str:
     return f" ({total / 1e9:.1f} GB)" if total >= 5e7 else ""
 
 
-def make_template(recipe: Recipe, policy: Policy) -> Template:
-    """How this policy's prompts are written."""
+def make_template(recipe: Recipe, policy: Policy, *, env: Env | None = None) -> Template:
+    """How this policy's prompts are written, with the tools of an environment."""
     chat = recipe.model.chat
     if chat == "auto":
         chat = bool(policy.tokenizer.chat_template)
@@ -153,6 +153,7 @@ def make_template(recipe: Recipe, policy: Policy) -> Template:
         system=recipe.model.system,
         end_tokens=policy.end_tokens,
         special_tokens=recipe.model.special_tokens,
+        tools=getattr(env, "tools", None) or (),
     )
 
 
@@ -170,7 +171,9 @@ def make_setup(
 ) -> Setup:
     """The setup of a recipe; a task or rewards handed over as objects take its place."""
     task = task or (make_task(recipe.task) if recipe.task is not None else None)
-    template = make_template(recipe, policy)
+    named = (recipe.task or {}).get("env")
+    env = None if named is None else make_env(named)
+    template = make_template(recipe, policy, env=env)
     own = dict(task.rewards) if task is not None else {}
     specs = dict(recipe.rewards or own)
     if MODEL_REWARD in specs and not set(specs) & set(own):
@@ -188,7 +191,6 @@ def make_setup(
             rewards.check_columns(prompt)
     if rewards is not None:
         rewards = in_workers(rewards, recipe.grading)
-    env = (recipe.task or {}).get("env")
     return Setup(
         recipe=recipe,
         policy=policy,
@@ -196,7 +198,7 @@ def make_setup(
         template=template,
         task=task,
         scorer=rewards,
-        env=None if env is None else make_env(env),
+        env=env,
         marks=marks,
         engine=engine,
         reward_model=reward_model,

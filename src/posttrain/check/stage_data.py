@@ -56,6 +56,8 @@ def find_leaks(bench: Bench) -> Iterator[Verdict]:
 def read_texts(bench: Bench) -> Iterator[Verdict]:
     """What the tokenizer makes of the data: special tokens, characters, the messages of chats."""
     task = bench.setup.task
+    if bench.setup.env is not None:
+        bench.template.try_replies()
     rows = _readable(bench, lambda: read_rows(bench.recipe, task, stages=bench.stages))
     if rows is None:
         return

@@ -39,6 +39,10 @@ class TemplateRefusal(ValueError):  # noqa: N818 - named after what is wrong
         self.number = number
 
 
+class ChatRefused(ValueError):  # noqa: N818 - named after what is wrong
+    """A chat template raised an error: it knows no such chats."""
+
+
 class _Writer:
     """The process that writes chats: started on first use, restarted where something killed it."""
 
@@ -117,7 +121,7 @@ atexit.register(_writer.close)
 def write_chats(template: str, chats: Sequence[Chat], *, names: Mapping[str, Any]) -> list[str]:
     """The texts of chats; with a reply to come, a text ends where the assistant begins.
 
-    ``names`` are what the template may ask for beside the messages: the special tokens.
+    ``names`` are what the template may ask for beside the messages: special tokens and tools.
     """
     texts: list[str] = []
     for start in range(0, len(chats), TOGETHER):

@@ -11,28 +11,30 @@ import dataclasses
 import functools
 import json
 import unicodedata
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from posttrain.data.chats import Chat, TemplateLimit, TemplateRefusal, write_chats
+from posttrain.data.chat_trial import try_template
+from posttrain.data.chats import Chat, ChatRefused, TemplateLimit, TemplateRefusal, write_chats
 from posttrain.data.control_tokens import ControlTokens, Hidden, may_open, shown
-from posttrain.types import Prompt
+from posttrain.data.replies import Replies
+from posttrain.data.tool_formats import (
+    PLAIN,
+    SAMPLE,
+    Message,
+    describe_tools,
+    tool_format,
+    with_tools,
+)
+from posttrain.types import Prompt, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = Mapping[str, Any]
-SHOWN = 300  # characters of what a template wrote, in an error
-
 
 class PromptTooLong(ValueError):  # noqa: N818 - named after what is wrong
     """A prompt has more tokens than allowed; a caller may leave it out, and must say so."""
-
-
-class ChatRefused(ValueError):  # noqa: N818 - named after what is wrong
-    """A chat template raised an error: it knows no such chats."""
 
 
 class Template:
@@ -42,7 +44,8 @@ class Template:
     each prompt decide (messages are chat, text is not). ``system`` opens every chat that has no
     system message. ``end_tokens`` are those of the policy; without, the tokenizer's own. A special
     token that the text of a prompt or completion spells is read as text, unless
-    ``special_tokens`` is "tokens". A chat template that leaves out a message is refused.
+    ``special_tokens`` is "tokens". A chat template that leaves out a message is refused. ``tools``
+    are JSON schemas: the chat template writes them, or they stand in plain text before the prompt.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Template:
         max_prompt_tokens: int | None = None,
         end_tokens: Sequence[int] = (),
         special_tokens: Literal["text", "tokens"] = "text",
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         if chat is False and system:
             raise ValueError("system: a system message needs a chat; set chat = true")
@@ -62,9 +66,10 @@ class Template:
         self.system = system
         self.max_prompt_tokens = max_prompt_tokens
         self.end_tokens = frozenset(end_tokens or {tokenizer.eos_token_id} - {None})
+        self.tools = tuple(tools)
         self._special_tokens = special_tokens
         self._ahead: dict[str, str] = {}
-        self._tried: set[tuple[str, ...]] = set()
+        self._tried: set[tuple[tuple[str, bool], ...]] = set()
         # Only the start tokens: some tokenizers also put an end token behind every text.
         start = tokenizer.bos_token_id
         self._start = (start,) if start is not None and self._starts_with(start) else ()
@@ -78,7 +83,7 @@ class Template:
         if self.tokenizer.chat_template and may_open(self.tokenizer):
             turns = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
             with contextlib.suppress(ChatRefused):  # a template may refuse such a chat
-                [written] = self._as_written([(turns, True)])
+                [written] = self._as_written([(turns, True)], tools=())
         return ControlTokens(
             self.tokenizer,
             end_tokens=self.end_tokens,
@@ -125,7 +130,7 @@ class Template:
         Each assistant turn is what its template adds to the prompt before it, up to its end token:
         so a turn is learned from the very tokens that will stand there when it is asked for.
         """
-        messages = self._with_system(messages)
+        messages = self._opened(messages)
         if not any(message["role"] == "assistant" for message in messages):
             raise ValueError("messages: no assistant turn, so there is nothing to learn from")
         text = ""
@@ -143,21 +148,58 @@ class Template:
             text = through
         return tuple(tokens), tuple(mask)
 
-    def encode_reply(self, reply: str | Sequence[Message]) -> tuple[int, ...]:
-        """The tokens of a reply to a policy's turn: text as it is, messages by the chat template.
+    def encode_reply(
+        self, reply: str | Sequence[Message], turn: Turn | None = None
+    ) -> tuple[int, ...]:
+        """The tokens of a reply to the policy's ``turn``; without one, to a turn that has ended.
 
-        Messages become what the chat template writes from an assistant's end token up to where the
-        assistant speaks again. A special token that they spell is read as text.
+        Messages become what the chat template writes from behind that turn up to where the
+        assistant speaks again. In a chat text is a message of the user, but where a stop string
+        left the turn open: there, and without a chat, it is read as it stands. A special token that
+        a reply spells is read as text.
         """
+        ended = turn is None or not self.end_tokens.isdisjoint(turn.tokens[-1:])
         if isinstance(reply, str):
-            return self.control.encode(reply)
-        turns: list[Message] = [{"role": role, "content": "a"} for role in ("user", "assistant")]
-        chat, hidden = self.control.hide([*turns, *reply])
-        asked = self._chat_text(chat[:1], reply=True)
-        answered = self._chat_text(chat[:2], reply=False)
-        turn = self.control.encode(_suffix(answered, asked), hidden)
-        after = self.control.encode(_suffix(self._chat_text(chat, reply=True), answered), hidden)
-        return (*turn[self._length_to_end(turn) :], *after)
+            goes_on = not ended and turn is not None and turn.stop_reason == "stop_string"
+            if not self.chat or goes_on:
+                return self.control.encode(reply)
+            reply = [{"role": "user", "content": reply}]
+        return self._replies.encode(reply, ended=ended)
+
+    def try_replies(self) -> None:
+        """Refuse a chat template that cannot write what an environment replies, and say why."""
+        if self.chat:
+            for roles in [("user",), *([("tool",), ("tool", "tool")] if self.tools else [])]:
+                self._replies.try_roles(roles)
+
+    @functools.cached_property
+    def tool_format(self) -> str:
+        """The format in which the chat template writes calls, "json_tags" where it knows none."""
+        if not self.tokenizer.chat_template:
+            return PLAIN
+        return tool_format(lambda chat: self._as_written([(chat, False)], tools=[SAMPLE])[0])
+
+    @functools.cached_property
+    def _replies(self) -> Replies:
+        return Replies(
+            self._as_written,
+            control=self.control,
+            end_tokens=self.end_tokens,
+            tools=self.tool_format != PLAIN,
+        )
+
+    @functools.cached_property
+    def _own_tools(self) -> Sequence[Mapping[str, Any]]:
+        """The tools that the chat template writes itself."""
+        if not self.tools or self.tool_format == PLAIN:
+            return ()
+        spelled = self.control.spelled(json.dumps(self.tools, ensure_ascii=False))
+        if spelled and self.control.as_text:
+            raise ValueError(
+                f"tools: their schemas spell the special token {min(spelled)!r}, which could end "
+                "the prompt's turn; change their descriptions"
+            )
+        return self.tools
 
     def prepare(
         self, prompts: Sequence[Prompt] = (), *, conversations: Sequence[Sequence[Message]] = ()
@@ -171,7 +213,7 @@ class Template:
             if self._is_written(prompt):
                 chats.append((self.control.hide(self._messages(prompt))[0], True))
         for messages in conversations:
-            chat, _ = self.control.hide(self._with_system(messages))
+            chat, _ = self.control.hide(self._opened(messages))
             for index in _answers(chat):
                 chats += [(chat[:index], True), (chat[: index + 1], False)]
         distinct = {_key(messages, reply): (messages, reply) for messages, reply in chats}
@@ -222,12 +264,14 @@ class Template:
         return self._is_chat(prompt) or (chat_only and bool(self.tokenizer.chat_template))
 
     def _messages(self, prompt: Prompt) -> Sequence[Message]:
-        return self._with_system(prompt.messages or [{"role": "user", "content": prompt.text}])
+        return self._opened(prompt.messages or [{"role": "user", "content": prompt.text}])
 
-    def _with_system(self, messages: Sequence[Message]) -> list[Message]:
-        if not self.system or any(message["role"] == "system" for message in messages):
-            return list(messages)
-        return [{"role": "system", "content": self.system}, *messages]
+    def _opened(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with the system's, and with tools that the template cannot write."""
+        if self.system and not any(message["role"] == "system" for message in messages):
+            messages = [{"role": "system", "content": self.system}, *messages]
+        told = self.tools and self.tool_format == PLAIN
+        return with_tools(messages, self.tools) if told else list(messages)
 
     def _plain(self, prompt: Prompt) -> tuple[str, tuple[int, ...]]:
         if self.system:
@@ -238,10 +282,11 @@ class Template:
         if prompt.messages and not prompt.text:
             self._need_chat_template()
             raise ValueError(f"prompt {prompt.id!r}: it has messages only; set chat = true")
-        tokens = self.control.encode(prompt.text)
+        text = f"{describe_tools(self.tools)}\n\n{prompt.text}" if self.tools else prompt.text
+        tokens = self.control.encode(text)
         if tokens[: len(self._start)] == self._start:
-            return prompt.text, tokens
-        return f"{self.tokenizer.bos_token}{prompt.text}", (*self._start, *tokens)
+            return text, tokens
+        return f"{self.tokenizer.bos_token}{text}", (*self._start, *tokens)
 
     def _starts_with(self, token: int) -> bool:
         return self.tokenizer("a").input_ids[:1] == [token]
@@ -274,47 +319,20 @@ class Template:
             self.try_chat(self._messages(prompt))
 
     def try_chat(self, messages: Sequence[Message]) -> None:
-        """Refuse a chat template that leaves out a message of such a chat, and say what it wrote.
+        """:func:`try_template` of a chat, once for chats of the same kind."""
+        kinds = tuple((message["role"], bool(message.get("tool_calls"))) for message in messages)
+        if kinds and kinds not in self._tried:
+            try_template(messages, self._as_written, file=self._file())
+            self._tried.add(kinds)
 
-        A template that writes other roles like the user's gets a warning.
-        """
-        roles = tuple(message["role"] for message in messages)
-        if not roles or roles in self._tried:
-            return
-        contents = [f"message {number} of {len(roles)}." for number in range(1, len(roles) + 1)]
-        chat = [{**m, "content": text} for m, text in zip(messages, contents, strict=True)]
-        reply = roles[-1] != "assistant"
-        [text] = self._as_written([(chat, reply)])
-        found = zip(roles, contents, strict=True)
-        left_out = [role for role, content in found if content not in text]
-        if left_out:
-            system = "remove the system message (model.system, or from the data), or "
-            raise ValueError(
-                f"chat: the chat template ({self._file()}) leaves out the {left_out[0]}'s message: "
-                f"of a chat of {', '.join(roles)} it writes {text[:SHOWN]!r}; "
-                f"{system if left_out[0] == 'system' else ''}mend the template, or set "
-                "chat = false and write plain prompts"
-            )
-        for role in sorted({*roles} - {"user"}):
-            others = [{**m, "role": "user"} if m["role"] == role else m for m in chat]
-            try:
-                [same] = self._as_written([(others, reply)])
-            except ChatRefused:
-                continue  # the template refuses the other role, so it tells them apart
-            if same == text:
-                warnings.warn(
-                    f"chat: the chat template ({self._file()}) writes the {role}'s messages like "
-                    f"the user's, so that the model cannot tell them apart: {text[:SHOWN]!r}; "
-                    "mend the template, unless that is meant",
-                    stacklevel=2,
-                )
-        self._tried.add(roles)
-
-    def _as_written(self, chats: Sequence[Chat]) -> list[str]:
+    def _as_written(
+        self, chats: Sequence[Chat], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[str]:
         self._need_chat_template()
-        names = self.tokenizer.special_tokens_map
+        given = list(self._own_tools if tools is None else tools) or None
+        names = {**self.tokenizer.special_tokens_map, "tools": given}
         try:
-            return write_chats(self.tokenizer.get_chat_template(), chats, names=names)
+            return write_chats(self.tokenizer.get_chat_template(tools=given), chats, names=names)
         except TemplateLimit as error:
             raise ValueError(
                 f"chat: the chat template ({self._file()}) {error}; mend it, or set chat = false "

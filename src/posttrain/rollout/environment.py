@@ -10,8 +10,8 @@ from posttrain.protocols import Env
 from posttrain.rewards.bound import BoundReward, checked, raised
 from posttrain.types import Observation, Rollout, Score, Turn
 
-Encode = Callable[[str | Sequence[Mapping[str, str]]], Sequence[int]]
-"""The tokens of a text, or of messages, that follow a turn of the policy."""
+Encode = Callable[[str | Sequence[Mapping[str, Any]], Turn], Sequence[int]]
+"""The tokens of a text, or of messages, that follow this turn of the policy."""
 
 
 class Conversations:
@@ -36,9 +36,10 @@ class Conversations:
                 self._states[number] = self._env.start(rollout.prompt)
             answer = self._env.reply(self._states[number], rollout.turns[-1])
             if isinstance(answer, Observation):
-                return replace(self._turn(answer.content), reward=float(answer.reward))
+                turn = self._turn(answer.content, to=rollout.turns[-1])
+                return replace(turn, reward=float(answer.reward))
             if isinstance(answer, str | list | tuple):
-                return self._turn(answer)
+                return self._turn(answer, to=rollout.turns[-1])
         except Exception as error:  # noqa: BLE001 - the reason is kept: broken, not wrong
             below = error.__traceback__ and error.__traceback__.tb_next  # a user wants their own
             self.scores[number] = raised(self._judge, error.with_traceback(below))
@@ -48,15 +49,15 @@ class Conversations:
             self.scores[number] = replace(score, value=score.value + earned) if earned else score
         return None
 
-    def _turn(self, answer: Any) -> Turn:
+    def _turn(self, answer: Any, *, to: Turn) -> Turn:
         if not answer:
             raise ValueError("an empty reply; return None, or a score, to end the rollout")
         if isinstance(answer, str):
-            return Turn(tokens=tuple(self._encode(answer)), text=answer)
+            return Turn(tokens=tuple(self._encode(answer, to)), text=answer)
         if all(isinstance(each, int) for each in answer):
             return Turn(tokens=tuple(answer), text="")
         text = "\n".join(message["content"] for message in answer)
-        return Turn(tokens=tuple(self._encode(answer)), text=text)
+        return Turn(tokens=tuple(self._encode(answer, to)), text=text)
 
 
 def talking(env: Env | None, encode: Encode | None) -> Conversations | None:
@@ -64,7 +65,7 @@ def talking(env: Env | None, encode: Encode | None) -> Conversations | None:
     return None if env is None else Conversations(env, encode=encode or _no_tokens)
 
 
-def _no_tokens(said: object) -> Sequence[int]:
+def _no_tokens(said: object, turn: Turn) -> Sequence[int]:
     raise ValueError("no tokenizer for an environment that says text; give collect_scored encode=")
 
 

@@ -45,7 +45,9 @@ def generate_from(
     check_model(recipe.model.name)
     device = choose_device(recipe)
     policy = make_policy(recipe, recipe.model.name, device=device)
-    template = make_template(recipe, policy)
+    named = (recipe.task or {}).get("env")
+    env = None if named is None else make_env(named)
+    template = make_template(recipe, policy, env=env)
     engine = make_engine("native", policy, template=template, compute=recipe.model.compute)
     question = template.render(Prompt(id="prompt", text=prompt))
     limit = context_length(policy.model)
@@ -55,8 +57,7 @@ def generate_from(
     tokens = min(longest, room) if max_new_tokens is None else max_new_tokens
     ends = tuple(recipe.rl.stop) if recipe.rl is not None else ()
     sampling = Sampling(max_new_tokens=tokens, stop=ends, **drawing)
-    env = (recipe.task or {}).get("env")
-    talks = talking(None if env is None else make_env(env), template.encode_reply)
+    talks = talking(env, template.encode_reply)
     with until_done(engine), phase("sampling", total=num_samples, unit="answers"):
         answers = collect(
             engine, [question], sampling=sampling, num_samples=num_samples, seed=seed, reply=talks
