@@ -16,9 +16,12 @@ from posttrain.config import ModelSection, Recipe, Resolved
 from posttrain.config.specs import MODEL_REWARD
 from posttrain.data.template import Template
 from posttrain.envs import make_env
+from posttrain.envs.env_pool import EnvPool
+from posttrain.models.cache import context_length
 from posttrain.models.load import Policy, load_policy
 from posttrain.protocols import Engine, Env, Scorer, Task
 from posttrain.rewards.scorer import RewardScorer
+from posttrain.rollout.environment import Environment
 from posttrain.tasks import make_task
 from posttrain.track.progress import phase
 from posttrain.types.marks import Marks
@@ -52,7 +55,7 @@ class Setup:
     template: Template
     task: Task | None = None
     scorer: Scorer | None = None
-    env: Env | None = None
+    env: Environment | None = None
     marks: Marks = field(default_factory=Marks)
     engine: Engine | None = None
     reward_model: Path | None = None
@@ -72,6 +75,8 @@ class Setup:
     def close(self) -> None:
         """End what runs beside this process."""
         close(self.scorer)
+        if self.env is not None:
+            self.env.close()
 
 
 def choose_device(recipe: Recipe) -> str:
@@ -198,11 +203,34 @@ def make_setup(
         template=template,
         task=task,
         scorer=rewards,
-        env=env,
+        env=make_environment(recipe, env, template=template, policy=policy),
         marks=marks,
         engine=engine,
         reward_model=reward_model,
         cluster=cluster,
+    )
+
+
+def make_environment(
+    recipe: Recipe, env: Env | None, *, template: Template, policy: Policy
+) -> Environment | None:
+    """The environment of a recipe where it says that it runs; close it when done."""
+    if env is None:
+        return None
+    given = recipe.environment
+    return Environment(
+        pool=EnvPool(
+            env,
+            workers=given.workers,
+            threads=given.threads,
+            seconds=given.seconds,
+            memory_mb=given.memory_mb,
+        ),
+        encode=template.encode_reply,
+        render=template.render,
+        max_turns=given.max_turns,
+        max_tokens=given.max_tokens,
+        longest=context_length(policy.model),
     )
 
 

@@ -10,65 +10,24 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import json
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from queue import SimpleQueue
 from typing import Any
 
 from posttrain.envs.answers import Failure, Plain, from_plain
-from posttrain.envs.env_worker import work
-from posttrain.envs.episodes import Episodes, History, Job, Kind
-from posttrain.forked import START, Forked, check_forks, started
-from posttrain.protocols import Answer
+from posttrain.envs.episodes import CLOSING, Episodes, History
+from posttrain.envs.hosting import NEVER, Answered, Call, Episode, Worker, make_job
+from posttrain.forked import check_forks, started
 from posttrain.types import Prompt, Turn
 
-GRACE = 2.0  # seconds behind all limits of a call within which a worker says that one is over
 TICK = 1.0  # seconds after which workers are looked at though none has said anything
 TRIES = 3  # workers that die while a call is under way before the call is taken to be the cause
-CLOSING = 5.0  # seconds that episodes may take to close once the pool is shut down
 SHUT = "environments: the pool was shut down"
 MAX_FAILED_STARTS = 10  # workers in a row that die before they are ready
-Answered = Future[Answer | Failure]
-
-
-@dataclass(eq=False)
-class _Episode:
-    """One rollout's conversation: all that playing it again takes."""
-
-    number: int
-    prompt: Prompt
-    seed: int
-    log: list[tuple[Turn | None, Plain]]
-    worker: _Worker | None = None
-    busy: bool = False
-    closed: bool = False
-
-
-@dataclass(eq=False)
-class _Call:
-    """What is asked of an episode; ``alone`` is one that was under way when a worker died."""
-
-    episode: _Episode
-    kind: Kind
-    turn: Turn | None = None
-    future: Answered = field(default_factory=Future)
-    deaths: int = 0
-    alone: bool = False
-    due: float = 0.0
-
-    def finish(self, answer: Answer | Failure) -> None:
-        """Give the answer to who asked, unless they wait no more."""
-        try:
-            self.future.set_result(answer)
-        except InvalidStateError:
-            return
 
 
 class EnvPool:
@@ -100,7 +59,7 @@ class EnvPool:
         self.restarts = self.close_failures = self._failed_starts = 0
         self._env, self._num_workers, self._threads = env, workers, threads
         self._seconds, self._memory_mb = seconds, memory_mb
-        self._episodes: dict[int, _Episode] = {}
+        self._episodes: dict[int, Episode] = {}
         self._numbers = itertools.count()
         self._failure: BaseException | None = None
         self._here = Episodes(env) if workers == 0 else None
@@ -108,10 +67,10 @@ class EnvPool:
         """Whether the environment has something to say before the policy's first turn."""
         if self._here is None:
             check_forks("environment.workers", what="environments")
-            self._workers: list[_Worker] = []
-            self._apart: _Worker | None = None  # where suspects are tried alone
-            self._inbox: SimpleQueue[_Call] = SimpleQueue()
-            self._waiting: deque[_Call] = deque()
+            self._workers: list[Worker] = []
+            self._apart: Worker | None = None  # where suspects are tried alone
+            self._inbox: SimpleQueue[Call] = SimpleQueue()
+            self._waiting: deque[Call] = deque()
             self._ears, self._mouth = os.pipe()
             self._ready, self._stopping = threading.Event(), False
             # Workers die with the thread that forked them: one that lives as long as the pool.
@@ -124,23 +83,23 @@ class EnvPool:
     def open(self, prompt: Prompt, *, seed: int, history: History = ()) -> int:
         """A new episode, by a number; ``history`` is what was said in it before."""
         number = next(self._numbers)
-        self._episodes[number] = _Episode(number, prompt, seed, list(history))
+        self._episodes[number] = Episode(number, prompt, seed, list(history))
         return number
 
     def opening(self, episode: int) -> Answered:
         """What the environment says before the first turn; None where nothing."""
-        return self._ask(_Call(self._episodes[episode], "opening"))
+        return self._ask(Call(self._episodes[episode], "opening"))
 
     def ask(self, episode: int, turn: Turn) -> Answered:
         """The environment's answer to the policy's turn, or how it failed; it never raises."""
-        return self._ask(_Call(self._episodes[episode], "reply", turn))
+        return self._ask(Call(self._episodes[episode], "reply", turn))
 
     def close(self, episode: int) -> None:
         """The episode is over, however it ended; nothing waits for what closing it takes."""
         found = self._episodes.pop(episode)
         found.closed = True
         if self._failure is None:
-            self._ask(_Call(found, "close"))
+            self._ask(Call(found, "close"))
 
     def shutdown(self) -> None:
         """End the workers, once the episodes that were closed are."""
@@ -161,14 +120,14 @@ class EnvPool:
         if self._failure is not None:
             raise self._failure
 
-    def _ask(self, call: _Call) -> Answered:
+    def _ask(self, call: Call) -> Answered:
         self._check()
         if self._here is None:
             self._inbox.put(call)
             self._wake()
             return call.future
 
-        self._here.submit(_job(call, 0), lambda answer, stuck: self._answered(call, answer))
+        self._here.submit(make_job(call, 0), lambda answer, stuck: self._answered(call, answer))
         return call.future
 
     def _wake(self) -> None:
@@ -195,7 +154,7 @@ class EnvPool:
                     call.future.set_exception(self._failure)
             self._ready.set()
 
-    def _all(self) -> list[_Worker]:
+    def _all(self) -> list[Worker]:
         return [*self._workers, *([] if self._apart is None else [self._apart])]
 
     def _closing(self) -> bool:
@@ -204,9 +163,9 @@ class EnvPool:
         under_way = [call for worker in self._all() for call in worker.calls.values()]
         return any(call.kind == "close" for call in [*under_way, *self._waiting])
 
-    def _start(self) -> _Worker:
+    def _start(self) -> Worker:
         return started(
-            lambda: _Worker(self._env, threads=self._threads, memory_mb=self._memory_mb),
+            lambda: Worker(self._env, threads=self._threads, memory_mb=self._memory_mb),
             what="environments",
             option="environment.workers",
         )
@@ -232,7 +191,7 @@ class EnvPool:
                 reason = f"prompt cannot be sent to a worker ({error}); set environment.workers = 0"
                 call.finish(Failure(kind="raised", reason=f"was not asked: its {reason}"))
 
-    def _host(self, call: _Call) -> _Worker | None:
+    def _host(self, call: Call) -> Worker | None:
         """The worker that can take a call now."""
         if call.alone and call.kind != "close":
             self._apart = self._apart or self._start()
@@ -243,7 +202,7 @@ class EnvPool:
 
     def _listen(self) -> None:
         workers = self._all()
-        lines: dict[Any, _Worker] = {worker.line: worker for worker in workers}
+        lines: dict[Any, Worker] = {worker.line: worker for worker in workers}
         soonest = min((worker.due for worker in workers), default=0.0) - time.monotonic()
         for line in wait([*lines, self._ears], timeout=max(0.0, min(soonest, TICK))):
             if line == self._ears:
@@ -263,7 +222,7 @@ class EnvPool:
                 except (KeyError, TypeError):  # no message of ours
                     self._replace(worker)
 
-    def _hear(self, worker: _Worker, message: dict[str, Any]) -> None:
+    def _hear(self, worker: Worker, message: dict[str, Any]) -> None:
         if "refused" in message:
             raise RuntimeError(
                 f"task.env: the environment {message['refused']} as a worker made it\n"
@@ -271,7 +230,7 @@ class EnvPool:
             )
         if "opens" in message:
             worker.ready, self.opens = True, message["opens"]
-            worker.due, self._failed_starts = _NEVER, 0
+            worker.due, self._failed_starts = NEVER, 0
             self._ready.set()
             return
         call, answer = worker.calls[message["number"]], from_plain(message["answer"])
@@ -284,7 +243,7 @@ class EnvPool:
             worker.finish(message["number"], left=worker is self._apart)
             self._answered(call, message["answer"])
 
-    def _answered(self, call: _Call, answer: Plain) -> None:
+    def _answered(self, call: Call, answer: Plain) -> None:
         if call.kind == "close":
             self.close_failures += "failure" in answer
         call.episode.log.append((call.turn, answer))
@@ -306,7 +265,7 @@ class EnvPool:
                 self._replace(worker, guilty=calls[0] if len(calls) == 1 else None, why=late)
 
     def _replace(
-        self, worker: _Worker, *, guilty: _Call | None = None, why: Failure | None = None
+        self, worker: Worker, *, guilty: Call | None = None, why: Failure | None = None
     ) -> None:
         """Replace a worker; of the calls under way the guilty one is broken, others asked anew."""
         end = worker.end(wait=why is None)
@@ -338,78 +297,10 @@ class EnvPool:
         if self._failed_starts == MAX_FAILED_STARTS:
             raise RuntimeError(
                 f"environments: {MAX_FAILED_STARTS} worker processes in a row ended before they "
-                f"began ({end}). Look for what ends them: is there memory for them, in this machine "
+                f"began ({end}). Look for what ends them: is there memory for them, here "
                 "and within environment.memory_mb? environment.workers = 0 does without"
             )
 
 
-_NEVER = float("inf")
-
-
-class _Worker(Forked):
-    """A worker process, the pipe to it, the episodes that it hosts and the calls under way."""
-
-    def __init__(self, env: Any, *, threads: int, memory_mb: int) -> None:
-        self.ready = False
-        self.due = time.monotonic() + START
-        self.calls: dict[int, _Call] = {}
-        self.episodes: set[_Episode] = set()
-        self._numbers = itertools.count()
-        self._unread = b""
-        super().__init__(work, env, threads=threads, memory_mb=memory_mb)
-
-    @property
-    def hosted(self) -> int:
-        return len(self.episodes)
-
-    def start(self, call: _Call, seconds: float, *, leave: bool) -> None:
-        episode, number = call.episode, next(self._numbers)
-        known = episode.worker is self
-        methods = 1 + leave + (0 if known else 1 + len(episode.log))
-        self.calls[number] = call
-        self.episodes.add(episode)
-        job = _job(call, seconds, number=number, leave=leave, known=known)
-        episode.worker, episode.busy = self, True
-        call.due = time.monotonic() + seconds * methods + GRACE
-        self._look()
-        self.line.send(job)
-
-    def finish(self, number: int, *, left: bool) -> None:
-        call = self.calls.pop(number)
-        call.episode.busy = False
-        if left or call.kind == "close":
-            self.episodes.discard(call.episode)
-            call.episode.worker = None
-        self._look()
-
-    def _look(self) -> None:
-        self.due = min((call.due for call in self.calls.values()), default=_NEVER)
-
-    def receive(self) -> Iterator[dict[str, Any]]:
-        """The messages that have arrived; an incomplete one is kept for the next call."""
-        data = os.read(self.line.fileno(), 2**20)
-        if not data:
-            raise EOFError
-        *messages, self._unread = (self._unread + data).split(b"\n")
-        return map(json.loads, messages)
-
-
-def _job(
-    call: _Call, limit: float, *, number: int = 0, leave: bool = False, known: bool = False
-) -> Job:
-    episode = call.episode
-    return Job(
-        number=number,
-        kind=call.kind,
-        episode=episode.number,
-        prompt=episode.prompt,
-        seed=episode.seed,
-        history=() if known else tuple(episode.log),
-        turn=call.turn,
-        limit=limit,
-        leave=leave,
-    )
-
-
-def _drained(inbox: SimpleQueue[_Call]) -> list[_Call]:
+def _drained(inbox: SimpleQueue[Call]) -> list[Call]:
     return [inbox.get() for _ in range(inbox.qsize())]

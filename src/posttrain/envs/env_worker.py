@@ -18,7 +18,6 @@ from posttrain.envs.answers import Plain, failed
 from posttrain.envs.episodes import Episodes
 from posttrain.forked import settle
 
-
 _ARENA_MAX = -8  # of mallopt
 STACK_MB = 8  # address space of a thread, which the memory limit counts
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from posttrain.envs.answers import Failure, Plain, failed, to_plain
 from posttrain.types import Prompt, Turn
 
+CLOSING = 5.0  # seconds that episodes may take to close once all is over
 Kind = Literal["opening", "reply", "close"]
 History = Sequence[tuple[Turn | None, Plain]]
 """Turns of the policy, each with its answer; None in the place of a turn asks for the opening."""
@@ -22,8 +23,8 @@ History = Sequence[tuple[Turn | None, Plain]]
 class Job:
     """One call of an environment; where the episode is not known here, it is played up to it.
 
-    ``limit`` are the seconds that a method may take, 0: any. With ``leave`` the state is closed behind
-    it.
+    ``limit`` are the seconds that a method may take, 0: any. With ``leave`` the state is
+    closed behind it.
     """
 
     number: int
@@ -60,12 +61,21 @@ class Episodes:
         asyncio.run_coroutine_threadsafe(self._run(job, done), self._loop)
 
     def stop(self) -> None:
-        """End the loop; what runs in it is left."""
+        """End the loop; what runs in it has a few seconds to end."""
+        asyncio.run_coroutine_threadsafe(self._drain(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _drain(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            _, left = await asyncio.wait(others, timeout=CLOSING)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
     async def _run(self, job: Job, done: Callable[[Plain, bool], None]) -> None:
         stuck = False
@@ -125,7 +135,7 @@ class Episodes:
             raise
 
 
-class _Late(Exception):
+class _Late(Exception):  # noqa: N818 - named after what is wrong
     """A call took too long; ``stuck`` says that it cannot be ended, short of its process."""
 
     def __init__(self, *, stuck: bool) -> None:

@@ -9,7 +9,12 @@ from typing import Any
 
 from posttrain.build.model_source import Source, over
 from posttrain.build.sampler import make_engine, until_done
-from posttrain.build.setup import choose_device, make_policy, make_template
+from posttrain.build.setup import (
+    choose_device,
+    make_environment,
+    make_policy,
+    make_template,
+)
 from posttrain.envs import make_env
 from posttrain.models.cache import context_length
 from posttrain.rollout.collect import collect
@@ -57,11 +62,21 @@ def generate_from(
     tokens = min(longest, room) if max_new_tokens is None else max_new_tokens
     ends = tuple(recipe.rl.stop) if recipe.rl is not None else ()
     sampling = Sampling(max_new_tokens=tokens, stop=ends, **drawing)
-    talks = talking(env, template.encode_reply)
+    environment = make_environment(recipe, env, template=template, policy=policy)
+    talks = talking(environment)
     with until_done(engine), phase("sampling", total=num_samples, unit="answers"):
-        answers = collect(
-            engine, [question], sampling=sampling, num_samples=num_samples, seed=seed, reply=talks
-        )
+        try:
+            answers = collect(
+                engine,
+                [question],
+                sampling=sampling,
+                num_samples=num_samples,
+                seed=seed,
+                reply=talks,
+            )
+        finally:
+            if environment is not None:
+                environment.close()
     if talks is None:
         return answers
     broken = next((score.reason for score in talks.scores.values() if not score.ok), "")
