@@ -63,13 +63,13 @@ def test_it_comes_to_an_end_and_says_what_can_be_read(env: Env, workers: int) ->
     encode = lambda said, turn: code_points(str(said))  # noqa: E731
     talks = Conversations(Environment(pool=pool, encode=encode))
     rollout = Rollout(prompt=PROMPTS[0], turns=(SAID[0],), group=0)
-    for number, reply in enumerate(replies):
-        rollout = replace(rollout, turns=(SAID[0], *(SAID[number % 2],) * number))
+    for reply in replies:
         turn = talks(rollout, 0).result()
         assert turn is not None
         assert turn.tokens
         assert not turn.sampled
         assert turn.text == (reply if isinstance(reply, str) else "")
+        rollout = replace(rollout, turns=(*rollout.turns, turn, SAID[0]))
     assert talks(rollout, 0).result() is None
     talks.close()
     pool.shutdown()
