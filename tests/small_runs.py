@@ -73,5 +73,12 @@ def same_weights(first: Path, second: Path) -> bool:
 
 def timeless(records: list[dict[str, float]]) -> list[dict[str, float]]:
     """Records without what a clock measured, or what befell the graders."""
-    left_out = ("time/", "rollout/tokens_per_second", "reward/workers_died", "prefer/workers_died")
+    left_out = (
+        "time/",
+        "rollout/tokens_per_second",
+        "reward/workers_died",
+        "prefer/workers_died",
+        "env/wait_share",
+        "env/restarts",
+    )
     return [{k: v for k, v in record.items() if not k.startswith(left_out)} for record in records]

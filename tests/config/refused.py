@@ -321,6 +321,21 @@ PREFERENCE_REFUSED: dict[str, Cases] = {
             SOURCE_MISSING,
         ),
     ],
+    "environment_nowhere": [
+        (
+            {"environment": {"workers": 4}, "rl": {}},
+            "environment.workers: no environment is named; set task.env, or drop it",
+        ),
+        (
+            {
+                "task": {"name": "sums", "env": "scripted"},
+                "environment": {"max_tokens": 8},
+                "rl": {"max_new_tokens": 9},
+            },
+            "environment.max_tokens: 8 leaves no room for one turn of rl.max_new_tokens = 9; "
+            "raise it, or set 0",
+        ),
+    ],
     "environment_without_a_part": [
         (
             {"task": {"name": "sums", "env": "scripted"}, "prefer": {}},

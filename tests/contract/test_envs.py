@@ -4,18 +4,20 @@ and an end.
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from posttrain.envs import ENVS, make_env
+from posttrain.envs.env_pool import EnvPool
 from posttrain.models.load import load_policy
 from posttrain.protocols import Answer, Env
 from posttrain.rollout.collect import collect_scored
 from posttrain.rollout.engines import NativeEngine
 from posttrain.rollout.engines.scripted import code_points
-from posttrain.rollout.environment import Conversations
+from posttrain.rollout.environment import Conversations, Environment
 from posttrain.types import Prompt, Rollout, Sampling, Score, Turn
 
 SPECS: dict[str, dict[str, Any]] = {
@@ -63,19 +65,25 @@ def test_every_environment_is_here() -> None:
     assert {spec["name"] for spec in SPECS.values()} | ADAPTERS == set(ENVS)
 
 
-def test_it_comes_to_an_end_and_says_what_can_be_read(env: Env) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_it_comes_to_an_end_and_says_what_can_be_read(env: Env, workers: int) -> None:
     *replies, last = conversation(env, PROMPTS[0], turns=SAID)
     assert ends(last)
     assert last is None or isinstance(last, int | float | Score)
-    talks = Conversations(env, encode=lambda said, turn: code_points(str(said)))
+    pool = EnvPool(env, workers=workers)
+    encode = lambda said, turn: code_points(str(said))  # noqa: E731
+    talks = Conversations(Environment(pool=pool, encode=encode))
     rollout = Rollout(prompt=PROMPTS[0], turns=(SAID[0],), group=0)
     for reply in replies:
-        turn = talks(rollout, 0)
+        turn = talks(rollout, 0).result()
         assert turn is not None
         assert turn.tokens
         assert not turn.sampled
         assert turn.text == (reply if isinstance(reply, str) else "")
-    assert talks(rollout, 0) is None
+        rollout = replace(rollout, turns=(*rollout.turns, turn, SAID[0]))
+    assert talks(rollout, 0).result() is None
+    talks.close()
+    pool.shutdown()
     assert {score.state for score in talks.scores.values()} == (
         {"ok"} if last is not None else set()
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from rewards.mishaps import Pooled, rollouts
 
+from posttrain import forked
 from posttrain.rewards import pool, pool_worker
 from posttrain.rewards.pool import MAX_FAILED_STARTS, TRIES
 from posttrain.rewards.scorer import RewardScorer
@@ -168,14 +169,14 @@ def test_workers_that_die_while_they_start(
     fails: int, *, pooled: Pooled, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Some of them: nobody pays; every one: no sample is to blame, and there is an end to it."""
-    settle = pool_worker._settle
+    settle = pool_worker.settle
 
     def dies(memory_mb: int) -> None:
         if any(once(tmp_path / str(number)) for number in range(fails)):
             os._exit(9)
         settle(memory_mb)
 
-    monkeypatch.setattr(pool_worker, "_settle", dies)
+    monkeypatch.setattr(pool_worker, "settle", dies)
     scorer = pooled(lambda n: float(n))
     if fails < MAX_FAILED_STARTS:
         all_right(scorer)
@@ -281,7 +282,7 @@ def test_a_system_that_has_no_process_left(
             raise BlockingIOError(11, "Resource temporarily unavailable")
         return fork()
 
-    monkeypatch.setattr(pool, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(forked, "PAUSES", (0.0, 0.0))
     monkeypatch.setattr(os, "fork", scarce)
     expected = contextlib.nullcontext()
     if failures == 1000:

@@ -172,7 +172,9 @@ def test_what_raises_breaks_that_one_rollout_with_its_line() -> None:
     scores = [rollout.score for rollout in collected(Says(answer)).rollouts]
     assert [score.state for score in scores if score is not None] == ["ok", "invalid"] * 2
     assert scores[1] is not None
-    assert scores[1].reason.startswith("reward 'env' raised RuntimeError: no tool today (test_env")
+    assert scores[1].reason.startswith(
+        "the environment raised RuntimeError: no tool today (test_env"
+    )
     assert "no tool today" in scores[1].details
 
 

@@ -22,7 +22,7 @@ from posttrain.runs.finished import check_model, run_of
 from posttrain.runs.resume import BESIDE_RECIPE
 from posttrain.track.progress import phase, showing
 
-_OF_AN_EVALUATION = ("run", "model", "task", "rewards", "grading", "rl", "eval")
+_OF_AN_EVALUATION = ("run", "model", "task", "rewards", "grading", "environment", "rl", "eval")
 _OF_RL = ("engine", "max_new_tokens", "stop")  # what an evaluation takes from [rl]
 
 

@@ -1,4 +1,4 @@
-"""The rewards of a recipe, functions and reward models alike, as one scorer."""
+"""The rewards of a recipe as one scorer, and its environment: what runs in worker processes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posttrain.config import GradingSection
+from posttrain.config import EnvironmentSection, GradingSection
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.config.specs import MODEL_REWARD
 from posttrain.data.template import Template
+from posttrain.envs.env_pool import EnvPool
 from posttrain.models.cache import context_length
+from posttrain.models.load import Policy
 from posttrain.models.reward import RewardModel
 from posttrain.models.reward_scorer import reward_scorer
+from posttrain.protocols import Env
 from posttrain.rewards.pool import GradingPool
 from posttrain.rewards.scorer import RewardScorer
+from posttrain.rollout.environment import Environment
 from posttrain.track.printable import printable
 from posttrain.types import Rollout, Score
 
@@ -44,6 +48,28 @@ def make_scorer(
             _ = scorer.reward
         made[scorer] = weight
     return RewardScorer(made)
+
+
+def make_environment(
+    section: EnvironmentSection, env: Env | None, *, template: Template, policy: Policy
+) -> Environment | None:
+    """An environment in workers and with limits, as a recipe asks; close it when done."""
+    if env is None:
+        return None
+    return Environment(
+        pool=EnvPool(
+            env,
+            workers=section.workers,
+            threads=section.threads,
+            seconds=section.seconds,
+            memory_mb=section.memory_mb,
+        ),
+        encode=template.encode_reply,
+        render=template.render,
+        max_turns=section.max_turns,
+        max_tokens=section.max_tokens,
+        longest=context_length(policy.model),
+    )
 
 
 def in_workers(scorer: RewardScorer, grading: GradingSection) -> RewardScorer:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 
 from posttrain.build.answer_check import with_check
-from posttrain.build.scoring import close, in_workers, make_scorer
+from posttrain.build.scoring import close, in_workers, make_environment, make_scorer
 from posttrain.config import ModelSection, Recipe, Resolved
 from posttrain.config.specs import MODEL_REWARD
 from posttrain.data.template import Template
@@ -19,6 +19,7 @@ from posttrain.envs import make_env
 from posttrain.models.load import Policy, load_policy
 from posttrain.protocols import Engine, Env, Scorer, Task
 from posttrain.rewards.scorer import RewardScorer
+from posttrain.rollout.environment import Environment
 from posttrain.tasks import make_task
 from posttrain.track.progress import phase
 from posttrain.types.marks import Marks
@@ -52,7 +53,7 @@ class Setup:
     template: Template
     task: Task | None = None
     scorer: Scorer | None = None
-    env: Env | None = None
+    env: Environment | None = None
     marks: Marks = field(default_factory=Marks)
     engine: Engine | None = None
     reward_model: Path | None = None
@@ -72,6 +73,8 @@ class Setup:
     def close(self) -> None:
         """End what runs beside this process."""
         close(self.scorer)
+        if self.env is not None:
+            self.env.close()
 
 
 def choose_device(recipe: Recipe) -> str:
@@ -176,13 +179,14 @@ def make_setup(
     device: str,
     task: Task | None = None,
     rewards: RewardScorer | None = None,
+    env: Env | None = None,
     engine: Engine | None = None,
     reward_model: Path | None = None,
     cluster: Cluster | None = None,
 ) -> Setup:
-    """The setup of a recipe; a task or rewards handed over as objects take its place."""
+    """The setup of a recipe; a task, rewards or an environment that are objects take its place."""
     task = task or (make_task(recipe.task) if recipe.task is not None else None)
-    env = make_task_env(recipe, policy)
+    env = env or make_task_env(recipe, policy)
     template = make_template(recipe, policy, env=env)
     own = dict(task.rewards) if task is not None else {}
     specs = dict(recipe.rewards or own)
@@ -208,7 +212,7 @@ def make_setup(
         template=template,
         task=task,
         scorer=rewards,
-        env=env,
+        env=make_environment(recipe.environment, env, template=template, policy=policy),
         marks=marks,
         engine=engine,
         reward_model=reward_model,

@@ -138,7 +138,7 @@ def _seconds(bench: Bench, groups: int) -> float:
         sampling=make_sampling(bench.rl),
         num_samples=len(bench.groups[0]),
         seed=bench.recipe.run.seed,
-        reply=talking(bench.setup.env, bench.setup.template.encode_reply),
+        reply=talking(bench.setup.env),
     )
     return time.perf_counter() - begun
 

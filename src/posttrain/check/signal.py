@@ -86,7 +86,6 @@ def _answered(
         seed=bench.recipe.run.seed,
         greedy=wants_greedy(bench.rl),
         env=bench.setup.env,
-        encode=bench.setup.template.encode_reply,
     )
     return by_group(found.rollouts), found.seconds
 

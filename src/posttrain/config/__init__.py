@@ -28,6 +28,7 @@ from posttrain.config.resolved import (
 )
 from posttrain.config.sections import (
     ClusterSection,
+    EnvironmentSection,
     GradingSection,
     ModelSection,
     Optimiser,
@@ -42,6 +43,7 @@ __all__ = [
     "CriticSection",
     "EvalSection",
     "FieldHelp",
+    "EnvironmentSection",
     "GradingSection",
     "KlSection",
     "ModelSection",

@@ -116,6 +116,7 @@ def _filled(recipe: Recipe, supplied: Collection[str]) -> Resolved:
         "task": recipe.task,
         "rewards": recipe.rewards,
         "grading": recipe.grading,
+        "environment": recipe.environment,
         "cluster": recipe.cluster,
     }
     makers: dict[str, Callable[[], Any]] = {

@@ -105,8 +105,8 @@ def tables(
     """Every table of a recipe with known keys, by its dotted name; the recipe itself is ``""``.
 
     >>> [name for name, _ in tables()]
-    ['', 'run', 'model', 'grading', 'cluster', 'sft', 'prefer', 'reward',
-    'rl', 'rl.kl', 'rl.critic', 'eval']
+    ['', 'run', 'model', 'grading', 'environment', 'cluster', 'sft', 'prefer',
+    'reward', 'rl', 'rl.kl', 'rl.critic', 'eval']
     """
     yield prefix, section
     for name, field in section.model_fields.items():

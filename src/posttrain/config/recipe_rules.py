@@ -82,6 +82,24 @@ def best_without_measure(recipe: Resolved) -> str | None:
     return None
 
 
+def environment_nowhere(recipe: Resolved) -> str | None:
+    """[environment] says how task.env is run, and leaves room for a turn of each stage."""
+    section, named = recipe.environment, (recipe.task or {}).get("env")
+    given = sorted(section.model_fields_set)
+    if named is None and any(getattr(section, k) != getattr(type(section)(), k) for k in given):
+        return f"environment.{given[0]}: no environment is named; set task.env, or drop it"
+    for stage in ("rl", "eval"):
+        if named is None or stage not in recipe.stages or not section.max_tokens:
+            continue
+        longest = getattr(recipe, stage).max_new_tokens
+        if section.max_tokens < longest:
+            return (
+                f"environment.max_tokens: {section.max_tokens} leaves no room for one turn of "
+                f"{stage}.max_new_tokens = {longest}; raise it, or set 0"
+            )
+    return None
+
+
 def engines_nowhere(recipe: Resolved) -> str | None:
     """cluster.engines are processes of a Ray cluster, which cluster.address names."""
     section = recipe.cluster
@@ -159,6 +177,7 @@ RECIPE_RULES: list[Callable[[Resolved], str | None]] = [
     compute_above_weights,
     task_missing,
     engines_nowhere,
+    environment_nowhere,
     engines_differ,
     rewards_without_weight,
     best_without_measure,

@@ -111,6 +111,7 @@ SECTIONS = (
     "task",
     "rewards",
     "grading",
+    "environment",
     "cluster",
     "sft",
     "prefer",

@@ -91,6 +91,19 @@ class GradingSection(Section):
     memory_mb: int = key(2048, "Memory that a worker may take while it grades.", ge=1)
 
 
+class EnvironmentSection(Section):
+    """Where the environment of the task runs, how much it may take, and when an episode ends."""
+
+    workers: int = key(2, "Processes that host episodes; 0: in this one, without limits.", ge=0)
+    threads: int = key(16, "Calls at once in a worker; coroutines too.", ge=1)
+    seconds: float = key(30.0, "Longest that the environment may take over one reply.", gt=0)
+    memory_mb: int = key(2048, "Memory that a worker may take for its episodes.", ge=1)
+    max_turns: int = key(32, "Turns of the policy after which an episode is over; 0: any.", ge=0)
+    max_tokens: int = key(
+        0, "Tokens behind the prompt, of both sides, that an episode may have; 0: any.", ge=0
+    )
+
+
 class ClusterSection(Section):
     """Learners and engines in processes of their own, on this machine or on a Ray cluster."""
 
@@ -352,6 +365,7 @@ class Recipe(Section):
     task: OptionalPiece = later("none", "The task: its name, and its own options beside it.")
     rewards: Rewards = key({}, "Rewards by name: a weight, or a table with weight and options.")
     grading: GradingSection = key(GradingSection(), "How rewards are run.")
+    environment: EnvironmentSection = key(EnvironmentSection(), "How task.env is run.")
     cluster: ClusterSection | None = key(None, "Other processes that learn and sample.")
     sft: SftSection | None = key(None, "Supervised fine-tuning.")
     prefer: WrittenPrefer | None = key(None, "Preferences from the policy.")

@@ -67,6 +67,7 @@ def batch_metrics(batch: Batch, collected: Collected) -> dict[str, float]:
     if divergence is not None:
         metrics["objective/kl"] = divergence
     metrics |= _objective(batch, collected) | _greedy(collected) | _turns(collected)
+    metrics |= _environment(collected)
     return (
         metrics | _states(collected) | _parts(collected) | _times(collected, float(lengths.sum()))
     )
@@ -158,6 +159,21 @@ def _parts(collected: Collected) -> dict[str, float]:
             for name, value in rollout.score.parts.items():
                 parts.setdefault(name, []).append(value)
     return {f"reward/part/{name}": _mean(values) for name, values in parts.items()}
+
+
+def _environment(collected: Collected) -> dict[str, float]:
+    """Turns, errors by kind, waiting and restarts, where an environment replied."""
+    counts, rollouts = dict(collected.env), collected.rollouts
+    if not counts:
+        return {}
+    waited, alive = counts.pop("waited", 0.0), counts.pop("alive", 0.0)
+    turns = [sum(turn.sampled for turn in rollout.turns) for rollout in rollouts]
+    metrics = {"env/turns": _mean(turns), "env/restarts": counts.pop("restarts", 0.0)}
+    if alive > 0:
+        metrics["env/wait_share"] = waited / alive
+    for limit in ("max_turns", "max_tokens"):
+        metrics[f"env/{limit}"] = _mean([float(r.limit == limit) for r in rollouts])
+    return metrics | {f"env/{name}": value for name, value in counts.items()}
 
 
 def _states(collected: Collected) -> dict[str, float]:

@@ -12,19 +12,14 @@ from __future__ import annotations
 import atexit
 import json
 import math
-import multiprocessing
 import os
-import signal
-import socket
-import struct
-import threading
 import time
-import warnings
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
 
+from posttrain.forked import START, Forked, check_forks, started
 from posttrain.rewards.bound import BoundReward
 from posttrain.rewards.grading import WHOLE_CHUNK, Results, Sample
 from posttrain.rewards.pool_worker import NOT_BEGUN, Status, work
@@ -32,10 +27,8 @@ from posttrain.types import Score
 
 CHUNK = 64  # samples that a worker gets at a time, at most
 SLACK = 0.05  # seconds that are added to a time limit before it is checked
-START = 30.0  # seconds within which a new worker must start: forking a large process takes time
 TRIES = 3  # workers that die while grading a sample before the sample is taken to be the cause
 MAX_FAILED_STARTS = 10  # workers in a row that die before they grade anything
-PAUSES = (0.1, 1.0, 5.0)  # seconds to wait before each new attempt to start a process
 Progress = Callable[[int, int], None]
 
 
@@ -58,11 +51,7 @@ class GradingPool:
         memory_mb: int = 2048,
         progress: Progress | None = None,
     ) -> None:
-        if "fork" not in multiprocessing.get_all_start_methods():
-            raise ValueError(
-                "grading.workers: this system cannot copy processes (fork), so rewards cannot run "
-                "in workers; set grading.workers to 0 to run them inside this process"
-            )
+        check_forks("grading.workers", what="rewards")
         self._rewards = tuple(rewards)
         self._limits = {"seconds": seconds, "memory_mb": memory_mb}
         self._seconds = seconds
@@ -95,16 +84,9 @@ class GradingPool:
         self._workers = []
 
     def _start_worker(self) -> _Worker:
-        for pause in (*PAUSES, 0.0):
-            try:
-                return _Worker(self._rewards, self._limits)
-            except OSError as error:  # out of memory, processes or files: one may become free soon
-                failure = error
-                time.sleep(pause)
-        raise RuntimeError(
-            f"grading: no worker process can be started ({failure}); free memory, processes or "
-            "open files, or lower grading.workers (0 grades inside this process)"
-        ) from failure
+        return started(
+            lambda: _Worker(self._rewards, self._limits), what="grading", option="grading.workers"
+        )
 
     def _restart(self, worker: _Worker) -> _Worker:
         """Kill a worker and start a new one in its place."""
@@ -241,33 +223,15 @@ class _Job:
             self._progress(len(self.results), len(self._samples))
 
 
-class _Worker:
+class _Worker(Forked):
     """A worker process, the pipe to it, and the chunk it is grading."""
 
     def __init__(self, rewards: Sequence[BoundReward], limits: dict[str, Any]) -> None:
         self.status = Status()
         self.chunk: list[int] = []
-        self.used = self.killed = False
+        self.used = False
         self._unread = b""
-        self.parent_thread = threading.current_thread()
-        context = multiprocessing.get_context("fork")
-        self.line, theirs = _line()
-        self._process = context.Process(
-            target=work,
-            args=(theirs, rewards),
-            kwargs={"other_end": self.line, "status": self.status, **limits},
-            daemon=True,
-        )
-        try:
-            # Forking with threads is safe here: the worker uses none of theirs.
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)
-                self._process.start()
-        except OSError:
-            self.line.close()
-            raise
-        finally:
-            theirs.close()
+        super().__init__(work, rewards, status=self.status, **limits)
 
     @property
     def idle(self) -> bool:
@@ -277,10 +241,6 @@ class _Worker:
     def since(self) -> float:
         """When the current call of a reward began."""
         return self.status.read()[2]
-
-    @property
-    def ended(self) -> bool:
-        return self._process.exitcode is not None
 
     def start(self, chunk: list[tuple[int, Sample]], without: set[int]) -> None:
         self.chunk, self.used = [number for number, _ in chunk], True
@@ -302,36 +262,3 @@ class _Worker:
             if message["last"]:
                 self.chunk = []
         return found
-
-    def end(self, *, wait: bool) -> str:
-        """How the worker died; with ``wait``, it gets a second to do so."""
-        if wait:
-            self._process.join(1.0)
-        code = self._process.exitcode
-        if code is None:
-            return "no answer"
-        try:
-            return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        except ValueError:  # a real-time signal has no name
-            return f"signal {-code}"
-
-    def kill(self) -> None:
-        """Kill the worker and the processes that it started."""
-        self.killed = True
-        if self._process.pid is not None and self._process.is_alive():
-            for end in (os.killpg, os.kill):
-                try:
-                    end(self._process.pid, signal.SIGKILL)
-                except (ProcessLookupError, PermissionError):
-                    continue
-        self._process.join(5.0)
-        self.line.close()
-
-
-def _line() -> tuple[Connection, Connection]:
-    """Two ends of a pipe; sending at the first fails where the other does not read in time."""
-    ends = socket.socketpair()
-    for end in ends:
-        end.settimeout(None)  # some libraries set a default timeout for every socket
-    ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START), 0))
-    return Connection(ends[0].detach()), Connection(ends[1].detach())

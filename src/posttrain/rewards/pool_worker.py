@@ -6,27 +6,20 @@ them, and never unpickles what a worker sends.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
 import itertools
 import json
 import mmap
-import os
-import resource
-import signal
-import sys
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
+from posttrain.forked import settle
 from posttrain.rewards.bound import BoundReward
 from posttrain.rewards.grading import WHOLE_CHUNK, Results, grade
 
 FLUSH_AFTER = 0.005  # seconds that a finished result may wait to be sent
 NOT_BEGUN = -2  # instead of a sample's index, until a worker has started on its chunk
-_DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 class Status:
@@ -63,7 +56,7 @@ def work(
 ) -> None:
     """Grade chunks until the parent closes its end of the pipe, of which a fork has a copy."""
     other_end.close()
-    _settle(memory_mb)
+    settle(memory_mb)
     answers = open(line.fileno(), "wb", closefd=False)  # noqa: SIM115 - while the worker lives
     while True:
         try:
@@ -109,41 +102,3 @@ class _Outbox:
         self._answers.write(message.encode() + b"\n")
         self._answers.flush()
         self._waiting, self._sent = [], time.monotonic()
-
-
-def _settle(memory_mb: int) -> None:
-    """Give the worker its own session, no input and a memory limit; it dies with its parent.
-
-    Its output goes to stderr, because stdout belongs to the run.
-    """
-    gc.freeze()  # never free objects from before the fork: that may wait for threads that are gone
-    os.setsid()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_DEATH_OF_PARENT, signal.SIGKILL)
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
-    with contextlib.suppress(OSError):
-        os.dup2(2, 1)
-        # New streams: those of the parent may be a live display, whose lock is never released here.
-        errors = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-        sys.stdout = sys.stderr = errors
-    held = _address_space()
-    if held:
-        limit = held + memory_mb * 2**20
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(ImportError):  # torch's thread pool does not survive a fork
-        import torch
-
-        torch.set_num_threads(1)
-
-
-def _address_space() -> int:
-    """Bytes of address space in use, most of it shared with the parent; 0 where unknown."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[0]) * resource.getpagesize()
-    except (OSError, ValueError):
-        return 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,8 +13,14 @@ from typing import Any
 import torch
 
 from posttrain.protocols import Engine, Env, Reply, Scorer
-from posttrain.rollout.environment import Encode, over, talking, with_earned
-from posttrain.types import Collected, Prompt, Rollout, Sampling, Score, draw_seed
+from posttrain.rollout.environment import (
+    Conversations,
+    Encode,
+    Environment,
+    using,
+)
+from posttrain.rollout.kept_replies import KeptReplies
+from posttrain.types import Collected, Prompt, Rollout, Sampling, draw_seed
 
 
 def collect(
@@ -42,6 +50,29 @@ def collect(
             f"engine {type(engine).__name__}: its generate has no parameter reply, by which an "
             "environment (task.env) answers; docs/engines.md shows a whole engine"
         )
+    if isinstance(reply, Conversations):
+        with contextlib.closing(reply):
+            asked: dict[str, Any] = {"sampling": sampling, "num_samples": num_samples, "seed": seed}
+            opened = reply.begin(prompts, **asked)
+            if opened is None:
+                return reply.end(_generated(engine, prompts, **asked, **replying))
+            # A prompt for each sequence: its number, and so what it draws, is the same.
+            found = _generated(engine, opened, **{**asked, "num_samples": 1}, **replying)
+            return reply.end([replace(r, group=r.group // num_samples) for r in found])
+    return _generated(
+        engine, prompts, sampling=sampling, num_samples=num_samples, seed=seed, **replying
+    )
+
+
+def _generated(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    *,
+    sampling: Sampling,
+    num_samples: int,
+    seed: int,
+    **replying: Any,
+) -> list[Rollout]:
     answers = engine.generate(prompts, sampling, num_samples=num_samples, seed=seed, **replying)
     counts = [len(rollouts) for rollouts in answers]
     if counts != [num_samples] * len(prompts):
@@ -70,8 +101,10 @@ def collect_scored(
     num_samples: int,
     seed: int,
     greedy: bool = False,
-    env: Env | None = None,
+    env: Env | Environment | None = None,
     encode: Encode | None = None,
+    replies: KeptReplies | None = None,
+    call: int = 0,
 ) -> Collected:
     """Sample and score: the one way to do so, of training, evaluation, preferences and checks.
 
@@ -79,31 +112,43 @@ def collect_scored(
     others may be, and its rollouts carry that answer with its score. All are scored in one call, so
     that graders in processes have them at once. An ``env`` answers the policy's turns, its text in
     the tokens that ``encode`` gives, and where it ends a rollout with a score, that one counts.
+    ``replies`` keeps what it says in call number ``call``, or has kept it.
     """
     begun = time.perf_counter()
     asked = [(sampling, num_samples)]
     if greedy:
         asked.append((replace(sampling, temperature=0.0, top_k=0, top_p=1.0), 1))
     rollouts: list[Rollout] = []
-    own: list[Score | None] = []
-    for drawn, samples in asked:
-        talks = talking(env, encode)
-        found = collect(
-            engine, prompts, sampling=drawn, num_samples=samples, seed=seed, reply=talks
-        )
-        own += [None if talks is None else talks.scores.get(n) for n in range(len(found))]
-        rollouts += found
+    talked: list[tuple[Conversations, int] | None] = []
+    counts: Counter[str] = Counter()
+    with using(env, encode) as environment:
+        kept = [] if replies is None else replies.known(call)
+        said = []
+        for place, (drawn, samples) in enumerate(asked):
+            known = kept[place] if place < len(kept) else None
+            talks = None if environment is None else Conversations(environment, kept=known)
+            found = collect(
+                engine, prompts, sampling=drawn, num_samples=samples, seed=seed, reply=talks
+            )
+            talked += [None if talks is None else (talks, n) for n in range(len(found))]
+            rollouts += found
+            if talks is not None:
+                counts.update(talks.counts())
+                said.append(talks.kept)
+        if replies is not None and said:
+            replies.keep(call, said)
     sampled = time.perf_counter()
     graded = scorer.score(rollouts)
     scored = [
-        replace(rollout, score=with_earned(score, rollout) if given is None else over(score, given))
-        for rollout, given, score in zip(rollouts, own, graded, strict=True)
+        replace(rollout, score=score if heard is None else heard[0].scored(heard[1], score))
+        for rollout, heard, score in zip(rollouts, talked, graded, strict=True)
     ]
     count = len(prompts) * num_samples
     baselines = {rollout.group: rollout for rollout in scored[count:]}
     return Collected(
         rollouts=[replace(r, greedy=baselines.get(r.group)) for r in scored[:count]],
         seconds={"rollout": sampled - begun, "reward": time.perf_counter() - sampled},
+        env=dict(counts),
     )
 
 
@@ -152,8 +197,8 @@ class RolloutSource:
     still missing then is filled with groups that agree, so that a step always has its full size.
 
     With ``greedy`` every prompt is also answered greedily, by the same weights, and its rollouts
-    carry that answer with its score: the baseline of advantages that need it. ``env`` and
-    ``encode`` are those of :func:`collect_scored`.
+    carry that answer with its score: the baseline of advantages that need it. ``env``, ``encode``
+    and ``replies`` are those of :func:`collect_scored`.
     """
 
     def __init__(
@@ -168,8 +213,9 @@ class RolloutSource:
         seed: int,
         max_resamples: int = 0,
         greedy: bool = False,
-        env: Env | None = None,
+        env: Env | Environment | None = None,
         encode: Encode | None = None,
+        replies: KeptReplies | None = None,
     ) -> None:
         self.prompts = prompts
         self.num_calls = 0
@@ -182,7 +228,7 @@ class RolloutSource:
         self._seed = seed
         self._max_resamples = max_resamples
         self._greedy = greedy
-        self._env, self._encode = env, encode
+        self._env, self._encode, self._replies = env, encode, replies
 
     def steps(self, count: int) -> Iterator[Collected]:
         """The rollouts of ``count`` steps."""
@@ -192,11 +238,12 @@ class RolloutSource:
     def collect(self) -> Collected:
         """One step's rollouts, groups numbered from 0."""
         seconds = {"rollout": 0.0, "reward": 0.0}
+        counts: Counter[str] = Counter()
         kept: list[list[Rollout]] = []
         spare: list[list[Rollout]] = []
         for _ in range(self._max_resamples + 1):
             missing = self._prompts_per_step - len(kept)
-            for group in self._sample(missing, seconds):
+            for group in self._sample(missing, seconds, counts=counts):
                 useful = self._max_resamples == 0 or has_signal(group)
                 (kept if useful else spare).append(group)
             if len(kept) == self._prompts_per_step:
@@ -208,12 +255,15 @@ class RolloutSource:
         return Collected(
             rollouts=rollouts,
             seconds=seconds,
+            env=dict(counts),
             resampled=len(kept) + len(spare) - self._prompts_per_step,
             position=self.prompts.position,
             num_calls=self.num_calls,
         )
 
-    def _sample(self, count: int, seconds: dict[str, float]) -> list[list[Rollout]]:
+    def _sample(
+        self, count: int, seconds: dict[str, float], *, counts: Counter[str]
+    ) -> list[list[Rollout]]:
         found = collect_scored(
             self.prompts.take(count),
             self._sampling,
@@ -224,8 +274,11 @@ class RolloutSource:
             greedy=self._greedy,
             env=self._env,
             encode=self._encode,
+            replies=self._replies,
+            call=self.num_calls,
         )
         self.num_calls += 1
+        counts.update(found.env)
         for name, taken in found.seconds.items():
             seconds[name] += taken
         return by_group(found.rollouts)

@@ -24,16 +24,11 @@ END = re.compile(r"\s*/end(?:\s+([-+]?[0-9.]*[0-9]))?\s*")  # the end, maybe wit
 
 @dataclass
 class WatchedEngine:
-    """An engine whose episodes are shown as they go on, turn by turn.
-
-    After ``max_turns`` turns of the policy an episode is over, and ``limit`` says so.
-    """
+    """An engine whose episodes are shown as they go on, turn by turn."""
 
     engine: Engine
     show: Show
     version: int = 0
-    max_turns: int | None = None
-    limit: Literal["", "max_turns"] = ""
 
     def generate(
         self,
@@ -46,7 +41,6 @@ class WatchedEngine:
         part: Part | None = None,
     ) -> list[list[Rollout]]:
         """As the engine does; every turn is shown when it is there."""
-        self.limit = ""
         for prompt in prompts:
             self.show(Rollout(prompt=prompt, turns=(), group=0))
 
@@ -54,8 +48,6 @@ class WatchedEngine:
             self.show(rollout)
             answer = None if reply is None else reply(rollout, number)
             answer = answer.result() if isinstance(answer, Future) else answer
-            if answer is not None and sum(t.sampled for t in rollout.turns) == self.max_turns:
-                self.limit, answer = "max_turns", None
             if answer is not None:
                 self.show(replace(rollout, turns=(*rollout.turns, answer)))
             return answer

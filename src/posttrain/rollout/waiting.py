@@ -12,13 +12,18 @@ from posttrain.types import Collected, Prompt, Rollout, Score, Turn
 def to_plain(waiting: Sequence[Collected], prompts: Sequence[Prompt]) -> dict[str, Any]:
     """Dicts, lists, numbers and text; a prompt is its place among ``prompts``, and its tokens."""
     places = {id(prompt): place for place, prompt in enumerate(prompts)}
-    asked = {places[id(r.prompt)]: r.prompt.tokens for batch in waiting for r in batch.rollouts}
+    # A prompt behind which an environment has said something is one of its own.
+    known = {prompt.id: place for place, prompt in enumerate(prompts)}
+    own = [r.prompt for batch in waiting for r in (*batch.rollouts, *_greedy(batch))]
+    places |= {id(each): known[each.id] for each in own if id(each) not in places}
+    asked = {places[id(each)]: prompts[places[id(each)]].tokens for each in own}
     batches = [
         {
             **{field: getattr(batch, field) for field in ("resampled", "position", "num_calls")},
             "seconds": dict(batch.seconds),
-            "rollouts": [_rollout(rollout, places) for rollout in batch.rollouts],
-            "greedy": [_rollout(rollout, places) for rollout in _greedy(batch)],
+            "env": dict(batch.env),
+            "rollouts": [_rollout(r, places, prompts=prompts) for r in batch.rollouts],
+            "greedy": [_rollout(r, places, prompts=prompts) for r in _greedy(batch)],
         }
         for batch in waiting
     ]
@@ -34,6 +39,7 @@ def from_plain(given: Mapping[str, Any], prompts: Sequence[Prompt]) -> list[Coll
         Collected(
             rollouts=_rollouts(batch, prompts),
             seconds=batch["seconds"],
+            env=batch["env"],
             resampled=batch["resampled"],
             position=batch["position"],
             num_calls=batch["num_calls"],
@@ -48,14 +54,21 @@ def _greedy(batch: Collected) -> list[Rollout]:
     return list(found.values())
 
 
-def _rollout(rollout: Rollout, places: Mapping[int, int]) -> dict[str, Any]:
+def _rollout(
+    rollout: Rollout, places: Mapping[int, int], *, prompts: Sequence[Prompt]
+) -> dict[str, Any]:
+    prompt, place = rollout.prompt, places[id(rollout.prompt)]
+    opened = None
+    if prompt is not prompts[place]:
+        opened = {"text": prompt.text, "messages": prompt.messages, "tokens": prompt.tokens}
     score = None if rollout.score is None else dataclasses.asdict(rollout.score)
     return {
-        "prompt": places[id(rollout.prompt)],
+        "prompt": place,
+        "opened": opened,
+        "limit": rollout.limit,
         "turns": [dataclasses.asdict(turn) for turn in rollout.turns],
         "group": rollout.group,
         "score": score,
-        "limit": rollout.limit,
     }
 
 
@@ -66,12 +79,16 @@ def _rollouts(batch: Mapping[str, Any], prompts: Sequence[Prompt]) -> list[Rollo
 
 
 def _read(row: Mapping[str, Any], prompts: Sequence[Prompt]) -> Rollout:
+    prompt, opened = prompts[row["prompt"]], row["opened"]
+    if opened is not None:
+        own = {name: tuple(opened[name]) for name in ("messages", "tokens")}
+        prompt = dataclasses.replace(prompt, text=opened["text"], **own)
     return Rollout(
-        prompt=prompts[row["prompt"]],
+        prompt=prompt,
+        limit=row["limit"],
         turns=tuple(_turn(turn) for turn in row["turns"]),
         group=row["group"],
         score=None if row["score"] is None else _score(row["score"]),
-        limit=row["limit"],
     )
 
 

@@ -32,7 +32,7 @@ def evaluate_policy(
 
     ``engine`` is one that is open, and stays so.
     """
-    scorer, rl, template = setup.graded, setup.recipe.for_evaluations, setup.template
+    scorer, rl = setup.graded, setup.recipe.for_evaluations
     sampler = engine or make_plain_sampler(setup)
     longest, limit = section.max_new_tokens, section.problems
     prompts = rendered_prompts(setup, "test", max_new_tokens=longest, limit=limit)
@@ -44,7 +44,6 @@ def evaluate_policy(
                 engine=sampler,
                 scorer=scorer,
                 env=setup.env,
-                encode=template.encode_reply,
             ),
             prompts,
             marks=setup.marks,

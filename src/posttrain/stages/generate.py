@@ -10,6 +10,7 @@ from typing import Any
 
 from posttrain.build.model_source import Source, find_source, over
 from posttrain.build.sampler import make_engine, make_plain_sampler, until_done
+from posttrain.build.scoring import make_environment
 from posttrain.build.setup import (
     Setup,
     choose_device,
@@ -69,11 +70,21 @@ def generate_from(
     room = longest if limit is None else max(1, limit - len(question.tokens))
     tokens = min(longest, room) if max_new_tokens is None else max_new_tokens
     sampling = Sampling(max_new_tokens=tokens, stop=_stop(recipe), **drawing)
-    talks = talking(env, template.encode_reply)
+    environment = make_environment(recipe.environment, env, template=template, policy=policy)
+    talks = talking(environment)
     with until_done(engine), phase("sampling", total=num_samples, unit="answers"):
-        answers = collect(
-            engine, [question], sampling=sampling, num_samples=num_samples, seed=seed, reply=talks
-        )
+        try:
+            answers = collect(
+                engine,
+                [question],
+                sampling=sampling,
+                num_samples=num_samples,
+                seed=seed,
+                reply=talks,
+            )
+        finally:
+            if environment is not None:
+                environment.close()
     if talks is None:
         return answers
     broken = next((score.reason for score in talks.scores.values() if not score.ok), "")
@@ -106,18 +117,16 @@ class Player:
 
     def play(self, prompt: Prompt, *, seed: int) -> Rollout:
         """One episode with its score; the seed decides every token that is sampled."""
-        template, scorer = self.setup.template, self.setup.graded
         found = collect_scored(
-            [replace(prompt, tokens=template.render(prompt).tokens)],
+            [replace(prompt, tokens=self.setup.template.render(prompt).tokens)],
             Sampling(max_new_tokens=self.max_new_tokens, stop=self.stop, **self.drawing),
             engine=self.engine,
-            scorer=scorer,
+            scorer=self.setup.graded,
             num_samples=1,
             seed=seed,
             env=self.setup.env,
-            encode=template.encode_reply,
         )
-        return replace(found.rollouts[0], limit=self.engine.limit)
+        return found.rollouts[0]
 
     def close(self) -> None:
         """End what runs beside this process, and give memory back."""
@@ -158,14 +167,18 @@ def open_player(
         raise ValueError(
             "env: which environment? Name one, or give a recipe or a run that has task.env"
         )
-    resolved = resolve(recipe)
+    limits = recipe.environment
+    if max_turns is not None:
+        limits = replace(limits, max_turns=max_turns)
+    if human == "env":
+        limits = replace(limits, workers=0)  # a worker has no terminal
+    resolved = replace(resolve(recipe), environment=limits)
     check_model(resolved.model.name)
     device = choose_device(resolved)
     policy = make_policy(resolved, resolved.model.name, device=device)
-    setup = make_setup(resolved, policy, device=device)
     if human == "env":
-        given = TypedEnv(ask, chat=bool(setup.template.chat))
-    setup = setup if given is None else replace(setup, env=given)
+        given = TypedEnv(ask, chat=bool(make_template(resolved, policy).chat))
+    setup = make_setup(resolved, policy, device=device, env=given)
     if human == "policy":
         engine: Any = typed_engine(ask, setup.template, end_token=policy.end_tokens[0])
     else:
@@ -175,7 +188,7 @@ def open_player(
     room = DEFAULT_TOKENS if limit is None else min(DEFAULT_TOKENS, max(1, limit // 4))
     return Player(
         setup=setup,
-        engine=WatchedEngine(engine, show, max_turns=max_turns),
+        engine=WatchedEngine(engine, show),
         max_new_tokens=max_new_tokens or _longest(recipe) or room,
         stop=_stop(recipe),
         drawing=drawing,

@@ -13,7 +13,7 @@ from posttrain.pipelines.clock import Clock
 from posttrain.runs import Ledger, rollout_writer
 from posttrain.stages.guards import guard_learner
 from posttrain.stages.open_stage import OpenStage
-from posttrain.stages.rl_resume import resume_rl
+from posttrain.stages.rl_resume import kept_replies, resume_rl
 from posttrain.stages.rl_source import announced, checked, make_source
 from posttrain.stages.rl_watch import Watch
 from posttrain.track.progress import phase
@@ -34,7 +34,10 @@ def learn(setup: Setup, stage: OpenStage) -> None:
         longest = section.max_new_tokens + max((len(p.tokens) for p in prompts), default=0)
         ways = Ways(keeper, lambda: declared(setup, learner, longest=longest, engine=engine))
         plan = make_plan(section)
-        source = make_source(seen.setup(setup), seen.engine(engine), prompts=prompts)
+        replies = None if setup.env is None else kept_replies(keeper, stage.folder.path)
+        source = make_source(
+            seen.setup(setup), seen.engine(engine), prompts=prompts, replies=replies
+        )
         state, waiting = resume_rl(
             keeper, learner, source=source, prompts=prompts, sync=sync, max_lag=section.max_lag
         )

@@ -12,6 +12,7 @@ from posttrain.pipelines.plan import State
 from posttrain.pipelines.rl import Step
 from posttrain.protocols import Learner, Sync
 from posttrain.rollout.collect import RolloutSource
+from posttrain.rollout.kept_replies import KeptReplies
 from posttrain.rollout.waiting import from_plain, to_plain
 from posttrain.runs import read_json, write_json
 from posttrain.runs.keeper import ExtraState, Keeper
@@ -74,6 +75,14 @@ def resume_rl(
     place = known["learned" if waiting is None else "last"]
     source.prompts.position, source.num_calls = place["position"], place["num_calls"]
     return _read_state(begins_at.state["loop"]), waiting or []
+
+
+def kept_replies(keeper: Keeper, stage: Path) -> KeptReplies:
+    """What an environment replied since the checkpoint that the stage goes on from."""
+    begins_at = keeper.begins_at
+    if begins_at is None:
+        return KeptReplies(stage, since=0)
+    return KeptReplies(stage, since=begins_at.state["source"]["learned"]["num_calls"])
 
 
 def _read_state(given: Mapping[str, Any]) -> State:

@@ -10,11 +10,18 @@ from posttrain.build.setup import Setup, choose_compile
 from posttrain.config.piece_facts import wants_greedy
 from posttrain.protocols import Engine
 from posttrain.rollout.collect import PromptCycle, RolloutSource
+from posttrain.rollout.kept_replies import KeptReplies
 from posttrain.track.progress import phase
 from posttrain.types import Collected, Prompt
 
 
-def make_source(setup: Setup, engine: Engine, *, prompts: Sequence[Prompt]) -> RolloutSource:
+def make_source(
+    setup: Setup,
+    engine: Engine,
+    *,
+    prompts: Sequence[Prompt],
+    replies: KeptReplies | None = None,
+) -> RolloutSource:
     """Prompts in, groups of scored rollouts out."""
     section, seed = setup.recipe.rl, setup.recipe.run.seed
     return RolloutSource(
@@ -28,7 +35,7 @@ def make_source(setup: Setup, engine: Engine, *, prompts: Sequence[Prompt]) -> R
         max_resamples=section.max_resamples if section.dynamic_sampling else 0,
         greedy=wants_greedy(section),
         env=setup.env,
-        encode=setup.template.encode_reply,
+        replies=replies,
     )
 
 

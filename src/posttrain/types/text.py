@@ -246,6 +246,7 @@ class Collected:
 
     ``position`` counts the prompts used up to this batch and ``num_calls`` the calls of the engine:
     from there the source resumes after this batch, however far ahead of learning it has run.
+    ``env`` is what its environment came to: errors by kind, restarts, seconds.
     """
 
     rollouts: Sequence[Rollout]
@@ -253,6 +254,7 @@ class Collected:
     resampled: int = 0
     position: int = 0
     num_calls: int = 0
+    env: Mapping[str, float] = field(default_factory=dict)
 
 
 APART = 1_000_003  # a prime above the number of draws of a run

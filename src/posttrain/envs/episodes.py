@@ -1,0 +1,166 @@
+"""Many episodes of one environment at once, in one process: threads for its methods, or a loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from posttrain.envs.plain_answers import Failure, Plain, failed, to_plain
+from posttrain.types import Prompt, Score, Turn
+
+OPTIONAL = ("opening", "score", "counts")  # methods of an environment that it need not have
+CLOSING = 5.0  # seconds that episodes may take to close once all is over
+Kind = Literal["opening", "reply", "score", "counts", "close"]
+History = Sequence[tuple[Turn | None, Plain]]
+"""Turns of the policy, each with its answer; None in the place of a turn asks for the opening."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvJob:
+    """One call of an environment; where the episode is not known here, it is played up to it.
+
+    ``limit`` are the seconds that a method may take, 0: any. With ``leave`` the state is
+    closed behind it.
+    """
+
+    number: int
+    kind: Kind
+    episode: int
+    prompt: Prompt
+    seed: int
+    history: History = ()
+    turn: Turn | None = None
+    limit: float = 0.0
+    leave: bool = False
+
+
+class Episodes:
+    """The states of an environment's episodes, and an event loop that runs their calls.
+
+    Coroutines run in the loop; other methods in ``threads`` threads, or, with 0, in the loop's own,
+    one at a time. ``env`` is an environment, or a function that makes one.
+    """
+
+    def __init__(self, env: Any, *, threads: int = 0) -> None:
+        made = isinstance(env, type) or not hasattr(env, "reply")
+        self.env = env() if made else env
+        found = [name for name in OPTIONAL if callable(getattr(self.env, name, None))]
+        self.methods = frozenset(found)
+        self._seeded = _takes_seed(self.env.start)
+        self._states: dict[int, Any] = {}
+        self._threads = ThreadPoolExecutor(threads) if threads else None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="envs", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: EnvJob, done: Callable[[Plain, bool], None]) -> None:
+        """Run a job; ``done(answer, stuck)`` is called by the loop, with whether a thread hangs."""
+        asyncio.run_coroutine_threadsafe(self._run(job, done), self._loop)
+
+    def stop(self) -> None:
+        """End the loop; what runs in it has a few seconds to end."""
+        asyncio.run_coroutine_threadsafe(self._drain(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _drain(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            _, left = await asyncio.wait(others, timeout=CLOSING)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    async def _run(self, job: EnvJob, done: Callable[[Plain, bool], None]) -> None:
+        stuck = False
+        try:
+            answer = await self._answer(job)
+        except _Late as late:
+            stuck = late.stuck
+            reason = f"gave no answer within {job.limit:g} s"
+            answer = to_plain(Failure(kind="timeout", reason=reason))
+        except BaseException as error:  # noqa: BLE001 - sys.exit of an environment, say
+            answer = to_plain(failed(error, inside=__file__))
+        done(answer, stuck)
+
+    async def _answer(self, job: EnvJob) -> Plain:
+        if job.kind == "close":
+            await self._close(job)
+            return to_plain(None)
+        if job.episode not in self._states:
+            given = {"seed": job.seed} if self._seeded else {}
+            self._states[job.episode] = await self._call(job, self.env.start, job.prompt, **given)
+            for number, (turn, known) in enumerate(job.history):
+                if await self._asked(job, turn) != known:
+                    reason = f"answered the same turns differently when replayed (reply {number})"
+                    return to_plain(Failure(kind="changed", reason=reason))
+        if job.kind in ("score", "counts"):
+            answer = await self._finally(job)
+        else:
+            answer = await self._asked(job, job.turn)
+        if job.leave:
+            await self._close(job)
+        return answer
+
+    async def _asked(self, job: EnvJob, turn: Turn | None) -> Plain:
+        state = self._states[job.episode]
+        if turn is not None:
+            return to_plain(await self._call(job, self.env.reply, state, turn))
+        return to_plain(await self._call(job, self.env.opening, state) or None)
+
+    async def _finally(self, job: EnvJob) -> Plain:
+        """What an episode is worth as it stands; or what there was to count, as parts."""
+        state = self._states[job.episode]
+        if job.kind == "score":
+            return to_plain(await self._call(job, self.env.score, state))
+        counts = await self._call(job, self.env.counts, state)
+        return to_plain(Score(value=0.0, parts=dict(counts)))
+
+    async def _close(self, job: EnvJob) -> None:
+        closes = getattr(self.env, "close", None)
+        if job.episode in self._states:
+            state = self._states.pop(job.episode)
+            if callable(closes):
+                await self._call(job, closes, state)
+
+    async def _call(
+        self, job: EnvJob, function: Callable[..., Any], *given: Any, **more: Any
+    ) -> Any:
+        """What a method returns; it may take the job's limit."""
+        running = None
+        try:
+            async with asyncio.timeout(job.limit or None) as clock:
+                if self._threads is None or inspect.iscoroutinefunction(function):
+                    result = function(*given, **more)
+                else:
+                    running = self._threads.submit(function, *given, **more)
+                    result = await asyncio.wrap_future(running)
+                return await result if inspect.isawaitable(result) else result
+        except TimeoutError:
+            if clock.expired():
+                raise _Late(stuck=running is not None and not running.done()) from None
+            raise
+
+
+class _Late(Exception):  # noqa: N818 - named after what is wrong
+    """A call took too long; ``stuck`` says that it cannot be ended, short of its process."""
+
+    def __init__(self, *, stuck: bool) -> None:
+        super().__init__()
+        self.stuck = stuck
+
+
+def _takes_seed(start: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(start).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(each.name == "seed" or each.kind == each.VAR_KEYWORD for each in parameters)
