@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
-from posttrain.config.specs import ENV_CHECK, NO_CHECK
+from posttrain.config.specs import NO_CHECK
 from posttrain.protocols import Task
 from posttrain.registry import Spec, look_up, options, split
 from posttrain.rewards import REWARDS
@@ -21,8 +20,7 @@ def with_check(
 
     That one is, whatever the order of the rewards:
 
-    1. the one that ``accuracy`` names (``task.accuracy`` of a recipe; "none" is none, and
-       "env" the environment, whose full marks are 1);
+    1. the one that ``accuracy`` names (``task.accuracy`` of a recipe; "none" is none);
     2. the task's own check, where it is among the rewards;
     3. the only reward that declares ``checks_answer``, for who chose it chose what answers look
        like;
@@ -33,9 +31,6 @@ def with_check(
         name, chosen = split(accuracy, kind="task.accuracy")
         if name == NO_CHECK:
             return scorer, marks_of(scorer, "")
-        if name == ENV_CHECK:
-            marks = marks_of(scorer, "")
-            return scorer, replace(marks, check=name, full={**marks.full, name: 1.0})
         if name not in [reward.name for reward in scorer.rewards]:
             scorer, name = scorer.monitoring(name, chosen)
         elif chosen:

@@ -22,7 +22,6 @@ from posttrain.written import written_function, written_table
 NO_CORRECTION = {"name": "none"}
 MODEL_REWARD = "model"
 NO_CHECK = "none"
-ENV_CHECK = "env"  # an episode is right where its environment gave 1
 _ACCURACY = "that word names the reward that checks the answers"
 _BESIDE_TASKS = {"accuracy": _ACCURACY, "env": "that word names what replies to the answers"}
 
@@ -114,8 +113,6 @@ def complete_task(given: Spec, *, rewards: Mapping[str, Spec] | None) -> Spec:
         if word in known:
             raise ValueError(f"task {task['name']!r}: rename its option {word!r}; {meaning}")
     if "accuracy" in given:
-        if given["accuracy"] == ENV_CHECK and "env" not in given:
-            raise ValueError('task.accuracy: "env" needs an environment; name one in task.env')
         task["accuracy"] = _complete_accuracy(given["accuracy"], rewards)
     if "env" in given:
         name, chosen = split(given["env"], kind="task.env")
@@ -126,13 +123,13 @@ def complete_task(given: Spec, *, rewards: Mapping[str, Spec] | None) -> Spec:
 
 
 def _complete_accuracy(given: Any, rewards: Mapping[str, Spec] | None) -> Spec:
-    """``task.accuracy``: a row of ``[rewards]`` by name, another reward, ``env`` or ``none``."""
+    """``task.accuracy``: a row of ``[rewards]`` by name, another reward, or ``none``."""
     if not isinstance(given, str) and not (isinstance(given, Mapping) and "name" in given):
         raise ValueError(f"task.accuracy: {_ACCURACY}; write a name, or a table with one")
     name, chosen = split(given, kind="task.accuracy")
     if name == MODEL_REWARD:
         raise ValueError(f"task.accuracy: {_ACCURACY}, and a reward model says nothing of right")
-    if rewards is not None and (name in rewards or name in (NO_CHECK, ENV_CHECK)):
+    if rewards is not None and (name in rewards or name == NO_CHECK):
         if chosen:
             place = f"stand in [rewards] for {name!r}" if name in rewards else "have no effect"
             raise ValueError(f"task.accuracy: options {place}; give the name alone")
