@@ -214,7 +214,7 @@ class Conversations:
     def _opened(self, number: int) -> Prompt:
         """The prompt with what the environment says behind it."""
         prompt, said = self._prompts[number], from_plain(self.kept[number][0][1])
-        if said is None:
+        if said is None or said == "":
             return prompt
         if not isinstance(said, Failure | str):
             reason = f"opened with a {type(said).__name__}, not with text"
@@ -326,7 +326,9 @@ def with_opening(prompt: Prompt, said: str) -> Prompt:
             content = messages[place]["content"] + said
             messages[place] = {**messages[place], "content": content}
             break
-    return replace(prompt, text=prompt.text + said, messages=tuple(messages))
+    # A chat without a text of its own stays one: else what it opens with would be all of its text.
+    text = prompt.text + said if prompt.text or not messages else ""
+    return replace(prompt, text=text, messages=tuple(messages))
 
 
 def rewarded(reply: Turn, said: Observation, *, of: Turn) -> Turn:
