@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +17,11 @@ from chat_families import end_tokens, family_tokenizer
 from command_line import command_in
 from played_episodes import Nothing, score, trained
 
+import posttrain
 from posttrain.data.template import Template
 from posttrain.envs import make_env
 from posttrain.envs.env_pool import EnvPool
+from posttrain.models.load import load_policy
 from posttrain.rollout.collect import collect_scored
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.rollout.environment import Environment
@@ -120,7 +124,7 @@ def test_the_row_is_as_the_task_wrote_it(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(trl_class, "reward_func", keep)
     says = [call("qwen2.5", "turn", steps=2), "So far."]
-    rollout, template = played("qwen2.5", says, rewards=["reward_func"], answer="5", level=3)
+    rollout, _ = played("qwen2.5", says, rewards=["reward_func"], answer="5", level=3)
     assert seen["row"] == {"prompt": [QUESTION], "answer": "5", "level": 3}
     assert seen["answer"] == ["5"]
     asked = {"role": "user", "content": "Open the safe. The dial is at 0."}
@@ -173,21 +177,47 @@ def in_folder(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_a_run_by_the_command_line(tmp_path: Path) -> None:
-    """A few steps of GRPO, without a chat: tools and opening stand in the prompt as text."""
+def test_a_run_by_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few steps of GRPO, without a chat: tools and opening stand in the prompt as text.
+
+    What the run's environment hears of a prompt that is given to ``generate`` is that prompt.
+    """
     rows = trained(tmp_path, in_folder(tmp_path), steps=3, max_positions=1024)
-    assert len(rows) == 6
-    assert {row["step"] for row in rows} == {1, 2, 3}
-    print(rows[0])
+    assert [row["step"] for row in rows] == [1, 1, 2, 2, 3, 3]
+    for row in rows:
+        assert row["prompt"].endswith("= The dial is at 0.")
+        brevity = -len(row["completion"]) / 1000
+        assert (row["state"], row["reward"]) == ("ok", pytest.approx(brevity, abs=1e-12))
+        assert (row["parts"]["env/reward_func"], row["parts"]["env/tool_calls"]) == (0.0, 0.0)
+        assert None not in row["sampler_logprobs"]  # one turn, all of it the policy's
+    monkeypatch.syspath_prepend(tmp_path)
+    [answer] = posttrain.generate(tmp_path / "run", "3+4=", max_new_tokens=2)
+    assert answer.prompt.text == "3+4= The dial is at 0."
+    tools = make_env("safe_env:SafeEnv").tools
+    tokenizer = load_policy("tiny").tokenizer
+    told = Template(tokenizer, tools=tools).render(Prompt(id="0", text=answer.prompt.text))
+    assert answer.prompt.tokens == told.tokens
 
 
 def test_play(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """By the model, and by a person in its place, who opens the safe."""
     in_folder(tmp_path)
-    command = command_in(tmp_path, columns=200, monkeypatch=monkeypatch, capsys=capsys)
-    found = command(
-        "play", "tiny", "safe_env:SafeEnv", "--prompt", "Open the safe.", "--max-new-tokens", 4
-    )
+    command = command_in(tmp_path, columns=400, monkeypatch=monkeypatch, capsys=capsys)
+    model = ["play", "tiny", "safe_env:SafeEnv", "--model.options.max_positions", 2048]
+    asked = [*model, "--prompt", "Open the safe."]
+    found = command(*asked, "--max-new-tokens", 4)
     assert found.code == 0, found.err
-    print(found.out, found.err)
+    assert "\n  Open the safe. The dial is at 0.\npolicy · turn 1 · " in found.out
+    assert "\nscore 0 · env 0 · " in found.out
+    lines = [
+        '<tool>{"name": "turn", "arguments": {"steps": 7}}</tool>',
+        '<tool>{"name": "pull"}</tool>',
+        "Open.",
+    ]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
+    found = command(*asked, "--human", "policy", "--env", "rewards=safe_env:reward_func")
+    assert found.code == 0, found.err
+    assert found.out.index("<tool_result>The dial is at 7.") < found.out.index("It opens.")
+    assert "\nscore 1 · env/reward_func 1 · env 1 · env/tool_calls 2 · " in found.out
