@@ -129,6 +129,7 @@ def test_the_row_is_as_the_task_wrote_it(monkeypatch: pytest.MonkeyPatch) -> Non
     assert seen["answer"] == ["5"]
     asked = {"role": "user", "content": "Open the safe. The dial is at 0."}
     assert rollout.prompt.messages == (asked,)
+    assert seen["prompts"] == [[asked]]  # as TRL gives them, with what reset returned
     assert rollout.prompt.text == ""  # the messages are all of it
     [[first, result, last]] = seen["completions"]
     assert first["tool_calls"] == [
