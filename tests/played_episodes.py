@@ -78,11 +78,13 @@ def score(rollout: Rollout) -> Score:
     return rollout.score
 
 
-def trained(folder: Path, env: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rollouts of one step of GRPO with a tiny model, by the command line."""
+def trained(
+    folder: Path, env: Mapping[str, Any], *, steps: int = 1, max_positions: int = 256
+) -> list[dict[str, Any]]:
+    """The rollouts of steps of GRPO with a tiny model, by the command line."""
     values = recipe(folder / "run", task={"env": dict(env)}, eval=None, sft=None)
-    values["model"]["options"] = {**values["model"]["options"], "max_positions": 256}
-    values["rl"] |= {"steps": 1, "prompts_per_step": 1, "group_size": 2}
+    values["model"]["options"] = {**values["model"]["options"], "max_positions": max_positions}
+    values["rl"] |= {"steps": steps, "prompts_per_step": 1, "group_size": 2}
     text = "\n".join(f"{name} = {_toml(section)}" for name, section in values.items())
     (folder / "recipe.toml").write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "posttrain.cli", "run", "recipe.toml"]

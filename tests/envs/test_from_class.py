@@ -184,7 +184,7 @@ class TestRewards:
         env = from_class(Counter, rewards=[reward_func, named], chat=True)
         state, [_, score] = played(env, call("add", n=3), "3")
         assert score == Score(value=2.5, parts={"Counter": 1.0, "reward_func": 1.5})
-        assert seen["prompts"] == ["Count to 3."]
+        assert seen["prompts"] == ["Count to 3. The goal is 3."]
         assert seen["goal"] == [3]
         assert seen["completion_ids"] == [list(map(ord, call("add", n=3) + "3"))]
         roles = [message["role"] for message in seen["completions"][0]]

@@ -66,6 +66,8 @@ def evaluated(expression: str) -> Fraction:
 
 def _value(node: ast.expr) -> Fraction:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        if node.value == float("inf"):
+            raise ValueError("too large")
         return _bounded(Fraction(str(node.value)))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
         value = _value(node.operand)
@@ -101,6 +103,9 @@ def written(value: Fraction) -> str:
     if value.denominator == 1:
         return str(value.numerator)
     try:
-        return f"{float(value):.{DIGITS}g}"
+        near = float(value)
     except OverflowError:
         raise ValueError("too large") from None
+    if not near:
+        raise ValueError("too close to 0")
+    return f"{near:.{DIGITS}g}"

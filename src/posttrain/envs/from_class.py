@@ -14,7 +14,7 @@ from posttrain.envs.tool_calls import Call
 from posttrain.envs.tool_schemas import tool_schema
 from posttrain.envs.tool_turns import COUNTED, ToolTurns, finished, is_async, run_now
 from posttrain.protocols import Answer
-from posttrain.types import Prompt, Score, Turn
+from posttrain.types import Prompt, Score, Turn, with_opening
 
 NOT_TOOLS = {"reset", "get_reward", "reward", "on_text", "close"}
 
@@ -169,7 +169,7 @@ class ClassEnv:
 
     async def _rewarded(self, function: Callable[..., Any], state: Played) -> Any:
         """What a reward function of TRL's signature says of one episode."""
-        prompt, chat = state.prompt, self._chat
+        prompt, chat = with_opening(state.prompt, state.opening), self._chat
         completion = state.messages if chat else "".join(m["content"] for m in state.messages)
         given = {
             **{name: [value] for name, value in prompt.columns.items()},

@@ -8,10 +8,11 @@ from posttrain.sandbox import Limits, choose, run
 from posttrain.sandbox.choice import Choice
 
 SHOWN = 4000  # characters of what a cell printed that the model reads
+FINISHED = 3  # the status with which the driver ends: 0 is any cell's that ends the process
 
 # Runs in the sandbox. Cells that ran before are run again, unheard, for the state they leave.
 DRIVER = """
-import ast, io, json, random, sys, traceback
+import ast, io, json, os, random, sys, traceback
 *before, last = json.loads(sys.stdin.read())
 names = {"__name__": "__main__"}
 random.seed(0)
@@ -37,13 +38,17 @@ def attempt(source, number):
             frames = frames.tb_next
         print("".join(traceback.format_exception(kind, error, frames)), end="")
 
-heard = sys.stdout
+heard, output = sys.stdout, os.dup(1)
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 for number, source in enumerate(before, 1):
     sys.stdout = io.StringIO()
     attempt(source, number)
+heard.flush()
+os.dup2(output, 1)
 sys.stdout = heard
 attempt(last, len(before) + 1)
 sys.stdout.flush()
+raise SystemExit(3)
 """
 
 
@@ -92,7 +97,7 @@ class Python:
         cells = json.dumps([*self._cells, code])
         outcome = run(DRIVER, cells, limits=self._limits, sandbox=self._sandbox)
         text = outcome.output.decode("utf-8", errors="replace").rstrip("\n")
-        if outcome.ending != "finished" or outcome.status:
+        if outcome.ending != "finished" or outcome.status != FINISHED:
             ending = outcome.ending if outcome.ending != "finished" else "the process was ended"
             raise ValueError(f"{ending}; names are as they were before this call")
         self._cells.append(code)

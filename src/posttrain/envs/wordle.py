@@ -34,7 +34,8 @@ RULES = (
     "judged: G is right and in its place, Y is in the word at another place, X is not in the word. "
     "Write one word as <guess>WORD</guess>."
 )
-_TAGGED = re.compile(r"<guess>\s*([A-Za-z]+)\s*</guess>")
+_TAG = re.compile("</?guess>")
+_TAGGED = re.compile("<guess>([^<]*)</guess>")
 _WORD = re.compile(r"(?<![A-Za-z])[A-Za-z]{5}(?![A-Za-z])")
 
 
@@ -114,8 +115,9 @@ def guessed(text: str) -> str | None:
     >>> guessed("Not plane: <guess>Crane</guess>"), guessed("plane or crane"), guessed("no")
     ('crane', 'crane', None)
     """
-    words = _TAGGED.findall(text) or _WORD.findall(text)
-    return words[-1].lower() if words and len(words[-1]) == LENGTH else None
+    words = _TAGGED.findall(text) or _WORD.findall(_TAG.sub(" ", text))
+    word = words[-1].strip() if words else ""
+    return word.lower() if _WORD.fullmatch(word) else None
 
 
 def judged(guess: str, secret: str) -> str:

@@ -18,7 +18,7 @@ from posttrain.envs.env_pool import EnvPool
 from posttrain.envs.plain_answers import Failure, Plain, from_plain, to_plain
 from posttrain.protocols import Answer, Env
 from posttrain.rewards.bound import BoundReward, checked, fitting, usable
-from posttrain.types import Observation, Prompt, Rollout, Sampling, Score, Turn
+from posttrain.types import Observation, Prompt, Rollout, Sampling, Score, Turn, with_opening
 
 Encode = Callable[[str | Sequence[Mapping[str, Any]], Turn], Sequence[int]]
 """The tokens of a text, or of messages, that follow this turn of the policy."""
@@ -213,7 +213,7 @@ class Conversations:
     def _opened(self, number: int) -> Prompt:
         """The prompt with what the environment says behind it."""
         prompt, said = self._prompts[number], from_plain(self.kept[number][0][1])
-        if said is None:
+        if said is None or said == "":
             return prompt
         if not isinstance(said, Failure | str):
             reason = f"opened with a {type(said).__name__}, not with text"
@@ -320,22 +320,6 @@ class _Later(Future[Turn | None]):
 def talking(env: Environment | None) -> Conversations | None:
     """What replies in one call of an engine: a new conversation for each sequence, or nothing."""
     return None if env is None else Conversations(env)
-
-
-def with_opening(prompt: Prompt, said: str) -> Prompt:
-    """The prompt with a text behind the last message of the user.
-
-    >>> with_opening(Prompt(id="0", text="Play.", messages=({"role": "user", "content": "Play."},)),
-    ...     " You begin.").messages
-    ({'role': 'user', 'content': 'Play. You begin.'},)
-    """
-    messages = list(prompt.messages)
-    for place in reversed(range(len(messages))):
-        if messages[place]["role"] == "user":
-            content = messages[place]["content"] + said
-            messages[place] = {**messages[place], "content": content}
-            break
-    return replace(prompt, text=prompt.text + said, messages=tuple(messages))
 
 
 def rewarded(reply: Turn, said: Observation, *, of: Turn) -> Turn:

@@ -14,6 +14,7 @@ from posttrain.sandbox.seccomp import MACHINES, filter_program
 
 NOBODY = "65534"  # a user id without rights: RLIMIT_NPROC and file permissions do not bind root
 SCRATCH_BYTES = 16 * 2**20
+VARIABLES = {"PYTHONHASHSEED": "0"}  # all of the environment: the same code does the same again
 DEVICES = ("null", "zero", "random", "urandom")
 INSTALL = "install it with `apt install bubblewrap` (or `make setup`, where you may)"
 PROBE_SECONDS = 20
@@ -38,6 +39,8 @@ def command(seccomp: int, files: dict[str, int]) -> list[str]:
     words = [] if os.geteuid() else _as_nobody()
     words += [shutil.which("bwrap") or "bwrap", "--unshare-all", "--die-with-parent"]
     words += ["--new-session", "--clearenv", "--cap-drop", "ALL", "--hostname", "sandbox"]
+    for name, value in VARIABLES.items():
+        words += ["--setenv", name, value]
     words += ["--ro-bind", "/usr", "/usr", *_system_folders(), *interpreter()[1]]
     for device in DEVICES:
         words += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]

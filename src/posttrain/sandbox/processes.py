@@ -123,11 +123,12 @@ class Crew:
             f"import sys; sys.path.insert(0, {folder!r}); "
             f"from {INSIDE.replace('/', '.')}.{module} import main; main()"
         )
-        python = [bubblewrap.interpreter()[0], "-I", "-S", "-B", "-X", "utf8", "-c", boot]
+        # Not -I, which would ignore the variables: they make the order of sets the same.
+        python = [bubblewrap.interpreter()[0], "-P", "-s", "-S", "-B", "-X", "utf8", "-c", boot]
         process = subprocess.Popen(
             [*front, *python, resources, *map(str, words)],
             pass_fds=keep,
-            env={},
+            env=bubblewrap.VARIABLES,
             start_new_session=True,
             stdin=stdin,
             stdout=stdout,

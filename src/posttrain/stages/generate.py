@@ -63,7 +63,8 @@ def generate_from(
     env = make_task_env(recipe, policy)
     template = make_template(recipe, policy, env=env)
     engine = make_engine("native", policy, template=template, compute=recipe.model.compute)
-    question = template.render(Prompt(id="prompt", text=prompt))
+    question = Prompt(id="prompt", text=prompt)
+    question = replace(question, tokens=template.render(question).tokens)
     limit = context_length(policy.model)
     longest = _longest(recipe) or DEFAULT_TOKENS
     room = longest if limit is None else max(1, limit - len(question.tokens))

@@ -31,6 +31,7 @@ from posttrain.types.text import (
     StopReason,
     Turn,
     draw_seed,
+    with_opening,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ __all__ = [
     "Terms",
     "Turn",
     "draw_seed",
+    "with_opening",
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -27,6 +27,24 @@ class Prompt:
     messages: tuple[Mapping[str, str], ...] = ()
     tokens: tuple[int, ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+def with_opening(prompt: Prompt, said: str) -> Prompt:
+    """The prompt with a text behind the last message of the user.
+
+    >>> with_opening(Prompt(id="0", text="Play.", messages=({"role": "user", "content": "Play."},)),
+    ...     " You begin.").messages
+    ({'role': 'user', 'content': 'Play. You begin.'},)
+    """
+    messages = list(prompt.messages)
+    for place in reversed(range(len(messages))):
+        if messages[place]["role"] == "user":
+            content = messages[place]["content"] + said
+            messages[place] = {**messages[place], "content": content}
+            break
+    # A chat without a text of its own stays one: else what it opens with would be all of its text.
+    text = prompt.text + said if prompt.text or not messages else ""
+    return replace(prompt, text=text, messages=tuple(messages))
 
 
 @dataclass(frozen=True, kw_only=True)
