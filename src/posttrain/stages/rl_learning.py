@@ -68,6 +68,7 @@ def learn(setup: Setup, stage: OpenStage) -> None:
                 audit=make_audit(recipe, section, plan=plan, device=setup.device),
                 seconds=clock.seconds,
                 ways=ways,
+                replies=replies,
             )
             if section.evaluate_every and not keeper.step:
                 stage.tracker.log(0, watch.evaluate())
