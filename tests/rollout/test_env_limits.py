@@ -1,4 +1,4 @@
-"""What ends an episode that its environment does not end, and what it says before the first turn."""
+"""What ends an episode where its environment does not, and what it says before the first turn."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
