@@ -15,9 +15,7 @@ from posttrain.pipelines.audit import Audit
 from posttrain.pipelines.guard import Guarded
 from posttrain.pipelines.rl import Step
 from posttrain.protocols import Engine
-from posttrain.rollout.kept_replies import KeptReplies
 from posttrain.runs import Ledger, RolloutWriter, sequence_advantages
-from posttrain.runs.checkpoints import checkpoint_steps
 from posttrain.stages.evaluation import check_held_out, evaluate_policy
 from posttrain.stages.open_stage import OpenStage
 from posttrain.stages.rl_resume import rl_state
@@ -40,7 +38,7 @@ class Watch:
     audit: Audit | None
     seconds: Callable[[], Mapping[str, float]]
     ways: Ways
-    replies: KeptReplies | None
+    done: Callable[[Step], None]
     neighbours: Neighbours = field(default_factory=Neighbours)
 
     def on_step(self, taken: Step) -> None:
@@ -84,8 +82,7 @@ class Watch:
             last=step == section.steps,
             more=lambda place: self._on_disk(more(place)),
         )
-        if self.replies is not None and step in checkpoint_steps(self.stage.folder):
-            self.replies.saved(taken.collected.num_calls)
+        self.done(taken)
         guard.check()
 
     def _on_disk(self, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
