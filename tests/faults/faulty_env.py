@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import random
@@ -88,6 +89,9 @@ class FaultyEnv:
 
     def _hangs(self, state: dict[str, Any]) -> None:
         time.sleep(600)
+
+    def _holds(self, state: dict[str, Any]) -> None:
+        ctypes.PyDLL(None).sleep(600)  # and never lets another thread of its process run
 
     def _eats(self, state: dict[str, Any]) -> int:
         return len(bytearray(4 * 2**30))

@@ -169,3 +169,23 @@ def test_one_that_cannot_be_closed_is_counted(tmp_path: Path) -> None:
         pool.close(episode)
     pool.shutdown()
     assert pool.close_failures == 2
+
+
+@pytest.mark.slow
+def test_one_that_lets_no_other_thread_run_is_tried_again_last(tmp_path: Path) -> None:
+    """Nobody who waits behind it in its worker waits for it a second time."""
+    pool = EnvPool(FaultyEnv(tmp_path / "env"), workers=1, threads=4, seconds=1.0, memory_mb=512)
+    turn, ended = Turn(tokens=(1,), text="a"), []
+    names = ("holds", "well", "raises")
+    episodes = {name: pool.open(Prompt(id=f"{name}/0", text="?"), seed=1) for name in names}
+    for episode in episodes.values():
+        pool.ask(episode, turn).result()
+    asked = {name: pool.ask(episode, turn) for name, episode in episodes.items()}
+    for name, future in asked.items():
+        future.add_done_callback(lambda _, name=name: ended.append(name))
+    answers = {name: future.result() for name, future in asked.items()}
+    pool.shutdown()
+    assert isinstance(answers["well"], Observation)
+    kinds = {name: said.kind for name, said in answers.items() if isinstance(said, Failure)}
+    assert kinds == {"holds": "timeout", "raises": "raised"}
+    assert ended[-1] == "holds"

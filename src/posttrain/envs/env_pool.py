@@ -289,7 +289,9 @@ class EnvPool:
         for episode in worker.episodes:
             episode.worker, episode.busy = None, False
         calls = list(worker.calls.values())
-        for call in reversed(calls):
+        # Of those that came late the oldest is likely the cause: it is tried again last.
+        late = why is not None and why.kind == "timeout"
+        for call in calls if late else reversed(calls):
             if call is guilty or call.kind == "close":  # the state that was to be closed is gone
                 ended = why or Failure(kind="crashed", reason=f"ended its worker process ({end})")
                 self._answered(call, to_plain(ended))
