@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from posttrain.envs.episodes import CLOSING, Episodes, History
 from posttrain.envs.hosting import NEVER, Answered, EnvWorker, Episode, EpisodeCall, make_job
-from posttrain.envs.plain_answers import Failure, Plain, from_plain
+from posttrain.envs.plain_answers import Failure, Plain, from_plain, to_plain
 from posttrain.forked import check_forks, started
 from posttrain.types import Prompt, Turn
 
@@ -179,7 +179,8 @@ class EnvPool:
         for _ in range(len(self._waiting)):
             call = self._waiting.popleft()
             episode = call.episode
-            if episode.closed and (call.kind != "close" or episode.worker is None):
+            gone = episode.worker is None if call.kind == "close" else episode.closed
+            if gone:
                 call.future.cancel()  # nobody reads it, or nothing is left to close
                 continue
             worker = None if episode.busy else self._host(call)
@@ -187,7 +188,7 @@ class EnvPool:
                 self._waiting.append(call)
                 continue
             try:
-                worker.start(call, self._seconds, leave=worker is self._apart)
+                worker.start(call, self._seconds)
             except OSError:  # it has died, or does not read its pipe
                 self._replace(worker)
             except Exception as error:  # noqa: BLE001 - a prompt of what cannot be pickled
@@ -244,7 +245,10 @@ class EnvPool:
         elif message["stuck"] and isinstance(answer, Failure):
             self._replace(worker, guilty=call, why=answer)
         else:
-            worker.finish(message["number"], left=worker is self._apart)
+            worker.finish(message["number"])
+            if worker is self._apart and call.kind != "close":
+                # Nothing stays where suspects are tried: it goes on in another worker.
+                self._waiting.appendleft(EpisodeCall(call.episode, "close"))
             self._answered(call, message["answer"])
 
     def _answered(self, call: EpisodeCall, answer: Plain) -> None:
@@ -285,9 +289,12 @@ class EnvPool:
         for episode in worker.episodes:
             episode.worker, episode.busy = None, False
         calls = list(worker.calls.values())
-        for call in reversed(calls):
-            if call is guilty and why is not None:
-                call.finish(why)
+        # Of those that came late the oldest is likely the cause: it is tried again last.
+        late = why is not None and why.kind == "timeout"
+        for call in calls if late else reversed(calls):
+            if call is guilty or call.kind == "close":  # the state that was to be closed is gone
+                ended = why or Failure(kind="crashed", reason=f"ended its worker process ({end})")
+                self._answered(call, to_plain(ended))
                 continue
             if guilty is None:
                 call.deaths, call.alone = call.deaths + 1, True

@@ -24,8 +24,7 @@ History = Sequence[tuple[Turn | None, Plain]]
 class EnvJob:
     """One call of an environment; where the episode is not known here, it is played up to it.
 
-    ``limit`` are the seconds that a method may take, 0: any. With ``leave`` the state is
-    closed behind it.
+    ``limit`` are the seconds that a method may take, 0: any.
     """
 
     number: int
@@ -36,7 +35,6 @@ class EnvJob:
     history: History = ()
     turn: Turn | None = None
     limit: float = 0.0
-    leave: bool = False
 
 
 class Episodes:
@@ -103,12 +101,8 @@ class Episodes:
                     reason = f"answered the same turns differently when replayed (reply {number})"
                     return to_plain(Failure(kind="changed", reason=reason))
         if job.kind in ("score", "counts"):
-            answer = await self._finally(job)
-        else:
-            answer = await self._asked(job, job.turn)
-        if job.leave:
-            await self._close(job)
-        return answer
+            return await self._finally(job)
+        return await self._asked(job, job.turn)
 
     async def _asked(self, job: EnvJob, turn: Turn | None) -> Plain:
         state = self._states[job.episode]

@@ -73,21 +73,21 @@ class EnvWorker(Forked):
         """How many episodes it hosts."""
         return len(self.episodes)
 
-    def start(self, call: EpisodeCall, seconds: float, *, leave: bool) -> None:
+    def start(self, call: EpisodeCall, seconds: float) -> None:
         """Send it a call, with all that playing its episode takes where it is not hosted here."""
         episode, number = call.episode, next(self._numbers)
         known = episode.worker is self
-        methods = 1 + leave + (0 if known else 1 + len(episode.log))
+        methods = 1 if known else 2 + len(episode.log)
         self.calls[number] = call
         self.episodes.add(episode)
-        job = make_job(call, seconds, number=number, leave=leave, known=known)
+        job = make_job(call, seconds, number=number, known=known)
         episode.worker, episode.busy = self, True
         call.due = time.monotonic() + seconds * methods + GRACE
         self._look()
         self.line.send(job)
 
-    def finish(self, number: int, *, left: bool) -> None:
-        """A call is over; the episode has ``left`` where its state is closed here."""
+    def finish(self, number: int, *, left: bool = False) -> None:
+        """A call is over; the episode has ``left`` where it has no state here."""
         call = self.calls.pop(number)
         call.episode.busy = False
         if left or call.kind == "close":
@@ -107,9 +107,7 @@ class EnvWorker(Forked):
         return map(json.loads, messages)
 
 
-def make_job(
-    call: EpisodeCall, limit: float, *, number: int = 0, leave: bool = False, known: bool = False
-) -> EnvJob:
+def make_job(call: EpisodeCall, limit: float, *, number: int = 0, known: bool = False) -> EnvJob:
     """What a worker is told of a call."""
     episode = call.episode
     return EnvJob(
@@ -121,5 +119,4 @@ def make_job(
         history=() if known else tuple(episode.log),
         turn=call.turn,
         limit=limit,
-        leave=leave,
     )

@@ -80,7 +80,7 @@ class Conversations:
         self.scores: dict[int, Score] = {}
         """The scores with which the environment ended sequences, by their number."""
         self.errors: Counter[str] = Counter()
-        """How many sequences an environment broke, by kind."""
+        """How many sequences an environment broke, by kind; ``counts``: could not count, only."""
         self.kept: dict[int, Kept] = {number: list(said) for number, said in (kept or {}).items()}
         self._env, self._pool = env, env.pool
         self._opens = "opening" in env.pool.methods
@@ -150,6 +150,8 @@ class Conversations:
         for number, found in self._about("counts", whole).items():
             if isinstance(found, Score):
                 self._parts[number] = found.parts
+            else:
+                self.errors["counts"] += 1
         return ended
 
     def _about(
@@ -223,8 +225,13 @@ class Conversations:
             return prompt
         if self._env.render is None:
             raise ValueError("no template for an environment with an opening; give render=")
-        opened = self._env.render(with_opening(prompt, said))
-        opened = replace(with_opening(prompt, said), tokens=opened.tokens)
+        opened = with_opening(prompt, said)
+        try:
+            opened = replace(opened, tokens=self._env.render(opened).tokens)
+        except ValueError as error:  # of a chat template, say
+            reason = f"opened with what cannot be read: ValueError: {error}"
+            self._broken(number, Failure(kind="unreadable", reason=reason))
+            return prompt
         longest = self._env.longest
         if longest is not None and len(opened.tokens) + self._room > longest:
             reason = f"opened with a text that leaves no room in the context of {longest} tokens"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,17 +19,15 @@ REPLIES = "replies.jsonl"
 
 
 class KeptReplies:
-    """The replies of calls ``since`` one: those before are in a checkpoint, and dropped."""
+    """The replies of calls ``since`` one: those before are in a checkpoint, and dropped.
+
+    One thread may keep them while another says what was saved.
+    """
 
     def __init__(self, stage: Path, *, since: int) -> None:
-        self._path = path = stage / REPLIES
-        self._lines: dict[int, bytes] = {}
-        whole = path.read_bytes().split(b"\n")[:-1] if since >= 0 and path.exists() else []
-        for line in whole:
-            call = json.loads(line)["call"]
-            if call >= since:
-                self._lines[call] = line
-        self._write()
+        self._path, self._since = stage / REPLIES, since
+        self._lock = threading.Lock()
+        self._lines = self._drop(before=since)
 
     def known(self, call: int) -> list[dict[int, Kept]]:
         """What was replied in a call, pass by pass; nothing where it was not finished."""
@@ -39,17 +38,31 @@ class KeptReplies:
 
     def keep(self, call: int, said: Sequence[Mapping[int, Kept]]) -> None:
         """Write down what was replied in a call that is over."""
-        self._lines[call] = json.dumps({"call": call, "passes": said}).encode()
-        with writing(self._path), self._path.open("ab", buffering=0) as file:
-            file.write(self._lines[call] + b"\n")
+        line = json.dumps({"call": call, "passes": said}).encode()
+        if self._lines.pop(call, None) == line:
+            return  # it stands there, since before the run was cut
+        with self._lock, writing(self._path), self._path.open("ab") as file:
+            file.write(line + b"\n")
 
-    def drop(self, before: int) -> None:
-        """Forget calls whose rollouts a checkpoint has behind it."""
-        self._lines = {call: line for call, line in self._lines.items() if call >= before}
-        self._write()
+    def saved(self, learned: int) -> None:
+        """A checkpoint has the calls before ``learned`` behind it.
 
-    def _write(self) -> None:
+        Those since the checkpoint before are kept: should this one be damaged, a run goes on there.
+        """
+        with self._lock:
+            self._drop(before=self._since)
+        self._since = learned
+
+    def _drop(self, *, before: int) -> dict[int, bytes]:
+        """Write the file without earlier calls; the lines that are left, the last of each call."""
+        lines: dict[int, bytes] = {}
+        # A line that was cut short is the last, and has no end.
+        for line in self._path.read_bytes().split(b"\n")[:-1] if self._path.exists() else []:
+            call = json.loads(line)["call"]
+            if call >= before:
+                lines[call] = line
         beside = self._path.with_suffix(".part")
         with writing(self._path):
-            beside.write_bytes(b"".join(line + b"\n" for line in self._lines.values()))
+            beside.write_bytes(b"".join(line + b"\n" for line in lines.values()))
             os.replace(beside, self._path)
+        return lines

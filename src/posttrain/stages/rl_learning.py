@@ -13,7 +13,7 @@ from posttrain.pipelines.clock import Clock
 from posttrain.runs import Ledger, rollout_writer
 from posttrain.stages.guards import guard_learner
 from posttrain.stages.open_stage import OpenStage
-from posttrain.stages.rl_resume import kept_replies, resume_rl
+from posttrain.stages.rl_resume import drop_replies, kept_replies, resume_rl
 from posttrain.stages.rl_source import announced, checked, make_source
 from posttrain.stages.rl_watch import Watch
 from posttrain.track.progress import phase
@@ -52,8 +52,7 @@ def learn(setup: Setup, stage: OpenStage) -> None:
         flow_of = flowing(batches, sync, max_lag=section.max_lag, device=device, waiting=waiting)
         learner = seen.learner(learner)
         guarded = guard_learner(learner, section, keeper=keeper, decode=setup.template.decode)
-        clock = Clock()
-        writing = rollout_writer(stage.folder.rollouts)
+        clock, writing = Clock(), rollout_writer(stage.folder.rollouts)
         with keeper.stepping(), ledger, flow_of as given, writing as writer:
             flow = seen.flow(given)
             watch = Watch(
@@ -68,6 +67,7 @@ def learn(setup: Setup, stage: OpenStage) -> None:
                 audit=make_audit(recipe, section, plan=plan, device=setup.device),
                 seconds=clock.seconds,
                 ways=ways,
+                done=lambda step: drop_replies(replies, step, stage=stage.folder),
             )
             if section.evaluate_every and not keeper.step:
                 stage.tracker.log(0, watch.evaluate())

@@ -15,6 +15,8 @@ from posttrain.rollout.collect import RolloutSource
 from posttrain.rollout.kept_replies import KeptReplies
 from posttrain.rollout.waiting import from_plain, to_plain
 from posttrain.runs import read_json, write_json
+from posttrain.runs.checkpoints import checkpoint_steps
+from posttrain.runs.folder import StageFolder
 from posttrain.runs.keeper import ExtraState, Keeper
 from posttrain.types import Collected, Prompt
 
@@ -83,6 +85,12 @@ def kept_replies(keeper: Keeper, stage: Path) -> KeptReplies:
     if begins_at is None:
         return KeptReplies(stage, since=0)
     return KeptReplies(stage, since=begins_at.state["source"]["learned"]["num_calls"])
+
+
+def drop_replies(replies: KeptReplies | None, step: Step, *, stage: StageFolder) -> None:
+    """Behind a step: where a checkpoint was written, earlier replies are needed no more."""
+    if replies is not None and step.state.step in checkpoint_steps(stage):
+        replies.saved(step.collected.num_calls)
 
 
 def _read_state(given: Mapping[str, Any]) -> State:

@@ -38,6 +38,7 @@ class Watch:
     audit: Audit | None
     seconds: Callable[[], Mapping[str, float]]
     ways: Ways
+    done: Callable[[Step], None]
     neighbours: Neighbours = field(default_factory=Neighbours)
 
     def on_step(self, taken: Step) -> None:
@@ -81,6 +82,7 @@ class Watch:
             last=step == section.steps,
             more=lambda place: self._on_disk(more(place)),
         )
+        self.done(taken)
         guard.check()
 
     def _on_disk(self, numbers: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,0 +1,191 @@
+"""Environments that fail in every way, beside those that do not: each is broken alone, by kind."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.faulty_env import TURNS, FaultyEnv
+
+from posttrain.envs.env_pool import EnvPool
+from posttrain.envs.plain_answers import Failure
+from posttrain.rollout.collect import collect_scored
+from posttrain.rollout.engines.scripted import ScriptedEngine, code_points
+from posttrain.rollout.environment import Environment
+from posttrain.types import Collected, Observation, Prompt, Rollout, Sampling, Score, Turn
+
+# What fails, the kind that it is counted as, and the state of its score.
+FAULTS = {
+    "raises": ("raised", "invalid"),
+    "exits": ("raised", "invalid"),
+    "hangs": ("timeout", "timeout"),
+    "eats": ("memory", "invalid"),
+    "huge": ("too_long", "invalid"),
+    "kills": ("crashed", "crashed"),
+    "fickle": ("changed", "invalid"),
+}
+WELL = [f"well/{number}" for number in range(8)]
+END = Score(value=1.5, parts={"env": 1.5, "env/earned": 0.5})
+
+
+class Nothing:
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [Score(value=0.0) for _ in rollouts]
+
+
+@contextmanager
+def environment(
+    env: Any, *, workers: int = 2, seconds: float = 30.0, **limits: Any
+) -> Iterator[Environment]:
+    pool = EnvPool(env, workers=workers, threads=4, seconds=seconds, memory_mb=512)
+    made = Environment(pool=pool, encode=lambda said, turn: code_points(said), **limits)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def collected(env: Any, names: Sequence[str], *, num_samples: int = 2, **options: Any) -> Collected:
+    return collect_scored(
+        [Prompt(id=name, text=name, tokens=(1, 2, 3)) for name in names],
+        Sampling(max_new_tokens=8),
+        engine=ScriptedEngine(lambda prompt, sample: f"{sample}."),
+        scorer=Nothing(),
+        num_samples=num_samples,
+        seed=5,
+        env=env,
+        **options,
+    )
+
+
+def states(found: Collected, *kinds: str) -> list[str]:
+    """The states of the scores of these prompts."""
+    rollouts = [r for r in found.rollouts if r.prompt.id.split("/")[0] in kinds]
+    return [r.score.state for r in rollouts if r.score is not None]
+
+
+def errors(found: Collected) -> dict[str, float]:
+    return {name: count for name, count in found.env.items() if name.startswith("errors/")}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_that_fails_is_broken_alone(tmp_path: Path, fault: str) -> None:
+    """The others have their score, and every word that they have without it."""
+    kind, state = FAULTS[fault]
+    names = [*WELL[:4], f"{fault}/0", *WELL[4:]]
+    with environment(FaultyEnv(tmp_path / "sound", fails=False), workers=0) as sound:
+        expected = collected(sound, names)
+    env = FaultyEnv(tmp_path / "faulty")
+    with environment(env, seconds=3.0 if fault == "hangs" else 30.0) as faulty:
+        found = collected(faulty, names)
+    assert errors(found) == {f"errors/{kind}": 2.0}
+    assert states(found, fault) == [state] * 2
+    for rollout, sound_one in zip(found.rollouts, expected.rollouts, strict=True):
+        assert sound_one.score == END
+        if rollout.prompt.id in WELL:
+            assert rollout == sound_one
+        elif fault != "fickle":
+            assert rollout.turns == sound_one.turns[:3]
+    assert (found.env["restarts"] > 0) == (fault in ("hangs", "eats", "kills", "fickle"))
+    check_closed(env, found)
+
+
+def check_closed(env: FaultyEnv, found: Collected) -> None:
+    """No state is closed twice, and of every episode that ended well the last one is closed."""
+    begun, closed = env.notes("begun"), env.notes("closed")
+    assert max(Counter(closed).values()) == 1
+    assert set(closed) <= set(begun)
+    well = dict(each for each in begun if each[0].startswith("well"))
+    assert len(well) == sum(rollout.prompt.id in WELL for rollout in found.rollouts)
+    assert well.items() <= set(closed)
+
+
+def test_all_at_once(tmp_path: Path) -> None:
+    """Every fault among many that are well and one that is slow."""
+    names = [*WELL[:4], *(f"{fault}/0" for fault in FAULTS), "slow/0", *WELL[4:]]
+    with environment(FaultyEnv(tmp_path / "sound", fails=False), workers=0) as sound:
+        expected = collected(sound, names, num_samples=1)
+    env = FaultyEnv(tmp_path / "faulty")
+    with environment(env, seconds=3.0) as faulty:
+        found = collected(faulty, names, num_samples=1)
+    counted = Counter(f"errors/{kind}" for kind, _ in FAULTS.values())
+    assert errors(found) == {name: float(count) for name, count in counted.items()}
+    for fault, (_, state) in FAULTS.items():
+        assert states(found, fault) == [state]
+    pairs = zip(found.rollouts, expected.rollouts, strict=True)
+    kept = [(one, other) for one, other in pairs if one.prompt.id.startswith(("well", "slow"))]
+    assert len(kept) == 9
+    assert all(one == other for one, other in kept)
+    check_closed(env, found)
+
+
+def test_an_episode_is_closed_once_in_the_worker_where_it_was_played(tmp_path: Path) -> None:
+    env = FaultyEnv(tmp_path / "env")
+    with environment(env) as sound:
+        found = collected(sound, [*WELL, "raises/0", "huge/0", "unclosed/0"])
+    assert sorted(env.notes("begun")) == sorted(env.notes("closed"))
+    assert len(env.notes("begun")) == 2 * 11
+    assert {len(rollout.turns) for rollout in found.rollouts[:16]} == {2 * TURNS - 1}
+
+
+@pytest.mark.parametrize("fault", ["raises_behind", "unclosed"])
+def test_a_call_that_is_tried_alone_is_closed_behind_it_however_it_went(
+    tmp_path: Path, fault: str
+) -> None:
+    """It was under way when another one killed its worker; what closing does changes no answer."""
+    env = FaultyEnv(tmp_path / "env")
+    pool = EnvPool(env, workers=1, threads=2, seconds=30.0, memory_mb=512)
+    turn = Turn(tokens=(1,), text="a")
+    episodes = [pool.open(Prompt(id=f"{name}/0", text="?"), seed=1) for name in (fault, "kills")]
+    for episode in episodes:
+        assert isinstance(pool.ask(episode, turn).result(), Observation)
+    answers = [pool.ask(episode, turn) for episode in episodes]
+    first, killed = (answer.result() for answer in answers)
+    if fault == "unclosed":
+        assert isinstance(first, Observation)
+    else:
+        assert isinstance(first, Failure)
+        assert first.kind == "raised"
+    assert isinstance(killed, Failure)
+    assert killed.kind == "crashed"
+    for episode in episodes:
+        pool.close(episode)
+    pool.shutdown()
+    last = [each for each in env.notes("begun") if each[0].startswith(fault)][-1]
+    assert env.notes("closed").count(last) == 1
+    assert pool.close_failures == (fault == "unclosed")
+
+
+def test_one_that_cannot_be_closed_is_counted(tmp_path: Path) -> None:
+    """Also where closing hangs, and its worker is replaced for it."""
+    env = FaultyEnv(tmp_path / "env")
+    pool = EnvPool(env, workers=1, threads=4, seconds=1.0, memory_mb=512)
+    turn = Turn(tokens=(1,), text="a")
+    for name in ("well", "unclosed", "closes_never"):
+        episode = pool.open(Prompt(id=f"{name}/0", text="?"), seed=1)
+        pool.ask(episode, turn).result()
+        pool.close(episode)
+    pool.shutdown()
+    assert pool.close_failures == 2
+
+
+@pytest.mark.slow
+def test_one_that_lets_no_other_thread_run_is_tried_again_last(tmp_path: Path) -> None:
+    """Nobody who waits behind it in its worker waits for it a second time."""
+    pool = EnvPool(FaultyEnv(tmp_path / "env"), workers=1, threads=4, seconds=1.0, memory_mb=512)
+    turn, ended = Turn(tokens=(1,), text="a"), []
+    names = ("holds", "well", "raises")
+    episodes = {name: pool.open(Prompt(id=f"{name}/0", text="?"), seed=1) for name in names}
+    for episode in episodes.values():
+        pool.ask(episode, turn).result()
+    asked = {name: pool.ask(episode, turn) for name, episode in episodes.items()}
+    for name, future in asked.items():
+        future.add_done_callback(lambda _, name=name: ended.append(name))
+    answers = {name: future.result() for name, future in asked.items()}
+    pool.shutdown()
+    assert isinstance(answers["well"], Observation)
+    kinds = {name: said.kind for name, said in answers.items() if isinstance(said, Failure)}
+    assert kinds == {"holds": "timeout", "raises": "raised"}
+    assert ended[-1] == "holds"
