@@ -167,12 +167,11 @@ def open_player(
         raise ValueError(
             "env: which environment? Name one, or give a recipe or a run that has task.env"
         )
-    limits = recipe.environment
-    if max_turns is not None:
-        limits = replace(limits, max_turns=max_turns)
+    changed = {} if max_turns is None else {"max_turns": max_turns}
     if human == "env":
-        limits = replace(limits, workers=0)  # a worker has no terminal
-    resolved = replace(resolve(recipe), environment=limits)
+        changed["workers"] = 0  # a worker has no terminal
+    limits = recipe.environment.model_copy(update=changed)
+    resolved = resolve(recipe).model_copy(update={"environment": limits})
     check_model(resolved.model.name)
     device = choose_device(resolved)
     policy = make_policy(resolved, resolved.model.name, device=device)
