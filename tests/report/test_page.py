@@ -12,6 +12,7 @@ from rich.console import Console
 
 from posttrain.report import RunFacts, export, render_summary
 from posttrain.report import render_report as render_facts
+from posttrain.report.facts import SIGNS
 from posttrain.report.html import metrics_csv
 from posttrain.runs import RunFolder, rollout_file, write_json, write_rollouts
 from posttrain.runs.rollouts import turn_rows
@@ -169,6 +170,7 @@ def test_an_episode_is_shown_turn_by_turn(tmp_path: Path) -> None:
     assert said[first + 3].startswith("</td><script>")
     assert said.count("… 3 more turns …") == 2
     assert "policy · earned +1" in said
+    assert f"6{SIGNS[False]}" in said
     assert "6" * 251 not in text
     console = Console(width=200, file=io.StringIO(), record=True)
     console.print(render_summary(RunFacts(run)))

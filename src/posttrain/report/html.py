@@ -244,12 +244,12 @@ def _said(
     """What was said behind a prompt; of an episode each turn, with who wrote it and its reward."""
     if not turns:
         return _cell(f"{completion}{sign}", mark=mark)
+    *rows, (last, answer, earned) = exchange(turns)
     lines = []
-    for who, text, reward in exchange(turns):
+    for who, text, reward in [*rows, (last, f"{answer}{sign}", earned)]:
         label = f"<i>{who}{f' · earned {reward}' if reward else ''}</i>"
         lines.append(f'<div class="turn {who}">{label}{_text(text, limit=MAX_TURN)}</div>')
-    end = f'<div class="turn">{_text(sign)}</div>' if sign else ""
-    return f'<td class="text {mark}">{"".join(lines)}{end}</td>'
+    return f'<td class="text {mark}">{"".join(lines)}</td>'
 
 
 def _number(value: Any, pattern: str) -> str:
