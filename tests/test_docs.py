@@ -6,6 +6,7 @@ Pages that read ``runs/demo`` find a small run there.
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,21 @@ def test_command_lines_exist(page: Path) -> None:
     """Commands, options and keys; running them is other tests' work."""
     for line in command_lines(page.read_text(encoding="utf-8")):
         check_command(line)
+
+
+def test_the_first_environment_of_its_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two files of docs/environments.md, as a newcomer writes them: the recipe is played."""
+    page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+    blocks = {found[1]: found[2] for found in reversed(list(BLOCK.finditer(page)))}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("my_env.py").write_text(blocks["python"], encoding="utf-8")
+    done, said = small_run(tomllib.loads(blocks["toml"]))
+    assert "nothing to learn from" in said
+    assert {row["reward"] for row in done.samples()} == {0.0}  # as the page says
+    assert done.samples()[0]["parts"]["env/tool_calls"] == 0.0
 
 
 def test_blocks_and_commands_are_found() -> None:
