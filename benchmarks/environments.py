@@ -1,15 +1,17 @@
 """Several turns with an environment that thinks: tokens a second, as replies come and in rounds.
 
-    python benchmarks/environments.py [--delay 0.2] [--turns 4] [--groups 4 8 16] [--repeats 3]
+    python benchmarks/environments.py [--delay 0.2] [--turns 4] [--groups 4 8] [--uneven]
 
 A small model on this machine; a turn ends with each token with a chance of 1 in 24, at the latest
 after 64. Environments sleep in a pool of threads, one for each sequence. In rounds all sequences
 have their turn, and then all environments, at the same time. Both ways take turns in one process.
+With ``--uneven`` replies take an exponentially distributed time whose mean is the delay.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -42,6 +44,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--groups", type=int, nargs="+", default=[4, 8, 16])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--uneven", action="store_true")
     given = parser.parse_args()
     model, _ = build_model("tiny", end_probability=1 / 24)
     end = model.config.eos_token_id
@@ -52,14 +55,15 @@ def main() -> None:
         count = group * len(PROMPTS)
         with ThreadPoolExecutor(count) as pool:
 
-            def think(rollout: Rollout) -> Turn | None:
-                time.sleep(given.delay)
+            def think(rollout: Rollout, number: int) -> Turn | None:
+                drawn = random.Random(f"{number}/{len(rollout.turns)}").expovariate(1.0)
+                time.sleep(given.delay * (drawn if given.uneven else 1.0))
                 return SAID if len(rollout.turns) < 2 * given.turns - 1 else None
 
             def reply(
                 rollout: Rollout, number: int, pool: ThreadPoolExecutor = pool
             ) -> Future[Turn | None]:
-                return pool.submit(think, rollout)
+                return pool.submit(think, rollout, number)
 
             asked = {"num_samples": group, "seed": 0, "reply": reply}
             rounds = partial(LocalEngine.generate, engine, PROMPTS, SAMPLING, **asked)

@@ -170,7 +170,7 @@ def test_a_chat_model_hears_a_person_as_its_user(tmp_path: Path) -> None:
     template = Template(policy.tokenizer, chat=True, end_tokens=policy.end_tokens)
     said = template.encode_reply([{"role": "user", "content": "why?"}])
     assert played.turns[1].tokens == said
-    assert len(said) > len(Template(policy.tokenizer, end_tokens=()).encode_reply("why?"))
+    assert len(said) > len(template.control.encode("why?"))
 
 
 def test_limits_end_an_episode_and_say_so(play: Command) -> None:

@@ -102,8 +102,10 @@ def test_the_first_environment_of_its_page_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     Path("my_env.py").write_text(blocks["python"], encoding="utf-8")
-    done, said = small_run(tomllib.loads(blocks["toml"]))
-    assert "nothing to learn from" in said
+    given = tomllib.loads(blocks["toml"])
+    given["rl"] |= {"steps": 1, "prompts_per_step": 1}
+    given["run"]["threads"] = 1
+    done, _ = small_run(given)
     assert {row["reward"] for row in done.samples()} == {0.0}  # as the page says
     assert done.samples()[0]["parts"]["env/tool_calls"] == 0.0
 

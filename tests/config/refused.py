@@ -209,6 +209,21 @@ RECIPE_REFUSED: dict[str, Cases] = {
             '("local" starts one for the run), or drop them',
         )
     ],
+    "environment_nowhere": [
+        (
+            {"environment": {"workers": 4}, "rl": {}},
+            "environment.workers: no environment is named; set task.env, or drop it",
+        ),
+        (
+            {
+                "task": {"name": "sums", "env": "scripted"},
+                "environment": {"max_tokens": 8},
+                "rl": {"max_new_tokens": 9},
+            },
+            "environment.max_tokens: 8 leaves no room for one turn of rl.max_new_tokens = 9; "
+            "raise it, or set 0",
+        ),
+    ],
     "engines_differ": [
         (
             {
@@ -319,21 +334,6 @@ PREFERENCE_REFUSED: dict[str, Cases] = {
         (
             {"rl": FROM_REWARD, "run": {"stages": ["prefer", "rl", "reward"]}},
             SOURCE_MISSING,
-        ),
-    ],
-    "environment_nowhere": [
-        (
-            {"environment": {"workers": 4}, "rl": {}},
-            "environment.workers: no environment is named; set task.env, or drop it",
-        ),
-        (
-            {
-                "task": {"name": "sums", "env": "scripted"},
-                "environment": {"max_tokens": 8},
-                "rl": {"max_new_tokens": 9},
-            },
-            "environment.max_tokens: 8 leaves no room for one turn of rl.max_new_tokens = 9; "
-            "raise it, or set 0",
         ),
     ],
     "environment_without_a_part": [

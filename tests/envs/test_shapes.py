@@ -210,7 +210,8 @@ def test_a_recipe_has_the_options_written_out_but_not_what_the_model_decides() -
 
 
 def test_all_of_the_table_are_made_by_name() -> None:
-    for name in ENVS:
+    ours = [name for name, made in ENVS.items() if ".adapters." not in made.__module__]
+    for name in ours:
         env = make_env(name, chat=True, tool_format="hermes")
         assert hasattr(env, "start")
         assert hasattr(env, "reply")

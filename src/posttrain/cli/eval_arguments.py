@@ -113,7 +113,7 @@ def generated_texts(model: str, prompt: str, **options: Any) -> list[str]:
     """What a model answers, all turns where it has several; options as of ``generate_from``."""
     with loading():
         from posttrain.build.model_source import find_source
-        from posttrain.report.episodes import transcript
+        from posttrain.report.episode_text import transcript
         from posttrain.stages.generate import generate_from
 
     return [transcript(answer) for answer in generate_from(find_source(model), prompt, **options)]

@@ -91,7 +91,7 @@ class _Watch:
 
     def show(self, rollout: Any) -> None:
         """The prompt, or the turn that is new."""
-        from posttrain.report.episodes import heading, said, set_in
+        from posttrain.report.episode_text import heading, said, set_in
 
         self._last = rollout
         if not rollout.turns:
@@ -107,7 +107,7 @@ class _Watch:
 
     def end(self, rollout: Any) -> None:
         """Why it was over, and the score."""
-        from posttrain.report.episodes import ending
+        from posttrain.report.episode_text import ending
 
         shown = self._last
         no_room = len(shown.turns) > len(rollout.turns)

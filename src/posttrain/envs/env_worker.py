@@ -44,7 +44,7 @@ def work(
             job = line.recv()
         except (EOFError, OSError):  # OSError: the message was cut short
             return
-        episodes.submit(job, functools.partial(outbox.answer, job.number))
+        episodes.submit(job, functools.partial(outbox.answer, number=job.number))
 
 
 class _Outbox:
@@ -54,7 +54,7 @@ class _Outbox:
         self._answers = answers
         self._lock = threading.Lock()
 
-    def answer(self, number: int, answer: Plain, stuck: bool) -> None:
+    def answer(self, answer: Plain, stuck: bool, *, number: int) -> None:
         self.send({"number": number, "answer": answer, "stuck": stuck})
 
     def send(self, message: dict[str, Any]) -> None:

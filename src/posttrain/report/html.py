@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from posttrain.report.episodes import exchange
+from posttrain.report.episode_text import exchange
 from posttrain.report.facts import SIGNS, TITLES, RunFacts, describe_finding, number_or_none
 from posttrain.report.overview import BROKEN, Overview, arrow, overview
 from posttrain.report.panels import end_note, panels_of

@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from posttrain.report.episodes import exchange
+from posttrain.report.episode_text import exchange
 from posttrain.report.facts import SIGNS, RunFacts, describe_finding
 from posttrain.report.held_out import HeldOut, Interval, Share
 from posttrain.report.overview import Overview, arrow

@@ -203,10 +203,9 @@ class Conversations:
             turns = [] if rollout is None else [turn for turn in rollout.turns if turn.sampled]
             said = [answer for _, answer in self.kept.get(number, [])]
             asked = ([None] if self._opens else []) + turns
-            mixed = hashlib.blake2b(f"{self._seed}/{number}".encode(), digest_size=4).digest()
             self._episodes[number] = self._pool.open(
                 prompt,
-                seed=int.from_bytes(mixed, "big"),
+                seed=episode_seed(self._seed, number),
                 history=list(zip(asked, said, strict=False)),
             )
         return self._episodes[number]
@@ -286,6 +285,16 @@ class Conversations:
             return Turn(tokens=tuple(answer), text="")
         text = "\n".join(message["content"] for message in answer)
         return Turn(tokens=tuple(self._env.encode(answer, to)), text=text)
+
+
+def episode_seed(seed: int, number: int) -> int:
+    """The seed of what the environment draws in a sequence: neighbours have nothing in common.
+
+    >>> episode_seed(0, 0), episode_seed(0, 1)
+    (1735201683, 3278692055)
+    """
+    mixed = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=4).digest()
+    return int.from_bytes(mixed, "big")
 
 
 class _Later(Future[Turn | None]):

@@ -24,7 +24,6 @@ from posttrain.config import Recipe, resolve
 from posttrain.envs import ENVS
 from posttrain.models.cache import context_length
 from posttrain.protocols import Env, Split
-from posttrain.registry import split
 from posttrain.rollout.collect import collect, collect_scored
 from posttrain.rollout.environment import talking
 from posttrain.rollout.play import Ask, Place, Show, TypedEnv, WatchedEngine, typed_engine
@@ -170,8 +169,8 @@ def open_player(
     changed = {} if max_turns is None else {"max_turns": max_turns}
     if human == "env":
         changed["workers"] = 0  # a worker has no terminal
-    limits = recipe.environment.model_copy(update=changed)
-    resolved = resolve(recipe).model_copy(update={"environment": limits})
+    section = recipe.environment.model_copy(update=changed)
+    resolved = resolve(recipe).model_copy(update={"environment": section})
     check_model(resolved.model.name)
     device = choose_device(resolved)
     policy = make_policy(resolved, resolved.model.name, device=device)
@@ -242,8 +241,7 @@ def _of_episode(
     if options and env is None:
         raise ValueError(f"env: options ({', '.join(options)}) of which environment? Name one")
     if env is not None:
-        name, chosen = split(env, kind="env")
-        own["env"] = {"name": name, **chosen, **options}
+        own["env"] = {**({"name": env} if isinstance(env, str) else env), **options}
     if prompt is None:
         return source.evaluation(task=own)
     # Only the environment can score it: that takes no workers.
