@@ -15,7 +15,9 @@ import typer
 from small_runs import recipe, small_run
 
 from posttrain.cli.app import app
+from posttrain.config import recipe_from_dict, resolve
 from posttrain.config.describe import find_field
+from posttrain.envs import make_env
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -93,21 +95,18 @@ def test_command_lines_exist(page: Path) -> None:
         check_command(line)
 
 
-def test_the_first_environment_of_its_page_runs(
+def test_the_first_environment_of_its_page_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The two files of docs/environments.md, as a newcomer writes them: the recipe is played."""
+    """The two files of docs/environments.md, as a newcomer writes them, make an environment."""
     page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
     blocks = {found[1]: found[2] for found in reversed(list(BLOCK.finditer(page)))}
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     Path("my_env.py").write_text(blocks["python"], encoding="utf-8")
-    given = tomllib.loads(blocks["toml"])
-    given["rl"] |= {"steps": 1, "prompts_per_step": 1}
-    given["run"]["threads"] = 1
-    done, _ = small_run(given)
-    assert {row["reward"] for row in done.samples()} == {0.0}  # as the page says
-    assert done.samples()[0]["parts"]["env/tool_calls"] == 0.0
+    resolved = resolve(recipe_from_dict(tomllib.loads(blocks["toml"])))
+    assert resolved.environment.workers == 2  # as the page says, further down
+    assert make_env(resolved.task["env"]).tools[0]["function"]["name"] == "switch"
 
 
 def test_blocks_and_commands_are_found() -> None:
