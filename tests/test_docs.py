@@ -6,6 +6,7 @@ Pages that read ``runs/demo`` find a small run there.
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import typer
 from small_runs import recipe, small_run
 
 from posttrain.cli.app import app
+from posttrain.config import recipe_from_dict, resolve
 from posttrain.config.describe import find_field
+from posttrain.envs import make_env
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -90,6 +93,20 @@ def test_command_lines_exist(page: Path) -> None:
     """Commands, options and keys; running them is other tests' work."""
     for line in command_lines(page.read_text(encoding="utf-8")):
         check_command(line)
+
+
+def test_the_first_environment_of_its_page_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two files of docs/environments.md, as a newcomer writes them, make an environment."""
+    page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+    blocks = {found[1]: found[2] for found in reversed(list(BLOCK.finditer(page)))}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("my_env.py").write_text(blocks["python"], encoding="utf-8")
+    resolved = resolve(recipe_from_dict(tomllib.loads(blocks["toml"])))
+    assert resolved.environment.workers == 2  # as the page says, further down
+    assert make_env(resolved.task["env"]).tools[0]["function"]["name"] == "switch"
 
 
 def test_blocks_and_commands_are_found() -> None:

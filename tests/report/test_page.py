@@ -5,13 +5,17 @@ import io
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
+from rich.console import Console
 
-from posttrain.report import RunFacts, export
+from posttrain.report import RunFacts, export, render_summary
 from posttrain.report import render_report as render_facts
+from posttrain.report.facts import SIGNS
 from posttrain.report.html import metrics_csv
 from posttrain.runs import RunFolder, rollout_file, write_json, write_rollouts
+from posttrain.runs.rollouts import turn_rows
 from posttrain.track import Stage
 from posttrain.track.jsonl import JsonlTracker
 from posttrain.types import Prompt, Rollout, Score, Turn
@@ -137,6 +141,43 @@ def test_the_page_shows_what_there_is(run: RunFolder) -> None:
     ):
         assert words in said, words
     assert "Step 2" not in said
+
+
+def test_an_episode_is_shown_turn_by_turn(tmp_path: Path) -> None:
+    """Who wrote what, and what each turn earned; a long one loses its middle, none its escapes."""
+
+    def turn(text: str, **more: Any) -> Turn:
+        return Turn(tokens=(5,), text=text, **more)
+
+    asked = [turn("4", logprobs=(0.0,)), turn(f"\n{EVIL}\n", reward=-0.25)]
+    turns = [*asked * 5, turn("6" * 5000, logprobs=(0.0,))]
+    prompt, score = Prompt(id="0", text="1 to 7?"), Score(value=-0.25)
+    rollouts = [
+        Rollout(prompt=prompt, turns=tuple(these), group=0, score=score)
+        for these in ([*asked, turn("6", logprobs=(0.0,))], turns)
+    ]
+    run = RunFolder.create(tmp_path / "run", config={}, recipe="")
+    stage = run.begin("rl")
+    write_rollouts(rollout_file(stage.rollouts, 1), rollouts, step=1)
+    short, long = map(turn_rows, rollouts)
+    sample = {"prompt": "1 to 7?", "before": "4\n6", "after": "4", "right_before": False}
+    run.write_samples([{**sample, "turns_before": short, "turns_after": long}])
+    text = render_report(run)
+    said = Page(text).text
+    assert not Page(text).tags & {"script", "img"}
+    first = said.index("policy · earned -0.25")
+    assert said[first : first + 5] == ["policy · earned -0.25", "4", "environment", ANY, "policy"]
+    assert said[first + 3].startswith("</td><script>")
+    assert said.count("… 3 more turns …") == 2
+    assert "policy · earned +1" in said
+    assert f"6{SIGNS[False]}" in said
+    assert "6" * 251 not in text
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(render_summary(RunFacts(run)))
+    shown = console.export_text()
+    assert "policy: 4 (earned -0.25)" in shown
+    assert "environment: </td><script>alert(1)</script>\\x1b[31m\\u202e" in shown
+    assert "policy: 6 ✗" in shown
 
 
 def test_what_cannot_be_read_is_said_in_its_place(run: RunFolder) -> None:

@@ -69,6 +69,11 @@ def test_generate_plays_all_turns(
     """What the run's environment says stands between the policy's turns, and so does its score."""
     env = {"name": "scripted", "replies": ["+1=", "+2="], "score": 0.5}
     done, _ = go(given(tmp_path / "run", {**GRPO, "steps": 1}, task={"env": env}))
+    for sample in done.folder.samples:  # held-out answers of a report are whole episodes too
+        for turns in (sample["turns_before"], sample["turns_after"]):
+            assert [turn["text"] for turn in turns[1::2]] == ["+1=", "+2="]
+            assert [turn["reward"] for turn in turns] == [0.0, None, 0.0, None, 0.5]
+    assert done.folder.samples
     answers = posttrain.generate(done.folder.path, "3+4=", num_samples=2, max_new_tokens=2)
     for answer in answers:
         assert [turn.sampled for turn in answer.turns] == [True, False] * 2 + [True]

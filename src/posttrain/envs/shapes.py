@@ -33,7 +33,7 @@ def env_factory(found: Callable[..., Any], *, name: str) -> Callable[..., Env]:
     if isinstance(found, type) and not hasattr(found, "reset"):
         raise ValueError(
             f"task.env {name!r}: a class needs start and reply, or reset and public methods as "
-            "tools; docs/tasks.md shows both"
+            "tools; docs/environments.md shows both"
         )
     return _with_options(found, _of_class, adapt=_from_class)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from posttrain.track.printable import counted
 from posttrain.types import Rollout, Turn
@@ -12,6 +14,7 @@ _LIMITS = {
     "max_turns": "the limit on turns was reached",
     "max_tokens": "the limit on tokens was reached",
 }
+_SHOWN = 8  # turns of a long episode: as many of its beginning as of its end
 
 
 def heading(rollout: Rollout, place: int) -> str:
@@ -76,6 +79,28 @@ def transcript(rollout: Rollout) -> str:
         for line in (heading(rollout, place), said(turn))
     ]
     return "\n".join(lines if rollout.score is None else [*lines, *ending(rollout)[1:]])
+
+
+def exchange(turns: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """Turns as a run folder has them: who wrote each, its text, and what it earned, if anything.
+
+    Of a long episode the middle is only counted, by a row of nobody.
+
+    >>> turns = [{"sampled": True, "text": "5", "reward": -0.5}, {"sampled": False, "text": "no"}]
+    >>> exchange(turns)
+    [('policy', '5', '-0.5'), ('environment', 'no', '')]
+    >>> exchange(turns * 5)[4]
+    ('', '… 2 more turns …', '')
+    """
+    rows = []
+    for turn in turns:
+        reward, who = turn.get("reward") or 0.0, "policy" if turn["sampled"] else "environment"
+        earned = f"{reward:+.3g}" if abs(reward) > 1e-9 else ""  # a difference leaves a trace of 0
+        rows.append((who, str(turn["text"]).strip("\n"), earned))
+    if len(rows) > _SHOWN:
+        left_out = counted(len(rows) - _SHOWN, "more turn")
+        rows[_SHOWN // 2 : -_SHOWN // 2] = [("", f"… {left_out} …", "")]
+    return rows
 
 
 def _number(rollout: Rollout, place: int) -> int:

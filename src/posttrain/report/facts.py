@@ -196,6 +196,7 @@ def _sample(before: Row, after: Row, *, checked: bool) -> Row:
     return {
         "prompt": after["prompt"],
         **{when: row["completion"] for when, row in both.items()},
+        **{f"turns_{when}": row["turns"] for when, row in both.items() if row.get("turns")},
         "answer": after["answer"],
         **{f"right_{w}": row.get("correct") if checked else None for w, row in graded.items()},
         **{f"reward_{when}": row.get("reward") for when, row in graded.items()},

@@ -9,11 +9,12 @@ from __future__ import annotations
 import csv
 import html
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from posttrain.report.episode_text import exchange
 from posttrain.report.facts import SIGNS, TITLES, RunFacts, describe_finding, number_or_none
 from posttrain.report.overview import BROKEN, Overview, arrow, overview
 from posttrain.report.panels import end_note, panels_of
@@ -29,6 +30,7 @@ from posttrain.track.shown import duration
 
 NUM_ROLLOUTS = 12  # rollouts of the first step, and of the last
 MAX_TEXT = 2000  # characters of a prompt or a completion
+MAX_TURN = 500  # of one turn of several
 _COLOURS = {True: "good", False: "bad"}
 _NUMBER = ' class="number"'
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -172,7 +174,8 @@ def _answers(facts: RunFacts) -> str:
             sign = SIGNS.get(right, "")
             if right is None and isinstance(reward, int | float):  # no reward checks answers
                 sign = f"  [{reward:.3g}]"
-            cells.append(_cell(f"{sample[when]}{sign}", mark=_COLOURS.get(right, "")))
+            turns = sample.get(f"turns_{when}")
+            cells.append(_said(sample[when], turns, sign=sign, mark=_COLOURS.get(right, "")))
         rows.append(cells)
     note = _note(facts.summary.get("answers_shown", "")) if rows else ""
     return note + _table(["prompt → expected", "before", "after"], rows)
@@ -195,7 +198,7 @@ def _rollouts(run: RunFolder) -> str:
         rows = [
             [
                 _cell(row["prompt"]),
-                _cell(row["completion"]),
+                _said(row["completion"], row["turns"]),
                 _number(row["reward"], "{:.3g}"),
                 _number(row["advantage"], "{:+.2f}"),
                 _cell(row["reason"] if row["state"] != "ok" else row["stop_reason"]),
@@ -235,6 +238,20 @@ def _cell(value: Any, *, mark: str = "") -> str:
     return f'<td class="text {mark}">{_text(value)}</td>'
 
 
+def _said(
+    completion: str, turns: Sequence[Mapping[str, Any]] | None, *, sign: str = "", mark: str = ""
+) -> str:
+    """What was said behind a prompt; of an episode each turn, with who wrote it and its reward."""
+    if not turns:
+        return _cell(f"{completion}{sign}", mark=mark)
+    *rows, (last, answer, earned) = exchange(turns)
+    lines = []
+    for who, text, reward in [*rows, (last, f"{answer}{sign}", earned)]:
+        label = f"<i>{who}{f' · earned {reward}' if reward else ''}</i>"
+        lines.append(f'<div class="turn {who}">{label}{_text(text, limit=MAX_TURN)}</div>')
+    return f'<td class="text {mark}">{"".join(lines)}</td>'
+
+
 def _number(value: Any, pattern: str) -> str:
     known = number_or_none(value)
     return f"<td{_NUMBER}>{'–' if known is None else pattern.format(known)}</td>"
@@ -244,9 +261,9 @@ def _note(text: str) -> str:
     return f'<p class="note">{_text(text)}</p>' if text else ""
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, *, limit: int = MAX_TEXT) -> str:
     """Harmless characters, line by line; what is very long loses its middle."""
     text = "" if value is None else str(value)
-    if len(text) > MAX_TEXT:
-        text = f"{text[: MAX_TEXT // 2]} … {text[-MAX_TEXT // 2 :]}"
+    if len(text) > limit:
+        text = f"{text[: limit // 2]} … {text[-limit // 2 :]}"
     return html.escape(harmless(text))

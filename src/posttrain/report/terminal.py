@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from posttrain.report.episode_text import exchange
 from posttrain.report.facts import SIGNS, RunFacts, describe_finding
 from posttrain.report.held_out import HeldOut, Interval, Share
 from posttrain.report.overview import Overview, arrow
@@ -138,11 +139,22 @@ def _samples(samples: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _answer(sample: Mapping[str, Any], when: str) -> Text:
-    text = printable(sample[when], limit=240)
+    text = _said(sample[when], sample.get(f"turns_{when}"))
     right, reward = sample.get(f"right_{when}"), sample.get(f"reward_{when}")
     if right is None and reward is not None:  # no reward checks answers
         return Text.assemble(text, (f"  [{number({'': reward})}]", "dim"))
     return Text.assemble((text + SIGNS[right], _MARKS[right]))
+
+
+def _said(completion: str, turns: Sequence[Mapping[str, Any]] | None) -> str:
+    """What was said behind a prompt; of an episode a line for each turn, with what it earned."""
+    if not turns:
+        return printable(completion, limit=240)
+    lines = []
+    for who, text, reward in exchange(turns):
+        earned = f" (earned {reward})" if reward else ""
+        lines.append(f"{who}: {printable(text, limit=80)}{earned}" if who else text)
+    return "\n".join(lines)
 
 
 def render_evaluation(
@@ -201,7 +213,7 @@ def _answers(
     table.add_column("reward", overflow="fold", justify="right")
     for place in rows:
         row = problems[place]
-        answer = printable(row["completion"], limit=240)
+        answer = _said(row["completion"], row.get("turns"))
         answer += SIGNS[row["correct"]] if checked else ""
         value = f"{row['reward']:.3f}" if row["state"] == "ok" else "broken"
         question = Text(printable(row["prompt"], limit=160))

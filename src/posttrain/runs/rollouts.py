@@ -263,7 +263,7 @@ def _table(
         "version": [rollout.version for rollout in rollouts],
         "stop_reason": [rollout.stop_reason for rollout in rollouts],
         "length": [sum(rollout.mask) for rollout in rollouts],
-        "turns": [_turns(rollout) for rollout in rollouts],
+        "turns": [turn_rows(rollout) for rollout in rollouts],
     }
     arrays = [
         pa.array(column, SCHEMA.field(name).type) if isinstance(column, list) else column
@@ -272,7 +272,7 @@ def _table(
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
-def _turns(rollout: Rollout) -> list[dict[str, Any]] | None:
+def turn_rows(rollout: Rollout) -> list[dict[str, Any]] | None:
     """The turns of a rollout of several: where each is, who wrote it, and what it earned."""
     if len(rollout.turns) < 2:
         return None

@@ -16,6 +16,7 @@ from posttrain.pipelines.evaluate import Evaluation, evaluate
 from posttrain.protocols import Engine
 from posttrain.rollout.collect import collect_scored
 from posttrain.runs import config_digest, replacing
+from posttrain.runs.rollouts import turn_rows
 from posttrain.track.encoding import encode_json
 from posttrain.track.progress import phase
 from posttrain.types import Rollout, Sampling
@@ -118,6 +119,7 @@ def _problem(rollout: Rollout, *, right: bool | None) -> dict[str, Any]:
     score = rollout.score
     assert score is not None, "evaluate scores every rollout"
     answer = rollout.prompt.columns.get("answer")
+    turns = turn_rows(rollout)
     return {
         "id": rollout.prompt.id,
         "prompt": rollout.prompt.text,
@@ -130,6 +132,7 @@ def _problem(rollout: Rollout, *, right: bool | None) -> dict[str, Any]:
         "reason": score.reason,
         "stop_reason": rollout.stop_reason,
         "num_tokens": len(rollout.tokens),
+        **({"turns": turns} if turns else {}),
     }
 
 
