@@ -6,7 +6,8 @@
     done
     python benchmarks/games.py --guess-number runs/guess_? --tic-tac-toe runs/tic_?
 
-A thin line is a seed, the thick one their mean, over the greedy games of each evaluation.
+A thin line is a seed, the thick one their mean, over the greedy games of each evaluation. A game of
+which no runs are named is left out.
 """
 
 from __future__ import annotations
@@ -31,16 +32,20 @@ PANELS: dict[str, tuple[str, dict[str, str]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for game in PANELS:
-        parser.add_argument(f"--{game.replace('_', '-')}", nargs="+", required=True, type=Path)
+        parser.add_argument(f"--{game.replace('_', '-')}", nargs="+", default=[], type=Path)
     parser.add_argument("--out", type=Path, default=PICTURE)
-    arguments = parser.parse_args()
-    figure, axes = plt.subplots(1, len(PANELS), figsize=(9, 3.4), sharey=True)
-    for axis, (game, (title, outcomes)) in zip(axes, PANELS.items(), strict=True):
-        runs = [curves(folder, outcomes) for folder in getattr(arguments, game)]
-        draw(axis, runs, title=title)
-    axes[0].set_ylabel("share of held-out games")
+    arguments = vars(parser.parse_args())
+    shown = [game for game in PANELS if arguments[game]]
+    if not shown:
+        parser.error("name the run folders of a game")
+    size = (4.6 * len(shown), 3.4)
+    figure, axes = plt.subplots(1, len(shown), figsize=size, sharey=True, squeeze=False)
+    for axis, game in zip(axes[0], shown, strict=True):
+        title, outcomes = PANELS[game]
+        draw(axis, [curves(folder, outcomes) for folder in arguments[game]], title=title)
+    axes[0][0].set_ylabel("share of held-out games")
     figure.tight_layout()
-    figure.savefig(arguments.out, dpi=120, metadata={"Software": None})
+    figure.savefig(arguments["out"], dpi=120, metadata={"Software": None})
 
 
 def curves(folder: Path, outcomes: Mapping[str, str]) -> dict[str, dict[int, float]]:
