@@ -1,10 +1,9 @@
-"""Curves of the two games, of which docs/images/games.png is made: held-out games over steps.
+"""Curves of the games, of which docs/images/games.png is made: held-out games over steps.
 
     for seed in 1 2 3; do
         posttrain run recipes/guess_number.toml --run.seed $seed --run.folder runs/guess_$seed
-        posttrain run recipes/tic_tac_toe.toml --run.seed $seed --run.folder runs/tic_$seed
     done
-    python benchmarks/games.py --guess-number runs/guess_? --tic-tac-toe runs/tic_?
+    python benchmarks/games.py --guess-number runs/guess_?
 
 A thin line is a seed, the thick one their mean, over the greedy games of each evaluation. A game of
 which no runs are named is left out.
