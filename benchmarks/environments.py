@@ -48,7 +48,7 @@ def main() -> None:
     given = parser.parse_args()
     model, _ = build_model("tiny", end_probability=1 / 24)
     end = model.config.eos_token_id
-    engine = NativeEngine(model, end_tokens=(end,), decode=lambda tokens: "")
+    engine = NativeEngine(model, end_tokens=(end,), decode=lambda tokens: "", rounds=False)
     print("| sequences | in rounds, tokens/s | as replies come, tokens/s | ratio (each repeat) |")
     print("|---|---|---|---|")
     for group in given.groups:

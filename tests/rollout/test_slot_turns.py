@@ -21,7 +21,7 @@ ENDS = (END, 7, 11)
 
 
 def engine(model: Any, **options: Any) -> NativeEngine:
-    return NativeEngine(model, **{"end_tokens": ENDS, "decode": spell, **options})
+    return NativeEngine(model, **{"end_tokens": ENDS, "decode": spell, "rounds": False, **options})
 
 
 def several(rollout: Rollout, number: int) -> Turn | None:

@@ -22,7 +22,7 @@ from posttrain.models.cache import new_cache, next_logits, select_rows
 from posttrain.protocols import Reply
 from posttrain.rollout.engines.conversation import Replies, begun, by_prompt
 from posttrain.rollout.engines.draws import Draws, sampled_turns, uniforms
-from posttrain.rollout.engines.local import LocalEngine
+from posttrain.rollout.engines.local import LocalEngine, samples_alone
 from posttrain.rollout.engines.requests import Request, left_pad
 from posttrain.track.progress import advance
 from posttrain.types import Part, Prompt, Rollout, Sampling, Turn
@@ -42,13 +42,22 @@ class NativeEngine(LocalEngine):
 
     ``slots`` may be turned off, to go the way of models whose attention is not ours to replace.
     ``compiled`` has the layers compiled before they are captured: quicker steps, a longer start.
+    In ``rounds`` all sequences have their turn before one has another, and all is read again: the
+    fast way of a model so small that a pass costs the same for one sequence as for many (None).
     """
 
     def __init__(
-        self, model: Any, *, slots: bool = True, compiled: bool = False, **options: Any
+        self,
+        model: Any,
+        *,
+        slots: bool = True,
+        compiled: bool = False,
+        rounds: bool | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(model, **options)
         self._slots = slots
+        self._rounds = samples_alone(model) if rounds is None else rounds
         self._decoder = Decoder(
             model,
             end_tokens=self.end_tokens,
@@ -77,9 +86,11 @@ class NativeEngine(LocalEngine):
     ) -> list[list[Rollout]]:
         """``num_samples`` rollouts of each prompt, in order; the seed decides every token.
 
-        In slots, a sequence goes on when its own reply has come, and others sample meanwhile.
+        In slots, a sequence goes on when its own reply has come, and others sample meanwhile;
+        unless in rounds.
         """
-        if reply is None or not (self._slots and prompts and self._decoder.takes_model()):
+        slots = self._slots and not self._rounds
+        if reply is None or not (slots and prompts and self._decoder.takes_model()):
             return super().generate(
                 prompts, sampling, num_samples=num_samples, seed=seed, reply=reply, part=part
             )
