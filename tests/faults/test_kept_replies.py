@@ -49,16 +49,20 @@ def test_replies_of_calls_before_the_last_checkpoint_but_one_are_dropped(tmp_pat
     replies = KeptReplies(tmp_path, since=0)
     said = [{0: [(7, {"text": "so?"})]}]
     for call in range(6):
-        assert replies.known(call) == []
-        replies.keep(call, said)
+        assert replies.known(call, "a") == []
+        replies.keep(call, "a", said=said)
         if call % 2:
             replies.saved(call + 1)
     with (tmp_path / REPLIES).open("a") as file:
         file.write('{"call": 6, "pas')  # cut short
     again = KeptReplies(tmp_path, since=4)
-    assert [again.known(call) for call in (3, 4, 5, 6)] == [[], said, said, []]
+    assert [again.known(call, "a") for call in (3, 4, 5, 6)] == [[], said, said, []]
     kept = (tmp_path / REPLIES).read_bytes()
-    again.keep(4, said)  # the same again
+    again.keep(4, "a", said=said)  # the same again
     assert (tmp_path / REPLIES).read_bytes() == kept
-    again.keep(5, [{0: [(7, {"text": "no?"})]}])  # turns that differ have other answers
-    assert KeptReplies(tmp_path, since=5).known(5) == [{0: [(7, {"text": "no?"})]}]
+    again.keep(5, "a", said=[{0: [(7, {"text": "no?"})]}])  # turns that differ have other answers
+    assert KeptReplies(tmp_path, since=5).known(5, "a") == [{0: [(7, {"text": "no?"})]}]
+    assert KeptReplies(tmp_path, since=5).known(5, "b") == []  # other prompts, or another seed
+    broken = [(7, {"text": "so?"}), (8, {"failure": {"kind": "raised", "reason": "no key"}})]
+    again.keep(6, "a", said=[{0: broken}])
+    assert KeptReplies(tmp_path, since=6).known(6, "a") == [{0: broken[:1]}]  # asked anew

@@ -251,6 +251,6 @@ def test_an_environment_that_breaks_costs_its_own_rollouts(
     assert {*states} == {"ok", "invalid"}
     for row in ran.rows:
         if row["state"] == "invalid":
-            assert row["reason"].startswith("reward 'env' raised RuntimeError: the tool is gone")
+            assert row["reason"].startswith("the environment raised RuntimeError: the tool is gone")
             assert row["advantage"] is None
     assert ran.metrics[0]["reward/invalid"] == states[:16].count("invalid") / 16

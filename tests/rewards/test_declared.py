@@ -20,7 +20,8 @@ def stars(completion: str) -> float:
 
 def test_the_rewards_that_check_answers_are_known_by_their_own_word() -> None:
     checking = {name for name in REWARDS if bind(name, options_of(name)).checks_answer}
-    assert checking == {"exact", "numeric", "math", "sort", "countdown", "code", "reasoning_gym"}
+    known = {"exact", "one_of", "numeric", "math", "sort", "countdown", "code", "reasoning_gym"}
+    assert checking == known
 
 
 def test_penalties_have_full_marks_where_nothing_is_taken_off() -> None:

@@ -207,7 +207,7 @@ VERDICTS = {
         "close every descriptor",
         "the other end is gone",
         "import os",
-        "os.closerange(0, 64)",
+        "os.closerange(0, 4096)",
         "def solve(n): return 0",
     ),
     "patched json": claim(

@@ -38,9 +38,7 @@ def try_template(
             "chat = false and write plain prompts"
         )
     for role in sorted({*roles} - {"user"}):
-        others = [
-            {"role": "user", "content": m["content"]} if m["role"] == role else m for m in chat
-        ]
+        others = [_as_users(m) if m["role"] == role else m for m in chat]
         try:
             [same] = write([(others, reply)])
         except ChatRefused:
@@ -52,3 +50,9 @@ def try_template(
                 "mend the template, unless that is meant",
                 stacklevel=3,
             )
+
+
+def _as_users(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message as the user's, who neither calls tools nor answers for them."""
+    tools = ("tool_calls", "tool_call_id", "name")
+    return {**{key: value for key, value in message.items() if key not in tools}, "role": "user"}

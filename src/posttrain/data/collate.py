@@ -14,9 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posttrain.types import Batch, Rollout
-
-LIMITS = ("length", "max_turns", "max_tokens")  # stop reasons of what might have gone on
+from posttrain.types import Batch, Rollout, Turn
 
 
 def collate(rollouts: Sequence[Rollout], *, pad_token: int) -> Batch:
@@ -47,7 +45,7 @@ def collate(rollouts: Sequence[Rollout], *, pad_token: int) -> Batch:
         rewards=torch.tensor([score.value for score in scores if score], dtype=torch.float64),
         valid=torch.tensor([score.ok for score in scores if score]),
         groups=torch.tensor([r.group for r in rollouts]),
-        truncated=torch.tensor([r.stop_reason in LIMITS for r in rollouts]),
+        truncated=torch.tensor([_last(r).stop_reason == "length" for r in rollouts]),
         versions=torch.tensor([r.version for r in rollouts]),
         greedy_rewards=_greedy_rewards(rollouts),
     )
@@ -104,6 +102,11 @@ def _plus(earned: list[float], more: Sequence[float]) -> list[float]:
             f"token_rewards: {len(more)} for a turn of {len(earned)} tokens; give one for each"
         )
     return [one + other for one, other in zip(earned, more, strict=True)] if more else earned
+
+
+def _last(rollout: Rollout) -> Turn:
+    """The policy's last turn."""
+    return next(turn for turn in reversed(rollout.turns) if turn.sampled)
 
 
 def _greedy_rewards(rollouts: Sequence[Rollout]) -> Tensor | None:

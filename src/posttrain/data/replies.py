@@ -126,9 +126,12 @@ def _chat(messages: Sequence[Message], *, merge: bool, num_calls: int) -> list[M
     if num_calls:
         names = [str(message.get("name") or "tool") for message in tools[:num_calls]]
         answered = called(names, arguments={"a": MARK})
-    ids = (call_id(number) for number in range(len(tools)))
-    told = [
-        {"tool_call_id": next(ids), "name": "tool", **message} if message in tools else message
-        for message in messages
-    ]
+    told, ids = [], (call_id(number) for number in range(len(tools)))
+    for message in messages:
+        if message["role"] != "tool":
+            told.append(message)
+            continue
+        own, given = next(ids), str(message.get("tool_call_id", ""))
+        known = given if len(given) == len(own) and given.isalnum() else own  # Mistral's form
+        told.append({"name": "tool", **message, "tool_call_id": known})
     return [{"role": "user", "content": "a"}, answered, *(as_user(messages) if merge else told)]

@@ -59,6 +59,7 @@ class EnvPool:
         self.restarts = self.close_failures = self._failed_starts = 0
         self._env, self._num_workers, self._threads = env, workers, threads
         self._seconds, self._memory_mb = seconds, memory_mb
+        self._told = (0, 0)
         self._episodes: dict[int, Episode] = {}
         self._numbers = itertools.count()
         self._failure: BaseException | None = None
@@ -105,6 +106,12 @@ class EnvPool:
         if self._failure is None:
             self._ask(EpisodeCall(found, "close"))
 
+    def news(self) -> tuple[int, int]:
+        """Restarts and failures to close since this was asked last: closing ends when it ends."""
+        found = self.restarts, self.close_failures
+        before, self._told = self._told, found
+        return found[0] - before[0], found[1] - before[1]
+
     def shutdown(self) -> None:
         """End the workers, once the episodes that were closed are."""
         if self._here is not None:
@@ -129,6 +136,8 @@ class EnvPool:
         if self._here is None:
             self._inbox.put(call)
             self._wake()
+            if self._failure is not None and not call.future.done():  # it ended meanwhile
+                call.future.set_exception(self._failure)
             return call.future
 
         self._here.submit(make_job(call, 0), lambda answer, stuck: self._answered(call, answer))

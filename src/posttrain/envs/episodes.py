@@ -62,7 +62,10 @@ class Episodes:
 
     def stop(self) -> None:
         """End the loop; what runs in it has a few seconds to end."""
-        asyncio.run_coroutine_threadsafe(self._drain(), self._loop).result()
+        try:
+            asyncio.run_coroutine_threadsafe(self._drain(), self._loop).result(CLOSING + 1)
+        except TimeoutError:  # a method holds up the loop: its thread ends with the process
+            return
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

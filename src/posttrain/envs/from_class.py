@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 from posttrain.envs.tool_calls import Call
@@ -157,7 +158,7 @@ class ClassEnv:
         own = getattr(instance, "get_reward", None) or getattr(instance, "reward", None)
         given = await finished(own()) if callable(own) else None
         if not self._rewards:
-            number = isinstance(own, int | float) and not isinstance(own, bool)
+            number = isinstance(own, Real) or hasattr(own, "item")  # of numpy or torch
             return own if number else given
         parts = {} if given is None else {type(instance).__name__: given}
         for function in self._rewards:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from posttrain.protocols import Answer
 from posttrain.types import Observation, Prompt, Score, Turn
 
-_NUMBER = re.compile(r"\d+", re.ASCII)
+_NUMBER = re.compile(r"-?\d+", re.ASCII)
 _MOST_DIGITS = 9
 
 

@@ -62,13 +62,13 @@ def to_plain(answer: Answer | Failure) -> Plain:
     'returned a dict, not a number; return text, messages, tokens, a number, a Score or None'
     """
     try:
-        plain = _plain(answer)
-        size = len(json.dumps(plain))
+        text = json.dumps(_plain(answer))
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         return to_plain(Failure(kind="unreadable", reason=f"returned {error}"))
-    if size > LONGEST:
-        reason = f"answered with {size / 1e6:.1f} MB; at most {LONGEST / 1e6:.1f} MB are read"
+    if len(text) > LONGEST:
+        reason = f"answered with {len(text) / 1e6:.1f} MB; at most {LONGEST / 1e6:.1f} MB are read"
         return to_plain(Failure(kind="too_long", reason=reason))
+    plain: Plain = json.loads(text)  # as it comes out of a pipe or a file: tuples are lists
     return plain
 
 
@@ -119,8 +119,8 @@ def _plain(answer: Any) -> Plain:
     if isinstance(answer, Score):
         parts = {str(name): _number(value) for name, value in answer.parts.items()}
         tokens = [_number(each) for each in answer.token_rewards]
-        numbers = {"value": _number(answer.value), "parts": parts, "token_rewards": tokens}
-        return {"score": {**asdict(answer), **numbers}}
+        found = {"value": _number(answer.value), "parts": parts, "token_rewards": tokens}
+        return {"score": {**asdict(answer), **found}}
     return {"none": True} if answer is None else {"number": _number(answer)}
 
 

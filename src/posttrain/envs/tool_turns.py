@@ -63,7 +63,7 @@ class ToolTurns:
             return _message(call.name[:100], _error(wrong), number=call.id)
         try:
             content = as_text(await finished(invoke(call)))
-        except SandboxError:  # the machine's fault, not the model's
+        except (SandboxError, MemoryError):  # the machine's fault, not the model's
             raise
         except Exception as error:  # noqa: BLE001 - the model is told, and it is counted
             counts["tool_errors"] += 1

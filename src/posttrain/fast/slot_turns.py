@@ -45,10 +45,14 @@ class SlotTurns:
         self._randomness, self._decode = randomness, decode
         self._scheduler = Scheduler(prompts, decoder.capacity)
         self._alone = decoder.model.device.type == "cpu"
-        self._scarce = len(prompts) > decoder.capacity.num_slots
         self._own: dict[int, tuple[int, ...]] = dict.fromkeys(prompts, ())  # behind the prompt
         self._turn = dict.fromkeys(prompts, 0)
         self._unread: dict[int, int] = {}  # of paused sequences whose reply has come
+
+    @property
+    def _scarce(self) -> bool:
+        """Whether there are fewer slots than sequences."""
+        return len(self._prompts) > self._decoder.capacity.num_slots
 
     @property
     def idle(self) -> bool:
@@ -76,7 +80,11 @@ class SlotTurns:
         self._turn[number] += 1
         if len(own) + self._sampling.max_new_tokens > self._decoder.capacity.new_tokens:
             self._grow(len(own) + self._sampling.max_new_tokens)
-        if number in self._scheduler.paused:
+        paused = number in self._scheduler.paused
+        if paused and self._alone and self._scarce:  # as if its reply had been waited for
+            self._scheduler.drop(number)
+            paused = False
+        if paused:
             self._unread[number] = unread
         else:
             self._scheduler.waiting.appendleft((number, self._prompts[number]))
@@ -103,6 +111,8 @@ class SlotTurns:
     def _admit(self) -> None:
         """Fill the free slots: read the prompts that are new, and all that was said since."""
         sequences = self._scheduler.admit(self._sampling.max_new_tokens)
+        if not sequences:
+            return
         self._decoder.place(sequences, alone=self._alone)
         new = [sequence for sequence in sequences if not self._own[sequence.number]]
         if new:

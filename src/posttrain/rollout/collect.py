@@ -19,7 +19,7 @@ from posttrain.rollout.environment import (
     Environment,
     using,
 )
-from posttrain.rollout.kept_replies import KeptReplies
+from posttrain.rollout.kept_replies import KeptReplies, digest_of
 from posttrain.types import Collected, Prompt, Rollout, Sampling, draw_seed
 
 
@@ -122,7 +122,8 @@ def collect_scored(
     talked: list[tuple[Conversations, int] | None] = []
     counts: Counter[str] = Counter()
     with using(env, encode) as environment:
-        kept = [] if replies is None else replies.known(call)
+        digest = digest_of(prompts, num_samples=num_samples, seed=seed)
+        kept = [] if replies is None else replies.known(call, digest)
         said = []
         for place, (drawn, samples) in enumerate(asked):
             known = kept[place] if place < len(kept) else None
@@ -136,7 +137,7 @@ def collect_scored(
                 counts.update(talks.counts())
                 said.append(talks.kept)
         if replies is not None and said:
-            replies.keep(call, said)
+            replies.keep(call, digest, said=said)
     sampled = time.perf_counter()
     graded = scorer.score(rollouts)
     scored = [

@@ -94,7 +94,6 @@ class Conversations:
         self._seed, self._room = 0, 0
         self._begun, self._waited = time.perf_counter(), 0.0
         self._last: dict[int, float] = {}
-        self._before = self._pool.restarts, self._pool.close_failures
 
     def begin(
         self, prompts: Sequence[Prompt], *, sampling: Sampling, num_samples: int, seed: int
@@ -185,13 +184,12 @@ class Conversations:
 
     def counts(self) -> dict[str, float]:
         """What there is to say of the call: errors by kind, restarts, seconds, all to be summed."""
-        restarts, failures = self._before
+        restarts, failures = self._pool.news()
         counts = {f"errors/{kind}": float(number) for kind, number in self.errors.items()}
-        if self._pool.close_failures > failures:
-            counts["errors/close"] = float(self._pool.close_failures - failures)
+        if failures:
+            counts["errors/close"] = float(failures)
         alive = sum(last - self._begun for last in self._last.values())
-        restarted = float(self._pool.restarts - restarts)
-        return {**counts, "restarts": restarted, "waited": self._waited, "alive": alive}
+        return {**counts, "restarts": float(restarts), "waited": self._waited, "alive": alive}
 
     def close(self) -> None:
         """Every episode is over, however it ended."""

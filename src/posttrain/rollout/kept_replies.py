@@ -6,14 +6,17 @@ of sequence to [digest of a turn, answer]. A call that was cut short has none, a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from posttrain.disk import writing
 from posttrain.rollout.environment import Kept
+from posttrain.types import Prompt
 
 REPLIES = "replies.jsonl"
 
@@ -29,16 +32,19 @@ class KeptReplies:
         self._lock = threading.Lock()
         self._lines = self._drop(before=since)
 
-    def known(self, call: int) -> list[dict[int, Kept]]:
-        """What was replied in a call, pass by pass; nothing where it was not finished."""
-        if call not in self._lines:
-            return []
-        passes = json.loads(self._lines[call])["passes"]
-        return [{int(n): [(d, a) for d, a in kept] for n, kept in said.items()} for said in passes]
+    def known(self, call: int, asked: str) -> list[dict[int, Kept]]:
+        """What was replied in a call, pass by pass; nothing where it was not finished.
 
-    def keep(self, call: int, said: Sequence[Mapping[int, Kept]]) -> None:
+        Nothing either where other things were ``asked``; and what failed is asked anew.
+        """
+        line = json.loads(self._lines[call]) if call in self._lines else {}
+        if line.get("asked") != asked:
+            return []
+        return [{int(n): _answered(kept) for n, kept in said.items()} for said in line["passes"]]
+
+    def keep(self, call: int, asked: str, *, said: Sequence[Mapping[int, Kept]]) -> None:
         """Write down what was replied in a call that is over."""
-        line = json.dumps({"call": call, "passes": said}).encode()
+        line = json.dumps({"call": call, "asked": asked, "passes": said}).encode()
         if self._lines.pop(call, None) == line:
             return  # it stands there, since before the run was cut
         with self._lock, writing(self._path), self._path.open("ab") as file:
@@ -66,3 +72,21 @@ class KeptReplies:
             beside.write_bytes(b"".join(line + b"\n" for line in lines.values()))
             os.replace(beside, self._path)
         return lines
+
+
+def _answered(kept: Sequence[Sequence[Any]]) -> Kept:
+    """The answers up to the first that failed."""
+    failed = [place for place, (_, answer) in enumerate(kept) if "failure" in answer]
+    return [(digest, answer) for digest, answer in kept[: failed[0] if failed else None]]
+
+
+def digest_of(prompts: Sequence[Prompt], *, num_samples: int, seed: int) -> str:
+    """What the replies of a call belong to: its prompts, how many samples of each, and its seed.
+
+    >>> prompt = Prompt(id="0", text="2+3=", tokens=(5, 6))
+    >>> digest_of([prompt], num_samples=2, seed=0) == digest_of([prompt], num_samples=2, seed=1)
+    False
+    """
+    asked = [[prompt.id, prompt.tokens] for prompt in prompts]
+    text = json.dumps([asked, num_samples, seed])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -61,6 +61,7 @@ SCHEMA = pa.schema(
     metadata={"posttrain.rollouts": "2"},
 )
 
+NEWER = {"turns"}  # columns that files of version 1 do not have
 # Columns whose values come again and again. Log-probs do not: with a dictionary of them a file
 # takes three times as long to write and is larger.
 _REPEATED = [
@@ -199,9 +200,11 @@ def rollout_table(
         if limit is not None and num_rows >= limit:
             break
         path = rollout_file(folder, each)
-        tables.append(pq.read_table(path, columns=schema.names, partitioning=None))
+        there = pq.read_schema(path).names  # earlier files know no turns: they are null there
+        names = [name for name in schema.names if name in there or name not in NEWER]
+        tables.append(pq.read_table(path, columns=names, partitioning=None))
         num_rows += tables[-1].num_rows
-    table = pa.concat_tables(tables)
+    table = pa.concat_tables(tables, promote_options="default")
     return table if limit is None else table.slice(0, limit)
 
 

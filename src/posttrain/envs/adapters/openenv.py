@@ -111,7 +111,12 @@ class OpenEnv:
         self._open[url] += 1
         given = {name: prompt.columns[name] for name in self._columns}
         given |= {} if seed is None else {"seed": seed % 2**31}
-        result = await client.reset(**given)
+        try:
+            result = await client.reset(**given)
+        except BaseException:
+            self._open[url] -= 1
+            await _close(client)
+            raise
         shown = self._shown(result.observation)
         return Session(client=client, url=url, opening=f"\n{shown}\n" if shown else "")
 

@@ -160,6 +160,7 @@ class NativeEngine(LocalEngine):
             if slots.idle and left:
                 wait(replies.later, timeout=POLL, return_when=FIRST_COMPLETED)
             left -= go_on(replies.come())
+            slots.make_room()
 
     def _sampled(self, drawn: Drawn, sampling: Sampling) -> list[Turn]:
         return sampled_turns(
