@@ -47,24 +47,34 @@ def shown(learner: Learner, *, steps: int = 3, at: Callable[[int], None] = lambd
 def test_a_rank_that_is_killed_between_and_within_calls_changes_nothing(
     tmp_path: Path, size: int
 ) -> None:
-    expected = shown(on_ray(tmp_path / "one", size=size))
+    first = on_ray(tmp_path / "one", size=size)
+    expected = shown(first)
+    first.close()
+    gone()  # so that those that are killed below are of the other
+    timers: list[threading.Timer] = []
 
     def kill(step: int) -> None:
         if step == 1:  # between two calls
             os.kill(actors("LearnerRank")[-1], signal.SIGKILL)
         if step == 2:  # within the next ones, somewhere
             victims = actors("LearnerRank")
-            threading.Timer(0.02, lambda: os.kill(victims[0], signal.SIGKILL)).start()
+            timers.append(threading.Timer(0.02, lambda: os.kill(victims[0], signal.SIGKILL)))
+            timers[0].start()
 
     said: list[str] = []
     learner = on_ray(tmp_path / "other", size=size, say=said.append)
     assert shown(learner, at=kill) == expected
-    time.sleep(0.1)
+    timers[0].join()
     learner.micro_batch_tokens  # noqa: B018 - the second kill may have come after the last call
     assert learner.restarts == 2
     assert all("has died during" in text or "has lost another" in text for text in said)
     assert any(f"learner rank {size - 1} (process " in text for text in said)
     learner.close()
+    gone()
+
+
+def gone() -> None:
+    """No rank is left, once Ray has ended what was closed."""
     deadline = time.monotonic() + 60
     while actors("LearnerRank") and time.monotonic() < deadline:
         time.sleep(0.1)
