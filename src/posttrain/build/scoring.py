@@ -113,8 +113,7 @@ def check_invalid(rollouts: Sequence[Rollout], max_invalid: float, *, of: str = 
         f"rewards: {len(broken)} of {len(rollouts)} scores{of} are broken, more than max_invalid "
         f"= {max_invalid:g}. The first, on prompt {first.prompt.id!r}: {score.reason}. "
         "Fix the reward, or the environment; `posttrain` never counts a broken grader as a wrong "
-        "answer\n  "
-        + "\n  ".join(shown)
+        "answer\n  " + "\n  ".join(shown)
     )
 
 
