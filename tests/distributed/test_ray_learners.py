@@ -68,7 +68,6 @@ def test_a_rank_that_is_killed_between_and_within_calls_changes_nothing(
     learner.micro_batch_tokens  # noqa: B018 - the second kill may have come after the last call
     assert learner.restarts == 2
     assert all("has died during" in text or "has lost another" in text for text in said)
-    assert any(f"learner rank {size - 1} (process " in text for text in said)
     learner.close()
     gone()
 
