@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,13 +58,9 @@ def ending(rollout: Rollout, *, no_room: bool = False) -> list[str]:
         return [f"over: {why}", f"no score ({score.state}): {score.reason}"]
     parts = [f"{name} {value:g}" for name, value in score.parts.items()]
     lines = [f"over: {why}", " · ".join([f"score {score.value:g}", *parts])]
-    early = [turn.reward for turn in rollout.turns if not turn.sampled]
-    if any(early):
-        places = [place for place, turn in enumerate(rollout.turns) if not turn.sampled]
-        earned = dict(zip((_number(rollout, p) for p in places), early, strict=True))
-        last = sum(turn.sampled for turn in rollout.turns)
-        earned[last] = score.value - math.fsum(value for n, value in earned.items() if n != last)
-        lines.append("earned by " + ", ".join(f"turn {n}: {v:+g}" for n, v in earned.items()))
+    if any(turn.reward for turn in rollout.turns):
+        earned = (f"turn {n}: {value:+g}" for n, value in enumerate(rollout.earned, start=1))
+        lines.append("earned by " + ", ".join(earned))
     return lines
 
 
