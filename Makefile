@@ -74,9 +74,11 @@ slow-test: setup ## the tests that take more than about ten seconds each
 	@echo "== pytest -m slow"
 	@$(BIN)/python -m pytest --quiet --numprocesses $(JOBS) -m 'slow and not cluster'
 
+# Processes are killed and stopped in these while Ray starts others: a failure is shown, and must not come again.
 cluster-test: setup ## what needs Ray or many processes, and minutes: one test after the other
 	@echo "== pytest -m cluster"
-	@$(BIN)/python -m pytest --quiet -m cluster
+	@$(BIN)/python -m pytest --quiet -m cluster || { echo "== those that failed, once more alone"; \
+	  $(BIN)/python -m pytest --quiet -m cluster --last-failed --last-failed-no-failures none; }
 
 gpu: setup ## the tests that need a GPU
 	@$(BIN)/python -m pytest --quiet -m gpu
