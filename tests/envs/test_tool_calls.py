@@ -125,6 +125,23 @@ def test_the_reason_says_what_is_wrong(tagged: str, written: str, reason: str) -
     assert len(found.text) <= SHOWN
 
 
+@pytest.mark.parametrize("around", ["{}", "\n {}\nSo.", "```json\n{}\n```", "``` {}"])
+def test_a_turn_that_begins_with_a_call_without_tags_is_told_of_them(
+    tagged: str, around: str
+) -> None:
+    call = json.dumps({"name": "add", "arguments": {"a": 1}})
+    (found,) = FORMATS[tagged].parse(around.replace("{}", call))
+    assert isinstance(found, Malformed)
+    assert found.reason == f"a call without its tags: write it as {'{…}'.join(TAGS[tagged])}"
+
+
+@pytest.mark.parametrize(
+    "text", ['{"name": "Ada", "age": 36}', 'So: {"name": "add", "arguments": {}}', "{}", "[1]"]
+)
+def test_other_json_is_no_call(tagged: str, text: str) -> None:
+    assert FORMATS[tagged].parse(text) == []
+
+
 def test_a_call_without_arguments_has_none(tagged: str) -> None:
     opening, closing = TAGS[tagged]
     assert parse(f'{opening}{{"name": "f"}}{closing}', tagged) == [Call("f", {})]

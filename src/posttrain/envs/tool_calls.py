@@ -93,7 +93,22 @@ def _tagged(text: str, *, tags: tuple[str, str]) -> Parsed:
             call = _malformed(text[begin:end], call.reason)
         found.append(call)
         place = text.find(opening, end)
-    return found
+    return found or _untagged(text, tags=tags)
+
+
+_FENCED = re.compile(r"\s*```(?:json)?\s")
+
+
+def _untagged(text: str, *, tags: tuple[str, str]) -> Parsed:
+    """A turn that begins with an object of a name and arguments: a call whose tags were left out.
+
+    Qwen2.5-Coder writes most of its calls so. Told of the tags it can write them.
+    """
+    fence = _FENCED.match(text)
+    value, _ = _decoded(text, fence.end() if fence else 0)
+    if not isinstance(value, dict) or not {"name", "arguments"} <= value.keys():
+        return []
+    return [_malformed(text, f"a call without its tags: write it as {tags[0]}{{…}}{tags[1]}")]
 
 
 _PYTHON_TAG = "<|python_tag|>"
