@@ -110,7 +110,7 @@ def on_ray(
     scratch: Path,
     *,
     size: int,
-    deadline: float = 120.0,
+    deadline: float = 600.0,
     say: Callable[[str], None] = pytest.fail,
     request: Any = None,
 ) -> RemoteLearner:

@@ -56,7 +56,7 @@ class Shared(RayReplica):
     keys = itertools.count()
 
     def __init__(self, name: str, actor: Any) -> None:
-        super().__init__(name, deadline=60.0)
+        super().__init__(name, deadline=600.0)
         self._shared = actor
 
     def start(self) -> None:
@@ -89,6 +89,6 @@ def ray_replicas(ray_actors: list[Any]) -> Callable[[], dict[str, Any]]:
 
     def options() -> dict[str, Any]:
         found = [Shared(f"engine {number}", actor) for number, actor in enumerate(ray_actors)]
-        return {"replicas": found, "share": ray.put, "deadline": 60.0}
+        return {"replicas": found, "share": ray.put, "deadline": 600.0}
 
     return options

@@ -3,11 +3,14 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from faults.ray_processes import until
 from small_runs import recipe, small_run
 from trace_format import check_format
 
+from posttrain.distributed.engine_pool import EnginePool
 from posttrain.distributed.plans.run_costs import from_run
 
 pytestmark = pytest.mark.cluster
@@ -15,7 +18,17 @@ pytestmark = pytest.mark.cluster
 CLUSTER = {"address": "local", "engines": 2, "cpus_per_engine": 0.5, "cpus_per_learner": 0.5}
 
 
-def test_a_timeline_has_a_row_for_every_process_and_metrics_are_explained(tmp_path: Path) -> None:
+def test_a_timeline_has_a_row_for_every_process_and_metrics_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push = EnginePool.push
+
+    def pushed(self: EnginePool, *given: Any) -> None:
+        """The second engine may be long in coming: without it there is no row of it."""
+        push(self, *given)
+        until(lambda: all(each.state == "up" for each in self._members), why="both serve")
+
+    monkeypatch.setattr(EnginePool, "push", pushed)
     given = recipe(
         tmp_path / "run", sft=None, eval=None, rl={"steps": 6, "max_lag": 1}, cluster=CLUSTER
     )

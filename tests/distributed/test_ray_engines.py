@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from distributed.ray_session import ray_actors  # noqa: F401 - a fixture
 from distributed.replicas import pool_of
 from distributed.test_engine_pool import ASKED, OPTIONS, PROMPTS, SAMPLING, alone, learner_of, moved
+from faults.ray_processes import until
 from rollout.cases import drawn
 from small_model import small_model
 
@@ -29,7 +29,7 @@ def pieces_of_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posttrain.distributed.engine_pool.ROUNDS", 4)
 
 
-def actors(count: int = 2, *, deadline: float = 60.0, **options: Any) -> list[RayReplica]:
+def actors(count: int = 2, *, deadline: float = 600.0, **options: Any) -> list[RayReplica]:
     given = {"num_cpus": 0.1, **options}
     return [RayReplica(f"engine {n}", deadline=deadline, **given) for n in range(count)]
 
@@ -45,7 +45,7 @@ def pools() -> Iterator[list[EnginePool]]:
 def pool_on_ray(pools: list[EnginePool], model: Any, **options: Any) -> EnginePool:
     import ray
 
-    deadline = options.setdefault("deadline", 60.0)
+    deadline = options.setdefault("deadline", 600.0)
     options.setdefault("replicas", actors(deadline=deadline))
     pools.append(pool_of(NativeEngine, model, share=ray.put, **options, **OPTIONS))
     return pools[-1]
@@ -57,11 +57,12 @@ def pid(pool: EnginePool, number: int) -> int:
 
 def both_serve(pool: EnginePool) -> None:
     """Wait until both engines are up, and have proven the weights that were pushed last."""
-    ready = [False]
-    while not all(ready):
-        time.sleep(0.05)
+
+    def ready() -> bool:
         known = pool._board.weights
-        ready = [each.state == "up" and each._proven is known for each in pool._members]
+        return all(each.state == "up" and each._proven is known for each in pool._members)
+
+    until(ready, why="both engines serve")
 
 
 def test_killed_in_the_middle_of_a_piece(pools: list[EnginePool]) -> None:
@@ -101,8 +102,7 @@ def test_hung_is_dead_after_the_deadline(pools: list[EnginePool]) -> None:
     while not pool.metrics()["cluster/engine_restarts"]:
         assert drawn(pool.generate(PROMPTS, SAMPLING, **ASKED)) == alone(model)
     assert "within 3 s (cluster.deadline)" in pool._members[0].reason
-    while Path(f"/proc/{first}").exists():  # Ray has it killed, stopped as it is
-        time.sleep(0.1)
+    until(lambda: not Path(f"/proc/{first}").exists(), why="Ray kills it, stopped as it is")
 
 
 def test_no_resources_is_an_error_that_names_who_waits(pools: list[EnginePool]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,12 @@ from typing import Any
 import critic_parts
 import pytest
 import torch
-from faults.ray_processes import actors
+from faults.ray_processes import actors, until
 from learner_parts import LocalRequest, local, on_ray, ray_of_tests
 
 from posttrain.algorithms.weights import sequence_mean
+from posttrain.distributed import ray_group
+from posttrain.distributed.remote_learner import RemoteLearner
 from posttrain.learn.ranks import Ranks
 from posttrain.protocols import Learner, Objective, Outputs
 from posttrain.types import Batch, Terms
@@ -50,15 +51,14 @@ def test_a_rank_that_is_killed_between_and_within_calls_changes_nothing(
     first = on_ray(tmp_path / "one", size=size)
     expected = shown(first)
     first.close()
-    gone()  # so that those that are killed below are of the other
     timers: list[threading.Timer] = []
 
     def kill(step: int) -> None:
         if step == 1:  # between two calls
-            os.kill(actors("LearnerRank")[-1], signal.SIGKILL)
+            os.kill(processes(learner)[-1], signal.SIGKILL)
         if step == 2:  # within the next ones, somewhere
-            victims = actors("LearnerRank")
-            timers.append(threading.Timer(0.02, lambda: os.kill(victims[0], signal.SIGKILL)))
+            victim = processes(learner)[0]
+            timers.append(threading.Timer(0.02, lambda: os.kill(victim, signal.SIGKILL)))
             timers[0].start()
 
     said: list[str] = []
@@ -69,19 +69,15 @@ def test_a_rank_that_is_killed_between_and_within_calls_changes_nothing(
     assert learner.restarts == 2
     assert all("has died during" in text or "has lost another" in text for text in said)
     learner.close()
-    gone()
+    until(lambda: not actors("LearnerRank"), why="ranks end with their learner")
 
 
-def gone(pid: int | None = None) -> None:
-    """No rank is left, or not this one, once Ray has ended what was closed or killed."""
+def processes(learner: RemoteLearner) -> list[int]:
+    """Those of its ranks now; others, that were closed or killed, may not have ended yet."""
+    import ray
 
-    def left() -> list[int]:
-        return [found for found in actors("LearnerRank") if pid in (None, found)]
-
-    deadline = time.monotonic() + 300
-    while left() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left()
+    ranks: Any = learner._ranks
+    return [pid for pid, _ in ray.get([actor.place.remote() for actor in ranks._actors])]
 
 
 def test_two_ranks_learn_what_one_learns(tmp_path: Path) -> None:
@@ -103,11 +99,14 @@ def assert_close(found: Any, expected: Any) -> None:
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-6, atol=1e-9)
 
 
-def test_a_rank_that_stands_still_is_named_and_counts_as_dead(tmp_path: Path) -> None:
+def test_a_rank_that_stands_still_is_named_and_counts_as_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_group, "GRACE", 20.0)  # for the other one to say that it lives
     said: list[str] = []
     learner = on_ray(tmp_path, size=2, deadline=600.0, say=said.append)
     first = learner.infer(critic_parts.batch())
-    stopped = actors("LearnerRank")[-1]
+    stopped = processes(learner)[-1]
     os.kill(stopped, signal.SIGSTOP)
     learner._ranks._deadline = 2.0  # type: ignore[union-attr] - of these, not of those that follow
     again = learner.infer(critic_parts.batch())
@@ -116,7 +115,7 @@ def test_a_rank_that_stands_still_is_named_and_counts_as_dead(tmp_path: Path) ->
     named = f"(process {stopped} on 127.0.0.1), whose process stands still, did not answer infer"
     assert named in said[0]
     assert "within 2 s (cluster.deadline)" in said[0]
-    gone(stopped)
+    until(lambda: stopped not in actors("LearnerRank"), why="Ray kills it, stopped as it is")
     learner.close()
 
 

@@ -1,13 +1,13 @@
 """A recipe with engines on a Ray of its own: the same rollouts, though one is killed meanwhile."""
 
-import threading
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from faults.ray_processes import actors, kill
+from faults.ray_processes import kill, until
 from small_runs import recipe, same_weights, small_run
 
+from posttrain.distributed.engine_pool import EnginePool
 from posttrain.runs import read_rollouts
 from posttrain.runs.ledger import read_ledger
 
@@ -16,28 +16,27 @@ pytestmark = pytest.mark.cluster
 CLUSTER = {"address": "local", "engines": 2, "cpus_per_engine": 0.5, "cpus_per_learner": 0.5}
 
 
-def killed_once(done: threading.Event, folder: Path) -> None:
-    """End an engine once the run has learned a step."""
-    while not done.is_set():
-        ledger = folder / "rl" / "ledger.jsonl"
-        if ledger.exists() and b"trained" in ledger.read_bytes():
-            done.set()
-            kill(actors("EngineHost")[0])
-        time.sleep(0.02)
+@pytest.fixture
+def kills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both engines serve from the first update on, and with the sixth one is ended."""
+    push = EnginePool.push
+
+    def pushed(self: EnginePool, learner: Any, version: int) -> None:
+        push(self, learner, version)
+        if version == 1:
+            until(lambda: all(each.state == "up" for each in self._members), why="both serve")
+        if version == 6:
+            assert kill(self._members[0].facts["pid"])
+
+    monkeypatch.setattr(EnginePool, "push", pushed)
 
 
+@pytest.mark.usefixtures("kills")
 @pytest.mark.parametrize("max_lag", [0, 1])
 def test_a_recipe_learns_the_same_with_engines_elsewhere(tmp_path: Path, max_lag: int) -> None:
     rl = {"steps": 12, "max_lag": max_lag, "evaluate_every": 4, "evaluate_problems": 4}
     small_run(recipe(tmp_path / "here", rl=rl))
-    done = threading.Event()
-    killer = threading.Thread(target=killed_once, args=(done, tmp_path / "there"))
-    killer.start()
-    try:
-        there, _ = small_run(recipe(tmp_path / "there", rl=rl, cluster=CLUSTER))
-    finally:
-        done.set()
-        killer.join()
+    there, _ = small_run(recipe(tmp_path / "there", rl=rl, cluster=CLUSTER))
     one, other = (tmp_path / name / "rl" for name in ("here", "there"))
     tokens = [
         [

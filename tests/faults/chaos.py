@@ -182,10 +182,8 @@ class Chaos:
         found = actors("LearnerRank" if kind == "learner rank" else "EngineHost")
         if not found:
             return False
-        if kind == "engine hangs":
-            os.kill(self._random.choice(found), signal.SIGSTOP)
-            return True
-        return kill(self._random.choice(found))
+        number = signal.SIGSTOP if kind == "engine hangs" else signal.SIGKILL
+        return kill(self._random.choice(found), number)
 
     def _fail(self, what: str) -> None:
         text = (self.folder / "log.txt").read_text(errors="replace")[-4000:]

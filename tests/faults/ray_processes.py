@@ -5,7 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+PATIENCE = 600.0  # seconds, for what hangs: a busy machine fails no test
 
 
 def descendants(root: int) -> list[tuple[int, str]]:
@@ -34,10 +39,20 @@ def actors(kind: str, *, root: int | None = None) -> list[int]:
     return [pid for pid, found in descendants(root or os.getpid()) if found.startswith(title)]
 
 
-def kill(pid: int) -> bool:
-    """End a process as no one can refuse to; whether it was there."""
+def kill(pid: int, number: int = signal.SIGKILL) -> bool:
+    """End a process as no one can refuse to, or stop it; whether it was there."""
     try:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
     except ProcessLookupError:
         return False
     return True
+
+
+def until(condition: Callable[[], Any], *, why: str) -> Any:
+    """What the condition gives once it is true: what was killed or closed ends when it does."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{why}: not within {PATIENCE:g} s")

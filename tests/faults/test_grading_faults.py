@@ -32,7 +32,7 @@ def test_training_finishes_and_the_metrics_show_exactly_those_shares(tmp_path: P
     run = posttrain.rl(
         prompts=rows,
         reward=faulty,
-        grading={"workers": 2, "seconds": 1.0},
+        grading={"workers": 2, "seconds": 5.0},
         algorithm="reinforce_baseline",
         steps=2,
         prompts_per_step=NUM_PROMPTS,

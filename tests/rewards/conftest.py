@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from rewards.mishaps import SECONDS, Pooled
+from rewards.mishaps import Pooled
 
 from posttrain.rewards.pool import GradingPool
 from posttrain.rewards.scorer import RewardScorer
@@ -18,7 +18,7 @@ def pooled() -> Iterator[Pooled]:
     def make(*functions: Any, **options: Any) -> RewardScorer:
         (first, *_) = functions
         scorer = RewardScorer(first if isinstance(first, dict) else dict.fromkeys(functions, 1.0))
-        given = {"workers": 2, "seconds": SECONDS, "memory_mb": 512, **options}
+        given = {"workers": 2, "seconds": 60.0, "memory_mb": 512, **options}
         pools.append(GradingPool(scorer.functions, **given))
         return scorer.with_grader(pools[-1])
 

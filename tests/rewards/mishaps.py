@@ -9,7 +9,7 @@ from collections.abc import Callable
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.types import Prompt, Rollout, Turn
 
-SECONDS = 1.0
+SECONDS = 2.0  # the limit where something hangs: the others have to keep it too
 LATE = f"gave no answer within {SECONDS:g} s"
 Pooled = Callable[..., RewardScorer]
 

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from rewards.mishaps import MISHAPS, Pooled, rollouts
+from rewards.mishaps import MISHAPS, SECONDS, Pooled, rollouts
 from rewards.test_scorer import rollout
 
 from posttrain.rewards.scorer import RewardScorer
@@ -55,7 +55,7 @@ def test_a_monitored_reward_that_misbehaves_takes_no_score_with_it(
     mishap: str, kind: str, pooled: Pooled
 ) -> None:
     """Whatever it does, in whatever place: the others have their say on that sample too."""
-    act, _, reason = MISHAPS[mishap]
+    act, state, reason = MISHAPS[mishap]
 
     def before(n: int) -> float:
         return float(n)
@@ -72,7 +72,8 @@ def test_a_monitored_reward_that_misbehaves_takes_no_score_with_it(
     monitored_all.batched = True  # type: ignore[attr-defined]
     looks = monitored if kind == "single" else monitored_all
     name = looks.__name__
-    scores = pooled({before: 1.0, looks: 0.0, after: 1.0}).score(rollouts(20))
+    limit = SECONDS if state == "timeout" else 60.0
+    scores = pooled({before: 1.0, looks: 0.0, after: 1.0}, seconds=limit).score(rollouts(20))
     assert [(score.state, score.value) for score in scores] == [("ok", 3.0 * n) for n in range(20)]
     assert scores[7].parts == {"before": 7.0, "after": 14.0, f"{name}/broken": 1.0}
     assert f"reward {name!r}" in scores[7].reason

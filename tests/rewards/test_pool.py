@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rewards.mishaps import MISHAPS, Pooled, rollouts
+from rewards.mishaps import MISHAPS, SECONDS, Pooled, rollouts
 
 from posttrain.rewards.pool import TRIES
 from posttrain.rewards.pool_worker import Status
@@ -47,7 +47,7 @@ def test_only_the_culprit_pays(mishap: str, pooled: Pooled) -> None:
     def reward(n: int) -> object:
         return act() if n == 37 else float(n)
 
-    scorer = pooled(reward)
+    scorer = pooled(reward, seconds=SECONDS if state == "timeout" else 60.0)
     replaced = count_replaced(scorer)
     scores = scorer.score(rollouts(100))
     assert scores[37].state == state
@@ -79,7 +79,7 @@ def test_several_mishaps_at_once_and_exactly_those(pooled: Pooled) -> None:
             raise ValueError(n)
         return 1.0
 
-    scores = pooled(reward).score(rollouts(150))
+    scores = pooled(reward, seconds=SECONDS).score(rollouts(150))
     states = {n: score.state for n, score in enumerate(scores) if not score.ok}
     assert states == {
         **dict.fromkeys((7, 57, 107), "timeout"),
@@ -99,7 +99,7 @@ def test_what_a_culprit_started_dies_with_it(pooled: Pooled, tmp_path: Path) -> 
             time.sleep(60)
         return 1.0
 
-    assert pooled(reward).score(rollouts(8))[3].state == "timeout"
+    assert pooled(reward, seconds=SECONDS).score(rollouts(8))[3].state == "timeout"
     child = Path("/proc") / file.read_text() / "stat"
     for _ in range(4000):  # it is gone, or waits to be reaped
         state = child.read_text().rpartition(")")[2].split()[0] if child.exists() else "gone"
@@ -122,7 +122,7 @@ def test_an_async_reward_runs_many_at_a_time_with_a_limit_for_each(pooled: Poole
             raise ValueError("six")
         return float(most)
 
-    scores = pooled(reward).score(rollouts(100))
+    scores = pooled(reward, seconds=SECONDS).score(rollouts(100))
     assert max(score.value for score in scores) > 5  # 1, one after another
     assert {n: score.state for n, score in enumerate(scores) if not score.ok} == {
         5: "timeout",
@@ -137,7 +137,7 @@ def test_an_async_reward_that_blocks_is_found_out(pooled: Pooled) -> None:
         await asyncio.sleep(0)
         return float(n)
 
-    scores = pooled(reward).score(rollouts(20))
+    scores = pooled(reward, seconds=SECONDS).score(rollouts(20))
     assert [n for n, score in enumerate(scores) if not score.ok] == [5]
     assert scores[5].state == "timeout"
 
@@ -162,7 +162,7 @@ def test_a_batched_reward_that_hangs_on_one(pooled: Pooled) -> None:
         return [1.0] * len(n)
 
     reward.batched = True  # type: ignore[attr-defined]
-    scores = pooled(reward).score(rollouts(20))
+    scores = pooled(reward, seconds=SECONDS).score(rollouts(20))
     assert {n: score.state for n, score in enumerate(scores) if not score.ok} == {5: "timeout"}
 
 

@@ -241,7 +241,7 @@ def test_a_worker_that_says_what_is_no_result(
 @pytest.mark.slow
 def test_a_worker_that_does_not_read(pooled: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work of more than fits into its line, and of less: neither is waited for without end."""
-    monkeypatch.setattr(pool, "START", 3.0)
+    monkeypatch.setattr(pool, "START", 5.0)
     scorer = pooled(lambda n, completion: float(n), seconds=5.0)
     os.kill(processes(scorer)[0], signal.SIGSTOP)
     given = rollouts(16)

@@ -158,7 +158,7 @@ def test_nobody_survives(how: str) -> None:
     """Neither when the time is up, nor when the grading process itself is killed."""
     script = (
         "from posttrain.rewards import code_tests\n"
-        f"code_tests('while True: pass', 'assert f(1)', seconds={2 if how == 'timeout' else 60})\n"
+        f"code_tests('while True: pass', 'assert f(1)', seconds={6 if how == 'timeout' else 60})\n"
         "input()\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
