@@ -106,9 +106,7 @@ def load_policy(
     return _finish(model, tokenizer, source=source)
 
 
-def _load_adapted(
-    folder: Path, *, dtype: str, device: str, options: Mapping[str, Any]
-) -> Policy:
+def _load_adapted(folder: Path, *, dtype: str, device: str, options: Mapping[str, Any]) -> Policy:
     """The base model of an adapter, with the adapter in it."""
     found = read_adapter(folder)
     if Path(found.base).is_dir() and holds_adapter(Path(found.base)):

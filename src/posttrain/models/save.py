@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from transformers import GenerationConfig
 
 from posttrain.models.adapters import (
     AdapterSettings,
+    add_adapters,
     copy_of_trained,
     merge_adapters,
     without_adapters,
@@ -41,6 +43,32 @@ def save_policy(
         with without_bars():
             policy.model.save_pretrained(new, state_dict=given)
         policy.tokenizer.save_pretrained(new)
+
+
+def with_new_adapters(
+    policy: Policy, settings: AdapterSettings, *, seed: int, folder: Path
+) -> Policy:
+    """The policy with new adapters in its model; their base is named for whoever reads them.
+
+    A base without a folder of its own ("tiny", a GGUF file) is written into ``folder`` beside the
+    first adapter that is saved, under a name that its weights decide.
+    """
+    path, base = Path(policy.source).expanduser(), policy.source
+    if path.is_dir():
+        base = str(path.resolve())
+    elif policy.source == "tiny" or path.is_file():
+        base = str(folder.resolve() / f"{OWN_BASE}{_digest(policy)}")
+    add_adapters(policy.model, settings, seed=seed)
+    return replace(policy, adapter=settings, base=base)
+
+
+def _digest(policy: Policy) -> str:
+    """A name for the weights: of the beginning of each."""
+    found = hashlib.sha256()
+    for name, weight in policy.model.named_parameters():
+        begins = weight.detach().flatten()[:1024].double().cpu()
+        found.update(f"{name} {list(weight.shape)}".encode() + begins.numpy().tobytes())
+    return found.hexdigest()[:8]
 
 
 def _save_adapted(policy: Policy, folder: str | Path, *, settings: AdapterSettings) -> None:

@@ -30,12 +30,13 @@ _NAMES = {".lora_A.weight": ".adapter.A", ".lora_B.weight": ".adapter.B"}
 # key must be off, so that what a newer peft adds is refused and not left out.
 _NEUTRAL = {
     *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version"),
-    *("revision", "task_type", "r", "lora_alpha", "use_rslora", "target_modules", "lora_dropout"),
+    *("task_type", "r", "lora_alpha", "use_rslora", "target_modules", "lora_dropout"),
     *("exclude_modules", "layers_pattern", "layers_to_transform", "ensure_weight_tying"),
     *("runtime_config", "loftq_config", "megatron_core", "qalora_group_size", "eva_config"),
 }
 _OFF: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
+    "revision": ("main",),
     "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),
 }
 
@@ -72,7 +73,7 @@ def read_adapter(folder: Path) -> AdapterFolder:
             )
     if not (folder / WEIGHTS).is_file():
         raise ValueError(f"model: {str(folder)!r} holds no {WEIGHTS}; pickled weights are refused")
-    named = {_own_name(name): value for name, value in load_file(folder / WEIGHTS).items()}
+    named = {own_name(name): value for name, value in load_file(folder / WEIGHTS).items()}
     odd = [name for name in named if not name.endswith((".adapter.A", ".adapter.B"))]
     if odd:
         raise ValueError(f"model: {str(folder / WEIGHTS)!r} holds {odd[0]}: not supported; {MERGE}")
@@ -141,12 +142,12 @@ def write_adapter(model: nn.Module, settings: AdapterSettings, folder: Path, *, 
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def own_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of ``adapter_model.safetensors`` by the names of our parameters."""
-    return {_own_name(name): value for name, value in tensors.items()}
+def own_name(name: str) -> str:
+    """A tensor of ``adapter_model.safetensors`` by the name of our parameter; others stay.
 
-
-def _own_name(name: str) -> str:
+    >>> own_name("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight")
+    'model.layers.0.mlp.up_proj.adapter.A'
+    """
     for theirs, ours in _NAMES.items():
         if name.endswith(theirs):
             return name.removeprefix(_PREFIX).removesuffix(theirs) + ours
