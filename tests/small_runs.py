@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from posttrain.build.setup import Supplied
@@ -61,7 +62,9 @@ def small_run(given: dict[str, Any], *, supplied: Supplied | None = None) -> tup
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The weights of a model folder, as plain transformers reads them."""
+    """The weights of a model folder, as plain transformers reads them; of adapters these alone."""
+    if (folder / "adapter_model.safetensors").exists():
+        return load_file(folder / "adapter_model.safetensors")
     return AutoModelForCausalLM.from_pretrained(folder).state_dict()
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from posttrain.build.setup import choose_compile, choose_compute
+from posttrain.build.setup import adapter_settings, choose_compile, choose_compute
 from posttrain.config import KlSection, Optimiser, Resolved, RewardSection, RlSection, SftSection
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.fast.score import checkpoint_activations, compile_layers, score_tokens
@@ -37,6 +38,7 @@ def make_learner(
     ranks: Ranks = ALONE,
 ) -> Learner:
     """The learner of a policy: same code, same weights, its own optimiser and schedule."""
+    _check_adapter(recipe, policy, ranks=ranks)
     ask: Callable[..., Any] = score_tokens
     reference = critic = None
     checkpoint_activations(policy.model, enabled=section.checkpoint_activations)
@@ -92,6 +94,23 @@ def make_reward_learner(
         compute=choose_compute(recipe.model, device),
         ranks=ranks,
     )
+
+
+def _check_adapter(recipe: Resolved, policy: Policy, *, ranks: Ranks) -> None:
+    """Raise where a model has other adapters than the recipe asks for, or cannot learn them."""
+    known, asked = policy.adapter, adapter_settings(recipe)
+    if known is not None and replace(known, targets=asked.targets) != asked:
+        raise ValueError(
+            f"adapter.rank: {asked.rank}, but {policy.source!r} holds an adapter of rank "
+            f"{known.rank}, alpha {known.alpha:g} and rslora {str(known.rslora).lower()}; set "
+            "[adapter] to that to go on with it, or merge it first: posttrain merge "
+            f"{policy.source} NEW"
+        )
+    if known is not None and ranks.size > 1:
+        raise ValueError(
+            f"adapter.rank: adapters are not yet sharded, and here are {ranks.size} ranks; start "
+            "one process, or set adapter.rank to 0"
+        )
 
 
 def _optimizer(model: nn.Module, section: Optimiser) -> torch.optim.Optimizer:

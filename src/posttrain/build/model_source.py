@@ -249,6 +249,17 @@ def _of_run(folder: RunFolder, model: str) -> Source:
 
 
 @showing()
+def merge_adapter(source: str, folder: str | Path) -> None:
+    """Write the adapter of a model folder, or of a run, added to its base, as an ordinary model."""
+    path = Path(source).expanduser()
+    if (path / "run.json").is_file():
+        source = str(policy_of(RunFolder(path)))
+    check_model(source)
+    with phase(f"merging {source} into {folder}"):
+        save.merge_folder(source, folder)
+
+
+@showing()
 def import_gguf(file: str | Path, folder: str | Path, *, dtype: str = "float32") -> None:
     """Turn a GGUF file into an ordinary folder, its weights dequantised to ``dtype``."""
     with phase(f"importing {file} into {folder}"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ import torch
 from posttrain.build.setup import Setup, choose_compile
 from posttrain.config import RlSection
 from posttrain.data.template import Template
+from posttrain.models.adapters import copy_of_trained
 from posttrain.models.load import Policy
 from posttrain.protocols import Engine, Sync
 from posttrain.registry import Spec, look_up, options, resolve, split
@@ -101,7 +101,7 @@ def make_sampler(setup: Setup) -> Engine:
     if given is None and (elsewhere := _elsewhere(setup)):
         return elsewhere
     if section.max_lag and given is None:
-        own = replace(own, model=copy.deepcopy(own.model))
+        own = replace(own, model=copy_of_trained(own.model))
     elif section.max_lag and _share(given, own):
         raise ValueError(
             f"rl.max_lag: the engine that was handed over ({type(given).__name__}) samples from "

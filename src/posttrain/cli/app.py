@@ -16,7 +16,7 @@ from posttrain import __version__
 from posttrain.cli.cluster_commands import clusters
 from posttrain.cli.endings import letting_out, report
 from posttrain.cli.mistyped import WithOverrides, harmless_mistypings
-from posttrain.cli.model_commands import models
+from posttrain.cli.model_commands import merge, models
 from posttrain.cli.planning import plan, play
 from posttrain.track.safe_terminal import HarmlessRecord, say
 
@@ -54,6 +54,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(models, name="model")
+app.command()(merge)
 app.add_typer(clusters, name="cluster")
 
 SOURCE = "A run folder, a recipe, a model folder, tiny, a GGUF file or a hub id."

@@ -12,6 +12,22 @@ from posttrain.track.safe_terminal import say
 models = typer.Typer(help="Model folders.", no_args_is_help=True)
 
 
+def merge(
+    adapter: Annotated[str, typer.Argument(help="A folder with an adapter.")],
+    folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
+) -> None:
+    """Add an adapter to its base, and write an ordinary Hugging Face folder."""
+    from posttrain.cli.loading import loading
+
+    with loading():
+        from posttrain.build.model_source import merge_adapter
+        from posttrain.track.printable import command_line
+
+    merge_adapter(adapter, folder)
+    command = command_line("posttrain", "generate", folder, "What is 2 + 2?")
+    say(f"{folder}: written; to try it: {command}")
+
+
 @models.command(name="import")
 def import_model(
     file: Annotated[Path, typer.Argument(help="A GGUF file.")],

@@ -27,6 +27,7 @@ from posttrain.config.resolved import (
     RunSection,
 )
 from posttrain.config.sections import (
+    AdapterSection,
     ClusterSection,
     EnvironmentSection,
     GradingSection,
@@ -38,6 +39,7 @@ from posttrain.config.sections import (
 )
 
 __all__ = [
+    "AdapterSection",
     "ClusterSection",
     "ConfigError",
     "CriticSection",

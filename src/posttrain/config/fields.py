@@ -73,6 +73,11 @@ Trackers = Annotated[
     Field(strict=False),
     Expected('a list of "tensorboard", "wandb", "module:Class" or tables with a name and options'),
 ]
+Names = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    Field(strict=False),
+    Expected("a list of names"),
+]
 StopStrings = Annotated[
     tuple[Annotated[str, Field(min_length=1)], ...],
     Field(strict=False),
@@ -93,7 +98,9 @@ def later(default: str, description: str, **limits: Any) -> Any:
 
 def rate(default: float) -> Any:
     """The learning rate, whose default is another in every stage."""
-    return key(default, "Step size at the peak of the schedule.", gt=0)
+    return key(
+        default, "Step size at the peak of the schedule; of adapters 10 × the default.", gt=0
+    )
 
 
 def schedule(default: Schedule) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 from posttrain.config.preference_rules import PREFERENCE_RULES
 from posttrain.config.resolved import Resolved, RlSection
 from posttrain.config.rl_rules import ENGINE_RULES, PIECE_RULES, RL_CAUTIONS, RL_RULES
-from posttrain.config.sections import Optimiser, SftSection
+from posttrain.config.sections import Optimiser, RewardSection, SftSection, WrittenRl
 from posttrain.config.usual import unusual
 from posttrain.registry import FILES, did_you_mean, split
 
@@ -111,6 +111,26 @@ def engines_nowhere(recipe: Resolved) -> str | None:
     return None
 
 
+def adapter_elsewhere(recipe: Resolved) -> str | None:
+    """Adapters learn and are sampled in one process: not on ranks, nor with engine vllm."""
+    rl = recipe.for_evaluations
+    engine = None if rl is None or rl.engine is None else rl.engine.get("name")
+    if not recipe.adapter.rank:
+        return None
+    cluster = recipe.cluster
+    if cluster is not None and (cluster.learners > 1 or cluster.engines or cluster.address):
+        return (
+            "adapter.rank: adapters are not yet sharded over ranks, nor sent to other processes; "
+            "drop [cluster], or set adapter.rank to 0"
+        )
+    if engine == "vllm":
+        return (
+            "adapter.rank: adapters are not yet pushed to vLLM, which would sample without them; "
+            'set rl.engine to "native", or adapter.rank to 0'
+        )
+    return None
+
+
 def decay_of_everything(recipe: Resolved) -> str | None:
     """learning_rate × weight_decay is below 1: each step takes that share off every weight."""
     for stage, section in _learning(recipe).items():
@@ -166,12 +186,34 @@ def sft_warmup_too_long(sft: SftSection) -> str | None:
 def update_lost_in_rounding(recipe: Resolved) -> str | None:
     """Weights in bfloat16 lose small updates."""
     rates = [section.learning_rate for section in _learning(recipe).values()]
-    if recipe.model.dtype == "bfloat16" and any(rate < 1e-4 for rate in rates):
+    kept = recipe.model.dtype == "bfloat16" and not recipe.adapter.rank  # these are in float32
+    if kept and any(rate < 1e-4 for rate in rates):
         return "model.dtype: in bfloat16 updates below 1/256 of a weight vanish; use float32"
     return None
 
 
+FULL_RATES = {"sft": SftSection(), "reward": RewardSection(), "rl": WrittenRl()}
+
+
+def rate_of_the_other_kind(recipe: Resolved) -> str | None:
+    """An adapter learns at about ten times the rate of all weights; not so the tiny model."""
+    for stage, section in _learning(recipe).items():
+        rate, full = section.learning_rate, FULL_RATES[stage].learning_rate
+        if recipe.adapter.rank and rate <= 2 * full:
+            return (
+                f"{stage}.learning_rate: {rate:g} is a rate for all weights; an adapter learns "
+                f"best at about ten times that: drop it (the default is {10 * full:g}), or raise it"
+            )
+        if not recipe.adapter.rank and rate >= 10 * full and recipe.model.name != "tiny":
+            return (
+                f"{stage}.learning_rate: {rate:g} is a rate for adapters, and here all weights "
+                f"learn; about {full:g} is usual, or set adapter.rank"
+            )
+    return None
+
+
 RECIPE_RULES: list[Callable[[Resolved], str | None]] = [
+    adapter_elsewhere,
     decay_of_everything,
     repeated_names,
     compute_above_weights,
@@ -186,7 +228,10 @@ SFT_RULES: list[Callable[[SftSection], str | None]] = [
     demonstrations_missing,
     sft_warmup_too_long,
 ]
-RECIPE_CAUTIONS: list[Callable[[Resolved], str | None]] = [update_lost_in_rounding]
+RECIPE_CAUTIONS: list[Callable[[Resolved], str | None]] = [
+    update_lost_in_rounding,
+    rate_of_the_other_kind,
+]
 
 
 def broken_rules(recipe: Resolved, *, supplied: Collection[str] = ()) -> list[str]:

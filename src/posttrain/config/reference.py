@@ -108,6 +108,7 @@ IDLE_RULE = """\
 SECTIONS = (
     "run",
     "model",
+    "adapter",
     "task",
     "rewards",
     "grading",

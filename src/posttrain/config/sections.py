@@ -16,6 +16,7 @@ from posttrain.config.fields import (
     STAGES,
     Betas,
     Expected,
+    Names,
     OptionalPiece,
     OptionalStages,
     Rewards,
@@ -81,6 +82,15 @@ class ModelSection(Section):
         "text", "What a special token that the data spells becomes: text, or the token."
     )
     options: dict[str, Any] = key({}, "Options of loading it: the sizes of tiny, say.")
+
+
+class AdapterSection(Section):
+    """Low-rank adapters (LoRA): the model stays as it is, a small product beside it learns."""
+
+    rank: int = key(0, "Rank of the product B·A beside each weight; 0: all weights learn.", ge=0)
+    alpha: float = key(32.0, "The product counts alpha / rank times.", gt=0)
+    rslora: bool = key(False, "It counts alpha / √rank times: for high ranks.")
+    targets: Names = key((), "Layers to adapt, by the ends of their names; none: all linear ones.")
 
 
 class GradingSection(Section):
@@ -362,6 +372,7 @@ class Recipe(Section):
 
     run: WrittenRun = key(WrittenRun(), "The run.")
     model: ModelSection = key(ModelSection(), "The model.")
+    adapter: AdapterSection = key(AdapterSection(), "Low-rank adapters.")
     task: OptionalPiece = later("none", "The task: its name, and its own options beside it.")
     rewards: Rewards = key({}, "Rewards by name: a weight, or a table with weight and options.")
     grading: GradingSection = key(GradingSection(), "How rewards are run.")

@@ -59,8 +59,9 @@ class CastCopy:
 
     def _cast(self, parameter: Tensor, dtype: torch.dtype) -> nn.Parameter:
         cast = nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
-        self._sources.append(parameter.detach())
-        self._targets.append(cast)
+        if parameter.dtype != dtype:  # else they are one and the same
+            self._sources.append(parameter.detach())
+            self._targets.append(cast)
         return cast
 
 

@@ -2,7 +2,7 @@
 
 ::
 
-    model/                      the trained model, an ordinary Hugging Face folder
+    model/                      the trained model, an ordinary folder; of adapters these alone
     weights.safetensors         weights that model/ does not hold as they are, where there are any
     optimizer.safetensors       the optimiser's moments, by weight
     critic.safetensors          critic_optimizer.safetensors          with a critic
@@ -27,6 +27,7 @@ from torch import Tensor
 from posttrain.disk import writing
 from posttrain.learn.ranks import Ranks
 from posttrain.learn.trained import Trained
+from posttrain.models.files.adapter_folder import own_name
 from posttrain.protocols import Learner
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def save_learner(learner: LocalLearner, folder: Path) -> dict[str, Any]:
         "policy": _save_optimizer(learner.trained, folder / "optimizer.safetensors", ranks=ranks),
     }
     if learner.critic is not None:
-        critic = dict(learner.critic.module.named_parameters())
+        critic = learner.critic.weights()
         _save_all(critic, folder / "critic.safetensors", ranks=ranks)
         moments = folder / "critic_optimizer.safetensors"
         numbers["critic"] = _save_optimizer(learner.critic, moments, ranks=ranks)
@@ -65,7 +66,7 @@ def save_learner(learner: LocalLearner, folder: Path) -> dict[str, Any]:
 
 def load_learner(learner: LocalLearner, folder: Path, *, numbers: Mapping[str, Any]) -> None:
     """Make a learner of the same recipe what it was when :func:`save_learner` wrote it."""
-    weights = dict(learner.model.named_parameters())
+    weights = learner.trained.weights()
     files = [folder / MODEL, folder / "weights.safetensors"]
     _load(weights, files, kind="model")
     _load_optimizer(learner.trained, folder / "optimizer.safetensors", numbers=numbers["policy"])
@@ -76,7 +77,7 @@ def load_learner(learner: LocalLearner, folder: Path, *, numbers: Mapping[str, A
         )
     if learner.critic is not None:
         _load(
-            dict(learner.critic.module.named_parameters()),
+            learner.critic.weights(),
             [folder / "critic.safetensors"],
             kind="critic",
         )
@@ -163,7 +164,7 @@ def _stored(path: Path, like: Like = lambda name: None) -> Iterator[tuple[str, T
             try:
                 with safe_open(file, framework="pt") as opened:
                     for name in opened.keys():  # noqa: SIM118 - safe_open gives no dict
-                        yield name, opened.get_tensor(name)
+                        yield own_name(name), opened.get_tensor(name)
             except SafetensorError as error:
                 raise ValueError(f"{file}: is damaged ({error}); {ELSEWHERE}") from error
 

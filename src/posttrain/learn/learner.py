@@ -29,6 +29,7 @@ from posttrain.learn.micro_batch_size import tokens_on_cpu, tokens_on_gpu, unall
 from posttrain.learn.ranks import ALONE, Ranks, cheapest
 from posttrain.learn.sums import Sums
 from posttrain.learn.trained import Applied, Schedule, Trained
+from posttrain.models.adapters import EarlierAdapter
 from posttrain.models.cache import context_length
 from posttrain.models.frozen import Frozen, Reference
 from posttrain.models.reward import score_sequences
@@ -167,8 +168,8 @@ class LocalLearner:
         self.refreshed = True
 
     def weights(self) -> dict[str, Tensor]:
-        """The parameters of the model by name; of several ranks the first has copies of them."""
-        weights: dict[str, Tensor] = dict(self.model.named_parameters())
+        """The parameters that learn by name; of several ranks the first has copies of them."""
+        weights = self.trained.weights()
         return weights if self._sharding is None else self._sharding.gather(weights)
 
     def save(self, folder: Path) -> None:
@@ -203,8 +204,7 @@ class LocalLearner:
                 self.micro_batch_tokens, lambda tokens: len(self._cut(batch, tokens)), reason=reason
             )
 
-        for one in self._captured:
-            one.refresh()
+        self._refresh_captured()
         return until_it_fits(work, shrink)
 
     def _inferred(self, batch: Batch) -> Batch:
@@ -215,9 +215,23 @@ class LocalLearner:
                 batch = batch.replace(values=self._in_micro_batches(known, self._value))
         if self.reference is None:
             return batch
-        with self.reference.on_device() as model:
+        with self._referring(self.reference) as model:
             logprobs = self._in_micro_batches(known, lambda part: self._asked(model, part).logprobs)
         return batch.replace(ref_logprobs=logprobs)
+
+    @contextlib.contextmanager
+    def _referring(self, reference: Frozen | EarlierAdapter | ShardedReference) -> Iterator[Any]:
+        """The reference on its device; one that is the trained model itself is captured like it."""
+        try:
+            with reference.on_device() as model:
+                self._refresh_captured()
+                yield model
+        finally:
+            self._refresh_captured()
+
+    def _refresh_captured(self) -> None:
+        for one in self._captured:
+            one.refresh()
 
     def _summed(self, batch: Batch, objective: Objective, *, learning: list[Trained]) -> Sums:
         """Forward and backward of all micro-batches, after the gradients are cleared."""
@@ -379,7 +393,7 @@ class LocalLearner:
                     shares_prompts(model, 8)
         return Sharding(self.ranks, policy=self.trained, critic=self._critic)
 
-    def _frozen(self, keep: Reference) -> Frozen | ShardedReference:
+    def _frozen(self, keep: Reference) -> Frozen | EarlierAdapter | ShardedReference:
         return keep.of(self.model) if self._sharding is None else self._sharding.reference(keep)
 
     @contextlib.contextmanager

@@ -41,15 +41,18 @@ class Trained:
         """The learning rate of the next step, of the first parameter group."""
         return self._base_rates[0] * self._schedule(self.num_steps)
 
+    def weights(self) -> dict[str, Tensor]:
+        """The weights that learn, by name."""
+        return {name: w for name, w in self.module.named_parameters() if w.requires_grad}
+
     def clear(self) -> None:
         """Set the gradients to None."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def fill(self) -> None:
         """Set all gradients to 0."""
-        for weight in self.module.parameters():
-            if weight.requires_grad:
-                weight.grad = torch.zeros_like(weight)
+        for weight in self.weights().values():
+            weight.grad = torch.zeros_like(weight)
 
     def norm(self) -> Tensor:
         """The norm of the gradient before clipping; with NaN or infinity the step is skipped."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from posttrain.models.adapters import copy_of_trained
 from posttrain.models.head import state_values, states_before, trunk_states
 from posttrain.models.load import Policy
 from posttrain.models.reward import check_same_tokens, load_reward
@@ -20,10 +20,10 @@ States = Callable[[nn.Module, Batch], Tensor]
 class Critic(nn.Module):
     """``V(s)`` of the state in which each token is chosen: a linear head on hidden states.
 
-    A separate critic trains its whole trunk; a shared one owns the head alone, and asked by itself
-    it reads the policy's trunk without gradient. In an ordinary step a shared head is given to
-    :func:`posttrain.fast.score.score_tokens`, so that the trunk runs once and learns from
-    both.
+    A separate critic trains its whole trunk, or adapters of its own beside the policy's weights; a
+    shared one owns the head alone, and asked by itself it reads the policy's trunk without
+    gradient. In an ordinary step a shared head is given to
+    :func:`posttrain.fast.score.score_tokens`, so that the trunk runs once and learns from both.
     """
 
     def __init__(self, trunk: nn.Module, head: nn.Linear, *, shared: bool = False) -> None:
@@ -58,7 +58,7 @@ def separate_critic(policy: Policy, source: str = "policy") -> Critic:
     the text so far. A reward model must know the same tokens as the policy.
     """
     if source == "policy":
-        return Critic(copy.deepcopy(policy.model.get_decoder()), _zero_head(policy))
+        return Critic(copy_of_trained(policy.model.get_decoder()), _zero_head(policy))
     weight = next(policy.model.parameters())
     reward = load_reward(source, device=str(weight.device))
     check_same_tokens(reward, policy, kind="rl.critic.source")

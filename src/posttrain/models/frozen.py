@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posttrain.models.adapters import EarlierAdapter, adapted_layers
+
 
 class Frozen:
     """A model kept in its own precision, and away from the device between two questions.
@@ -63,6 +65,8 @@ class Reference:
     dtype: torch.dtype | None = None
     offload: bool = False
 
-    def of(self, model: nn.Module) -> Frozen:
-        """A frozen copy of the weights as they are now."""
+    def of(self, model: nn.Module) -> Frozen | EarlierAdapter:
+        """The weights as they are now: a frozen copy of the model, or of its adapters alone."""
+        if adapted_layers(model):
+            return EarlierAdapter(model)
         return Frozen.copy_of(model, dtype=self.dtype, offload=self.offload)

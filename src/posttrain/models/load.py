@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +23,8 @@ from transformers import (
 )
 
 from posttrain import registry
+from posttrain.models.adapters import AdapterSettings, load_adapters
+from posttrain.models.files.adapter_folder import holds_adapter, read_adapter
 from posttrain.models.files.damaged import check_finite, check_fit, explained
 from posttrain.models.files.gguf import read_gguf
 from posttrain.models.files.hub import why_unreachable
@@ -45,7 +47,8 @@ class Policy:
     """A causal language model, its tokenizer, and where its sequences end.
 
     ``end_tokens`` are all tokens that end a completion; the first one is the tokenizer's own, the
-    one to teach. ``pad_token`` may be one of them: masks never come from token ids.
+    one to teach. ``pad_token`` may be one of them: masks never come from token ids. ``adapter`` is
+    what the model's adapters are like, where it has some, and ``base`` where that is without them.
     """
 
     model: PreTrainedModel
@@ -53,6 +56,8 @@ class Policy:
     source: str
     end_tokens: tuple[int, ...]
     pad_token: int
+    adapter: AdapterSettings | None = None
+    base: str = ""
 
 
 @loading_alone()
@@ -66,6 +71,8 @@ def load_policy(
 ) -> Policy:
     """Load the policy ``source``: "tiny", a folder, a ``.gguf`` file, or a hub name.
 
+    A folder may hold a whole model, or an adapter in the files of ``peft``.
+
     ``seed`` decides the weights of "tiny", and its ``options`` are those of
     :func:`posttrain.models.tiny.build_tiny`; the others take ``attention`` (the implementation, as
     transformers names them), a hub name also ``revision``. Dropout is off for good: a policy that
@@ -73,6 +80,8 @@ def load_policy(
     """
     precision = find_dtype(dtype)
     path = Path(source).expanduser()
+    if path.is_dir() and holds_adapter(path):
+        return _load_adapted(path, dtype=dtype, device=device, options=options)
     if source == "tiny":
         registry.check_options(build_tiny, options, kind="model 'tiny'")
         model, tokenizer = build_tiny(**{"seed": seed, **options})
@@ -95,6 +104,27 @@ def load_policy(
     model = model.to(_device(device))
     check_finite(model, source=source, kind="model")  # there, for a GPU is quick about it
     return _finish(model, tokenizer, source=source)
+
+
+def _load_adapted(folder: Path, *, dtype: str, device: str, options: Mapping[str, Any]) -> Policy:
+    """The base model of an adapter, with the adapter in it."""
+    found = read_adapter(folder)
+    if Path(found.base).is_dir() and holds_adapter(Path(found.base)):
+        raise ValueError(
+            f"model: {str(folder)!r} is an adapter of {found.base!r}, an adapter too; merge that "
+            f"first: posttrain merge {found.base} NEW"
+        )
+    policy = load_policy(found.base, dtype=dtype, device=device, options=options)
+    tokenizer = policy.tokenizer
+    if found.has_tokenizer:
+        with explained(str(folder), kind="model"):
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(folder), trust_remote_code=False, local_files_only=True
+            )
+    load_adapters(policy.model, found.settings, found.weights, source=str(folder))
+    check_finite(policy.model, source=str(folder), kind="model")
+    loaded = _finish(policy.model, tokenizer, source=str(folder))
+    return replace(loaded, adapter=found.settings, base=found.base)
 
 
 def _local_options(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:

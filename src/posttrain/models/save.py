@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 from transformers import GenerationConfig
 
+from posttrain.models.adapters import (
+    AdapterSettings,
+    add_adapters,
+    copy_of_trained,
+    merge_adapters,
+    without_adapters,
+)
+from posttrain.models.files.adapter_folder import OWN_BASE, write_adapter
 from posttrain.models.files.model_folder import replacing_folder
 from posttrain.models.load import Policy, load_policy
 from posttrain.models.quiet import without_bars
@@ -21,8 +31,12 @@ def save_policy(
 
     They are written beside ``folder`` and moved there at the end, so that a folder that exists is
     complete; an older model in it is replaced. ``weights`` stands in for the model's own, where
-    they are spread over several processes.
+    they are spread over several processes. Of a model with adapters these alone are written, as
+    ``peft`` does, and their base only where it has no folder of its own.
     """
+    if policy.adapter is not None:
+        _save_adapted(policy, folder, settings=policy.adapter)
+        return
     policy.model.generation_config = _generation_config(policy)
     given = None if weights is None else dict(weights)
     with replacing_folder(folder) as new:
@@ -31,13 +45,65 @@ def save_policy(
         policy.tokenizer.save_pretrained(new)
 
 
+def with_new_adapters(
+    policy: Policy, settings: AdapterSettings, *, seed: int, folder: Path
+) -> Policy:
+    """The policy with new adapters in its model; their base is named for whoever reads them.
+
+    A base without a folder of its own ("tiny", a GGUF file) is written into ``folder`` beside the
+    first adapter that is saved, under a name that its weights decide.
+    """
+    path, base = Path(policy.source).expanduser(), policy.source
+    if path.is_dir():
+        base = str(path.resolve())
+    elif policy.source == "tiny" or path.is_file():
+        base = str(folder.resolve() / f"{OWN_BASE}{_digest(policy)}")
+    add_adapters(policy.model, settings, seed=seed)
+    return replace(policy, adapter=settings, base=base)
+
+
+def _digest(policy: Policy) -> str:
+    """A name for the weights: of the beginning of each."""
+    found = hashlib.sha256()
+    for name, weight in policy.model.named_parameters():
+        begins = weight.detach().flatten()[:1024].double().cpu()
+        found.update(f"{name} {list(weight.shape)}".encode() + begins.numpy().tobytes())
+    return found.hexdigest()[:8]
+
+
+def _save_adapted(policy: Policy, folder: str | Path, *, settings: AdapterSettings) -> None:
+    base = Path(policy.base)
+    if base.name.startswith(OWN_BASE) and not base.is_dir():
+        plain = copy_of_trained(policy.model)
+        without_adapters(plain)
+        save_policy(replace(policy, model=plain, adapter=None), base)
+    with replacing_folder(folder) as new:
+        write_adapter(policy.model, settings, new, base=policy.base)
+        policy.tokenizer.save_pretrained(new)
+
+
+def merge_folder(source: str | Path, folder: str | Path, *, dtype: str = "float32") -> None:
+    """Write an adapter's folder as a new ordinary model: its base, with the adapter added."""
+    check_new(folder)
+    policy = load_policy(str(source), dtype=dtype)
+    if policy.adapter is None:
+        raise ValueError(f"{source}: holds no adapter; it is a whole model already")
+    merge_adapters(policy.model)
+    save_policy(replace(policy, adapter=None), folder)
+
+
+def check_new(folder: str | Path) -> None:
+    """Raise where there is something in a folder that is to be written."""
+    path = Path(folder)
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise FileExistsError(f"{folder}: is there already; name another folder, or remove it")
+
+
 def import_gguf(file: str | Path, folder: str | Path, *, dtype: str = "float32") -> None:
     """Turn a GGUF file into a new ordinary folder, its weights dequantised to ``dtype``."""
     if not isinstance(folder, str | os.PathLike):
         raise ValueError(f"folder: expected the path of the folder to write, got {folder!r}")
-    path = Path(folder)
-    if path.is_file() or (path.is_dir() and any(path.iterdir())):
-        raise FileExistsError(f"{folder}: is there already; name another folder, or remove it")
+    check_new(folder)
     save_policy(load_policy(str(file), dtype=dtype), folder)
 
 

@@ -17,6 +17,7 @@ INDEX = "model.safetensors.index.json"
 # Files that hold an object in JSON, and the table that must be in it.
 _OBJECTS = {
     "config.json": "",
+    "adapter_config.json": "",
     "generation_config.json": "",
     "tokenizer.json": "model",
     "tokenizer_config.json": "",
@@ -32,7 +33,7 @@ def check_files(folder: Path, *, kind: str) -> None:
     """Raise where a file of a model folder is not what its name says."""
     for name, table in _OBJECTS.items():
         if (folder / name).is_file():
-            found = _read_object(folder / name, kind=kind)
+            found = read_object(folder / name, kind=kind)
             if table and not isinstance(found.get(table), dict):
                 raise ValueError(
                     f"{kind}: {str(folder / name)!r} has no table {table!r}, so it is of another "
@@ -97,7 +98,7 @@ def explained(source: str, *, kind: str, local: bool = True) -> Iterator[None]:
         ) from error
 
 
-def _read_object(path: Path, *, kind: str) -> dict[str, Any]:
+def read_object(path: Path, *, kind: str) -> dict[str, Any]:
     """The object in a JSON file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -129,7 +130,7 @@ def _names(path: Path, *, kind: str) -> set[str]:
 
 def _check_index(index: Path, held: Mapping[str, set[str]], *, kind: str) -> None:
     """Every weight that an index names is in the file that it names, and that is in the folder."""
-    places = {n: str(p) for n, p in _read_object(index, kind=kind)["weight_map"].items()}
+    places = {n: str(p) for n, p in read_object(index, kind=kind)["weight_map"].items()}
     absent = sorted(set(places.values()) - held.keys())
     if absent:
         raise ValueError(

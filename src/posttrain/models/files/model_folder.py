@@ -18,7 +18,7 @@ def check_folder(folder: Path, *, kind: str = "model") -> None:
     if "adapter_config.json" in names:
         raise ValueError(
             f"{kind}: {str(folder)!r} holds an adapter, not a whole model; merge it into its base "
-            "model first (peft: merge_and_unload, then save_pretrained)"
+            f"model first: posttrain merge {folder} NEW"
         )
     if "run.json" in names:
         found = sorted(str(path.parent) for path in folder.glob("*/model/config.json"))
@@ -73,7 +73,10 @@ def _scratch(folder: Path) -> Iterator[Path]:
 
 
 def _check_replaceable(folder: Path) -> None:
-    if folder.is_dir() and (not any(folder.iterdir()) or (folder / "config.json").is_file()):
+    known = ("config.json", "adapter_config.json")
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    if any((folder / name).is_file() for name in known):
         return
     if folder.exists():
         raise ValueError(

@@ -111,8 +111,9 @@ class LocalEngine:
             yield
 
     def sync(self, learner: Learner) -> Sync:
-        """Weights that are the learner's own need nothing; all others are copied."""
-        own, given = dict(self.model.named_parameters()), learner.weights()
+        """Weights that are the learner's own need nothing; all others that learn are copied."""
+        given = learner.weights()
+        own = {name: w for name, w in self.model.named_parameters() if name in given}
         if shares_all_storage(own, given):
             return SharedWeights(self)
         return CopiedWeights(self, source=given, target=own)
