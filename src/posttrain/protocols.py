@@ -221,7 +221,7 @@ class Learner(Protocol):
         ...
 
     def infer(self, batch: Batch) -> Batch:
-        """Add what policy, reference, teacher and critic say, without gradient: log-probs, values."""
+        """Add what the models say without gradient: log-probs (also of a teacher), values."""
         ...
 
     def step(self, batch: Batch, objective: Objective) -> StepResult:

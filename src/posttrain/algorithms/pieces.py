@@ -55,10 +55,10 @@ def piece(
     put at the last token (what turns have earned at theirs), with ``values`` a critic is
     trained, on the ``returns`` that the advantage adds, and with ``teacher_logprobs`` (which a loss
     may need too) the recipe's teacher scores the tokens. ``smallest_group`` is how many
-    completions of a prompt it compares at least. ``centred`` is for the audit: in every ``"group"`` the
-    advantages add up to 0, or those of each ``"turn"`` of a group do, or over the policy's tokens
-    of the ``"batch"`` they have mean 0 and deviation 1. Each of the three may be a function of the
-    options.
+    completions of a prompt it compares at least. ``centred`` is for the audit: in every
+    ``"group"`` the advantages add up to 0, or those of each ``"turn"`` of a group do, or over the
+    policy's tokens of the ``"batch"`` they have mean 0 and deviation 1. Each of the three may be a
+    function of the options.
 
     Of a policy loss: ``zero_with_advantage`` says that where a token's advantage is 0, its term and
     the gradient of its term are exactly 0. No gradient is then computed for sequences without one.

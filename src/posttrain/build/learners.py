@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from posttrain.build.setup import choose_compile, choose_compute
+from posttrain.build.setup import choose_compile, choose_compute, make_policy
 from posttrain.config import KlSection, Optimiser, Resolved, RewardSection, RlSection, SftSection
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.fast.score import checkpoint_activations, compile_layers, score_tokens
@@ -23,6 +23,7 @@ from posttrain.models.frozen import Reference
 from posttrain.models.load import Policy
 from posttrain.models.reward import RewardModel, save_reward
 from posttrain.models.save import save_policy
+from posttrain.models.teacher import check_teacher, fit_rows
 from posttrain.protocols import Learner
 
 
@@ -38,7 +39,7 @@ def make_learner(
 ) -> Learner:
     """The learner of a policy: same code, same weights, its own optimiser and schedule."""
     ask: Callable[..., Any] = score_tokens
-    reference = critic = None
+    reference = critic = teacher = None
     checkpoint_activations(policy.model, enabled=section.checkpoint_activations)
     if isinstance(section, RlSection):
         ask = functools.partial(
@@ -48,6 +49,7 @@ def make_learner(
         )
         reference = _reference(section.kl)
         critic = _critic(section, policy, total_steps=total_steps, reward_model=reward_model)
+        teacher = make_teacher(recipe, policy, device=device)
     compiled = isinstance(section, RlSection) and choose_compile(recipe, device)
     compiled = compiled and ranks.size == 1  # FSDP gathers layers around their code, not inside
     if compiled:
@@ -64,6 +66,7 @@ def make_learner(
         compute=choose_compute(recipe.model, device),
         reference=reference,
         critic=critic,
+        teacher=teacher,
         captured=compiled and not section.checkpoint_activations,
         ranks=ranks,
     )
@@ -92,6 +95,18 @@ def make_reward_learner(
         compute=choose_compute(recipe.model, device),
         ranks=ranks,
     )
+
+
+def make_teacher(recipe: Resolved, policy: Policy, *, device: str) -> nn.Module | None:
+    """The teacher of a recipe, if it has one: of the policy's tokens, and with as many rows."""
+    if recipe.teacher is None or not recipe.teacher.model:
+        return None
+    kept = recipe.model.model_copy(update={"dtype": recipe.teacher.dtype})
+    named = recipe.model_copy(update={"model": kept})
+    teacher = make_policy(named, recipe.teacher.model, device=device)
+    check_teacher(teacher, policy)
+    fit_rows(teacher.model, policy.model.get_output_embeddings().weight.shape[0])
+    return teacher.model
 
 
 def _optimizer(model: nn.Module, section: Optimiser) -> torch.optim.Optimizer:

@@ -35,6 +35,7 @@ from posttrain.config.sections import (
     Recipe,
     RewardSection,
     SftSection,
+    TeacherSection,
 )
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "RlSection",
     "RunSection",
     "SftSection",
+    "TeacherSection",
     "arithmetic",
     "cautions",
     "changed_keys",

@@ -23,6 +23,7 @@ from posttrain.fast.compiled import compilable, compile_layers
 from posttrain.fast.packed_states import shares_prompts, states_before
 from posttrain.fast.token_scores import Distribution, chunk_elements_for, token_scores
 from posttrain.models import head, logprobs
+from posttrain.models.head import computing_in
 from posttrain.models.logprobs import Against, Entropy
 from posttrain.protocols import Outputs
 from posttrain.types import Batch
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 __all__ = [
+    "Against",
     "CapturedPasses",
     "checkpoint_activations",
     "chunk_elements_for",
     "compilable",
     "compile_layers",
+    "computing_in",
     "pausing",
     "replaying",
     "captured_passes",

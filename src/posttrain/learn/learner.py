@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from posttrain.data.minibatch import micro_batches
 from posttrain.fast.score import (
+    Against,
     CapturedPasses,
     captured_passes,
+    computing_in,
     pausing,
     replaying,
     score_tokens,
@@ -31,8 +33,6 @@ from posttrain.learn.sums import Sums
 from posttrain.learn.trained import Applied, Schedule, Trained
 from posttrain.models.cache import context_length
 from posttrain.models.frozen import Frozen, Reference
-from posttrain.models.head import computing_in
-from posttrain.models.logprobs import Against
 from posttrain.models.reward import score_sequences
 from posttrain.protocols import Objective, Outputs, StepResult
 from posttrain.types import Batch
@@ -253,7 +253,7 @@ class LocalLearner:
         part = rows.to(self.device)
         wanted = objective.divergence
         if wanted is not None and (self._teacher is None or self._sharding is not None):
-            raise ValueError("divergence: takes a teacher that is whole, and there is none here")
+            raise ValueError("rl.loss: compares distributions with a teacher's, whole on one rank")
         outputs = self._outputs(part, only_critic=objective.only_critic, divergence=wanted)
         if rows.old_logprobs is None and outputs.logprobs is not None:
             # Without inferred log-probs this is the first and only step on the batch: π is π_old.

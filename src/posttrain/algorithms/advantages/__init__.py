@@ -21,7 +21,7 @@ from posttrain.algorithms.advantages.baselines import (
     update_baseline,
 )
 from posttrain.algorithms.advantages.best_of_k import pass_at_k
-from posttrain.algorithms.advantages.distillation import towards_teacher
+from posttrain.algorithms.advantages.from_teacher import towards_teacher
 from posttrain.algorithms.advantages.over_turns import turn_group_normalised, turn_return_to_go
 from posttrain.algorithms.advantages.temporal import batch_whitened, gae, return_to_go
 from posttrain.algorithms.pieces import smallest_group

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from posttrain.algorithms.losses.covariance import clip_cov, kl_cov
-from posttrain.algorithms.losses.distillation import teacher_divergence
+from posttrain.algorithms.losses.divergences import teacher_divergence
 from posttrain.algorithms.losses.policy import (
     cispo,
     clipped,
