@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +13,16 @@ from posttrain.types import Batch
 OPTIONS = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_positions": 64}
 
 
-@functools.cache
-def _built(sharpness: float) -> nn.Module:
-    model = load_policy("tiny", seed=4, options=OPTIONS, dtype="float64").model
-    with torch.no_grad():
-        model.lm_head.weight *= sharpness
-    return model
+# Built here, not at the first call: inside float64_throughout other numbers would be drawn.
+_BUILT = load_policy("tiny", seed=4, options=OPTIONS, dtype="float64").model
 
 
 def small_model(*, sharpness: float = 1.0, dtype: torch.dtype = torch.float64) -> nn.Module:
     """A fresh copy; ``sharpness`` scales its logits: a large one makes it sure of itself."""
-    return copy.deepcopy(_built(sharpness)).to(dtype)
+    model = copy.deepcopy(_BUILT)
+    with torch.no_grad():
+        model.lm_head.weight *= sharpness
+    return model.to(dtype)
 
 
 def naive_logits(model: nn.Module, batch: Batch) -> Tensor:

@@ -153,12 +153,14 @@ class Outputs:
     """What the learner's model says about a micro-batch, indexed by token, with gradient.
 
     Of a policy: ``logprobs`` [B, T] of the tokens, ``entropy`` [B, T] of the distributions they
-    came from. Of a critic: ``values`` [B, T]. Of a reward model: ``scores`` [B] of the sequences.
+    came from, and, where the objective asks for it, the ``divergence`` [B, T] of these from a
+    teacher's. Of a critic: ``values`` [B, T]. Of a reward model: ``scores`` [B] of the sequences.
     Entries where ``Batch.mask`` is False mean nothing.
     """
 
     logprobs: Tensor | None = None
     entropy: Tensor | None = None
+    divergence: Tensor | None = None
     values: Tensor | None = None
     scores: Tensor | None = None
 
@@ -177,10 +179,13 @@ class Objective:
 
     It pickles where ``terms`` does, so that a learner may live in another process. With
     ``only_critic`` the policy is left as it is, and the outputs are the critic's alone.
+    ``divergence`` is a function of the policy's and the teacher's logits, [N, V] × 2 → [N]: the
+    learner has a teacher then, and the outputs have its value and gradient at every token.
     """
 
     terms: Callable[[Outputs, Batch], Terms]
     only_critic: bool = False
+    divergence: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def __call__(self, outputs: Outputs, batch: Batch) -> Terms:
         return self.terms(outputs, batch)
@@ -216,7 +221,7 @@ class Learner(Protocol):
         ...
 
     def infer(self, batch: Batch) -> Batch:
-        """Add what the models say without gradient: old and reference log-probs, values."""
+        """Add what the models say without gradient: log-probs (also of a teacher), values."""
         ...
 
     def step(self, batch: Batch, objective: Objective) -> StepResult:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         plain_return,
         return_to_go,
         sequence_returns,
+        towards_teacher,
         turn_group_normalised,
         turn_return_to_go,
         update_baseline,
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
         Coefficient,
         estimate,
         exact,
+        jensen_shannon,
     )
     from posttrain.algorithms.losses import (
         POLICY_LOSSES,
@@ -98,6 +100,7 @@ if TYPE_CHECKING:
         sapo,
         sequence_clipped,
         squared,
+        teacher_divergence,
         unclipped,
     )
     from posttrain.algorithms.objective import (
@@ -131,7 +134,9 @@ if TYPE_CHECKING:
     )
     from posttrain.algorithms.pieces import (
         Facts,
+        asks_teacher,
         centred_over,
+        divergence_of,
         facts,
         for_batch,
         needed,
@@ -198,6 +203,7 @@ __all__ = [
     "WEIGHTS",
     "accuracy",
     "algorithm",
+    "asks_teacher",
     "batch_whitened",
     "bradley_terry",
     "calibration",
@@ -210,6 +216,7 @@ __all__ = [
     "compact",
     "constant_baseline",
     "difference",
+    "divergence_of",
     "dpo",
     "dual_clip",
     "entropy",
@@ -231,6 +238,7 @@ __all__ = [
     "group_sum",
     "huber",
     "ipo",
+    "jensen_shannon",
     "keep",
     "kl_cov",
     "kl_in_reward",
@@ -273,9 +281,11 @@ __all__ = [
     "smallest_group",
     "squared",
     "tally",
+    "teacher_divergence",
     "token_logprobs",
     "token_mean",
     "total",
+    "towards_teacher",
     "truncated",
     "turn_ends",
     "turn_group_normalised",

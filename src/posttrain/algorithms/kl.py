@@ -22,8 +22,10 @@ that is the gradient of the divergence itself. ``choices.GRADIENTS`` has them al
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from posttrain.algorithms import checks
@@ -76,8 +78,35 @@ def exact(logits: Tensor, ref_logits: Tensor, *, direction: Direction = "reverse
     checks.choice("direction", direction, known=("reverse", "forward"))
     checks.same_shape("ref_logits", ref_logits, like=logits)
     p, q = log_softmax(logits), log_softmax(ref_logits)
-    if direction == "forward":
-        p, q = q, p
+    return _divergence(p, q) if direction == "reverse" else _divergence(q, p)
+
+
+def jensen_shannon(logits: Tensor, ref_logits: Tensor, *, beta: float = 0.5) -> Tensor:
+    """``β KL(π_ref ‖ m) + (1 − β) KL(π ‖ m)`` with ``m = β π_ref + (1 − β) π``, in nats.
+
+    The generalised Jensen–Shannon divergence (GKD; Agarwal et al., 2023, arXiv:2306.13649). Divided
+    by β it tends to the forward KL(π_ref ‖ π) as β → 0, divided by 1 − β to the reverse KL(π ‖
+    π_ref) as β → 1; at β = 0 and 1 it is these KLs themselves, as GKD has it.
+    Shapes: [..., V], [..., V] → [...].
+
+    >>> import torch
+    >>> one, other = torch.tensor([1.0, 0.0]).log(), torch.tensor([0.0, 1.0]).log()
+    >>> jensen_shannon(one, other)  # nothing in common: log 2, its largest value
+    tensor(0.6931)
+    """
+    checks.number("beta", beta, low=0.0, high=1.0)
+    if beta in (0.0, 1.0):
+        return exact(logits, ref_logits, direction="reverse" if beta else "forward")
+    checks.same_shape("ref_logits", ref_logits, like=logits)
+    own, ref = log_softmax(logits), log_softmax(ref_logits)
+    # e^−10,000 is 0 too, and unlike that of −∞ the logarithm of a sum of two has a gradient.
+    parts = (math.log(1 - beta) + own.clamp_min(-1e4), math.log(beta) + ref.clamp_min(-1e4))
+    mixture = torch.logaddexp(*parts)
+    return beta * _divergence(ref, mixture) + (1 - beta) * _divergence(own, mixture)
+
+
+def _divergence(p: Tensor, q: Tensor) -> Tensor:
+    """``Σ_v e^p (p − q)`` of log-probabilities; tokens that p cannot emit add 0."""
     probabilities = p.exp()
     return (probabilities * (p - q).masked_fill(probabilities == 0, 0.0)).sum(-1)
 

@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from torch import Tensor
+
 from posttrain.registry import options
 from posttrain.types import Batch, Terms
 from posttrain.written import real
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Loss = Callable[..., Terms]
+Divergence = Callable[[Tensor, Tensor], Tensor]
 Centred = Literal["group", "turn", "batch"]
 
 
@@ -31,6 +34,7 @@ class Facts:
     steered: bool = False
     optimiser_steps: Literal["one", "several"] | None = None
     whole_batch: Callable[..., Loss] | None = None
+    divergence: Callable[..., Divergence] | None = None
 
 
 def piece(
@@ -42,17 +46,19 @@ def piece(
     steered: bool = False,
     optimiser_steps: Literal["one", "several"] | None = None,
     whole_batch: Callable[..., Loss] | None = None,
+    divergence: Callable[..., Divergence] | None = None,
 ) -> Callable[[Function], Function]:
     """Declare facts about the function below.
 
     Of an advantage: ``needs`` is what it takes from the batch beside rewards and groups. With
     ``greedy_rewards`` every prompt is also answered greedily, with ``token_rewards`` the score is
-    put at the last token (what turns have earned at theirs), and with ``values`` a critic is
-    trained, on the ``returns`` that the advantage adds. ``smallest_group`` is how many completions
-    of a prompt it compares at least. ``centred`` is for the audit: in every ``"group"`` the
-    advantages add up to 0, or those of each ``"turn"`` of a group do, or over the policy's tokens
-    of the ``"batch"`` they have mean 0 and deviation 1. Each of the three may be a function of the
-    options.
+    put at the last token (what turns have earned at theirs), with ``values`` a critic is
+    trained, on the ``returns`` that the advantage adds, and with ``teacher_logprobs`` (which a loss
+    may need too) the recipe's teacher scores the tokens. ``smallest_group`` is how many
+    completions of a prompt it compares at least. ``centred`` is for the audit: in every
+    ``"group"`` the advantages add up to 0, or those of each ``"turn"`` of a group do, or over the
+    policy's tokens of the ``"batch"`` they have mean 0 and deviation 1. Each of the three may be a
+    function of the options.
 
     Of a policy loss: ``zero_with_advantage`` says that where a token's advantage is 0, its term and
     the gradient of its term are exactly 0. No gradient is then computed for sequences without one.
@@ -64,6 +70,9 @@ def piece(
     ``whole_batch(batch, **options)``, with the options of the loss, is called on the whole batch
     before it is cut, when ``advantages`` and ``old_logprobs`` are there, and returns the loss to
     use on the parts.
+    ``divergence`` is for a loss that compares whole distributions with a teacher's:
+    ``divergence(**options)`` returns a function of the logits of both, [N, V] × 2 → [N], whose
+    value at every token, with its gradient, the loss finds in ``batch.divergence``.
 
     >>> @piece(smallest_group=2)
     ... def mine(batch): ...
@@ -82,6 +91,7 @@ def piece(
         steered=steered,
         optimiser_steps=optimiser_steps,
         whole_batch=whole_batch,
+        divergence=divergence,
     )
 
     def declare(function: Function) -> Function:
@@ -152,6 +162,25 @@ def for_batch(loss: Loss, batch: Batch) -> Loss:
     """
     make = facts(loss).whole_batch
     return loss if make is None else make(batch, **_options(loss))
+
+
+def divergence_of(loss: Loss) -> Divergence | None:
+    """The divergence that a loss wants of the policy's and the teacher's logits, if any.
+
+    >>> divergence_of(print) is None
+    True
+    """
+    make = facts(loss).divergence
+    return None if make is None else make(**_options(loss))
+
+
+def asks_teacher(*pieces: Callable[..., Any]) -> bool:
+    """Whether one of these pieces takes something from a teacher.
+
+    >>> asks_teacher(print)
+    False
+    """
+    return any("teacher_logprobs" in needed(p) or facts(p).divergence is not None for p in pieces)
 
 
 def _options(function: Callable[..., Any]) -> dict[str, Any]:

@@ -266,6 +266,28 @@ ALGORITHMS: dict[str, Algorithm] = {
         epochs=2,  # in the first optimiser step of a batch ρ is 1, and the loss restrains nothing
         neighbours=("clip_cov", "grpo"),
     ),
+    "distill": Algorithm(
+        title="On-policy distillation: a teacher scores every token that the policy sampled",
+        equation="J = 1/Σ|o_i| Σ_i Σ_t ρ_t A_t\n"
+        "A_t = log π_teacher(a_t|s_t) − log π_old(a_t|s_t), whose mean is −KL(π ‖ π_teacher)",
+        reference="Thinking Machines, 2025; after Gu et al., 2023, arXiv:2306.08543",
+        advantage={"name": "towards_teacher"},
+        loss={"name": "unclipped"},
+        weights={"name": "token_mean"},
+        group_size=1,
+        neighbours=("gkd", "reinforce"),
+    ),
+    "gkd": Algorithm(
+        title="On-policy distillation by the exact divergence of the whole vocabulary",
+        equation="J = −1/Σ|o_i| Σ_i Σ_t D_β(π_teacher(·|s_t), π(·|s_t))\n"
+        "reverse KL at β = 1, forward KL at β = 0, Jensen–Shannon between",
+        reference="Agarwal et al., 2023, arXiv:2306.13649",
+        advantage={"name": "return"},
+        loss={"name": "teacher_divergence"},
+        weights={"name": "token_mean"},
+        group_size=1,
+        neighbours=("distill", "grpo"),
+    ),
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from posttrain.build.setup import WORTH_COMPILING, Setup, choose_compile
 from posttrain.fast.score import compilable
-from posttrain.learn.learner import SHARDED
+from posttrain.learn.learning_way import SHARDED
 from posttrain.models.quiet import compiler_remarks
 from posttrain.protocols import Engine, Learner
 from posttrain.runs import write_json

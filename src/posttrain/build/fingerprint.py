@@ -42,6 +42,7 @@ def fingerprints(recipe: Recipe) -> dict[str, Any]:
             named |= {f"{stage}.{key}": getattr(section, key, None) for key in _FILES}
     if isinstance(recipe, Resolved) and "rl" in recipe.stages:
         pieces = {f"rl.{piece}": getattr(recipe.rl, piece) for piece in PIECES}
+        named["teacher.model"] = recipe.teacher and recipe.teacher.model
         if recipe.rl.critic is not None:
             named["rl.critic.source"] = recipe.rl.critic.source
             pieces["rl.critic.loss"] = recipe.rl.critic.loss

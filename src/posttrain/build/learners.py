@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from posttrain.build.setup import adapter_settings, choose_compile, choose_compute
+from posttrain.build.setup import adapter_settings, choose_compile, choose_compute, make_policy
 from posttrain.config import KlSection, Optimiser, Resolved, RewardSection, RlSection, SftSection
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.fast.score import checkpoint_activations, compile_layers, score_tokens
@@ -24,6 +24,7 @@ from posttrain.models.frozen import Reference
 from posttrain.models.load import Policy
 from posttrain.models.reward import RewardModel, save_reward
 from posttrain.models.save import save_policy
+from posttrain.models.teacher import check_teacher, fit_rows
 from posttrain.protocols import Learner
 
 
@@ -40,7 +41,7 @@ def make_learner(
     """The learner of a policy: same code, same weights, its own optimiser and schedule."""
     _check_adapter(recipe, policy, ranks=ranks)
     ask: Callable[..., Any] = score_tokens
-    reference = critic = None
+    reference = critic = teacher = None
     checkpoint_activations(policy.model, enabled=section.checkpoint_activations)
     if isinstance(section, RlSection):
         ask = functools.partial(
@@ -50,6 +51,7 @@ def make_learner(
         )
         reference = _reference(section.kl)
         critic = _critic(section, policy, total_steps=total_steps, reward_model=reward_model)
+        teacher = make_teacher(recipe, policy, device=device)
     compiled = isinstance(section, RlSection) and choose_compile(recipe, device)
     compiled = compiled and ranks.size == 1  # FSDP gathers layers around their code, not inside
     if compiled:
@@ -66,6 +68,7 @@ def make_learner(
         compute=choose_compute(recipe.model, device),
         reference=reference,
         critic=critic,
+        teacher=teacher,
         captured=compiled and not section.checkpoint_activations,
         ranks=ranks,
     )
@@ -111,6 +114,18 @@ def _check_adapter(recipe: Resolved, policy: Policy, *, ranks: Ranks) -> None:
             f"adapter.rank: adapters are not yet sharded, and here are {ranks.size} ranks; start "
             "one process, or set adapter.rank to 0"
         )
+
+
+def make_teacher(recipe: Resolved, policy: Policy, *, device: str) -> nn.Module | None:
+    """The teacher of a recipe, if it has one: of the policy's tokens, and with as many rows."""
+    if recipe.teacher is None or not recipe.teacher.model:
+        return None
+    kept = recipe.model.model_copy(update={"dtype": recipe.teacher.dtype})
+    named = recipe.model_copy(update={"model": kept})
+    teacher = make_policy(named, recipe.teacher.model, device=device)
+    check_teacher(teacher, policy)
+    fit_rows(teacher.model, policy.model.get_output_embeddings().weight.shape[0])
+    return teacher.model
 
 
 def _optimizer(model: nn.Module, section: Optimiser) -> torch.optim.Optimizer:

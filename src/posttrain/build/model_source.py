@@ -191,6 +191,8 @@ def check_models(recipe: Resolved) -> None:
         named.append(recipe.reward.backbone)
     if "rl" in recipe.stages and recipe.rl.critic is not None:
         named.append(recipe.rl.critic.source)
+    if "rl" in recipe.stages and recipe.teacher is not None:
+        named.append(recipe.teacher.model)
     paths = [given.get("path") if isinstance(given, Mapping) else given for given in named]
     for path in dict.fromkeys(path for path in paths if isinstance(path, str)):
         check_model(path)

@@ -78,6 +78,7 @@ CHECKS = (
     Check("data", "preferences", stage_data.read_preferences, "reward setup", EARLY, runs=True),
     # In posttrain check, the trial step loads the critic.
     Check("config", "rl.critic.source", stage_data.load_critic, "setup", ("start",), runs=True),
+    Check("config", "teacher.model", stage_data.load_teacher, "setup", ("start",), runs=True),
     Check("resources", "disk", disk_space.check_disk, "policy"),
     Check("rewards", "sandbox", scores.choose_sandbox, "task scorer", runs=True),
     Check("rewards", "reward model", scores.name_models, "task scorer"),

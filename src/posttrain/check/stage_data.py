@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeVar
 
+from posttrain.build.learners import make_teacher
 from posttrain.build.preference_rows import backbone_of, read_split, reward_rows
 from posttrain.build.questions import among, learned, spellings
 from posttrain.build.setup import make_template
@@ -120,6 +121,12 @@ def _warm_up(
             f"set it to less than {total}",
             f"{stage}.warmup_steps",
         )
+
+
+def load_teacher(bench: Bench) -> None:
+    """The teacher means by every token what the policy means, before any stage is run."""
+    if "rl" in bench.recipe.stages and bench.recipe.stages[0] != "rl":  # else its trial loads it
+        make_teacher(bench.recipe, bench.policy, device="cpu")
 
 
 def load_critic(bench: Bench) -> None:

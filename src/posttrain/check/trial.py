@@ -152,11 +152,12 @@ def take_step(bench: Bench, limit: int, *, micro_batch_tokens: int | None = None
 
 
 def weights_owner(bench: Bench) -> Learner:
-    """A learner only to sync weights from: without reference and critic it takes no memory."""
+    """A learner only to sync weights from: without other models it takes no memory."""
     kl = bench.rl.kl.model_copy(update={"placement": "none"})
     section = bench.rl.model_copy(update={"kl": kl, "critic": None})
+    recipe = bench.recipe.model_copy(update={"teacher": None})
     return make_learner(
-        bench.recipe, bench.policy, section=section, device=bench.setup.device, total_steps=1
+        recipe, bench.policy, section=section, device=bench.setup.device, total_steps=1
     )
 
 

@@ -36,6 +36,7 @@ from posttrain.config.sections import (
     Recipe,
     RewardSection,
     SftSection,
+    TeacherSection,
 )
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "RlSection",
     "RunSection",
     "SftSection",
+    "TeacherSection",
     "arithmetic",
     "cautions",
     "changed_keys",

@@ -125,6 +125,7 @@ def _filled(recipe: Recipe, supplied: Collection[str]) -> Resolved:
         "grading": recipe.grading,
         "environment": recipe.environment,
         "cluster": recipe.cluster,
+        "teacher": recipe.teacher,
     }
     makers: dict[str, Callable[[], Any]] = {
         "sft": lambda: _with_rate(recipe, recipe.sft or SftSection()),
@@ -175,7 +176,7 @@ def _tried(recipe: Resolved, supplied: Collection[str]) -> Resolved:
         return resolve(dropped, supplied=supplied)
     if loss_facts(rl).steered:
         rl = rl.model_copy(update={"penalty_target": rl.penalty_target or row.penalty_target})
-    _raise([*idle, *broken_piece_rules(rl)], recipe)
+    _raise([*idle, *broken_piece_rules(recipe.model_copy(update={"rl": rl}))], recipe)
     if rl.critic is None and "values" in advantage_needs(rl):
         rl = rl.model_copy(update={"critic": _critic(rl, row)})
     collect(probe(rl), source=recipe.source)

@@ -106,7 +106,7 @@ def tables(
 
     >>> [name for name, _ in tables()]
     ['', 'run', 'model', 'grading', 'environment', 'cluster', 'sft', 'prefer',
-    'reward', 'rl', 'rl.kl', 'rl.critic', 'eval']
+    'reward', 'teacher', 'rl', 'rl.kl', 'rl.critic', 'eval']
     """
     yield prefix, section
     for name, field in section.model_fields.items():

@@ -86,6 +86,12 @@ def _asks_for(field: str) -> Callable[[Resolved], bool]:
     return condition
 
 
+def _taught(recipe: Resolved) -> bool:
+    from posttrain.config.piece_facts import pieces_that_ask_a_teacher
+
+    return recipe.teacher is None or bool(pieces_that_ask_a_teacher(recipe.rl))
+
+
 def _steered(recipe: Resolved) -> bool:
     from posttrain.config.piece_facts import loss_facts
 
@@ -151,6 +157,9 @@ NO_EFFECT = [
 ]
 # These rows read facts of pieces, which loads torch.
 NO_EFFECT_OF_PIECES = [
+    OnlyWith("teacher", "model dtype", _taught,
+        "no effect, because no piece of rl asks a teacher; drop {them}, or set rl.algorithm to "
+        "distill or gkd"),
     OnlyWith("rl", "whiten_rewards", _asks_for("token_rewards"), _no_token_rewards),
     OnlyWith("rl", "critic", _asks_for("values"), _no_values),
     OnlyWith("rl", "penalty_target", _steered,

@@ -20,6 +20,7 @@ _NAMED = (
     ("reward", "test_data"),
     ("reward", "backbone"),
     ("rl", "critic", "source"),
+    ("teacher", "model"),
 )
 # Keys of [rl] that may name a function of a module.
 PIECES = ("advantage", "loss", "weights", "correction", "engine")

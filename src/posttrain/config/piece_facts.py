@@ -11,7 +11,7 @@ import torch
 from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.corrections import CORRECTIONS
 from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
-from posttrain.algorithms.pieces import Facts, facts, needed, smallest_group
+from posttrain.algorithms.pieces import Facts, asks_teacher, facts, needed, smallest_group
 from posttrain.algorithms.weights import WEIGHTS
 from posttrain.config.fields import Spec
 from posttrain.config.resolved import RlSection
@@ -37,6 +37,18 @@ def min_group_size(rl: RlSection) -> int:
 def advantages_that_need(field: str) -> str:
     """The advantages of the table that take a field from the batch, in words."""
     return " or ".join(sorted(name for name in ADVANTAGES if field in needed(ADVANTAGES[name])))
+
+
+def pieces_that_ask_a_teacher(rl: RlSection) -> list[str]:
+    """The advantage and the loss, as a recipe has them, where they take something from a teacher.
+
+    None of them does where the list is empty.
+    """
+    advantage = resolve(rl.advantage, ADVANTAGES, kind="rl.advantage")
+    asking = {f"rl.advantage = {rl.advantage['name']!r}": asks_teacher(advantage)}
+    loss = resolve(rl.loss, POLICY_LOSSES, kind="rl.loss")
+    asking[f"rl.loss = {rl.loss['name']!r}"] = asks_teacher(loss)
+    return [name for name, asks in asking.items() if asks]
 
 
 def loss_facts(rl: RlSection) -> Facts:
@@ -98,6 +110,8 @@ def _tiny_batch(group_size: int) -> Batch:
     return Batch.from_rewards(rewards, groups=groups.tolist()).replace(
         old_logprobs=token,
         sampler_logprobs=token,
+        teacher_logprobs=token,
+        divergence=token,
         values=token,
         returns=token,
         token_rewards=token,

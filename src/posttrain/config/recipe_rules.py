@@ -180,6 +180,35 @@ def sft_warmup_too_long(sft: SftSection) -> str | None:
     return None
 
 
+# --------------------------------------------------------------------------------- [teacher]
+
+
+def teacher_missing(recipe: Resolved) -> str | None:
+    """A piece of rl that asks a teacher has one: teacher.model."""
+    from posttrain.config.piece_facts import pieces_that_ask_a_teacher
+
+    asking = pieces_that_ask_a_teacher(recipe.rl)
+    if asking and not (recipe.teacher and recipe.teacher.model):
+        return (
+            f"teacher.model: missing, and {' and '.join(asking)} cannot do without: write "
+            '[teacher] with model = "FOLDER", a model with the policy\'s tokenizer'
+        )
+    return None
+
+
+def divergence_over_ranks(recipe: Resolved) -> str | None:
+    """A loss of whole distributions needs the teacher's head whole: cluster.learners is 1."""
+    from posttrain.config.piece_facts import loss_facts
+
+    if loss_facts(recipe.rl).divergence and recipe.cluster and recipe.cluster.learners > 1:
+        return (
+            f"rl.loss: {recipe.rl.loss['name']!r} compares whole distributions, which takes both "
+            f"models whole, and cluster.learners = {recipe.cluster.learners} shards them; set it "
+            "to 1, or rl.algorithm to distill, whose teacher may be sharded"
+        )
+    return None
+
+
 # ---------------------------------------------------------------------------------- cautions
 
 
@@ -228,6 +257,7 @@ SFT_RULES: list[Callable[[SftSection], str | None]] = [
     demonstrations_missing,
     sft_warmup_too_long,
 ]
+TEACHER_RULES: list[Callable[[Resolved], str | None]] = [teacher_missing, divergence_over_ranks]
 RECIPE_CAUTIONS: list[Callable[[Resolved], str | None]] = [
     update_lost_in_rounding,
     rate_of_the_other_kind,
@@ -247,9 +277,10 @@ def broken_rules(recipe: Resolved, *, supplied: Collection[str] = ()) -> list[st
     return [problem for problem in found if problem]
 
 
-def broken_piece_rules(rl: RlSection) -> list[str]:
+def broken_piece_rules(recipe: Resolved) -> list[str]:
     """What the rules about the pieces of ``[rl]`` find, once they are loaded."""
-    return [problem for rule in PIECE_RULES if (problem := rule(rl))]
+    found = [*(rule(recipe.rl) for rule in PIECE_RULES), *(rule(recipe) for rule in TEACHER_RULES)]
+    return [problem for problem in found if problem]
 
 
 def broken_engine_rules(rl: RlSection) -> list[str]:

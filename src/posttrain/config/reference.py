@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from posttrain.config.describe import expected, keys, tables
 from posttrain.config.no_effect import NO_EFFECT, NO_EFFECT_OF_PIECES
 from posttrain.config.preference_rules import PREFERENCE_RULES
-from posttrain.config.recipe_rules import RECIPE_CAUTIONS, RECIPE_RULES, SFT_RULES
+from posttrain.config.recipe_rules import RECIPE_CAUTIONS, RECIPE_RULES, SFT_RULES, TEACHER_RULES
 from posttrain.config.rl_rules import ENGINE_RULES, PIECE_RULES, RL_CAUTIONS, RL_RULES
 from posttrain.config.toml import value_text
 from posttrain.config.usual import USUAL
@@ -117,6 +117,7 @@ SECTIONS = (
     "sft",
     "prefer",
     "reward",
+    "teacher",
     "rl",
     "rl.kl",
     "rl.critic",
@@ -183,7 +184,7 @@ def _table(name: str) -> str:
 
 
 def _rules() -> str:
-    of_rl = [*RL_RULES, *PIECE_RULES, *ENGINE_RULES]
+    of_rl = [*RL_RULES, *PIECE_RULES, *TEACHER_RULES, *ENGINE_RULES]
     refused = [*RECIPE_RULES, *SFT_RULES, *PREFERENCE_RULES, *of_rl]
     cautions = [*RECIPE_CAUTIONS, *RL_CAUTIONS]
     lines = [f"* {(rule.__doc__ or '').strip()}" for rule in refused] + [KL_RULE, IDLE_RULE]

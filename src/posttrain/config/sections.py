@@ -139,9 +139,7 @@ class ClusterSection(Section):
         "1 where the cluster has GPUs and run.device is not cpu", "GPUs that it takes.", ge=0
     )
     deadline: float = key(
-        600.0,
-        "Seconds that another process may take over one answer; then it counts as dead.",
-        gt=0,
+        600.0, "Seconds another process may take over one answer; then it counts as dead.", gt=0
     )
 
 
@@ -232,6 +230,13 @@ class RewardSection(Optimiser):
     batch_size: int = key(64, "Pairs or ranked sets per optimiser step.", ge=1)
 
 
+class TeacherSection(Section):
+    """The model that a policy is distilled from (the algorithms distill and gkd)."""
+
+    model: str = key("", "A model folder, a .gguf file or a hub id, with the policy's tokenizer.")
+    dtype: Literal["float32", "bfloat16"] = key("float32", "Type of its weights.")
+
+
 class WrittenKl(Section):
     """The divergence from the reference model."""
 
@@ -247,8 +252,7 @@ class WrittenKl(Section):
         "reverse", "reverse: KL(π ‖ π_ref); forward: KL(π_ref ‖ π)."
     )
     weighted: bool | None = later(
-        "false",
-        "Times ρ, in the loss: the gradient is the divergence's; posttrain explain kl.",
+        "false", "Times ρ, in the loss: the gradient is the divergence's; posttrain explain kl."
     )
     rule: Rule | None = later("the algorithm's", "How β follows the target.")
     target: float | None = later(
@@ -381,6 +385,7 @@ class Recipe(Section):
     sft: SftSection | None = key(None, "Supervised fine-tuning.")
     prefer: WrittenPrefer | None = key(None, "Preferences from the policy.")
     reward: RewardSection | None = key(None, "A reward model.")
+    teacher: TeacherSection | None = key(None, "A teacher of the policy.")
     rl: WrittenRl | None = key(None, "Reinforcement learning.")
     eval: WrittenEval | None = key(None, "Evaluation.")
 

@@ -18,12 +18,19 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from posttrain.fast.activations import checkpoint_activations
-from posttrain.fast.captured_pass import CapturedPasses, captured_passes, pausing, replaying
+from posttrain.fast.captured_pass import (
+    CapturedPasses,
+    captured_passes,
+    pausing,
+    refresh_casts,
+    replaying,
+)
 from posttrain.fast.compiled import compilable, compile_layers
 from posttrain.fast.packed_states import shares_prompts, states_before
 from posttrain.fast.token_scores import Distribution, chunk_elements_for, token_scores
 from posttrain.models import head, logprobs
-from posttrain.models.logprobs import Entropy
+from posttrain.models.head import computing_in
+from posttrain.models.logprobs import Against, Entropy
 from posttrain.protocols import Outputs
 from posttrain.types import Batch
 from posttrain.types.batch import chosen_indices
@@ -32,19 +39,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 __all__ = [
+    "Against",
     "CapturedPasses",
     "checkpoint_activations",
     "chunk_elements_for",
     "compilable",
     "compile_layers",
+    "computing_in",
     "pausing",
+    "refresh_casts",
     "replaying",
     "captured_passes",
     "score_tokens",
     "shares_prompts",
     "states_before",
 ]
-Chunk = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Chunk = Callable[..., tuple[Tensor, ...]]
 
 
 def score_tokens(
@@ -56,27 +66,31 @@ def score_tokens(
     top_p: float = 1.0,
     entropy: Entropy = "value",
     value_head: nn.Linear | None = None,
+    against: Against | None = None,
     chunk_elements: int | None = None,
 ) -> Outputs:
     """As :func:`posttrain.models.logprobs.score_tokens`, in bounded memory.
 
     A ``value_head`` reads the same hidden states. ``chunk_elements`` bounds tokens × vocabulary of
     the logits held at once (None: what suits the device); it changes memory and speed, not the
-    result. A model that does more after its head than scale or soft-cap is scored the plain way.
+    result. A model that does more after its head than scale or soft-cap is scored the plain way,
+    and so is one ``against`` a teacher that does.
     """
     logprobs.check_scored(
         batch, temperature=temperature, entropy=entropy, chunk_elements=chunk_elements
     )
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    if not head.logits_are_head_of_states(model, batch.tokens):
+    models = [model] if against is None else [model, against.teacher]
+    if not all(head.logits_are_head_of_states(each, batch.tokens) for each in models):
         return logprobs.score_tokens(
-            model, batch, entropy=entropy, value_head=value_head, **options
+            model, batch, entropy=entropy, value_head=value_head, against=against, **options
         )
     states = states_before(model.get_decoder(), batch)
     values = None if value_head is None else head.state_values(states, batch, head=value_head)
     tokens = batch.tokens.flatten()[chosen_indices(batch)]
     elements = chunk_elements or chunk_elements_for(states.device)
-    if head.is_plain(output := model.get_output_embeddings()):
+    scores: tuple[Tensor, ...]
+    if head.is_plain(output := model.get_output_embeddings()) and against is None:
         scores = token_scores(
             states.to(head.compute_type(states)),
             tokens,
@@ -86,22 +100,29 @@ def score_tokens(
             entropy=entropy,
             chunk_elements=elements,
         )
-    else:  # a head that must be called
+    else:  # a head that must be called, or whole logits that are compared
+        inputs: tuple[Tensor, ...] = (states, tokens)
+        if against is not None:
+            with torch.no_grad():
+                inputs = (*inputs, states_before(against.teacher.get_decoder(), batch))
 
-        def score(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        def score(states: Tensor, tokens: Tensor, *theirs: Tensor) -> tuple[Tensor, ...]:
             logits = head.project(model, states)
-            return logprobs.score_logits(logits, tokens, entropy=entropy, **options)
+            found = logprobs.score_logits(logits, tokens, entropy=entropy, **options)
+            if against is None:
+                return found
+            other = head.project(against.teacher, *theirs)
+            return *found, against.between(logits, other, temperature=temperature)
 
-        size = model.config.get_text_config().vocab_size
-        scores = _in_chunks(score, (states, tokens), rows=max(1, elements // size))
+        size = len(models) * model.config.get_text_config().vocab_size
+        scores = _in_chunks(score, inputs, rows=max(1, elements // size))
     return logprobs.outputs_of(batch, scores, entropy=entropy, values=values)
 
 
-def _in_chunks(score: Chunk, inputs: tuple[Tensor, Tensor], *, rows: int) -> tuple[Tensor, Tensor]:
+def _in_chunks(score: Chunk, inputs: tuple[Tensor, ...], *, rows: int) -> tuple[Tensor, ...]:
     """``score`` of ``rows`` rows at a time; for the gradient each chunk is computed again."""
     chunks = list(zip(*(tensor.split(rows) for tensor in inputs), strict=True))
     if torch.is_grad_enabled() and len(chunks) > 1:
         score = functools.partial(checkpoint, score, use_reentrant=False, preserve_rng_state=False)
     pieces = [score(*chunk) for chunk in chunks]
-    first, second = (torch.cat(parts) for parts in zip(*pieces, strict=True))
-    return first, second
+    return tuple(torch.cat(parts) for parts in zip(*pieces, strict=True))

@@ -105,6 +105,11 @@ class Sharding:
         self._reference.fill(self._policy)
         return self._reference
 
+    def frozen(self, model: nn.Module) -> ShardedReference:
+        """A model that is only asked, sharded."""
+        self._roots[id(model)] = self._shard(model.requires_grad_(False))
+        return ShardedReference(model)
+
     def gather(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The whole weights in main memory on the first rank; on the others nothing.
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -15,15 +16,19 @@ from torch import Tensor, nn
 
 from posttrain.data.minibatch import micro_batches
 from posttrain.fast.score import (
+    Against,
     CapturedPasses,
     captured_passes,
+    computing_in,
     pausing,
+    refresh_casts,
     replaying,
     score_tokens,
     shares_prompts,
     states_before,
 )
 from posttrain.learn.checkpoint import load_learner, save_learner
+from posttrain.learn.learning_way import learning_way
 from posttrain.learn.memory import free, not_repeated, smaller, until_it_fits
 from posttrain.learn.micro_batch_size import tokens_on_cpu, tokens_on_gpu, unallocated
 from posttrain.learn.ranks import ALONE, Ranks, cheapest
@@ -40,8 +45,6 @@ from posttrain.types.ways import Support, Way
 if TYPE_CHECKING:
     from posttrain.learn.fsdp import ShardedReference, Sharding
 
-WITHOUT_PACKING = "padding is computed, and a prompt again for each of its completions"
-SHARDED = "the weights are sharded over ranks"
 Forward = Callable[..., Outputs]
 Result = TypeVar("Result")
 
@@ -61,6 +64,7 @@ class LocalLearner:
     the first one what fits (see ``micro_batch_size``), beside what a sampler holds where that runs
     at the same time (``beside_sampling``).
     ``keep_groups`` never parts the sequences of a group, for losses that compare them.
+    A ``teacher`` scores the same tokens as the policy, and is never trained.
     Weights stay in their own precision (float32 by default); ``compute`` is what the forward pass
     runs in. With ``captured``, passes are replayed from CUDA graphs (:mod:`posttrain.fast.score`).
     Over several ``ranks`` the models are sharded, and not captured; every rank must be asked the
@@ -82,6 +86,7 @@ class LocalLearner:
         compute: torch.dtype = torch.float32,
         reference: Reference | None = None,
         critic: Trained | None = None,
+        teacher: nn.Module | None = None,
         captured: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -92,11 +97,13 @@ class LocalLearner:
             model, optimizer, schedule=schedule, max_gradient_norm=max_gradient_norm
         )
         self._critic = critic
+        self._teacher: Any = teacher
         self._keep = reference
         self._ask = forward
         self._compute = compute
         self._sharding = self._sharded() if ranks.size > 1 else None
         self.reference = None if reference is None else self._frozen(reference)
+        self._taught_by = None if teacher is None else self._asked_only(teacher)
         self.refreshed = False
         """Whether the reference is no longer what the learner started from."""
         self._save = save
@@ -131,7 +138,7 @@ class LocalLearner:
             self._micro_batch_tokens = tokens
 
     def infer(self, batch: Batch) -> Batch:
-        """Add ``old_logprobs``, ``values`` with a critic, ``ref_logprobs`` with a reference."""
+        """Add ``old_logprobs``, and with a critic, a reference or a teacher what those say."""
         return self._in_memory(lambda: self._inferred(batch), batch)
 
     def step(self, batch: Batch, objective: Objective) -> StepResult:
@@ -204,7 +211,7 @@ class LocalLearner:
                 self.micro_batch_tokens, lambda tokens: len(self._cut(batch, tokens)), reason=reason
             )
 
-        self._refresh_captured()
+        refresh_casts(self._captured)
         return until_it_fits(work, shrink)
 
     def _inferred(self, batch: Batch) -> Batch:
@@ -213,25 +220,24 @@ class LocalLearner:
             batch = batch.replace(old_logprobs=self._in_micro_batches(known, self._policy))
             if self._critic is not None:
                 batch = batch.replace(values=self._in_micro_batches(known, self._value))
-        if self.reference is None:
-            return batch
-        with self._referring(self.reference) as model:
-            logprobs = self._in_micro_batches(known, lambda part: self._asked(model, part).logprobs)
-        return batch.replace(ref_logprobs=logprobs)
+        for name, frozen in {"ref": self.reference, "teacher": self._taught_by}.items():
+            if frozen is not None:
+                with self._on_device(frozen) as model:
+                    ask = functools.partial(self._policy, model=model)
+                    found = self._in_micro_batches(known, ask)
+                batch = batch.replace(**{f"{name}_logprobs": found})
+        return batch
 
     @contextlib.contextmanager
-    def _referring(self, reference: Frozen | EarlierAdapter | ShardedReference) -> Iterator[Any]:
-        """The reference on its device; one that is the trained model itself is captured like it."""
+    def _on_device(self, frozen: Frozen | EarlierAdapter | ShardedReference) -> Iterator[Any]:
+        """A model that is only asked; one that is the trained model itself is captured like it."""
+        followed = self._captured if isinstance(frozen, EarlierAdapter) else ()
         try:
-            with reference.on_device() as model:
-                self._refresh_captured()
+            with frozen.on_device() as model:
+                refresh_casts(followed)
                 yield model
         finally:
-            self._refresh_captured()
-
-    def _refresh_captured(self) -> None:
-        for one in self._captured:
-            one.refresh()
+            refresh_casts(followed)
 
     def _summed(self, batch: Batch, objective: Objective, *, learning: list[Trained]) -> Sums:
         """Forward and backward of all micro-batches, after the gradients are cleared."""
@@ -257,27 +263,32 @@ class LocalLearner:
 
     def _learn(self, rows: Batch, *, objective: Objective, sums: Sums) -> None:
         part = rows.to(self.device)
-        outputs = self._outputs(part, only_critic=objective.only_critic)
+        wanted = objective.divergence
+        if wanted is not None and (self._teacher is None or self._sharding is not None):
+            raise ValueError("rl.loss: compares distributions with a teacher's, whole on one rank")
+        outputs = self._outputs(part, only_critic=objective.only_critic, divergence=wanted)
         if rows.old_logprobs is None and outputs.logprobs is not None:
             # Without inferred log-probs this is the first and only step on the batch: π is π_old.
             part = part.replace(old_logprobs=outputs.logprobs.detach())
         sums.add_and_backward(objective(outputs, part), part)
         del outputs  # its graph holds nodes of the weights, which a capture must not meet
 
-    def _outputs(self, part: Batch, *, only_critic: bool) -> Outputs:
+    def _outputs(self, part: Batch, *, only_critic: bool, divergence: Any = None) -> Outputs:
         """The outputs of policy and critic, with gradient; a shared value head costs no pass."""
         critic: Any = None if self._critic is None else self._critic.module
+        asked = {} if divergence is None else {"against": Against(self._teacher, divergence)}
         with self._precision(), replaying(*self._captured):
             if critic is None:
-                return self._asked(self.model, part)
+                return self._asked(self.model, part, **asked)
             if only_critic:
                 return self._valued(part)
             if critic.shared:
-                return self._asked(self.model, part, value_head=critic.head)
-            return replace(self._asked(self.model, part), values=self._valued(part).values)
+                return self._asked(self.model, part, value_head=critic.head, **asked)
+            policy = self._asked(self.model, part, **asked)
+            return replace(policy, values=self._valued(part).values)
 
-    def _policy(self, part: Batch) -> Tensor:
-        return self._asked(self.model, part).need("logprobs")
+    def _policy(self, part: Batch, *, model: nn.Module | None = None) -> Tensor:
+        return self._asked(model or self.model, part).need("logprobs")
 
     def _value(self, part: Batch) -> Tensor:
         return self._valued(part).need("values")
@@ -359,49 +370,30 @@ class LocalLearner:
     def way(self, longest: int) -> Way:
         """How it computes sequences of at most ``longest`` tokens."""
         packed = self._shares_prompts(longest)
-        if not packed:
-            return Way.of(
-                "padded rows", *self._spread(), wanted=[("packing", packed, WITHOUT_PACKING)]
-            )
-        captured = []
-        if self._sharding is not None and self.device.type == "cuda":
-            captured = [("captured passes", Support(SHARDED), "each pass takes longer")]
-        elif self._captured:
-            broken = next((one.pool.broken for one in self._captured if one.pool.broken), "")
-            captured = [("captured passes", Support(broken), "each pass takes longer")]
-        when = "" if self.device.type == "cuda" else " where that saves work"
-        return Way.of(f"packed{when}", "prompts shared", *self._spread(), wanted=captured)
-
-    def _spread(self) -> tuple[str, ...]:
-        return (f"sharded over {self.ranks.size} ranks",) if self.ranks.size > 1 else ()
+        return learning_way(
+            packed, captured=self._captured, ranks=self.ranks.size, device=self.device
+        )
 
     def _shares_prompts(self, longest: int) -> Support:
         """Whether a forward pass computes a prompt once for all its completions."""
         if self._ask is scores:
             return Support("a reward model reads rows")
-        critic = None if self._critic is None else getattr(self._critic.module, "trunk", None)
-        with self._precision():
-            policy = shares_prompts(self.model, longest)
-            return policy if critic is None else policy and shares_prompts(critic, longest)
+        with self._precision():  # the first that does not is why
+            critic = getattr(self._critic and self._critic.module, "trunk", None)
+            models = [model for model in (self.model, critic, self._teacher) if model is not None]
+            return min((shares_prompts(model, longest) for model in models), key=bool)
 
     def _sharded(self) -> Sharding:
         from posttrain.learn.fsdp import Sharding  # not for one rank: it takes a while to import
 
-        with self._precision():  # models are probed now: one that is sharded is no longer whole
-            for model in (self.model, getattr(self._critic and self._critic.module, "trunk", None)):
-                if model is not None and self._ask is not scores:
-                    shares_prompts(model, 8)
+        self._shares_prompts(8)  # models are probed now: one that is sharded is no longer whole
         return Sharding(self.ranks, policy=self.trained, critic=self._critic)
 
     def _frozen(self, keep: Reference) -> Frozen | EarlierAdapter | ShardedReference:
         return keep.of(self.model) if self._sharding is None else self._sharding.reference(keep)
 
-    @contextlib.contextmanager
-    def _precision(self) -> Iterator[None]:
-        if self._compute == torch.float32:
-            yield
-            return
-        # Without autocast's cache: no pass casts a weight twice, CUDA graphs must not read what was
-        # cached outside of them, and compiled layers want one setting throughout.
-        with torch.autocast(self.device.type, dtype=self._compute, cache_enabled=False):
-            yield
+    def _asked_only(self, model: nn.Module) -> Frozen | ShardedReference:
+        return Frozen(model) if self._sharding is None else self._sharding.frozen(model)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return computing_in(self._compute, self.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +109,15 @@ def full_precision(device: torch.device) -> Iterator[None]:
             yield
     finally:
         products.fp32_precision = before
+
+
+def computing_in(compute: torch.dtype, device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, passes compute in this type; in float32 each weight is computed in its own."""
+    if compute == torch.float32:
+        return nullcontext()
+    # Without autocast's cache: no pass casts a weight twice, CUDA graphs must not read what was
+    # cached outside of them, and compiled layers want one setting throughout.
+    return torch.autocast(device.type, dtype=compute, cache_enabled=False)
 
 
 @remembered(_VERDICT)

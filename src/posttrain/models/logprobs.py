@@ -6,7 +6,8 @@ in memory that does not grow with the batch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,17 @@ if TYPE_CHECKING:
 Entropy = Literal["none", "value", "gradient"]
 
 
+class Against(NamedTuple):
+    """A teacher without gradient, and the divergence that is asked for: [N, V] × 2 → [N]."""
+
+    teacher: PreTrainedModel
+    divergence: Callable[[Tensor, Tensor], Tensor]
+
+    def between(self, logits: Tensor, theirs: Tensor, *, temperature: float) -> Tensor:
+        """The divergence of both distributions, at the temperature that is sampled with."""
+        return self.divergence(scale_logits(logits, temperature), scale_logits(theirs, temperature))
+
+
 def score_tokens(
     model: PreTrainedModel,
     batch: Batch,
@@ -33,6 +45,7 @@ def score_tokens(
     top_p: float = 1.0,
     entropy: Entropy = "value",
     value_head: nn.Linear | None = None,
+    against: Against | None = None,
 ) -> Outputs:
     """``log π(token | what stands before it)`` of every token the policy chose, and the entropy.
 
@@ -40,12 +53,13 @@ def score_tokens(
     (greedy) means the model's own. A token that top-k or top-p would no longer keep (the policy
     has moved since it was drawn) is kept all the same: its log-prob stays finite. Entries where
     ``batch.mask`` is False are 0. With gradient where gradients are enabled; the entropy has one
-    only if asked (``entropy="gradient"``). A ``value_head`` reads the hidden states.
+    only if asked (``entropy="gradient"``). A ``value_head`` reads the hidden states. ``against`` a
+    teacher, the divergence of the whole distributions is there too.
     Shapes: tokens [B, T] → logprobs [B, T], entropy [B, T]; float32, or float64 for such a model.
     """
     check_scored(batch, temperature=temperature, entropy=entropy)
     logits = at_least_float32(ops.shift(full_logits(model, batch.tokens))[batch.mask])
-    scores = score_logits(
+    scores: tuple[Tensor, ...] = score_logits(
         logits,
         batch.tokens[batch.mask],
         temperature=temperature,
@@ -53,6 +67,12 @@ def score_tokens(
         top_p=top_p,
         entropy=entropy,
     )
+    if against is not None:
+        with torch.no_grad():
+            theirs = at_least_float32(
+                ops.shift(full_logits(against.teacher, batch.tokens))[batch.mask]
+            )
+        scores = (*scores, against.between(logits, theirs, temperature=temperature))
     values = None
     if value_head is not None:
         values = state_values(states_before(model.get_decoder(), batch), batch, head=value_head)
@@ -85,14 +105,17 @@ def score_logits(
 
 
 def outputs_of(
-    batch: Batch, scores: tuple[Tensor, Tensor], *, entropy: Entropy, values: Tensor | None
+    batch: Batch, scores: tuple[Tensor, ...], *, entropy: Entropy, values: Tensor | None
 ) -> Outputs:
-    """Log-probs and entropies of the chosen tokens where those stand: [M] × 2 → [B, T] × 2."""
+    """Log-probs, entropies and perhaps divergences of the chosen tokens: [M] each → [B, T] each."""
     indices, shape = chosen_indices(batch), batch.tokens.shape
     zeros = scores[0].new_zeros(batch.tokens.numel())
-    logprobs, uncertainty = (zeros.index_copy(0, indices, found).view(shape) for found in scores)
+    found = [zeros.index_copy(0, indices, each.to(zeros.dtype)).view(shape) for each in scores]
     return Outputs(
-        logprobs=logprobs, entropy=None if entropy == "none" else uncertainty, values=values
+        logprobs=found[0],
+        entropy=None if entropy == "none" else found[1],
+        divergence=found[2] if len(found) > 2 else None,
+        values=values,
     )
 
 

@@ -31,7 +31,7 @@ def is_finite(batch: Batch) -> bool:
     >>> is_finite(Batch.from_rewards([1.0]).replace(old_logprobs=torch.tensor([[math.nan]])))
     False
     """
-    inferred = (batch.old_logprobs, batch.ref_logprobs, batch.values)
+    inferred = (batch.old_logprobs, batch.ref_logprobs, batch.teacher_logprobs, batch.values)
     known = [numbers[batch.mask] for numbers in inferred if numbers is not None]
     return all(bool(torch.isfinite(numbers).all()) for numbers in known)
 

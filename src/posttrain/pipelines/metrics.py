@@ -20,6 +20,7 @@ _NAMES = {
     "ratio_variance": "policy/ratio_variance",
     "effective_sample_size": "policy/effective_sample_size",
     "kl": "policy/kl",
+    "divergence": "teacher/divergence",
     "correction": "mismatch/correction",
     "mismatch": "mismatch/mean",
     "mismatch_max": "mismatch/max",
@@ -66,6 +67,9 @@ def batch_metrics(batch: Batch, collected: Collected) -> dict[str, float]:
     divergence = kl_to_reference(batch)
     if divergence is not None:
         metrics["objective/kl"] = divergence
+    if batch.teacher_logprobs is not None and len(kept):
+        apart = keep(batch.need("old_logprobs") - batch.teacher_logprobs, batch.active)
+        metrics["teacher/kl"] = float(apart.sum() / batch.active.sum().clamp_min(1))
     metrics |= _objective(batch, collected) | _greedy(collected) | _turns(collected)
     metrics |= _environment(collected)
     return (

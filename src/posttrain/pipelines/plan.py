@@ -21,7 +21,7 @@ from posttrain.algorithms.objective import (
     with_values,
 )
 from posttrain.algorithms.ops import Deviation
-from posttrain.algorithms.pieces import Loss, facts, for_batch
+from posttrain.algorithms.pieces import Loss, divergence_of, facts, for_batch, needed
 from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms
 
@@ -68,7 +68,8 @@ class Plan:
         several_steps = self.epochs * self.minibatches > 1
         compares = self.kl_placement != "none" or self.correction is not None
         ranks = facts(self.loss).whole_batch is not None
-        return several_steps or compares or ranks or self.value_loss is not None
+        taught = "teacher_logprobs" in needed(self.advantage) | needed(self.loss)
+        return several_steps or compares or ranks or taught or self.value_loss is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +92,16 @@ def make_objective(plan: Plan, state: State, *, batch: Batch) -> Objective:
     loss = plan.loss
     if state.penalty is not None:
         loss = functools.partial(plan.loss, coefficient=state.penalty.value)
-    loss = for_batch(loss, batch)
-    return Objective(functools.partial(policy_terms, plan=plan, loss=loss, beta=state.kl.value))
+    divergence, loss = divergence_of(loss), for_batch(loss, batch)
+    terms = functools.partial(policy_terms, plan=plan, loss=loss, beta=state.kl.value)
+    return Objective(terms, divergence=divergence)
 
 
 def policy_terms(outputs: Outputs, batch: Batch, *, plan: Plan, loss: Loss, beta: float) -> Terms:
     """ℓ_policy + β·KL − c_H·H + c_V·ℓ_V of every token. Shapes: [B, T]."""
     logprobs = outputs.need("logprobs")
+    if outputs.divergence is not None:
+        batch = batch.replace(divergence=outputs.divergence)
     terms = with_correction(terms_of(loss, logprobs, batch=batch), batch)
     terms = replace(terms, parts={"policy": terms.loss})
     if plan.kl_placement == "loss":

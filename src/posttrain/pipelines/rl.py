@@ -124,7 +124,7 @@ def finite_fields(batch: Batch) -> Batch:
     """The batch for metrics: without inferred log-probs and values where they are not finite."""
     if is_finite(batch):
         return batch
-    return batch.replace(old_logprobs=None, ref_logprobs=None, values=None)
+    return batch.replace(old_logprobs=None, ref_logprobs=None, teacher_logprobs=None, values=None)
 
 
 def optimise(

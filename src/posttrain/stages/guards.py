@@ -98,7 +98,8 @@ def _sequences(batch: Batch, decode: Decode) -> list[dict[str, Any]]:
         }
         if batch.rewards is not None:
             facts["reward"] = float(batch.rewards[row])
-        for name in ("advantages", "old_logprobs", "ref_logprobs", "sampler_logprobs", "values"):
+        inferred = ("old_logprobs", "ref_logprobs", "teacher_logprobs", "values")
+        for name in ("advantages", "sampler_logprobs", *inferred):
             tensor: Tensor | None = getattr(row_batch, name)
             if tensor is not None and bool(row_batch.mask.any()):
                 chosen = tensor[row_batch.mask]

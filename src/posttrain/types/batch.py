@@ -14,6 +14,8 @@ _FLOATING_PER_TOKEN = (
     "sampler_logprobs",
     "old_logprobs",
     "ref_logprobs",
+    "teacher_logprobs",
+    "divergence",
     "values",
     "turn_rewards",
     "token_rewards",
@@ -49,6 +51,8 @@ _ADDED_BY = {
     "sampler_logprobs": "collate (from the engine)",
     "old_logprobs": "Learner.infer, before the first optimiser step",
     "ref_logprobs": "Learner.infer with a reference model",
+    "teacher_logprobs": "Learner.infer with a teacher",
+    "divergence": "the objective, for a loss that declares one (pieces.piece)",
     "values": "Learner.infer with a critic",
     "turns": "collate (where a rollout has several turns of the policy)",
     "turn_rewards": "collate (where a rollout earned something before its end)",
@@ -83,6 +87,8 @@ class Batch:
     ``sampler_logprobs``   [B, T]   log-prob that the engine reported
     ``old_logprobs``       [B, T]   the trainer's log-prob when the batch was made
     ``ref_logprobs``       [B, T]   the reference model's log-prob
+    ``teacher_logprobs``   [B, T]   the teacher's log-prob
+    ``divergence``         [B, T]   of the whole distributions of policy and teacher, with gradient
     ``values``             [B, T]   the critic's estimate, used to make advantages
     ``turn_rewards``       [B, T]   what of ``rewards`` was earned before the end, at the tokens
                                     that earned it; None where no sequence earned any
@@ -115,6 +121,8 @@ class Batch:
     sampler_logprobs: Tensor | None = None
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
+    divergence: Tensor | None = None
     values: Tensor | None = None
     turn_rewards: Tensor | None = None
     token_rewards: Tensor | None = None

@@ -21,6 +21,7 @@ from posttrain.algorithms.advantages.baselines import (
     update_baseline,
 )
 from posttrain.algorithms.advantages.best_of_k import pass_at_k
+from posttrain.algorithms.advantages.from_teacher import towards_teacher
 from posttrain.algorithms.advantages.over_turns import turn_group_normalised, turn_return_to_go
 from posttrain.algorithms.advantages.temporal import batch_whitened, gae, return_to_go
 from posttrain.algorithms.pieces import smallest_group
@@ -43,6 +44,7 @@ ADVANTAGES: dict[str, Callable[..., Batch]] = {
     "turn_return_to_go": turn_return_to_go,
     "turn_group_normalised": turn_group_normalised,
     "gae": gae,
+    "towards_teacher": towards_teacher,
 }
 
 
@@ -73,6 +75,7 @@ __all__ = [
     "plain_return",
     "return_to_go",
     "sequence_returns",
+    "towards_teacher",
     "turn_group_normalised",
     "turn_return_to_go",
     "update_baseline",

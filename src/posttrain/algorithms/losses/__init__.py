@@ -8,6 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from posttrain.algorithms.losses.covariance import clip_cov, kl_cov
+from posttrain.algorithms.losses.divergences import teacher_divergence
 from posttrain.algorithms.losses.policy import (
     cispo,
     clipped,
@@ -35,6 +36,7 @@ POLICY_LOSSES: dict[str, Callable[..., Terms]] = {
     "sapo": sapo,
     "clip_cov": clip_cov,
     "kl_cov": kl_cov,
+    "teacher_divergence": teacher_divergence,
 }
 
 VALUE_LOSSES: dict[str, Callable[..., Terms]] = {
@@ -72,5 +74,6 @@ __all__ = [
     "sapo",
     "sequence_clipped",
     "squared",
+    "teacher_divergence",
     "unclipped",
 ]

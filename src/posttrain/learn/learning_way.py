@@ -1,0 +1,33 @@
+"""How a learner computes, in words: packed or padded, captured or not, on how many ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from posttrain.types.ways import Support, Way
+
+if TYPE_CHECKING:
+    import torch
+
+    from posttrain.fast.score import CapturedPasses
+
+WITHOUT_PACKING = "padding is computed, and a prompt again for each of its completions"
+SHARDED = "the weights are sharded over ranks"
+
+
+def learning_way(
+    packed: Support, *, captured: Sequence[CapturedPasses], ranks: int, device: torch.device
+) -> Way:
+    """The way of a learner that packs, or says why not, with its captured passes."""
+    spread = (f"sharded over {ranks} ranks",) if ranks > 1 else ()
+    if not packed:
+        return Way.of("padded rows", *spread, wanted=[("packing", packed, WITHOUT_PACKING)])
+    wanted = []
+    if ranks > 1 and device.type == "cuda":
+        wanted = [("captured passes", Support(SHARDED), "each pass takes longer")]
+    elif captured:
+        broken = next((one.pool.broken for one in captured if one.pool.broken), "")
+        wanted = [("captured passes", Support(broken), "each pass takes longer")]
+    when = "" if device.type == "cuda" else " where that saves work"
+    return Way.of(f"packed{when}", "prompts shared", *spread, wanted=wanted)
