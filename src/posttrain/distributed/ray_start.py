@@ -23,7 +23,8 @@ ANSWERS = 60.0  # seconds that a cluster may take to say that it is one; importi
 # Ray turns the loopback address into that of the network, unless it is told not to as on macOS.
 ONLY_HERE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 TOKEN = Path("~/.ray/auth_token")
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
+# No reports home; and its processes, which do the work, are not put behind all others of a machine.
+DEFAULTS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 
 
 def load_ray() -> Any:
@@ -33,7 +34,7 @@ def load_ray() -> Any:
             'cluster.address: this needs Ray, which is not installed; pip install "posttrain'
             '[cluster]", or drop cluster.address'
         )
-    for name, value in QUIET.items():
+    for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     import ray
 
