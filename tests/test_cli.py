@@ -96,8 +96,13 @@ def test_resume(posttrain: Command, recipe: Path, monkeypatch: pytest.MonkeyPatc
     refused(posttrain("run", recipe, "--allow-changes", "rl"), "without --resume")
     refused(posttrain("resume", "nowhere"), "nowhere: no such folder")
     refused(posttrain("resume", "out/rl"), "is not a run folder", "out is one")
-    done = posttrain("resume", "out")
+    refused(posttrain("resume", "out", "--rl.steps", "2"), "rl.steps: 3 → 2", "--allow-changes")
+    refused(posttrain("resume", "out", "--run.folder", "there"), "the run stays in out; drop it")
+    elsewhere = posttrain("resume", "out", "--cluster.address", "127.0.0.1:1")
+    refused(elsewhere, "nothing answers at 127.0.0.1:1", "posttrain resume RUN --cluster.address")
+    done = posttrain("resume", "out", "--run.trace", "true")
     assert done.code == 0, done.err
+    assert (RunFolder("out").stage("rl").path / "trace.json").exists()
     assert "sft: finished already" in done.out
     assert "rl: starts over" in done.out
     assert "finished already; nothing to do" in posttrain("resume", "out").out

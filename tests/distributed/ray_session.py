@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from posttrain.distributed.engine_host import EngineHost
+from posttrain.distributed.ray_start import DEFAULTS
 from posttrain.distributed.replica import RayReplica
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +22,7 @@ def begin_ray(**options: Any) -> None:
     """Begin Ray for this process alone: on this machine's own address, without a dashboard."""
     import ray
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.update(DEFAULTS)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     paths = f"{ROOT / 'src'}:{ROOT / 'tests'}"
     ray.init(

@@ -84,6 +84,8 @@ def test_two_ranks_learn_what_one_learns(tmp_path: Path) -> None:
     alone = shown(local("separate", reference=True))
     learner = on_ray(tmp_path, size=2)
     found = shown(learner)
+    own = os.getpriority(os.PRIO_PROCESS, 0)  # Ray would put them 15 behind
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in processes(learner)} == {own}
     learner.close()
     for one, other in zip(alone[:-1], found[:-1], strict=True):
         if isinstance(one, list):

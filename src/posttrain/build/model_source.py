@@ -198,7 +198,7 @@ def check_models(recipe: Resolved) -> None:
         check_model(path)
 
 
-def recorded_recipe(path: str | Path) -> Recipe:
+def recorded_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a run folder, with every default it was resolved to."""
     folder = RunFolder(path)
     if not (folder.path / "config.json").exists():
@@ -215,7 +215,7 @@ def recorded_recipe(path: str | Path) -> Recipe:
         )
     given = {name: table for name, table in config.items() if name not in BESIDE_RECIPE}
     given["run"] = {**given["run"], "folder": str(folder.path)}
-    return recipe_from_dict(given)
+    return recipe_from_dict(given, overrides=overrides)
 
 
 def policy_of(folder: RunFolder) -> Path:

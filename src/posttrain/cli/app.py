@@ -123,16 +123,17 @@ def run(
     run_recipe(given, command="run", dry_run=dry_run, audit=audit, resume=resumed)
 
 
-@app.command(name="resume")
+@app.command(name="resume", cls=WithOverrides, context_settings=OVERRIDES)
 def resume_command(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="The folder of a run that was cut short.")],
     *,
     allow_changes: Allow = None,
 ) -> None:
-    """Resume a run exactly where it was: posttrain resume RUN."""
+    """Resume a run exactly where it was: posttrain resume RUN [--cluster.address …]."""
     from posttrain.cli.recipes import resume_run
 
-    resume_run(folder, allow_changes=list(allow_changes or []))
+    resume_run(folder, context.args, allow_changes=list(allow_changes or []))
 
 
 @app.command(cls=WithOverrides, context_settings=OVERRIDES)

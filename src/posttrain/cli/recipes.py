@@ -21,6 +21,7 @@ from posttrain.config import (
     render_dry_run,
     resolve,
 )
+from posttrain.config.read import parse_overrides
 from posttrain.track.safe_terminal import Terminal
 
 Command = Literal["run", "sft", "prefer", "reward", "rl"]
@@ -52,8 +53,10 @@ def run_recipe(
     _run(recipe, text=text, console=console, resume=resume is not None, allow_changes=allow)
 
 
-def resume_run(folder: Path, *, allow_changes: Sequence[str]) -> None:
-    """Resume the run in a folder, by the recipe that it holds."""
+def resume_run(folder: Path, overrides: Sequence[str], *, allow_changes: Sequence[str]) -> None:
+    """Resume the run in a folder, by the recipe that it holds and what is to change of it."""
+    if any(path[:2] == ("run", "folder") for path in parse_overrides(overrides)):
+        raise ValueError(f"--run.folder: has no effect here, the run stays in {folder}; drop it")
     console = Terminal()
     folder = folder.absolute()
     with loading():
@@ -63,7 +66,7 @@ def resume_run(folder: Path, *, allow_changes: Sequence[str]) -> None:
 
     if moved := go_back(RunFolder(folder)):
         console.print(f"{folder}: {moved}", soft_wrap=True)
-    recipe = recorded_recipe(folder)
+    recipe = recorded_recipe(folder, overrides)
     _run(recipe, console=console, resume=True, allow_changes=_keys(allow_changes))
 
 

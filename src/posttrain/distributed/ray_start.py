@@ -19,11 +19,12 @@ LOCAL = "local"
 THIS_MACHINE = "127.0.0.1"
 # Bytes for objects under way in a cluster of our own: all weights at most; more goes to disk.
 STORE = min(2 * 2**30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
-ANSWERS = 30.0  # seconds that a cluster may take to say that it is one
+ANSWERS = 60.0  # seconds that a cluster may take to say that it is one; importing Ray is in them
 # Ray turns the loopback address into that of the network, unless it is told not to as on macOS.
 ONLY_HERE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 TOKEN = Path("~/.ray/auth_token")
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
+# No reports home; and its processes, which do the work, are not put behind all others of a machine.
+DEFAULTS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 
 
 def load_ray() -> Any:
@@ -33,7 +34,7 @@ def load_ray() -> Any:
             'cluster.address: this needs Ray, which is not installed; pip install "posttrain'
             '[cluster]", or drop cluster.address'
         )
-    for name, value in QUIET.items():
+    for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     import ray
 
@@ -108,7 +109,7 @@ def reach(address: str) -> str:
         raise ValueError(
             f"cluster.address: nothing answers at {address} ({error.strerror or error}); is the "
             "cluster running? ray start --head starts one, posttrain cluster up one for trying; to "
-            "go on elsewhere: posttrain run RECIPE --resume --cluster.address …"
+            "go on elsewhere: posttrain resume RUN --cluster.address …"
         ) from None
     return host
 
