@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from faults.faulty_env import TURNS, FaultyEnv
 
+from posttrain.envs import env_pool
 from posttrain.envs.env_pool import EnvPool
 from posttrain.envs.plain_answers import Failure
 from posttrain.rollout.collect import collect_scored
@@ -169,6 +170,54 @@ def test_one_that_cannot_be_closed_is_counted(tmp_path: Path) -> None:
         pool.close(episode)
     pool.shutdown()
     assert pool.close_failures == 2
+
+
+def test_several_that_hang_in_one_worker_have_one_limit_together(tmp_path: Path) -> None:
+    """None is asked anew to hang again; who was under way beside them ends where it was."""
+    env = FaultyEnv(tmp_path / "env")
+    pool = EnvPool(env, workers=1, threads=4, seconds=3.0, memory_mb=512)
+    turn = Turn(tokens=(1,), text="a")
+    names = ("hangs/0", "hangs/1", "hangs/2", "well/0")
+    episodes = [pool.open(Prompt(id=name, text="?"), seed=1) for name in names]
+    for episode in episodes:
+        pool.ask(episode, turn).result()
+    *hung, well = [pool.ask(episode, turn) for episode in episodes]
+    for answer in hung:
+        failure = answer.result()
+        assert isinstance(failure, Failure)
+        assert failure.kind == "timeout"
+    assert isinstance(well.result(), Observation)
+    assert pool.ask(episodes[-1], turn).result() == 1.0
+    for episode in episodes:
+        pool.close(episode)
+    pool.shutdown()
+    assert pool.restarts == 1
+    begun = Counter(name.split(":")[0] for name, _ in env.notes("begun"))
+    assert begun == {"hangs/0": 1, "hangs/1": 1, "hangs/2": 1, "well/0": 2}
+
+
+def test_answers_that_take_long_are_spoken_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait for a file, which is made when it is told that they are waited for."""
+    monkeypatch.setattr(env_pool, "LONG", 0.1)
+    env, told = FaultyEnv(tmp_path / "env"), []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        (env.folder / "enough").touch()
+
+    pool = EnvPool(env, workers=1, threads=4, seconds=30.0, memory_mb=512, tell=tell)
+    turn = Turn(tokens=(1,), text="a")
+    episodes = [pool.open(Prompt(id=f"waits/{n}", text="?"), seed=1) for n in range(2)]
+    for episode in episodes:
+        pool.ask(episode, turn).result()
+    for answer in [pool.ask(episode, turn) for episode in episodes]:
+        assert isinstance(answer.result(), Observation)
+    pool.shutdown()
+    assert "waited for, the reply to prompt 'waits/" in told[0]
+    assert told[0].startswith("environments: ")
+    assert told[0].endswith("environment.seconds = 30 is the limit of each")
 
 
 @pytest.mark.slow
