@@ -1,5 +1,8 @@
 """Environments that fail in every way, beside those that do not: each is broken alone, by kind."""
 
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +15,7 @@ from faults.faulty_env import TURNS, FaultyEnv
 from posttrain.envs import env_pool
 from posttrain.envs.env_pool import EnvPool
 from posttrain.envs.plain_answers import Failure
+from posttrain.forked import dies_with_parent
 from posttrain.rollout.collect import collect_scored
 from posttrain.rollout.engines.scripted import ScriptedEngine, code_points
 from posttrain.rollout.environment import Environment
@@ -218,6 +222,39 @@ def test_answers_that_take_long_are_spoken_of_once(
     assert "waited for, the reply to prompt 'waits/" in told[0]
     assert told[0].startswith("environments: ")
     assert told[0].endswith("environment.seconds = 30 is the limit of each")
+
+
+class Starts:
+    """Starts a process with a session of its own, as a library may, and says which."""
+
+    def start(self, prompt: Prompt) -> None: ...
+
+    def reply(self, state: None, turn: Turn) -> str:
+        sleeps = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
+        started = subprocess.Popen(
+            dies_with_parent(sleeps), start_new_session=True, stdout=subprocess.PIPE
+        )
+        assert started.stdout is not None
+        started.stdout.readline()  # it runs
+        return str(started.pid)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_what_a_worker_started_in_a_session_of_its_own_ends_with_it() -> None:
+    pool = EnvPool(Starts, workers=1, threads=1, seconds=60.0, memory_mb=512)
+    episode = pool.open(Prompt(id="0", text="?"), seed=1)
+    said = pool.ask(episode, Turn(tokens=(), text="")).result()
+    place = Path("/proc") / str(said)
+    assert place.exists()
+    pool.shutdown()
+    for _ in range(3000):
+        try:
+            if place.joinpath("stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return
+        except OSError:
+            return
+        time.sleep(0.01)
+    raise AssertionError("it is still there")
 
 
 @pytest.mark.slow
