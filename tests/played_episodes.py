@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from small_runs import recipe
 
+from posttrain.envs.env_pool import EnvPool
 from posttrain.rollout.collect import collect_scored
 from posttrain.rollout.engines.scripted import ScriptedEngine, code_points
+from posttrain.rollout.environment import Environment
 from posttrain.runs import read_rollouts
 from posttrain.types import Prompt, Rollout, Sampling, Score
 
@@ -42,22 +46,43 @@ def asked(text: str, **columns: Any) -> Prompt:
     )
 
 
+class Scripted(ScriptedEngine):
+    """Says ``says[sample][turn]``, also where an opening gave each sample a prompt of its own."""
+
+    def __init__(self, says: Sequence[Sequence[str]]) -> None:
+        super().__init__(lambda prompt, sample: self._says(prompt, sample))
+        self.says = says
+
+    def _says(self, prompt: Prompt, sample: int) -> str:
+        number = self.numbers.get(prompt.id, sample)
+        return self.says[number][prompt.text.count(END)]
+
+    def generate(self, prompts: Sequence[Prompt], *given: Any, **named: Any) -> Any:
+        own = named["num_samples"] == 1
+        named_so = [replace(p, id=f"{n}/{p.id}") if own else p for n, p in enumerate(prompts)]
+        self.numbers = {p.id: n % len(self.says) for n, p in enumerate(named_so) if own}
+        return super().generate(named_so, *given, **named)
+
+
+def rendered(prompt: Prompt) -> Prompt:
+    """The tokens of the last message, or of the text."""
+    text = prompt.messages[-1]["content"] if prompt.messages else prompt.text
+    return replace(prompt, tokens=tuple(code_points(text)))
+
+
 def play(env: Any, prompts: Sequence[Prompt], *, says: Sequence[Sequence[str]]) -> list[Rollout]:
     """The rollouts of a policy that says ``says[sample][turn]``; their tokens are checked."""
-
-    def script(prompt: Prompt, sample: int) -> str:
-        return says[sample][prompt.text.count(END)]
-
-    found = collect_scored(
-        prompts,
-        Sampling(max_new_tokens=200),
-        engine=ScriptedEngine(script),
-        scorer=Nothing(),
-        num_samples=len(says),
-        seed=0,
-        env=env,
-        encode=encode,
-    )
+    pool = EnvPool(env, workers=0)
+    with contextlib.closing(Environment(pool=pool, encode=encode, render=rendered)) as made:
+        found = collect_scored(
+            prompts,
+            Sampling(max_new_tokens=200),
+            engine=Scripted(says),
+            scorer=Nothing(),
+            num_samples=len(says),
+            seed=0,
+            env=made,
+        )
     for number, rollout in enumerate(found.rollouts):
         said = [turn.text for turn in rollout.turns if turn.sampled]
         lines = says[number % len(says)][: len(said)]

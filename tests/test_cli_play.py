@@ -190,7 +190,7 @@ def test_an_environment_that_raises_has_no_score(play: Command, tmp_path: Path) 
         "    def reply(self, state, turn): raise KeyError('nothing here')\n"
     )
     found = play("tiny", "raising_env:Raises", "--prompt", "2+3=", "--max-new-tokens", 2)
-    assert found.code == 0
+    assert found.code == 1
     assert "no score (invalid): " in found.out
     assert "nothing here" in found.out
 
@@ -229,6 +229,8 @@ def test_the_environment_of_a_recipe_or_a_run(play: Command, tmp_path: Path) -> 
     ("arguments", "said"),
     [
         (["tiny", "scipted", "--prompt", "a"], "did you mean 'scripted'?"),
+        (["tiny", "rewarding_env:Reward", "--prompt", "a"], "mean 'rewarding_env:Rewards'?"),
+        (["tiny", "rewardin_env:Rewards", "--prompt", "a"], "mean 'rewarding_env:Rewards'?"),
         (["tiny", "scripted", "--env", "replys=[]", "--prompt", "a"], "did you mean 'replies'?"),
         (["tiny", "scripted", "--env", "replies", "--prompt", "a"], "expected KEY=VALUE"),
         (["tiny", "scripted"], "Give a prompt, or name a task"),
@@ -259,3 +261,48 @@ def test_an_environment_as_an_object() -> None:
     played = posttrain.play("tiny", Praises(), prompt="2+3=", max_new_tokens=2)
     assert played.score is not None
     assert played.score.value == 1.0
+
+
+class Switches:
+    """The shape of TRL."""
+
+    def reset(self, **columns: object) -> None:
+        self.on = False
+
+    def switch(self, on: bool) -> str:
+        """Switch the lamp.
+
+        Args:
+            on: Whether it shall burn.
+        """
+        self.on = on
+        return "on"
+
+    def get_reward(self) -> float:
+        return 0.5 + self.on
+
+
+def ends(messages: list[object]) -> float:
+    return 0.25
+
+
+@pytest.mark.parametrize(("env", "value"), [(Switches, 1.5), (ends, 0.25)])
+def test_a_class_or_a_function_itself(env: Any, value: float) -> None:
+    """As in ``task.env``, whatever its shape."""
+    typed = iter(['<tool>{"name": "switch", "arguments": {"on": true}}</tool>', "Done."])
+    played = posttrain.play(
+        "tiny", env, prompt="2+3=", human="policy", ask=lambda question: next(typed)
+    )
+    assert played.score is not None
+    assert played.score.value == value
+
+
+@pytest.mark.parametrize("env", [Switches(), 3])
+def test_what_is_no_environment_says_so(env: Any) -> None:
+    with pytest.raises(ValueError, match="env: expected an environment, its name, or its class"):
+        posttrain.play("tiny", env, prompt="2+3=")
+
+
+def test_an_environment_in_the_wrong_place_says_where_it_belongs() -> None:
+    with pytest.raises(ValueError, match=r"rl\.env: unknown key; env is a key of \[task\]"):
+        posttrain.rl(prompts=["a"], reward="length", env="scripted")

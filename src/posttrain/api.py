@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ def rl(
     run_options: Mapping[str, Any] | None = None,
     model_options: Mapping[str, Any] | None = None,
     grading: Mapping[str, Any] | None = None,
+    environment: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
     """Reinforcement learning: a model, prompts and a reward in; a run with a better model out.
@@ -65,7 +66,8 @@ def rl(
     JSONL file of those; ``reward`` is a function, a name, or a table of either with weights. In
     their place ``task`` names a task, or is one. With test prompts the model is evaluated before
     and after. Rewards run in worker processes; ``grading={"workers": 0}`` runs them in this one,
-    where they may change its variables. The other options are those of ``[rl]``:
+    where they may change its variables; an environment (``task={"name": ..., "env": ...}``) runs as
+    ``environment`` says in the same way. The other options are those of ``[rl]``:
     ``algorithm="grpo"``, ``steps=100`` …
     """
     chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts)
@@ -73,6 +75,7 @@ def rl(
     given = {
         **_begun(model, folder, stages=stages, seed=seed, options=(run_options, model_options)),
         "grading": dict(grading or {}),
+        "environment": dict(environment or {}),
         "rl": options,
     }
     return run(*_recipe(given, chosen, reward=reward), resume=resume, allow_changes=allow_changes)
@@ -235,7 +238,7 @@ def generate(
 
 def play(
     model: str | Path,
-    env: str | Path | Mapping[str, Any] | Env | None = None,
+    env: str | Path | Mapping[str, Any] | Env | Callable[..., Any] | None = None,
     *,
     prompt: str | None = None,
     task: str | None = None,
@@ -255,11 +258,12 @@ def play(
 ) -> Rollout:
     """One episode of a model in an environment, with its score: all turns, with their tokens.
 
-    ``env`` is an environment, its name or ``{"name": "my_env:Asks", "times": 2}``, or a recipe or
-    run whose environment is meant; without one it is that of the model's own run or recipe. It
-    begins with ``prompt``, or with one of a task. ``show`` is called after every turn. ``human``
-    has ``ask`` write in the place of the policy or of the environment: a function from what is
-    answered to the answer, which raises EOFError to end.
+    ``env`` is an environment, a class or function of one, its name or
+    ``{"name": "my_env:Asks", "times": 2}``, or a recipe or run whose environment is meant; without
+    one it is that of the model's own run or recipe. It begins with ``prompt``, or with one of a
+    task. ``show`` is called after every turn. ``human`` has ``ask`` write in the place of the
+    policy or of the environment: a function from what is answered to the answer, which raises
+    EOFError to end.
     """
     player = open_player(
         find_source(model),

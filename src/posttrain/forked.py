@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -83,6 +83,18 @@ class Forked:
                     continue
         self._process.join(5.0)
         self.line.close()
+
+
+def dies_with_parent(command: Sequence[str]) -> list[str]:
+    """The command of a process that Linux kills when the thread that starts it ends.
+
+    For one with a session of its own, which :meth:`Forked.kill` does not reach.
+    """
+    if not sys.platform.startswith("linux"):
+        return list(command)
+    signalled = f"ctypes.CDLL(None).prctl({_DEATH_OF_PARENT}, {signal.SIGKILL:d})"
+    begin = f"import ctypes, os, sys; {signalled}; os.execvp(sys.argv[1], sys.argv[1:])"
+    return [sys.executable, "-I", "-S", "-c", begin, *command]
 
 
 def check_forks(option: str, *, what: str) -> None:

@@ -180,11 +180,20 @@ def _fits(value: Any, annotation: Any) -> bool:
 
 def _import(path: str, kind: str) -> Function:
     module_name, _, attribute = path.partition(":")
+    module = None
     try:
-        function = getattr(importlib.import_module(module_name), attribute)
+        module = importlib.import_module(module_name)
+        function = getattr(module, attribute)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
+        if module is None:
+            near = nearest(module_name, [file.stem for file in Path().glob("*.py")])
+            meant = f"{near}:{attribute}" if near not in ("", module_name) else ""
+        else:
+            near = nearest(attribute, [each for each in vars(module) if each[0] != "_"])
+            meant = f"{module_name}:{near}" if near else ""
+        hint = f"did you mean {meant!r}? Expected" if meant else "expected"
         raise ValueError(
-            f"{kind}: cannot import {path!r} ({error}); expected 'package.module:function', "
+            f"{kind}: cannot import {path!r} ({error}); {hint} 'package.module:function', "
             "importable from the current folder, or from the recipe's"
         ) from error
     if not callable(function):

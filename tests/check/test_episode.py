@@ -13,11 +13,13 @@ from posttrain.models import tiny
 SAID = [[{"role": "user", "content": "sure?\x1b[2J"}]]
 
 
-def checked(replies: Any = SAID, *, env: bool = True, **model: Any) -> Report:
+def checked(
+    replies: Any = SAID, *, env: bool = True, score: float | None = None, **model: Any
+) -> Report:
     options = {"hidden_size": 16, "num_layers": 1, "max_positions": 128, "chat": True}
     task: dict[str, Any] = {"name": "arithmetic", "digits": 1, "num_train": 20, "num_test": 5}
     if env:
-        task["env"] = {"name": "scripted", "replies": replies}
+        task["env"] = {"name": "scripted", "replies": replies, "score": score}
     return check_recipe(
         {
             "run": {"threads": 1, "stages": ["rl"]},
@@ -62,6 +64,19 @@ def test_without_an_environment_there_is_no_episode() -> None:
     report = checked(env=False)
     assert not report.episode
     assert "episode" not in [line.name for line in report.lines]
+
+
+def test_where_the_environment_scores_the_task_is_no_judge() -> None:
+    """Nobody is told to mend the rewards of a task whose answers are not asked for."""
+    lines = {line.name: line for line in checked(score=0.25).lines}
+    assert lines["mean score"].text.startswith("0.25 by the environment, from 0.25 to 0.25; pass@1")
+    assert "by 'numeric', which is only shown" in lines["mean score"].text
+    assert lines["gold answers"].text.startswith("the environment scores the episodes, not 'num")
+    assert not {"empty answers", "shuffled answers", "accuracy"} & lines.keys()
+    nothing = lines["groups with signal"]
+    assert nothing.text.endswith("groups agree (every episode scores 0.25)")
+    assert "let the environment give partial credit" in nothing.fix
+    assert "[rewards]" not in nothing.fix
 
 
 def test_a_template_that_cannot_write_replies_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,9 @@ def test_the_tools_of_a_server_are_called_and_each_episode_has_its_own(tmp_path:
     assert replies(twice) == ["5 (apples, call 1)", "5 (apples, call 2)"]
     assert replies(once) == ["5 (apples, call 1)"]
     assert score(twice).ok
-    assert score(twice).parts == {}  # the rewards of the recipe score it
+    # The rewards of the recipe score it: there is no part "env" but what was counted.
+    counted = {name.removeprefix("env/"): value for name, value in score(twice).parts.items()}
+    assert counted == {"tool_calls": 2, "tool_errors": 0, "wrong_calls": 0, "malformed_calls": 0}
 
 
 def test_errors_are_told_and_a_server_that_is_gone_is_invalid(tmp_path: Path) -> None:

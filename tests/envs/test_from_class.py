@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from posttrain.envs.env_pool import EnvPool
 from posttrain.envs.from_class import AsyncClassEnv, ClassEnv, from_class
 from posttrain.types import Prompt, Score, Turn
 
@@ -283,3 +285,47 @@ def test_what_is_no_environment_is_refused() -> None:
 
 def bare(self: Any) -> None:
     pass
+
+
+MEETING = threading.Barrier(2)
+
+
+class Mixed:
+    """A tool that is a coroutine, and one that is none and waits for another episode's."""
+
+    def reset(self, **columns: Any) -> None: ...
+
+    async def think(self) -> str:
+        """Think."""
+        return "hm"
+
+    def meet(self) -> str:
+        """Wait until another one calls this."""
+        MEETING.wait(timeout=20)
+        return "met"
+
+    def hang(self) -> str:
+        """Wait for ever."""
+        threading.Event().wait()
+        return "never"
+
+
+def test_a_tool_that_is_no_coroutine_holds_up_no_other_episode() -> None:
+    """Two of them meet in one worker, whose loop would run one after the other."""
+    pool = EnvPool(from_class(Mixed), workers=1, threads=4, seconds=60.0, memory_mb=512)
+    call = Turn(tokens=(), text='<tool>{"name": "meet"}</tool>')
+    episodes = [pool.open(Prompt(id=str(n), text="?"), seed=1) for n in range(2)]
+    answers = [pool.ask(episode, call) for episode in episodes]
+    for answer in answers:
+        assert answer.result() == "\n<tool_result>met</tool_result>\n"
+    pool.shutdown()
+
+
+def test_one_that_hangs_beside_coroutines_is_known_by_name() -> None:
+    """Its thread is stuck, and so its worker is replaced; nobody else is suspected."""
+    pool = EnvPool(from_class(Mixed), workers=1, threads=4, seconds=2.0, memory_mb=512)
+    call = Turn(tokens=(), text='<tool>{"name": "hang"}</tool>')
+    failure: Any = pool.ask(pool.open(Prompt(id="0", text="?"), seed=1), call).result()
+    pool.shutdown()
+    assert failure.reason == "gave no answer within 2 s"
+    assert pool.restarts == 1

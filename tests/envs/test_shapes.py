@@ -64,6 +64,18 @@ def test_columns_and_the_seed_by_name() -> None:
         made.start(Prompt(id="1", text="?"))
 
 
+@pytest.mark.parametrize("env", [lambda answer: 1.0, lambda *, messages: 1.0, lambda: 1.0])
+def test_a_function_that_does_not_ask_for_messages_is_refused(env: Any) -> None:
+    """Its first parameter would be given them under another name."""
+    with pytest.raises(ValueError, match="first parameter of a function is called messages"):
+        from_function(env)
+
+
+def test_a_function_that_makes_none_says_so() -> None:
+    with pytest.raises(ValueError, match=r"<lambda>\(\) returned a str, no environment; a functio"):
+        make_env(lambda: "so?")
+
+
 def test_a_coroutine() -> None:
     async def env(messages: Any) -> str:
         await asyncio.sleep(0)

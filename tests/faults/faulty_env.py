@@ -81,6 +81,10 @@ class FaultyEnv:
     def _slow(self, state: dict[str, Any]) -> None:
         time.sleep(0.5)
 
+    def _waits(self, state: dict[str, Any]) -> None:
+        while not (self.folder / "enough").exists():
+            time.sleep(0.01)
+
     def _raises(self, state: dict[str, Any]) -> None:
         raise RuntimeError("no tool today")
 

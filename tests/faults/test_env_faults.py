@@ -1,5 +1,8 @@
 """Environments that fail in every way, beside those that do not: each is broken alone, by kind."""
 
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +15,7 @@ from faults.faulty_env import TURNS, FaultyEnv
 from posttrain.envs import env_pool
 from posttrain.envs.env_pool import EnvPool
 from posttrain.envs.plain_answers import Failure
+from posttrain.forked import dies_with_parent
 from posttrain.rollout.collect import collect_scored
 from posttrain.rollout.engines.scripted import ScriptedEngine, code_points
 from posttrain.rollout.environment import Environment
@@ -178,6 +182,87 @@ def test_one_that_cannot_be_closed_is_counted(
         pool.close(episode)
     pool.shutdown()
     assert pool.close_failures == 2
+
+
+def test_several_that_hang_in_one_worker_have_one_limit_together(tmp_path: Path) -> None:
+    """None is asked anew to hang again; who was under way beside them ends where it was."""
+    env = FaultyEnv(tmp_path / "env")
+    pool = EnvPool(env, workers=1, threads=4, seconds=3.0, memory_mb=512)
+    turn = Turn(tokens=(1,), text="a")
+    names = ("hangs/0", "hangs/1", "hangs/2", "well/0")
+    episodes = [pool.open(Prompt(id=name, text="?"), seed=1) for name in names]
+    for episode in episodes:
+        pool.ask(episode, turn).result()
+    *hung, well = [pool.ask(episode, turn) for episode in episodes]
+    for answer in hung:
+        failure = answer.result()
+        assert isinstance(failure, Failure)
+        assert failure.kind == "timeout"
+    assert isinstance(well.result(), Observation)
+    assert pool.ask(episodes[-1], turn).result() == 1.0
+    for episode in episodes:
+        pool.close(episode)
+    pool.shutdown()
+    assert pool.restarts == 1
+    begun = Counter(name.split(":")[0] for name, _ in env.notes("begun"))
+    assert begun == {"hangs/0": 1, "hangs/1": 1, "hangs/2": 1, "well/0": 2}
+
+
+def test_answers_that_take_long_are_spoken_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait for a file, which is made when it is told that they are waited for."""
+    monkeypatch.setattr(env_pool, "LONG", 0.1)
+    env, told = FaultyEnv(tmp_path / "env"), []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        (env.folder / "enough").touch()
+
+    pool = EnvPool(env, workers=1, threads=4, seconds=30.0, memory_mb=512, tell=tell)
+    turn = Turn(tokens=(1,), text="a")
+    episodes = [pool.open(Prompt(id=f"waits/{n}", text="?"), seed=1) for n in range(2)]
+    for episode in episodes:
+        pool.ask(episode, turn).result()
+    for answer in [pool.ask(episode, turn) for episode in episodes]:
+        assert isinstance(answer.result(), Observation)
+    pool.shutdown()
+    assert "waited for, the reply to prompt 'waits/" in told[0]
+    assert told[0].startswith("environments: ")
+    assert told[0].endswith("environment.seconds = 30 is the limit of each")
+
+
+class Starts:
+    """Starts a process with a session of its own, as a library may, and says which."""
+
+    def start(self, prompt: Prompt) -> None: ...
+
+    def reply(self, state: None, turn: Turn) -> str:
+        sleeps = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
+        started = subprocess.Popen(
+            dies_with_parent(sleeps), start_new_session=True, stdout=subprocess.PIPE
+        )
+        assert started.stdout is not None
+        started.stdout.readline()  # it runs
+        return str(started.pid)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_what_a_worker_started_in_a_session_of_its_own_ends_with_it() -> None:
+    pool = EnvPool(Starts, workers=1, threads=1, seconds=60.0, memory_mb=512)
+    episode = pool.open(Prompt(id="0", text="?"), seed=1)
+    said = pool.ask(episode, Turn(tokens=(), text="")).result()
+    place = Path("/proc") / str(said)
+    assert place.exists()
+    pool.shutdown()
+    for _ in range(3000):
+        try:
+            if place.joinpath("stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return
+        except OSError:
+            return
+        time.sleep(0.01)
+    raise AssertionError("it is still there")
 
 
 @pytest.mark.slow

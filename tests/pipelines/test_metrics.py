@@ -163,6 +163,22 @@ def test_a_skipped_step_is_counted_and_is_in_no_other_number() -> None:
     assert "policy/step_kl" not in none
 
 
+def test_what_nobody_earned_counts_as_nothing() -> None:
+    """One of two valid episodes earned 0.5; other parts are means over those that have them."""
+    parts = [{"env": 1.0, "env/earned": 0.5, "env/won": 1.0}, {"env": 0.0}]
+    rows = [
+        dataclasses.replace(rollout(1.0), score=Score(value=part["env"], parts=part))
+        for part in parts
+    ]
+    rows.append(dataclasses.replace(rows[0], score=Score(value=0.0, state="crashed")))
+    batch = collate(rows, pad_token=0)
+    batch = batch.replace(advantages=torch.zeros(batch.tokens.shape))
+    found = batch_metrics(batch, Collected(rollouts=rows))
+    assert found["reward/part/env/earned"] == 0.25
+    assert found["reward/part/env/won"] == 1.0
+    assert found["reward/part/env"] == 0.5
+
+
 def test_turns_and_what_each_earned() -> None:
     """Of 2 and 1 turns: −0.25 and 1.25, and 0.5; the broken one counts, and earned nothing."""
     one = rollout(0.5)

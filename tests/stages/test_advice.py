@@ -106,6 +106,35 @@ def test_what_is_tried_next_follows_from_the_run(tmp_path: Path) -> None:
     assert "…" not in "".join(line for lines in told for line in lines)
 
 
+def test_of_an_environment_an_episode_is_shown_and_its_score_decides(
+    tmp_path: Path, command: Command
+) -> None:
+    """The command that is proposed plays the very prompt; the task's answers are no judge."""
+    env = {"name": "scripted", "replies": ["+1="], "score": 0.5}
+    given = recipe(tmp_path / "run", sft=None, task={"env": env}, rl={"steps": 1})
+    path = tmp_path / "recipe.toml"
+    path.write_text(to_toml(recipe_from_dict(given)))
+    run, _ = small_run(given)
+    written, facts = resolve(read_recipe(path)), RunFacts(run.folder)
+    rows = [{**row, "reward": float(row["index"] != 2)} for row in facts.problems]
+    assert [row["index"] for row in rows] == list(range(len(rows)))
+    told, proposed = next_steps(run.folder, written, findings=[], problems=rows)[-2:]
+    assert told == "# a held-out episode, of the lowest score (0)"
+    words = shlex.split(proposed)
+    assert words[1:] == shlex.split(
+        f"play {run.folder.path} --split test --index 2 --temperature 0"
+    )
+    shown = command(*words[1:])
+    assert shown.code == 0, shown
+    assert rows[2]["prompt"] in shown.out
+    right = {"accuracy": {"value": 1.0}}
+    for score, said in [(0.5, "take more"), (0.97, "harder ones"), (9.0, "take more")]:
+        after = {"parts": {"env": score}, "estimates": right}
+        held_out = replace(facts.held_out, after=after)
+        why, *_ = next_steps(run.folder, written, findings=[], held_out=held_out)
+        assert said in why
+
+
 def test_a_key_is_proposed_once_and_a_guess_only_alone(tmp_path: Path) -> None:
     """Demonstrations learned by heart are found three times over: one command is enough."""
     given = recipe(tmp_path / "run", sft=None, eval=None, rl={"steps": 1})

@@ -352,6 +352,51 @@ def test_broken_graders_are_not_called_agreement() -> None:
     assert [finding.rule for finding in run([broken] * 8)] == ["grader_failing"]
 
 
+def test_broken_environments_are_not_called_a_broken_grader() -> None:
+    """What could only not be closed broke no episode."""
+    broken = {"reward/invalid": 0.2, "env/errors/close": 3.0}
+    (finding,) = run([broken | {"env/errors/timeout": 1.0, "env/errors/raised": 2.0}] * 8)
+    assert finding.text == "20.0% of the episodes are invalid: environments broke (raised, timeout)"
+    assert finding.remedy == RULES["grader_failing"].remedies["environments"]
+    (finding,) = run([broken] * 8)
+    assert finding.text == "the grader broke on 20.0% of the completions"
+
+
+@pytest.mark.parametrize(
+    ("mean", "setup", "case"),
+    [
+        (0.0, SETUP, "every episode scores 0"),
+        (0.0, WARMED_UP, "every episode scores 0 after [sft]"),
+        (-0.5, SETUP, "every episode gets the same"),
+        (1.0, SETUP, "all right, and held-out ones are not known"),
+    ],
+)
+def test_where_an_environment_scores_the_task_is_no_judge(
+    mean: float, setup: Background, case: str
+) -> None:
+    own = {"reward/part/env": mean, "reward/part/exact": 0.02, "reward/part/format": 1.0}
+    record = {**AGREED, **own, "reward/std": 0.0, "reward/mean": mean}
+    (finding,) = run([record] * 6, setup)
+    assert finding.text == (
+        f"nothing to learn from: 100% of groups agree: {case} (the environment's score {mean:.2f})"
+    )
+    assert finding.remedy == RULES["no_signal"].remedies[case]
+    assert not re.search(r"the reward|\[rewards\]", finding.remedy)
+
+
+def test_an_environment_that_is_learned_is_no_hacking() -> None:
+    """The task's accuracy falls, and what it watches too, while the environment's score rises."""
+    records = course(
+        reward__mean=ramp(0.1, 0.7),
+        reward__part__env=ramp(0.1, 0.7),
+        reward__part__watched=ramp(0.9, 0.1),
+        eval__accuracy=ramp(0.9, 0.1),
+    )
+    assert run(records, SETUP) == []
+    task = [{k: v for k, v in record.items() if k != "reward/part/env"} for record in records]
+    assert "hacking" in [finding.rule for finding in run(task, SETUP)]
+
+
 def test_hacking_is_seen_in_the_held_out_accuracy() -> None:
     """Two evaluations below the best one, while the reward rises; one alone is luck."""
 

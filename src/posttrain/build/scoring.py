@@ -19,7 +19,7 @@ from posttrain.protocols import Env
 from posttrain.rewards.pool import GradingPool
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.environment import Environment
-from posttrain.track.printable import printable
+from posttrain.track import printable, teller
 from posttrain.types import Rollout, Score
 
 
@@ -63,6 +63,7 @@ def make_environment(
             threads=section.threads,
             seconds=section.seconds,
             memory_mb=section.memory_mb,
+            tell=teller(),
         ),
         encode=template.encode_reply,
         render=template.render,

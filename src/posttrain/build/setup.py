@@ -179,9 +179,19 @@ def make_template(recipe: Recipe, policy: Policy, *, env: Env | None = None) -> 
     )
 
 
-def make_task_env(recipe: Recipe, policy: Policy) -> Env | None:
-    """The environment of ``task.env``, told how the policy's prompts and calls are written."""
-    named = (recipe.task or {}).get("env")
+def make_task_env(recipe: Recipe, policy: Policy, *, given: Any = None) -> Env | None:
+    """The environment of ``task.env``, told how the policy's prompts and calls are written.
+
+    ``given`` is one in its place: an environment as it is, or a class or function that becomes one.
+    """
+    named: Any = (recipe.task or {}).get("env") if given is None else given
+    if hasattr(named, "reply") and not isinstance(named, type):
+        env: Env = named
+        return env
+    if given is not None and not callable(given):
+        raise ValueError(
+            f"env: expected an environment, its name, or its class or function, got {given!r}"
+        )
     if named is None:
         return None
     template = make_template(recipe, policy)
@@ -205,7 +215,7 @@ def make_setup(
 ) -> Setup:
     """The setup of a recipe; a task, rewards or an environment that are objects take its place."""
     task = task or (make_task(recipe.task) if recipe.task is not None else None)
-    env = env or make_task_env(recipe, policy)
+    env = make_task_env(recipe, policy, given=env)
     template = make_template(recipe, policy, env=env)
     own = dict(task.rewards) if task is not None else {}
     specs = dict(recipe.rewards or own)

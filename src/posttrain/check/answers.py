@@ -141,9 +141,15 @@ def _earned(bench: Bench, kind: str) -> float | None:
 def compare_answers(bench: Bench) -> Iterator[Verdict]:
     """Gold answers get full marks; those of other rows and empty ones do not.
 
-    A reward that does not read the answer cannot know which is right, so nothing fails for it.
+    A reward that does not read the answer cannot know which is right, so nothing fails for it; nor
+    where the environment scores.
     """
     marks, knows = bench.setup.marks, claims(bench)
+    if bench.env_scores:
+        beside = " and ".join(map(repr, marks.counted_rewards)) or "the task's rewards"
+        text = f"the environment scores the episodes, not {beside}, which is only shown beside it"
+        yield Verdict("pass", text)
+        return
     if not marks.counted_rewards:
         yield Verdict("pass", "nothing checks answers, and no reward has full marks")
         return

@@ -123,6 +123,17 @@ class Bench:
         """All graded answers of known quality."""
         return [rollout for rollouts in self.answers.values() for rollout in rollouts]
 
+    @property
+    def env_scores(self) -> bool:
+        """Whether the environment scored real rollouts: the task's rewards stand beside it then."""
+        found = self.rollouts if self.has("groups") else []
+        return any(r.score is not None and "env" in r.score.parts for r in found)
+
+    @property
+    def to_mend(self) -> str:
+        """What a broken score of a real rollout is the fault of."""
+        return "the environment, or the reward" if self.setup.env is not None else "the reward"
+
     def usual_first(self, fix: str, *, of: tuple[str, ...]) -> str:
         """The fix; or that of an unusual setting whose key begins with one ``of`` these."""
         far = far_from_usual(self.recipe)

@@ -28,6 +28,7 @@ from posttrain.check.verdicts import WAY, Area, Line, Verdict, broke, problems
 SOFT = {
     "untrained": "not trained yet: the stage sft comes first and may mend this",
     "stand_in": "the reward model is still to come and may judge otherwise",
+    "env_scores": "the environment scores, and this reward is only shown beside it",
 }
 """Why a failure is only a warning, by the attribute of the bench that is then True."""
 BY_SCORES, BY_MODEL, BY_BOTH = ("stand_in",), ("untrained",), ("untrained", "stand_in")
@@ -84,12 +85,13 @@ CHECKS = (
     Check("rewards", "reward model", scores.name_models, "task scorer"),
     Check("rewards", "ready", scores.find_ready, "setup", ALWAYS, runs=True),
     Check("rewards", "rewards", answers.grade_answers, "task scorer ready", runs=True),
-    Check("data", "gold answers", answers.compare_answers, "answers", soft=BY_SCORES),
     Check("data", "answer length", answers.measure_answers, "answers limit"),
     Check("rewards", "grading time", scores.time_grading, "answers"),
-    Check("rewards", "broken scores", scores.count_broken, "answers"),
-    Check("rewards", "tells answers apart", scores.tell_apart, "answers", soft=BY_SCORES),
     Check("signal", "rollouts", signal.sample, "rl", runs=True),
+    # Real rollouts show whether an environment scores them, and these rewards only stand beside it.
+    Check("data", "gold answers", answers.compare_answers, "answers", soft=BY_SCORES),
+    Check("rewards", "broken scores", scores.count_broken, "answers", soft=("env_scores",)),
+    Check("rewards", "tells answers apart", scores.tell_apart, "answers", soft=BY_SCORES),
     Check("signal", "broken scores", scores.count_broken_rollouts, "groups", soft=BY_MODEL),
     Check("signal", "accuracy", signal.measure_accuracy, "groups", soft=BY_BOTH),
     Check("signal", "groups with signal", signal.compare_groups, "groups", soft=BY_BOTH),

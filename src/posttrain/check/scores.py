@@ -119,7 +119,7 @@ def count_broken(bench: Bench) -> Verdict:
 def count_broken_rollouts(bench: Bench) -> Verdict | None:
     """How many real rollouts the rewards could not score; a line only where there are some."""
     share, text = _broken(bench.rollouts, what=" real rollouts")
-    fix = "mend the reward: above rl.max_invalid the run stops"
+    fix = f"mend {bench.to_mend}: above rl.max_invalid the run stops"
     state: State = "fail" if share > bench.rl.max_invalid else "warn"
     return Verdict(state, text, fix) if share else None
 
@@ -140,8 +140,10 @@ def tell_apart(bench: Bench) -> Verdict | None:
     found = {kind: earned(bench, kind) for kind in ("gold", "wrong", "empty")}
     known = {kind: statistics.fmean(each.values()) for kind, each in found.items() if each}
     text = ", ".join(f"{kind} {value:.2f}" for kind, value in known.items())
-    if not claims(bench):
-        return Verdict("pass", f"not asked to, no reward learned from reads the answer: {text}")
+    if bench.env_scores or not claims(bench):
+        why = "no reward learned from reads the answer"
+        why = "the environment scores" if bench.env_scores else why
+        return Verdict("pass", f"not asked to, {why}: {text}")
     if "gold" not in known or len(known) < 2:
         return Verdict(
             "pass", "cannot be said without gold answers; see the signal of real rollouts below"

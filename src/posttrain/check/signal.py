@@ -100,6 +100,10 @@ def measure_accuracy(bench: Bench) -> Verdict:
     text += f", pass@{size} {best:.0%}" if size > 1 else ""
     values = [score.value for score in scores(bench.rollouts)]
     mean = f"{sum(values) / len(values):.2f}" if values else "none"
+    if bench.env_scores:
+        given = f"{mean} by the environment, from {min(values):g} to {max(values):g}"
+        shown = f"; {text} by {marks.check!r}, which is only shown" if marks.check else ""
+        return Verdict("pass", given + shown, name="mean score")
     if not marks.counted_rewards or exceeding_one(bench.rollouts, marks):
         return Verdict("pass", f"{mean}; no answer has full marks", name="mean reward")
     text += f", mean reward {mean}"
@@ -150,8 +154,10 @@ def compare_groups(bench: Bench) -> Verdict:
 
 def _constant(bench: Bench) -> float | None:
     """The one score that every answer gets, known and sampled; None where there are two, or no
-    gold answers to see another with.
+    gold answers to see another with, which an environment does not score.
     """
+    if bench.env_scores:
+        return None
     found = {score.value for score in scores([*bench.rollouts, *bench.known])}
     return found.pop() if len(found) == 1 and valid(bench, "gold") else None
 
@@ -164,7 +170,13 @@ def _nothing(bench: Bench) -> tuple[str, str]:
     many = len(groups) > 1 and len(groups[0]) > 1
     full = "mend a reward that gives full marks to everything"
     if not scores(rollouts):
-        why, fix = "no score is valid", "mend the reward"
+        why, fix = "no score is valid", f"mend {bench.to_mend}"
+    elif bench.env_scores:
+        values = {score.value for score in scores(rollouts)}
+        why = "a prompt's episodes all score the same"
+        why = f"every episode scores {values.pop():g}" if len(values) == 1 else why
+        fix = f"take an easier task, {_warmer(bench)}, let the environment give partial credit, or "
+        fix = bench.usual_first(fix + "raise rl.group_size or rl.temperature", of=SAMPLING)
     elif right == len(rollouts):
         why, fix = "all right", f"take a harder task, or {full}"
     elif all(is_right(rollout, replace(marks, check="")) for rollout in rollouts):

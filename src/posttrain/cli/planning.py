@@ -89,7 +89,7 @@ def play(
     """Watch an episode, turn by turn, or play in it: posttrain play MODEL ENV [--human policy]."""
     from posttrain.cli.playing import play_episodes
 
-    play_episodes(
+    code = play_episodes(
         model,
         env,
         options=options or [],
@@ -107,3 +107,4 @@ def play(
         max_turns=max_turns,
         temperature=temperature,
     )
+    raise typer.Exit(code)

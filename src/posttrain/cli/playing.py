@@ -38,8 +38,11 @@ def play_episodes(
     seed: int,
     stop: Sequence[str] | None,
     **asked: Any,
-) -> None:
-    """Play episodes and print them; what else is ``asked`` for is as of ``open_player``."""
+) -> int:
+    """Play episodes and print them; what else is ``asked`` for is as of ``open_player``.
+
+    Returns the exit code: 1 where an episode is invalid, and not merely without a score.
+    """
     chosen = _options(options)
     _check(env, chosen, task=asked["task"], overrides=overrides)
     watch = _Watch(human)
@@ -71,14 +74,15 @@ def play_episodes(
             except EOFError:
                 watch.say("no more input: the episode ends here, without a score")
             if watch.input_over:
-                return
+                break
+    return int(watch.broken)
 
 
 class _Watch:
     """Prints an episode as it goes on, and reads what a person types."""
 
     def __init__(self, human: str | None) -> None:
-        self.input_over = False
+        self.input_over = self.broken = False
         self.decode: Callable[[Sequence[int]], str] = str
         self._human = human
         self._console = Terminal()
@@ -108,7 +112,9 @@ class _Watch:
     def end(self, rollout: Any) -> None:
         """Why it was over, and the score."""
         from posttrain.report.episode_text import ending
+        from posttrain.rollout.play import UNSCORED
 
+        self.broken |= not rollout.score.ok and UNSCORED not in rollout.score.reason
         shown = self._last
         no_room = len(shown.turns) > len(rollout.turns)
         lines = ending(rollout, no_room=no_room)

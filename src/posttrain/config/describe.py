@@ -154,6 +154,8 @@ def elsewhere(key: str, *, besides: str = "") -> str:
     """
     if key in Recipe.model_fields:
         return f"[{key}] is a section of its own"
+    if key in ("env", "accuracy"):  # of any task, whose other keys are its options
+        return f"{key} is a key of [task]"
     homes = [
         f"[{name}]"
         for name, section in tables()

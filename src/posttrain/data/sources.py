@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from posttrain.data.tool_formats import uses_tools, with_ids
 from posttrain.registry import nearest
 
 MAX_LINE_BYTES = 64 * 2**20
@@ -59,7 +60,9 @@ def read_demonstrations(path: str | Path) -> list[dict[str, Any]]:
     for number, row in rows:
         where = f"{path}:{number}"
         if "messages" in row:
-            check_messages(row["messages"], where=where)
+            check_messages(row["messages"], where=where, calls=True)
+            if uses_tools(row["messages"]):
+                row["messages"] = with_ids(row["messages"], where=where)
             if row["messages"][-1]["role"] != "assistant":
                 raise ValueError(
                     f"{where}: the last message is the {row['messages'][-1]['role']}'s; a "
@@ -102,8 +105,11 @@ def check_text(row: Mapping[str, Any], column: str, *, where: str) -> str:
     return value
 
 
-def check_messages(messages: Any, *, where: str) -> tuple[dict[str, str], ...]:
-    """A chat as role and content pairs; a ``ValueError`` where a message is not one."""
+def check_messages(messages: Any, *, where: str, calls: bool = False) -> tuple[dict[str, str], ...]:
+    """A chat as role and content pairs; a ``ValueError`` where a message is not one.
+
+    With ``calls`` a message that calls tools may say nothing beside.
+    """
     if not isinstance(messages, list) or not messages:
         raise ValueError(
             f"{where}: 'messages' must be a list of at least one "
@@ -117,9 +123,9 @@ def check_messages(messages: Any, *, where: str) -> tuple[dict[str, str], ...]:
         if message.get("role") not in ROLES:
             role = _short(message.get("role"))
             raise ValueError(f"{place}: the role must be one of {', '.join(ROLES)}, got {role}")
-        checked.append(
-            {"role": message["role"], "content": check_text(message, "content", where=place)}
-        )
+        calls_alone = calls and message.get("tool_calls") and not message.get("content")
+        content = "" if calls_alone else check_text(message, "content", where=place)
+        checked.append({"role": message["role"], "content": content})
     return tuple(checked)
 
 

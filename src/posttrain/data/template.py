@@ -24,7 +24,9 @@ from posttrain.data.tool_formats import (
     SAMPLE,
     Message,
     describe_tools,
+    in_plain,
     tool_format,
+    uses_tools,
     with_tools,
 )
 from posttrain.types import Prompt, Turn
@@ -270,8 +272,9 @@ class Template:
         """The messages with the system's, and with tools that the template cannot write."""
         if self.system and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": self.system}, *messages]
-        told = self.tools and self.tool_format == PLAIN
-        return with_tools(messages, self.tools) if told else list(messages)
+        if not (self.tools or uses_tools(messages)) or self.tool_format != PLAIN:
+            return list(messages)
+        return with_tools(in_plain(messages), self.tools) if self.tools else in_plain(messages)
 
     def _plain(self, prompt: Prompt) -> tuple[str, tuple[int, ...]]:
         if self.system:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -97,3 +99,67 @@ def as_user(messages: Sequence[Message]) -> list[Message]:
         else:
             merged.append({"role": role, "content": content})
     return merged
+
+
+def uses_tools(messages: Sequence[Message]) -> bool:
+    """Whether a chat has calls of tools, or what they returned."""
+    return any(message.get("tool_calls") or message["role"] == "tool" for message in messages)
+
+
+def in_plain(messages: Sequence[Message]) -> list[Message]:
+    """A chat with tools for a template that knows none, as an episode writes it: "json_tags".
+
+    >>> asks = called(["add"], arguments={"a": 1})
+    >>> [m["content"] for m in in_plain([asks, {"role": "tool", "content": "2"}])]
+    ['<tool>{"name": "add", "arguments": {"a": 1}}</tool>', '<tool_result>2</tool_result>']
+    """
+    plain: list[Message] = []
+    for own, run in itertools.groupby(messages, key=lambda message: message["role"] == "assistant"):
+        turn = list(run)
+        if not own:
+            plain += as_user(turn) if uses_tools(turn) else turn
+            continue
+        for message in turn:
+            functions = [call["function"] for call in message.get("tool_calls") or ()]
+            kept = ({key: each[key] for key in ("name", "arguments")} for each in functions)
+            calls = [f"<tool>{json.dumps(each, ensure_ascii=False)}</tool>" for each in kept]
+            text = "\n".join([*filter(None, [message["content"]]), *calls])
+            plain.append({"role": "assistant", "content": text})
+    return plain
+
+
+def with_ids(messages: Sequence[Message], *, where: str) -> list[Message]:
+    """A chat whose calls have objects as arguments, and ids that results refer to, in order.
+
+    A ``ValueError`` where something is no call.
+    """
+    told: list[Message] = []
+    open_calls: list[str] = []
+    number = itertools.count()
+    for place, message in enumerate(messages, start=1):
+        new = dict(message)
+        if message.get("tool_calls"):
+            what = f"{where}: message {place}: tool_calls"
+            new["tool_calls"] = [
+                _checked(call, number=next(number), where=what) for call in message["tool_calls"]
+            ]
+            new["content"] = message.get("content") or ""
+            open_calls = [call["id"] for call in new["tool_calls"]]
+        elif message["role"] == "tool" and open_calls:
+            new.setdefault("tool_call_id", open_calls.pop(0))
+        told.append(new)
+    return told
+
+
+def _checked(call: Any, *, number: int, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    arguments = function.get("arguments", {}) if isinstance(function, dict) else None
+    with contextlib.suppress(json.JSONDecodeError):
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise ValueError(
+            f'{where}: expected {{"function": {{"name": …, "arguments": {{…}}}}}}, got {call!r}'
+        )
+    given = {"name": name, "arguments": arguments}
+    return {"id": str(call.get("id") or call_id(number)), "type": "function", "function": given}

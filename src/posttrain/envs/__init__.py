@@ -46,8 +46,8 @@ def find_env(name: str) -> Callable[..., Env]:
     return env_factory(look_up(name, ENVS, kind="task.env"), name=name)
 
 
-def make_env(spec: Spec, **context: Any) -> Env:
-    """The environment a spec names, made with its options.
+def make_env(spec: Spec | Callable[..., Any], **context: Any) -> Env:
+    """The environment a spec names, made with its options; or that of a class or function itself.
 
     ``context`` is what a run knows (:data:`CONTEXT`: ``tool_format`` and ``chat``): an environment
     that has such an option gets it, unless the spec sets another.
@@ -56,8 +56,12 @@ def make_env(spec: Spec, **context: Any) -> Env:
     >>> type(env).__name__
     'ScriptedEnv'
     """
-    name, chosen = split(spec, kind="task.env")
-    factory = find_env(name)
+    if callable(spec):
+        name, chosen = getattr(spec, "__name__", type(spec).__name__), dict[str, Any]()
+        factory = env_factory(spec, name=name)
+    else:
+        name, chosen = split(spec, kind="task.env")
+        factory = find_env(name)
     check_options(factory, chosen, kind=f"task.env {name!r}")
     known = options(factory)
     known_here = {key: value for key, value in context.items() if key in known}

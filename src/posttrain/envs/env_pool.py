@@ -2,8 +2,9 @@
 
 A worker hosts many episodes. Where one of them hangs or takes the memory of its worker, only that
 one is broken: the worker is replaced, and the others are played again in a new one, from their
-start and by the same turns. A worker that dies does not say by whose fault: the calls that were
-under way are tried again one by one, in a worker where nothing else runs.
+start and by the same turns. Beside one that hangs, calls that are under way have the time that they
+had: those that hang too are over after one limit. A worker that dies does not say by whose fault:
+the calls that were under way are tried again, each in a worker where nothing else runs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from multiprocessing.connection import wait
 from queue import SimpleQueue
 from typing import Any, Literal
@@ -25,6 +27,7 @@ from posttrain.forked import check_forks, started
 from posttrain.types import Prompt, Turn
 
 TICK = 1.0  # seconds after which workers are looked at though none has said anything
+LONG = 10.0  # seconds after which it is told that an answer is waited for
 TRIES = 3  # workers that die while a call is under way before the call is taken to be the cause
 SHUT = "environments: the pool was shut down"
 MAX_FAILED_STARTS = 10  # workers in a row that die before they are ready
@@ -37,7 +40,7 @@ class EnvPool:
     the limit of one call, ``memory_mb`` what a worker may take beyond what it has when it starts.
     With ``workers=0`` all runs in this process, one call at a time, without limits. ``restarts``
     counts the workers that were replaced, ``close_failures`` the episodes that could not be closed.
-    Any thread may call.
+    ``tell`` is told, in a line, of answers that take long. Any thread may call.
 
     >>> from posttrain.envs import ScriptedEnv
     >>> pool = EnvPool(ScriptedEnv(replies=["so?"], score=1.0), workers=0)
@@ -55,11 +58,12 @@ class EnvPool:
         threads: int = 16,
         seconds: float = 30.0,
         memory_mb: int = 2048,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.restarts = self.close_failures = self._failed_starts = 0
         self._env, self._num_workers, self._threads = env, workers, threads
         self._seconds, self._memory_mb = seconds, memory_mb
-        self._told = (0, 0)
+        self._told, self._tell, self._told_of_long = (0, 0), tell, False
         self._episodes: dict[int, Episode] = {}
         self._numbers = itertools.count()
         self._failure: BaseException | None = None
@@ -69,7 +73,8 @@ class EnvPool:
         if self._here is None:
             check_forks("environment.workers", what="environments")
             self._workers: list[EnvWorker] = []
-            self._apart: EnvWorker | None = None  # where suspects are tried alone
+            self._apart: list[EnvWorker] = []  # where suspects are tried alone
+            self._leaving: list[EnvWorker] = []  # where one hangs, until the others are done
             self._inbox: SimpleQueue[EpisodeCall] = SimpleQueue()
             self._waiting: deque[EpisodeCall] = deque()
             self._ears, self._mouth = os.pipe()
@@ -155,10 +160,11 @@ class EnvPool:
                 self._hand_out()
                 self._listen()
                 self._end_late()
+                self._tell_of_long()
         except BaseException as problem:  # noqa: BLE001 - raised where an answer is waited for
             self._failure = problem
         finally:
-            for worker in [*self._workers, *filter(None, [self._apart])]:
+            for worker in self._all():
                 worker.kill()
             self._failure = self._failure or RuntimeError(SHUT)
             under_way = [call for w in self._all() for call in w.calls.values()]
@@ -168,7 +174,7 @@ class EnvPool:
             self._ready.set()
 
     def _all(self) -> list[EnvWorker]:
-        return [*self._workers, *([] if self._apart is None else [self._apart])]
+        return [*self._workers, *self._apart, *self._leaving]
 
     def _closing(self) -> bool:
         """Whether episodes are still being closed, though nobody waits for it."""
@@ -204,12 +210,18 @@ class EnvPool:
                 worker.finish(max(worker.calls), left=True)
                 reason = f"prompt cannot be sent to a worker ({error}); set environment.workers = 0"
                 call.finish(Failure(kind="raised", reason=f"was not asked: its {reason}"))
+        hosts = {call.episode.worker for call in self._waiting if call.kind == "close"}
+        for worker in [each for each in self._leaving if not each.calls and each not in hosts]:
+            self._leaving.remove(worker)
+            worker.kill()
 
     def _host(self, call: EpisodeCall) -> EnvWorker | None:
         """The worker that can take a call now."""
         if call.alone and call.kind != "close":
-            self._apart = self._apart or self._start()
-            return self._apart if self._apart.ready and not self._apart.calls else None
+            free = next((worker for worker in self._apart if not worker.calls), None)
+            if free is None and len(self._apart) < self._num_workers:
+                self._apart.append(self._start())
+            return free if free is not None and free.ready else None
         able = [call.episode.worker] if call.episode.worker is not None else self._workers
         able = [each for each in able if each.ready and len(each.calls) < self._threads]
         return min(able, key=lambda each: (len(each.calls), each.hosted), default=None)
@@ -250,15 +262,26 @@ class EnvPool:
         call, answer = worker.calls[message["number"]], from_plain(message["answer"])
         if isinstance(answer, Failure) and answer.kind == "memory":
             # Whoever took it, another call may have been the one that found none left.
-            self._replace(worker, guilty=call if worker is self._apart else None, why=answer)
-        elif message["stuck"] and isinstance(answer, Failure):
+            self._replace(worker, guilty=call if worker in self._apart else None, why=answer)
+        elif isinstance(answer, Failure) and message["stuck"] and worker in self._apart:
             self._replace(worker, guilty=call, why=answer)
         else:
-            worker.finish(message["number"])
-            if worker is self._apart and call.kind != "close":
-                # Nothing stays where suspects are tried: it goes on in another worker.
+            worker.finish(message["number"], left=message["stuck"])
+            if message["stuck"] and worker in self._workers:
+                self._let_leave(worker)
+            elif worker not in self._workers and call.kind != "close" and not message["stuck"]:
+                # Nothing stays where suspects are tried or one hangs: it goes on in another worker.
                 self._waiting.appendleft(EpisodeCall(call.episode, "close"))
             self._answered(call, message["answer"])
+
+    def _let_leave(self, worker: EnvWorker) -> None:
+        """Replace a worker in which a call hangs; those under way may end in it, none is new."""
+        self.restarts += 1
+        self._workers[self._workers.index(worker)] = self._start()
+        self._leaving.append(worker)
+        for episode in [each for each in worker.episodes if not each.busy]:
+            worker.episodes.remove(episode)
+            episode.worker = None
 
     def _answered(self, call: EpisodeCall, answer: Plain) -> None:
         if call.kind == "close":
@@ -282,19 +305,33 @@ class EnvPool:
                 late = Failure(kind="timeout", reason=reason)
                 self._replace(worker, guilty=calls[0] if len(calls) == 1 else None, why=late)
 
+    def _tell_of_long(self) -> None:
+        """One line where answers have taken long, and no other until all of those are there."""
+        now = time.monotonic()
+        calls = [call for worker in self._all() for call in worker.calls.values()]
+        long = [call for call in calls if call.kind != "close" and now - call.begun > LONG]
+        if long and not self._told_of_long:
+            first = min(long, key=lambda call: call.begun)
+            self._tell(
+                f"environments: {len(long)} answer{'s' * (len(long) > 1)} waited for, the "
+                f"{first.kind} to prompt {first.episode.prompt.id!r} for {now - first.begun:.0f} s;"
+                f" environment.seconds = {self._seconds:g} is the limit of each"
+            )
+        self._told_of_long = bool(long)
+
     def _replace(
         self, worker: EnvWorker, *, guilty: EpisodeCall | None = None, why: Failure | None = None
     ) -> None:
         """Replace a worker; of the calls under way the guilty one is broken, others asked anew."""
         end = worker.end(wait=why is None)
         worker.kill()
-        self.restarts += 1
+        self.restarts += worker not in self._leaving
         if not worker.ready:
             self._count_failed_start(end)
-        if worker is self._apart:
-            self._apart = None
-        else:
+        if worker in self._workers:
             self._workers[self._workers.index(worker)] = self._start()
+        else:
+            (self._apart if worker in self._apart else self._leaving).remove(worker)
         for episode in worker.episodes:
             episode.worker, episode.busy = None, False
         calls = list(worker.calls.values())

@@ -6,11 +6,12 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from posttrain.envs.plain_answers import Failure, Plain, failed, to_plain
+from posttrain.envs.tool_turns import THREADS
 from posttrain.types import Prompt, Score, Turn
 
 OPTIONAL = ("opening", "score", "counts")  # methods of an environment that it need not have
@@ -132,18 +133,24 @@ class Episodes:
         self, job: EnvJob, function: Callable[..., Any], *given: Any, **more: Any
     ) -> Any:
         """What a method returns; it may take the job's limit."""
-        running = None
+        running: list[Future[Any]] = []
+
+        def submit(function: Callable[..., Any], *given: Any, **more: Any) -> Future[Any]:
+            assert self._threads is not None, "asked for only where there are threads"
+            running.append(self._threads.submit(function, *given, **more))
+            return running[-1]
+
+        THREADS.set(None if self._threads is None else submit)
         try:
             async with asyncio.timeout(job.limit or None) as clock:
                 if self._threads is None or inspect.iscoroutinefunction(function):
                     result = function(*given, **more)
                 else:
-                    running = self._threads.submit(function, *given, **more)
-                    result = await asyncio.wrap_future(running)
+                    result = await asyncio.wrap_future(submit(function, *given, **more))
                 return await result if inspect.isawaitable(result) else result
         except TimeoutError:
             if clock.expired():
-                raise _Late(stuck=running is not None and not running.done()) from None
+                raise _Late(stuck=not all(each.done() for each in running)) from None
             raise
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from posttrain.envs.tool_calls import Call
 from posttrain.envs.tool_schemas import tool_schema
-from posttrain.envs.tool_turns import COUNTED, ToolTurns, finished, is_async, run_now
+from posttrain.envs.tool_turns import COUNTED, ToolTurns, called, is_async, run_now
 from posttrain.protocols import Answer
 from posttrain.types import Prompt, Score, Turn, with_opening
 
@@ -123,7 +123,7 @@ class ClassEnv:
             row = {name: value for name, value in row.items() if name in parameters}
         if "seed" in parameters:
             row.setdefault("seed", seed)
-        opening = await finished(reset(**row))
+        opening = await called(reset, **row)
         if opening is not None and not isinstance(opening, str):
             raise TypeError(f"reset: expected a text or None, got {type(opening).__name__}")
         state.opening = opening or ""
@@ -136,8 +136,8 @@ class ClassEnv:
         if not calls:
             return await self._without_call(state, turn.text)
 
-        def invoke(call: Call) -> Any:
-            return getattr(state.instance, call.name)(**call.arguments)
+        async def invoke(call: Call) -> Any:
+            return await called(getattr(state.instance, call.name), **call.arguments)
 
         answers = await self._turns.answer(calls, invoke, counts=state.counts)
         state.messages += answers
@@ -147,7 +147,7 @@ class ClassEnv:
 
     async def _without_call(self, state: Played, text: str) -> Answer:
         asked = getattr(state.instance, "on_text", None)
-        answer = None if asked is None else await finished(asked(text))
+        answer = None if asked is None else await called(asked, text)
         if answer is None or (self._until and getattr(state.instance, self._until)):
             return await self._score(state)
         state.messages.append({"role": "user", "content": answer})
@@ -156,7 +156,7 @@ class ClassEnv:
     async def _score(self, state: Played) -> float | Score | None:
         instance = state.instance
         own = getattr(instance, "get_reward", None) or getattr(instance, "reward", None)
-        given = await finished(own()) if callable(own) else None
+        given = await called(own) if callable(own) else None
         if not self._rewards:
             number = isinstance(own, Real) or hasattr(own, "item")  # of numpy or torch
             return own if number else given
@@ -185,7 +185,7 @@ class ClassEnv:
         parameters = inspect.signature(function).parameters
         if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
             given = {name: value for name, value in given.items() if name in parameters}
-        values = list(await finished(function(**given)))
+        values = list(await called(function, **given))
         if len(values) != 1:
             raise ValueError(
                 f"reward function {function.__name__!r}: expected a list of one reward, for one "
@@ -196,11 +196,11 @@ class ClassEnv:
     async def _close(self, state: Played) -> None:
         close = getattr(state.instance, "close", None)
         if callable(close):
-            await finished(close())
+            await called(close)
 
 
 class AsyncClassEnv(ClassEnv):
-    """The same for a class whose methods are coroutines."""
+    """The same for a class with methods that are coroutines; the others run in threads."""
 
     async def start(self, prompt: Prompt, *, seed: int = 0) -> Any:
         """A new instance, reset."""

@@ -39,7 +39,14 @@ class FunctionEnv:
     def __init__(self, function: Callable[..., Any], *, chat: bool = False) -> None:
         self._function = function
         self._chat = chat
-        self._wanted = positional(function)[1:]
+        given = positional(function)
+        self._wanted = given[1:]
+        if not given or given[0].name != "messages":
+            raise ValueError(
+                f"environment {getattr(function, '__name__', function)!r}: the first parameter of "
+                "a function is called messages, the conversation so far; columns of the prompt "
+                "come behind it"
+            )
 
     def start(self, prompt: Prompt, *, seed: int = 0) -> Conversation:
         """The messages of the prompt."""

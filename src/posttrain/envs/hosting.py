@@ -46,6 +46,7 @@ class EpisodeCall:
     future: Answered = field(default_factory=Future)
     deaths: int = 0
     alone: bool = False
+    begun: float = 0.0
     due: float = 0.0
 
     def finish(self, answer: Answer | Failure) -> None:
@@ -82,7 +83,8 @@ class EnvWorker(Forked):
         self.episodes.add(episode)
         job = make_job(call, seconds, number=number, known=known)
         episode.worker, episode.busy = self, True
-        call.due = time.monotonic() + seconds * methods + GRACE
+        call.begun = time.monotonic()
+        call.due = call.begun + seconds * methods + GRACE
         self._look()
         self.line.send(job)
 

@@ -71,6 +71,11 @@ def _from_class(
                 )
             env: Env = made
             return env
+        if not hasattr(made, "reset"):
+            raise ValueError(
+                f"task.env: {make.func.__name__}() returned a {kind.__name__}, no environment; a "
+                "function that is one itself takes messages, the conversation so far"
+            )
     names = [rewards] if isinstance(rewards, str) else rewards
     functions = [look_up(each, {}, kind="task.env.rewards") for each in names if each]
     return from_class(make, kind, rewards=functions, until=until, **given)

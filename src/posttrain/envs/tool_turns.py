@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
 from typing import Any
 
 from posttrain.envs.tool_calls import FORMATS, Call, Malformed, Parsed
@@ -14,8 +17,10 @@ from posttrain.sandbox import SandboxError
 
 COUNTED = ("tool_calls", "tool_errors", "wrong_calls", "malformed_calls")
 
-Invoke = Callable[[Call], Any]
-"""Calls a tool: what it returns, or an awaitable of it; what it raises is told to the model."""
+Invoke = Callable[[Call], Awaitable[Any]]
+"""Calls a tool: what it returns; what it raises is told to the model."""
+THREADS: ContextVar[Callable[..., Future[Any]] | None] = ContextVar("threads", default=None)
+"""Runs a function in a thread, for coroutines in a loop that nothing may hold up."""
 
 
 class ToolTurns:
@@ -62,7 +67,7 @@ class ToolTurns:
             counts["wrong_calls"] += 1
             return _message(call.name[:100], _error(wrong), number=call.id)
         try:
-            content = as_text(await finished(invoke(call)))
+            content = as_text(await invoke(call))
         except (SandboxError, MemoryError):  # the machine's fault, not the model's
             raise
         except Exception as error:  # noqa: BLE001 - the model is told, and it is counted
@@ -107,6 +112,18 @@ def _is_text_block(block: Any) -> bool:
 async def finished(result: Any) -> Any:
     """A result, awaited where it is of a coroutine."""
     return await result if inspect.isawaitable(result) else result
+
+
+async def called(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """What a function returns, or its coroutine; a function runs in a thread, where a loop has any.
+
+    >>> run_now(called(max, 2, 3))
+    3
+    """
+    submit = THREADS.get()
+    if submit is None or inspect.iscoroutinefunction(function):
+        return await finished(function(*given, **named))
+    return await finished(await asyncio.wrap_future(submit(function, *given, **named)))
 
 
 def run_now(coroutine: Coroutine[Any, Any, Any]) -> Any:

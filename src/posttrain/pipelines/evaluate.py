@@ -14,6 +14,7 @@ from posttrain.types.marks import (
     estimate_label,
     exceeding_one,
     has_full_marks,
+    mean_parts,
     no_full_marks,
     reward_label,
 )
@@ -138,7 +139,7 @@ def evaluate(
         marks=marks,
         estimates=estimates,
         mean_reward=_mean_reward(scores),
-        parts=_parts(scores),
+        parts=mean_parts(scores),
         invalid=sum(not score.ok for score in every) / len(every),
         greedy=greedy,
         sampled=sampled,
@@ -178,14 +179,6 @@ def _invalid_where_check_broke(rollouts: Sequence[Rollout], check: str) -> list[
         else rollout
         for rollout in rollouts
     ]
-
-
-def _parts(scores: Sequence[Score]) -> dict[str, float]:
-    """Means of the rewards by name, over the answers that each could score."""
-    known = [score.parts for score in scores if score.ok]
-    names = dict.fromkeys(name for parts in known for name in parts)
-    values = {name: [parts[name] for parts in known if name in parts] for name in names}
-    return {name: sum(found) / len(found) for name, found in values.items()}
 
 
 def pass_at_k(samples: int, correct: int, *, k: int) -> float:

@@ -8,6 +8,7 @@ from posttrain.algorithms.diagnostics import share_without_signal
 from posttrain.algorithms.ops import keep
 from posttrain.protocols import StepResult
 from posttrain.types import Batch, Collected
+from posttrain.types.marks import mean_parts
 
 _NAMES = {
     "entropy": "objective/entropy",
@@ -157,12 +158,8 @@ def _turns(collected: Collected) -> dict[str, float]:
 
 def _parts(collected: Collected) -> dict[str, float]:
     """Mean of every reward's own value, over the rollouts it could score."""
-    parts: dict[str, list[float]] = {}
-    for rollout in collected.rollouts:
-        if rollout.score is not None and rollout.score.ok:
-            for name, value in rollout.score.parts.items():
-                parts.setdefault(name, []).append(value)
-    return {f"reward/part/{name}": _mean(values) for name, values in parts.items()}
+    found = mean_parts([r.score for r in collected.rollouts if r.score is not None])
+    return {f"reward/part/{name}": value for name, value in found.items()}
 
 
 def _environment(collected: Collected) -> dict[str, float]:

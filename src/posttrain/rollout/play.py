@@ -19,6 +19,7 @@ Ask = Callable[[str], str]
 Show = Callable[[Rollout], None]
 """Called with an episode before its first turn, then after every turn: the last one is new."""
 Place = Literal["policy", "env"]
+UNSCORED = "the environment gave none, and a prompt that was typed has no rewards"
 END = re.compile(r"\s*/end(?:\s+([-+]?[0-9.]*[0-9]))?\s*")  # the end, maybe with a score
 
 
@@ -123,4 +124,4 @@ def one_prompt(*, text: str) -> PromptTask:
 
 def unscored(completion: str) -> float:
     """No score: there is nothing that a typed prompt could be scored by."""
-    raise ValueError("the environment gave none, and a prompt that was typed has no rewards")
+    raise ValueError(UNSCORED)

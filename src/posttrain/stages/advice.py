@@ -19,7 +19,7 @@ from posttrain.config.read import read_values
 from posttrain.config.toml import value_text
 from posttrain.report import RunFacts
 from posttrain.runs import RunFolder
-from posttrain.track.diagnosis.history import WINDOW, noise, series
+from posttrain.track.diagnosis.history import FULL, WINDOW, noise, series
 from posttrain.track.printable import command_line
 
 MOST = 3  # findings that a next run is proposed for
@@ -36,7 +36,8 @@ def next_steps(facts: RunFacts, recipe: Resolved) -> list[str]:
     open_ones = [finding for finding in facts.findings if finding["until"] is None]
     run = facts.run
     lines = _against(open_ones, run, recipe=recipe) if open_ones else _onwards(facts, recipe)
-    return [*lines, *_ask(run, facts.problems)]
+    asked = _play if _has_environment(recipe) else _ask
+    return [*lines, *asked(run, facts.problems)]
 
 
 def _against(
@@ -70,9 +71,14 @@ def _onwards(facts: RunFacts, recipe: Resolved) -> list[str]:
     folder = facts.run
     if "rl" not in folder.stages or "rl" not in recipe.stages:
         return _on_to_rl(folder, recipe)
-    accuracy = facts.held_out.after.get("estimates", {}).get("accuracy")
-    if accuracy is not None and accuracy["value"] >= SOLVED:
+    after = facts.held_out.after
+    scored = after.get("parts", {}).get("env")  # by an environment: the task's answers are no judge
+    accuracy = after.get("estimates", {}).get("accuracy")
+    if scored is None and accuracy is not None and accuracy["value"] >= SOLVED:
         return ["# nearly all held-out problems are right: give it harder ones, in [task]"]
+    if scored is not None and SOLVED <= scored <= FULL:
+        told = f"# the environment gives held-out episodes {scored:.2f} on average: if it gives at "
+        return [f"{told}most 1, take harder ones"]
     rewards = series(facts.records("rl"), "reward/mean")
     count = max(WINDOW, len(rewards) // 5)
     if len(rewards) < 2 * count:
@@ -143,6 +149,21 @@ def _ask(folder: RunFolder, problems: Sequence[Mapping[str, Any]]) -> list[str]:
     if command is None or folder.model is None:
         return []
     return [f"# a held-out problem{' that it got wrong' if wrong else ''}", command]
+
+
+def _has_environment(recipe: Resolved) -> bool:
+    return (recipe.task or {}).get("env") is not None
+
+
+def _play(folder: RunFolder, problems: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The held-out prompt whose episode has the lowest score, to be played again and watched."""
+    known = [row for row in problems if row["state"] == "ok" and "index" in row]
+    if not known or folder.model is None:
+        return []
+    row = min(known, key=lambda row: row["reward"])
+    place = ["--split", "test", "--index", str(row["index"]), "--temperature", "0"]
+    lowest = f"# a held-out episode, of the lowest score ({row['reward']:g})"
+    return [lowest, _command("play", folder.path, *place)]
 
 
 def _generate_command(run: Path, prompts: Iterable[str]) -> str | None:

@@ -66,7 +66,9 @@ def evaluate_into(path: Path, setup: Setup, *, doing: str = "evaluating") -> dic
     """
     found = evaluate_policy(setup, setup.recipe.eval, engine=setup.engine, doing=doing)
     told, problems = evaluated(found)
-    write_problems(path, problems)
+    asked_of = setup.task.prompts("test") if setup.task is not None else ()
+    places = {prompt.id: number for number, prompt in enumerate(asked_of)}
+    write_problems(path, ({**row, "index": places[row["id"]]} for row in problems))
     check_held_out(found, setup.recipe)
     return {**told, "of": asked(setup)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,7 @@ class Player:
 @showing()
 def open_player(
     source: Source,
-    env: str | Mapping[str, Any] | Env | None,
+    env: str | Mapping[str, Any] | Env | Callable[..., Any] | None,
     *,
     options: Mapping[str, Any] | None = None,
     prompt: str | None = None,
@@ -154,15 +154,15 @@ def open_player(
 ) -> Player:
     """All that an episode takes, loaded: a model, an environment, a task or a typed prompt.
 
-    ``env`` is an environment, its spec, or the recipe or run whose environment is meant; without
-    one it is that of the model's own recipe or run; ``options`` are put over its own. ``human`` is
-    in whose place ``ask`` writes.
+    ``env`` is an environment, a class or function of one, its spec, or the recipe or run whose
+    environment is meant; without one it is that of the model's own recipe or run; ``options`` are
+    put over its own. ``human`` is in whose place ``ask`` writes.
     """
     source, spec = _with_environment(source, env)
     values = _of_episode(source, spec, options=options or {}, prompt=prompt, task=task)
     changes = {"chat": chat, "system": "" if chat is False else None}
     recipe = source.recipe(over(values, model=changes, **stopping(stop)), overrides)
-    given: Env | None = None if env is None or isinstance(env, str | Mapping) else env
+    given: Any = None if env is None or isinstance(env, str | Mapping) else env
     if given is None and human != "env" and (recipe.task or {}).get("env") is None:
         raise ValueError(
             "env: which environment? Name one, or give a recipe or a run that has task.env"
@@ -194,9 +194,7 @@ def open_player(
     )
 
 
-def _with_environment(
-    source: Source, env: str | Mapping[str, Any] | Env | None
-) -> tuple[Source, str | Mapping[str, Any] | None]:
+def _with_environment(source: Source, env: Any) -> tuple[Source, str | Mapping[str, Any] | None]:
     """The settings to play with, and the spec of an environment that is not a recipe's or run's.
 
     A model alone is played with all the settings of that recipe or run; one that has settings of

@@ -12,6 +12,7 @@ from posttrain.protocols import Tracker
 from posttrain.track.console import ConsoleTracker
 from posttrain.track.jsonl import JsonlTracker
 from posttrain.track.printable import printable
+from posttrain.track.progress import teller
 from posttrain.track.several import Dropped, Several
 from posttrain.track.stage import Stage
 from posttrain.track.tensorboard import TensorBoardTracker
@@ -36,4 +37,5 @@ __all__ = [
     "TensorBoardTracker",
     "WandbTracker",
     "printable",
+    "teller",
 ]

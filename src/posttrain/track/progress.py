@@ -91,6 +91,14 @@ class Progress:
         if self._phases:
             self._phases[-1].done += count
 
+    def say(self, text: str) -> None:
+        """Print a line now, from any thread, unless the display is gone."""
+        with self._lock:
+            if not self._over.is_set():
+                self.printed()
+                line = Text(printable(text, limit=300))
+                self._console.print(line, soft_wrap=True, highlight=False)
+
     def printed(self) -> None:
         """Note that a line was printed, which delays the next one."""
         self._last_line = self._clock() - self._began
@@ -227,6 +235,12 @@ def phase(
         return
     with progress.phase(what, total=total, unit=unit, routine=routine):
         yield
+
+
+def teller() -> Callable[[str], None]:
+    """What prints a line on this thread's display, from any thread; nothing where there is none."""
+    progress = current()
+    return (lambda line: None) if progress is None else progress.say
 
 
 def advance(count: int = 1) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from posttrain.types.text import Rollout
+from posttrain.types.text import Rollout, Score
 
 _ROUNDING = 1e-9
 
@@ -39,6 +39,23 @@ class Marks:
     def metric_name(self, name: str) -> str:
         """The metric name of the share of answers with full marks of a counted reward."""
         return "accuracy" if self.check else f"full_marks/{name}"
+
+
+def mean_parts(scores: Sequence[Score]) -> dict[str, float]:
+    """Means of the rewards by name, over the valid scores that have each.
+
+    What the turns of an episode earned is 0 where it is missing: a mean over all that are valid.
+
+    >>> whole = Score(value=1.0, parts={"env": 0.5, "env/earned": 0.5})
+    >>> mean_parts([whole, Score(value=0.0, parts={"env": 0.0}), Score(value=0.0)])
+    {'env': 0.25, 'env/earned': 0.16666666666666666}
+    """
+    known = [score.parts for score in scores if score.ok]
+    names = dict.fromkeys(name for parts in known for name in parts)
+    nothing = {name: 0.0 for name in ("earned", "env/earned") if name in names}
+    every = [{**nothing, **parts} for parts in known]
+    values = {name: [parts[name] for parts in every if name in parts] for name in names}
+    return {name: sum(found) / len(found) for name, found in values.items()}
 
 
 def has_full_marks(rollout: Rollout, name: str, *, marks: Marks) -> bool:

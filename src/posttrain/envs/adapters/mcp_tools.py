@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 from posttrain.envs.event_loop import EventLoop
 from posttrain.envs.tool_calls import Call
 from posttrain.envs.tool_turns import COUNTED, ToolTurns
+from posttrain.forked import dies_with_parent
 from posttrain.protocols import Answer
 from posttrain.types import Prompt, Turn
 
@@ -48,6 +50,9 @@ class McpTools:
         if bool(command) == bool(url):
             raise ValueError("env 'mcp': give either command, a list of words, or url")
         _need_mcp()
+        search = (variables or {}).get("PATH")
+        if command and shutil.which(command[0], path=search) is None:
+            raise ValueError(f"env 'mcp': command: there is no program {command[0]!r}")
         self._command, self._url = list(command), url
         self._variables = dict(variables or {})
         self._loop = EventLoop()
@@ -136,8 +141,9 @@ class McpTools:
             if self._url:
                 transport: Any = streamable_http_client(self._url)
             else:
-                program, *arguments = self._command
                 given = {**get_default_environment(), **self._variables}
+                # Its library starts it in a session of its own: a worker that is killed leaves it.
+                program, *arguments = dies_with_parent(self._command)
                 server = StdioServerParameters(command=program, args=arguments, env=given)
                 transport = stdio_client(server)
             read, write, *_ = await stack.enter_async_context(transport)

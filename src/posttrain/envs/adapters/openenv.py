@@ -37,9 +37,10 @@ class OpenEnv:
     only one; where that is no text, and where there are several, it writes the action as a JSON
     object. It reads the field ``observation``, without a name all of them. ``columns`` of the
     prompt are given to ``reset``. Where the environment has tools (MCP), its turns are calls.
-    ``url`` is a server, or several: an episode goes to the one with the fewest; each must allow as
-    many sessions at once. The episode ends when the environment is done, after ``max_turns``, or
-    with a turn that calls no tool; where no step had a reward, the rewards of the recipe score.
+    ``url`` is a server, or several: an episode goes to the one with the fewest that has room; all
+    together must allow as many sessions at once. The episode ends when the environment is done,
+    after ``max_turns``, or with a turn that calls no tool; where no step had a reward, the rewards
+    of the recipe score.
     Needs openenv: ``pip install 'posttrain[openenv]'``.
     """
 
@@ -105,12 +106,20 @@ class OpenEnv:
             self._loop.run(_close(client))
 
     async def _start(self, prompt: Prompt, seed: int | None) -> Session:
-        url = min(self._open, key=lambda each: self._open[each])
+        given = {name: prompt.columns[name] for name in self._columns}
+        given |= {} if seed is None else {"seed": seed % 2**31}
+        *others, last = sorted(self._open, key=lambda each: self._open[each])
+        for url in others:
+            try:
+                return await self._start_at(url, given)
+            except (OSError, RuntimeError):  # full by another worker's episodes, or gone
+                continue
+        return await self._start_at(last, given)
+
+    async def _start_at(self, url: str, given: Mapping[str, Any]) -> Session:
         client = self._client(base_url=url)
         await client.connect()
         self._open[url] += 1
-        given = {name: prompt.columns[name] for name in self._columns}
-        given |= {} if seed is None else {"seed": seed % 2**31}
         try:
             result = await client.reset(**given)
         except BaseException:

@@ -100,6 +100,7 @@ class Diagnosis:
     def add_to_history(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add the metrics of a step to the history without evaluating the rules."""
         self._step = step
+        self._background = self._background.judged_by(metrics)
         self._history.append({"step": float(step), **in_shares(metrics, self._background)})
         if len(self._history) > KEPT:
             del self._history[KEPT_START]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 
 from posttrain.track.diagnosis.history import (
     AGREE,
@@ -33,21 +34,26 @@ def no_signal(history: History, setup: Background, *, steps: int = WINDOW) -> Se
     case, change = _agreement(history, setup, equal=equal is not None)
     what = "all rewards are equal" if agreed is None else f"{agreed:.0%} of groups agree"
     value = setup.marks(setup.decides, level(history, setup))
-    text = f"nothing to learn from: {what}: {case} ({setup.decides or 'reward'} {value})"
+    whose = "the environment's score" if setup.environment else setup.decides or "reward"
+    text = f"nothing to learn from: {what}: {case} ({whose} {value})"
     return Seen(text, case=case, change=change)
 
 
 def _agreement(history: History, setup: Background, *, equal: bool) -> tuple[str, str]:
     """Why the rewards of a group are equal, and what to change."""
     value = level(history, setup)
-    if value <= 0.05 and (setup.decides or value == 0):
+    wrong = value <= 0.05 and (setup.decides or value == 0)
+    if setup.environment:  # its scores may be of any scale, below 0 too
+        wrong = equal and value == 0
+    if wrong:
+        case = "every episode scores 0" if setup.environment else "all wrong"
         if setup.warmed_up:
-            return "all wrong after [sft]", scaled(setup, "sft.epochs", by=2)
-        return "all wrong", scaled(setup, "rl.group_size", by=4)
+            return f"{case} after [sft]", scaled(setup, "sft.epochs", by=2)
+        return case, scaled(setup, "rl.group_size", by=4)
     if 0.95 <= value <= FULL and (setup.decides or gap(history, setup) is not None):
         return _all_right(history, setup)
     if equal:
-        return "every answer gets the same", ""
+        return f"every {'episode' if setup.environment else 'answer'} gets the same", ""
     return "each prompt is always right or always wrong", scaled(setup, "rl.group_size", by=2)
 
 
@@ -72,13 +78,32 @@ def all_truncated(history: History, setup: Background, *, steps: int = WINDOW) -
 
 
 def grader_failing(history: History, setup: Background, *, steps: int = WINDOW) -> Seen | None:
-    """reward/invalid is above 0 in 4 of 5 steps."""
+    """reward/invalid is above 0 in 4 of 5 steps; env/errors says whether environments broke."""
     share = mostly(history, "reward/invalid", test=lambda value: value > 0, steps=steps)
     if share is None:
         return None
     before = series(history, "reward/invalid")[-3 * WINDOW : -WINDOW]
     rising = ", and rising" if before and share > 2 * statistics.fmean(before) else ""
+    kinds = _broken_environments(history[-steps:])
+    if kinds:
+        text = f"{share:.1%} of the episodes are invalid{rising}: environments broke"
+        return Seen(f"{text} ({', '.join(kinds)})", case="environments")
     return Seen(f"the grader broke on {share:.1%} of the completions{rising}")
+
+
+def _broken_environments(history: History) -> list[str]:
+    """How environments broke episodes, most often first; one that cannot count or close does not.
+
+    >>> _broken_environments([{"env/errors/timeout": 2.0, "env/errors/close": 9.0}, {}])
+    ['timeout']
+    """
+    found: Counter[str] = Counter()
+    for record in history:
+        for name, value in record.items():
+            kind = name.removeprefix("env/errors/")
+            if kind not in (name, "counts", "close"):
+                found[kind] += int(value)
+    return [kind for kind, _ in found.most_common()]
 
 
 def no_signal_at_end(history: History, setup: Background) -> Seen | None:

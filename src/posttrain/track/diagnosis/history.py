@@ -42,7 +42,8 @@ class Background:
     step takes ``prompts_per_step``; ``num_problems`` the held-out ones of an evaluation within rl,
     ``num_eval_problems`` those of the stage eval; 0 is unknown. With ``shared_prompts``
     demonstrations answer the very prompts of rl. An epoch of sft has ``steps_per_epoch``. ``keys``
-    are the settings of the recipe by dotted name.
+    are the settings of the recipe by dotted name. With ``environment`` an environment gives the
+    scores, as its part ``env``.
     """
 
     stage: str = "rl"
@@ -59,6 +60,16 @@ class Background:
     shared_prompts: bool = False
     steps_per_epoch: int = 0
     keys: Mapping[str, Any] = field(default_factory=dict)
+    environment: bool = False
+
+    def judged_by(self, metrics: Mapping[str, float]) -> Background:
+        """The same, of a run whose environment scores, once a step shows that it does.
+
+        What the task's rewards say beside it is then no measure of what is learned.
+        """
+        if self.environment or not {"reward/part/env", "eval/part/env"} & metrics.keys():
+            return self
+        return replace(self, environment=True, decides="env", weights={"env": 1.0}, full={})
 
     @property
     def warmed_up(self) -> bool:
@@ -112,10 +123,14 @@ def scaled(setup: Background, key: str, *, by: float) -> str:
 def in_shares(metrics: Mapping[str, float], setup: Background) -> dict[str, float]:
     """The metrics with every reward of its own as a share of its full marks.
 
+    Where an environment scores, the accuracy by the task's own check is left out.
+
     >>> in_shares({"reward/part/essay": 1.0, "reward/mean": 1.0}, Background(full={"essay": 10.0}))
     {'reward/part/essay': 0.1, 'reward/mean': 1.0}
     """
     found = dict(metrics)
+    if setup.environment:
+        found.pop("eval/accuracy", None)
     for name in setup.full:
         for key in (f"reward/part/{name}", f"eval/part/{name}"):
             if key in found:

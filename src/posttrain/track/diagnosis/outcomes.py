@@ -110,7 +110,7 @@ def _reason(history: History, setup: Background, *, fell: bool) -> tuple[str, st
         return "it fell", scaled(setup, "rl.learning_rate", by=0.3)
     if right and 0.95 <= statistics.fmean(right) <= FULL:
         return "all was right before", ""
-    if right and max(right) <= 0.02:
+    if right and max(right) <= 0.02 and not setup.environment:  # whose scores may be below 0
         if setup.warmed_up:
             return "never right, after [sft]", scaled(setup, "sft.epochs", by=2)
         return "never right", scaled(setup, "rl.group_size", by=2)

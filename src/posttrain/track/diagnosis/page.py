@@ -36,8 +36,8 @@ weights and does not know it shows 0 there. What gives it away is `mismatch/mean
 its log-probs with the trainer's: see `drift`.
 
 *What decides* is the reward that [checks answers](tasks.md#accuracy); without one, rules about it
-are silent. What to do depends on the case; a finding names the one that holds. It is advice, never
-a stop: the run goes on.
+are silent. Where an [environment](environments.md) scores, its score decides. What to do depends on
+the case; a finding names the one that holds. It is advice, never a stop: the run goes on.
 """
 
 

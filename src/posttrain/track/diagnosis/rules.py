@@ -65,6 +65,14 @@ RULES: dict[str, Rule] = {
             "prompts that [sft] has not seen, take more of them, or lower sft.epochs.",
             "every answer gets the same": "Mend the reward: a better answer has to score more "
             "than a worse one.",
+            "every episode scores 0": "Let the environment give partial credit, or rewards of "
+            "turns; take easier prompts, warm up with [sft], or raise rl.group_size. "
+            "`posttrain play` shows what the policy does in it.",
+            "every episode scores 0 after [sft]": "Raise sft.epochs until some episodes score, let "
+            "the environment give partial credit, or rewards of turns, take easier prompts, or "
+            "raise rl.group_size. `posttrain play` shows what the policy does in it.",
+            "every episode gets the same": "Mend the environment: a better episode has to score "
+            "more than a worse one.",
             "each prompt is always right or always wrong": "Raise rl.group_size or rl.temperature, "
             "or take prompts of a difficulty in between.",
         },
@@ -136,7 +144,10 @@ RULES: dict[str, Rule] = {
         at_end=AT_END["grader_failing"],
         means="Scores are missing. What the grader cannot read is left out, and so never learned.",
         remedies={
-            "": "Read `reason` in the rollouts and mend the reward; rl.max_invalid stops the run."
+            "": "Read `reason` in the rollouts and mend the reward; rl.max_invalid stops the run.",
+            "environments": "Read `reason` in the rollouts and mend the environment, or give it "
+            "what it lacks (environment.seconds, environment.memory_mb); rl.max_invalid stops the "
+            "run.",
         },
     ),
     "steps_skipped": Rule(
