@@ -124,10 +124,10 @@ def test_without_a_teacher_there_is_no_divergence() -> None:
 
 def test_a_teacher_that_cannot_be_packed_is_said() -> None:
     student = learner(teacher())
-    assert not student.way(64).unused
+    assert not student.way(64).without
     slow = learner(teacher())
     slow._teacher.get_decoder().config.sliding_window = 4
-    (missing,) = slow.way(64).unused
+    (missing,) = slow.way(64).without
     assert "sliding_window" in missing.why
 
 
