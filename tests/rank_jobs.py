@@ -18,7 +18,8 @@ from rank_pool import pool
 from small_model import OPTIONS, small_model
 from torch import Tensor
 
-from posttrain.algorithms.losses.policy import clipped
+from posttrain.algorithms.advantages import towards_teacher
+from posttrain.algorithms.losses.policy import clipped, unclipped
 from posttrain.algorithms.objective import with_kl
 from posttrain.algorithms.weights import sequence_mean
 from posttrain.data.collate import collate_demonstrations, collate_ranked
@@ -49,6 +50,11 @@ def grpo_terms(outputs: Outputs, part: Batch) -> Terms:
     return with_kl(terms, outputs.need("logprobs"), batch=part, coefficient=0.3)
 
 
+def distill_terms(outputs: Outputs, part: Batch) -> Terms:
+    """On-policy distillation's: the teacher's log-probs decide the advantages."""
+    return unclipped(outputs.need("logprobs"), towards_teacher(part))
+
+
 OBJECTIVES = {
     "sft": likelihood,
     "reward": preference,
@@ -56,6 +62,7 @@ OBJECTIVES = {
     "ppo": critic_parts.objective,
     "ppo shared": critic_parts.objective,
     "tied": likelihood,
+    "distill": Objective(distill_terms),
     "critic alone": critic_parts.value_objective,
     "critic alone shared": critic_parts.value_objective,
 }
@@ -64,7 +71,7 @@ OBJECTIVES = {
 OBJECTIVES_ON_GPU = {**OBJECTIVES, "grpo offloaded": OBJECTIVES["grpo"]}
 WITH_REFERENCE = ("grpo", "ppo", "grpo offloaded")
 WITHOUT_INFERENCE = ("sft", "reward", "tied")
-EXACT = ("reward", "grpo", "ppo")  # float64 throughout is slow
+EXACT = ("reward", "grpo", "ppo", "distill")  # float64 throughout is slow
 
 
 def batch(kind: str) -> Batch:
@@ -128,6 +135,7 @@ def learner(
         schedule=lambda step: 1 / (step + 1),
         reference=Reference(offload="offloaded" in kind) if kind in WITH_REFERENCE else None,
         critic=critic,
+        teacher=small_model(sharpness=3.0, dtype=dtype).to(device) if kind == "distill" else None,
         ranks=ranks,
     )
 
@@ -161,7 +169,7 @@ def learned(ranks: Ranks, kind: str, dtype: torch.dtype, **options: Any) -> dict
         for _ in range(2):
             told["results"].append(student.step(given, OBJECTIVES_ON_GPU[kind]))
             told["gradients"].append(gradients(student))
-    names = ("old_logprobs", "ref_logprobs", "values")
+    names = ("old_logprobs", "ref_logprobs", "teacher_logprobs", "values")
     return {**told, "inferred": {name: getattr(given, name) for name in names}}
 
 

@@ -13,8 +13,14 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from posttrain.algorithms.advantages import ADVANTAGES
+from posttrain.algorithms.losses import POLICY_LOSSES
+from posttrain.algorithms.pieces import asks_teacher
+from posttrain.algorithms.table import ALGORITHMS
 from posttrain.build.setup import Supplied
 from posttrain.config import recipe_from_dict
+from posttrain.models.load import load_policy
+from posttrain.models.save import save_policy
 from posttrain.stages.results import Run
 from posttrain.stages.run import run
 
@@ -52,6 +58,20 @@ def recipe(folder: Path, **sections: Mapping[str, Any] | None) -> dict[str, Any]
         else:
             given.setdefault(name, {}).update(changes)
     return given
+
+
+def taught(algorithm: str, teacher: str = "tiny") -> dict[str, Any]:
+    """The section that an algorithm needs beside ``[rl]``: a teacher, where it asks one."""
+    row = ALGORITHMS[algorithm]
+    pieces = (ADVANTAGES[row.advantage["name"]], POLICY_LOSSES[row.loss["name"]])
+    return {"teacher": {"model": teacher}} if asks_teacher(*pieces) else {}
+
+
+def make_teacher(folder: Path, **options: int) -> str:
+    """A model folder with the tokenizer of the tiny model, and weights of its own."""
+    made = load_policy("tiny", seed=9, options={**TINY, **options})
+    save_policy(made, folder)
+    return str(folder)
 
 
 def small_run(given: dict[str, Any], *, supplied: Supplied | None = None) -> tuple[Run, str]:

@@ -63,6 +63,8 @@ def ragged(seed: int = 0) -> Batch:
         greedy_rewards=normal(size),
         baseline=torch.tensor(0.3, dtype=torch.float64),
         turn_rewards=normal(size, width) * chosen,
+        teacher_logprobs=old + normal(size, width, scale=0.4),
+        divergence=normal(size, width).square(),
     )
 
 

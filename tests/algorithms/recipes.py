@@ -39,6 +39,9 @@ ADVANTAGE_VARIANTS: dict[str, Advantage] = {
     "turns, population": partial(
         ADVANTAGES["turn_group_normalised"], gamma=0.7, deviation="population", epsilon=0.1
     ),
+    "teacher, mixed": partial(
+        ADVANTAGES["towards_teacher"], coefficient=0.5, discount=0.7, reward=2.0
+    ),
     "gae, raw": partial(ADVANTAGES["gae"], gamma=0.9, lam=0.7, normalise=False),
     "gae, two steps": partial(ADVANTAGES["gae"], gamma=0.9, lam=0.7, steps=2),
 }

@@ -128,12 +128,15 @@ def test_what_the_advantages_declare() -> None:
             "turn_return_to_go": {"token_rewards"},
             "turn_group_normalised": {"token_rewards"},
             "gae": {"token_rewards", "values"},
+            "towards_teacher": {"teacher_logprobs"},
         }
         assert needed(advantage) == fields.get(name, set()), name
     assert smallest_group(functools.partial(ADVANTAGES["pass_at_k"], k=7)) == 8
     centred = functools.partial(ADVANTAGES["batch_whitened"], centre_groups=True, gamma=0.5)
     assert smallest_group(centred) == 2
     assert needed(centred) == {"token_rewards"}
+    mixed = functools.partial(ADVANTAGES["towards_teacher"], reward=0.5)
+    assert smallest_group(mixed) == 2
     alone = [name for name in ADVANTAGES if name not in {*of_two, "pass_at_k"}]
     assert without_siblings() == alone
 

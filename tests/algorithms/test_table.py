@@ -51,6 +51,7 @@ def test_every_row_makes_a_finite_update(name: str) -> None:
     batch = resolve(row.advantage, ADVANTAGES, kind="advantage")(alike)
     batch = resolve(filled(dict(row.weights)), weights.WEIGHTS, kind="weights")(batch)
     logprobs = moved(batch).requires_grad_()
+    batch = batch.replace(divergence=logprobs.square())  # stands for the learner's
     terms = resolve(row.loss, POLICY_LOSSES, kind="policy loss")(logprobs, batch)
     (gradient,) = torch.autograd.grad(weights.total(terms.loss, batch), logprobs)
     assert gradient.isfinite().all()

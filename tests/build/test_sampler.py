@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from small_model import parameters, small_model
-from small_runs import recipe, same_weights, small_run, timeless
+from small_runs import recipe, same_weights, small_run, taught, timeless
 
 from posttrain.algorithms.table import ALGORITHMS
 from posttrain.build.algorithm import make_plan
@@ -118,7 +118,9 @@ def test_a_copy_follows_only_when_it_is_synced() -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_corrects_for_the_age_by_default(name: str) -> None:
     """Token by token, truncated; and the learner is asked for π_old before the first step."""
-    given = recipe_from_dict({"task": {"name": "sort"}, "rl": {"algorithm": name, "max_lag": 1}})
+    given = recipe_from_dict(
+        {"task": {"name": "sort"}, "rl": {"algorithm": name, "max_lag": 1}, **taught(name)}
+    )
     section = resolve(given).rl
     assert section is not None
     assert section.correction == {"name": "truncated", "cap": 2.0, "low": 0.0, "level": "token"}

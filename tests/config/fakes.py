@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
+from small_runs import taught
 
 from posttrain.config import ConfigError, Recipe, Resolved, recipe_from_dict, resolve
 
@@ -64,8 +65,8 @@ def resolved(values: dict[str, Any] | None = None, *overrides: str) -> Resolved:
 
 
 def rl(**values: Any) -> Any:
-    """The resolved section ``[rl]``."""
-    return resolved({"rl": values}).rl
+    """The resolved section ``[rl]``; an algorithm that asks a teacher has one."""
+    return resolved({"rl": values, **taught(values.get("algorithm", "grpo"))}).rl
 
 
 def refuses(*problems: str) -> AbstractContextManager[Any]:

@@ -6,7 +6,7 @@ Cases = list[tuple[dict[str, Any], str]]
 
 COMPARES_NONE = (
     "rl.advantage to one that compares none: return, constant_baseline, moving_baseline, "
-    "greedy_baseline, batch_whitened, return_to_go, turn_return_to_go or gae"
+    "greedy_baseline, batch_whitened, return_to_go, turn_return_to_go, gae or towards_teacher"
 )
 GROUP_OF_ONE = (
     "rl.group_size: 1, but advantage {!r} compares the completions of a prompt, 2 at least; "
@@ -256,6 +256,50 @@ RECIPE_REFUSED: dict[str, Cases] = {
         ),
     ],
 }
+
+TEACHER_MISSING = (
+    "teacher.model: missing, and {} cannot do without: write [teacher] with "
+    'model = "FOLDER", a model with the policy\'s tokenizer'
+)
+
+# rule: (values of the recipe, the message)
+TEACHER_REFUSED: dict[str, Cases] = {
+    "teacher_missing": [
+        (
+            {"rl": {"algorithm": "distill"}},
+            TEACHER_MISSING.format("rl.advantage = 'towards_teacher'"),
+        ),
+        (
+            {"teacher": {"dtype": "bfloat16"}, "rl": {"algorithm": "gkd"}},
+            TEACHER_MISSING.format("rl.loss = 'teacher_divergence'"),
+        ),
+        (
+            {"rl": {"advantage": "towards_teacher", "loss": "teacher_divergence"}},
+            TEACHER_MISSING.format(
+                "rl.advantage = 'towards_teacher' and rl.loss = 'teacher_divergence'"
+            ),
+        ),
+    ],
+    "divergence_over_ranks": [
+        (
+            {
+                "teacher": {"model": "larger"},
+                "rl": {"algorithm": "gkd"},
+                "cluster": {"learners": 2},
+            },
+            "rl.loss: 'teacher_divergence' compares whole distributions, which takes both models "
+            "whole, and cluster.learners = 2 shards them; set it to 1, or rl.algorithm to distill, "
+            "whose teacher may be sharded",
+        )
+    ],
+}
+TEACHER_WITHOUT_EFFECT: Cases = [
+    (
+        {"teacher": {"model": "larger", "dtype": "bfloat16"}, "rl": {}},
+        "teacher.model, teacher.dtype: no effect, because no piece of rl asks a teacher; drop "
+        "them, or set rl.algorithm to distill or gkd",
+    ),
+]
 
 MODEL_MISSING = (
     'rewards.model.path: "reward" is the stage of this run, and it does not run before {}; name '

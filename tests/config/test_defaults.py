@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from config.fakes import read, refuses, resolved, rl
+from small_runs import taught
 
 from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
@@ -59,7 +60,7 @@ def test_resolved_pieces_can_be_built(name: str) -> None:
 @pytest.mark.parametrize("sampling", [{}, {"top_k": 5}, {"evaluate_every": 5}])
 def test_resolving_again_changes_nothing(name: str, sampling: dict[str, Any]) -> None:
     values = {"rl": {"algorithm": name, **sampling}, "sft": {}, "eval": {"samples": 2}}
-    once = resolved(values)
+    once = resolved({**values, **taught(name)})
     assert resolve(once) == once
     assert to_dict(resolve(recipe_from_dict(to_dict(once)))) == to_dict(once)
 
@@ -128,7 +129,7 @@ def test_keys_that_have_no_effect_have_a_value_and_are_not_shown() -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_resolved_recipe_has_a_value_of_its_type_for_every_key(name: str) -> None:
     every: dict[str, Any] = {"sft": {}, "prefer": {}, "reward": {}, "eval": {}}
-    recipe = resolved({**every, "rl": {"algorithm": name}})
+    recipe = resolved({**every, "rl": {"algorithm": name}, **taught(name)})
     for section in (recipe.run, *(getattr(recipe, stage) for stage in recipe.stages)):
         assert type(section).model_validate(dict(section)) == section
     kl = recipe.rl.kl

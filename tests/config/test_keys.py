@@ -46,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("fake_tables")
         (
             {"zzz": {}},
             "zzz: unknown section; Known: cluster, environment, eval, grading, model, prefer, "
-            "reward, rewards, rl, run, sft, task",
+            "reward, rewards, rl, run, sft, task, teacher",
         ),
         ({"steps": 5}, "steps: unknown key; steps is a key of [rl]"),
         ({"placement": "loss"}, "placement: unknown key; placement is a key of [rl.kl]"),
@@ -268,6 +268,7 @@ def test_every_key_has_one_line_of_help_and_a_table_has_45_at_most() -> None:
         "sft",
         "prefer",
         "reward",
+        "teacher",
         "rl",
         "rl.kl",
         "rl.critic",

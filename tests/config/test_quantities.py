@@ -10,6 +10,7 @@ import torch
 from config.fakes import read, resolved
 from hypothesis import given
 from hypothesis import strategies as st
+from small_runs import taught
 
 from posttrain.algorithms.table import ALGORITHMS
 from posttrain.config import (
@@ -109,7 +110,7 @@ def test_a_dict_of_a_recipe_is_plain_and_reads_back() -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_dry_run_is_itself_the_recipe(name: str, tmp_path: Path) -> None:
-    recipe = resolved({**WHOLE, "rl": {"algorithm": name, "top_p": 0.9}})
+    recipe = resolved({**WHOLE, "rl": {"algorithm": name, "top_p": 0.9}, **taught(name)})
     path = tmp_path / "again.toml"
     path.write_text(render_dry_run(recipe), encoding="utf-8")
     assert to_dict(resolve(read_recipe(path))) == to_dict(recipe)

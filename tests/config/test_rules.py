@@ -12,12 +12,14 @@ from config.refused import (
     RECIPE_REFUSED,
     RL_REFUSED,
     RL_WITHOUT_EFFECT,
+    TEACHER_REFUSED,
+    TEACHER_WITHOUT_EFFECT,
     WITHOUT_EFFECT,
 )
 
 from posttrain.config import cautions, recipe_from_dict, resolve
 from posttrain.config.preference_rules import PREFERENCE_RULES
-from posttrain.config.recipe_rules import RECIPE_CAUTIONS, RECIPE_RULES, SFT_RULES
+from posttrain.config.recipe_rules import RECIPE_CAUTIONS, RECIPE_RULES, SFT_RULES, TEACHER_RULES
 from posttrain.config.rl_rules import ENGINE_RULES, PIECE_RULES, RL_CAUTIONS, RL_RULES
 
 pytestmark = pytest.mark.usefixtures("fake_tables")
@@ -60,7 +62,12 @@ def test_rl_lets_be(values: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "problem"), [case for cases in RECIPE_REFUSED.values() for case in cases]
+    ("values", "problem"),
+    [
+        *(case for cases in RECIPE_REFUSED.values() for case in cases),
+        *(case for cases in TEACHER_REFUSED.values() for case in cases),
+        *TEACHER_WITHOUT_EFFECT,
+    ],
 )
 def test_a_recipe_is_refused(values: dict[str, Any], problem: str) -> None:
     with refuses(problem):
@@ -75,6 +82,13 @@ def test_a_recipe_is_refused(values: dict[str, Any], problem: str) -> None:
         {"model": {"chat": True, "system": "Be brief."}, "eval": {}},
         {"model": {"dtype": "bfloat16", "compute": "bfloat16"}, "eval": {}},
         {"rewards": {"numeric": 0}, "eval": {}},
+        {"teacher": {"model": "larger"}, "rl": {"algorithm": "gkd"}, "cluster": {}},
+        {
+            "teacher": {"model": "larger"},
+            "rl": {"algorithm": "distill"},
+            "cluster": {"learners": 2},
+        },
+        {"teacher": {"model": "larger"}, "eval": {}},
         {"rewards": {"numeric": 0, "brief": {"target": 1}}, "rl": {}},
     ],
 )
@@ -272,7 +286,8 @@ def test_every_rule_is_tested_and_says_what_it_wants() -> None:
     assert [rule.__name__ for rule in (*RL_RULES, *PIECE_RULES, *ENGINE_RULES)] == list(RL_REFUSED)
     assert [rule.__name__ for rule in RECIPE_RULES] == list(RECIPE_REFUSED)
     assert [rule.__name__ for rule in PREFERENCE_RULES] == list(PREFERENCE_REFUSED)
-    of_recipes = (*RECIPE_RULES, *PREFERENCE_RULES, *RECIPE_CAUTIONS)
+    assert [rule.__name__ for rule in TEACHER_RULES] == list(TEACHER_REFUSED)
+    of_recipes = (*RECIPE_RULES, *TEACHER_RULES, *PREFERENCE_RULES, *RECIPE_CAUTIONS)
     of_sections = (*SFT_RULES, *RL_RULES, *PIECE_RULES, *ENGINE_RULES, *RL_CAUTIONS)
     for rule in (*of_recipes, *of_sections):
         assert (rule.__doc__ or "").strip().endswith(".")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from algorithms.batches import moved, ready
+from small_runs import taught
 from torch import Tensor
 
 from posttrain.algorithms.table import ALGORITHMS
@@ -27,7 +28,12 @@ def said(terms: Terms) -> dict[str, Tensor]:
 
 def outputs(batch: Batch) -> Outputs:
     logprobs = moved(batch).requires_grad_()
-    return Outputs(logprobs=logprobs, entropy=-logprobs, values=moved(batch, seed=1))
+    return Outputs(
+        logprobs=logprobs,
+        entropy=-logprobs,
+        values=moved(batch, seed=1),
+        divergence=logprobs.square(),
+    )
 
 
 WARMED_UP = [name for name, row in ALGORITHMS.items() if row.critic]
@@ -40,14 +46,19 @@ def test_an_objective_says_the_same_after_a_round_trip(name: str, warming_up: bo
     rl = {"algorithm": name, **EXTRA}
     if warming_up:
         rl["critic"] = {"warmup_steps": 1}
-    plan = make_plan(resolve(recipe_from_dict({"rl": rl, "task": "sort"})).rl)
+    plan = make_plan(resolve(recipe_from_dict({"rl": rl, "task": "sort", **taught(name)})).rl)
     state = State(kl=plan.kl, penalty=plan.penalty)
     batch = ready()
     assert plan.correction is not None
     batch = plan.weights(plan.correction(batch))
+    numbers = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     objective = make_objective(plan, state, batch=batch)
     again = pickle.loads(pickle.dumps(objective))
     assert again.only_critic == objective.only_critic == warming_up
+    assert (objective.divergence is not None) == (name == "gkd")
+    if objective.divergence is not None and again.divergence is not None:
+        both = [each.divergence(numbers, numbers.flip(1)) for each in (objective, again)]
+        assert torch.equal(*both)
     first, second = outputs(batch), outputs(batch)
     here, there = said(objective(first, batch)), said(again(second, batch))
     assert here.keys() == there.keys()

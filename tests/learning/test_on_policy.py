@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from small_runs import taught
+from torch import nn
 
+from posttrain.algorithms.pieces import asks_teacher
 from posttrain.algorithms.table import ALGORITHMS
 from posttrain.build.algorithm import make_plan
 from posttrain.config import RlSection, recipe_from_dict, resolve
@@ -52,6 +55,13 @@ def policy(dtype: str = "float32") -> Policy:
 
 
 @functools.cache
+def teacher(dtype: str) -> nn.Module:
+    """Another model of the same tokens."""
+    options = {"hidden_size": 48, "num_layers": 1, "max_positions": 128}
+    return load_policy("tiny", seed=4, options=options, dtype=dtype).model
+
+
+@functools.cache
 def rollouts(temperature: float) -> tuple[Rollout, ...]:
     """Scored completions of ragged prompts through the chat template, some cut, some ended."""
     template = Template(policy().tokenizer, chat=True, end_tokens=policy().end_tokens)
@@ -75,7 +85,7 @@ def rollouts(temperature: float) -> tuple[Rollout, ...]:
 def section_of(name: str) -> RlSection:
     """The resolved section of a choice."""
     rl = {**CHOICES[name], "group_size": 4, "max_new_tokens": 12}
-    return resolve(recipe_from_dict({"rl": rl, "task": "sort"})).rl
+    return resolve(recipe_from_dict({"rl": rl, "task": "sort", **taught(rl["algorithm"])})).rl
 
 
 def critic_of(section: RlSection, dtype: str) -> Trained | None:
@@ -108,6 +118,7 @@ def learner(
         reference=Reference() if plan.kl_placement != "none" else None,
         max_gradient_norm=math.inf,
         critic=critic,
+        teacher=teacher(dtype) if asks_teacher(plan.advantage, plan.loss) else None,
     )
 
 

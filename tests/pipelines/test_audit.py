@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from audit_cases import BROKEN, IN_REWARD, ONE_STEP, Case, audited
 from loop_parts import plan
-from small_runs import RECIPE, recipe, small_run
+from small_runs import RECIPE, make_teacher, recipe, small_run, taught
 
 from posttrain.algorithms.advantages import ADVANTAGES, batch_whitened
 from posttrain.algorithms.pieces import facts, piece
@@ -86,8 +86,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_algorithm_passes(tmp_path: Path, checks: list[str], name: str) -> None:
     """Three steps through a whole run, and both halves of the audit at each."""
+    others = taught(VARIANTS[name]["algorithm"], make_teacher(tmp_path / "teacher"))
     run, _ = small_run(
-        recipe(tmp_path / "r", sft=None, eval=None, rl={**VARIANTS[name], "audit": True})
+        recipe(tmp_path / "r", sft=None, eval=None, rl={**VARIANTS[name], "audit": True}, **others)
     )
     assert checks == ["_prepared", "_learned"] * 3
     assert len(run.folder.stage("rl").records()) == 3

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import torch
 from torch import Tensor
 
 from posttrain.algorithms import checks
 from posttrain.algorithms.kl import jensen_shannon
-from posttrain.algorithms.losses.policy import clipped
+from posttrain.algorithms.losses.policy import clipped, log_ratio_of, ratio_loss
 from posttrain.algorithms.ops import keep
 from posttrain.algorithms.pieces import piece
 from posttrain.types import Batch, Terms
@@ -27,8 +28,8 @@ def teacher_divergence(
     ``batch.divergence``. ``reward`` adds that much of the :func:`clipped` loss of the advantages.
     Shapes: logprobs, divergence [B, T] → [B, T].
 
-    >>> import torch
-    >>> batch = Batch.from_rewards([0.0]).replace(divergence=torch.tensor([[0.25]]))
+    >>> batch = Batch.from_rewards([0.0]).replace(
+    ...     divergence=torch.tensor([[0.25]]), old_logprobs=torch.zeros(1, 1))
     >>> teacher_divergence(torch.zeros(1, 1), batch).loss
     tensor([[0.2500]])
     """
@@ -36,9 +37,11 @@ def teacher_divergence(
     checks.number("reward", reward, low=0.0)
     checks.same_shape("logprobs", logprobs, like=batch.tokens)
     divergence = keep(batch.need("divergence"), batch.active)
-    means = {"divergence": divergence.detach()}
-    if not reward:
-        return Terms(loss=divergence, means=means)
-    terms = clipped(logprobs, batch)
-    loss = divergence + reward * terms.loss
-    return dataclasses.replace(terms, loss=loss, means={**terms.means, **means})
+    if reward:
+        terms = clipped(logprobs, batch)
+        terms = dataclasses.replace(terms, loss=divergence + reward * terms.loss)
+    else:
+        none = torch.zeros_like(batch.active)
+        ratio = log_ratio_of(logprobs, batch)
+        terms = ratio_loss(divergence, ratio, batch=batch, low=none, high=none)
+    return dataclasses.replace(terms, means={**terms.means, "divergence": divergence.detach()})
