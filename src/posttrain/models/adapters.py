@@ -109,7 +109,10 @@ def add_adapters(model: nn.Module, settings: AdapterSettings, *, seed: int) -> N
 def load_adapters(
     model: nn.Module, settings: AdapterSettings, weights: Mapping[str, Tensor], *, source: str
 ) -> None:
-    """Freeze a model and put these adapters into it, in place; ``weights`` are by our names."""
+    """Freeze a model and put these adapters into it, in place; ``weights`` are by our names.
+
+    Those of a head that was learned beside them are its own from now on, and learn.
+    """
     names = [name.removesuffix(".adapter.A") for name in weights if name.endswith(".adapter.A")]
     layers = dict(model.named_modules())
     missing = [name for name in names if not isinstance(layers.get(name), nn.Linear)]
@@ -120,9 +123,12 @@ def load_adapters(
             "its adapter_config.json"
         )
     _wrap(model, names, settings)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(name in weights)
     own = {name: w for name, w in model.named_parameters() if w.requires_grad}
-    wrong = own.keys() ^ weights.keys()
-    wrong |= {name for name in own.keys() - wrong if own[name].shape != weights[name].shape}
+    wrong = {name for name in own if own[name].shape != weights[name].shape}
+    wrong |= weights.keys() - own.keys()
+    wrong |= {f"{name}.adapter.B" for name in names} - weights.keys()
     if wrong:
         raise ValueError(
             f"model: the adapter in {source!r} does not fit its base, {min(wrong)} for one; it was "

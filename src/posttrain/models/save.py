@@ -32,10 +32,12 @@ def save_policy(
     They are written beside ``folder`` and moved there at the end, so that a folder that exists is
     complete; an older model in it is replaced. ``weights`` stands in for the model's own, where
     they are spread over several processes. Of a model with adapters these alone are written, as
-    ``peft`` does, and their base only where it has no folder of its own.
+    ``peft`` does.
     """
     if policy.adapter is not None:
-        _save_adapted(policy, folder, settings=policy.adapter)
+        with replacing_folder(folder) as new:
+            write_adapter(policy.model, policy.adapter, new, base=policy.base)
+            policy.tokenizer.save_pretrained(new)
         return
     policy.model.generation_config = _generation_config(policy)
     given = None if weights is None else dict(weights)
@@ -50,8 +52,8 @@ def with_new_adapters(
 ) -> Policy:
     """The policy with new adapters in its model; their base is named for whoever reads them.
 
-    A base without a folder of its own ("tiny", a GGUF file) is written into ``folder`` beside the
-    first adapter that is saved, under a name that its weights decide.
+    A base without a folder of its own ("tiny", a GGUF file) gets one in ``folder``, under a name
+    that its weights decide; see :func:`write_base`.
     """
     path, base = Path(policy.source).expanduser(), policy.source
     if path.is_dir():
@@ -71,15 +73,13 @@ def _digest(policy: Policy) -> str:
     return found.hexdigest()[:8]
 
 
-def _save_adapted(policy: Policy, folder: str | Path, *, settings: AdapterSettings) -> None:
+def write_base(policy: Policy) -> None:
+    """Write the base of adapters where it has no folder of its own, and is not there yet."""
     base = Path(policy.base)
-    if base.name.startswith(OWN_BASE) and not base.is_dir():
+    if policy.adapter is not None and base.name.startswith(OWN_BASE) and not base.is_dir():
         plain = copy_of_trained(policy.model)
         without_adapters(plain)
         save_policy(replace(policy, model=plain, adapter=None), base)
-    with replacing_folder(folder) as new:
-        write_adapter(policy.model, settings, new, base=policy.base)
-        policy.tokenizer.save_pretrained(new)
 
 
 def merge_folder(source: str | Path, folder: str | Path, *, dtype: str = "float32") -> None:
