@@ -29,7 +29,6 @@ from posttrain.learn.micro_batch_size import tokens_on_cpu, tokens_on_gpu, unall
 from posttrain.learn.ranks import ALONE, Ranks, cheapest
 from posttrain.learn.sums import Sums
 from posttrain.learn.trained import Applied, Schedule, Trained
-from posttrain.models.adapters import EarlierAdapter
 from posttrain.models.cache import context_length
 from posttrain.models.frozen import Frozen, Reference
 from posttrain.models.reward import score_sequences
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 WITHOUT_PACKING = "padding is computed, and a prompt again for each of its completions"
 SHARDED = "the weights are sharded over ranks"
 Forward = Callable[..., Outputs]
+Ask = Callable[[Batch], Tensor | None]
 Result = TypeVar("Result")
 
 
@@ -204,7 +204,8 @@ class LocalLearner:
                 self.micro_batch_tokens, lambda tokens: len(self._cut(batch, tokens)), reason=reason
             )
 
-        self._refresh_captured()
+        for one in self._captured:
+            one.refresh()
         return until_it_fits(work, shrink)
 
     def _inferred(self, batch: Batch) -> Batch:
@@ -215,23 +216,11 @@ class LocalLearner:
                 batch = batch.replace(values=self._in_micro_batches(known, self._value))
         if self.reference is None:
             return batch
-        with self._referring(self.reference) as model:
-            logprobs = self._in_micro_batches(known, lambda part: self._asked(model, part).logprobs)
+        with self.reference.on_device() as model:  # not captured: it may be the model that learns
+            logprobs = self._in_micro_batches(
+                known, lambda part: self._asked(model, part).logprobs, replayed=False
+            )
         return batch.replace(ref_logprobs=logprobs)
-
-    @contextlib.contextmanager
-    def _referring(self, reference: Frozen | EarlierAdapter | ShardedReference) -> Iterator[Any]:
-        """The reference on its device; one that is the trained model itself is captured like it."""
-        try:
-            with reference.on_device() as model:
-                self._refresh_captured()
-                yield model
-        finally:
-            self._refresh_captured()
-
-    def _refresh_captured(self) -> None:
-        for one in self._captured:
-            one.refresh()
 
     def _summed(self, batch: Batch, objective: Objective, *, learning: list[Trained]) -> Sums:
         """Forward and backward of all micro-batches, after the gradients are cleared."""
@@ -300,12 +289,13 @@ class LocalLearner:
         cheap = functools.partial(cheapest, whole, keep_groups=self._keep_groups)
         return self._sharding.together(work, part, cheap=cheap)
 
-    def _in_micro_batches(self, batch: Batch, ask: Callable[[Batch], Tensor | None]) -> Tensor:
+    def _in_micro_batches(self, batch: Batch, ask: Ask, *, replayed: bool = True) -> Tensor:
         """``ask`` applied to all micro-batches, joined on the CPU. Shapes: [B, T]."""
+        captured = self._captured if replayed else ()
         result = torch.zeros(batch.tokens.shape, dtype=torch.float32)
 
         def asked(part: Batch) -> Tensor:
-            with self._precision(), replaying(*self._captured):
+            with self._precision(), replaying(*captured):
                 found = ask(part.to(self.device))
             assert found is not None, "a policy gives log-probs"
             return found.cpu()
@@ -393,7 +383,7 @@ class LocalLearner:
                     shares_prompts(model, 8)
         return Sharding(self.ranks, policy=self.trained, critic=self._critic)
 
-    def _frozen(self, keep: Reference) -> Frozen | EarlierAdapter | ShardedReference:
+    def _frozen(self, keep: Reference) -> Frozen | ShardedReference:
         return keep.of(self.model) if self._sharding is None else self._sharding.reference(keep)
 
     @contextlib.contextmanager

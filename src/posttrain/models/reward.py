@@ -178,7 +178,7 @@ def _load_adapted(folder: Path, *, dtype: str, device: str) -> RewardModel:
         raise ValueError(f"reward model: {str(folder)!r} {_NO_HEAD}")
     policy = load_policy(found.base, dtype=dtype, device=device)
     model = reward_from_policy(policy, seed=0).model
-    load_adapters(model, found.settings, found.weights, source=str(folder))
+    load_adapters(model, found.settings, weights=found.weights, source=str(folder))
     check_finite(model, source=str(folder), kind="reward model")
     given: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     tokenizer = AutoTokenizer.from_pretrained(str(folder), **given)
@@ -204,8 +204,9 @@ def save_reward(
     setattr(reward.model.config, _NOTES, notes)
     with replacing_folder(folder) as new:
         if reward.adapter is not None:
-            base = reward.base
-            write_adapter(reward.model, reward.adapter, new, base=base, head="score")
+            write_adapter(
+                reward.model, new, settings=reward.adapter, base=reward.base, head="score"
+            )
             reward.model.config.save_pretrained(new)
             reward.tokenizer.save_pretrained(new)
             return

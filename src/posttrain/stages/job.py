@@ -14,7 +14,6 @@ from posttrain.build.threads import settle_threads
 from posttrain.check import before_run
 from posttrain.config import Resolved
 from posttrain.distributed.connect import connect
-from posttrain.models.save import write_base
 from posttrain.report.facts import TITLES
 from posttrain.runs import RunFolder, clear_checkpoints
 from posttrain.runs.finished import Finished
@@ -117,11 +116,9 @@ class Job:
     def _load(self, source: str) -> None:
         self._close_setup()
         device = choose_device(self._recipe)
-        policy = make_policy(self._recipe, source, device=device)
-        write_base(policy)
         self.setup = make_setup(
             self._recipe,
-            policy,
+            make_policy(self._recipe, source, device=device),
             device=device,
             reward_model=self.folder.stage("reward").model,
             cluster=self._cluster,

@@ -122,9 +122,9 @@ def find_base(folder: Path, name: str) -> str:
 
 def write_adapter(
     model: nn.Module,
-    settings: AdapterSettings,
     folder: Path,
     *,
+    settings: AdapterSettings,
     base: str,
     head: str = "",
 ) -> None:
