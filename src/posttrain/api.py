@@ -56,6 +56,7 @@ def rl(
     evaluate: bool = True,
     run_options: Mapping[str, Any] | None = None,
     model_options: Mapping[str, Any] | None = None,
+    adapter: Mapping[str, Any] | None = None,
     grading: Mapping[str, Any] | None = None,
     environment: Mapping[str, Any] | None = None,
     **options: Any,
@@ -73,7 +74,14 @@ def rl(
     chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts)
     stages = ["rl", "eval"] if evaluate and has_test(chosen) else ["rl"]
     given = {
-        **_begun(model, folder, stages=stages, seed=seed, options=(run_options, model_options)),
+        **_begun(
+            model,
+            folder,
+            stages=stages,
+            seed=seed,
+            options=(run_options, model_options),
+            adapter=adapter,
+        ),
         "grading": dict(grading or {}),
         "environment": dict(environment or {}),
         "rl": options,
@@ -92,6 +100,7 @@ def sft(
     allow_changes: Sequence[str] = (),
     run_options: Mapping[str, Any] | None = None,
     model_options: Mapping[str, Any] | None = None,
+    adapter: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
     """Supervised fine-tuning on a JSONL file of demonstrations, or on a task's own answers.
@@ -100,7 +109,14 @@ def sft(
     """
     chosen = rows_task(task, prompts=None, test_prompts=())
     given = {
-        **_begun(model, folder, stages=["sft"], seed=seed, options=(run_options, model_options)),
+        **_begun(
+            model,
+            folder,
+            stages=["sft"],
+            seed=seed,
+            options=(run_options, model_options),
+            adapter=adapter,
+        ),
         "sft": {"data": file_name(data), **options},
     }
     return run(*_recipe(given, chosen), resume=resume, allow_changes=allow_changes)
@@ -149,6 +165,7 @@ def reward(
     allow_changes: Sequence[str] = (),
     run_options: Mapping[str, Any] | None = None,
     model_options: Mapping[str, Any] | None = None,
+    adapter: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
     """A reward model from a JSONL file of preferences: pairs, ranked sets or scored completions.
@@ -156,7 +173,14 @@ def reward(
     The other options are those of ``[reward]``: ``epochs=2``, ``learning_rate=1e-5`` …
     """
     given = {
-        **_begun(model, folder, stages=["reward"], seed=seed, options=(run_options, model_options)),
+        **_begun(
+            model,
+            folder,
+            stages=["reward"],
+            seed=seed,
+            options=(run_options, model_options),
+            adapter=adapter,
+        ),
         "reward": {"data": file_name(data), **options},
     }
     return run(recipe_from_dict(given), resume=resume, allow_changes=allow_changes)
@@ -292,8 +316,9 @@ def _begun(
     stages: list[str],
     seed: int,
     options: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None],
+    adapter: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The sections ``[run]`` and ``[model]`` of a job."""
+    """The sections ``[run]``, ``[model]`` and ``[adapter]`` of a job."""
     place = folder_name(folder, example=f"runs/{stages[0]}")
     run = {"folder": place, "seed": seed, "stages": stages}
     more, loading = (dict(given or {}) for given in options)
@@ -302,7 +327,11 @@ def _begun(
             f"run_options: {', '.join(twice)} cannot be given here; folder and seed are parameters "
             "of their own, and each stage is a function"
         )
-    return {"run": {**run, **more}, "model": {"name": model_name(model), **loading}}
+    return {
+        "run": {**run, **more},
+        "model": {"name": model_name(model), **loading},
+        "adapter": dict(adapter or {}),
+    }
 
 
 def _recipe(

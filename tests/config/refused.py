@@ -255,6 +255,13 @@ RECIPE_REFUSED: dict[str, Cases] = {
             "rl.evaluate_every, or run.keep_best to 0",
         ),
     ],
+    "adapter_elsewhere": [
+        (
+            {"adapter": {"rank": 8}, "rl": {}, "cluster": {"learners": 2}},
+            "adapter.rank: adapters are not yet sharded over ranks, nor sent to other processes; "
+            "drop [cluster], or set adapter.rank to 0",
+        ),
+    ],
 }
 
 TEACHER_MISSING = (

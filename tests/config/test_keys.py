@@ -45,8 +45,8 @@ pytestmark = pytest.mark.usefixtures("fake_tables")
         ({"rll": {}}, "rll: unknown section; did you mean [rl]?"),
         (
             {"zzz": {}},
-            "zzz: unknown section; Known: cluster, environment, eval, grading, model, prefer, "
-            "reward, rewards, rl, run, sft, task, teacher",
+            "zzz: unknown section; Known: adapter, cluster, environment, eval, grading, model, "
+            "prefer, reward, rewards, rl, run, sft, task, teacher",
         ),
         ({"steps": 5}, "steps: unknown key; steps is a key of [rl]"),
         ({"placement": "loss"}, "placement: unknown key; placement is a key of [rl.kl]"),
@@ -262,6 +262,7 @@ def test_every_key_has_one_line_of_help_and_a_table_has_45_at_most() -> None:
     known = (
         "run",
         "model",
+        "adapter",
         "grading",
         "environment",
         "cluster",

@@ -8,6 +8,7 @@ from models.families import build
 from torch import nn
 
 from posttrain.fast.fused_linear import FusedLinear, fuse_linears
+from posttrain.models.adapters import AdapterSettings, add_adapters
 
 
 class Special(nn.Linear):
@@ -51,6 +52,28 @@ def test_a_model_says_the_same_and_follows_its_weights(family: str) -> None:
                 weight.mul_(1.25)
                 weights[name].copy_(weight)  # in place, as it was known before
     assert all(not product._parts and product._states is None for product in products(fused))
+
+
+def test_adapters_are_fused_with_their_layers_and_followed() -> None:
+    """In float64, to rounding: q, k, v and their A in one product, all B in a second one."""
+    model = build("llama")
+    add_adapters(model, AdapterSettings(rank=3), seed=0)
+    fused = copy.deepcopy(model)
+    weights = dict(fused.named_parameters())
+    fuse_linears(fused)
+    assert len(products(fused)) == 4 * len(model.get_decoder().layers)
+    tokens = torch.arange(18).reshape(2, 9)
+    drawn, seen = torch.Generator().manual_seed(0), []
+    for _ in range(3):
+        seen.append(expected := model(input_ids=tokens, use_cache=False).logits.detach())
+        found = fused(input_ids=tokens, use_cache=False).logits.detach()
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if weight.requires_grad:
+                    weight.add_(torch.randn(weight.shape, generator=drawn, dtype=weight.dtype) / 9)
+                    weights[name].copy_(weight)  # in place, as it was known before
+    assert float((seen[2] - seen[0]).abs().max()) > 1e-3  # they do count
 
 
 def test_other_states_are_not_taken_for_the_first() -> None:

@@ -20,16 +20,15 @@ from posttrain.learn.checkpoint import load_learner, save_learner
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.learn.trained import Trained
-from posttrain.models.adapters import AdapterSettings, copy_of_trained, round_base
+from posttrain.models.adapters import copy_of_trained, round_base
 from posttrain.models.critic import separate_critic, shared_critic
 from posttrain.models.frozen import Reference
 from posttrain.models.load import Policy, load_policy
-from posttrain.models.save import save_policy, with_new_adapters
+from posttrain.models.save import save_policy, with_adapters
 from posttrain.protocols import Objective, Outputs
 from posttrain.rollout.engines import NativeEngine
 from posttrain.types import Batch, Prompt, Sampling, Score, Terms
 
-SETTINGS = AdapterSettings(rank=4)
 RATE = 5e-3
 
 
@@ -52,7 +51,7 @@ def objective(outputs: Outputs, part: Batch) -> Terms:
 
 def policy(folder: Path, *, dtype: torch.dtype = torch.float32) -> Policy:
     plain = replace(load_policy("tiny", options=OPTIONS), model=small_model(dtype=dtype))
-    return with_new_adapters(plain, SETTINGS, seed=0, folder=folder)
+    return with_adapters(plain, {"rank": 4}, seed=0, folder=folder)
 
 
 def learner(made: Policy, kind: str = "none", **options: object) -> LocalLearner:

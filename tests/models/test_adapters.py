@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from posttrain.models.adapters import (
     AdapterSettings,
-    EarlierAdapter,
     adapted_layers,
     add_adapters,
     copy_of_trained,
     merge_adapters,
     round_base,
 )
+from posttrain.models.frozen import EarlierAdapter
 from posttrain.models.load import Policy, load_policy
 from posttrain.models.save import merge_folder, save_policy
 

@@ -13,6 +13,7 @@ from small_runs import recipe, small_run, weights
 from posttrain.build.model_source import merge_adapter
 from posttrain.config import ConfigError, cautions, recipe_from_dict, resolve
 from posttrain.models.load import load_policy
+from posttrain.models.reward import load_reward
 
 ADAPTER = {"rank": 4, "alpha": 16.0}
 PPO = {
@@ -110,23 +111,45 @@ def test_the_rate_of_the_other_kind_is_said() -> None:
     assert not cautions(resolve(recipe_from_dict(values)))
 
 
-@pytest.mark.parametrize(
-    ("sections", "said"),
-    [
-        ({"cluster": {"learners": 2}}, "adapter.rank: adapters are not yet sharded over ranks"),
-        ({"cluster": {"engines": 1, "address": "local"}}, "nor sent to other processes"),
-        ({"rl": {"engine": "vllm"}}, "adapter.rank: adapters are not yet pushed to vLLM"),
-        (
-            {"rl": {"kl": {"placement": "loss", "coefficient": 0.1, "offload": True}}},
-            "rl.kl.offload: the reference of adapters is the model without them",
-        ),
-    ],
-)
-def test_what_adapters_cannot_do_yet_is_refused(sections: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        resolved(adapter={"rank": 8}, **sections)
+def test_vllm_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"adapter\.rank: adapters are not yet pushed to vLLM"):
+        resolved(adapter={"rank": 8}, rl={"engine": "vllm"})
 
 
 def test_keys_without_a_rank_have_no_effect() -> None:
     with pytest.raises(ConfigError, match=r"adapter\.alpha: no effect without adapters"):
         resolved(adapter={"alpha": 8.0})
+    kl = {"placement": "loss", "coefficient": 0.1, "offload": True}
+    with pytest.raises(ConfigError, match=r"rl\.kl\.offload: the reference of adapters is the"):
+        resolved(adapter={"rank": 8}, rl={"kl": kl})
+
+
+@pytest.mark.slow
+def test_a_reward_model_is_an_adapter_too_and_a_critic_begins_with_it(tmp_path: Path) -> None:
+    """Its scores come back from the folder, beside the policy's adapters on the same base."""
+    values = recipe(
+        tmp_path / "run",
+        adapter=ADAPTER,
+        prefer={"samples": 4, "rewards": {"length": {"target": 1, "per_token": 0.1}}},
+        reward={"batch_size": 4, "learning_rate": 1e-3, "save_every": 1},
+        rl={"algorithm": "ppo", "critic": {"source": "reward"}},
+        rewards={"model": 1.0},
+        eval=None,
+    )
+    done, _ = small_run(values)
+    folder = done.folder.stage("reward").model
+    said = json.loads((folder / "adapter_config.json").read_text())
+    assert (said["task_type"], said["modules_to_save"]) == ("SEQ_CLS", ["score"])
+    assert not list(done.folder.path.rglob("reward/**/model.safetensors"))
+    whole, begun = weights(folder), weights(done.folder.stage("sft").model)
+    assert not torch.equal(
+        *(
+            given["base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"]
+            for given in (whole, begun)
+        )
+    )
+    reward = load_reward(str(folder))
+    assert reward.deviation != 1.0
+    trained = {name for name, w in reward.model.named_parameters() if w.requires_grad}
+    assert len(trained) == len(whole)
+    assert "score.weight" in trained

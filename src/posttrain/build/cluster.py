@@ -10,6 +10,7 @@ from posttrain.build.learners import make_learner, make_reward_learner
 from posttrain.config import Resolved
 from posttrain.models.load import Policy
 from posttrain.models.reward import RewardModel
+from posttrain.models.save import write_base
 from posttrain.protocols import Engine, Learner
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def stage_learner(
 ) -> Learner:
     """The learner of a stage, on the setup's cluster or here; ``model`` is that of stage reward."""
     recipe = setup.recipe
+    write_base(setup.policy)
     if setup.cluster is not None:
         return setup.cluster.make_learner(
             recipe,

@@ -95,7 +95,7 @@ def contents_digest(value: Any) -> str | None:
     path = Path(value).expanduser()
     if path.is_file():
         return _digest(path)
-    if not (path / "config.json").is_file():
+    if not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
         return None
     files = (file for file in path.iterdir() if file.suffix in _OF_MODELS and file.is_file())
     return config_digest(*(f"{file.name} {_digest(file)}" for file in sorted(files)))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from posttrain.build.setup import adapter_settings, choose_compile, choose_compute, make_policy
+from posttrain.build.setup import choose_compile, choose_compute, make_policy
 from posttrain.config import KlSection, Optimiser, Resolved, RewardSection, RlSection, SftSection
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.fast.score import checkpoint_activations, compile_layers, score_tokens
@@ -19,6 +19,7 @@ from posttrain.learn.learner import LocalLearner, scores
 from posttrain.learn.optim import adamw, rate_factor
 from posttrain.learn.ranks import ALONE, Ranks
 from posttrain.learn.trained import Trained
+from posttrain.models.adapters import AdapterSettings
 from posttrain.models.critic import separate_critic, shared_critic
 from posttrain.models.frozen import Reference
 from posttrain.models.load import Policy
@@ -101,7 +102,7 @@ def make_reward_learner(
 
 def _check_adapter(recipe: Resolved, policy: Policy, *, ranks: Ranks) -> None:
     """Raise where a model has other adapters than the recipe asks for, or cannot learn them."""
-    known, asked = policy.adapter, adapter_settings(recipe)
+    known, asked = policy.adapter, AdapterSettings(**dict(recipe.adapter))
     if known is not None and replace(known, targets=asked.targets) != asked:
         raise ValueError(
             f"adapter.rank: {asked.rank}, but {policy.source!r} holds an adapter of rank "

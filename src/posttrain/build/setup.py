@@ -16,10 +16,8 @@ from posttrain.config import ModelSection, Recipe, Resolved
 from posttrain.config.specs import MODEL_REWARD
 from posttrain.data.template import Template
 from posttrain.envs import make_env
-from posttrain.models.adapters import AdapterSettings, round_base
-from posttrain.models.head import HALF
 from posttrain.models.load import Policy, load_policy
-from posttrain.models.save import with_new_adapters
+from posttrain.models.save import with_adapters
 from posttrain.protocols import Engine, Env, Scorer, Task
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.environment import Environment
@@ -133,22 +131,13 @@ def make_policy(recipe: Recipe, source: str, *, device: str) -> Policy:
             seed=recipe.run.seed,
             options=chosen,
         )
-    return _adapted(recipe, policy, device=device)
-
-
-def _adapted(recipe: Recipe, policy: Policy, *, device: str) -> Policy:
-    """The policy with the adapters of the recipe: those that it has, or new ones."""
-    if policy.adapter is None and recipe.adapter.rank:
-        asked, folder = adapter_settings(recipe), Path(recipe.run.folder or "runs")
-        policy = with_new_adapters(policy, asked, seed=recipe.run.seed, folder=folder)
-    if (compute := choose_compute(recipe.model, device)) in HALF:
-        round_base(policy.model, compute)
-    return policy
-
-
-def adapter_settings(recipe: Recipe) -> AdapterSettings:
-    """What a recipe says of adapters; their rank is 0 where it wants none."""
-    return AdapterSettings(**dict(recipe.adapter))
+    return with_adapters(
+        policy,
+        dict(recipe.adapter),
+        seed=recipe.run.seed,
+        folder=Path(recipe.run.folder or "runs"),
+        compute=choose_compute(model, device),
+    )
 
 
 def of_any_model(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def check_disk(bench: Bench) -> Verdict | None:
     It only warns: most of it is temporary, and a checkpoint that the recipe does not ask for does
     not end a run where it cannot be written.
     """
-    held = num_bytes(bench.policy.model.parameters())
+    held = num_bytes(w for w in bench.policy.model.parameters() if w.requires_grad)
     stages = list(stage_space(bench.recipe, bench.stages, held=held))
     if not stages:
         return None

@@ -79,12 +79,14 @@ def _needs(bench: Bench) -> dict[str, int]:
     held, trained = num_bytes(weights), num_bytes(w for w in weights if w.requires_grad)
     needs = {"weights": held, "gradients": trained, "AdamW": 2 * trained}
     if section.max_lag and not bench.own_engine:
-        needs["engine's copy"] = held
-    if section.kl.placement != "none" and not section.kl.offload:
+        needs["engine's copy"] = trained  # what does not learn is shared
+    if trained < held and section.kl.placement != "none":
+        needs["reference"] = trained  # of adapters these alone are kept
+    elif section.kl.placement != "none" and not section.kl.offload:
         half = section.kl.dtype == "bfloat16" and weights[0].element_size() > 2
         needs["reference"] = held // 2 if half else held
     if section.critic is not None and section.critic.kind == "separate":
-        needs["critic"] = 4 * held
+        needs["critic"] = 4 * trained
     models = [scorer.reward.model for scorer in reward_models(bench)]
     return needs | {"reward model": sum(num_bytes(model.parameters()) for model in models)}
 

@@ -27,7 +27,6 @@ from posttrain.config.resolved import (
     RunSection,
 )
 from posttrain.config.sections import (
-    AdapterSection,
     ClusterSection,
     EnvironmentSection,
     GradingSection,
@@ -40,7 +39,6 @@ from posttrain.config.sections import (
 )
 
 __all__ = [
-    "AdapterSection",
     "ClusterSection",
     "ConfigError",
     "CriticSection",

@@ -112,3 +112,12 @@ class Section(BaseModel):
     """A frozen table that knows all its keys; values are taken as they are, never converted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class AdapterSection(Section):
+    """Low-rank adapters (LoRA): the model stays as it is, a small product beside it learns."""
+
+    rank: int = key(0, "Rank of the product B·A beside each weight; 0: all weights learn.", ge=0)
+    alpha: float = key(32.0, "The product counts alpha / rank times.", gt=0)
+    rslora: bool = key(False, "It counts alpha / √rank times: for high ranks.")
+    targets: Names = key((), "Layers to adapt, by the ends of their names; none: all linear ones.")

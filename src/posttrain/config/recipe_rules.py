@@ -221,19 +221,24 @@ def update_lost_in_rounding(recipe: Resolved) -> str | None:
     return None
 
 
-FULL_RATES = {"sft": SftSection(), "reward": RewardSection(), "rl": WrittenRl()}
+# Rates at which all weights learn by default, and from which a rate is one for adapters.
+FULL_RATES = {
+    "sft": (SftSection().learning_rate, 2e-4),
+    "reward": (RewardSection().learning_rate, 2e-4),
+    "rl": (WrittenRl().learning_rate, 5e-5),
+}
 
 
 def rate_of_the_other_kind(recipe: Resolved) -> str | None:
     """An adapter learns at about ten times the rate of all weights; not so the tiny model."""
     for stage, section in _learning(recipe).items():
-        rate, full = section.learning_rate, FULL_RATES[stage].learning_rate
+        rate, (full, high) = section.learning_rate, FULL_RATES[stage]
         if recipe.adapter.rank and rate <= 2 * full:
             return (
                 f"{stage}.learning_rate: {rate:g} is a rate for all weights; an adapter learns "
                 f"best at about ten times that: drop it (the default is {10 * full:g}), or raise it"
             )
-        if not recipe.adapter.rank and rate >= 10 * full and recipe.model.name != "tiny":
+        if not recipe.adapter.rank and rate >= high and recipe.model.name != "tiny":
             return (
                 f"{stage}.learning_rate: {rate:g} is a rate for adapters, and here all weights "
                 f"learn; about {full:g} is usual, or set adapter.rank"
@@ -242,7 +247,6 @@ def rate_of_the_other_kind(recipe: Resolved) -> str | None:
 
 
 RECIPE_RULES: list[Callable[[Resolved], str | None]] = [
-    adapter_elsewhere,
     decay_of_everything,
     repeated_names,
     compute_above_weights,
@@ -252,6 +256,7 @@ RECIPE_RULES: list[Callable[[Resolved], str | None]] = [
     engines_differ,
     rewards_without_weight,
     best_without_measure,
+    adapter_elsewhere,
 ]
 SFT_RULES: list[Callable[[SftSection], str | None]] = [
     demonstrations_missing,

@@ -14,9 +14,9 @@ from pydantic import PrivateAttr
 from posttrain.algorithms.choices import Direction, Estimator, Placement, Rule
 from posttrain.config.fields import (
     STAGES,
+    AdapterSection,
     Betas,
     Expected,
-    Names,
     OptionalPiece,
     OptionalStages,
     Rewards,
@@ -82,15 +82,6 @@ class ModelSection(Section):
         "text", "What a special token that the data spells becomes: text, or the token."
     )
     options: dict[str, Any] = key({}, "Options of loading it: the sizes of tiny, say.")
-
-
-class AdapterSection(Section):
-    """Low-rank adapters (LoRA): the model stays as it is, a small product beside it learns."""
-
-    rank: int = key(0, "Rank of the product B·A beside each weight; 0: all weights learn.", ge=0)
-    alpha: float = key(32.0, "The product counts alpha / rank times.", gt=0)
-    rslora: bool = key(False, "It counts alpha / √rank times: for high ranks.")
-    targets: Names = key((), "Layers to adapt, by the ends of their names; none: all linear ones.")
 
 
 class GradingSection(Section):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -246,9 +246,3 @@ def captured_passes(*modules: Any, compute: torch.dtype) -> tuple[CapturedPasses
         for module in modules
     ]
     return tuple(CapturedPasses(trunk, compute) for trunk in trunks if trunk is not None)
-
-
-def refresh_casts(captured: Iterable[CapturedPasses]) -> None:
-    """Bring the cast weights of all these passes up to date."""
-    for one in captured:
-        one.refresh()

@@ -22,7 +22,6 @@ from posttrain.fast.captured_pass import (
     CapturedPasses,
     captured_passes,
     pausing,
-    refresh_casts,
     replaying,
 )
 from posttrain.fast.compiled import compilable, compile_layers
@@ -47,7 +46,6 @@ __all__ = [
     "compile_layers",
     "computing_in",
     "pausing",
-    "refresh_casts",
     "replaying",
     "captured_passes",
     "score_tokens",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from posttrain.fast.score import (
     captured_passes,
     computing_in,
     pausing,
-    refresh_casts,
     replaying,
     score_tokens,
     shares_prompts,
@@ -34,7 +32,6 @@ from posttrain.learn.micro_batch_size import tokens_on_cpu, tokens_on_gpu, unall
 from posttrain.learn.ranks import ALONE, Ranks, cheapest
 from posttrain.learn.sums import Sums
 from posttrain.learn.trained import Applied, Schedule, Trained
-from posttrain.models.adapters import EarlierAdapter
 from posttrain.models.cache import context_length
 from posttrain.models.frozen import Frozen, Reference
 from posttrain.models.reward import score_sequences
@@ -46,6 +43,7 @@ if TYPE_CHECKING:
     from posttrain.learn.fsdp import ShardedReference, Sharding
 
 Forward = Callable[..., Outputs]
+Ask = Callable[[Batch], Tensor | None]
 Result = TypeVar("Result")
 
 
@@ -211,7 +209,8 @@ class LocalLearner:
                 self.micro_batch_tokens, lambda tokens: len(self._cut(batch, tokens)), reason=reason
             )
 
-        refresh_casts(self._captured)
+        for one in self._captured:
+            one.refresh()
         return until_it_fits(work, shrink)
 
     def _inferred(self, batch: Batch) -> Batch:
@@ -222,22 +221,11 @@ class LocalLearner:
                 batch = batch.replace(values=self._in_micro_batches(known, self._value))
         for name, frozen in {"ref": self.reference, "teacher": self._taught_by}.items():
             if frozen is not None:
-                with self._on_device(frozen) as model:
+                with frozen.on_device() as model:  # not captured: it may be the model that learns
                     ask = functools.partial(self._policy, model=model)
-                    found = self._in_micro_batches(known, ask)
+                    found = self._in_micro_batches(known, ask, replayed=False)
                 batch = batch.replace(**{f"{name}_logprobs": found})
         return batch
-
-    @contextlib.contextmanager
-    def _on_device(self, frozen: Frozen | EarlierAdapter | ShardedReference) -> Iterator[Any]:
-        """A model that is only asked; one that is the trained model itself is captured like it."""
-        followed = self._captured if isinstance(frozen, EarlierAdapter) else ()
-        try:
-            with frozen.on_device() as model:
-                refresh_casts(followed)
-                yield model
-        finally:
-            refresh_casts(followed)
 
     def _summed(self, batch: Batch, objective: Objective, *, learning: list[Trained]) -> Sums:
         """Forward and backward of all micro-batches, after the gradients are cleared."""
@@ -311,12 +299,13 @@ class LocalLearner:
         cheap = functools.partial(cheapest, whole, keep_groups=self._keep_groups)
         return self._sharding.together(work, part, cheap=cheap)
 
-    def _in_micro_batches(self, batch: Batch, ask: Callable[[Batch], Tensor | None]) -> Tensor:
+    def _in_micro_batches(self, batch: Batch, ask: Ask, *, replayed: bool = True) -> Tensor:
         """``ask`` applied to all micro-batches, joined on the CPU. Shapes: [B, T]."""
+        captured = self._captured if replayed else ()
         result = torch.zeros(batch.tokens.shape, dtype=torch.float32)
 
         def asked(part: Batch) -> Tensor:
-            with self._precision(), replaying(*self._captured):
+            with self._precision(), replaying(*captured):
                 found = ask(part.to(self.device))
             assert found is not None, "a policy gives log-probs"
             return found.cpu()
@@ -389,7 +378,7 @@ class LocalLearner:
         self._shares_prompts(8)  # models are probed now: one that is sharded is no longer whole
         return Sharding(self.ranks, policy=self.trained, critic=self._critic)
 
-    def _frozen(self, keep: Reference) -> Frozen | EarlierAdapter | ShardedReference:
+    def _frozen(self, keep: Reference) -> Frozen | ShardedReference:
         return keep.of(self.model) if self._sharding is None else self._sharding.reference(keep)
 
     def _asked_only(self, model: nn.Module) -> Frozen | ShardedReference:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -98,7 +97,7 @@ def add_adapters(model: nn.Module, settings: AdapterSettings, *, seed: int) -> N
     what it was, bit for bit.
     """
     drawn = torch.Generator().manual_seed(seed)
-    for adapted in _wrap(model, _chosen(model, settings), settings).values():
+    for adapted in _wrap(model, settings, names=_chosen(model, settings)).values():
         weight = adapted.adapter.A
         bound = 1 / math.sqrt(adapted.in_features)
         first = torch.rand(weight.shape, generator=drawn, dtype=weight.dtype) * 2 * bound - bound
@@ -107,9 +106,12 @@ def add_adapters(model: nn.Module, settings: AdapterSettings, *, seed: int) -> N
 
 @torch.no_grad()
 def load_adapters(
-    model: nn.Module, settings: AdapterSettings, weights: Mapping[str, Tensor], *, source: str
+    model: nn.Module, settings: AdapterSettings, *, weights: Mapping[str, Tensor], source: str
 ) -> None:
-    """Freeze a model and put these adapters into it, in place; ``weights`` are by our names."""
+    """Freeze a model and put these adapters into it, in place; ``weights`` are by our names.
+
+    Those of a head that was learned beside them are its own from now on, and learn.
+    """
     names = [name.removesuffix(".adapter.A") for name in weights if name.endswith(".adapter.A")]
     layers = dict(model.named_modules())
     missing = [name for name in names if not isinstance(layers.get(name), nn.Linear)]
@@ -119,10 +121,13 @@ def load_adapters(
             f"{(missing or ['at all'])[0]}; put the right folder into base_model_name_or_path of "
             "its adapter_config.json"
         )
-    _wrap(model, names, settings)
+    _wrap(model, settings, names=names)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(name in weights)
     own = {name: w for name, w in model.named_parameters() if w.requires_grad}
-    wrong = own.keys() ^ weights.keys()
-    wrong |= {name for name in own.keys() - wrong if own[name].shape != weights[name].shape}
+    wrong = {name for name in own if own[name].shape != weights[name].shape}
+    wrong |= weights.keys() - own.keys()
+    wrong |= {f"{name}.adapter.B" for name in names} - weights.keys()
     if wrong:
         raise ValueError(
             f"model: the adapter in {source!r} does not fit its base, {min(wrong)} for one; it was "
@@ -155,7 +160,7 @@ def _chosen(model: nn.Module, settings: AdapterSettings) -> list[str]:
 
 
 def _wrap(
-    model: nn.Module, names: list[str], settings: AdapterSettings
+    model: nn.Module, settings: AdapterSettings, *, names: list[str]
 ) -> dict[str, AdaptedLinear]:
     model.requires_grad_(False)
     made: dict[str, AdaptedLinear] = {}
@@ -204,39 +209,3 @@ def copy_of_trained(module: Copied) -> Copied:
     """A copy that shares every weight that does not learn: of a model with adapters, the base."""
     shared: Any = {id(w): w for w in module.parameters() if not w.requires_grad}
     return copy.deepcopy(module, shared)
-
-
-class EarlierAdapter:
-    """A model with its adapters as they were when this was made: a reference without a copy.
-
-    Their numbers are exchanged in place, so that compiled layers and captured passes, which hold
-    addresses, compute with them too.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._earlier = {n: w.detach().clone() for n, w in self._adapters().items()}
-
-    def _adapters(self) -> dict[str, nn.Parameter]:
-        return {name: w for name, w in self._model.named_parameters() if ".adapter." in name}
-
-    @contextmanager
-    def on_device(self) -> Iterator[Any]:
-        """The model with the earlier adapters, without gradient."""
-        self._exchange()
-        try:
-            with torch.no_grad():
-                yield self._model
-        finally:
-            self._exchange()
-
-    def weights(self) -> dict[str, Tensor]:
-        """The earlier adapters by name; to be read, or filled in place."""
-        return self._earlier
-
-    @torch.no_grad()
-    def _exchange(self) -> None:
-        for name, weight in self._adapters().items():
-            now = weight.detach().clone()
-            weight.copy_(self._earlier[name])
-            self._earlier[name].copy_(now)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posttrain.models.adapters import EarlierAdapter, adapted_layers
+from posttrain.models.adapters import adapted_layers
 
 
 class Frozen:
@@ -58,6 +58,41 @@ class Frozen:
             self._model.to("cpu")
 
 
+class EarlierAdapter(Frozen):
+    """A model with its adapters as they were when this was made: a reference without a copy.
+
+    Their numbers are exchanged in place: nothing that holds the weights' addresses has to know.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._earlier = {n: w.detach().clone() for n, w in self._adapters().items()}
+
+    def _adapters(self) -> dict[str, nn.Parameter]:
+        return {name: w for name, w in self._model.named_parameters() if ".adapter." in name}
+
+    @contextlib.contextmanager
+    def on_device(self) -> Iterator[Any]:
+        """The model with the earlier adapters, without gradient."""
+        self._exchange()
+        try:
+            with torch.no_grad():
+                yield self._model
+        finally:
+            self._exchange()
+
+    def weights(self) -> dict[str, Tensor]:
+        """The earlier adapters by name; to be read, or filled in place."""
+        return self._earlier
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for name, weight in self._adapters().items():
+            now = weight.detach().clone()
+            weight.copy_(self._earlier[name])
+            self._earlier[name].copy_(now)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reference:
     """How a reference model is kept: the options of :class:`Frozen`."""
@@ -65,7 +100,7 @@ class Reference:
     dtype: torch.dtype | None = None
     offload: bool = False
 
-    def of(self, model: nn.Module) -> Frozen | EarlierAdapter:
+    def of(self, model: nn.Module) -> Frozen:
         """The weights as they are now: a frozen copy of the model, or of its adapters alone."""
         if adapted_layers(model):
             return EarlierAdapter(model)

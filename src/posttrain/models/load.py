@@ -121,7 +121,7 @@ def _load_adapted(folder: Path, *, dtype: str, device: str, options: Mapping[str
             tokenizer = AutoTokenizer.from_pretrained(
                 str(folder), trust_remote_code=False, local_files_only=True
             )
-    load_adapters(policy.model, found.settings, found.weights, source=str(folder))
+    load_adapters(policy.model, found.settings, weights=found.weights, source=str(folder))
     check_finite(policy.model, source=str(folder), kind="model")
     loaded = _finish(policy.model, tokenizer, source=str(folder))
     return replace(loaded, adapter=found.settings, base=found.base)

@@ -24,11 +24,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from posttrain.models.adapters import AdapterSettings, copy_of_trained, load_adapters
+from posttrain.models.files.adapter_folder import holds_adapter, read_adapter, write_adapter
 from posttrain.models.files.damaged import check_finite, check_fit, explained
 from posttrain.models.files.hub import why_unreachable
 from posttrain.models.files.model_folder import check_folder, replacing_folder
 from posttrain.models.files.size import check_parts, check_size
-from posttrain.models.load import Policy, cast, find_dtype, switch_off_dropout
+from posttrain.models.load import Policy, cast, find_dtype, load_policy, switch_off_dropout
 from posttrain.models.quiet import loading_alone, without_bars, without_reports
 from posttrain.models.sampling import at_least_float32
 from posttrain.types import Batch
@@ -44,8 +46,8 @@ class RewardModel:
 
     ``mean`` and ``deviation`` are those of its scores on a reference set: ``(raw − mean) /
     deviation`` has mean 0 and deviation 1 there. ``chat`` says whether it was trained on chats
-    (None: unknown). ``pad_token`` is never the last token of a sequence: transformers finds the
-    last real token by looking for it.
+    (None: unknown). ``adapter`` and ``base`` are as of a policy. ``pad_token`` is never the last
+    token of a sequence: transformers finds the last real token by looking for it.
     """
 
     model: PreTrainedModel
@@ -55,6 +57,8 @@ class RewardModel:
     mean: float = 0.0
     deviation: float = 1.0
     chat: bool | None = None
+    adapter: AdapterSettings | None = None
+    base: str = ""
 
     @property
     def head(self) -> nn.Linear:
@@ -71,7 +75,10 @@ class RewardModel:
 
 @loading_alone()
 def reward_from_policy(policy: Policy, *, seed: int) -> RewardModel:
-    """A reward model on a copy of the policy's weights, with a new head that ``seed`` decides."""
+    """A reward model on a copy of the policy's weights, with a new head that ``seed`` decides.
+
+    With adapters, the copy is of these alone: the base is the policy's own.
+    """
     config = copy.deepcopy(policy.model.config)
     config.num_labels = 1
     tokenizer = _with_free_pad(policy)
@@ -89,7 +96,11 @@ def reward_from_policy(policy: Policy, *, seed: int) -> RewardModel:
                 "that has one (Llama, Qwen, Gemma, Mistral, GPT-2 … do)"
             ) from error
         cast(model, weight.dtype)
-        model.base_model.load_state_dict(policy.model.base_model.state_dict())
+        if policy.adapter is None:
+            model.base_model.load_state_dict(policy.model.base_model.state_dict())
+        else:
+            trunk = copy_of_trained(policy.model.base_model)
+            setattr(model, model.base_model_prefix, trunk)
         if len(tokenizer) > model.get_input_embeddings().num_embeddings:
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
         config.get_text_config().pad_token_id = config.pad_token_id = tokenizer.pad_token_id
@@ -98,6 +109,8 @@ def reward_from_policy(policy: Policy, *, seed: int) -> RewardModel:
             tokenizer=tokenizer,
             source=policy.source,
             pad_token=tokenizer.pad_token_id,
+            adapter=policy.adapter,
+            base=policy.base,
         )
         # Scores start near 0: a large random head would first have to be unlearned.
         nn.init.normal_(made.head.weight, std=1 / (made.head.in_features + 1) ** 0.5)
@@ -109,6 +122,8 @@ def reward_from_policy(policy: Policy, *, seed: int) -> RewardModel:
 def load_reward(source: str, *, dtype: str = "float32", device: str = "cpu") -> RewardModel:
     """The reward model in a folder (or of a hub name): any sequence classifier with one label."""
     path = Path(source).expanduser()
+    if path.is_dir() and holds_adapter(path):
+        return _load_adapted(path, dtype=dtype, device=device)
     if path.is_dir():
         check_folder(path, kind="reward model")
         source = str(path)
@@ -156,6 +171,23 @@ def load_reward(source: str, *, dtype: str = "float32", device: str = "cpu") -> 
     return _with_notes(model.to(device).eval(), tokenizer, source=source)
 
 
+def _load_adapted(folder: Path, *, dtype: str, device: str) -> RewardModel:
+    """The base of a reward model's adapter with a head on it, and both as they were learned."""
+    found = read_adapter(folder, whole=("score",))
+    if "score.weight" not in found.weights:
+        raise ValueError(f"reward model: {str(folder)!r} {_NO_HEAD}")
+    policy = load_policy(found.base, dtype=dtype, device=device)
+    model = reward_from_policy(policy, seed=0).model
+    load_adapters(model, found.settings, weights=found.weights, source=str(folder))
+    check_finite(model, source=str(folder), kind="reward model")
+    given: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), **given)
+    notes = getattr(AutoConfig.from_pretrained(str(folder), **given), _NOTES, None)
+    setattr(model.config, _NOTES, notes)
+    read = _with_notes(model.eval(), tokenizer, source=str(folder))
+    return replace(read, adapter=found.settings, base=found.base)
+
+
 def save_reward(
     reward: RewardModel, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None
 ) -> None:
@@ -171,6 +203,13 @@ def save_reward(
     }
     setattr(reward.model.config, _NOTES, notes)
     with replacing_folder(folder) as new:
+        if reward.adapter is not None:
+            write_adapter(
+                reward.model, new, settings=reward.adapter, base=reward.base, head="score"
+            )
+            reward.model.config.save_pretrained(new)
+            reward.tokenizer.save_pretrained(new)
+            return
         with without_bars():
             given = None if weights is None else dict(weights)
             reward.model.save_pretrained(new, state_dict=given)

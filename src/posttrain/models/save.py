@@ -7,7 +7,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
@@ -16,10 +18,12 @@ from posttrain.models.adapters import (
     add_adapters,
     copy_of_trained,
     merge_adapters,
+    round_base,
     without_adapters,
 )
 from posttrain.models.files.adapter_folder import OWN_BASE, write_adapter
 from posttrain.models.files.model_folder import replacing_folder
+from posttrain.models.head import HALF
 from posttrain.models.load import Policy, load_policy
 from posttrain.models.quiet import without_bars
 
@@ -32,10 +36,12 @@ def save_policy(
     They are written beside ``folder`` and moved there at the end, so that a folder that exists is
     complete; an older model in it is replaced. ``weights`` stands in for the model's own, where
     they are spread over several processes. Of a model with adapters these alone are written, as
-    ``peft`` does, and their base only where it has no folder of its own.
+    ``peft`` does.
     """
     if policy.adapter is not None:
-        _save_adapted(policy, folder, settings=policy.adapter)
+        with replacing_folder(folder) as new:
+            write_adapter(policy.model, new, settings=policy.adapter, base=policy.base)
+            policy.tokenizer.save_pretrained(new)
         return
     policy.model.generation_config = _generation_config(policy)
     given = None if weights is None else dict(weights)
@@ -45,21 +51,32 @@ def save_policy(
         policy.tokenizer.save_pretrained(new)
 
 
-def with_new_adapters(
-    policy: Policy, settings: AdapterSettings, *, seed: int, folder: Path
+def with_adapters(
+    policy: Policy,
+    settings: Mapping[str, Any],
+    *,
+    seed: int,
+    folder: Path,
+    compute: torch.dtype = torch.float32,
 ) -> Policy:
-    """The policy with new adapters in its model; their base is named for whoever reads them.
+    """The policy with adapters in its model: those it has, or new ones if ``settings`` want some.
 
-    A base without a folder of its own ("tiny", a GGUF file) is written into ``folder`` beside the
-    first adapter that is saved, under a name that its weights decide.
+    Where their base has no folder of its own ("tiny", a GGUF file), it gets one in ``folder``,
+    under a name that its weights decide (see :func:`write_base`). The base is kept in the type that
+    it is computed in, where that is half precision.
     """
-    path, base = Path(policy.source).expanduser(), policy.source
-    if path.is_dir():
-        base = str(path.resolve())
-    elif policy.source == "tiny" or path.is_file():
-        base = str(folder.resolve() / f"{OWN_BASE}{_digest(policy)}")
-    add_adapters(policy.model, settings, seed=seed)
-    return replace(policy, adapter=settings, base=base)
+    wanted = AdapterSettings(**settings)
+    if policy.adapter is None and wanted.rank:
+        path, base = Path(policy.source).expanduser(), policy.source
+        if path.is_dir():
+            base = str(path.resolve())
+        elif policy.source == "tiny" or path.is_file():
+            base = str(folder.resolve() / f"{OWN_BASE}{_digest(policy)}")
+        add_adapters(policy.model, wanted, seed=seed)
+        policy = replace(policy, adapter=wanted, base=base)
+    if compute in HALF:
+        round_base(policy.model, compute)
+    return policy
 
 
 def _digest(policy: Policy) -> str:
@@ -71,15 +88,13 @@ def _digest(policy: Policy) -> str:
     return found.hexdigest()[:8]
 
 
-def _save_adapted(policy: Policy, folder: str | Path, *, settings: AdapterSettings) -> None:
+def write_base(policy: Policy) -> None:
+    """Write the base of adapters where it has no folder of its own, and is not there yet."""
     base = Path(policy.base)
-    if base.name.startswith(OWN_BASE) and not base.is_dir():
+    if policy.adapter is not None and base.name.startswith(OWN_BASE) and not base.is_dir():
         plain = copy_of_trained(policy.model)
         without_adapters(plain)
         save_policy(replace(policy, model=plain, adapter=None), base)
-    with replacing_folder(folder) as new:
-        write_adapter(policy.model, settings, new, base=policy.base)
-        policy.tokenizer.save_pretrained(new)
 
 
 def merge_folder(source: str | Path, folder: str | Path, *, dtype: str = "float32") -> None:

@@ -56,8 +56,11 @@ def holds_adapter(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
-def read_adapter(folder: Path) -> AdapterFolder:
-    """The adapter in a folder of ``peft``; what is not supported here is refused by its name."""
+def read_adapter(folder: Path, *, whole: tuple[str, ...] = ()) -> AdapterFolder:
+    """The adapter in a folder of ``peft``; what is not supported here is refused by its name.
+
+    ``whole`` are layers that may be in it as they are, beside the adapters.
+    """
     check_files(folder, kind="model")
     where = str(folder / CONFIG)
     config = read_object(folder / CONFIG, kind="model")
@@ -67,20 +70,24 @@ def read_adapter(folder: Path) -> AdapterFolder:
             f"here; {MERGE}"
         )
     for key, value in config.items():
-        if key not in _NEUTRAL and value and value not in _OFF.get(key, ()):
+        known = _OFF.get(key, ())
+        if key == "modules_to_save" and value and set(value) <= set(whole):
+            continue
+        if key not in _NEUTRAL and value and value not in known:
             raise ValueError(
                 f"model: {where!r} has {key} = {json.dumps(value)}, which is not supported; {MERGE}"
             )
     if not (folder / WEIGHTS).is_file():
         raise ValueError(f"model: {str(folder)!r} holds no {WEIGHTS}; pickled weights are refused")
     named = {own_name(name): value for name, value in load_file(folder / WEIGHTS).items()}
-    odd = [name for name in named if not name.endswith((".adapter.A", ".adapter.B"))]
-    if odd:
+    kept = {f"{name}.{part}" for name in whole for part in ("weight", "bias")}
+    adapters = [name for name in named if name.endswith((".adapter.A", ".adapter.B"))]
+    if odd := sorted(named.keys() - kept - set(adapters)):
         raise ValueError(f"model: {str(folder / WEIGHTS)!r} holds {odd[0]}: not supported; {MERGE}")
     settings = AdapterSettings(
         rank=int(config["r"]),
         alpha=float(config["lora_alpha"]),
-        targets=tuple(sorted({_last(name.rpartition(".adapter.")[0]) for name in named})),
+        targets=tuple(sorted({_last(name.rpartition(".adapter.")[0]) for name in adapters})),
         rslora=bool(config.get("use_rslora")),
     )
     return AdapterFolder(
@@ -113,8 +120,18 @@ def find_base(folder: Path, name: str) -> str:
     return name
 
 
-def write_adapter(model: nn.Module, settings: AdapterSettings, folder: Path, *, base: str) -> None:
-    """Write the adapters of a model as ``peft`` does; ``base`` is where their base is found."""
+def write_adapter(
+    model: nn.Module,
+    folder: Path,
+    *,
+    settings: AdapterSettings,
+    base: str,
+    head: str = "",
+) -> None:
+    """Write the adapters of a model as ``peft`` does; ``base`` is where their base is found.
+
+    The ``head`` of a classifier has learned beside them, and is written whole.
+    """
     layers = adapted_layers(model)
     config = {
         "base_model_name_or_path": base,
@@ -124,11 +141,11 @@ def write_adapter(model: nn.Module, settings: AdapterSettings, folder: Path, *, 
         "init_lora_weights": True,
         "lora_alpha": settings.alpha,
         "lora_dropout": 0.0,
-        "modules_to_save": None,
+        "modules_to_save": [head] if head else None,
         "peft_type": "LORA",
         "r": settings.rank,
         "target_modules": _targets(model, layers),
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if head else "CAUSAL_LM",
         "use_dora": False,
         "use_rslora": settings.rslora,
     }
@@ -137,6 +154,9 @@ def write_adapter(model: nn.Module, settings: AdapterSettings, folder: Path, *, 
         for name, layer in layers.items()
         for part in ("A", "B")
     }
+    if head:
+        for name, weight in model.get_submodule(head).named_parameters():
+            weights[f"{_PREFIX}{head}.{name}"] = weight.detach().cpu()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
@@ -150,8 +170,8 @@ def own_name(name: str) -> str:
     """
     for theirs, ours in _NAMES.items():
         if name.endswith(theirs):
-            return name.removeprefix(_PREFIX).removesuffix(theirs) + ours
-    return name
+            name = name.removesuffix(theirs) + ours
+    return name.removeprefix(_PREFIX)
 
 
 def _targets(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[str]:

@@ -21,7 +21,7 @@ def check_folder(folder: Path, *, kind: str = "model") -> None:
             f"model first: posttrain merge {folder} NEW"
         )
     if "run.json" in names:
-        found = sorted(str(path.parent) for path in folder.glob("*/model/config.json"))
+        found = sorted({str(path.parent) for path in folder.glob("*/model/*config.json")})
         which = f"; give the model in it: {' or '.join(found)}" if found else ", without a model"
         raise ValueError(f"{kind}: {str(folder)!r} is the folder of a run{which}")
     if "config.json" not in names:

@@ -64,6 +64,11 @@ class VllmEngine:
         max_sequences: int = 256,
         deadline: float = 600.0,
     ) -> None:
+        if policy.adapter is not None:
+            raise ValueError(
+                f"rl.engine: {policy.source!r} has adapters, which are not yet pushed to vLLM; use "
+                f'"native", or merge them first: posttrain merge {policy.source} NEW'
+            )
         self.version = 0
         self._policy, self._decode = policy, decode
         self._folder, self._updates = folder, 0
