@@ -9,8 +9,7 @@ import pytest
 from config.fakes import read, refuses, resolved
 
 from posttrain.config import Recipe, RlSection, field_help
-from posttrain.config.describe import find_field, tables
-from posttrain.config.peers import PEERS, ours
+from posttrain.config.describe import PEERS, find_field, ours, tables
 
 pytestmark = pytest.mark.usefixtures("fake_tables")
 

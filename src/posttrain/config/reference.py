@@ -116,6 +116,7 @@ SECTIONS = (
     "sft",
     "prefer",
     "reward",
+    "dpo",
     "rl",
     "rl.kl",
     "rl.critic",

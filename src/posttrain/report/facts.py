@@ -24,10 +24,11 @@ TITLES = {
     "sft": "Supervised fine-tuning",
     "prefer": "Preferences",
     "reward": "Reward model",
+    "dpo": "Direct preference optimisation",
     "rl": "Reinforcement learning",
     "eval": "Evaluation",
 }
-TRAINED = ("rl", "reward", "sft")  # stages with curves, the most informative first
+TRAINED = ("rl", "dpo", "reward", "sft")  # stages with curves, the most informative first
 NUM_SAMPLES = 5
 SIGNS: dict[Any, str] = {True: " ✓", False: " ✗", None: " ?"}
 """The sign after an answer: right, wrong, or unknown because its grader broke."""
