@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("fake_tables")
         ({"sft": {"steps": 5}}, "sft.steps: unknown key; steps is a key of [rl]"),
         (
             {"run": {"epochs": 5}},
-            "run.epochs: unknown key; epochs is a key of [sft], [reward] and [rl]",
+            "run.epochs: unknown key; epochs is a key of [sft], [reward], [dpo] and [rl]",
         ),
         (
             {"rl": {"coefficient": 0.1}},
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("fake_tables")
         ({"rll": {}}, "rll: unknown section; did you mean [rl]?"),
         (
             {"zzz": {}},
-            "zzz: unknown section; Known: cluster, environment, eval, grading, model, prefer, "
+            "zzz: unknown section; Known: cluster, dpo, environment, eval, grading, model, prefer, "
             "reward, rewards, rl, run, sft, task",
         ),
         ({"steps": 5}, "steps: unknown key; steps is a key of [rl]"),
@@ -147,13 +147,13 @@ def test_an_unknown_key_is_refused_with_the_one_that_was_meant(
         ),
         (
             {"run": {"stages": ["rl", "evil"]}},
-            'run.stages: must be a list of "sft", "prefer", "reward", "rl" or "eval", not empty, '
-            'got "evil"; did you mean "eval"?',
+            'run.stages: must be a list of "sft", "prefer", "reward", "dpo", "rl" or "eval", '
+            'not empty, got "evil"; did you mean "eval"?',
         ),
         (
             {"run": {"stages": []}},
-            'run.stages: must be a list of "sft", "prefer", "reward", "rl" or "eval", not empty, '
-            "got []",
+            'run.stages: must be a list of "sft", "prefer", "reward", "dpo", "rl" or "eval", '
+            "not empty, got []",
         ),
         ({"rl": 5}, "rl: must be a table, got 5"),
         ({"rl": {"kl": "none"}}, 'rl.kl: must be a table, got "none"'),
@@ -267,6 +267,7 @@ def test_every_key_has_one_line_of_help_and_a_table_has_45_at_most() -> None:
         "sft",
         "prefer",
         "reward",
+        "dpo",
         "rl",
         "rl.kl",
         "rl.critic",

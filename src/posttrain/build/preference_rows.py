@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+from torch import Tensor
 
 from posttrain.algorithms.losses import DIRECT_LOSSES
 from posttrain.algorithms.pieces import needed
@@ -13,6 +16,7 @@ from posttrain.build.rendered_prompts import tell_left_out
 from posttrain.build.setup import Setup, make_policy
 from posttrain.config import Resolved
 from posttrain.config.defaults import TEST_SHARE
+from posttrain.config.preference_rules import direct_options
 from posttrain.data.preference_sets import Labelled, Ranked, read_labelled, read_preferences
 from posttrain.data.prompt_splits import check_apart, split_by_prompt
 from posttrain.data.template import Template
@@ -31,6 +35,12 @@ def backbone_of(recipe: Resolved, policy: Policy, *, device: str) -> Policy:
     return policy if named == "policy" else make_policy(recipe, named, device=device)
 
 
+def direct_loss(recipe: Resolved) -> functools.partial[Tensor]:
+    """The loss of the stage dpo, with its options."""
+    options = {name: getattr(recipe.dpo, name) for name in direct_options(recipe.dpo)}
+    return functools.partial(DIRECT_LOSSES[recipe.dpo.loss], **options)
+
+
 def read_split(
     recipe: Resolved,
     stage: Literal["reward", "dpo"],
@@ -44,7 +54,7 @@ def read_split(
     gets single completions with labels.
     """
     section = recipe.reward if stage == "reward" else recipe.dpo
-    labelled = stage == "dpo" and "baseline" in needed(DIRECT_LOSSES[recipe.dpo.loss])
+    labelled = stage == "dpo" and "baseline" in needed(direct_loss(recipe))
     read: Any = read_labelled if labelled else read_preferences
 
     def key(ranked: Ranked | Labelled) -> str:

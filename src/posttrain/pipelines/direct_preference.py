@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +15,11 @@ from posttrain.data.collate import collate_completions, first_tokens
 from posttrain.pipelines.fit import shuffled
 from posttrain.pipelines.reward_model import RankedTokens
 from posttrain.protocols import Learner, Objective, Outputs
-from posttrain.registry import options
 from posttrain.types import Batch, Terms
 from posttrain.types.batch import send
 
-Loss = Callable[..., Tensor]
-"""A loss of ``DIRECT_LOSSES`` with its options bound."""
+Loss = functools.partial[Tensor]
+"""A loss of ``DIRECT_LOSSES`` with its options, of which β is one."""
 INFERRED = 256  # sets whose log-probs are asked for at once
 
 
@@ -135,7 +134,7 @@ def direct_terms(outputs: Outputs, batch: Batch, *, loss: Loss) -> Terms:
     measured = {
         "loss": losses,
         "accuracy": (gaps.sign() + 1) / 2,
-        "margin": float(options(loss)["beta"].default) * gaps,
+        "margin": float(loss.keywords["beta"]) * gaps,
     }
     first = first_tokens(active)
     placed = {

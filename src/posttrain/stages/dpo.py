@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import random
 from collections.abc import Mapping
@@ -13,15 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from posttrain.algorithms.losses import DIRECT_LOSSES
 from posttrain.algorithms.pieces import needed
 from posttrain.build.cluster import stage_learner
 from posttrain.build.declared_ways import Ways, declared
-from posttrain.build.preference_rows import direct_rows
+from posttrain.build.preference_rows import direct_loss, direct_rows
 from posttrain.build.setup import Setup
-from posttrain.config.preference_rules import direct_options
 from posttrain.pipelines.direct_preference import (
-    Loss,
     Preferences,
     batches,
     held_out,
@@ -59,18 +55,11 @@ def run_dpo(setup: Setup, job: Job) -> dict[str, Any]:
         return _learn(setup, stage, parts=parts, total_steps=total_steps)
 
 
-def bound_loss(setup: Setup) -> Loss:
-    """The loss of the recipe with its options."""
-    section = setup.recipe.dpo
-    options = {name: getattr(section, name) for name in direct_options(section)}
-    return functools.partial(DIRECT_LOSSES[section.loss], **options)
-
-
 def _learn(
     setup: Setup, stage: OpenStage, *, parts: Mapping[str, Preferences], total_steps: int
 ) -> dict[str, Any]:
     recipe, section, keeper = setup.recipe, setup.recipe.dpo, stage.keeper
-    loss = bound_loss(setup)
+    loss = direct_loss(recipe)
     learner = stage_learner(setup, "dpo", total_steps=total_steps)
     longest = max(len(row) for ranked in parts["train"].sets for row in ranked.rows)
     Ways(keeper, lambda: declared(setup, learner, longest=longest))
