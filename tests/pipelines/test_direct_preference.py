@@ -215,6 +215,11 @@ def test_strangers_have_another_prompt() -> None:
         (7, 52), (7, 52), (8, 53), (9, 50), (9, 50),
     ]  # fmt: skip
     assert [made.rows[0] for made in strangers(rows[:2])] == [(7, 51), (7, 50)]
+    long = [
+        RankedTokens(rows=[(1, 2, 3, 9)], lengths=(1,), start=3),
+        RankedTokens(rows=[(4, 5, 6, 7)], lengths=(3,), start=1),
+    ]
+    assert [made.rows[0] for made in strangers(long)] == [(1, 2, 3, 5), (4, 9)]
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -65,18 +65,21 @@ def _parts(order: Sequence[int]) -> Iterator[Sequence[int]]:
 def strangers(sets: Sequence[RankedTokens]) -> list[RankedTokens]:
     """The prompt of each set with the completion of the next set that has another prompt.
 
+    None becomes longer than the longest row of the sets, so all fit into the model's context.
+
     >>> one, two = (RankedTokens(rows=[(p, 9, p)], lengths=[2], start=1) for p in (5, 6))
     >>> [made.rows for made in strangers([one, two])]
     [[(5, 9, 6)], [(6, 9, 5)]]
     """
     prompts = [tuple(s.rows[0][: s.start]) for s in sets]
+    longest = max((len(s.rows[0]) for s in sets), default=0)
     found, other, several = [], 0, len(set(prompts)) > 1
     for place, prompt in enumerate(prompts):
         ahead = range(max(other, place + 1), place + len(sets)) if several else ()
         other = next((n for n in ahead if prompts[n % len(sets)] != prompt), place + 1)
         lent = sets[other % len(sets)]
-        row = (*prompt, *lent.rows[0][lent.start :])
-        found.append(RankedTokens(rows=[row], lengths=lent.lengths[:1], start=len(prompt)))
+        row = (*prompt, *lent.rows[0][lent.start :])[:longest]
+        found.append(RankedTokens(rows=[row], lengths=[len(row) - len(prompt)], start=len(prompt)))
     return found
 
 
