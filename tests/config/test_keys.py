@@ -150,6 +150,16 @@ def test_an_unknown_key_is_refused_with_the_one_that_was_meant(
             'run.stages: must be a list of "sft", "prefer", "reward", "dpo", "rl" or "eval", '
             'not empty, got "evil"; did you mean "eval"?',
         ),
+        ({"dpo": {"beta": 0.0}}, "dpo.beta: must be a number above 0, got 0.0"),
+        (
+            {"dpo": {"label_smoothing": 0.5}},
+            "dpo.label_smoothing: must be a number of at least 0 and below 0.5, got 0.5",
+        ),
+        (
+            {"dpo": {"loss": "ppo"}},
+            'dpo.loss: must be "dpo", "ipo", "kto", "orpo" or "simpo", got "ppo"; did you mean '
+            '"ipo"?',
+        ),
         (
             {"run": {"stages": []}},
             'run.stages: must be a list of "sft", "prefer", "reward", "dpo", "rl" or "eval", '
