@@ -34,6 +34,7 @@ from architecture_tables import (
     NOT_CORE,
     OTHER_MEANINGS,
     PICKLES,
+    PIECES_AND_STAGES,
     SIGNATURE_FIXED_BY_PYTHON,
     SIGNATURE_IS_DATA,
     STANDARD_AND_TORCH_ONLY,
@@ -51,7 +52,7 @@ IMPORTING = {
     "written_table",
     "written_function",
 }
-PIECES = {name for kind in get_args(PieceKind) for name in piece_table(kind)}
+PIECES = {name for kind in get_args(PieceKind) for name in piece_table(kind)} - PIECES_AND_STAGES
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 Finding = tuple[int, str]  # line, what is wrong and how to mend it
 

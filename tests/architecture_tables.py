@@ -127,7 +127,9 @@ ATTENTION = {
 }
 
 # Facts about a piece are asked of the piece: these alone know pieces by their names.
-MAY_NAME_PIECES = ["algorithms", "config.reference", "walkthrough"]
+MAY_NAME_PIECES = ["algorithms", "config.data_stages", "config.reference", "walkthrough"]
+# A stage that has the name of the best known of its losses.
+PIECES_AND_STAGES = {"dpo"}
 # Where a word that is also the name of a piece means something else.
 OTHER_MEANINGS = {
     "envs.tool_schemas": {"return"},

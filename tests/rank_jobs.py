@@ -19,6 +19,7 @@ from small_model import OPTIONS, small_model
 from torch import Tensor
 
 from posttrain.algorithms.advantages import towards_teacher
+from posttrain.algorithms.losses import DIRECT_LOSSES
 from posttrain.algorithms.losses.policy import clipped, unclipped
 from posttrain.algorithms.objective import with_kl
 from posttrain.algorithms.weights import sequence_mean
@@ -35,8 +36,9 @@ from posttrain.models.frozen import Reference
 from posttrain.models.load import load_policy
 from posttrain.models.reward import reward_from_policy, save_reward
 from posttrain.models.save import save_policy
+from posttrain.pipelines.direct_preference import Preferences, num_tokens, objective
 from posttrain.pipelines.likelihood import likelihood
-from posttrain.pipelines.reward_model import preference
+from posttrain.pipelines.reward_model import RankedTokens, preference
 from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms
 
@@ -58,6 +60,7 @@ def distill_terms(outputs: Outputs, part: Batch) -> Terms:
 OBJECTIVES = {
     "sft": likelihood,
     "reward": preference,
+    "dpo": objective(functools.partial(DIRECT_LOSSES["dpo"], beta=0.5)),
     "grpo": Objective(grpo_terms),
     "ppo": critic_parts.objective,
     "ppo shared": critic_parts.objective,
@@ -70,8 +73,8 @@ OBJECTIVES = {
 
 OBJECTIVES_ON_GPU = {**OBJECTIVES, "grpo offloaded": OBJECTIVES["grpo"]}
 WITH_REFERENCE = ("grpo", "ppo", "grpo offloaded")
-WITHOUT_INFERENCE = ("sft", "reward", "tied")
-EXACT = ("reward", "grpo", "ppo", "distill")  # float64 throughout is slow
+WITHOUT_INFERENCE = ("sft", "reward", "dpo", "tied")
+EXACT = ("reward", "dpo", "grpo", "ppo", "distill")  # float64 throughout is slow
 
 
 def batch(kind: str) -> Batch:
@@ -84,6 +87,11 @@ def batch(kind: str) -> Batch:
             (((4, 3, 2), (4, 1, 2)), 0.0),
         ]
         return collate_ranked(sets, pad_token=0)
+    if kind == "dpo":
+        rows_of = [((5, 6, 7), (5, 8)), ((7, 6, 2), (7, 8, 9), (7, 4)), ((11, 6, 7, 8), (11, 3))]
+        ranked = [RankedTokens(rows=rows, lengths=(), start=1) for rows in rows_of]
+        kept = [-torch.arange(1.0, 1 + num_tokens(member)) for member in ranked]
+        return Preferences(sets=ranked, pad_token=0, reference=kept).batch(range(3))
     rows = []
     for number, length in enumerate(LENGTHS):
         tokens = [20 + number // 2, 30, *(5 + (7 * number + place) % 40 for place in range(length))]
@@ -121,6 +129,8 @@ def learner(
         reward = reward_from_policy(owner, seed=0)
         model, save = reward.model, functools.partial(save_reward, reward)
         options |= {"forward": scores, "keep_groups": True}
+    elif kind == "dpo":
+        options |= {"keep_groups": True}
     elif "ppo" in kind or "critic" in kind:
         value = (shared_critic if "shared" in kind else separate_critic)(owner)
         generator = torch.Generator().manual_seed(8)

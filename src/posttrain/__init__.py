@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
-    from posttrain.api import Run, evaluate, generate, play, prefer, reward, rl, sft
+    from posttrain.api import Run, dpo, evaluate, generate, play, prefer, reward, rl, sft
     from posttrain.types import Batch, Prompt, Rollout, Sampling, Score, Terms, Turn
 
 __version__ = "0.1.0"  # the only place with the version: pyproject.toml reads it from here
@@ -30,6 +30,7 @@ __all__ = [
     "Terms",
     "Turn",
     "__version__",
+    "dpo",
     "evaluate",
     "generate",
     "play",
@@ -39,7 +40,7 @@ __all__ = [
     "sft",
 ]
 
-_JOBS = ("Run", "evaluate", "generate", "play", "prefer", "reward", "rl", "sft")
+_JOBS = ("Run", "dpo", "evaluate", "generate", "play", "prefer", "reward", "rl", "sft")
 _TYPES = ("Batch", "Prompt", "Rollout", "Sampling", "Score", "Terms", "Turn")
 
 

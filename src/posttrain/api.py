@@ -30,6 +30,7 @@ from posttrain.stages.run import run
 from posttrain.types import Rollout
 
 __all__ = [
+    "dpo",
     "evaluate",
     "generate",
     "play",
@@ -182,6 +183,29 @@ def reward(
             adapter=adapter,
         ),
         "reward": {"data": file_name(data), **options},
+    }
+    return run(recipe_from_dict(given), resume=resume, allow_changes=allow_changes)
+
+
+def dpo(
+    *,
+    model: str | Path,
+    data: str | Path,
+    folder: str | Path = "runs/dpo",
+    seed: int = 0,
+    resume: bool = False,
+    allow_changes: Sequence[str] = (),
+    run_options: Mapping[str, Any] | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """A policy that has learned from a JSONL file of preferences, without a reward model.
+
+    The other options are those of ``[dpo]``: ``loss="ipo"``, ``beta=0.1``, ``epochs=2`` …
+    """
+    given = {
+        **_begun(model, folder, stages=["dpo"], seed=seed, options=(run_options, model_options)),
+        "dpo": {"data": file_name(data), **options},
     }
     return run(recipe_from_dict(given), resume=resume, allow_changes=allow_changes)
 

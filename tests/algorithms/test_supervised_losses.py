@@ -9,12 +9,16 @@ from algorithms.batches import close, moved, ready, refuses
 from torch import Tensor
 
 from posttrain.algorithms.losses import (
+    DIRECT_LOSSES,
     PREFERENCE_LOSSES,
     bradley_terry,
     dpo,
     ipo,
+    kto,
     nll,
+    orpo,
     plackett_luce,
+    simpo,
 )
 from posttrain.types import Batch
 
@@ -39,13 +43,12 @@ def ranked(scores: list[float], margin: float = 0.0) -> float:
     return -math.log(probability)
 
 
-def test_the_table_holds_the_four_losses() -> None:
+def test_the_tables_hold_the_losses() -> None:
     assert {
         "bradley_terry": bradley_terry,
         "plackett_luce": plackett_luce,
-        "dpo": dpo,
-        "ipo": ipo,
     } == PREFERENCE_LOSSES
+    assert {"dpo": dpo, "ipo": ipo, "kto": kto, "orpo": orpo, "simpo": simpo} == DIRECT_LOSSES
 
 
 def test_nll_is_minus_the_log_prob_of_active_tokens() -> None:

@@ -352,6 +352,12 @@ PREFERENCE_REFUSED: dict[str, Cases] = {
             "reward.test_data: no file 'none/test.jsonl' (seen from {folder}); "
             "no .jsonl file in none either",
         ),
+        ({"dpo": {}}, PREFER_MISSING.replace("reward.data", "dpo.data")),
+        (
+            {"dpo": {"data": "pair.jsonl"}},
+            "dpo.data: no file 'pair.jsonl' (seen from {folder}) and not \"prefer\"; "
+            "did you mean 'pairs.jsonl'? Known: pairs.jsonl, prefer",
+        ),
     ],
     "reward_model_missing": [
         ({"rewards": {"model": 1}, "rl": {}, "eval": {}}, MODEL_MISSING.format("rl")),
@@ -409,5 +415,26 @@ WITHOUT_EFFECT: Cases = [
     (
         {"reward": {"data": "pairs.jsonl", "test_data": "pairs.jsonl", "test_share": 0.2}},
         "reward.test_share: no effect beside reward.test_data; drop one of them",
+    ),
+    (
+        {"prefer": {}, "dpo": {"loss": "ipo", "label_smoothing": 0.1}},
+        "dpo.label_smoothing: the loss 'ipo' has none; drop it",
+    ),
+    ({"prefer": {}, "dpo": {"gamma": 0.5}}, "dpo.gamma: the loss 'dpo' has none; drop it"),
+    (
+        {"prefer": {}, "dpo": {"loss": "orpo", "desirable_weight": 2.0}},
+        "dpo.desirable_weight: the loss 'orpo' has none; drop it",
+    ),
+    (
+        {"prefer": {}, "dpo": {"loss": "simpo", "undesirable_weight": 2.0}},
+        "dpo.undesirable_weight: the loss 'simpo' has none; drop it",
+    ),
+    (
+        {"prefer": {}, "dpo": {"test_data": "pairs.jsonl"}},
+        "dpo.test_data: prefer brings test pairs of its own; drop it",
+    ),
+    (
+        {"dpo": {"data": "pairs.jsonl", "test_data": "pairs.jsonl", "test_share": 0.2}},
+        "dpo.test_share: no effect beside dpo.test_data; drop one of them",
     ),
 ]

@@ -145,14 +145,28 @@ def test_stages_are_those_named_else_the_sections_there_are() -> None:
     assert named.eval is not None
     everything: dict[str, Any] = {"eval": {}, "rl": {}, "reward": {}, "prefer": {}, "sft": {}}
     assert resolved(everything).run.stages == ("sft", "prefer", "reward", "rl", "eval")
+    direct = resolved({"eval": {}, "dpo": {}, "prefer": {}, "sft": {}})
+    assert direct.run.stages == ("sft", "prefer", "dpo", "eval")
     named = resolved({"run": {"stages": ["prefer", "reward"]}})
     assert named.prefer is not None
     assert named.reward is not None
     with refuses(
-        "no stage to run; add a section ([sft], [prefer], [reward], [rl], [eval]), "
+        "no stage to run; add a section ([sft], [prefer], [reward], [dpo], [rl], [eval]), "
         "or set run.stages"
     ):
         resolved()
+
+
+def test_the_options_of_dpo_are_those_of_its_loss() -> None:
+    """Its defaults, unless they are given; those that it has not are not there."""
+    own = resolved({"prefer": {}, "dpo": {}}).dpo
+    assert (own.beta, own.label_smoothing, own.gamma) == (0.1, 0.0, None)
+    simple = resolved({"prefer": {}, "dpo": {"loss": "simpo", "gamma": 0.5}}).dpo
+    assert (simple.beta, simple.label_smoothing, simple.gamma) == (2.0, None, 0.5)
+    assert "desirable_weight" not in to_dict(resolved({"prefer": {}, "dpo": {}}))["dpo"]
+    kto = to_dict(resolved({"prefer": {}, "dpo": {"loss": "kto"}}))["dpo"]
+    assert (kto["desirable_weight"], kto["undesirable_weight"]) == (1.0, 1.0)
+    assert resolved({"dpo": {"data": __file__}}).dpo.test_share == 0.1
 
 
 def test_a_section_whose_stage_is_not_run_is_left_as_it_is() -> None:

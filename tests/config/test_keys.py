@@ -9,8 +9,7 @@ import pytest
 from config.fakes import read, refuses, resolved
 
 from posttrain.config import Recipe, RlSection, field_help
-from posttrain.config.describe import find_field, tables
-from posttrain.config.peers import PEERS, ours
+from posttrain.config.describe import PEERS, find_field, ours, tables
 
 pytestmark = pytest.mark.usefixtures("fake_tables")
 
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("fake_tables")
         ({"sft": {"steps": 5}}, "sft.steps: unknown key; steps is a key of [rl]"),
         (
             {"run": {"epochs": 5}},
-            "run.epochs: unknown key; epochs is a key of [sft], [reward] and [rl]",
+            "run.epochs: unknown key; epochs is a key of [sft], [reward], [dpo] and [rl]",
         ),
         (
             {"rl": {"coefficient": 0.1}},
@@ -45,8 +44,8 @@ pytestmark = pytest.mark.usefixtures("fake_tables")
         ({"rll": {}}, "rll: unknown section; did you mean [rl]?"),
         (
             {"zzz": {}},
-            "zzz: unknown section; Known: adapter, cluster, environment, eval, grading, model, "
-            "prefer, reward, rewards, rl, run, sft, task, teacher",
+            "zzz: unknown section; Known: adapter, cluster, dpo, environment, eval, grading, "
+            "model, prefer, reward, rewards, rl, run, sft, task, teacher",
         ),
         ({"steps": 5}, "steps: unknown key; steps is a key of [rl]"),
         ({"placement": "loss"}, "placement: unknown key; placement is a key of [rl.kl]"),
@@ -148,13 +147,23 @@ def test_an_unknown_key_is_refused_with_the_one_that_was_meant(
         ),
         (
             {"run": {"stages": ["rl", "evil"]}},
-            'run.stages: must be a list of "sft", "prefer", "reward", "rl" or "eval", not empty, '
-            'got "evil"; did you mean "eval"?',
+            'run.stages: must be a list of "sft", "prefer", "reward", "dpo", "rl" or "eval", '
+            'not empty, got "evil"; did you mean "eval"?',
+        ),
+        ({"dpo": {"beta": 0.0}}, "dpo.beta: must be a number above 0, got 0.0"),
+        (
+            {"dpo": {"label_smoothing": 0.5}},
+            "dpo.label_smoothing: must be a number of at least 0 and below 0.5, got 0.5",
+        ),
+        (
+            {"dpo": {"loss": "ppo"}},
+            'dpo.loss: must be "dpo", "ipo", "kto", "orpo" or "simpo", got "ppo"; did you mean '
+            '"ipo"?',
         ),
         (
             {"run": {"stages": []}},
-            'run.stages: must be a list of "sft", "prefer", "reward", "rl" or "eval", not empty, '
-            "got []",
+            'run.stages: must be a list of "sft", "prefer", "reward", "dpo", "rl" or "eval", '
+            "not empty, got []",
         ),
         ({"rl": 5}, "rl: must be a table, got 5"),
         ({"rl": {"kl": "none"}}, 'rl.kl: must be a table, got "none"'),
@@ -269,6 +278,7 @@ def test_every_key_has_one_line_of_help_and_a_table_has_45_at_most() -> None:
         "sft",
         "prefer",
         "reward",
+        "dpo",
         "teacher",
         "rl",
         "rl.kl",

@@ -11,7 +11,7 @@ from command_line import Command, command_in
 from small_runs import RECIPE
 
 from posttrain.config import cautions, paths, read_recipe, recipe_from_dict, resolve, to_toml
-from posttrain.config.sections import RewardSection, SftSection
+from posttrain.config.data_stages import RewardSection, SftSection
 from posttrain.runs import RunFolder
 
 MINE = "def tidy(completion: str) -> float:\n    return {value}\n"

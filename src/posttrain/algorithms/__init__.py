@@ -19,8 +19,9 @@ Every function is here by its own name, and by topic in the module that holds it
 ``table``        the algorithms: rows of pieces and defaults
 ===============  ==================================================================================
 
-The tables ``ADVANTAGES``, ``POLICY_LOSSES``, ``VALUE_LOSSES``, ``PREFERENCE_LOSSES``, ``WEIGHTS``,
-``CORRECTIONS`` and ``ALGORITHMS`` name what a recipe can choose. ``Batch`` carries the tensors:
+The tables ``ADVANTAGES``, ``POLICY_LOSSES``, ``VALUE_LOSSES``, ``PREFERENCE_LOSSES``,
+``DIRECT_LOSSES``, ``WEIGHTS``, ``CORRECTIONS`` and ``ALGORITHMS`` name what a recipe can choose.
+``Batch`` carries the tensors:
 
 >>> from posttrain.algorithms import Batch, group_centred
 >>> group_centred(Batch.from_rewards([3.0, 1.0])).advantages.T
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
         jensen_shannon,
     )
     from posttrain.algorithms.losses import (
+        DIRECT_LOSSES,
         POLICY_LOSSES,
         PREFERENCE_LOSSES,
         VALUE_LOSSES,
@@ -93,12 +95,15 @@ if TYPE_CHECKING:
         huber,
         ipo,
         kl_cov,
+        kto,
         naive,
         nll,
+        orpo,
         penalised,
         plackett_luce,
         sapo,
         sequence_clipped,
+        simpo,
         squared,
         teacher_divergence,
         unclipped,
@@ -191,6 +196,7 @@ __all__ = [
     "CORRECTION",
     "CORRECTIONS",
     "Coefficient",
+    "DIRECT_LOSSES",
     "Facts",
     "GRADIENTS",
     "KL",
@@ -242,6 +248,7 @@ __all__ = [
     "keep",
     "kl_cov",
     "kl_in_reward",
+    "kto",
     "last",
     "leave_one_out",
     "leave_one_out_normalised",
@@ -259,6 +266,7 @@ __all__ = [
     "nll",
     "noise_floor",
     "optimal_baseline",
+    "orpo",
     "others_deviation",
     "overlong",
     "pair_calibration",
@@ -278,6 +286,7 @@ __all__ = [
     "sequence_sum",
     "share_without_signal",
     "shift",
+    "simpo",
     "smallest_group",
     "squared",
     "tally",

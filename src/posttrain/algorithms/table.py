@@ -15,7 +15,9 @@ from posttrain.registry import Function, did_you_mean, look_up, options, split
 from posttrain.written import real, written_table
 
 Piece = Mapping[str, Any]
-PieceKind = Literal["advantage", "policy loss", "value loss", "averaging", "correction"]
+PieceKind = Literal[
+    "advantage", "policy loss", "value loss", "averaging", "correction", "preference loss"
+]
 
 _TABLES: dict[PieceKind, tuple[str, str]] = {
     "advantage": ("posttrain.algorithms.advantages", "ADVANTAGES"),
@@ -23,6 +25,7 @@ _TABLES: dict[PieceKind, tuple[str, str]] = {
     "value loss": ("posttrain.algorithms.losses", "VALUE_LOSSES"),
     "averaging": ("posttrain.algorithms.weights", "WEIGHTS"),
     "correction": ("posttrain.algorithms.corrections", "CORRECTIONS"),
+    "preference loss": ("posttrain.algorithms.losses", "DIRECT_LOSSES"),
 }
 
 VALUE_LOSS: Piece = {"name": "clipped"}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from posttrain.build.learners import make_learner, make_reward_learner
+from posttrain.build.learners import learning_section, make_learner, make_reward_learner
 from posttrain.config import Resolved
 from posttrain.models.load import Policy
 from posttrain.models.reward import RewardModel
@@ -16,7 +16,7 @@ from posttrain.protocols import Engine, Learner
 if TYPE_CHECKING:
     from posttrain.build.setup import Setup
 
-LearningStage = Literal["sft", "reward", "rl"]
+LearningStage = Literal["sft", "reward", "dpo", "rl"]
 
 
 class Cluster(Protocol):
@@ -76,7 +76,7 @@ def stage_learner(
     return make_learner(
         recipe,
         setup.policy,
-        section=recipe.sft if stage == "sft" else recipe.rl,
+        section=learning_section(recipe, stage),
         device=setup.device,
         total_steps=total_steps,
         reward_model=setup.reward_model,

@@ -12,7 +12,15 @@ import torch
 from torch import nn
 
 from posttrain.build.setup import choose_compile, choose_compute, make_policy
-from posttrain.config import KlSection, Optimiser, Resolved, RewardSection, RlSection, SftSection
+from posttrain.config import (
+    DpoSection,
+    KlSection,
+    Optimiser,
+    Resolved,
+    RewardSection,
+    RlSection,
+    SftSection,
+)
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.fast.score import checkpoint_activations, compile_layers, score_tokens
 from posttrain.learn.learner import LocalLearner, scores
@@ -29,11 +37,18 @@ from posttrain.models.teacher import check_teacher, fit_rows
 from posttrain.protocols import Learner
 
 
+def learning_section(recipe: Resolved, stage: str) -> RlSection | SftSection | DpoSection:
+    """The section of a stage that trains a policy."""
+    if stage == "sft":
+        return recipe.sft
+    return recipe.dpo if stage == "dpo" else recipe.rl
+
+
 def make_learner(
     recipe: Resolved,
     policy: Policy,
     *,
-    section: RlSection | SftSection,
+    section: RlSection | SftSection | DpoSection,
     device: str,
     total_steps: int,
     reward_model: Path | None = None,
@@ -66,6 +81,7 @@ def make_learner(
         max_gradient_norm=section.max_gradient_norm,
         micro_batch_tokens=section.micro_batch_tokens,
         beside_sampling=isinstance(section, RlSection) and section.max_lag > 0,
+        keep_groups=isinstance(section, DpoSection),
         compute=choose_compute(recipe.model, device),
         reference=reference,
         critic=critic,
@@ -144,7 +160,7 @@ def _schedule(section: Optimiser, total_steps: int) -> Callable[[int], float]:
     )
 
 
-def _alone(section: RlSection | SftSection) -> int:
+def _alone(section: Optimiser) -> int:
     """Optimiser steps that the critic takes alone, and the policy's schedule does not see."""
     if not isinstance(section, RlSection) or section.critic is None:
         return 0

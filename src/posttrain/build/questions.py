@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from posttrain.config import Resolved
-from posttrain.data.preference_sets import Ranked, read_preferences
+from posttrain.data.preference_sets import Labelled, Ranked, read_compared
 from posttrain.data.sources import read_demonstrations
 from posttrain.data.template import Template, words
 from posttrain.protocols import Task
@@ -56,7 +56,7 @@ def first_question(row: Mapping[str, Any]) -> Prompt:
     return next(answered(row), Prompt(id="", text=""))
 
 
-def of_ranked(ranked: Ranked) -> Prompt:
+def of_ranked(ranked: Ranked | Labelled) -> Prompt:
     """The prompt of a preference."""
     return Prompt(id="", text=ranked.prompt, messages=ranked.messages)
 
@@ -70,14 +70,19 @@ def demonstrated(path: str, most: int | None) -> list[Prompt]:
 
 
 def learned(recipe: Resolved, stage: str) -> list[Prompt]:
-    """The questions of the file that the stage sft or reward learns from; none without one."""
+    """The questions of the file that a stage learns from; none without one."""
     if stage == "sft" and recipe.sft.data != "task":
         return demonstrated(recipe.sft.data, recipe.sft.num_demonstrations)
-    if stage != "reward" or recipe.reward.data == "prefer":
-        return []
+    section: Any = getattr(recipe, stage)
+    data = str(section.data)
+    return [] if data in ("task", "prefer") else preferred(data)
+
+
+def preferred(path: str) -> list[Prompt]:
+    """The questions whose answers a file of preferences or labels compares."""
     with warnings.catch_warnings():  # they are given when the stage reads them
         warnings.simplefilter("ignore")
-        return [of_ranked(ranked) for ranked in read_preferences(recipe.reward.data)]
+        return [of_ranked(row) for row in read_compared(path)]
 
 
 def among(

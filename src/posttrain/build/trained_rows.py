@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.build.fingerprint import contents_digest
-from posttrain.build.questions import demonstrated, questions, spellings
+from posttrain.build.questions import demonstrated, preferred, questions, spellings
 from posttrain.build.start_folder import as_recorded
 from posttrain.config import Resolved
 from posttrain.data.template import words
@@ -92,10 +92,12 @@ def trained_on(run: Path, known: frozenset[Path] = frozenset()) -> set[str]:
     as_recorded(values, folder)
     began_from = _run_of(values["model"]["name"]) or began_from
     sft = values.get("sft", {}) if "sft" in values["run"]["stages"] else {}
+    dpo = values.get("dpo", {}) if "dpo" in values["run"]["stages"] else {}
     task = _task(values, config)
     seen: set[str] = set()
-    if "rl" in values["run"]["stages"] or sft.get("data") == "task":
-        if task is None or _changed(values, config):
+    sampled = "rl" in values["run"]["stages"]
+    if sampled or sft.get("data") == "task" or dpo.get("data") == "prefer":
+        if sampled and (task is None or _changed(values, config)):
             table = rollout_table(folder.stage("rl").rollouts, columns=["prompt"])
             seen |= {words(text) for text in table["prompt"].unique().to_pylist()}
         if task is not None:
@@ -104,6 +106,8 @@ def trained_on(run: Path, known: frozenset[Path] = frozenset()) -> set[str]:
         seen -= _all(task.prompts("test"))
     if Path(sft.get("data", "")).is_file():
         seen |= _all(demonstrated(sft["data"], sft.get("num_demonstrations")))
+    if Path(dpo.get("data", "")).is_file():
+        seen |= _all(preferred(dpo["data"]))
     if began_from is not None and began_from not in known:
         seen |= trained_on(began_from, known | {run})
     return seen

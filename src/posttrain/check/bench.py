@@ -11,7 +11,7 @@ import torch
 
 from posttrain.build.setup import Setup, Supplied
 from posttrain.check.verdicts import TokenRow, Verdict
-from posttrain.config import Recipe, Resolved, RewardSection, RlSection, SftSection
+from posttrain.config import DpoSection, Recipe, Resolved, RewardSection, RlSection, SftSection
 from posttrain.config.usual import far_from_usual
 from posttrain.data.template import Template
 from posttrain.models.load import Policy
@@ -37,6 +37,7 @@ class Bench:
     """The stages still to come; the section of each is an attribute too."""
     sft: SftSection
     reward: RewardSection
+    dpo: DpoSection
     rl: RlSection
     task: Task
     policy: Policy

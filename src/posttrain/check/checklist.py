@@ -77,6 +77,7 @@ CHECKS = (
     Check("data", "sft and rl prompts", prompt_data.count_shared, "rl task setup", runs=True),
     Check("data", "demonstrations", stage_data.read_demonstrations, "sft setup", ALONE, runs=True),
     Check("data", "preferences", stage_data.read_preferences, "reward setup", EARLY, runs=True),
+    Check("data", "dpo preferences", stage_data.read_direct, "dpo setup", EARLY, runs=True),
     # In posttrain check, the trial step loads the critic.
     Check("config", "rl.critic.source", stage_data.load_critic, "setup", ("start",), runs=True),
     Check("config", "teacher.model", stage_data.load_teacher, "setup", ("start",), runs=True),

@@ -95,7 +95,7 @@ def stage_space(recipe: Resolved, stages: Sequence[str], *, held: int) -> Iterat
             best = held if section.evaluate_every != 0 else 0
             models = held + (best if section.result == "last" else 0)
             yield _space(recipe, name, checkpoint=3 * held + best, models=models)
-        elif name == "reward":
+        elif name in ("reward", "dpo"):
             yield _space(recipe, name, checkpoint=3 * held, models=held)
         elif name == "rl":
             rl = recipe.rl

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
 from posttrain.build.learners import make_teacher
-from posttrain.build.preference_rows import backbone_of, read_split, reward_rows
+from posttrain.build.preference_rows import backbone_of, direct_rows, read_split, reward_rows
 from posttrain.build.questions import among, learned, spellings
 from posttrain.build.setup import make_template
 from posttrain.build.sft_rows import sft_rows
@@ -16,10 +16,11 @@ from posttrain.build.trained_rows import asks_test
 from posttrain.check.bench import Bench, warnings_as_verdicts
 from posttrain.check.texts import find_notes, read_rows
 from posttrain.check.verdicts import Verdict
-from posttrain.config import RewardSection, SftSection
+from posttrain.config import DpoSection, RewardSection, SftSection
 from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.models.cache import context_length
 from posttrain.models.reward import check_same_tokens, load_reward, reward_from_policy
+from posttrain.pipelines.reward_model import RankedTokens
 from posttrain.track.printable import printable
 
 Read = TypeVar("Read")
@@ -39,7 +40,8 @@ def find_leaks(bench: Bench) -> Iterator[Verdict]:
     """Whether demonstrations or preferences of a file hold problems that the run is measured by."""
     test = bench.task.prompts("test")
     template = bench.template if bench.has("setup") else None
-    for stage, rows in {"sft": "demonstrations", "reward": "preferences"}.items():
+    rows_of = {"sft": "demonstrations", "reward": "preferences", "dpo": "preferences"}
+    for stage, rows in rows_of.items():
         if stage not in bench.stages:
             continue
         asked = _readable(bench, partial(learned, bench.recipe, stage))
@@ -96,21 +98,41 @@ def read_preferences(bench: Bench) -> Iterator[Verdict]:
     if bench.moment == "start":  # the stage itself encodes the rows and warns later
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            read_split(recipe, template=template)
+            read_split(recipe, "reward", template=template)
         return
     with warnings_as_verdicts() as verdicts:
         train, test = reward_rows(recipe, bench.backbone, template=template)
-    longest = max(len(row) for ranked in (*train, *test) for row in ranked.rows)
-    yield Verdict(
-        "pass",
-        f"{len(train):,} to learn from, {len(test):,} held out, the longest has {longest} tokens",
-    )
+    yield _counted(train, test)
     yield from _warm_up(section, len(train), stage="reward")
     yield from verdicts
 
 
+def read_direct(bench: Bench) -> Iterator[Verdict]:
+    """The same of the stage dpo, which learns from them without a reward model."""
+    if bench.dpo.data == "prefer":
+        return
+    if bench.moment == "start":  # the stage itself warns later
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            direct_rows(bench.setup)
+        return
+    with warnings_as_verdicts() as verdicts:
+        train, test = direct_rows(bench.setup)
+    yield _counted(train, test)
+    yield from _warm_up(bench.dpo, len(train), stage="dpo")
+    yield from verdicts
+
+
+def _counted(train: Sequence[RankedTokens], test: Sequence[RankedTokens]) -> Verdict:
+    longest = max(len(row) for ranked in (*train, *test) for row in ranked.rows)
+    return Verdict(
+        "pass",
+        f"{len(train):,} to learn from, {len(test):,} held out, the longest has {longest} tokens",
+    )
+
+
 def _warm_up(
-    section: SftSection | RewardSection, num_rows: int, *, stage: str
+    section: SftSection | RewardSection | DpoSection, num_rows: int, *, stage: str
 ) -> Iterator[Verdict]:
     total = section.epochs * -(-num_rows // section.batch_size)
     if section.warmup_steps > total:

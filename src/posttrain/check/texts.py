@@ -15,7 +15,7 @@ from typing import Any
 from posttrain.check.verdicts import Verdict
 from posttrain.config import Resolved
 from posttrain.data.characters import lost_characters
-from posttrain.data.preference_sets import read_preferences
+from posttrain.data.preference_sets import read_compared
 from posttrain.data.sources import read_demonstrations
 from posttrain.data.template import Template
 from posttrain.protocols import Split, Task
@@ -77,8 +77,9 @@ def _data(
         section = recipe.sft
         found = read_demonstrations(section.data)[: section.num_demonstrations]
         yield "demonstrations", [_of_demonstration(n, row) for n, row in enumerate(found, start=1)]
-    if "reward" in stages and recipe.reward.data != "prefer":
-        sets = read_preferences(recipe.reward.data)
+    files = [getattr(recipe, stage).data for stage in ("reward", "dpo") if stage in stages]
+    for path in dict.fromkeys(file for file in files if file != "prefer"):
+        sets = read_compared(path)
         asked = [
             Prompt(id=f"number {n}", text=s.prompt, messages=s.messages)
             for n, s in enumerate(sets, start=1)

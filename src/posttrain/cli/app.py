@@ -181,6 +181,14 @@ def reward(context: typer.Context, *, dry_run: DryRun = False) -> None:
 
 
 @app.command(cls=WithOverrides, context_settings=OVERRIDES)
+def dpo(context: typer.Context, *, dry_run: DryRun = False) -> None:
+    """Learn from preferences without a reward model: posttrain dpo [RECIPE.toml] [--dpo.loss …]."""
+    from posttrain.cli.recipes import run_recipe
+
+    run_recipe(context.args, command="dpo", dry_run=dry_run)
+
+
+@app.command(cls=WithOverrides, context_settings=OVERRIDES)
 def rl(
     context: typer.Context, *, dry_run: DryRun = False, audit: Audit = False, check: Check = None
 ) -> None:

@@ -17,7 +17,7 @@ from posttrain.config.specs import complete_task
 from posttrain.config.toml import value_text
 from posttrain.track.printable import command_line, printable
 
-_NOT_ASKED = ("sft", "prefer", "reward", "rl")
+_NOT_ASKED = ("sft", "prefer", "reward", "dpo", "rl")
 _OF_RL = (("rl", "engine"), ("rl", "stop"))  # keys of [rl] that an evaluation uses
 STAGES = ("--run.stages", '["eval"]')
 

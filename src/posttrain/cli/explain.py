@@ -38,6 +38,7 @@ def explain(names: Sequence[str]) -> None:
             "\nposttrain explain grpo       its equation, pieces and neighbours\n"
             "posttrain explain grpo ppo   what sets two apart\n"
             "posttrain explain gae        a piece with its options: an advantage, a loss …\n"
+            "posttrain explain dpo        a loss of the stage dpo: dpo, ipo, kto, orpo, simpo\n"
             "posttrain explain kl         the gradient of each KL estimator in the loss",
             style="dim",
         )

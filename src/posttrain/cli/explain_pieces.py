@@ -12,6 +12,7 @@ from rich.text import Text
 
 from posttrain.algorithms.pieces import needed, smallest_group
 from posttrain.algorithms.table import ALGORITHMS, Algorithm, PieceKind, piece_table, real_piece
+from posttrain.config.data_stages import WrittenDpo
 
 PLAIN_TENSORS = """\
 ## From plain tensors
@@ -67,7 +68,15 @@ HEADINGS: dict[PieceKind, tuple[str, str]] = {
         "Corrections",
         "`rl.correction` names one: π_old over the engine's own.",
     ),
+    "preference loss": (
+        "Preference losses",
+        "`dpo.loss` names one, of pairs or of labelled completions ([dpo](dpo.md)).",
+    ),
 }
+
+
+BESIDE_TABLE = ("correction", "preference loss")
+"""Kinds that no algorithm has: how a run samples decides, or another stage."""
 
 
 def explain_piece(console: Console, name: str, *, kind: PieceKind) -> None:
@@ -104,7 +113,7 @@ def pieces_page() -> list[str]:
         *_listed("advantage", ("completions compared", "also takes")),
     ]
     for kind, (heading, text) in HEADINGS.items():
-        columns = () if kind == "correction" else ("algorithms",)
+        columns = () if kind in BESIDE_TABLE else ("algorithms",)
         lines += ["", f"## {heading}", "", text, "", *_listed(kind, columns)]
     return lines
 
@@ -125,13 +134,16 @@ def _rows(name: str, kind: PieceKind) -> dict[str, str]:
     function = real_piece(name, kind)
     parameters = inspect.signature(function).parameters.values()
     known = [each for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    if kind == "preference loss":  # the others are tensors
+        known = [each for each in known if each.name in WrittenDpo.model_fields]
     given = ", ".join(f"{option.name}={_default(option)}" for option in known)
     rows = {"options": given} if known else {}
     if kind == "advantage":
         least = smallest_group(function)
         rows["completions compared"] = "none" if least == 1 else f"{least} or more"
+    if kind in ("advantage", "preference loss"):
         rows["also takes"] = ", ".join(sorted(needed(function))) or "nothing"
-    if kind != "correction":  # no algorithm has a correction: it depends on how a run samples
+    if kind not in BESIDE_TABLE:
         users = [row for row, made in ALGORITHMS.items() if _has(made, kind) == name]
         rows["algorithms"] = ", ".join(users) or "none"
     return rows

@@ -24,7 +24,7 @@ from posttrain.config import (
 from posttrain.config.read import parse_overrides
 from posttrain.track.safe_terminal import Terminal
 
-Command = Literal["run", "sft", "prefer", "reward", "rl"]
+Command = Literal["run", "sft", "prefer", "reward", "dpo", "rl"]
 
 
 def run_recipe(

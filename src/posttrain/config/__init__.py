@@ -4,6 +4,7 @@
 default and refuses what cannot be meant. All errors are a ``ValueError`` with text for the user.
 """
 
+from posttrain.config.data_stages import Optimiser, RewardSection, SftSection
 from posttrain.config.defaults import resolve
 from posttrain.config.describe import ConfigError
 from posttrain.config.quantities import (
@@ -19,6 +20,7 @@ from posttrain.config.recipe_rules import cautions
 from posttrain.config.reference import FieldHelp, field_help
 from posttrain.config.resolved import (
     CriticSection,
+    DpoSection,
     EvalSection,
     KlSection,
     PreferSection,
@@ -31,10 +33,7 @@ from posttrain.config.sections import (
     EnvironmentSection,
     GradingSection,
     ModelSection,
-    Optimiser,
     Recipe,
-    RewardSection,
-    SftSection,
     TeacherSection,
 )
 
@@ -42,6 +41,7 @@ __all__ = [
     "ClusterSection",
     "ConfigError",
     "CriticSection",
+    "DpoSection",
     "EvalSection",
     "FieldHelp",
     "EnvironmentSection",

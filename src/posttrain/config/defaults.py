@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from posttrain.algorithms.table import CORRECTION, KL, VALUE_LOSS, Algorithm, algorithm, piece_table
+from posttrain.config.data_stages import RewardSection, SftSection, WrittenDpo, WrittenPrefer
 from posttrain.config.describe import ConfigError, collect
 from posttrain.config.fields import STAGES, Spec
 from posttrain.config.no_effect import (
@@ -15,9 +16,11 @@ from posttrain.config.no_effect import (
     left_out,
     without_effect,
 )
+from posttrain.config.preference_rules import direct_options
 from posttrain.config.recipe_rules import broken_engine_rules, broken_piece_rules, broken_rules
 from posttrain.config.resolved import (
     CriticSection,
+    DpoSection,
     EvalSection,
     KlSection,
     PreferSection,
@@ -29,12 +32,9 @@ from posttrain.config.sections import (
     ClusterSection,
     Optimiser,
     Recipe,
-    RewardSection,
-    SftSection,
     WrittenCritic,
     WrittenEval,
     WrittenKl,
-    WrittenPrefer,
     WrittenRl,
 )
 from posttrain.config.specs import (
@@ -131,6 +131,7 @@ def _filled(recipe: Recipe, supplied: Collection[str]) -> Resolved:
         "sft": lambda: _with_rate(recipe, recipe.sft or SftSection()),
         "prefer": lambda: _prefer(recipe),
         "reward": lambda: _reward(recipe),
+        "dpo": lambda: _dpo(recipe),
         "rl": lambda: _rl(_with_rate(recipe, recipe.rl or WrittenRl())),
         "eval": lambda: _eval(recipe),
     }
@@ -238,9 +239,19 @@ def _limit(recipe: Recipe) -> int:
 
 def _reward(recipe: Recipe) -> RewardSection:
     section = _with_rate(recipe, recipe.reward or RewardSection())
+    return section.model_copy(update=_test_share(section))
+
+
+def _test_share(section: RewardSection | WrittenDpo) -> dict[str, float]:
     if section.data == "prefer" or section.test_data is not None:
-        return section
-    return section.model_copy(update={"test_share": section.test_share or TEST_SHARE})
+        return {}
+    return {"test_share": section.test_share or TEST_SHARE}
+
+
+def _dpo(recipe: Recipe) -> DpoSection:
+    section = _with_rate(recipe, recipe.dpo or WrittenDpo())
+    given = {name: value for name, value in dict(section).items() if value is not None}
+    return DpoSection(**{**direct_options(section), **given, **_test_share(section)})
 
 
 def _eval(recipe: Recipe) -> EvalSection:

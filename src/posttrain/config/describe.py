@@ -10,14 +10,61 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from posttrain.config.data_stages import Optimiser
 from posttrain.config.fields import Expected, Section
-from posttrain.config.peers import ours
-from posttrain.config.sections import Optimiser, Recipe, WrittenRl
+from posttrain.config.sections import Recipe, WrittenRl
 from posttrain.config.toml import value_text
 from posttrain.registry import did_you_mean, nearest
 
 _PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 _LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+_BATCH = "prompts_per_step and micro_batch_tokens|batch_size and micro_batch_tokens"
+_CLIP = "loss.clip_low and loss.clip_high"
+
+# Candidates for what TRL, verl, OpenRLHF, vLLM and transformers call a key; the first that is a key
+# of the section is meant.
+PEERS: dict[str, str] = {
+    "num_generations": "group_size",
+    "n": "group_size|samples",
+    "n_samples_per_prompt": "group_size|samples",
+    "num_samples": "group_size|samples",
+    "lr": "learning_rate",
+    "actor_learning_rate": "learning_rate",
+    "critic_learning_rate": "critic.learning_rate",
+    "lr_scheduler_type": "schedule",
+    "warmup_ratio": "warmup_steps",
+    "max_grad_norm": "max_gradient_norm",
+    "grad_clip": "max_gradient_norm",
+    "gradient_checkpointing": "checkpoint_activations",
+    "beta": "kl.coefficient",
+    "kl_coef": "kl.coefficient",
+    "init_kl_coef": "kl.coefficient",
+    "kl_loss_coef": "kl.coefficient",
+    "epsilon": _CLIP,
+    "cliprange": _CLIP,
+    "clip_range": _CLIP,
+    "clip_ratio": _CLIP,
+    "eps_clip": _CLIP,
+    "epsilon_high": "loss.clip_high",
+    "entropy_coeff": "entropy_coefficient",
+    "ent_coef": "entropy_coefficient",
+    "max_completion_length": "max_new_tokens",
+    "max_response_length": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
+    "max_length": "max_new_tokens",
+    "batch_size": _BATCH,
+    "train_batch_size": _BATCH,
+    "per_device_train_batch_size": _BATCH,
+    "gradient_accumulation_steps": "micro_batch_tokens",
+    "num_train_epochs": "steps|epochs",
+    "max_steps": "steps|epochs",
+    "num_iterations": "epochs",
+    "ppo_epochs": "epochs",
+    "num_ppo_epochs": "epochs",
+    "num_mini_batches": "minibatches",
+    "stop_strings": "stop",
+    "loss_type": "loss",
+}
 
 
 class ConfigError(ValueError):
@@ -226,3 +273,15 @@ def _short(given: Any) -> str:
     except ValueError:  # a Python object that no TOML file could hold
         text = repr(given)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def ours(key: str, known: Collection[str]) -> str:
+    """What a key of another library is called among the known ones; "" where it is none.
+
+    >>> ours("max_tokens", ["steps", "max_new_tokens"]), ours("beta", ["kl"]), ours("steps", [])
+    ('max_new_tokens', 'kl.coefficient', '')
+    """
+    for names in PEERS.get(key, "").split("|"):
+        if all(name.partition(".")[0] in known for name in names.split(" and ")):
+            return names
+    return ""

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.config import JsonDict
 
-Stage = Literal["sft", "prefer", "reward", "rl", "eval"]
-STAGES: tuple[Stage, ...] = ("sft", "prefer", "reward", "rl", "eval")
+Stage = Literal["sft", "prefer", "reward", "dpo", "rl", "eval"]
+STAGES: tuple[Stage, ...] = ("sft", "prefer", "reward", "dpo", "rl", "eval")
 Schedule = Literal["constant", "linear", "cosine"]
 Spec = dict[str, Any]
 

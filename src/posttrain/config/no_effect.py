@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from posttrain.config.describe import find_field
 from posttrain.config.fields import STAGES
+from posttrain.config.preference_rules import direct_options
 from posttrain.config.resolved import Resolved
 from posttrain.config.sections import Recipe, WrittenKl, WrittenRl
 
@@ -92,6 +93,10 @@ def _taught(recipe: Resolved) -> bool:
     return recipe.teacher is None or bool(pieces_that_ask_a_teacher(recipe.rl))
 
 
+def _has_option(name: str) -> Callable[[Resolved], bool]:
+    return lambda recipe: name in direct_options(recipe.dpo)
+
+
 def _steered(recipe: Resolved) -> bool:
     from posttrain.config.piece_facts import loss_facts
 
@@ -127,6 +132,14 @@ NO_EFFECT = [
     OnlyWith("reward", "test_share",
         lambda recipe: recipe.reward.test_data is None or recipe.reward.data == "prefer",
         "no effect beside reward.test_data; drop one of them"),
+    *(OnlyWith("dpo", option, _has_option(option),
+        "the loss {0.dpo.loss!r} has none; drop it")
+        for option in ("label_smoothing", "gamma", "desirable_weight", "undesirable_weight")),
+    OnlyWith("dpo", "test_data", lambda recipe: recipe.dpo.data != "prefer",
+        "prefer brings test pairs of its own; drop it"),
+    OnlyWith("dpo", "test_share",
+        lambda recipe: recipe.dpo.test_data is None or recipe.dpo.data == "prefer",
+        "no effect beside dpo.test_data; drop one of them"),
     OnlyWith("rl.kl", "coefficient estimator direction weighted rule target horizon refresh_every "
         "dtype offload", lambda recipe: recipe.rl.kl.placement != "none", _no_kl),
     OnlyWith("rl.kl", "weighted",

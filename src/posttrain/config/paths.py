@@ -19,6 +19,8 @@ _NAMED = (
     ("reward", "data"),
     ("reward", "test_data"),
     ("reward", "backbone"),
+    ("dpo", "data"),
+    ("dpo", "test_data"),
     ("rl", "critic", "source"),
     ("teacher", "model"),
 )

@@ -1,31 +1,38 @@
-"""Rules of ``[prefer]``, ``[reward]`` and of reward models; see ``recipe_rules``."""
+"""Rules of ``[prefer]``, ``[reward]``, ``[dpo]`` and of reward models; see ``recipe_rules``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Literal
 
+from posttrain.algorithms.table import piece_table
+from posttrain.config.data_stages import WrittenDpo
 from posttrain.config.resolved import Resolved
 from posttrain.config.specs import MODEL_REWARD
-from posttrain.registry import FILES, did_you_mean
+from posttrain.registry import FILES, did_you_mean, options
 
 OWN_STAGE = "reward"
 
 
 def preferences_missing(recipe: Resolved) -> str | None:
-    """reward.data is "prefer" with that stage before it, or a file that exists."""
-    if "reward" not in recipe.stages:
+    """reward.data and dpo.data are "prefer" with that stage before, or a file that exists."""
+    return next(filter(None, (_missing(recipe, stage) for stage in ("reward", "dpo"))), None)
+
+
+def _missing(recipe: Resolved, stage: Literal["reward", "dpo"]) -> str | None:
+    if stage not in recipe.stages:
         return None
     for name in ("data", "test_data"):
-        value = getattr(recipe.reward, name)
+        value = getattr(getattr(recipe, stage), name)
         if value is None:
             continue
         if value == "prefer" and name == "data":
-            if _before("prefer", "reward", stages=recipe.stages):
+            if _before("prefer", stage, stages=recipe.stages):
                 continue
             return (
-                'reward.data: "prefer", but no stage prefer runs before; add [prefer], or give a '
-                "JSONL file: --reward.data pairs.jsonl"
+                f'{stage}.data: "prefer", but no stage prefer runs before; add [prefer], or give a '
+                f"JSONL file: --{stage}.data pairs.jsonl"
             )
         path = Path(value)
         if not path.is_file():
@@ -34,8 +41,14 @@ def preferences_missing(recipe: Resolved) -> str | None:
             known = did_you_mean(value, near, most=FILES)
             hint = known if near else f"no .jsonl file in {path.parent} either"
             other = ' and not "prefer"' if name == "data" else ""
-            return f"reward.{name}: no file {value!r} (seen from {Path.cwd()}){other}; {hint}"
+            return f"{stage}.{name}: no file {value!r} (seen from {Path.cwd()}){other}; {hint}"
     return None
+
+
+def direct_options(dpo: WrittenDpo) -> dict[str, Any]:
+    """The options that the loss of ``[dpo]`` has, with their defaults."""
+    known = options(piece_table("preference loss")[dpo.loss]).items()
+    return {name: option.default for name, option in known if name in type(dpo).model_fields}
 
 
 def reward_model_missing(recipe: Resolved) -> str | None:

@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from posttrain.config.data_stages import RewardSection, SftSection
 from posttrain.config.defaults import resolve
 from posttrain.config.describe import keys
 from posttrain.config.fields import Section
 from posttrain.config.no_effect import effective
 from posttrain.config.read import plain
 from posttrain.config.recipe_rules import cautions
-from posttrain.config.resolved import EvalSection, PreferSection, Resolved, RlSection
+from posttrain.config.resolved import (
+    DpoSection,
+    EvalSection,
+    PreferSection,
+    Resolved,
+    RlSection,
+)
 from posttrain.config.rl_rules import optimiser_steps
-from posttrain.config.sections import Recipe, RewardSection, SftSection
+from posttrain.config.sections import Recipe
 from posttrain.config.toml import write_toml
 
 
@@ -115,7 +122,9 @@ def arithmetic(recipe: Resolved, *, num_prompts: int | None = None) -> list[Quan
         elif stage == "prefer":
             rows += _prefer(recipe.prefer)
         elif stage == "reward":
-            rows += _reward(recipe.reward)
+            rows += _ranked("reward", recipe.reward)
+        elif stage == "dpo":
+            rows += _ranked("dpo", recipe.dpo)
         elif stage == "rl":
             rows += _rl(recipe.rl, turns="env" in (recipe.task or {}))
             rows += _passes(recipe.rl, num_prompts)
@@ -145,10 +154,10 @@ def _prefer(prefer: PreferSection) -> list[Quantity]:
     return rows
 
 
-def _reward(reward: RewardSection) -> list[Quantity]:
-    size = reward.batch_size
-    rows = [Quantity("reward", "pairs or sets per optimiser step", size, "batch_size")]
-    return [*rows, *_budget("reward", reward.micro_batch_tokens)]
+def _ranked(stage: str, section: RewardSection | DpoSection) -> list[Quantity]:
+    size = section.batch_size
+    rows = [Quantity(stage, "pairs or sets per optimiser step", size, "batch_size")]
+    return [*rows, *_budget(stage, section.micro_batch_tokens)]
 
 
 def _rl(rl: RlSection, *, turns: bool) -> list[Quantity]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from posttrain.config.data_stages import Optimiser, RewardSection, SftSection, WrittenDpo
 from posttrain.config.preference_rules import PREFERENCE_RULES
 from posttrain.config.resolved import Resolved, RlSection
 from posttrain.config.rl_rules import ENGINE_RULES, PIECE_RULES, RL_CAUTIONS, RL_RULES
-from posttrain.config.sections import Optimiser, RewardSection, SftSection, WrittenRl
+from posttrain.config.sections import WrittenRl
 from posttrain.config.usual import unusual
 from posttrain.registry import FILES, did_you_mean, split
 
@@ -42,7 +43,7 @@ def compute_above_weights(recipe: Resolved) -> str | None:
 def task_missing(recipe: Resolved) -> str | None:
     """prefer, rl, eval, and sft without a file of its own, need a task."""
     own_data = "sft" in recipe.stages and recipe.sft.data != "task"
-    able = {"reward", "sft"} if own_data else {"reward"}
+    able = {"reward", "dpo", *(["sft"] if own_data else [])}
     needy = [stage for stage in recipe.stages if stage not in able]
     if recipe.task is None and needy:
         stages = " and ".join(needy)
@@ -146,9 +147,8 @@ def decay_of_everything(recipe: Resolved) -> str | None:
 
 def _learning(recipe: Resolved) -> dict[str, Optimiser]:
     """The sections of the stages that train, where they are run."""
-    return {
-        name: getattr(recipe, name) for name in ("sft", "reward", "rl") if name in recipe.stages
-    }
+    stages = ("sft", "reward", "dpo", "rl")
+    return {name: getattr(recipe, name) for name in stages if name in recipe.stages}
 
 
 # ------------------------------------------------------------------------------------- [sft]
@@ -225,6 +225,7 @@ def update_lost_in_rounding(recipe: Resolved) -> str | None:
 FULL_RATES = {
     "sft": (SftSection().learning_rate, 2e-4),
     "reward": (RewardSection().learning_rate, 2e-4),
+    "dpo": (WrittenDpo().learning_rate, 5e-5),
     "rl": (WrittenRl().learning_rate, 5e-5),
 }
 

@@ -117,6 +117,7 @@ SECTIONS = (
     "sft",
     "prefer",
     "reward",
+    "dpo",
     "teacher",
     "rl",
     "rl.kl",

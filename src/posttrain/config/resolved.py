@@ -12,15 +12,13 @@ from typing import Literal
 from pydantic import PrivateAttr
 
 from posttrain.algorithms.choices import Direction, Estimator, Placement, Rule
+from posttrain.config.data_stages import RewardSection, SftSection, WrittenDpo, WrittenPrefer
 from posttrain.config.fields import Piece, Stages
 from posttrain.config.sections import (
     Recipe,
-    RewardSection,
-    SftSection,
     WrittenCritic,
     WrittenEval,
     WrittenKl,
-    WrittenPrefer,
     WrittenRl,
     WrittenRun,
 )
@@ -36,6 +34,12 @@ class PreferSection(WrittenPrefer):
     """``[prefer]``, resolved."""
 
     max_new_tokens: int
+
+
+class DpoSection(WrittenDpo):
+    """``[dpo]``, resolved; options that its loss has not are None."""
+
+    beta: float
 
 
 class KlSection(WrittenKl):
@@ -96,6 +100,7 @@ class Resolved(Recipe):
     sft: SftSection
     prefer: PreferSection
     reward: RewardSection
+    dpo: DpoSection
     rl: RlSection
     eval: EvalSection
 

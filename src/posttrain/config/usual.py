@@ -51,6 +51,7 @@ USUAL: dict[str, Usual] = {
     "grading.seconds": Usual(0.05, 3600, "graders are cut off as they begin, or hold up the run"),
     "grading.memory_mb": Usual(64, _MANY, "a worker takes as much to begin with"),
     "cluster.deadline": Usual(1, 86_400, "who is slow counts as dead, or who is dead as slow"),
+    "dpo.beta": Usual(1e-3, 100, "nothing holds the policy, or nothing lets it go"),
     "prefer.samples": Usual(2, 1024, "so many completions of one prompt"),
     "rl.group_size": Usual(1, 1024, "so many completions of one prompt hold up every step"),
     "rl.max_lag": Usual(0, 64, "rollouts of so old a policy say little of this one"),

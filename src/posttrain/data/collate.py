@@ -167,6 +167,39 @@ def collate_ranked(
     )
 
 
+def collate_completions(
+    sets: Sequence[tuple[Sequence[Sequence[int]], int]], *, pad_token: int
+) -> Batch:
+    """Sets of token rows and where their completions begin, as a batch for a policy.
+
+    ``groups`` numbers the sets. The mask is True on completions, and ``weights`` are 1 / N at the
+    first token of the first completion of each of the N sets, which holds the loss of the set.
+
+    >>> batch = collate_completions([(((5, 6, 7), (5, 8)), 1)], pad_token=0)
+    >>> batch.mask.nonzero().tolist(), batch.weights.nonzero().tolist(), batch.groups.tolist()
+    ([[0, 1], [0, 2], [1, 1]], [[0, 1]], [0, 0])
+    """
+    rows = [
+        (row, (False,) * start + (True,) * (len(row) - start))
+        for members, start in sets
+        for row in members
+    ]
+    batch = collate_demonstrations(rows, pad_token=pad_token)
+    leads = torch.tensor([place == 0 for members, _ in sets for place in range(len(members))])
+    groups = [number for number, (members, _) in enumerate(sets) for _ in members]
+    weights = first_tokens(batch.mask) * leads[:, None] / len(sets)
+    return batch.replace(groups=torch.tensor(groups), weights=weights.float())
+
+
+def first_tokens(mask: Tensor) -> Tensor:
+    """Where each row is True for the first time. Shapes: [B, T] → [B, T].
+
+    >>> first_tokens(torch.tensor([[False, True, True]])).tolist()
+    [[False, True, False]]
+    """
+    return mask & (mask.cumsum(dim=1) == 1)
+
+
 def _pad(rows: Sequence[Sequence[int]], fill: int) -> tuple[Tensor, Tensor]:
     """Whole numbers in rows of one length, and what of them is real. Shapes: [B, T], [B, T]."""
     lengths = torch.tensor([len(row) for row in rows])

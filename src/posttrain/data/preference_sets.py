@@ -104,6 +104,61 @@ def read_preferences(
     return sets
 
 
+@dataclass(frozen=True, kw_only=True)
+class Labelled:
+    """One completion of a prompt, text or ``messages``, and whether it is ``desirable``."""
+
+    prompt: str
+    messages: Messages = ()
+    completion: str
+    desirable: bool
+
+    @property
+    def completions(self) -> tuple[str, ...]:
+        """It alone, as a set has them."""
+        return (self.completion,)
+
+
+def read_labelled(path: str | Path) -> list[Labelled]:
+    """Completions that are desirable or not, of a JSONL file.
+
+    Its rows have ``prompt`` or ``messages``, ``completion`` and a ``label``, true or false; or they
+    are those of :func:`read_preferences`: of a pair the first is desirable and the second is not,
+    of a ranked set those above the middle, and those below it.
+    """
+    return [
+        row
+        for found in read_compared(path)
+        for row in ([found] if isinstance(found, Labelled) else _halves(found))
+    ]
+
+
+def read_compared(path: str | Path) -> Sequence[Ranked | Labelled]:
+    """The rows of a file of labels, or the sets of one of preferences."""
+    rows = [(f"{path}:{number}", row) for number, row in read_numbered(path)]
+    if any("label" in row for _, row in rows):
+        return [_labelled(row, where=where) for where, row in rows]
+    return read_preferences(path)
+
+
+def _halves(s: Ranked) -> list[Labelled]:
+    middle = (len(s.completions) - 1) / 2
+    return [
+        Labelled(prompt=s.prompt, messages=s.messages, completion=text, desirable=place < middle)
+        for place, text in enumerate(s.completions)
+        if place != middle
+    ]
+
+
+def _labelled(row: Row, *, where: str) -> Labelled:
+    label = row.get("label")
+    if not isinstance(label, bool):
+        fault = f"must be true or false, got {label!r:.60}" if "label" in row else "is not there"
+        raise ValueError(f"{where}: 'label' {fault}; write true where the completion is desirable")
+    text = check_text(row, "completion", where=where)
+    return Labelled(**_prompt(row, where=where), completion=text, desirable=label)
+
+
 def write_preferences(path: str | Path, sets: Sequence[Ranked]) -> None:
     """Write ranked sets as JSONL, which ``read_preferences`` reads back as they were."""
     if not sets:

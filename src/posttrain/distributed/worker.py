@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 
 from posttrain.build.cluster import LearningStage
-from posttrain.build.learners import make_learner, make_reward_learner
+from posttrain.build.learners import learning_section, make_learner, make_reward_learner
 from posttrain.build.setup import choose_device, make_policy
 from posttrain.config import Resolved
 from posttrain.config.paths import import_from
@@ -81,7 +81,7 @@ class LearnerRequest:
         return make_learner(
             recipe,
             make_policy(recipe, str(self.model), device=device),
-            section=recipe.sft if stage == "sft" else recipe.rl,
+            section=learning_section(recipe, stage),
             device=device,
             total_steps=self.total_steps,
             reward_model=self.reward_model,

@@ -30,7 +30,8 @@ class Sums:
         self.empty = False
         self.loss += loss.detach().double()  # stays on the device: reading it here would sync
         self._diagnostics += tally(terms, part.active)
-        for name, value in terms.parts.items():
+        parts = {f"{name}_loss": value for name, value in terms.parts.items()}
+        for name, value in {**parts, **terms.weighted}.items():
             self._parts[name] = self._parts.get(name, 0.0) + total(value.detach(), part)
 
     def over(self, ranks: Ranks) -> Sums:
@@ -56,7 +57,7 @@ class Sums:
     def result(self, policy: Applied, *, critic: Applied | None) -> StepResult:
         """The step as the loop sees it."""
         metrics = self._diagnostics.summary()
-        metrics |= {f"{name}_loss": float(value) for name, value in self._parts.items()}
+        metrics |= {name: float(value) for name, value in self._parts.items()}
         if critic is not None:
             metrics["critic_gradient_norm"] = critic.gradient_norm
         return StepResult(

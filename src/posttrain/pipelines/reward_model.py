@@ -27,13 +27,16 @@ from posttrain.types import Batch, Terms
 class RankedTokens:
     """The completions of one prompt as token rows with their prompt, best first.
 
-    ``lengths`` count the tokens of each completion alone; ``margin`` is by how much the best one
-    should win.
+    ``lengths`` count the tokens of each completion alone; they begin behind the ``start`` tokens of
+    the prompt. ``margin`` is by how much the best one should win. A set of one has a label,
+    ``desirable``.
     """
 
     rows: Sequence[Sequence[int]]
     lengths: Sequence[int]
+    start: int = 0
     margin: float = 0.0
+    desirable: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

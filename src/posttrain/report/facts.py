@@ -24,10 +24,11 @@ TITLES = {
     "sft": "Supervised fine-tuning",
     "prefer": "Preferences",
     "reward": "Reward model",
+    "dpo": "Direct preference optimisation",
     "rl": "Reinforcement learning",
     "eval": "Evaluation",
 }
-TRAINED = ("rl", "reward", "sft")  # stages with curves, the most informative first
+TRAINED = ("rl", "dpo", "reward", "sft")  # stages with curves, the most informative first
 NUM_SAMPLES = 5
 SIGNS: dict[Any, str] = {True: " ✓", False: " ✗", None: " ?"}
 """The sign after an answer: right, wrong, or unknown because its grader broke."""
@@ -73,25 +74,29 @@ class RunFacts:
 
     @cached_property
     def measures(self) -> dict[str, Change]:
-        """Means of rewards before and after, by what is averaged."""
+        """Means of rewards before and after, by what is averaged; of dpo, preferences held out."""
         found, reward = self.held_out.means(), self.reward
         if reward is not None:
             found[f"training reward, {over_steps(reward.num)}"] = reward[:2]
+        if right := series(self.records("dpo"), "test/accuracy"):
+            found["held-out preferences in their order"] = (right[0], right[-1])
         return found
 
     @cached_property
     def losses(self) -> dict[str, Change]:
-        """The losses of the stage sft; a held-out loss always covers all held-out rows."""
-        records, losses = self.records("sft"), dict[str, Change]()
-        trained, tested = ends(series(records, "loss/total")), series(records, "test/loss")
-        if trained is not None:
-            losses[f"sft loss, {over_steps(trained.num)}"] = trained[:2]
-        if tested:
-            lowest, low = "", min(tested)
-            if tested[-1] != low:
-                step = next(r["step"] for r in records if r.get("test/loss") == low)
-                lowest = f", lowest {low:.3f} at step {step:.0f}"
-            losses[f"sft held-out loss{lowest}"] = (tested[0], tested[-1])
+        """The losses of the stages sft and dpo; a held-out loss always covers all held-out rows."""
+        losses: dict[str, Change] = {}
+        for stage in ("sft", "dpo"):
+            records = self.records(stage)
+            trained, tested = ends(series(records, "loss/total")), series(records, "test/loss")
+            if trained is not None:
+                losses[f"{stage} loss, {over_steps(trained.num)}"] = trained[:2]
+            if tested:
+                lowest, low = "", min(tested)
+                if tested[-1] != low:
+                    step = next(r["step"] for r in records if r.get("test/loss") == low)
+                    lowest = f", lowest {low:.3f} at step {step:.0f}"
+                losses[f"{stage} held-out loss{lowest}"] = (tested[0], tested[-1])
         return losses
 
     @cached_property

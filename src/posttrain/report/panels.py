@@ -89,9 +89,16 @@ SFT: tuple[tuple[Panel, ...], ...] = (
 )
 
 REWARD: tuple[tuple[Panel, ...], ...] = (
-    (Panel(title="Loss (nats per set)", metric="loss/total"),),
-    (Panel(title="Pairs in the right order", metric="preference/accuracy", percent=True),),
-    (Panel(title="Margin of the preferred", metric="preference/margin"),),
+    (Panel(title="Loss (nats per set)", metric="loss/total", held_out="test/loss"),),
+    (
+        Panel(
+            title="Pairs in the right order",
+            metric="preference/accuracy",
+            held_out="test/accuracy",
+            percent=True,
+        ),
+    ),
+    (Panel(title="Margin of the preferred", metric="preference/margin", held_out="test/margin"),),
 )
 
 

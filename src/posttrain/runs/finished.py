@@ -10,7 +10,7 @@ from posttrain.runs.folder import RunFolder, StageFolder
 from posttrain.runs.manifest import find_changes, handed_on, read_manifest, some_changes
 from posttrain.runs.resume import Say
 
-TRAINS = ("sft", "reward", "rl")  # each leaves a model
+TRAINS = ("sft", "reward", "dpo", "rl")  # each leaves a model
 
 
 def check_finished(path: str | Path, digests: Mapping[str, str], *, say: Say) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from posttrain.stages.dpo import run_dpo
 from posttrain.stages.eval import run_eval
 from posttrain.stages.job import Work
 from posttrain.stages.prefer import run_prefer
@@ -13,6 +14,7 @@ STAGES: dict[str, Work] = {
     "sft": run_sft,
     "prefer": run_prefer,
     "reward": run_reward,
+    "dpo": run_dpo,
     "rl": run_rl,
     "eval": run_eval,
 }

@@ -19,7 +19,7 @@ from posttrain.runs.first_evaluation import read_before
 from posttrain.track import ConsoleTracker, Several
 from posttrain.track.diagnosis import FILE_NAME, Background, Diagnosing
 
-DIAGNOSED = ("sft", "reward", "rl")  # while they go on; eval is judged at its end
+DIAGNOSED = ("sft", "reward", "dpo", "rl")  # while they go on; eval is judged at its end
 
 
 def diagnosed(

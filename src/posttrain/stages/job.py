@@ -83,7 +83,7 @@ class Job:
         if self._finished.holds(stage, digest=digest, say=self.say):
             self._seconds_before = (self.folder.stage_record(stage) or {}).get("seconds", 0.0)
             self.say(f"{stage}: finished already; taken from the run folder")
-            if stage in ("sft", "rl"):
+            if stage in ("sft", "dpo", "rl"):
                 self._load(str(self.folder.stage(stage).model))
         else:
             record = {**work(self.setup, self), "seconds": self.seconds()}

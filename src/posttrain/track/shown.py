@@ -143,7 +143,17 @@ REWARD = (
     Shown(label="s/step", metrics=("time/train",)),
 )
 
-SHOWN: dict[str, tuple[Shown, ...]] = {"sft": SFT, "prefer": PREFER, "reward": REWARD, "rl": RL}
+DPO = (
+    Shown(label="loss", metrics=("loss/total",)),
+    Shown(label="held-out loss", metrics=("test/loss",)),
+    Shown(label="held-out pairs right", metrics=("test/accuracy",), form=share),
+    *REWARD[1:],
+)
+
+SHOWN: dict[str, tuple[Shown, ...]] = {
+    **{"sft": SFT, "prefer": PREFER, "reward": REWARD},
+    **{"dpo": DPO, "rl": RL},
+}
 
 
 def choose(

@@ -60,7 +60,7 @@ _ADDED_BY = {
     "advantages": "a function of posttrain.algorithms.advantages",
     "returns": "posttrain.algorithms.advantages.gae",
     "weights": "a function of posttrain.algorithms.weights",
-    "baseline": "the loop, for advantages that use a moving baseline",
+    "baseline": "the loop, for advantages that use a moving baseline and for the loss kto",
     "score_norms": "the caller: the squared norm of each sequence's score function",
     "margins": "posttrain.data.collate.collate_ranked",
     "greedy_rewards": "collate (a source samples greedily where the advantage declares the need)",
@@ -101,7 +101,8 @@ class Batch:
     ``margins``            [B]      by how much the best of a ranked set should win
     ``greedy_rewards``     [B]      score of the greedy completion of the same prompt, NaN where
                                     its grader broke: a baseline for each sequence
-    ``baseline``           []       a running mean of earlier rewards: one number for all of them
+    ``baseline``           []       one number for all: a running mean of earlier rewards, or the
+                                    divergence from the reference that KTO compares with
     =====================  =======  ==========================================================
 
     >>> batch = Batch.from_rewards([1.0, 0.0], groups=[0, 0])
@@ -274,13 +275,14 @@ class Terms:
 
     ``loss`` is ``[B, T]`` and enters the update as ``Σ weights · correction · loss``; ``parts``
     are its summands by name. ``means`` are diagnostics ``[B, T]`` to be averaged over active
-    tokens; of ``maxima`` the largest value is reported. All are zero where ``Batch.active`` is
-    False.
+    tokens; ``weighted`` ones are summed as the loss is, ``Σ weights · value``; of ``maxima`` the
+    largest value is reported. All are zero where ``Batch.active`` is False.
     """
 
     loss: Tensor
     parts: Mapping[str, Tensor] = field(default_factory=dict)
     means: Mapping[str, Tensor] = field(default_factory=dict)
+    weighted: Mapping[str, Tensor] = field(default_factory=dict)
     maxima: Mapping[str, Tensor] = field(default_factory=dict)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from posttrain.algorithms.losses.covariance import clip_cov, kl_cov
+from posttrain.algorithms.losses.direct import dpo, ipo, kto, orpo, simpo
 from posttrain.algorithms.losses.divergences import teacher_divergence
 from posttrain.algorithms.losses.policy import (
     cispo,
@@ -20,7 +21,7 @@ from posttrain.algorithms.losses.policy import (
     sequence_clipped,
     unclipped,
 )
-from posttrain.algorithms.losses.supervised import bradley_terry, dpo, ipo, nll, plackett_luce
+from posttrain.algorithms.losses.supervised import bradley_terry, nll, plackett_luce
 from posttrain.algorithms.losses.value import clipped_value, huber, squared
 from posttrain.types import Terms
 
@@ -48,11 +49,18 @@ VALUE_LOSSES: dict[str, Callable[..., Terms]] = {
 PREFERENCE_LOSSES: dict[str, Callable[..., Tensor]] = {
     "bradley_terry": bradley_terry,
     "plackett_luce": plackett_luce,
+}
+
+DIRECT_LOSSES: dict[str, Callable[..., Tensor]] = {
     "dpo": dpo,
     "ipo": ipo,
+    "kto": kto,
+    "orpo": orpo,
+    "simpo": simpo,
 }
 
 __all__ = [
+    "DIRECT_LOSSES",
     "POLICY_LOSSES",
     "PREFERENCE_LOSSES",
     "VALUE_LOSSES",
@@ -67,12 +75,15 @@ __all__ = [
     "huber",
     "ipo",
     "kl_cov",
+    "kto",
     "naive",
     "nll",
+    "orpo",
     "penalised",
     "plackett_luce",
     "sapo",
     "sequence_clipped",
+    "simpo",
     "squared",
     "teacher_divergence",
     "unclipped",

@@ -61,64 +61,6 @@ def plackett_luce(
     return keep(-logsigmoid(leader - keep(later, contested)), contested).sum(dim=1)
 
 
-def dpo(
-    chosen: Tensor,
-    rejected: Tensor,
-    *,
-    ref_chosen: Tensor,
-    ref_rejected: Tensor,
-    beta: float = 0.1,
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    """``−(1 − ε) log σ(β h) − ε log σ(−β h)``, where h is the margin over the reference.
-
-    ``h = (log π_c − log ref_c) − (log π_r − log ref_r)``, of log-probabilities of whole completions
-    (Rafailov et al., 2023, arXiv:2305.18290). ``label_smoothing`` is ε, the share of pairs that are
-    taken to be the wrong way round (cDPO; Mitchell, 2023): the loss is then least at a finite
-    margin, ``β h = log((1 − ε) / ε)``. Shapes: [N] × 4 → [N].
-
-    >>> zero = torch.zeros(1)
-    >>> dpo(zero + 1, zero - 1, ref_chosen=zero, ref_rejected=zero, beta=0.5)  # −log σ(1)
-    tensor([0.3133])
-    """
-    checks.number("beta", beta, above=0.0)
-    checks.number("label_smoothing", label_smoothing, low=0.0, high=0.5)
-    margin = _over_reference(chosen, rejected, ref_chosen=ref_chosen, ref_rejected=ref_rejected)
-    right, wrong = -logsigmoid(beta * margin), -logsigmoid(-beta * margin)
-    return (1 - label_smoothing) * right + label_smoothing * wrong
-
-
-def ipo(
-    chosen: Tensor, rejected: Tensor, *, ref_chosen: Tensor, ref_rejected: Tensor, beta: float = 0.1
-) -> Tensor:
-    """``(h − 1 / (2β))²``: bring the margin over the reference to 1 / (2β), and no further.
-
-    h and the arguments are those of :func:`dpo`. DPO's loss falls for ever as the margin grows, so
-    on pairs that never contradict each other it forgets the reference (IPO, Azar et al., 2023,
-    arXiv:2310.12036; β is their τ). Shapes: [N] × 4 → [N].
-
-    >>> zero = torch.zeros(1)
-    >>> ipo(zero + 1, zero - 1, ref_chosen=zero, ref_rejected=zero, beta=0.5)  # (2 − 1)²
-    tensor([1.])
-    """
-    checks.number("beta", beta, above=0.0)
-    margin = _over_reference(chosen, rejected, ref_chosen=ref_chosen, ref_rejected=ref_rejected)
-    return (margin - 1 / (2 * beta)).square()
-
-
-def _over_reference(
-    chosen: Tensor, rejected: Tensor, *, ref_chosen: Tensor, ref_rejected: Tensor
-) -> Tensor:
-    """How much more the policy prefers the chosen completion than the reference does."""
-    for name, tensor in {
-        "rejected": rejected,
-        "ref_chosen": ref_chosen,
-        "ref_rejected": ref_rejected,
-    }.items():
-        checks.same_shape(name, tensor, like=chosen)
-    return (chosen - ref_chosen.detach()) - (rejected - ref_rejected.detach())
-
-
 def _margin(margin: Tensor | float, like: Tensor) -> Tensor:
     """The margin of each set: another shape would be spread over the wrong dimension."""
     margin = torch.as_tensor(margin, dtype=like.dtype)
