@@ -16,9 +16,9 @@ from posttrain.fast import score as fast
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.models import logprobs as plain
+from posttrain.models.frozen import check_teacher, fit_rows
 from posttrain.models.load import Policy, load_policy
 from posttrain.models.logprobs import Against
-from posttrain.models.teacher import check_teacher, fit_rows
 from posttrain.models.tiny import build_tokenizer
 from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms

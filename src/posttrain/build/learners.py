@@ -21,7 +21,7 @@ from posttrain.config import (
     RlSection,
     SftSection,
 )
-from posttrain.config.preference_rules import OWN_STAGE
+from posttrain.config.specs import OWN_STAGE
 from posttrain.fast.score import checkpoint_activations, compile_layers, score_tokens
 from posttrain.learn.learner import LocalLearner, scores
 from posttrain.learn.optim import adamw, rate_factor
@@ -29,11 +29,10 @@ from posttrain.learn.ranks import ALONE, Ranks
 from posttrain.learn.trained import Trained
 from posttrain.models.adapters import AdapterSettings
 from posttrain.models.critic import separate_critic, shared_critic
-from posttrain.models.frozen import Reference
+from posttrain.models.frozen import Reference, check_teacher, fit_rows
 from posttrain.models.load import Policy
 from posttrain.models.reward import RewardModel, save_reward
 from posttrain.models.save import save_policy
-from posttrain.models.teacher import check_teacher, fit_rows
 from posttrain.protocols import Learner
 
 

@@ -12,9 +12,8 @@ from posttrain.build.fingerprint import fingerprints
 from posttrain.build.setup import of_any_model
 from posttrain.build.start_folder import as_recorded
 from posttrain.config import Recipe, Resolved, recipe_from_dict
-from posttrain.config.preference_rules import OWN_STAGE
 from posttrain.config.read import parse_overrides, read_values
-from posttrain.config.specs import MODEL_REWARD
+from posttrain.config.specs import MODEL_REWARD, OWN_STAGE
 from posttrain.models import save
 from posttrain.registry import near_path
 from posttrain.runs import RunFolder

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import EnvironmentSection, GradingSection
-from posttrain.config.preference_rules import OWN_STAGE
-from posttrain.config.specs import MODEL_REWARD
+from posttrain.config.specs import MODEL_REWARD, OWN_STAGE
 from posttrain.data.template import Template
 from posttrain.envs.env_pool import EnvPool
 from posttrain.models.cache import context_length

@@ -18,8 +18,7 @@ from posttrain.build.threads import use_threads
 from posttrain.check.bench import Bench, warnings_as_verdicts
 from posttrain.check.verdicts import Verdict
 from posttrain.config import Resolved, cautions, resolve
-from posttrain.config.preference_rules import OWN_STAGE
-from posttrain.config.specs import MODEL_REWARD
+from posttrain.config.specs import MODEL_REWARD, OWN_STAGE
 from posttrain.registry import look_up, split
 from posttrain.tasks import make_task
 from posttrain.track import TRACKERS

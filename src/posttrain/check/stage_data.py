@@ -17,7 +17,7 @@ from posttrain.check.bench import Bench, warnings_as_verdicts
 from posttrain.check.texts import find_notes, read_rows
 from posttrain.check.verdicts import Verdict
 from posttrain.config import DpoSection, RewardSection, SftSection
-from posttrain.config.preference_rules import OWN_STAGE
+from posttrain.config.specs import OWN_STAGE
 from posttrain.models.cache import context_length
 from posttrain.models.reward import check_same_tokens, load_reward, reward_from_policy
 from posttrain.pipelines.reward_model import RankedTokens

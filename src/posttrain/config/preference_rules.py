@@ -9,10 +9,8 @@ from typing import Any, Literal
 from posttrain.algorithms.table import piece_table
 from posttrain.config.data_stages import WrittenDpo
 from posttrain.config.resolved import Resolved
-from posttrain.config.specs import MODEL_REWARD
+from posttrain.config.specs import MODEL_REWARD, OWN_STAGE
 from posttrain.registry import FILES, did_you_mean, options
-
-OWN_STAGE = "reward"
 
 
 def preferences_missing(recipe: Resolved) -> str | None:

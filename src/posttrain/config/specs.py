@@ -21,6 +21,7 @@ from posttrain.written import written_function, written_table
 
 NO_CORRECTION = {"name": "none"}
 MODEL_REWARD = "model"
+OWN_STAGE = "reward"  # a reward model, or a critic's start, that this run makes itself
 NO_CHECK = "none"
 _ACCURACY = "that word names the reward that checks the answers"
 _BESIDE_TASKS = {"accuracy": _ACCURACY, "env": "that word names what replies to the answers"}

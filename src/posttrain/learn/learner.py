@@ -28,11 +28,10 @@ from posttrain.fast.score import (
 from posttrain.learn.checkpoint import load_learner, save_learner
 from posttrain.learn.learning_way import learning_way
 from posttrain.learn.memory import free, not_repeated, smaller, until_it_fits
-from posttrain.learn.micro_batch_size import tokens_on_cpu, tokens_on_gpu, unallocated
+from posttrain.learn.micro_batch_size import tokens_on_cpu, tokens_on_gpu, tried_rows, unallocated
 from posttrain.learn.ranks import ALONE, Ranks, cheapest
 from posttrain.learn.sums import Sums
 from posttrain.learn.trained import Applied, Schedule, Trained
-from posttrain.models.cache import context_length
 from posttrain.models.frozen import Frozen, Reference
 from posttrain.models.reward import score_sequences
 from posttrain.protocols import Objective, Outputs, StepResult
@@ -335,8 +334,7 @@ class LocalLearner:
         found = tokens_on_gpu(
             self.device,
             self._try,
-            vocabulary=model.config.get_text_config().vocab_size,
-            longest=context_length(model),
+            **tried_rows(model),
             needed=needed,
             beside_sampling=self._beside_sampling,
             replayed=bool(self._captured),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from posttrain.models.cache import context_length
 from posttrain.models.gpu_memory import (
     capture_lock,
     empty_cache,
@@ -81,6 +83,12 @@ def tokens_on_cpu(width: int) -> int:
     [4096, 2048, 1024, 1024]
     """
     return Memory(fixed=0.0, each=width).fitting(STATES_ON_CPU, most=MOST_ON_CPU)
+
+
+def tried_rows(model: Any) -> dict[str, Any]:
+    """What the made-up rows of :func:`tokens_on_gpu` must keep to, for a model."""
+    vocabulary = model.config.get_text_config().vocab_size
+    return {"vocabulary": vocabulary, "longest": context_length(model)}
 
 
 def tokens_on_gpu(
