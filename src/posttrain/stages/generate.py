@@ -273,4 +273,4 @@ def stopping(stop: Sequence[str] | None) -> dict[str, Any]:
 
 def has_no_rewards(episode: Rollout) -> bool:
     """Whether its prompt was typed and its environment gave no score: nothing is broken then."""
-    return UNSCORED in episode.score.reason
+    return episode.score is not None and UNSCORED in episode.score.reason
