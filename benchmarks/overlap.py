@@ -1,10 +1,12 @@
 """Sampling beside learning: seconds per step with max_lag 0 and 1, side by side in one run.
 
     python benchmarks/overlap.py [--quick] [--steps 12] [--rounds 3] [--threads 1] [--json FILE]
+    python benchmarks/overlap.py --cluster --only wide
 
-Each case runs GRPO from random weights, so every completion is as long as it may be. The settings
-take turns, and the median over all steps of all rounds is shown: other work on the machine meets
-all of them alike. A step is the time between two steps' rollout files: everything is in it.
+The second has a learner and an engine in processes of their own, on a local Ray cluster. Each case
+runs GRPO from random weights, so every completion is as long as it may be. The settings take turns,
+and the median over all steps of all rounds is shown: other work on the machine meets all of them
+alike. A step is the time between two steps' rollout files: everything is in it.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ CASES: dict[str, tuple[dict[str, int], Callable[[str], float], dict[str, Any]]] 
     "tiny, slow reward": ({"hidden_size": 64, "num_layers": 2}, judged, {"epochs": 4}),
 }
 LAGS = (0, 1)
+CLUSTER = {"address": "local", "engines": 1, "cpus_per_learner": 0.5, "cpus_per_engine": 0.5}
 RL = {
     "algorithm": "grpo",
     "prompts_per_step": 4,
@@ -60,15 +63,19 @@ RL = {
 }
 
 
-def measure(case: str, max_lag: int, *, threads: int, steps: int, folder: Path) -> dict[str, Any]:
+def measure(
+    case: str, max_lag: int, *, threads: int, steps: int, folder: Path, cluster: bool = False
+) -> dict[str, Any]:
     """One run: the seconds of every step, what was waited, and how old the rollouts were."""
     model, reward, changes = CASES[case]
-    given = {
+    given: dict[str, Any] = {
         "run": {"folder": str(folder), "threads": threads, "device": "cpu"},
         "model": {"name": "tiny", "options": {**model, "max_positions": 64}},
         "task": {"name": "arithmetic", "digits": 2, "num_train": 200, "num_test": 10},
         "rl": {**RL, **changes, "steps": steps + WARM_UP, "max_lag": max_lag},
     }
+    if cluster:
+        given["cluster"] = CLUSTER
     done = run(
         recipe_from_dict(given),
         Supplied(rewards=RewardScorer({reward: 1.0})),
@@ -80,6 +87,7 @@ def measure(case: str, max_lag: int, *, threads: int, steps: int, folder: Path) 
     return {
         "case": case,
         "max_lag": max_lag,
+        "samples": given["rl"]["prompts_per_step"] * given["rl"]["group_size"],
         "seconds": [b - a for a, b in zip(written[WARM_UP - 1 :], written[WARM_UP:], strict=False)],
         "wait": [record["time/wait"] for record in records],
         "rollout": [record["time/rollout"] + record["time/reward"] for record in records],
@@ -92,7 +100,8 @@ def report(rows: list[dict[str, Any]]) -> Table:
     """Medians by case and lag; the ratio is to the same case without a lag."""
     table = Table(box=SIMPLE_HEAD, title="Seconds per step (medians)", title_justify="left")
     table.add_column("case")
-    for name in ("max_lag", "step", "ratio", "waited", "rollout + reward", "train", "staleness"):
+    names = ("max_lag", "step", "ratio", "waited", "rollout + reward", "train", "staleness")
+    for name in (*names, "samples/s"):
         table.add_column(name, justify="right")
 
     def median(case: str, max_lag: int, *, key: str) -> float:
@@ -109,6 +118,7 @@ def report(rows: list[dict[str, Any]]) -> Table:
                 f"{took / median(case, LAGS[0], key='seconds'):.2f}",
                 *(f"{median(case, max_lag, key=key):.3f}" for key in ("wait", "rollout", "train")),
                 f"{median(case, max_lag, key='staleness'):.0f}",
+                f"{next(row['samples'] for row in rows if row['case'] == case) / took:.0f}",
             )
     return table
 
@@ -119,17 +129,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="of torch, for each of the two")
+    parser.add_argument("--cluster", action="store_true", help="1 learner + 1 engine, on Ray")
+    parser.add_argument("--only", nargs="+", choices=CASES, default=CASES, metavar="CASE")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     steps, rounds = (3, 1) if options.quick else (options.steps, options.rounds)
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        for case in CASES:
+        for case in options.only:
             for number in range(rounds):
                 for max_lag in LAGS:
                     folder = Path(scratch) / f"{case}-{number}-{max_lag}".replace(" ", "_")
                     row = measure(
-                        case, max_lag, threads=options.threads, steps=steps, folder=folder
+                        case,
+                        max_lag,
+                        threads=options.threads,
+                        steps=steps,
+                        folder=folder,
+                        cluster=options.cluster,
                     )
                     rows.append(row)
                     took = statistics.median(row["seconds"])
