@@ -12,7 +12,7 @@ from rich.console import Console
 
 from posttrain.track import ConsoleTracker, Stage, progress
 from posttrain.track import console as console_module
-from posttrain.track.progress import Progress, advance, current, phase, showing
+from posttrain.track.progress import Progress, advance, current, phase, showing, teller
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -279,3 +279,17 @@ def test_a_decorated_function_is_a_phase(clock: Clock) -> None:
 
     assert contextvars.copy_context().run(inside) == 6
     assert seen == ["reading the data"] * 2
+
+
+def test_another_thread_may_say_a_line_until_the_display_is_gone() -> None:
+    """Text that could act in a terminal is shown, not obeyed."""
+    console = Console(file=io.StringIO(), width=100, _environ={})
+    with showing(console):
+        tell = teller()
+        thread = threading.Thread(target=tell, args=("3 answers waited for\x1b[2J",))
+        thread.start()
+        thread.join()
+    tell("too late")
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == "3 answers waited for\\x1b[2J\n"
+    teller()("nobody listens here")
