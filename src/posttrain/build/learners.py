@@ -100,6 +100,7 @@ def make_reward_learner(
     ranks: Ranks = ALONE,
 ) -> Learner:
     """The learner of a reward model: it compares, so sets are never parted."""
+    _check_adapter(recipe, reward, ranks=ranks)
     checkpoint_activations(reward.model, enabled=section.checkpoint_activations)
     return LocalLearner(
         reward.model,
@@ -115,7 +116,7 @@ def make_reward_learner(
     )
 
 
-def _check_adapter(recipe: Resolved, policy: Policy, *, ranks: Ranks) -> None:
+def _check_adapter(recipe: Resolved, policy: Policy | RewardModel, *, ranks: Ranks) -> None:
     """Raise where a model has other adapters than the recipe asks for, or cannot learn them."""
     known, asked = policy.adapter, AdapterSettings(**dict(recipe.adapter))
     if known is not None and replace(known, targets=asked.targets) != asked:

@@ -114,7 +114,7 @@ class LocalEngine:
         """Weights that are the learner's own need nothing; all others that learn are copied."""
         given = learner.weights()
         own = {name: w for name, w in self.model.named_parameters() if name in given}
-        if shares_all_storage(own, given):
+        if own.keys() == given.keys() and shares_all_storage(own, given):
             return SharedWeights(self)
         return CopiedWeights(self, source=given, target=own)
 
