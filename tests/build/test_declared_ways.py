@@ -14,7 +14,7 @@ from posttrain.build import declared_ways as ways_module
 from posttrain.build.declared_ways import Ways, declared, own_way, told
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.fast import decode
-from posttrain.learn.learner import SHARDED
+from posttrain.learn.learning_way import SHARDED
 from posttrain.pipelines.guard import Guard, Guarded
 from posttrain.report import RunFacts, render_report
 from posttrain.rollout.engines.scripted import ScriptedEngine
