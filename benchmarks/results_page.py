@@ -157,7 +157,7 @@ def _sweep(path: Path, found: Mapping[str, Any]) -> Iterator[str]:
     sizes = {seed["problems"] for seed in seeds if seed["problems"]}
     devices = {seed["hardware"] for seed in seeds if seed["hardware"]}
     yield f"## The sweep {path.stem}\n"
-    yield f"[Changes](../benchmarks/sweeps/{path.stem}.toml), one at a time beside its `[base]`, of"
+    yield f"[Variants](../benchmarks/sweeps/{path.stem}.toml), beside its `[base]` if any, of"
     yield f"[{found['recipe']}](../{found['recipe']}): greedy accuracy on {_joined(sizes)}"
     yield f"problems{_deviation(seeds)}, on {_joined(devices)},"
     yield f"{found['parallel']} runs at once (which the minutes feel), with {_code(seeds)}.\n"

@@ -14,7 +14,7 @@ CHAOS = Path(__file__).parent / "chaos.py"
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_what_is_killed_comes_back_and_the_ledger_is_exact(tmp_path: Path) -> None:
-    asked = ["--kills", "8", "--steps", "30", "--deadline", "120", "--folder", str(tmp_path / "f")]
+    asked = ["--kills", "8", "--steps", "30", "--deadline", "240", "--folder", str(tmp_path / "f")]
     done = subprocess.run(
         [sys.executable, str(CHAOS), *asked], capture_output=True, text=True, check=False
     )
