@@ -134,6 +134,7 @@ def per_token_numbers(batch: Batch) -> dict[str, Tensor]:
     """The [B, T] floating fields that a batch carries."""
     names = ("sampler_logprobs", "old_logprobs", "ref_logprobs", "values", "token_rewards")
     names += ("turn_rewards", "advantages", "returns", "correction", "weights")
+    names += ("teacher_logprobs", "divergence")
     fields = {name: getattr(batch, name) for name in names}
     return {name: tensor for name, tensor in fields.items() if tensor is not None}
 

@@ -19,8 +19,8 @@ def gradient(loss: Callable[..., Terms], batch: Batch, **options: float) -> Tens
     return result
 
 
-# All but one that leaves tokens out: see test_covariance_losses.
-ALL_TOKENS = [name for name in POLICY_LOSSES if name != "clip_cov"]
+# All but one that leaves tokens out (see test_covariance_losses), and a teacher's divergence.
+ALL_TOKENS = [name for name in POLICY_LOSSES if name not in ("clip_cov", "teacher_divergence")]
 
 
 @pytest.mark.parametrize("weighting", weights.WEIGHTS)

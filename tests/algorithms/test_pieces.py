@@ -17,7 +17,7 @@ CLAIM = [name for name, loss in POLICY_LOSSES.items() if facts(loss).zero_with_a
 
 
 def test_which_losses_claim_to_be_zero_with_the_advantage() -> None:
-    assert set(POLICY_LOSSES) - set(CLAIM) == {"penalised", "kl_cov"}
+    assert set(POLICY_LOSSES) - set(CLAIM) == {"penalised", "kl_cov", "teacher_divergence"}
 
 
 @pytest.mark.parametrize("scale", [0.1, 2.0])
@@ -63,6 +63,8 @@ def test_advantages_are_centred_where_they_say_so_and_nowhere_else(name: str) ->
         baseline=whole.baseline,
         score_norms=whole.score_norms,
         greedy_rewards=torch.zeros(12, dtype=torch.float64),
+        old_logprobs=whole.old_logprobs[:, :1],
+        teacher_logprobs=whole.teacher_logprobs[:, :1],
     )
     found = advantage(batch).need("advantages").reshape(2, 6)
     by_group = bool((found.sum(1).abs() < 1e-9).all())

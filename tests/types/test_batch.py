@@ -11,7 +11,8 @@ from posttrain.types import Batch, Terms
 
 PER_TOKEN = (
     *("mask", "attention", "sampler_logprobs", "old_logprobs", "ref_logprobs", "values"),
-    *("turn_rewards", "token_rewards", "advantages", "returns", "correction", "weights", "turns"),
+    *("turn_rewards", "token_rewards", "advantages", "returns", "correction", "weights"),
+    *("teacher_logprobs", "divergence", "turns"),
 )
 PER_SEQUENCE = (
     *("rewards", "valid", "groups", "truncated", "versions", "score_norms", "margins"),

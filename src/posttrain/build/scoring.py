@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from posttrain import track
 from posttrain.config import EnvironmentSection, GradingSection
 from posttrain.config.specs import MODEL_REWARD, OWN_STAGE
 from posttrain.data.template import Template
@@ -18,7 +19,6 @@ from posttrain.protocols import Env
 from posttrain.rewards.pool import GradingPool
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.environment import Environment
-from posttrain.track import printable, teller
 from posttrain.types import Rollout, Score
 
 
@@ -62,7 +62,7 @@ def make_environment(
             threads=section.threads,
             seconds=section.seconds,
             memory_mb=section.memory_mb,
-            tell=teller(),
+            tell=track.teller(),
         ),
         encode=template.encode_reply,
         render=template.render,
@@ -106,9 +106,9 @@ def check_invalid(rollouts: Sequence[Rollout], max_invalid: float, *, of: str = 
         return
     first = broken[0]
     score = first.score or Score(value=0.0)
-    shown = [f"prompt {first.prompt.id!r}: {printable(first.prompt.text, limit=200)}"]
-    shown.append(f"completion: {printable(first.text, limit=400)}")
-    shown += [printable(line, limit=200) for line in score.details.splitlines()]
+    shown = [f"prompt {first.prompt.id!r}: {track.printable(first.prompt.text, limit=200)}"]
+    shown.append(f"completion: {track.printable(first.text, limit=400)}")
+    shown += [track.printable(line, limit=200) for line in score.details.splitlines()]
     raise RuntimeError(
         f"rewards: {len(broken)} of {len(rollouts)} scores{of} are broken, more than max_invalid "
         f"= {max_invalid:g}. The first, on prompt {first.prompt.id!r}: {score.reason}. "

@@ -112,9 +112,9 @@ class _Watch:
     def end(self, rollout: Any) -> None:
         """Why it was over, and the score."""
         from posttrain.report.episode_text import ending
-        from posttrain.stages.generate import has_no_rewards
+        from posttrain.stages.generate import is_broken
 
-        self.broken |= not rollout.score.ok and not has_no_rewards(rollout)
+        self.broken |= is_broken(rollout)
         shown = self._last
         no_room = len(shown.turns) > len(rollout.turns)
         lines = ending(rollout, no_room=no_room)

@@ -26,15 +26,7 @@ from posttrain.models.cache import context_length
 from posttrain.protocols import Env, Split
 from posttrain.rollout.collect import collect, collect_scored
 from posttrain.rollout.environment import talking
-from posttrain.rollout.play import (
-    UNSCORED,
-    Ask,
-    Place,
-    Show,
-    TypedEnv,
-    WatchedEngine,
-    typed_engine,
-)
+from posttrain.rollout.play import UNSCORED, Ask, Place, Show, TypedEnv, WatchedEngine, typed_engine
 from posttrain.runs.finished import check_model
 from posttrain.stages.eval import DEFAULT_TOKENS
 from posttrain.track.progress import phase, showing
@@ -140,6 +132,12 @@ class Player:
         """End what runs beside this process, and give memory back."""
         self.engine.close()
         self.setup.close()
+
+
+def is_broken(rollout: Rollout) -> bool:
+    """Whether an episode is invalid, and not only one that nothing could score."""
+    score = rollout.score
+    return score is not None and not score.ok and UNSCORED not in score.reason
 
 
 @showing()
@@ -269,8 +267,3 @@ def _stop(recipe: Recipe) -> tuple[str, ...]:
 def stopping(stop: Sequence[str] | None) -> dict[str, Any]:
     """Stop strings in their section, which a model alone does not have."""
     return {} if stop is None else {"rl": {"stop": stop}}
-
-
-def has_no_rewards(episode: Rollout) -> bool:
-    """Whether its prompt was typed and its environment gave no score: nothing is broken then."""
-    return episode.score is not None and UNSCORED in episode.score.reason
