@@ -62,6 +62,8 @@ def recipe(folder: Path, **sections: Mapping[str, Any] | None) -> dict[str, Any]
 
 def taught(algorithm: str, teacher: str = "tiny") -> dict[str, Any]:
     """The section that an algorithm needs beside ``[rl]``: a teacher, where it asks one."""
+    if algorithm not in ALGORITHMS:
+        return {}
     row = ALGORITHMS[algorithm]
     pieces = (ADVANTAGES[row.advantage["name"]], POLICY_LOSSES[row.loss["name"]])
     return {"teacher": {"model": teacher}} if asks_teacher(*pieces) else {}

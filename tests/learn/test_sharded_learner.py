@@ -62,6 +62,8 @@ def close(found: dict[str, Any], expected: dict[str, Any], *, rounding: float = 
 )
 def test_the_gradient_is_the_same_for_any_number_of_ranks(kind: str, dtype: torch.dtype) -> None:
     rounding = ROUNDING[dtype]
+    if kind == "distill" and dtype == torch.float32:
+        rounding *= 10  # its advantages are differences of log-probs that were rounded before
     expected = rank_jobs.learned(ALONE, kind, dtype)
     for size in (2, 3) if dtype == torch.float32 else (3,):
         told = [answer[kind, dtype] for answer in all_learned(size)]
