@@ -36,7 +36,8 @@ ADDED_BY = {
     "advantages": "a function of posttrain.algorithms.advantages",
     "returns": "posttrain.algorithms.advantages.gae",
     "weights": "a function of posttrain.algorithms.weights",
-    "baseline": "the loop, for advantages that use a moving baseline",
+    "baseline": "the loop, for advantages that use a moving baseline and for the loss kto",
+    "teacher_logprobs": "Learner.infer with a teacher",
     "score_norms": "the caller: the squared norm of each sequence's score function",
     "attention": "the caller",
     "margins": "posttrain.data.collate.collate_ranked",
@@ -69,6 +70,7 @@ NEEDS = {
     "turn_return_to_go": ("token_rewards",),
     "turn_group_normalised": ("token_rewards", "groups"),
     "gae": ("token_rewards", "values"),
+    "towards_teacher": ("old_logprobs", "teacher_logprobs"),
 }
 
 
@@ -85,7 +87,7 @@ def test_an_advantage_without_its_fields_is_refused(name: str) -> None:
             ADVANTAGE_VARIANTS[name](without.replace(**{field: None}))
 
 
-@pytest.mark.parametrize("name", NEEDS)
+@pytest.mark.parametrize("name", sorted(NEEDS.keys() - {"towards_teacher"}))
 @pytest.mark.parametrize("reward", NOT_A_NUMBER)
 def test_a_reward_that_is_no_number_is_refused(name: str, reward: float) -> None:
     batch = ragged().replace(token_rewards=None)
@@ -125,6 +127,13 @@ def test_the_decay_of_a_running_mean_lies_between_zero_and_one(decay: float) -> 
 def test_a_policy_loss_without_its_fields_is_refused(name: str) -> None:
     batch = ready()
     logprobs, loss = moved(batch), POLICY_LOSSES[name]
+    if name == "teacher_divergence":
+        with refuses(
+            "divergence: this batch has none; it is added by the objective, for a loss that "
+            "declares one (pieces.piece)"
+        ):
+            loss(logprobs, batch.replace(divergence=None))
+        return
     with refuses(f"advantages: this batch has none; it is added by {ADDED_BY['advantages']}"):
         loss(logprobs, batch.replace(advantages=None))
     if name != "naive":
@@ -218,7 +227,8 @@ def test_a_reward_that_is_no_number_may_stand_where_the_grader_broke() -> None:
 WAY_OUT = (
     "or more completions for each prompt (rl.group_size in a recipe), or choose an advantage that "
     "compares with no other completion: return, constant_baseline, moving_baseline, "
-    "greedy_baseline, batch_whitened, return_to_go, turn_return_to_go, gae"
+    "greedy_baseline, batch_whitened, return_to_go, turn_return_to_go, gae, "
+    "towards_teacher"
 )
 
 

@@ -152,7 +152,7 @@ def test_a_group_of_k_and_a_k_of_nothing_are_refused() -> None:
         "groups: group 0 has 3 members, and 4 at least are compared; sample 4 or more completions "
         "for each prompt (rl.group_size in a recipe), or choose an advantage that compares with no "
         "other completion: return, constant_baseline, moving_baseline, greedy_baseline, "
-        "batch_whitened, return_to_go, turn_return_to_go, gae"
+        "batch_whitened, return_to_go, turn_return_to_go, gae, towards_teacher"
     ):
         pass_at_k(batch, k=3)
     pass_at_k(batch, k=2)

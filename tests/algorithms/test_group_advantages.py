@@ -25,7 +25,7 @@ LONELY = (
     "groups: group 4 has one member, and 2 at least are compared; sample 2 or more completions for "
     "each prompt (rl.group_size in a recipe), or choose an advantage that compares with no other "
     "completion: return, constant_baseline, moving_baseline, greedy_baseline, batch_whitened, "
-    "return_to_go, turn_return_to_go, gae"
+    "return_to_go, turn_return_to_go, gae, towards_teacher"
 )
 
 

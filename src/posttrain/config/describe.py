@@ -152,8 +152,8 @@ def tables(
     """Every table of a recipe with known keys, by its dotted name; the recipe itself is ``""``.
 
     >>> [name for name, _ in tables()]
-    ['', 'run', 'model', 'grading', 'environment', 'cluster', 'sft', 'prefer',
-    'reward', 'teacher', 'rl', 'rl.kl', 'rl.critic', 'eval']
+    ['', 'run', 'model', 'adapter', 'grading', 'environment', 'cluster', 'sft', 'prefer',
+    'reward', 'dpo', 'teacher', 'rl', 'rl.kl', 'rl.critic', 'eval']
     """
     yield prefix, section
     for name, field in section.model_fields.items():

@@ -221,6 +221,7 @@ def update_lost_in_rounding(recipe: Resolved) -> str | None:
     return None
 
 
+SMALL = 50e6  # bytes; what is trained from nothing learns at higher rates
 # Rates at which all weights learn by default, and from which a rate is one for adapters.
 FULL_RATES = {
     "sft": (SftSection().learning_rate, 2e-4),
@@ -230,8 +231,14 @@ FULL_RATES = {
 }
 
 
+def _is_small(model: str) -> bool:
+    """Whether it is the tiny model, or a folder of weights that take no more than a few MB."""
+    weights = [path.stat().st_size for path in Path(model).glob("*.safetensors")]
+    return model == "tiny" or 0 < sum(weights) < SMALL
+
+
 def rate_of_the_other_kind(recipe: Resolved) -> str | None:
-    """An adapter learns at about ten times the rate of all weights; not so the tiny model."""
+    """An adapter learns at about ten times the rate of all weights; small models at any."""
     for stage, section in _learning(recipe).items():
         rate, (full, high) = section.learning_rate, FULL_RATES[stage]
         if recipe.adapter.rank and rate <= 2 * full:
@@ -239,7 +246,7 @@ def rate_of_the_other_kind(recipe: Resolved) -> str | None:
                 f"{stage}.learning_rate: {rate:g} is a rate for all weights; an adapter learns "
                 f"best at about ten times that: drop it (the default is {10 * full:g}), or raise it"
             )
-        if not recipe.adapter.rank and rate >= high and recipe.model.name != "tiny":
+        if not recipe.adapter.rank and rate >= high and not _is_small(recipe.model.name):
             return (
                 f"{stage}.learning_rate: {rate:g} is a rate for adapters, and here all weights "
                 f"learn; about {full:g} is usual, or set adapter.rank"

@@ -3,7 +3,7 @@
 Run with the Python of an environment that has TRL; the tests read the file alone::
 
     python -m venv trl && trl/bin/pip install --constraint constraints.txt trl
-    trl/bin/python tests/algorithms/record_trl_losses.py
+    trl/bin/python scripts/record_trl_losses.py
 
 The log-probs are drawn here and given to TRL's own code in the place of a model's.
 """
