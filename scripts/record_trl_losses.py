@@ -1,4 +1,4 @@
-"""Record what TRL's preference losses make of one batch: fixtures/trl_losses.json.
+"""Record what TRL's preference losses make of one batch: trl_losses.json of tests/algorithms/fixtures.
 
 Run with the Python of an environment that has TRL; the tests read the file alone::
 
@@ -74,6 +74,7 @@ def trainer(**given: Any) -> Any:
 
 
 def main() -> None:
+    """Write the fixture."""
     torch.set_default_dtype(torch.float64)
     generator = torch.Generator().manual_seed(0)
     size, width = len(LENGTHS), max(LENGTHS) + PROMPT
@@ -130,7 +131,7 @@ def main() -> None:
         "strange_reference": strange_reference.tolist(),
         "trl_losses": found,
     }
-    path = Path(__file__).parent / "fixtures" / "trl_losses.json"
+    path = Path(__file__).parents[1] / "tests" / "algorithms" / "fixtures" / "trl_losses.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(record) + "\n")
     print(found)

@@ -145,7 +145,7 @@ def pairs(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_dpo_ipo_and_simpo_are_those_of_trl() -> None:
-    """The same log-probs through TRL's code, recorded by record_trl_losses.py."""
+    """The same log-probs through TRL's code, recorded by scripts/record_trl_losses.py."""
     chosen, rejected = pairs(trl("policy").sum(1))
     ref_chosen, ref_rejected = pairs(trl("reference").sum(1))
     reference = {"ref_chosen": ref_chosen, "ref_rejected": ref_rejected}
