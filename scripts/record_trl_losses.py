@@ -1,4 +1,4 @@
-"""Record what TRL's preference losses make of one batch: trl_losses.json of tests/algorithms/fixtures.
+"""Record what TRL's preference losses make of one batch, for tests/algorithms/fixtures.
 
 Run with the Python of an environment that has TRL; the tests read the file alone::
 

@@ -221,6 +221,9 @@ def test_what_is_written_says_what_peft_said(recorded: Path, tmp_path: Path) -> 
         ({"of_a_newer_version": 1}, "of_a_newer_version = 1"),
         ({"base_model_name_or_path": "/nowhere/base"}, "adapter of '/nowhere/base', which is not"),
         ({"base_model_name_or_path": None}, "names no base_model_name_or_path"),
+        *(({"r": wrong}, "says r = ") for wrong in (None, 0, 3, "x", True, 10**7)),
+        *(({"lora_alpha": wrong}, "says lora_alpha = ") for wrong in (None, 0, "x", math.nan)),
+        ({"modules_to_save": 5}, "modules_to_save = 5"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_name(

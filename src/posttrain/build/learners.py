@@ -119,6 +119,12 @@ def make_reward_learner(
 def _check_adapter(recipe: Resolved, policy: Policy | RewardModel, *, ranks: Ranks) -> None:
     """Raise where a model has other adapters than the recipe asks for, or cannot learn them."""
     known, asked = policy.adapter, AdapterSettings(**dict(recipe.adapter))
+    layers = {target.rpartition(".")[2] for target in asked.targets}
+    if known is not None and layers and layers != set(known.targets):
+        raise ValueError(
+            f"adapter.targets: {', '.join(asked.targets)}, but {policy.source!r} holds an adapter "
+            f"of {', '.join(known.targets)}; drop adapter.targets to go on with it"
+        )
     if known is not None and replace(known, targets=asked.targets) != asked:
         raise ValueError(
             f"adapter.rank: {asked.rank}, but {policy.source!r} holds an adapter of rank "
@@ -138,7 +144,8 @@ def make_teacher(recipe: Resolved, policy: Policy, *, device: str) -> nn.Module 
     if recipe.teacher is None or not recipe.teacher.model:
         return None
     kept = recipe.model.model_copy(update={"dtype": recipe.teacher.dtype})
-    named = recipe.model_copy(update={"model": kept})
+    plain = type(recipe.adapter)()  # the policy's adapters are its own
+    named = recipe.model_copy(update={"model": kept, "adapter": plain})
     teacher = make_policy(named, recipe.teacher.model, device=device)
     check_teacher(teacher, policy)
     fit_rows(teacher.model, policy.model.get_output_embeddings().weight.shape[0])

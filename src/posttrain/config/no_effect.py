@@ -117,7 +117,7 @@ NO_EFFECT = [
         "no effect without adapters; drop {them}, or set adapter.rank"),
     OnlyWith("rl.kl", "dtype offload",
         lambda recipe: recipe.rl.kl.placement == "none" or not recipe.adapter.rank,
-        "the reference of adapters is the model without them, and no copy; drop {them}"),
+        "the reference of adapters is the model with those it began with, no copy; drop {them}"),
     OnlyWith("sft", "test_share", lambda recipe: recipe.sft.test_data is None,
         "no effect beside sft.test_data; drop one of them"),
     OnlyWith("sft", "test_share",

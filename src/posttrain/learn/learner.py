@@ -252,7 +252,10 @@ class LocalLearner:
         part = rows.to(self.device)
         wanted = objective.divergence
         if wanted is not None and (self._teacher is None or self._sharding is not None):
-            raise ValueError("rl.loss: compares distributions with a teacher's, whole on one rank")
+            raise ValueError(
+                "rl.loss: it compares distributions with a teacher's, and needs one on one rank: "
+                "set teacher.model and cluster.learners = 1"
+            )
         outputs = self._outputs(part, only_critic=objective.only_critic, divergence=wanted)
         if rows.old_logprobs is None and outputs.logprobs is not None:
             # Without inferred log-probs this is the first and only step on the batch: π is π_old.

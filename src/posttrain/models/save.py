@@ -91,7 +91,8 @@ def _digest(policy: Policy) -> str:
 def write_base(policy: Policy) -> None:
     """Write the base of adapters where it has no folder of its own, and is not there yet."""
     base = Path(policy.base)
-    if policy.adapter is not None and base.name.startswith(OWN_BASE) and not base.is_dir():
+    own = base.is_absolute() and base.name.startswith(OWN_BASE)  # not a hub's "name/base-7b"
+    if policy.adapter is not None and own and not base.is_dir():
         plain = copy_of_trained(policy.model)
         without_adapters(plain)
         save_policy(replace(policy, model=plain, adapter=None), base)

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def read_adapter(folder: Path, *, whole: tuple[str, ...] = ()) -> AdapterFolder:
         )
     for key, value in config.items():
         known = _OFF.get(key, ())
-        if key == "modules_to_save" and value and set(value) <= set(whole):
+        if key == "modules_to_save" and isinstance(value, list) and all(v in whole for v in value):
             continue
         if key not in _NEUTRAL and value and value not in known:
             raise ValueError(
@@ -84,9 +85,21 @@ def read_adapter(folder: Path, *, whole: tuple[str, ...] = ()) -> AdapterFolder:
     adapters = [name for name in named if name.endswith((".adapter.A", ".adapter.B"))]
     if odd := sorted(named.keys() - kept - set(adapters)):
         raise ValueError(f"model: {str(folder / WEIGHTS)!r} holds {odd[0]}: not supported; {MERGE}")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    ranks = {named[name].shape[0] for name in adapters if name.endswith(".A")}
+    if type(rank) is not int or rank < 1 or ranks != {rank}:
+        raise ValueError(
+            f"model: {where!r} says r = {json.dumps(rank)}, and the adapters in {WEIGHTS} have the "
+            f"ranks {sorted(ranks)}; one rank for all of them is read here; {MERGE}"
+        )
+    if not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
+        raise ValueError(
+            f"model: {where!r} says lora_alpha = {json.dumps(alpha)}, which is no number above 0; "
+            "copy the file again"
+        )
     settings = AdapterSettings(
-        rank=int(config["r"]),
-        alpha=float(config["lora_alpha"]),
+        rank=rank,
+        alpha=float(alpha),
         targets=tuple(sorted({_last(name.rpartition(".adapter.")[0]) for name in adapters})),
         rslora=bool(config.get("use_rslora")),
     )
@@ -107,7 +120,7 @@ def find_base(folder: Path, name: str) -> str:
     if not name:
         raise ValueError(f"model: {str(folder / CONFIG)!r} names no base_model_name_or_path")
     if path.exists():
-        return str(path)
+        return str(path.resolve())
     if path.name.startswith(OWN_BASE):
         for parent in folder.resolve().parents:
             if (parent / path.name / "config.json").is_file():
