@@ -455,9 +455,9 @@ def test_a_check_that_breaks_holds_up_a_run_only_where_that_would_break(
         pytest.skip("looked at in a run alone")
     broken = [row._replace(function=raising) if row is check else row for row in CHECKS]
     monkeypatch.setattr(checklist, "CHECKS", broken)
-    sections = {"sft": {}, "reward": {"data": "pairs.jsonl"}}
-    changes = {**sections, "run.stages": ["sft", "reward", "rl", "eval"]}
-    rare = {"sft", "reward", "backbone"} & {*check.needs.split()}
+    sections = {name: {"data": "pairs.jsonl"} for name in ("reward", "dpo")}
+    changes = {"sft": {}, **sections, "run.stages": ["sft", "reward", "dpo", "rl", "eval"]}
+    rare = {"sft", "reward", "dpo", "backbone"} & {*check.needs.split()}
     report = check_recipe(recipe_of(changes) if rare else HEALTHY, fast=True)
     lines = [line for line in report.lines if (line.area, line.name) == (check.area, check.name)]
     if check.runs:
