@@ -13,6 +13,7 @@ from small_runs import TINY, recipe, same_weights, small_run, timeless
 
 import posttrain
 from posttrain.cli.app import main
+from posttrain.data.preference_sets import read_labelled
 from posttrain.runs import RunFolder
 
 LOSSES = ("dpo", "ipo", "kto", "orpo", "simpo")
@@ -174,8 +175,8 @@ def test_kto_from_labels(tmp_path: Path) -> None:
             r"pairs\.jsonl:13: 'label' is not there; write true where the completion is desirable",
         ),
         (
-            [{**LABELLED[0], "label": 1}],
-            r"pairs\.jsonl:1: 'label' must be true or false, got 1; write true",
+            [{**LABELLED[0], "label": "yes"}],
+            r"pairs\.jsonl:1: 'label' must be true or false, got 'yes'; write true",
         ),
     ],
 )
@@ -202,3 +203,11 @@ def test_from_python_and_the_command_line(tmp_path: Path, monkeypatch: pytest.Mo
         main()
     assert not done.value.code
     assert same_weights(run.model, RunFolder(tmp_path / "b").stage("dpo").model)
+
+
+def test_labels_of_tables_are_read_and_those_for_another_loss_refused(tmp_path: Path) -> None:
+    rows = [{**row, "label": int(row["label"])} for row in LABELLED]
+    path = written(tmp_path, rows)
+    assert [row.desirable for row in read_labelled(path)] == [row["label"] for row in LABELLED]
+    with pytest.raises(ValueError, match=r"'score' is not there; rows with a label are for dpo"):
+        small_run(dpo_recipe(tmp_path / "a", path, loss="dpo"))

@@ -152,11 +152,11 @@ def _halves(s: Ranked) -> list[Labelled]:
 
 def _labelled(row: Row, *, where: str) -> Labelled:
     label = row.get("label")
-    if not isinstance(label, bool):
+    if label not in (True, False):  # 1 and 0, too: tables often have them
         fault = f"must be true or false, got {label!r:.60}" if "label" in row else "is not there"
         raise ValueError(f"{where}: 'label' {fault}; write true where the completion is desirable")
     text = check_text(row, "completion", where=where)
-    return Labelled(**_prompt(row, where=where), completion=text, desirable=label)
+    return Labelled(**_prompt(row, where=where), completion=text, desirable=bool(label))
 
 
 def write_preferences(path: str | Path, sets: Sequence[Ranked]) -> None:
@@ -259,7 +259,10 @@ def _label(row: Row, *, where: str) -> Label:
     score: Any = row.get("score")
     if not isinstance(score, bool) and not _is_number(score):
         fault = f"must be a number, got {score!r:.60}" if "score" in row else "is not there"
-        raise ValueError(f"{where}: 'score' {fault}; write a number, true or false")
+        fix = "write a number, true or false"
+        if "label" in row and "score" not in row:
+            fix = 'rows with a label are for dpo.loss = "kto"'
+        raise ValueError(f"{where}: 'score' {fault}; {fix}")
     if "margin" in row:
         raise ValueError(f"{where}: 'margin' is a pair's, and this row is none; remove it")
     return _prompt(row, where=where), check_text(row, "completion", where=where), float(score)
