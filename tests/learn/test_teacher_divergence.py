@@ -118,7 +118,7 @@ def test_both_doors_say_the_same() -> None:
 
 
 def test_without_a_teacher_there_is_no_divergence() -> None:
-    with pytest.raises(ValueError, match=r"^rl.loss: compares distributions with a teacher's"):
+    with pytest.raises(ValueError, match=r"^rl.loss: it compares distributions with a teacher's"):
         learner(None).step(token_mean(batch()), objective(1.0))
 
 
