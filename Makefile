@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo rlhf walkthrough test lint format types unit slow-test cluster-test gpu vllm env-adapters faults chaos mutants constraints clean distclean
+.PHONY: help setup demo rlhf walkthrough test lint format types unit slow-test cluster-test view-test view-assets view-pictures gpu vllm env-adapters faults chaos mutants constraints clean distclean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":[^#]*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -68,17 +68,33 @@ types: setup ## mypy, strict on the core
 
 unit: setup ## pytest: tests and docstring examples, but for the slow ones (JOBS=2 processes)
 	@echo "== pytest"
-	@$(BIN)/python -m pytest --quiet --numprocesses $(JOBS) -m 'not cluster and not slow'
+	@$(BIN)/python -m pytest --quiet --numprocesses $(JOBS) -m 'not cluster and not slow and not browser'
 
 slow-test: setup ## the tests that take more than about ten seconds each
 	@echo "== pytest -m slow"
-	@$(BIN)/python -m pytest --quiet --numprocesses $(JOBS) -m 'slow and not cluster'
+	@$(BIN)/python -m pytest --quiet --numprocesses $(JOBS) -m 'slow and not cluster and not browser'
 
 # Processes are killed and stopped in these while Ray starts others: a failure is shown, and must not come again.
 cluster-test: setup ## what needs Ray or many processes, and minutes: one test after the other
 	@echo "== pytest -m cluster"
 	@$(BIN)/python -m pytest --quiet -m cluster || { echo "== those that failed, once more alone"; \
 	  $(BIN)/python -m pytest --quiet -m cluster --last-failed --last-failed-no-failures none; }
+
+view-test: setup ## the page of `posttrain view`, in Debian's chromium: views, keys, attacks, axe
+	@sh scripts/system_packages.sh chromium
+	@test -d frontend/node_modules || ! command -v npm > /dev/null || (cd frontend && npm ci --no-audit --no-fund)
+	@echo "== pytest -m browser"
+	@$(BIN)/python -m pytest --quiet -m browser tests/viewer || { echo "== those that failed, once more alone"; \
+	  $(BIN)/python -m pytest --quiet -m browser tests/viewer --last-failed --last-failed-no-failures none; }
+
+# The built page is part of the repository: who installs posttrain needs no npm.
+view-assets: ## build the page of `posttrain view` from frontend/ (needs npm)
+	cd frontend && npm ci --no-audit --no-fund && npm run build
+
+# Pictures of every page from the run of `make demo`, light and dark, into docs/images.
+view-pictures: setup ## take the pictures of the page for README and docs (needs runs/demo)
+	@sh scripts/system_packages.sh chromium
+	$(BIN)/python scripts/view_pictures.py runs/demo docs/images
 
 gpu: setup ## the tests that need a GPU
 	@$(BIN)/python -m pytest --quiet -m gpu
@@ -114,8 +130,8 @@ env-adapters: setup $(ENVS)/.stamp ## the tests of environments of others: verif
 # with an error. The longest cases come first, JOBS=2 at a time.
 faults: setup ## kill runs KILLS=200 times and resume them; all must end as if nothing had happened
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
-	printf '%s\n' default counted ppo ahead grpo seldom | xargs -P $(JOBS) -I CASE \
-	  $(BIN)/python tests/faults/resume_harness.py --case CASE --kills $$((($(KILLS) + 5) / 6)) \
+	printf '%s\n' default counted ppo ahead grpo seldom adapter | xargs -P $(JOBS) -I CASE \
+	  $(BIN)/python tests/faults/resume_harness.py --case CASE --kills $$((($(KILLS) + 6) / 7)) \
 	    --mishaps --folder "$$scratch/CASE"
 
 chaos: setup ## kill engines, learners, graders, nodes and drivers KILLS=200 times on a two-node cluster

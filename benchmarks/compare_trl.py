@@ -4,6 +4,7 @@
     python benchmarks/compare_trl.py --device cpu
     python benchmarks/compare_trl.py --device cuda --json compare.json
     python benchmarks/compare_trl.py --quick --only "tiny 16" --busy
+    python benchmarks/compare_trl.py --device cuda --only "smollm2-135m 8" --lora 16
 
 Both run in processes of their own, in turns, with the same model folder, prompts, group size,
 limit of new tokens, precision, optimiser and reward. A step is the time between two calls of the
@@ -12,8 +13,10 @@ memory is found and kernels are compiled, are not counted. TRL runs without a re
 the fused optimiser, no gradient checkpointing, and the micro-batch size that is fastest for it. On
 a CPU it runs with one thread and with one for each core, and the faster counts; posttrain chooses
 for itself. ``--busy`` keeps all to two cores and measures each case twice: as the machine is, and
-with a process that never rests on the second of them. Beside what was measured stands the least
-that each library could take: the operations of what it computes, at the rate of a large product.
+with a process that never rests on the second of them. With ``--lora`` both train adapters of that
+rank beside all linear layers (TRL by peft), on a GPU with the base in bfloat16. Beside what was
+measured stands the least that each library could take: the operations of what it computes, at the
+rate of a large product.
 """
 
 from __future__ import annotations
@@ -130,7 +133,7 @@ def compare(case: Case, *, rounds: int) -> dict[str, Any]:
         "peer_reserved_bytes": peer["reserved"],
         "ours_split": ours["split"],
         "peer_split": peer["split"],
-        "operations": operations(case, mean=ours["split"]["rollout/length"]),
+        "operations": {} if case.lora else operations(case, mean=ours["split"]["rollout/length"]),
     }
 
 
@@ -207,7 +210,8 @@ def show(rows: list[dict[str, Any]]) -> None:
         "peak",
         "TRL's peak",
     )
-    table = Table(*titles, title="Whole GRPO steps: samples a second, peak memory")
+    learned = f" of adapters, rank {rows[0]['lora']}" if rows and rows[0]["lora"] else ""
+    table = Table(*titles, title=f"Whole GRPO steps{learned}: samples a second, peak memory")
     for row in rows:
         table.add_row(
             row["model"],
@@ -232,6 +236,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only the cases with these words, 'tiny ragged'")
     parser.add_argument("--peer-compile", action="store_true", help="TRL's torch_compile=True")
     parser.add_argument("--busy", action="store_true", help="also with one of two cores busy")
+    parser.add_argument("--lora", type=int, default=0, help="train adapters of this rank")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
@@ -246,13 +251,13 @@ def main() -> None:
         words = (case.model, case.lengths, str(case.group))
         if all(word in words for word in given.only.split()):
             for busy in (False, True) if given.busy else (False,):
-                chosen = replace(case, peer_compile=given.peer_compile, busy=busy)
+                chosen = replace(case, peer_compile=given.peer_compile, busy=busy, lora=given.lora)
                 rows.append(compare(chosen, rounds=1 if given.quick else 2))
                 print(json.dumps(rows[-1]), flush=True)
                 if given.json:
                     Path(given.json).write_text(json.dumps(rows, indent=1))
     show(rows)
-    if given.device == "cpu":
+    if given.device == "cpu" and not given.lora:
         tell(rows)
 
 

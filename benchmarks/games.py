@@ -4,6 +4,7 @@
         posttrain run recipes/guess_number.toml --run.seed $seed --run.folder runs/guess_$seed
     done
     python benchmarks/games.py --guess-number runs/guess_?
+    python benchmarks/games.py --tic-tac-toe runs/tic_? --out docs/images/tic_tac_toe.png
 
 A thin line is a seed, the thick one their mean, over the greedy games of each evaluation. A game of
 which no runs are named is left out.
@@ -24,7 +25,10 @@ from posttrain.runs import merge_steps, read_metrics
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "games.png"
 PANELS: dict[str, tuple[str, dict[str, str]]] = {
     "guess_number": ("Guess a number of a range within 1 to 9", {"found in time": "found"}),
-    "tic_tac_toe": ("Tic-tac-toe against random moves", {"won": "win", "lost": "loss"}),
+    "tic_tac_toe": (
+        "Tic-tac-toe against random moves",
+        {"won": "win", "drawn": "draw", "lost": "loss"},
+    ),
 }
 
 
@@ -69,7 +73,7 @@ def draw(axis: Axes, runs: Sequence[Mapping[str, Mapping[int, float]]], *, title
         steps = sorted(set.intersection(*(set(run[label]) for run in runs)))
         means = [statistics.fmean(run[label][step] for run in runs) for step in steps]
         axis.plot(steps, means, colour, lw=2.2, label=label)
-    axis.set(title=title, xlabel="step of GRPO", ylim=(-0.02, 1.02))
+    axis.set(title=title, xlabel="step of RL", ylim=(-0.02, 1.02))
     axis.grid(alpha=0.3)
     axis.legend(loc="center right")
 

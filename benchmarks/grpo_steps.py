@@ -38,6 +38,7 @@ class Case:
     seed: int = 0
     questions: str = ""  # a JSON file of them; empty: random letters
     peer_share: float = 0.0  # of the GPU's memory, for vLLM inside TRL; 0: without vLLM
+    lora: int = 0  # the rank of adapters beside all linear layers; 0: all weights learn
 
     @property
     def sequences(self) -> int:
@@ -95,6 +96,7 @@ def run_ours(case: Case, folder: Path) -> dict[str, Any]:
         reward=reward,
         grading={"workers": 0},
         model_options={"compile": case.device == "cuda"},
+        adapter={"rank": case.lora},
         folder=folder / f"run{time.time_ns()}",
         algorithm="grpo",
         kl={"placement": "none"},
@@ -131,7 +133,8 @@ def run_trl(case: Case, folder: Path) -> dict[str, Any]:
 
     rows = [{"prompt": text} for text in case.texts]
     trainer = Timed(reward_funcs=reward, **trl_parts(case, folder, rows=rows))
-    assert next(trainer.model.parameters()).dtype == torch.float32
+    learned = [weight for weight in trainer.model.parameters() if weight.requires_grad]
+    assert {weight.dtype for weight in learned} == {torch.float32}
     trainer.train()
     rollout = statistics.median(sampled[case.warmup :])
     mean = [row["completions/mean_length"] for row in trainer.state.log_history if "loss" in row]
@@ -177,11 +180,21 @@ def trl_parts(
         "dataloader_pin_memory": case.device == "cuda",
         "model_init_kwargs": {"dtype": "float32"},
     }
+    peft: dict[str, Any] = {}
+    if case.lora:
+        from peft import LoraConfig
+
+        peft["peft_config"] = LoraConfig(
+            r=case.lora, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
+        if case.device == "cuda":  # the base in the type of the products, as ours is
+            settings["model_init_kwargs"] = {"dtype": "bfloat16"}
     return {
         "model": str(folder),
         "processing_class": tokenizer,
         "args": GRPOConfig(**settings | vllm_settings(case) | changes),
         "train_dataset": Dataset.from_list(list(rows)),
+        **peft,
     }
 
 

@@ -3,6 +3,8 @@
     python benchmarks/rollout.py --device cpu --quick
     python benchmarks/rollout.py --device cuda --quick --json rollout.json     # about a minute
     python benchmarks/rollout.py --device cuda --json rollout.json --only 'ragged 512'
+    VLLM_ENABLE_V1_MULTIPROCESSING=0 python benchmarks/rollout.py --device cuda --rounds 3 \
+        --only 'fixed 512 256' --engines 'compiled,engine' --json rollout.json   # posttrain's two
 
 All run in this process on the same random weights (see bench_models.py) and prompts, in turns; the
 first call of each is not counted, and the median of the rounds is shown. Every prompt has a group
@@ -13,7 +15,11 @@ Ours: float32 master weights, on a GPU computed in bfloat16, with the layers com
 returns log-probs. transformers: weights in bfloat16 on a GPU, no log-probs; `generate` with the
 faster of a dynamic and a static, compiled cache on the first case (--quick: dynamic, for want of
 time), and continuous batching as `generate_batch` sets it up, without its start. vLLM where it is
-installed, but with --quick: its start alone takes a minute.
+installed, but with --quick: its start alone takes a minute; as its own `LLM.generate` does it, and
+as posttrain's engine asks it (vllm_in_process.py), which proves its weights after every update.
+
+Mismatch, of the engines that return rollouts: the absolute difference of each sampled token's
+log-prob to the learner's, with the same weights and arithmetic, in the last round.
 
 The share of the roofline is the least time that the bytes and operations of these completions take
 at the device's peak (roofline.py) over the measured time; the counting is printed below the table.
@@ -29,7 +35,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +51,13 @@ from rich.table import Table
 from roofline import Peak, Shape, average, decode_step, explain, find_peak
 from samplers import Job, Native, Sampler, Setup, free, set_threads
 from sampling_peers import ContinuousBatching, Generate, Vllm
+from torch import Tensor
+from vllm_in_process import EngineVllm
+
+from posttrain.data.collate import collate
+from posttrain.learn.learner import LocalLearner
+from posttrain.learn.optim import adamw
+from posttrain.types import Rollout, Score
 
 SAMPLERS: dict[str, Callable[[Setup], Sampler]] = {
     "posttrain": lambda setup: Native(setup, compiled=False),
@@ -52,6 +65,7 @@ SAMPLERS: dict[str, Callable[[Setup], Sampler]] = {
     "transformers generate": Generate,
     "transformers continuous": ContinuousBatching,
     "vLLM": Vllm,
+    "vLLM, as our engine": EngineVllm,
 }
 BASE = "transformers generate"  # what the others are compared with
 GROUP = 8
@@ -153,6 +167,22 @@ def race(
     return found, failed
 
 
+def mismatch(setup: Setup, weights: Mapping[str, Tensor], groups: list[list[Rollout]]) -> dict:
+    """|log π_learner − log π_sampler| of the sampled tokens; the learner computes as in a run."""
+    model = setup.own_model(torch.float32)
+    model.load_state_dict(weights)
+    learner = LocalLearner(
+        model, adamw(model, learning_rate=0.0), save=lambda folder: None, compute=setup.compute
+    )
+    scored = [replace(one, score=Score(value=0.0)) for group in groups for one in group]
+    batch = learner.infer(collate(scored, pad_token=0))
+    apart = batch.need("old_logprobs").cpu() - batch.need("sampler_logprobs").cpu()
+    values = apart[batch.mask].abs().double()
+    del learner, model
+    free(setup.device)
+    return {"mismatch_mean": float(values.mean()), "mismatch_max": float(values.max())}
+
+
 def describe(entry: Mapping[str, Any], job: Job, *, shape: Shape, peak: Peak, size: int) -> dict:
     """An engine's rate and its share of the roofline; ``size`` is the bytes of a number."""
     seconds, lengths = statistics.median(entry["seconds"]), entry["lengths"]
@@ -204,6 +234,9 @@ def run_model(
             name: describe(entry, job, shape=shape, peak=peak, size=size)
             for name, entry in found.items()
         }
+        for name in engines:
+            if rollouts := getattr(samplers[name], "found", None):
+                engines[name] |= mismatch(setup, built[loaded], rollouts)
         rates = {name: round(engine["tokens_per_s"]) for name, engine in engines.items()}
         print(f"{label(asdict(case))}: {rates}", flush=True)
         yield {**asdict(case), "engines": engines, "missing": {**missing, **failed}}
@@ -214,7 +247,8 @@ def run_model(
 def show(rows: Sequence[Mapping[str, Any]], peak: Peak) -> None:
     """The table, and the counting below it."""
     titles = ("model", "lengths", "batch", "limit", "engine", "tokens/s", f"to {BASE.split()[1]}")
-    table = Table(*titles, "s", "roofline s", "share", title="Sampling (medians)")
+    titles = (*titles, "s", "roofline s", "share", "mismatch")
+    table = Table(*titles, title="Sampling (medians); mismatch: mean, max of the tokens")
     for row in rows:
         head = [row["model"], row["lengths"], str(row["sequences"]), str(row["new_tokens"])]
         base = row["engines"].get(BASE, {}).get("tokens_per_s")
@@ -222,10 +256,13 @@ def show(rows: Sequence[Mapping[str, Any]], peak: Peak) -> None:
             ratio = f"{engine['tokens_per_s'] / base:.1f}×" if base else "–"
             numbers = [f"{engine['tokens_per_s']:,.0f}", ratio, f"{engine['median_s']:.3f}"]
             share = f"{engine['share']:.1%}"
-            table.add_row(*head, name, *numbers, f"{engine['roofline_s']:.4f}", share)
+            apart = ""
+            if "mismatch_mean" in engine:
+                apart = f"{engine['mismatch_mean']:.1e}, {engine['mismatch_max']:.1e}"
+            table.add_row(*head, name, *numbers, f"{engine['roofline_s']:.4f}", share, apart)
             head = [""] * 4
         for name, why in row["missing"].items():
-            table.add_row(*head, name, why.split(":")[0], *[""] * 4)
+            table.add_row(*head, name, why.split(":")[0], *[""] * 5)
         table.add_section()
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
@@ -247,6 +284,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--only", default="", help="only the cases with these words, 'ragged 512'")
     parser.add_argument("--engines", default="", help="comma-separated parts of their names")
+    parser.add_argument("--rounds", type=int, help="that are counted; 5, with --quick 3")
     parser.add_argument("--seconds", type=float, help="begin no case after this time")
     given = parser.parse_args()
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
@@ -255,7 +293,7 @@ def main() -> None:
     wanted = [word.strip() for word in given.engines.split(",")]
     names = [name for name in SAMPLERS if any(word in name for word in wanted)]
     if given.quick and not given.engines:
-        names.remove("vLLM")
+        names = [name for name in names if "vLLM" not in name]
     limit = given.seconds or (QUICK_SECONDS[given.device] if given.quick else float("inf"))
     compute = torch.bfloat16 if cuda else torch.float32
     report: dict[str, Any] = {
@@ -270,6 +308,8 @@ def main() -> None:
         for case in cases(given.device, quick=given.quick)
         if all(word in map(str, asdict(case).values()) for word in given.only.split())
     ]
+    effort = Effort(rounds=3, seconds=3.0) if given.quick else Effort(rounds=5, seconds=20.0)
+    effort = replace(effort, rounds=given.rounds or effort.rounds)
     for model in dict.fromkeys(case.model for case in chosen):
         built, tokenizer = build_model(model)
         caches = ("dynamic", "static") if cuda and not given.quick else ("dynamic",)
@@ -281,7 +321,7 @@ def main() -> None:
             setup,
             peak=peak,
             names=names,
-            effort=Effort(rounds=3, seconds=3.0) if given.quick else Effort(rounds=5, seconds=20.0),
+            effort=effort,
             deadline=began + limit,
         )
         for row in rows:

@@ -74,10 +74,11 @@ def _step(step: int, rows: int, *, random: np.random.Generator, texts: list[str]
         "version": np.full(rows, step - 1),
         "stop_reason": np.where(random.random(rows) < 0.1, "length", "stop"),
         "length": lengths,
+        "turns": [None] * rows,
     }
     arrays = [
         pa.array(column).cast(SCHEMA.field(n).type)
-        if n != "parts"
+        if n not in ("parts", "turns")
         else pa.array(column, SCHEMA.field(n).type)
         for n, column in columns.items()
     ]

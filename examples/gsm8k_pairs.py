@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 
 from posttrain.data.preference_sets import read_preferences
-from posttrain.data.sources import check_text, read_numbered
+from posttrain.data.row_checks import check_text
+from posttrain.data.sources import read_numbered
 
 
 def labelled_rows(path):

@@ -4,31 +4,40 @@
 # succeeds: everything but what needs them works without.
 #
 #   bubblewrap   the sandbox of the reward `code`: docs/security.md
+#   chromium     with `chromium` as the argument: the browser that `make view-test` drives
+#
+#   sh scripts/system_packages.sh [PACKAGE …]
 
-if command -v bwrap > /dev/null 2>&1; then
-  echo "bubblewrap is installed"
-  exit 0
-fi
-
-explain() {
-  echo "bubblewrap is missing ($1): the reward 'code' will refuse to run what a model wrote."
-  echo "To install it:  apt install bubblewrap   (or dnf, pacman, zypper: the same name)"
-  exit 0
+missing() {
+  case "$1" in
+    bubblewrap) echo "bubblewrap is missing ($2): the reward 'code' will refuse to run what a model wrote." ;;
+    chromium) echo "chromium is missing ($2): the tests of the page are skipped." ;;
+    *) echo "$1 is missing ($2)." ;;
+  esac
+  echo "To install it:  apt install $1   (or dnf, pacman, zypper: the same name)"
 }
 
-command -v apt-get > /dev/null 2>&1 || explain "there is no apt-get here"
-if [ "$(id -u)" = 0 ]; then
-  as_root=""
-elif sudo -n true > /dev/null 2>&1; then
-  as_root="sudo -n"
-else
-  explain "and installing it takes root"
-fi
+install() {
+  package="$1"
+  command -v apt-get > /dev/null 2>&1 || { missing "$package" "there is no apt-get here"; return; }
+  if [ "$(id -u)" = 0 ]; then
+    as_root=""
+  elif sudo -n true > /dev/null 2>&1; then
+    as_root="sudo -n"
+  else
+    missing "$package" "and installing it takes root"
+    return
+  fi
+  echo "== apt-get install $package"
+  export DEBIAN_FRONTEND=noninteractive
+  get="$as_root apt-get install --yes --quiet --no-install-recommends $package"
+  $get > /dev/null 2>&1 && return
+  # A fresh container knows no packages yet.
+  $as_root apt-get update --quiet > /dev/null 2>&1
+  $get > /dev/null 2>&1 || missing "$package" "apt-get could not install it"
+}
 
-echo "== apt-get install bubblewrap"
-export DEBIAN_FRONTEND=noninteractive
-install="$as_root apt-get install --yes --quiet --no-install-recommends bubblewrap"
-$install > /dev/null 2>&1 && exit 0
-# A fresh container knows no packages yet.
-$as_root apt-get update --quiet > /dev/null 2>&1
-$install > /dev/null 2>&1 || explain "apt-get could not install it"
+for package in "${@:-bubblewrap}"; do
+  case "$package" in bubblewrap) name=bwrap ;; *) name="$package" ;; esac
+  if command -v "$name" > /dev/null 2>&1; then echo "$package is installed"; else install "$package"; fi
+done

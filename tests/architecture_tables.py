@@ -12,7 +12,7 @@ NOT_CORE = {"fast", "sandbox", "walkthrough", "viewer", "distributed"}
 # The design asks for 22,000 after the rebuild, and for 26,000 with environments, adapters and the
 # wider interface. This is what there is: lower it with every thousand that goes, never raise it
 # but for a new capability.
-MAX_CORE_LINES = 49_950
+MAX_CORE_LINES = 55_550
 
 # A module has a name of its own; Python gives these, and a stage's file is named by its stage. The
 # sandbox is copied to where untrusted code runs: its files are no one else's.
@@ -27,8 +27,8 @@ LAYERS = [
     ["fast"],  # stands on models, which do without it
     ["rollout", "learn", "runs", "report", "walkthrough"],
     ["pipelines"],
-    ["config", "build", "check", "stages", "distributed"],
-    ["api", "cli"],
+    ["config", "build", "check", "estimate", "stages", "distributed"],
+    ["api", "viewer", "cli"],
     ["__main__"],
 ]
 
@@ -36,11 +36,22 @@ LAYERS = [
 MAY_ONLY_IMPORT = {
     "fast": {"types", "protocols", "algorithms", "models"},
     "pipelines": {"types", "protocols", "algorithms", "data"},
-    "cli": {"config", "build", "check", "stages", "distributed", "runs", "report"},
+    "cli": {
+        "config",
+        "build",
+        "check",
+        "estimate",
+        "stages",
+        "distributed",
+        "runs",
+        "report",
+        "viewer",
+    },
 }
 
 # What a package is entered by: nobody outside imports another module of it.
-DOORS = {"fast": {"score", "decode"}}
+# Through the third, a plan asks what a pass will keep, and nothing runs.
+DOORS = {"fast": {"score", "decode", "pass_memory"}}
 
 # An implementation that only its own package and the composition root name: others, its protocol.
 NAMED_ONLY_IN = {"LocalLearner": {"learn", "build"}}
@@ -58,9 +69,12 @@ EXTRA_EDGES = {
     ("stages", "distributed"),  # a run connects to the cluster that its recipe names
     ("check", "config"),  # it looks at what a recipe asks for
     ("check", "build"),  # it makes the parts as a run does
+    ("estimate", "config"),  # a plan asks what a recipe would take
+    ("estimate", "build"),  # by the rules with which it is built
     ("stages", "config"),  # each takes its section
     ("stages", "build"),  # they are handed the parts
     ("stages", "check"),  # a run looks before it trains
+    ("cli", "viewer"),  # `posttrain view` opens the page
     ("cli", "walkthrough"),  # `posttrain walkthrough` and `posttrain explain` need no config
     ("cli", "algorithms"),
     ("cli", "track"),  # who waits for a library to load reads so
@@ -80,10 +94,13 @@ STANDARD_ONLY = {"sandbox"}  # it is copied, file by file, to where untrusted co
 
 # Where each third party may be imported: a package, or one module. Torch and numpy are not listed.
 CONFINED = {
+    "bitsandbytes": ["learn.optim", "models.quantized"],
     "click": ["cli"],
+    "datasets": ["data.hub_rows"],
+    "fastapi": ["viewer.server"],
     "gguf": ["models"],
     "gymnasium": ["envs.adapters.gymnasium_text"],
-    "matplotlib": ["walkthrough", "report.plot", "report.svg"],
+    "matplotlib": ["walkthrough", "report.plot"],
     "mcp": ["envs.adapters.mcp_tools"],
     "mpmath": ["rewards.math.evaluator"],
     "openenv": ["envs.adapters.openenv"],
@@ -102,20 +119,22 @@ CONFINED = {
         "fast",
         "data.template",
         "data.control_tokens",
-        "data.characters",
+        "data.token_texts",
         "data.chat_worker",
         "rollout.engines.transformers",
     ],
     "triton": ["fast.kernels"],
     "typer": ["cli"],
+    "uvicorn": ["viewer.server"],
     "verifiers": ["envs.adapters.verifiers_env"],
     "vllm": ["rollout.engines.vllm_worker"],
     "wandb": ["track.wandb"],
+    "yaml": ["config.peers"],
 }
 
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 KERNEL = "triton.jit"  # Triton knows positional parameters alone, and only our launchers call it
-SIGNATURE_FIXED_BY_PYTHON = {"__exit__", "__aexit__"}
+SIGNATURE_FIXED_BY_PYTHON = {"__exit__", "__aexit__", "__torch_dispatch__"}  # and by PyTorch
 # The positional parameters of a reward are the data it wants, and are always passed by name.
 SIGNATURE_IS_DATA = {"judge_verdict", "code_tests"}
 # Query, key and value: the order in which everyone gives them. transformers calls the last.
@@ -127,7 +146,14 @@ ATTENTION = {
 }
 
 # Facts about a piece are asked of the piece: these alone know pieces by their names.
-MAY_NAME_PIECES = ["algorithms", "config.data_stages", "config.reference", "walkthrough"]
+# config.peers says what other libraries call them.
+MAY_NAME_PIECES = [
+    "algorithms",
+    "config.data_stages",
+    "config.peers",
+    "config.reference",
+    "walkthrough",
+]
 # A stage that has the name of the best known of its losses.
 PIECES_AND_STAGES = {"dpo"}
 # Where a word that is also the name of a piece means something else.

@@ -22,9 +22,10 @@ from posttrain.pipelines.audit import Audit
 from posttrain.pipelines.plan import Plan
 from posttrain.pipelines.rl import Step, train
 from posttrain.protocols import Objective, StepResult
-from posttrain.rollout.collect import PromptCycle, RolloutSource
+from posttrain.rollout.collect import RolloutSource
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.rollout.engines.weight_sync import SharedWeights
+from posttrain.rollout.prompt_order import PromptCycle
 from posttrain.types import Batch, Prompt, Rollout, Sampling, Score
 
 IN_REWARD: dict[str, Any] = {

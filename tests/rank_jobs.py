@@ -27,15 +27,15 @@ from posttrain.data.collate import collate_demonstrations, collate_ranked
 from posttrain.distributed.remote_learner import LearnerCall
 from posttrain.distributed.torchrun import TorchrunLearner
 from posttrain.distributed.worker import LearnerHost
-from posttrain.learn.learner import LocalLearner, scores
+from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.learn.ranks import Ranks
 from posttrain.learn.trained import Trained
 from posttrain.models.critic import separate_critic, shared_critic
 from posttrain.models.frozen import Reference
-from posttrain.models.load import load_policy
-from posttrain.models.reward import reward_from_policy, save_reward
-from posttrain.models.save import save_policy
+from posttrain.models.load import Policy, load_policy
+from posttrain.models.reward import reward_from_policy, save_reward, scores
+from posttrain.models.save import save_policy, with_adapters
 from posttrain.pipelines.direct_preference import Preferences, num_tokens, objective
 from posttrain.pipelines.likelihood import likelihood
 from posttrain.pipelines.reward_model import RankedTokens, preference
@@ -69,17 +69,20 @@ OBJECTIVES = {
     "critic alone": critic_parts.value_objective,
     "critic alone shared": critic_parts.value_objective,
 }
+# The same with adapters, which are all that learns.
+ADAPTED = ("sft", "reward", "dpo", "grpo", "ppo")
+OBJECTIVES |= {f"{kind} adapter": OBJECTIVES[kind] for kind in ADAPTED}
 
 
 OBJECTIVES_ON_GPU = {**OBJECTIVES, "grpo offloaded": OBJECTIVES["grpo"]}
-WITH_REFERENCE = ("grpo", "ppo", "grpo offloaded")
-WITHOUT_INFERENCE = ("sft", "reward", "dpo", "tied")
-EXACT = ("reward", "dpo", "grpo", "ppo", "distill")  # float64 throughout is slow
+WITH_REFERENCE = ("grpo", "ppo", "grpo offloaded", "grpo adapter", "ppo adapter")
+WITHOUT_INFERENCE = ("sft", "reward", "dpo", "tied", "sft adapter", "reward adapter", "dpo adapter")
+EXACT = ("reward", "dpo", "grpo", "ppo", "distill", "ppo adapter")  # float64 throughout is slow
 
 
 def batch(kind: str) -> Batch:
     """Eight sequences of many lengths; one of them has no weight, and one is not valid."""
-    if kind == "reward":
+    if "reward" in kind:
         sets = [
             (((5, 6, 7), (5, 8), (5, 9, 10, 11)), 0.1),
             (((7, 6), (7, 8, 9)), 0.0),
@@ -87,7 +90,7 @@ def batch(kind: str) -> Batch:
             (((4, 3, 2), (4, 1, 2)), 0.0),
         ]
         return collate_ranked(sets, pad_token=0)
-    if kind == "dpo":
+    if "dpo" in kind:
         rows_of = [((5, 6, 7), (5, 8)), ((7, 6, 2), (7, 8, 9), (7, 4)), ((11, 6, 7, 8), (11, 3))]
         ranked = [RankedTokens(rows=rows, lengths=(), start=1) for rows in rows_of]
         kept = [-torch.arange(1.0, 1 + num_tokens(member)) for member in ranked]
@@ -113,23 +116,36 @@ def batch(kind: str) -> Batch:
     return weighted.replace(weights=weights)
 
 
+def adapted(owner: Policy) -> Policy:
+    """The policy with adapters that say something: a new B is 0, and gives A no gradient."""
+    made = with_adapters(owner, {"rank": 3}, seed=0, folder=Path("none"))
+    generator = torch.Generator().manual_seed(6)
+    with torch.no_grad():
+        for name, weight in made.model.named_parameters():
+            if name.endswith(".adapter.B"):
+                weight.copy_(0.02 * torch.randn(weight.shape, generator=generator))
+    return made
+
+
 def learner(
     kind: str, ranks: Ranks, *, dtype: torch.dtype, device: str = "cpu", **options: Any
 ) -> LocalLearner:
     """A learner of a small model, with whatever this kind of learning needs."""
     own = small_model(dtype=dtype).to(device)
     owner = replace(load_policy("tiny", options=OPTIONS), model=own)
+    if "adapter" in kind:
+        owner = adapted(owner)
     model: Any = owner.model
     if kind == "tied":
         model.config.tie_word_embeddings = True
         model.tie_weights()
     save: Any = functools.partial(save_policy, owner)
     critic = None
-    if kind == "reward":
+    if "reward" in kind:
         reward = reward_from_policy(owner, seed=0)
         model, save = reward.model, functools.partial(save_reward, reward)
         options |= {"forward": scores, "keep_groups": True}
-    elif kind == "dpo":
+    elif "dpo" in kind:
         options |= {"keep_groups": True}
     elif "ppo" in kind or "critic" in kind:
         value = (shared_critic if "shared" in kind else separate_critic)(owner)

@@ -1,7 +1,6 @@
 """The same from Python: ``posttrain.rl``, ``sft``, ``evaluate`` and ``generate``."""
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +196,7 @@ def test_misspelled_and_missing_options_say_so(tmp_path: Path) -> None:
         posttrain.rl(prompts=["a"], folder=tmp_path / "r", **RL)
     with pytest.raises(ValueError, match="wants the column 'answer'"):
         posttrain.rl(prompts=["a"], reward=first_digit, folder=tmp_path / "s", **RL)
-    with warnings.catch_warnings(), pytest.raises(ValueError, match="no train prompts"):
+    with pytest.raises(ValueError, match="prompts: holds no rows"):
         posttrain.rl(prompts=[], reward=shortness, folder=tmp_path / "t", **RL)
 
 
@@ -206,11 +205,6 @@ def test_what_generate_cannot_do_is_said(folder: Path) -> None:
         posttrain.generate(folder, "3+4=", max_new_tokens=0)
     with pytest.raises(ValueError, match="prompt: expected one prompt as text"):
         posttrain.generate(folder, ["3+4=", "1+1="])
-
-
-def test_several_rewards_need_weights(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="several rewards need weights; write"):
-        posttrain.rl(prompts=["1+1="], reward=[len], folder=tmp_path / "run", **RL)
 
 
 def test_some_reward_needs_a_weight(tmp_path: Path) -> None:
@@ -234,9 +228,24 @@ def test_what_is_no_folder_no_model_and_no_file_is_said(
     ):
         job(model=torch.nn.Linear(2, 2), folder="run", **data)
     if "data" in data or job is posttrain.sft:
-        with pytest.raises(ValueError, match=r"data: expected the path .* an object of type list"):
-            job(model="tiny", folder="run", data=[{"prompt": "a", "completion": "b"}])
+        with pytest.raises(ValueError, match="data: expected a list of rows, got int"):
+            job(model="tiny", folder="run", data=5)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_sft_on_rows_is_sft_on_their_file(tmp_path: Path) -> None:
+    """Bit for bit; the recipe names rows by their digest, so that others are another run."""
+    rows = [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = {"model_options": MODEL, "epochs": 2, "batch_size": 4}
+    runs = [
+        posttrain.sft(data=data, folder=tmp_path / name, **given)
+        for name, data in (("file", tmp_path / "rows.jsonl"), ("rows", rows))
+    ]
+    assert same_weights(runs[0].model, runs[1].model)
+    assert runs[1].folder.config["sft"]["data"].startswith("rows:")
+    with pytest.raises(ValueError, match=r"holds the finished run of another recipe.*sft\.data"):
+        posttrain.sft(data=rows[:4], folder=tmp_path / "rows", **given)
 
 
 def test_what_is_no_model_is_said_where_it_is_asked() -> None:

@@ -76,6 +76,13 @@ def test_a_cluster_is_planned_from_a_trial_and_from_the_recipe(posttrain: Comman
     ("arguments", "said"),
     [
         ((), "name the recipe first"),
+        (("recipe.toml", "--gpu", "8GB", "--learners", "2"), "--gpu: speaks of one machine"),
+        (("tiny", "--gpu", "big"), "'big' is neither an amount of memory (8GB) nor a GPU"),
+        (("nowhere/at-all", "--gpu", "8GB"), "nothing is downloaded for a plan"),
+        (
+            ("my-own-model", "--gpu", "8GB", "--shape", "hidden=8,width=2"),
+            "--shape: unknown option",
+        ),
         (("recipe.toml", "--run.stages", '["eval"]'), "has no stage rl"),
         (("recipe.toml", "--lerners", "8"), "did you mean --learners?"),
         (("recipe.toml", "--from", "nowhere"), "nowhere"),
@@ -86,6 +93,28 @@ def test_mistakes_are_said(posttrain: Command, arguments: tuple[str, ...], said:
     code, _, err = posttrain("plan", *arguments)
     assert code == 2
     assert said in " ".join(err.split())
+
+
+def test_one_machine_is_planned_without_the_model(posttrain: Command) -> None:
+    """A shape that is only numbers, in 1 GB: what does not fit is said, and what would help."""
+    sizes = "hidden=512,layers=8,heads=8,kv_heads=2,intermediate=2048,vocabulary=100000"
+    asked = ("plan", "my-own-model", "--gpu", "1GB", "--shape", sizes, "--rl.max_new_tokens", "64")
+    code, out, _ = posttrain(*asked, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert not found["fits"]
+    assert found["peak"] == max(found["peaks"].values()) > 2**30
+    weights = 100_000 * 512 + 8 * (512 * (2 * 512 + 2 * 128 + 3 * 2048) + 2 * 512) + 512
+    assert found["stays"]["weights"] == 4 * weights
+    assert found["options"]["[adapter] rank = 16"] < found["peak"]
+    assert "GPU of 1GB" in found["assumptions"][0]
+
+
+def test_one_machine_is_planned_as_a_table(posttrain: Command) -> None:
+    code, out, _ = posttrain("plan", "recipe.toml", "--gpu", "8GB")
+    assert code == 0
+    for said in ("weights", "KV cache", "peak of learning", "a step takes about", "It fits"):
+        assert said in out
 
 
 @pytest.mark.parametrize(

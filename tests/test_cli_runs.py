@@ -73,9 +73,7 @@ def test_a_run_is_exported(posttrain: Command, runs: Path, tmp_path: Path) -> No
     assert code == 0
     names = ["a.html", "a-sft-metrics.csv", "a-rl-metrics.csv"]
     assert [line.split("/")[-1] for line in out.splitlines()] == [f"{n}: written" for n in names]
-    page = (tmp_path / "a.html").read_text()
-    assert page.count("<figure>") >= 5
-    assert "32 rollouts of 2 steps" in page
+    assert '"rollouts":32' in (tmp_path / "a.html").read_text()
     assert (tmp_path / "a-rl-metrics.csv").read_text().startswith("step,")
     assert (runs / "grpo" / "rl" / "rollouts" / "index.arrow").exists()  # the run left it
     code, _, err = posttrain("export", tmp_path)

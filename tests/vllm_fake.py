@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class FakeServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Handler)
         self.folder, self.told = folder, told
         self.model = load_policy(folder).model
+        self.adapters: dict[str, Any] = {}  # by the name that completions are asked of
         self.faults: dict[str, Callable[[], Any]] = {}
         self.asked: list[str] = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -47,7 +49,8 @@ class FakeServer(ThreadingHTTPServer):
     def call(self, method: str, *arguments: str) -> Any:
         if method == "posttrain_load":
             (self.folder,) = arguments
-            self.model = load_policy(self.folder).model
+            if not (Path(self.folder) / "adapter_config.json").exists():
+                self.model = load_policy(self.folder).model
             return None
         config = self.model.config
         return {
@@ -62,10 +65,11 @@ class FakeServer(ThreadingHTTPServer):
     @torch.no_grad()
     def complete(self, request: dict[str, Any]) -> dict[str, Any]:
         random = torch.Generator().manual_seed(request["seed"])
+        model = self.adapters[request["model"]] if "model" in request else self.model
         tokens: list[int] = []
         logprobs: list[float] = []
         while len(tokens) < request["max_tokens"]:
-            logits = self.model(torch.tensor([[*request["prompt"], *tokens]])).logits[0, -1]
+            logits = model(torch.tensor([[*request["prompt"], *tokens]])).logits[0, -1]
             known = (logits / request["temperature"]).log_softmax(-1)
             tokens.append(int(known.exp().multinomial(1, generator=random)))
             logprobs.append(float(known[tokens[-1]]))
@@ -103,6 +107,10 @@ class _Handler(BaseHTTPRequestHandler):
             "/collective_rpc": lambda: {
                 "results": [self.server.call(body["method"], *body["args"])]
             },
+            "/v1/load_lora_adapter": lambda: self.server.adapters.update(
+                {body["lora_name"]: load_policy(body["lora_path"]).model}
+            ),
+            "/v1/unload_lora_adapter": lambda: self.server.adapters.pop(body["lora_name"]) and {},
             "/v1/completions": lambda: {"choices": [self.server.complete(body)]},
         }
         found = self.server.faults[path]() if path in self.server.faults else None

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posttrain.build.model_source import file_name, find_source, folder_name, model_name, over
-from posttrain.build.rows import Rows, has_test, rows_task
+from posttrain.build.model_source import find_source, folder_name, model_name, over
+from posttrain.build.rows import Rows, data_name, has_test, rows_task
 from posttrain.build.setup import Supplied
 from posttrain.config import Recipe, recipe_from_dict
 from posttrain.config.recipe_rules import NO_WEIGHT
@@ -40,7 +40,7 @@ __all__ = [
     "sft",
 ]
 
-Rewards = str | Reward | Mapping[Any, Any]
+Rewards = str | Reward | Mapping[Any, Any] | Sequence[str | Reward]
 
 
 def rl(
@@ -65,12 +65,12 @@ def rl(
     """Reinforcement learning: a model, prompts and a reward in; a run with a better model out.
 
     ``prompts`` are strings, or rows with a ``prompt`` and the columns that the reward wants, or a
-    JSONL file of those; ``reward`` is a function, a name, or a table of either with weights. In
-    their place ``task`` names a task, or is one. With test prompts the model is evaluated before
-    and after. Rewards run in worker processes; ``grading={"workers": 0}`` runs them in this one,
-    where they may change its variables; an environment (``task={"name": ..., "env": ...}``) runs as
-    ``environment`` says in the same way. The other options are those of ``[rl]``:
-    ``algorithm="grpo"``, ``steps=100`` …
+    file or hub id of those; ``reward`` is a function, a name, a list of them, or a table with
+    weights. In their place ``task`` names a task, or is one. With test prompts the model is
+    evaluated before and after. Rewards run in worker processes; ``grading={"workers": 0}`` runs
+    them in this one, where they may change its variables; an environment (``task={"name": ...,
+    "env": ...}``) runs as ``environment`` says in the same way. The other options are those of
+    ``[rl]``: ``algorithm="grpo"``, ``steps=100`` …
     """
     chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts)
     stages = ["rl", "eval"] if evaluate and has_test(chosen) else ["rl"]
@@ -93,7 +93,7 @@ def rl(
 def sft(
     *,
     model: str | Path = "tiny",
-    data: str | Path = "task",
+    data: str | Path | Rows = "task",
     task: str | Mapping[str, Any] | Task | None = None,
     folder: str | Path = "runs/sft",
     seed: int = 0,
@@ -104,7 +104,7 @@ def sft(
     adapter: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
-    """Supervised fine-tuning on a JSONL file of demonstrations, or on a task's own answers.
+    """Supervised fine-tuning on demonstrations, a file or rows, or on a task's own answers.
 
     The other options are those of ``[sft]``: ``epochs=2``, ``learning_rate=1e-4`` …
     """
@@ -118,7 +118,7 @@ def sft(
             options=(run_options, model_options),
             adapter=adapter,
         ),
-        "sft": {"data": file_name(data), **options},
+        "sft": {"data": data_name(data), **options},
     }
     return run(*_recipe(given, chosen), resume=resume, allow_changes=allow_changes)
 
@@ -159,7 +159,7 @@ def prefer(
 def reward(
     *,
     model: str | Path,
-    data: str | Path,
+    data: str | Path | Rows,
     folder: str | Path = "runs/reward",
     seed: int = 0,
     resume: bool = False,
@@ -169,43 +169,37 @@ def reward(
     adapter: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
-    """A reward model from a JSONL file of preferences: pairs, ranked sets or scored completions.
+    """A reward model from preferences, a file or rows: pairs, ranked sets, scored completions.
 
     The other options are those of ``[reward]``: ``epochs=2``, ``learning_rate=1e-5`` …
     """
-    given = {
-        **_begun(
-            model,
-            folder,
-            stages=["reward"],
-            seed=seed,
-            options=(run_options, model_options),
-            adapter=adapter,
-        ),
-        "reward": {"data": file_name(data), **options},
-    }
+    sections = (run_options, model_options)
+    given = _begun(
+        model, folder, stages=["reward"], seed=seed, options=sections, adapter=adapter
+    ) | {"reward": {"data": data_name(data), **options}}
     return run(recipe_from_dict(given), resume=resume, allow_changes=allow_changes)
 
 
 def dpo(
     *,
     model: str | Path,
-    data: str | Path,
+    data: str | Path | Rows,
     folder: str | Path = "runs/dpo",
     seed: int = 0,
     resume: bool = False,
     allow_changes: Sequence[str] = (),
     run_options: Mapping[str, Any] | None = None,
     model_options: Mapping[str, Any] | None = None,
+    adapter: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
-    """A policy that has learned from a JSONL file of preferences, without a reward model.
+    """A policy that has learned from preferences, a file or rows, without a reward model.
 
     The other options are those of ``[dpo]``: ``loss="ipo"``, ``beta=0.1``, ``epochs=2`` …
     """
-    given = {
-        **_begun(model, folder, stages=["dpo"], seed=seed, options=(run_options, model_options)),
-        "dpo": {"data": file_name(data), **options},
+    sections = (run_options, model_options)
+    given = _begun(model, folder, stages=["dpo"], seed=seed, options=sections, adapter=adapter) | {
+        "dpo": {"data": data_name(data), **options}
     }
     return run(recipe_from_dict(given), resume=resume, allow_changes=allow_changes)
 
@@ -387,9 +381,10 @@ def _supplied(**given: Any) -> Supplied:
 
 
 def _weights(reward: Rewards | None) -> Mapping[Any, Any]:
-    """The rewards with their weights; one alone has 1."""
+    """The rewards with their weights; one alone, and each of a list, has 1."""
     if isinstance(reward, Mapping):
         return reward
-    if isinstance(reward, list | tuple | set):
-        raise ValueError("reward: several rewards need weights; write {first: 1.0, second: 0.5}")
-    return {} if reward is None else {reward: 1.0}
+    listed = [] if reward is None else reward if isinstance(reward, list | tuple) else [reward]
+    if twice := [each for place, each in enumerate(listed) if each in listed[:place]]:
+        raise ValueError(f"reward: {twice[0]!r} is there twice; name each once")
+    return dict.fromkeys(listed, 1.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -181,11 +181,13 @@ class Objective:
     ``only_critic`` the policy is left as it is, and the outputs are the critic's alone.
     ``divergence`` is a function of the policy's and the teacher's logits, [N, V] × 2 → [N]: the
     learner has a teacher then, and the outputs have its value and gradient at every token.
+    ``recorded`` [B] marks sequences of the batch whose numbers the result is to hold.
     """
 
     terms: Callable[[Outputs, Batch], Terms]
     only_critic: bool = False
     divergence: Callable[[Tensor, Tensor], Tensor] | None = None
+    recorded: Tensor | None = None
 
     def __call__(self, outputs: Outputs, batch: Batch) -> Terms:
         return self.terms(outputs, batch)
@@ -195,7 +197,10 @@ class Objective:
 class StepResult:
     """What one optimiser step did; ``metrics`` are the objective's diagnostics over its tokens.
 
-    ``skipped`` says that loss or gradient was not finite, and that nothing was changed.
+    ``skipped`` says that loss or gradient was not finite, and that nothing was changed. ``tokens``
+    are the numbers of the K sequences that the objective has ``recorded``, in their order, [K, T]
+    on the CPU: what the model said (``logprobs``, ``entropy``, ``values``, ``divergence``), the
+    ``loss``, and where the loss has stopped a token (``clip_low``, ``clip_high``).
     """
 
     loss: float
@@ -203,6 +208,7 @@ class StepResult:
     learning_rate: float
     metrics: Mapping[str, float]
     skipped: bool = False
+    tokens: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Learner(Protocol):
@@ -250,7 +256,10 @@ class Learner(Protocol):
 
 
 class Tracker(Protocol):
-    """Takes the numbers of a run."""
+    """Takes the numbers of a run.
+
+    It may also have a method ``log_samples(step, rows)``: ``rows()`` are some rollouts of a step.
+    """
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step."""

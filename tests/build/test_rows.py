@@ -52,7 +52,6 @@ def fault(prompts: Any) -> str:
     [
         (COLUMNS, "dict"),
         (Frame(), "Frame"),
-        (pyarrow.table(COLUMNS), "Table"),
         (5, "int"),
         (Prompt(id="a", text="1+1="), "Prompt"),
     ],
@@ -75,7 +74,7 @@ def test_a_table_by_column_is_no_list_of_rows(tmp_path: Path, table: Any, kind: 
         {"prompt": "x"},
         {"prompt": "", "answer": "5"},
         {"prompt": 1, "answer": "5"},
-        {"question": "x", "answer": "5"},
+        {"text": "x", "answer": "5"},
         {"prompt": "x", "answer": ""},
         {"prompt": "x", "answer": None},
         {"prompt": "x", "answer": True},
@@ -141,6 +140,16 @@ def test_rows_become_prompts() -> None:
     assert (train[2].text, train[2].messages) == ("", (USER,))
     assert task.rewards == {"numeric": 1.0}
     assert [task.gold(prompt) for prompt in task.prompts("test")] == ["2"]
+
+
+def test_a_table_of_pyarrow_is_its_rows() -> None:
+    """A null is a cell that is not there."""
+    table = pyarrow.table({**COLUMNS, "messages": pyarrow.nulls(2)})
+    task = rows_task(None, prompts=table, test_prompts=())
+    assert [(p.text, p.columns) for p in task.prompts("train")] == [
+        ("1+1=", {"answer": "2"}),
+        ("1+2=", {"answer": "3"}),
+    ]
 
 
 def test_a_row_that_comes_twice_is_dropped_with_a_warning() -> None:

@@ -44,10 +44,13 @@ def ran(folder: Path, **rl: Any) -> Run:
     return small_run(given, supplied=Supplied(rewards=RewardScorer({spread: 1.0})))[0]
 
 
-@pytest.mark.parametrize("max_lag", [1, 2])
-def test_a_run_ahead_is_exact_and_repeats_bit_for_bit(tmp_path: Path, max_lag: int) -> None:
+@pytest.mark.parametrize(("max_lag", "partial"), [(1, 1), (2, 1), (1, 2), (3, 2)])
+def test_a_run_ahead_is_exact_and_repeats_bit_for_bit(
+    tmp_path: Path, max_lag: int, partial: int
+) -> None:
     """Staleness 0, 1, 1 …; every number but the clock's and every bit of the weights, twice."""
     rl = {"max_lag": max_lag, "evaluate_every": 2, "evaluate_problems": 5, "audit": True}
+    rl["partial"] = partial
     first, again = (ran(tmp_path / name, **rl) for name in ("first", "again"))
     records = [record for record in first.folder.stage("rl").records() if record["step"]]
     assert [record["staleness/mean"] for record in records] == [
@@ -60,6 +63,12 @@ def test_a_run_ahead_is_exact_and_repeats_bit_for_bit(tmp_path: Path, max_lag: i
     assert same_weights(first.model, again.model)
     for record in records:
         assert record["time/step"] == record["time/wait"] + record["time/train"]
+    for step, record in enumerate(records):
+        ages = {name: share for name, share in record.items() if "staleness/tokens" in name}
+        oldest = min(step, max_lag)
+        since = {oldest, min(oldest, max_lag - partial + 1)} if partial > 1 else set()
+        assert ages.keys() <= {f"staleness/tokens_{age}" for age in since}
+        assert sum(ages.values()) == pytest.approx(1.0 if partial > 1 else 0.0)
     finding = json.loads((first.folder.path / "config.json").read_text())["rl"]["correction"]
     assert finding == {"name": "truncated", "cap": 2.0, "low": 0.0, "level": "token"}
 

@@ -14,7 +14,7 @@ from posttrain.build.setup import Setup, make_policy, make_setup
 from posttrain.build.sft_rows import sft_rows
 from posttrain.check import check_recipe
 from posttrain.config import recipe_from_dict, resolve
-from posttrain.data.characters import lost_characters
+from posttrain.data.token_texts import lost_characters
 from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
 from posttrain.models.tiny import build_tokenizer

@@ -15,6 +15,12 @@ GROUP_OF_ONE = (
 
 # rule: (values of [rl], the message)
 RL_REFUSED: dict[str, Cases] = {
+    "band_of_nothing": [
+        (
+            {"curriculum": {"low": 0.97}},
+            "rl.curriculum.low: 0.97 is not below high = 0.95; lower it",
+        ),
+    ],
     "uneven_minibatches": [
         (
             {"prompts_per_step": 3, "group_size": 4, "minibatches": 5},
@@ -71,6 +77,27 @@ RL_REFUSED: dict[str, Cases] = {
             "learned anything; set it to less than rl.steps",
         )
     ],
+    "parts_of_completions": [
+        (
+            {"max_lag": 1, "partial": 3, "max_new_tokens": 6},
+            "rl.partial: over 3 updates a completion grows 2 old, and rl.max_lag is 1; set "
+            "rl.max_lag to 2, or to 3 to sample while the learner trains",
+        ),
+        (
+            {"max_lag": 2, "partial": 3, "max_new_tokens": 16},
+            "rl.partial: 3 does not divide rl.max_new_tokens, 16; set that to 15",
+        ),
+        (
+            {"max_lag": 1, "partial": 2, "curriculum": {}},
+            "rl.partial: a curriculum draws prompts by the completions before, and these are not "
+            "whole yet; set rl.partial to 1, or drop rl.curriculum",
+        ),
+        (
+            {"max_lag": 1, "partial": 2, "dynamic_sampling": True},
+            "rl.partial: dynamic_sampling wants whole completions before it draws other prompts; "
+            "set rl.partial to 1, or rl.dynamic_sampling to false",
+        ),
+    ],
     "baseline_of_gradients": [
         (
             {"advantage": "optimal_baseline"},
@@ -109,6 +136,13 @@ RL_REFUSED: dict[str, Cases] = {
             "when it is measured, so the penalty would only shrink; set rl.epochs or "
             "rl.minibatches above 1",
         )
+    ],
+    "greedy_beside_parts": [
+        (
+            {"algorithm": "remax", "max_lag": 1, "partial": 2},
+            "rl.partial: advantage 'greedy_baseline' compares with a greedy completion of the same "
+            "weights, and a partial rollout has several; set rl.partial to 1",
+        ),
     ],
     "engine_cannot_truncate": [
         (
@@ -161,6 +195,9 @@ RL_WITHOUT_EFFECT: Cases = [
         '@piece(needs={"values"})',
     ),
 ]
+
+ONE_BASE = {"name": "some/model"}
+SEVERAL: dict[str, Any] = {"adapter": {"rank": 8}, "model": ONE_BASE}
 
 # rule: (values of the recipe, the message)
 RECIPE_REFUSED: dict[str, Cases] = {
@@ -224,6 +261,16 @@ RECIPE_REFUSED: dict[str, Cases] = {
             "raise it, or set 0",
         ),
     ],
+    "environment_beside_parts": [
+        (
+            {
+                "task": {"name": "sums", "env": "scripted"},
+                "rl": {"max_lag": 1, "partial": 2},
+            },
+            "rl.partial: completions that an environment replies to are sampled by one version of "
+            "the weights; set rl.partial to 1",
+        ),
+    ],
     "engines_differ": [
         (
             {
@@ -255,11 +302,63 @@ RECIPE_REFUSED: dict[str, Cases] = {
             "rl.evaluate_every, or run.keep_best to 0",
         ),
     ],
-    "adapter_elsewhere": [
+    "quantized_in_vllm": [],  # test_adapter_runs.py has it: the engines here are others
+    "several_adapters": [
         (
-            {"adapter": {"rank": 8}, "rl": {}, "cluster": {"learners": 2}},
-            "adapter.rank: adapters are not yet sharded over ranks, nor sent to other processes; "
-            "drop [cluster], or set adapter.rank to 0",
+            {"rl": {"adapters": 2}, "model": ONE_BASE},
+            "rl.adapters: several policies share one base only as adapters; set adapter.rank",
+        ),
+        (
+            {"sweep": [{"rl": {"steps": 2}}], "rl": {}},
+            "sweep: several policies share one base only as adapters; set adapter.rank",
+        ),
+        (
+            {"rl": {"adapters": 2, "max_lag": 1}, "adapter": {"rank": 8}, "model": ONE_BASE},
+            "rl.adapters: adapters wait for each other at every step; set rl.max_lag to 0",
+        ),
+        (
+            {"rl": {"adapters": 2}, "sft": {}, **SEVERAL},
+            "rl.adapters: sft would be done by each adapter for itself; run it first, and give "
+            "its run as model.name",
+        ),
+        (
+            {"rl": {"adapters": 2}, "cluster": {}, **SEVERAL},
+            "rl.adapters: adapters of one batch learn in one process; drop [cluster]",
+        ),
+        (
+            {"sweep": [{"rl": {"steps": 2}}], "eval": {}},
+            "sweep: its rows are for the stage rl; add [rl], or drop it",
+        ),
+    ],
+    "sweep_rows": [
+        (
+            {"sweep": [{"rl": {"steps": 2}}, {key: change}], "rl": {}, **SEVERAL},
+            f"sweep: row 1 changes {key}.{next(iter(change))}, which the adapters of a run share; "
+            "rows may change run.seed, adapter.alpha, rl, rewards",
+        )
+        for key, change in {
+            "adapter": {"rank": 4},
+            "model": {"dtype": "bfloat16"},
+            "rl": {"max_lag": 1},
+        }.items()
+    ],
+    "bases_of_seeds": [
+        (
+            {"rl": {"adapters": 2}, "adapter": {"rank": 8}},
+            "model.name: tiny draws its weights by run.seed, so every seed would have another "
+            "base; set model.options.seed, or train a model first",
+        ),
+        (
+            {"sweep": [{"run": {"seed": 2}}, {}], "rl": {}, "adapter": {"rank": 8}},
+            "model.name: tiny draws its weights by run.seed, so every seed would have another "
+            "base; set model.options.seed, or train a model first",
+        ),
+    ],
+    "columns_unknown": [
+        (
+            {"sft": {"columns": {"promt": "question"}}},
+            "sft.columns: demonstrations have no 'promt'; did you mean 'prompt'? Known: "
+            "completion, messages, prompt",
         ),
     ],
 }
@@ -317,7 +416,7 @@ OWN_JUDGE = (
     "them; name the folder of another reward model"
 )
 PREFER_MISSING = (
-    'reward.data: "prefer", but no stage prefer runs before; add [prefer], or give a JSONL file: '
+    'reward.data: "prefer", but no stage prefer runs before; add [prefer], or give a file: '
     "--reward.data pairs.jsonl"
 )
 SOURCE_MISSING = (
@@ -350,7 +449,7 @@ PREFERENCE_REFUSED: dict[str, Cases] = {
         (
             {"reward": {"data": "pairs.jsonl", "test_data": "none/test.jsonl"}},
             "reward.test_data: no file 'none/test.jsonl' (seen from {folder}); "
-            "no .jsonl file in none either",
+            "no data in none either",
         ),
         ({"dpo": {}}, PREFER_MISSING.replace("reward.data", "dpo.data")),
         (

@@ -9,7 +9,8 @@ import pytest
 from config.fakes import read, refuses, resolved
 
 from posttrain.config import Recipe, RlSection, field_help
-from posttrain.config.describe import PEERS, find_field, ours, tables
+from posttrain.config.describe import find_field, tables, unknown_key
+from posttrain.config.peers.option_names import LIBRARIES, WITHOUT, ours
 
 pytestmark = pytest.mark.usefixtures("fake_tables")
 
@@ -45,39 +46,40 @@ pytestmark = pytest.mark.usefixtures("fake_tables")
         (
             {"zzz": {}},
             "zzz: unknown section; Known: adapter, cluster, dpo, environment, eval, grading, "
-            "model, prefer, reward, rewards, rl, run, sft, task, teacher",
+            "model, prefer, reward, rewards, rl, run, sft, sweep, task, teacher",
         ),
         ({"steps": 5}, "steps: unknown key; steps is a key of [rl]"),
         ({"placement": "loss"}, "placement: unknown key; placement is a key of [rl.kl]"),
         (
             {"rl": {"num_generations": 8}},
-            "rl.num_generations: unknown key; in posttrain it is group_size",
+            "rl.num_generations: unknown key; TRL's num_generations is rl.group_size here",
         ),
-        ({"rl": {"lr": 1e-5}}, "rl.lr: unknown key; in posttrain it is learning_rate"),
-        ({"rl": {"beta": 0.1}}, "rl.beta: unknown key; in posttrain it is kl.coefficient"),
+        ({"rl": {"lr": 1e-5}}, "rl.lr: unknown key; what others call lr is rl.learning_rate here"),
+        ({"rl": {"beta": 0.1}}, "rl.beta: unknown key; TRL's beta is rl.kl.coefficient here"),
         (
             {"rl": {"cliprange": 0.1}},
-            "rl.cliprange: unknown key; in posttrain it is loss.clip_low and loss.clip_high",
+            "rl.cliprange: unknown key; TRL's cliprange is rl.loss.clip_low and rl.loss.clip_high "
+            "here",
         ),
         (
             {"eval": {"max_tokens": 9}},
-            "eval.max_tokens: unknown key; in posttrain it is max_new_tokens",
+            "eval.max_tokens: unknown key; what others call max_tokens is eval.max_new_tokens here",
         ),
-        ({"eval": {"n": 8}}, "eval.n: unknown key; in posttrain it is samples"),
+        ({"eval": {"n": 8}}, "eval.n: unknown key; what others call n is eval.samples here"),
         (
             {"rl": {"batch_size": 8}},
-            "rl.batch_size: unknown key; in posttrain it is prompts_per_step and "
-            "micro_batch_tokens",
+            "rl.batch_size: unknown key; what others call batch_size is rl.prompts_per_step and "
+            "rl.micro_batch_tokens here",
         ),
         (
             {"rl": {"num_train_epochs": 1}},
-            "rl.num_train_epochs: unknown key; in posttrain it is steps",
+            "rl.num_train_epochs: unknown key; TRL's num_train_epochs is rl.steps here",
         ),
         (
             {"sft": {"num_train_epochs": 1}},
-            "sft.num_train_epochs: unknown key; in posttrain it is epochs",
+            "sft.num_train_epochs: unknown key; TRL's num_train_epochs is sft.epochs here",
         ),
-        ({"run": {"n": 4}}, "run.n: unknown key; group_size is a key of [rl]"),
+        ({"run": {"n": 4}}, "run.n: unknown key; what others call n is rl.group_size here"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_one_that_was_meant(
@@ -266,7 +268,7 @@ def test_python_values_are_taken_as_toml_would_hold_them() -> None:
     assert read({"rl": {"learning_rate": np.float64(0.5)}}).rl.learning_rate == 0.5  # type: ignore[union-attr]
 
 
-def test_every_key_has_one_line_of_help_and_a_table_has_45_at_most() -> None:
+def test_every_key_has_one_line_of_help_and_a_table_has_48_at_most() -> None:
     rows = field_help()
     known = (
         "run",
@@ -281,6 +283,7 @@ def test_every_key_has_one_line_of_help_and_a_table_has_45_at_most() -> None:
         "dpo",
         "teacher",
         "rl",
+        "rl.curriculum",
         "rl.kl",
         "rl.critic",
         "eval",
@@ -292,11 +295,16 @@ def test_every_key_has_one_line_of_help_and_a_table_has_45_at_most() -> None:
         assert "\n" not in row.description
         assert row.takes
         assert row.default
-    assert max(num_keys.values()) <= 45
+    assert max(num_keys.values()) <= 48
 
 
 def test_help_of_a_section_holds_the_tables_inside_it() -> None:
-    assert {row.section for row in field_help("rl")} == {"rl", "rl.kl", "rl.critic"}
+    assert {row.section for row in field_help("rl")} == {
+        "rl",
+        "rl.curriculum",
+        "rl.kl",
+        "rl.critic",
+    }
     row = next(row for row in field_help("rl") if row.key == "top_p")
     assert (row.takes, row.default) == ("a number above 0 and at most 1", "1.0")
 
@@ -311,16 +319,27 @@ def test_every_section_refuses_keys_it_does_not_know() -> None:
 
 
 def test_every_name_of_another_library_leads_to_a_key_that_there_is() -> None:
-    sections = [section.model_fields for _, section in tables()]
-    for theirs, choices in PEERS.items():
-        assert {ours(theirs, known) for known in sections} - {""} == set(choices.split("|")), theirs
+    """In every section that has it, under its full name; and it is no key of ours already."""
+    sections = {name: section.model_fields for name, section in tables()}
+    roots = Recipe.model_fields
+    for theirs, choices in [row for table in LIBRARIES.values() for row in table.items()]:
+        assert theirs not in sections["rl"], theirs
+        told = {ours(theirs, known, sections=roots) for name, known in sections.items() if name} - {
+            ""
+        }
+        assert told == set(choices.split("|")), theirs
         for name in (name for choice in choices.split("|") for name in choice.split(" and ")):
-            full = ["rl", *name.split(".")]
-            assert (
-                "." not in name
-                or name.startswith("loss.clip_")
-                or find_field(full)[0] == (f"rl.{name}")
-            )
+            homes = [
+                find_field([*filter(None, home.split(".")), *name.split(".")])[0]
+                for home in sections
+            ]
+            free = name.startswith(("loss.clip_", "task.", "rewards."))  # options of a piece
+            assert free or any(home.endswith(name) for home in homes), name
+        message = unknown_key(["rl", theirs])
+        assert theirs in message
+        assert " here" in message, message
+    for theirs in WITHOUT:
+        assert "has no counterpart: " in unknown_key(["rl", theirs])
 
 
 @pytest.mark.parametrize(
@@ -329,7 +348,7 @@ def test_every_name_of_another_library_leads_to_a_key_that_there_is() -> None:
         (
             {"name": "wandb", "projekt": "sums"},
             "run.trackers 'wandb': unknown option 'projekt'; did you mean 'project'? Known: "
-            "entity, mode, project",
+            "entity, mode, project, samples_every",
         ),
         (
             {"name": "wandb", "mode": "offlin"},

@@ -99,9 +99,9 @@ def test_an_override_means(arguments: list[str], changes: dict[Any, Any]) -> Non
             r"""'"\text{"' reads its escapes, "'\text{'" keeps its backslashes""",
         ),
         (["--rl.stop", r"\\n"], r"--rl.stop: \\n may mean a backslash, or an escape"),
-        (["--n=6"], "--n: name its section, --section.key; group_size is a key of [rl]"),
+        (["--n=6"], "--n: name its section, --section.key; what others call n is rl.group_size"),
         (["--beta=6"], "--beta: name its section, --section.key; beta is a key of [dpo]"),
-        (["--kl_coef=6"], "--kl_coef: name its section, --section.key; in posttrain it is rl.kl"),
+        (["--kl_coef=6"], "--kl_coef: name its section, --section.key; TRL's kl_coef is rl.kl"),
         (["--evil=6"], "--evil: name its section, --section.key; did you mean 'eval'?"),
     ],
 )

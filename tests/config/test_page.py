@@ -26,7 +26,7 @@ def test_the_module_prints_the_page(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_page_names_every_key_and_every_rule() -> None:
     page = configuration_page()
-    named = ("task", "rewards", *(name for name, _ in tables() if name))
+    named = ("task", "rewards", "[sweep]", *(name for name, _ in tables() if name))
     assert sorted(re.findall(r"^## \[(.*)\]$", page, flags=re.MULTILINE)) == sorted(named)
     assert "| `micro_batch_tokens` |" in page
     assert (
@@ -38,12 +38,12 @@ def test_the_page_names_every_key_and_every_rule() -> None:
 
 def test_the_examples_of_the_page_hold(tmp_path: Path) -> None:
     examples = re.findall(r"```toml\n(.*?)```", configuration_page(), flags=re.DOTALL)
-    assert len(examples) == 4
+    assert len(examples) == 5
     path = tmp_path / "example.toml"
     for number, example in enumerate(examples):
         path.write_text(example.replace('"my_module:my_reward" = 0.5', "exact = 0.5"))
         recipe = read_recipe(path)
-        assert recipe.rewards or recipe.task, number
+        assert recipe.rewards or recipe.task or recipe.sweep, number
         if recipe.rl is not None:
             resolve(recipe, supplied=("engine",))
 

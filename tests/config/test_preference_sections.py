@@ -151,3 +151,8 @@ def test_a_dry_run_shows_what_preferences_take() -> None:
         "# reward  pairs or sets per optimiser step         64  batch_size",
         "# reward  tokens per forward pass               8,192  memory and speed, not the result",
     ]
+
+
+def test_a_loss_by_the_name_of_a_peer() -> None:
+    with pytest.raises(ValueError, match=r'dpo\.loss: .*"sigmoid"; did you mean "dpo"\?'):
+        recipe_from_dict({"dpo": {"loss": "sigmoid"}})

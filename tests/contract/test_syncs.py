@@ -6,7 +6,7 @@ Of every engine: on the learner's own weights, and on weights of its own where i
 import contextlib
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 import vllm_engines
 from distributed.replicas import pool_of
 from models.families import build
-from rollout.cases import END, drawn, largest_error, ragged, spell
+from rollout.cases import END, drawn, largest_error, naive_logprobs, ragged, spell
 from small_model import small_model
 
 from posttrain.learn.learner import LocalLearner
@@ -23,8 +23,10 @@ from posttrain.learn.optim import adamw
 from posttrain.pipelines.clock import Clock
 from posttrain.protocols import Engine, Sync
 from posttrain.rollout.engines import NativeEngine, ScriptedEngine, TransformersEngine
+from posttrain.rollout.partial import PartialSource
+from posttrain.rollout.prompt_order import PromptCycle
 from posttrain.rollout.run_ahead import RunAhead
-from posttrain.types import Collected, Sampling
+from posttrain.types import Collected, Rollout, Sampling, Score
 
 REAL = {"native": NativeEngine, "transformers": TransformersEngine}
 PROMPTS = ragged(3, 5)
@@ -102,6 +104,67 @@ def _samples_from_the_weights(
             assert {rollout.version for group in after for rollout in group} == {version}
             assert largest_error(model, PROMPTS, answers=after, sampling=SAMPLING) < error
             assert largest_error(model, PROMPTS, answers=before, sampling=SAMPLING) > 1e-2
+    engine.close()
+
+
+class Unjudged:
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [Score(value=0.0) for _ in rollouts]
+
+
+@pytest.mark.parametrize("slots", [True, False])
+@pytest.mark.parametrize("name", [*REAL, "pool of two"])
+def test_a_completion_goes_on_under_new_weights(name: str, slots: bool) -> None:
+    """Where new weights come in the middle of it, each token is of the policy of its version."""
+    model = small_model()
+    kind: Any = REAL.get(name, partial(pool_of, NativeEngine))
+    options = {} if name == "transformers" else {"slots": slots}
+    engine = kind(copy.deepcopy(model), end_tokens=(END,), decode=spell, **options)
+    _goes_on_under_new_weights(engine, model)
+
+
+@pytest.mark.vllm
+def test_a_completion_goes_on_under_new_weights_of_a_vllm_server() -> None:
+    """Its prefix cache is emptied with every update: what was sampled before is read again."""
+    model = build("llama", wide=True)
+    engine = vllm_engines.engine_of(model, decode=spell)
+    _goes_on_under_new_weights(engine, model, error=1e-4)
+
+
+def _goes_on_under_new_weights(engine: Any, model: Any, *, error: float = 5e-6) -> None:
+    sampling = Sampling(max_new_tokens=9, temperature=0.8)
+    source = PartialSource(
+        engine,
+        Unjudged(),
+        partial=3,
+        end_tokens=(END,),
+        decode=spell,
+        prompts=PromptCycle(PROMPTS, seed=0),
+        sampling=sampling,
+        prompts_per_step=2,
+        group_size=3,
+        seed=0,
+    )
+    sync, kept, mixed = engine.sync(learner_of(model)), [copy.deepcopy(model)], 0
+    for number, batch in enumerate(source.steps(5)):
+        for rollout in batch.rollouts:
+            turn = rollout.turns[0]
+            begun = max(0, number - 2)
+            assert turn.token_versions == tuple(
+                min(number, begun + place // 3) for place in range(len(turn.tokens))
+            )
+            assert turn.text == spell([t for t in turn.tokens if t != END])
+            known = [
+                naive_logprobs(each, rollout.prompt, completion=rollout, sampling=sampling)
+                for each in kept
+            ]
+            for place, version in enumerate(turn.token_versions):
+                assert abs(known[version][place] - rollout.logprobs[place]) < error
+            mixed += abs(float(known[begun][-1]) - rollout.logprobs[-1]) > 1e-2
+        moved(model, 1.3 if number % 2 else 0.7)
+        kept.append(copy.deepcopy(model))
+        sync(number + 1)
+    assert mixed > 5  # the weights of the first token would not explain the last one
     engine.close()
 
 

@@ -27,6 +27,11 @@ SPECS = {
     "gsm8k": {"name": "gsm8k", "path": "{folder}"},
     "gsm8k itself": {"name": "gsm8k", "path": os.environ.get("POSTTRAIN_GSM8K", "")},
     "jsonl": {"name": "jsonl", "path": "{folder}/rows.jsonl", "test_share": 0.25},
+    "file": {"name": "file", "path": "{folder}/train.jsonl", "test_share": 0.25},
+    "mixture": {
+        "name": "mixture",
+        "tasks": [{"name": "sort", **SMALL}, {"name": "arithmetic", **SMALL}],
+    },
     "jsonl chat": {"name": "jsonl", "path": "{folder}/chat.jsonl", "test_share": 0.25},
     "reasoning_gym": {"name": "reasoning_gym:chain_sum", **SMALL},
     "reasoning_gym sudoku": {"name": "reasoning_gym:mini_sudoku", **SMALL},
@@ -182,12 +187,15 @@ def test_more_problems_than_there_are_is_an_error_with_their_number(name, folder
 
 
 def test_what_checks_the_answers_finds_gold_right_and_others_wrong(task: Task) -> None:
-    """By the task's own word for it; melodies have no right answer."""
+    """By the task's own word for it; melodies have no right answer, a mixture's reward checks."""
     if task.name == "melody":
         assert task.accuracy is None
         return
-    name, given = split_spec(task.accuracy, kind="task accuracy")
-    scorer = RewardScorer({name: given})
+    if task.name == "mixture":
+        scorer = RewardScorer(task.rewards)
+    else:
+        name, given = split_spec(task.accuracy, kind="task accuracy")
+        scorer = RewardScorer({name: given})
     assert scorer.rewards[0].checks_answer
     prompts = task.prompts("test")[:10]
     for prompt in prompts:

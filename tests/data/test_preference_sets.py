@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from posttrain.data import sources
+from posttrain.data import row_files
 from posttrain.data.preference_sets import Ranked, read_preferences, write_preferences
 
 USER = {"role": "user", "content": "2+3?"}
@@ -69,7 +69,7 @@ FAULTS = [
     (without(PAIR, "rejected"), "no column 'rejected'"),
     (PAIR | {"prompt": " "}, "'prompt' is empty"),
     (PAIR | {"prompt": "a\ud800b"}, "'prompt' has half of a character"),
-    (PAIR | {"prompt": [USER]}, "'prompt' is a list; if it is a chat, call it 'messages'"),
+    (PAIR | {"prompt": [USER, FIVE]}, "the last message is the assistant's; a prompt ends with"),
     (PAIR | {"messages": [USER]}, "the row has both 'prompt' and 'messages'; remove one"),
     (PAIR | {"chosen": ""}, "'chosen' is empty"),
     (PAIR | {"rejected": None}, "'rejected' must be text, got null"),
@@ -83,8 +83,8 @@ FAULTS = [
     (PAIR | {"margin": "1e999"}, "margin: must be a number of at least 0, got inf"),
     (PAIR | {"margin": 10**400}, "margin: must be a number of at least 0, got 1000"),
     # Chats that begin with the prompt.
-    (CHATS | {"prompt": "2+3="}, "'prompt' beside 'chosen' and 'rejected' that are chats; let"),
-    (CHATS | {"messages": [USER]}, "'messages' beside 'chosen' and 'rejected' that are chats"),
+    (CHATS | {"prompt": "3+3="}, "'prompt' is not what 'chosen' and 'rejected' begin with; remove"),
+    (CHATS | {"messages": [SYSTEM]}, "'prompt' is not what 'chosen' and 'rejected' begin with"),
     (CHATS | {"rejected": "6"}, "'rejected' is not there or no chat; write both alike"),
     (CHATS | {"chosen": "5"}, "'chosen' is not there or no chat"),
     (without(CHATS, "rejected"), "'rejected' is not there or no chat"),
@@ -194,11 +194,11 @@ def test_pairs_of_a_prompt_are_capped_by_a_seeded_draw(tmp_path):
 
 def test_repeated_rows_are_kept_and_reported(tmp_path):
     rows = [PAIR, {**PAIR, "margin": 1}, PAIR, PAIR]  # another margin says something else
-    with pytest.warns(UserWarning, match=r"2 of 4 rows repeat .* line 3\) and are kept") as caught:
+    with pytest.warns(UserWarning, match=r"2 of 4 rows repeat .*:3\) and are kept") as caught:
         assert len(read_preferences(write(tmp_path, rows))) == 4
     assert caught[0].filename == __file__
     rows = [label("a", 1), label("b", 0), label("a", True)]
-    with pytest.warns(UserWarning, match=r"1 of 3 rows repeat .* line 3\)"):
+    with pytest.warns(UserWarning, match=r"1 of 3 rows repeat .*:3\)"):
         assert read_preferences(write(tmp_path, rows)) == [ranked("a", "b"), ranked("a", "b")]
 
 
@@ -235,7 +235,7 @@ def test_unicode_blank_lines_and_line_ends(tmp_path):
 def test_no_file_and_too_much(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="there is no such file"):
         read_preferences(tmp_path / "none.jsonl")
-    monkeypatch.setattr(sources, "MAX_FILE_BYTES", 20)
+    monkeypatch.setattr(row_files, "MAX_FILE_BYTES", 20)
     with pytest.raises(ValueError, match="split the file"):
         read_preferences(write(tmp_path, [PAIR]))
 

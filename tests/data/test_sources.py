@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from posttrain.data import sources
+from posttrain.data import row_files
 from posttrain.data.sources import read_demonstrations, read_numbered
 
 
@@ -37,12 +37,12 @@ def test_rows_are_the_callers_own(tmp_path):
         ('{"a": 1}\n{"a": \n', r"rows\.jsonl:2: not valid JSON \(Expecting value at column"),
         ('{"a": "', r"rows\.jsonl:1: not valid JSON \(Unterminated string starting at column 7\)"),
         ("{'a': 1}", r"rows\.jsonl:1: not valid JSON"),
-        ('[{"a": 1},\n{"a": 2}]', r"rows\.jsonl:1: .*one JSON array\? Write one object per line"),
-        ('[{"a": 1}]', r"rows\.jsonl:1: expected a JSON object"),
+        ('[{"a": 1},\n{"a": 2]', r"rows\.jsonl:2: not valid JSON \(Expecting ',' delimiter"),
+        ('[{"a": 1}, 7]', r"rows\.jsonl: row 2: expected a JSON object like {…}, got 7"),
         ("\n\n7", r"rows\.jsonl:3: expected a JSON object like {…}, got 7"),
         ('{"a": NaN}', r"rows\.jsonl:1: not valid JSON \(NaN is not JSON"),
         ('{"a": 1, "a": 2}', r"rows\.jsonl:1: .*the key 'a' occurs twice"),
-        ("[" * 100_000, r"rows\.jsonl:1: "),
+        ("[" * 100_000, r"rows\.jsonl: not valid JSON"),
         (b'{"a": 1}\n{"a": "\xff"}', r"rows\.jsonl:2: not UTF-8 .*iconv"),
         ("", r"rows\.jsonl: holds no rows"),
         ("\n \n", r"rows\.jsonl: holds no rows"),
@@ -59,10 +59,10 @@ def test_no_file_a_folder_and_too_much(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="is a folder"):
         read_jsonl(tmp_path)
     file = write(tmp_path, json.dumps({"a": "x" * 100}))
-    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 50)
+    monkeypatch.setattr(row_files, "MAX_LINE_BYTES", 50)
     with pytest.raises(ValueError, match=r"rows\.jsonl:1: a line of"):
         read_jsonl(file)
-    monkeypatch.setattr(sources, "MAX_FILE_BYTES", 50)
+    monkeypatch.setattr(row_files, "MAX_FILE_BYTES", 50)
     with pytest.raises(ValueError, match="split the file"):
         read_jsonl(file)
 
@@ -73,7 +73,7 @@ CHAT = [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "5
 def test_demonstrations_of_both_kinds(tmp_path):
     rows = [{"prompt": "2+3=", "completion": "5"}, {"messages": CHAT, "source": "me"}]
     file = write(tmp_path, "\n".join(map(json.dumps, rows)))
-    assert read_demonstrations(file) == rows
+    assert read_demonstrations(file) == [rows[0], {"messages": CHAT}]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_faults_of_demonstrations(tmp_path, row, message):
 def test_repeated_demonstrations_are_kept_and_reported(tmp_path):
     row = json.dumps({"prompt": "2+3=", "completion": "5"})
     file = write(tmp_path, "\n".join([row, row, json.dumps({"messages": CHAT}), row]))
-    with pytest.warns(UserWarning, match=r"2 of 4 demonstrations repeat .* line 2\) and are kept"):
+    with pytest.warns(UserWarning, match=r"2 of 4 demonstrations repeat .*:2\) and are kept"):
         assert len(read_demonstrations(file)) == 4
 
 

@@ -11,7 +11,7 @@ from rollout.cases import ragged
 
 from posttrain.distributed.engine_host import EngineHost
 from posttrain.distributed.engine_pool import EnginePool
-from posttrain.distributed.probe import Probe
+from posttrain.distributed.pool_member import Probe
 from posttrain.distributed.replica import DiedError
 from posttrain.models.cache import context_length
 from posttrain.protocols import Engine

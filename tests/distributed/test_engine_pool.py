@@ -14,7 +14,7 @@ from rollout.cases import END, drawn, largest_error, ragged, spell
 from small_model import small_model
 
 from posttrain.distributed.engine_pool import EnginePool
-from posttrain.distributed.probe import Probe
+from posttrain.distributed.pool_member import Probe
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.protocols import Engine

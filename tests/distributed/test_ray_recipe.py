@@ -32,11 +32,15 @@ def kills(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("kills")
-@pytest.mark.parametrize("max_lag", [0, 1])
-def test_a_recipe_learns_the_same_with_engines_elsewhere(tmp_path: Path, max_lag: int) -> None:
+@pytest.mark.parametrize(
+    ("max_lag", "adapter"), [(0, {}), (1, {}), (0, {"rank": 4})], ids=["0", "1", "adapter"]
+)
+def test_a_recipe_learns_the_same_with_engines_elsewhere(
+    tmp_path: Path, max_lag: int, adapter: dict[str, Any]
+) -> None:
     rl = {"steps": 12, "max_lag": max_lag, "evaluate_every": 4, "evaluate_problems": 4}
-    small_run(recipe(tmp_path / "here", rl=rl))
-    there, _ = small_run(recipe(tmp_path / "there", rl=rl, cluster=CLUSTER))
+    small_run(recipe(tmp_path / "here", rl=rl, adapter=adapter))
+    there, _ = small_run(recipe(tmp_path / "there", rl=rl, cluster=CLUSTER, adapter=adapter))
     one, other = (tmp_path / name / "rl" for name in ("here", "there"))
     tokens = [
         [

@@ -21,7 +21,7 @@ from small_runs import recipe, same_weights, small_run
 from posttrain.config import read_recipe
 from posttrain.distributed.local_cluster import LocalCluster
 from posttrain.distributed.remote_learner import RemoteLearner
-from posttrain.runs import RunFolder
+from posttrain.runs import RunFolder, read_rollouts
 from posttrain.stages.run import run
 
 pytestmark = pytest.mark.cluster
@@ -114,6 +114,20 @@ def test_the_demo_has_the_same_losses_and_gradients_however_it_is_spread(
     for mine, theirs in zip(found, one_process, strict=True):
         assert mine[:2] == theirs[:2]
         assert mine[2:] == pytest.approx(theirs[2:], rel=1e-5, abs=1e-7)
+
+
+def test_completions_go_on_under_new_weights_on_any_engine(address: str, tmp_path: Path) -> None:
+    """Partial rollouts of two engines: tokens, their versions and what is learned from them."""
+    parts = {"--rl.max_lag": "2", "--rl.partial": "2", "--rl.steps": "4"}
+    engines = {"--cluster.engines": "2", "--cluster.cpus_per_engine": "0.5", **HALVES}
+    here = demo(tmp_path / "here", **parts)
+    there = demo(tmp_path / "there", **parts, **{"--cluster.address": address, **engines})
+    for mine, theirs in zip(numbers(there), numbers(here), strict=True):
+        assert mine[2:] == pytest.approx(theirs[2:], rel=1e-5, abs=1e-7)
+    names = ("completion_tokens", "token_versions")
+    first, second = (read_rollouts(run.stage("rl").rollouts) for run in (here, there))
+    assert [[row[n] for n in names] for row in first] == [[row[n] for n in names] for row in second]
+    assert any(row["token_versions"] == [0, 0, 0, 1] for row in first)
 
 
 CLUSTER = {"address": "local", "cpus_per_learner": 0.5}

@@ -71,8 +71,9 @@ def numbers(folder: Path, stage: str, name: str) -> list[float]:
     return [record[name] for record in records if name in record]
 
 
-def test_the_documented_command_does_what_one_process_does(tmp_path: Path) -> None:
-    options = shlex.split(f"{SMALL} --rl.steps 6")
+@pytest.mark.parametrize("adapter", ["", "--adapter.rank 4"], ids=["whole", "adapter"])
+def test_the_documented_command_does_what_one_process_does(adapter: str, tmp_path: Path) -> None:
+    options = shlex.split(f"{SMALL} --rl.steps 6 {adapter}")
     two, one = tmp_path / "two", tmp_path / "one"
     printed = done(command(documented(), *options, "--run.folder", str(two)), tmp_path / "log-2")
     assert "sharded over 2 ranks" in printed
@@ -85,6 +86,9 @@ def test_the_documented_command_does_what_one_process_does(tmp_path: Path) -> No
             assert len(found) == len(expected) > 1
             assert found[:3] == pytest.approx(expected[:3], rel=1e-5, abs=1e-6)
     assert not (two / ".ranks").exists()
+    for stage in ("sft", "rl"):
+        name = "adapter_model.safetensors" if adapter else "model.safetensors"
+        assert (two / stage / "model" / name).exists()
 
 
 def test_a_rank_that_dies_ends_all_and_the_run_goes_on_with_another_number(tmp_path: Path) -> None:

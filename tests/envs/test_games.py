@@ -16,6 +16,7 @@ from posttrain.envs.tic_tac_toe import (
     has_won,
     outcome,
     put,
+    shown,
     value,
 )
 from posttrain.types import Observation, Prompt, Score, Turn
@@ -205,6 +206,23 @@ def test_the_board_is_told_where_the_prompt_does_not_show_it() -> None:
     state = next(s for s in (env.start(PLAIN, seed=n) for n in range(9)) if s.board == EMPTY)
     assert env.opening(state) == "\n123\n456\n789\n"
     assert env.opening(env.start(Prompt(id="0", text="?", columns={"board": EMPTY}))) == ""
+
+
+def test_in_letters_a_character_says_its_square_and_what_stands_there() -> None:
+    marks = "XO.X.O.OX"
+    written = shown(marks, "letters")
+    assert [("ABCDEFGHI".find(c), "JKLMNOPQR".find(c)) for c in written if not c.isdigit()] == [
+        (0, -1), (-1, 1), (3, -1), (-1, 5), (-1, 7), (8, -1)
+    ]  # fmt: skip
+    assert [int(c) - 1 for c in written if c.isdigit()] == free_squares(marks)
+    env = TicTacToe(opponent="perfect", illegal_moves=1)
+    state = env.start(
+        Prompt(id="0", text="?", columns={"board": "X...O....", "notation": "letters"})
+    )
+    assert env.reply(state, said("2")) == "ABL4N6789"
+    assert env.reply(state, said("2")) == "\nnot an empty square\nABL4N6789"
+    with pytest.raises(ValueError, match="notation must be one of grid, letters"):
+        env.start(Prompt(id="0", text="?", columns={"notation": "words"}))
 
 
 @pytest.mark.parametrize("text", ["", "0", "1", "10", "99", "-", "no", "５", "9" * 5000])

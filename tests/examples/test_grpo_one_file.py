@@ -20,9 +20,10 @@ from posttrain.models.frozen import Reference
 from posttrain.pipelines.plan import Plan, State, make_objective
 from posttrain.pipelines.rl import Step, train
 from posttrain.protocols import Outputs
-from posttrain.rollout.collect import PromptCycle, RolloutSource
+from posttrain.rollout.collect import RolloutSource
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.rollout.engines.weight_sync import SharedWeights
+from posttrain.rollout.prompt_order import PromptCycle
 from posttrain.types import Batch, Prompt, Rollout, Sampling, Score
 
 FILE = Path(__file__).parents[2] / "examples" / "grpo_one_file.py"

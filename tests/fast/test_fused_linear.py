@@ -7,8 +7,10 @@ import torch
 from models.families import build
 from torch import nn
 
+from posttrain.fast.cast_copy import CastCopy, frozen_bytes
+from posttrain.fast.decode import fuses_frozen
 from posttrain.fast.fused_linear import FusedLinear, fuse_linears
-from posttrain.models.adapters import AdapterSettings, add_adapters
+from posttrain.models.adapters import AdapterSettings, adapted_layers, add_adapters, round_base
 
 
 class Special(nn.Linear):
@@ -35,9 +37,12 @@ def products(model: nn.Module) -> list[FusedLinear]:
     return [module for module in model.modules() if isinstance(module, FusedLinear)]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3", "mistral"])
 def test_a_model_says_the_same_and_follows_its_weights(family: str) -> None:
     model = build(family)
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear) and layer.bias is not None:
+            nn.init.normal_(layer.bias)
     fused = copy.deepcopy(model)
     weights = dict(fused.named_parameters())
     fuse_linears(fused)
@@ -54,9 +59,10 @@ def test_a_model_says_the_same_and_follows_its_weights(family: str) -> None:
     assert all(not product._parts and product._states is None for product in products(fused))
 
 
-def test_adapters_are_fused_with_their_layers_and_followed() -> None:
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_adapters_are_fused_with_their_layers_and_followed(family: str) -> None:
     """In float64, to rounding: q, k, v and their A in one product, all B in a second one."""
-    model = build("llama")
+    model = build(family)
     add_adapters(model, AdapterSettings(rank=3), seed=0)
     fused = copy.deepcopy(model)
     weights = dict(fused.named_parameters())
@@ -107,8 +113,14 @@ def tied() -> Block:
     return block
 
 
+def one_bias() -> Block:
+    block = Block()
+    block.q_proj.bias = nn.Parameter(torch.randn(8))
+    return block
+
+
 APART = {
-    "bias": lambda: Block(bias=True),
+    "one bias": one_bias,
     "special": lambda: Block(last=Special),
     "hooked": hooked,
     "wrapped": wrapped,
@@ -124,3 +136,36 @@ def test_what_is_more_than_a_product_stays_apart(name: str) -> None:
     assert not products(block)
     for found, wanted in zip(block(states, states), expected, strict=True):
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_the_frozen_base_of_adapters_is_shared_unless_it_is_fused(fuse: bool) -> None:
+    """Either way the copy says what the model says, and takes new adapters over."""
+    torch.manual_seed(0)
+    model = build("llama").float()
+    add_adapters(model, AdapterSettings(rank=2), seed=0)
+    round_base(model, torch.bfloat16)
+    copied = CastCopy(model, torch.bfloat16, fuse_frozen=fuse)
+    base = {layer.weight.data_ptr() for layer in adapted_layers(model).values()}
+    own = {weight.data_ptr() for weight in copied.model.parameters()}
+    assert bool(products(copied.model)) is fuse
+    assert base.isdisjoint(own) if fuse else base <= own
+    for layer in adapted_layers(model).values():
+        nn.init.normal_(layer.adapter.B, std=0.1)
+    copied.refresh()
+    tokens = torch.arange(18).reshape(2, 9)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = model(input_ids=tokens, use_cache=False).logits
+        found = copied.model(input_ids=tokens, use_cache=False).logits
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+
+
+def test_a_frozen_base_is_fused_where_a_quarter_of_the_free_memory_holds_it() -> None:
+    model = build("llama").float()
+    add_adapters(model, AdapterSettings(rank=2), seed=0)
+    round_base(model, torch.bfloat16)
+    size = frozen_bytes(model, torch.bfloat16)
+    assert size == sum(2 * layer.weight.numel() for layer in adapted_layers(model).values())
+    assert fuses_frozen(model, torch.bfloat16, free=4 * size)
+    assert not fuses_frozen(model, torch.bfloat16, free=4 * size - 1)
+    assert fuses_frozen(model, torch.bfloat16, free=None)

@@ -7,6 +7,7 @@ import torch
 import transformers
 from models.families import FAMILIES, VOCABULARY, batch, build, naive
 
+from posttrain.fast import token_scores as fast_scores
 from posttrain.fast.score import score_tokens
 from posttrain.models import head
 from posttrain.models.sampling import sample
@@ -114,6 +115,36 @@ def test_chunks_change_memory_and_nothing_else(chunk_elements: int) -> None:
     assert max(rows) <= max(1, chunk_elements // VOCABULARY)
     tokens = int(given.mask.sum())
     assert sum(rows) == (tokens if len(rows) == 1 else 2 * tokens)  # forward, and again backward
+
+
+@pytest.mark.usefixtures("float64_throughout")
+def test_chunks_that_are_kept_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU with memory to spare; a second backward computes them again."""
+    model, given = build("qwen2"), batch()
+    model.lm_head.weight.requires_grad_(True)
+
+    def scored() -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
+        computed: list[int] = []
+        logits = fast_scores._Head.logits
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                fast_scores._Head,
+                "logits",
+                lambda self, *given: computed.append(1) or logits(self, *given),
+            )
+            found = score_tokens(model, given, entropy="gradient")
+            loss = (found.logprobs * found.entropy).sum()
+            return found.logprobs, gradients(model, loss), len(computed)
+
+    monkeypatch.setattr(fast_scores, "chunk_elements_for", lambda device: 3 * VOCABULARY)
+    monkeypatch.setattr(fast_scores, "kept_elements_for", lambda device: 0)
+    logprobs, wanted, twice = scored()
+    monkeypatch.setattr(fast_scores, "kept_elements_for", lambda device: 10**6 * VOCABULARY)
+    found, got, once = scored()
+    assert twice == 2 * once > 2
+    assert torch.equal(found, logprobs)
+    for name, gradient in wanted.items():
+        close(got[name], gradient, rtol=1e-12)
 
 
 @pytest.mark.parametrize("entropy", ["none", "value", "gradient"])

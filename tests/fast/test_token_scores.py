@@ -6,7 +6,12 @@ from models.allocations import peak_bytes
 from torch import Tensor
 
 from posttrain.fast import token_scores as module
-from posttrain.fast.token_scores import Distribution, chunk_elements_for, token_scores
+from posttrain.fast.token_scores import (
+    Distribution,
+    chunk_elements_for,
+    kept_elements_for,
+    token_scores,
+)
 from posttrain.models.head import Finish
 from posttrain.models.sampling import filter_logits
 
@@ -227,7 +232,10 @@ def test_the_peak_is_a_few_chunks_whatever_the_length() -> None:
 
 
 def test_every_device_has_a_chunk() -> None:
-    assert chunk_elements_for(torch.device("cpu")) < chunk_elements_for(torch.device("cuda:1"))
+    gpu = torch.device("cuda:1")
+    assert chunk_elements_for(torch.device("cpu")) < chunk_elements_for(gpu, memory=8 * 2**30)
+    assert chunk_elements_for(gpu, memory=8 * 2**30) < chunk_elements_for(gpu, memory=139 * 2**30)
+    assert kept_elements_for(gpu, memory=139 * 2**30) > chunk_elements_for(gpu, memory=139 * 2**30)
 
 
 @pytest.mark.gpu

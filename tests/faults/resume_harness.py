@@ -67,8 +67,10 @@ CASES: dict[str, dict[str, Any]] = {
     "grpo": RL,
     "ppo": {**RL, "algorithm": "ppo", "epochs": 2, "critic": {"warmup_steps": 2}, "kl": KL},
     "ahead": {**RL, "max_lag": 2, "save_every": 2},
+    "partial": {**RL, "max_lag": 2, "partial": 2, "save_every": 2},
     "seldom": {**RL, "save_every": 5},
 }
+CASES["adapter"] = CASES["ppo"]  # adapters of policy and critic, on one base
 BY_TIME = {**{key: value for key, value in RL.items() if key != "save_every"}, "max_lag": 1}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "rl": BY_TIME,
@@ -244,7 +246,8 @@ class Harness:
         self._by_time, self._counted = case in MINUTES, case == "counted"
         self.most_lost = 0
         sections = DEFAULTS if self._by_time else {"rl": CASES[case], "sft": {"save_every": 2}}
-        values = recipe(root / "unused", **sections)
+        adapter = {"rank": 4} if case == "adapter" else {}
+        values = recipe(root / "unused", **sections, adapter=adapter)
         values["grading"] = {"workers": 2, "seconds": 600.0}
         if self._by_time:
             values["run"]["save_minutes"] = MINUTES[case]

@@ -247,12 +247,12 @@ DATA = {
     "UTF-16": (ROW.encode("utf-16"), "is UTF-16 text"),
     "Latin-1": (ROW.encode() + b'{"completion": "\xff"}\n', ":2: not UTF-8"),
     "gzip": (gzip.compress(ROW.encode()), "is a gzip archive"),
-    "Parquet": (b"PAR1" + bytes(99), "is a Parquet file"),
+    "Parquet": (b"PAR1" + bytes(99), "damaged or cut short"),
     "zip": (b"PK\x03\x04" + bytes(99), "is a zip archive"),
     "cut off": (ROW.encode() + b'{"completion": "5"', ":2: not valid JSON"),
     "deep": (b"[" * 100_000, "not valid JSON"),
     "a huge line": (b'{"completion": "' + b"5" * (65 * 2**20), "a line of more than 64 MiB"),
-    "a pickle": (pickle.dumps(Bomb()), "NUL bytes"),
+    "a pickle": (pickle.dumps(Bomb()), "is a pickle"),
 }
 
 

@@ -35,6 +35,7 @@ from posttrain.runs import (
     write_rollouts,
     write_text,
 )
+from posttrain.runs.token_numbers import read_tokens
 from posttrain.track import JsonlTracker, Stage
 from posttrain.track.diagnosis import read_findings
 from posttrain.track.jsonl import append_lines
@@ -179,6 +180,8 @@ def whole(folder: Path) -> None:
             read_metrics(path)
         elif path.suffix == ".json" and path.stat().st_size:
             json.loads(path.read_text())
+        elif path.suffix == ".parquet" and path.parent.name == "tokens":
+            assert read_tokens(path.parent, step=int(path.stem.split("-")[1]))
         elif path.suffix == ".parquet":
             assert read_rollouts(path.parent, step=int(path.stem.split("-")[1]))
         elif path.name == "pairs.jsonl":

@@ -41,6 +41,13 @@ def test_ppo_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_adapters_killed_torn_and_terminated(tmp_path: Path) -> None:
+    """Those of policy and critic, and a reference of the policy's as they were: all come back."""
+    found = harness(tmp_path / "runs", "adapter", kills=4, mishaps=True)
+    assert found["kills"] == 4
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["default", "counted"])
 def test_default_settings_killed_in_any_stage(case: str, tmp_path: Path) -> None:
     """SFT, preferences, reward model and RL, saved by time: no more than the interval is lost."""

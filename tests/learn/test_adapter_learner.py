@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from learn.test_checkpoint import batch, objective
 from small_model import OPTIONS, naive_logprobs, small_model
 from torch import Tensor, nn
 
-from posttrain.algorithms.losses.policy import clipped
 from posttrain.algorithms.losses.value import squared
-from posttrain.algorithms.objective import with_values
-from posttrain.algorithms.weights import sequence_mean
-from posttrain.data.collate import collate, collate_demonstrations
+from posttrain.data.collate import collate
 from posttrain.fast.score import score_tokens
 from posttrain.learn.checkpoint import load_learner, save_learner
 from posttrain.learn.learner import LocalLearner
@@ -25,28 +23,11 @@ from posttrain.models.critic import separate_critic, shared_critic
 from posttrain.models.frozen import Reference
 from posttrain.models.load import Policy, load_policy
 from posttrain.models.save import save_policy, with_adapters
-from posttrain.protocols import Objective, Outputs
+from posttrain.protocols import Objective
 from posttrain.rollout.engines import NativeEngine
-from posttrain.types import Batch, Prompt, Sampling, Score, Terms
+from posttrain.types import Prompt, Sampling, Score
 
 RATE = 5e-3
-
-
-def batch() -> Batch:
-    rows = [((5, 6, 7, 8, 9), (False, True, True, True, True)), ((11, 12, 0), (False, True, True))]
-    made = collate_demonstrations(rows, pad_token=0)
-    numbers = torch.randn(2, 2, 5, generator=torch.Generator().manual_seed(3)) * made.mask
-    return sequence_mean(
-        made.replace(advantages=numbers[0], returns=numbers[1], rewards=numbers[0, :, 0])
-    )
-
-
-@Objective
-def objective(outputs: Outputs, part: Batch) -> Terms:
-    terms = clipped(outputs.need("logprobs"), part)
-    if outputs.values is None:
-        return terms
-    return with_values(terms, squared(outputs.values, part), coefficient=0.5)
 
 
 def policy(folder: Path, *, dtype: torch.dtype = torch.float32) -> Policy:

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from posttrain.algorithms.weights import sequence_mean
 from posttrain.data.collate import collate_ranked
-from posttrain.learn.learner import scores
 from posttrain.models.load import load_policy
-from posttrain.models.reward import reward_from_policy
+from posttrain.models.reward import reward_from_policy, scores
 from posttrain.pipelines.reward_model import preference
 from posttrain.protocols import Objective, Outputs
 from posttrain.types import Batch, Terms

@@ -1,12 +1,18 @@
 """The optimiser and its schedule."""
 
+import importlib.util
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from posttrain.learn.optim import adamw, rate_factor
+from posttrain.learn.checkpoint import _load_optimizer, _save_optimizer
+from posttrain.learn.micro_batch_size import unallocated
+from posttrain.learn.optim import adamw, moment_bytes, rate_factor
+from posttrain.learn.ranks import ALONE
+from posttrain.learn.trained import Trained
 
 
 def factors(steps: int, **options: object) -> list[float]:
@@ -105,3 +111,59 @@ def test_one_kernel_for_all_weights_takes_the_same_steps() -> None:
             optimizer.step()
     for first, second in zip(*(model.parameters() for model in models), strict=True):
         torch.testing.assert_close(first, second, rtol=1e-12, atol=1e-14)
+
+
+def rounded(seed: int = 0) -> Trained:
+    """A matrix that is rounded to 8 bits, a small one and a vector that are not."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(64, 128, bias=False), nn.Linear(128, 8))
+    return Trained(model, adamw(model, learning_rate=1e-2, weight_decay=0.1, moments="8bit"))
+
+
+def learn(trained: Trained, *steps: int) -> None:
+    for step in steps:
+        inputs = torch.randn(16, 64, generator=torch.Generator().manual_seed(step))
+        trained.clear()
+        (trained.module(inputs) - inputs[:, :8]).square().mean().backward()
+        trained.apply(trained.norm())
+
+
+def test_8_bit_moments_come_back_bit_for_bit(tmp_path: Path) -> None:
+    """A run that was cut short goes on as if it had not been; without the moments it would not."""
+    pytest.importorskip("bitsandbytes")
+    whole, cut = rounded(), rounded()
+    learn(whole, *range(6))
+    learn(cut, *range(3))
+    numbers = _save_optimizer(cut, tmp_path / "moments.safetensors", ranks=ALONE)
+    again, forgot = rounded(1), rounded(2)
+    again.module.load_state_dict(cut.module.state_dict())
+    _load_optimizer(again, tmp_path / "moments.safetensors", numbers=numbers)
+    learn(again, *range(3, 6))
+    for name, weight in whole.module.state_dict().items():
+        assert torch.equal(weight, again.module.state_dict()[name]), name
+    forgot.module.load_state_dict(cut.module.state_dict())
+    learn(forgot, *range(3, 6))
+    assert not torch.equal(forgot.module[0].weight, whole.module[0].weight)
+
+
+def test_8_bit_moments_take_the_bytes_that_are_counted() -> None:
+    """8,192 weights in 8 bits with 32 scales, 1,032 in float32; the code books are a kilobyte."""
+    pytest.importorskip("bitsandbytes")
+    trained = rounded()
+    counted = unallocated(trained.optimizer)
+    assert counted == 2 * (8192 + 4 * 32) + 8 * (8 * 128 + 8)
+    learn(trained, 0)
+    states = trained.optimizer.state.values()
+    kept = [
+        v for s in states for k, v in s.items() if isinstance(v, torch.Tensor) and "qmap" not in k
+    ]
+    assert sum(v.numel() * v.element_size() for v in kept) == counted
+    assert counted == moment_bytes(trained.module.parameters(), "8bit")
+
+
+def test_8_bit_moments_without_their_package_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"adam_moments: .*posttrain\[bitsandbytes\]"):
+        rounded()

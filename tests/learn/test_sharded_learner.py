@@ -69,6 +69,9 @@ def test_the_gradient_is_the_same_for_any_number_of_ranks(kind: str, dtype: torc
         told = [answer[kind, dtype] for answer in all_learned(size)]
         assert [one["results"] for one in told] == [told[0]["results"]] * size
         found = told[0]
+        if kind.endswith("adapter"):
+            parts = (".adapter.", " score.", " head.")
+            assert all(any(p in name for p in parts) for name in found["gradients"][0])
         first, second = map(apart, found["gradients"], expected["gradients"])
         assert first < rounding
         assert second < 10 * rounding  # after a step of AdamW, which rounds as well
@@ -81,15 +84,16 @@ def test_the_gradient_is_the_same_for_any_number_of_ranks(kind: str, dtype: torc
                 assert torch.allclose(found["inferred"][name], inferred, rtol=0, atol=10 * rounding)
 
 
-def test_a_checkpoint_continues_at_another_number_of_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["ppo", "ppo adapter"])
+def test_a_checkpoint_continues_at_another_number_of_ranks(kind: str, tmp_path: Path) -> None:
     """Critic and refreshed reference too: to the bit with as many ranks, else to rounding."""
     for writers, readers in ((2, (1, 2, 3)), (1, (2,))):
         folder = tmp_path / f"of-{writers}"
         folder.mkdir()
-        wrote = run(writers, rank_jobs.written, "ppo", str(folder))
+        wrote = run(writers, rank_jobs.written, kind, str(folder))
         numbers = json.loads(json.dumps(wrote["numbers"]))
         for size in readers:
-            found = run(size, rank_jobs.read, "ppo", str(folder), numbers)
+            found = run(size, rank_jobs.read, kind, str(folder), numbers)
             close(found, wrote)
             if size == writers:
                 assert [step for step, _ in found["told"]] == [step for step, _ in wrote["told"]]
@@ -111,6 +115,24 @@ def test_the_model_of_several_ranks_is_one_ordinary_folder(kind: str, tmp_path: 
     assert not list((tmp_path / "2").glob("weights*"))  # all of them are in the folder
 
 
+@pytest.mark.parametrize("kind", ["grpo adapter", "reward adapter"])
+def test_several_ranks_write_adapters_alone(kind: str, tmp_path: Path) -> None:
+    """The files of one process, in the checkpoint too: nothing of the base is in any of them."""
+    for size in (1, 2):
+        run(size, rank_jobs.written, kind, str(tmp_path / str(size)))
+    one, two = tmp_path / "1" / "model", tmp_path / "2" / "model"
+    assert sorted(path.name for path in one.iterdir()) == sorted(p.name for p in two.iterdir())
+    name = "adapter_config.json"
+    assert (one / name).read_text() == (two / name).read_text()
+    expected, found = (load_file(path / "adapter_model.safetensors") for path in (one, two))
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert torch.allclose(found[name], expected[name], rtol=0, atol=1e-6), name
+    stored = {key for file in two.parent.rglob("*.safetensors") for key in load_file(file)}
+    learned = ("lora_A", "lora_B", ".adapter.", "score.")
+    assert not [key for key in stored if not any(part in key for part in learned)]
+
+
 def test_a_lost_or_damaged_shard_is_found(tmp_path: Path) -> None:
     wrote = run(2, rank_jobs.written, "grpo", str(tmp_path))
     shards = sorted((tmp_path / "optimizer").iterdir())
@@ -129,6 +151,7 @@ def test_a_lost_or_damaged_shard_is_found(tmp_path: Path) -> None:
     [
         ("sft", "backward", 2),
         ("grpo", "forward", 3),
+        ("ppo adapter", "backward", 2),
         ("ppo", "critic", 2),
         ("ppo shared", "backward", 2),
     ],

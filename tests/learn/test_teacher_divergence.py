@@ -1,6 +1,7 @@
 """A teacher beside the policy: what it says, and the exact gradient of a divergence from it."""
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 from posttrain.algorithms.kl import jensen_shannon
 from posttrain.algorithms.losses import teacher_divergence
 from posttrain.algorithms.weights import token_mean
+from posttrain.build.learners import make_teacher
+from posttrain.config import recipe_from_dict, resolve
+from posttrain.config.piece_facts import pieces_need
 from posttrain.fast import score as fast
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
@@ -193,3 +197,33 @@ def test_a_teacher_that_ends_otherwise_is_refused() -> None:
     other = Policy(own.model, own.tokenizer, source="other", end_tokens=(7,), pad_token=0)
     with pytest.raises(ValueError, match="it would teach never to end"):
         check_teacher(other, own)
+
+
+def test_a_teacher_of_distributions_alone_is_not_asked_twice() -> None:
+    seen = learner(teacher(), teacher_infers=False).infer(batch())
+    assert seen.teacher_logprobs is None
+
+
+def test_a_teacher_must_have_room_for_the_sequences() -> None:
+    room = small_model().config.max_position_embeddings
+    learner(teacher()).way(room)
+    with pytest.raises(ValueError, match=rf"teacher\.model: its context has {room} tokens, and"):
+        learner(teacher()).way(room + 1)
+
+
+def distilling(algorithm: str, teacher: str = "tiny") -> Any:
+    values = {"task": {"name": "arithmetic"}, "teacher": {"model": teacher}}
+    return resolve(recipe_from_dict({**values, "rl": {"algorithm": algorithm, "epochs": 2}}))
+
+
+def test_only_distill_has_its_teacher_score_tokens() -> None:
+    asked = {
+        name: "teacher_logprobs" in pieces_need(distilling(name).rl) for name in ("distill", "gkd")
+    }
+    assert asked == {"distill": True, "gkd": False}
+
+
+def test_a_teacher_that_is_not_there_is_called_the_teacher(tmp_path: Path) -> None:
+    policy = load_policy("tiny", options=OPTIONS)
+    with pytest.raises(ValueError, match=r"^teacher\.model: .*none"):
+        make_teacher(distilling("distill", str(tmp_path / "none")), policy, device="cpu")

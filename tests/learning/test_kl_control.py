@@ -21,9 +21,10 @@ from posttrain.models.critic import Critic
 from posttrain.models.frozen import Reference
 from posttrain.pipelines.plan import Plan
 from posttrain.pipelines.rl import Step, train
-from posttrain.rollout.collect import PromptCycle, RolloutSource
+from posttrain.rollout.collect import RolloutSource
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.rollout.engines.weight_sync import SharedWeights
+from posttrain.rollout.prompt_order import PromptCycle
 from posttrain.types import Prompt, Rollout, Sampling, Score
 
 TARGET, START = 0.5, 0.01

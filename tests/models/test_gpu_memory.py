@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from posttrain.models.gpu_memory import captured_bytes, free_bytes
+from posttrain.models import gpu_memory
+from posttrain.models.gpu_memory import captured_bytes, free_bytes, limit_memory, parse_size
 
 
 def test_what_graphs_keep_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,3 +30,35 @@ def test_what_graphs_keep_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     assert captured_bytes("cuda") == captured_bytes("cuda:0") == 70 + 100
     assert captured_bytes("cuda:1") == 100
     assert free_bytes("cuda") == 1000 + 270 - 170
+
+
+def test_a_limit_is_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2,000 bytes the process may have 600 and has taken 300, of which 30 are in use."""
+    asked: list[tuple[float, int]] = []
+    answers = {
+        "memory_snapshot": list,
+        "current_device": lambda: 0,
+        "mem_get_info": lambda device: (1000, 2000),
+        "memory_reserved": lambda device: 300,
+        "memory_allocated": lambda device: 30,
+        "set_per_process_memory_fraction": lambda *given: asked.append(given),
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    monkeypatch.setattr(gpu_memory, "_limits", {})
+    assert free_bytes("cuda") == 1000 + 270
+    limit_memory("cuda", 600)
+    assert asked == [(0.3, 0)]
+    assert free_bytes("cuda") == free_bytes("cuda:0") == 300 + 270
+    assert free_bytes("cuda:1") == 1000 + 270
+    limit_memory("cuda", 4000)
+    assert asked[-1] == (1.0, 0)
+    assert free_bytes("cuda") == 1000 + 270
+
+
+def test_an_amount_of_memory_is_read_as_it_is_written() -> None:
+    assert parse_size("8GB") == parse_size("8 GiB") == parse_size("8g") == 8 * 2**30
+    assert parse_size("1.5GB") == 3 * 2**29
+    for wrong in ("8", "GB", "8TB", "eight GB"):
+        with pytest.raises(ValueError, match="write 8GB or 512MB"):
+            parse_size(wrong)

@@ -72,6 +72,8 @@ def test_options_shape_the_model() -> None:
     assert policy.tokenizer.model_max_length == config.max_position_embeddings == 64
     assert policy.model.lm_head.weight is policy.model.model.embed_tokens.weight
     assert policy.model.dtype == torch.float64
+    wide = load_policy("tiny", options={**options, "initial_deviation": 0.2}).model
+    assert wide.lm_head.weight.detach().std().item() == pytest.approx(0.2, rel=0.1)
 
 
 @pytest.mark.parametrize("chat", [True, False])

@@ -19,6 +19,7 @@ from posttrain.learn.optim import adamw
 from posttrain.pipelines.direct_preference import (
     Preferences,
     batches,
+    direct_terms,
     held_out,
     objective,
     reference_logprobs,
@@ -264,3 +265,24 @@ def test_batches_go_on_where_they_were() -> None:
     for one, other in zip(whole[2:], rest, strict=True):
         assert torch.equal(one.tokens, other.tokens)
         assert torch.equal(one.ref_logprobs, other.ref_logprobs)
+
+
+def test_accuracy_is_of_what_the_loss_compares() -> None:
+    """A short completion that gained little and a long one that gained more: by the token or not.
+
+    Gains of 1.5 over 1 token and of 2 over 4: as a whole the second has more (DPO is wrong), by the
+    token the first has (IPO is right): 1.5 − 0.5 = 1.
+    """
+    given = Preferences(
+        sets=[RankedTokens(rows=[(5, 6), (5, 7, 8, 9, 10)], lengths=(1, 4), start=1)],
+        pad_token=0,
+        reference=[torch.zeros(5)],
+    ).batch([0])
+    logprobs = torch.zeros(2, 5, dtype=torch.float64)
+    logprobs[0, 1], logprobs[1, 1:] = 1.5, 0.5
+    found = {}
+    for name in ("dpo", "ipo"):
+        terms = direct_terms(Outputs(logprobs=logprobs), given, loss=loss_of(name))
+        values = {key.rpartition("/")[2]: float(v.sum()) for key, v in terms.weighted.items()}
+        found[name] = (values["accuracy"], values["margin"] / OPTIONS[name]["beta"])
+    assert found == {"dpo": (0.0, pytest.approx(-0.5)), "ipo": (1.0, pytest.approx(1.0))}

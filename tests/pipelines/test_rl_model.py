@@ -14,9 +14,10 @@ from posttrain.learn.optim import adamw
 from posttrain.models.frozen import Reference
 from posttrain.pipelines.plan import Plan
 from posttrain.pipelines.rl import Step, train
-from posttrain.rollout.collect import PromptCycle, RolloutSource
+from posttrain.rollout.collect import RolloutSource
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.rollout.engines.weight_sync import SharedWeights
+from posttrain.rollout.prompt_order import PromptCycle
 from posttrain.types import Collected, Prompt, Rollout, Sampling, Score
 
 END = 1

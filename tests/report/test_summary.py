@@ -171,3 +171,18 @@ def test_a_narrow_terminal_loses_nothing(show: Show) -> None:
     )
     assert all(word in text for word in ("12+9=", "twenty", "21", "50.0%"))
     assert f"  {command}\n" in text  # not broken: a line break inside quotes would be copied too
+
+
+def test_an_episode_is_shown_turn_by_turn(show: Show) -> None:
+    """Who wrote what, and what each turn earned; a long one loses its middle, none its escapes."""
+    turns = [
+        {"sampled": True, "text": "4", "reward": -0.25},
+        {"sampled": False, "text": f"\n{NASTY}\n", "reward": None},
+        {"sampled": True, "text": "6", "reward": 1.0},
+    ]
+    sample = {"prompt": "1 to 7?", "before": "4\n6", "after": "4", "right_before": False}
+    shown = show(samples=[{**sample, "turns_before": turns, "turns_after": turns * 4}])
+    assert "policy: 4 (earned -0.25)" in shown
+    assert "environment: [bold red]x[/bold red] \\x1b]0" in shown
+    assert "policy: 6 (earned +1) ✗" in shown
+    assert "… 4 more turns …" in shown

@@ -293,7 +293,6 @@ def test_a_missing_column_is_an_error_before_the_run_and_invalid_in_it():
         ({"math:pi": 1.0}, "not a function"),
         ({5: 1.0}, "expected names, functions or scorers"),
         ({lambda *completions: 1.0: 1.0}, "name the data it needs"),
-        ({lambda completion, **rest: 1.0: 1.0}, "name the data it needs"),
         ({lambda completion, /: 1.0: 1.0}, "positional-only"),
         ({lambda completion, *, weight=1: 1.0: 1.0}, "rename its option 'weight'"),
         ({lambda completion: 1.0: 1, lambda answer: 1.0: 1}, "two are called '<lambda>'"),

@@ -22,6 +22,7 @@ from posttrain.fast.score import score_tokens
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.models.load import Policy, load_policy
+from posttrain.models.save import with_adapters
 from posttrain.rollout.engines import vllm_server
 from posttrain.rollout.engines.vllm import PYTHON, VllmEngine, vllm_engine
 from posttrain.types import Batch, Prompt, Rollout, Sampling, Turn
@@ -46,6 +47,14 @@ def moved(policy: Policy, by: float = 1.2) -> None:
     with torch.no_grad():
         for weight in policy.model.parameters():
             weight.mul_(by)
+
+
+def adapted(policy: Policy, *, by: float) -> None:
+    generator = torch.Generator().manual_seed(round(1000 * by))
+    with torch.no_grad():
+        for name, weight in policy.model.named_parameters():
+            if name.endswith(".adapter.B"):
+                weight.copy_(by * torch.randn(weight.shape, generator=generator))
 
 
 def tied() -> Policy:
@@ -83,6 +92,35 @@ def _kill_the_sampler(engine: VllmEngine) -> None:
     while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         pid = int(children[-1])
     os.kill(pid, signal.SIGKILL)
+
+
+def test_adapters_arrive_as_such(tmp_path: Path) -> None:
+    """vLLM adds them to its base by itself; one that is not applied, or is an old one, is found."""
+    policy = with_adapters(tied(), {"rank": 4}, seed=0, folder=tmp_path)
+    engine = vllm_engine(policy, spell, temperature=0.8, folder=str(tmp_path))
+    warm = Sampling(max_new_tokens=6, temperature=0.8)
+    (server,) = engine._fleet.servers
+    try:
+        sync = engine.sync(learner_of(policy, 0.8))
+        for version in (1, 2):
+            before = engine.generate(PROMPTS, warm, num_samples=2, seed=1)
+            adapted(policy, by=0.05 * version)
+            sync(version)
+            after = engine.generate(PROMPTS, warm, num_samples=2, seed=1)
+            assert largest_error(policy.model, PROMPTS, answers=after, sampling=warm) < 1e-4
+            assert largest_error(policy.model, PROMPTS, answers=before, sampling=warm) > 1e-2
+        listed = [model["id"] for model in server.ask("/v1/models", None)["data"]]
+        assert [name for name in listed if name == server.model()["weights"]]
+        assert len(listed) == 2  # the base, and the newest adapter alone
+        # The worker notes down that it has the next one, and completions are asked of another.
+        server._load_adapter = lambda folder: server._call("posttrain_load", folder)  # type: ignore[method-assign]
+        for other in (server._adapter, ""):  # the one before; none
+            server._adapter = other
+            adapted(policy, by=0.2)
+            with pytest.raises(ValueError, match="does not sample from the weights it was sent"):
+                sync(3)
+    finally:
+        engine.close()
 
 
 def test_an_update_that_vllm_loses_in_silence_is_found(

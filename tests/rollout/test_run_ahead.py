@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from posttrain.rollout.collect import PromptCycle, RolloutSource
+from posttrain.rollout.collect import RolloutSource
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.rollout.engines.weight_sync import SharedWeights
+from posttrain.rollout.prompt_order import PromptCycle
 from posttrain.rollout.run_ahead import RunAhead
 from posttrain.rollout.waiting import from_plain, to_plain
 from posttrain.track.encoding import encode_json

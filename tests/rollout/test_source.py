@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from posttrain.rollout.collect import PromptCycle, RolloutSource, has_signal
+from posttrain.rollout.collect import RolloutSource, has_signal
 from posttrain.rollout.engines.scripted import ScriptedEngine
+from posttrain.rollout.prompt_order import PromptCycle
 from posttrain.types import Prompt, Rollout, Sampling, Score, Turn
 
 

@@ -23,7 +23,7 @@ from posttrain.distributed.engine_host import EngineHost, Sequences
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
 from posttrain.models.load import Policy, load_policy
-from posttrain.models.save import save_policy
+from posttrain.models.save import save_policy, with_adapters
 from posttrain.rollout.engines import vllm, vllm_server
 from posttrain.rollout.engines.vllm import VllmEngine, vllm_engine
 from posttrain.rollout.engines.vllm_server import ServerLostError
@@ -136,6 +136,90 @@ def test_weights_that_come_without_their_learner_are_proven_too(
     assert largest_error(trained.model, PROMPTS, answers=answers, sampling=SAMPLING) < 1e-4
 
 
+@pytest.fixture
+def lora(tmp_path: Path) -> Policy:
+    """A policy with an adapter that says something; its base is in a folder beside."""
+    save_policy(load_policy("tiny", seed=4, options=OPTIONS), tmp_path / "model")
+    plain = load_policy(str(tmp_path / "model"))
+    made = with_adapters(plain, {"rank": 4}, seed=0, folder=tmp_path)
+    adapted(made, by=0.05)
+    return made
+
+
+def adapted(policy: Policy, *, by: float) -> None:
+    """Move the adapters alone, as a step does."""
+    generator = torch.Generator().manual_seed(round(1000 * by))
+    with torch.no_grad():
+        for name, weight in policy.model.named_parameters():
+            if name.endswith(".adapter.B"):
+                weight.copy_(by * torch.randn(weight.shape, generator=generator))
+
+
+def test_adapters_are_pushed_as_such_and_proven(lora: Policy, tmp_path: Path) -> None:
+    """A folder of peft beside the base, under a name of its own; the one before is unloaded."""
+    server = FakeServer(str(tmp_path / "model"))
+    engine = vllm_engine(lora, spell, address=server.address, folder=str(tmp_path))
+    try:
+        sync = engine.sync(learner_of(lora))
+        for version in (1, 2):
+            adapted(lora, by=0.1 * version)
+            sync(version)
+            after = engine.generate(PROMPTS, SAMPLING, num_samples=2, seed=0)
+            assert {rollout.version for group in after for rollout in group} == {version}
+            assert largest_error(lora.model, PROMPTS, answers=after, sampling=SAMPLING) < 1e-4
+            assert list(server.adapters) == [server.folder]
+        files = {path.name for path in Path(server.folder).iterdir()}
+        assert {"adapter_config.json", "adapter_model.safetensors"} <= files
+        assert "model.safetensors" not in files
+        assert "/pause" not in server.asked
+    finally:
+        engine.close()
+        server.stop()
+
+
+@pytest.mark.parametrize("lost", ["unapplied", "stale"])
+def test_an_adapter_that_does_not_arrive_is_refused(
+    lost: str, lora: Policy, tmp_path: Path
+) -> None:
+    """A server that says it took it, and samples from its base, or from the adapter before."""
+    server = FakeServer(str(tmp_path / "model"))
+    engine = vllm_engine(lora, spell, address=server.address, folder=str(tmp_path))
+    kept = server.model if lost == "unapplied" else next(iter(server.adapters.values()))
+    try:
+        sync = engine.sync(learner_of(lora))
+        adapted(lora, by=0.3)
+        server.adapters = _Kept(kept)
+        with pytest.raises(ValueError, match="does not sample from the weights it was sent"):
+            sync(1)
+    finally:
+        engine.close()
+        server.stop()
+
+
+class _Kept(dict[str, Any]):
+    """Answers with the same model whatever is asked for."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self._model = model
+
+    def __getitem__(self, name: str) -> Any:
+        return self._model
+
+    def pop(self, *given: Any) -> Any:
+        return self._model
+
+
+def test_a_server_that_takes_no_adapters_is_told_so(lora: Policy, tmp_path: Path) -> None:
+    server = FakeServer(str(tmp_path / "model"))
+    server.faults["/v1/load_lora_adapter"] = lambda: (404, {"detail": "Not Found"})
+    try:
+        with pytest.raises(ValueError, match=r"It takes no adapters: start it .* --enable-lora"):
+            vllm_engine(lora, spell, address=server.address, folder=str(tmp_path))
+    finally:
+        server.stop()
+
+
 def test_an_update_that_fails_in_silence_is_an_error(
     policy: Policy, serve: Serve, connect: Connect
 ) -> None:
@@ -149,7 +233,7 @@ def test_an_update_that_fails_in_silence_is_an_error(
         if method == "posttrain_load"
         else FakeServer.call(server, method)
     )
-    with pytest.raises(ValueError, match=r"does not sample from the weights.*nats from the policy"):
+    with pytest.raises(ValueError, match=r"does not sample from the weights.*nats a token apart"):
         sync(1)
 
 

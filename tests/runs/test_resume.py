@@ -32,6 +32,8 @@ CASES: dict[str, dict[str, Any]] = {
     "shared critic": {**PPO, "critic": {"kind": "shared"}},
     "run ahead": {**GRPO, "max_lag": 2},
     "run ahead, not evaluated": {"steps": 6, "save_every": 1, "max_lag": 1},
+    "partial rollouts": {**GRPO, "max_lag": 1, "partial": 2},
+    "partial rollouts, run ahead": {**GRPO, "max_lag": 3, "partial": 2},
     "moving baseline": {**GRPO, "algorithm": "reinforce", "advantage": "moving_baseline"},
     "steered penalty": {**GRPO, "algorithm": "ppo_penalty", "epochs": 2},
     "greedy baseline": {**GRPO, "algorithm": "remax"},
@@ -125,7 +127,7 @@ def test_another_recipe_is_refused_with_the_difference(
     with pytest.raises(ValueError, match=r"--allow-changes rl\.steps;"):
         go(longer, resume=True, allow_changes=["rl.learning_rate"])
     with monkeypatch.context() as patch:
-        patch.setattr("posttrain.stages.run.code_version", lambda: {"source": "another"})
+        patch.setattr("posttrain.build.fingerprint.code_version", lambda: {"source": "another"})
         with pytest.raises(ValueError, match=r"(?s)code\.source: .* → \"another\".*changes code;"):
             go(stopped, resume=True)
     done, text = go(longer, resume=True, allow_changes=["rl.learning_rate", "rl.steps"])

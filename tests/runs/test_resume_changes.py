@@ -13,6 +13,7 @@ from small_model import OPTIONS
 from small_runs import same_weights
 
 import posttrain
+from posttrain.build import fingerprint
 from posttrain.learn.checkpoint import load_learner, save_learner
 from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw
@@ -23,7 +24,6 @@ from posttrain.runs import read_json, read_rollouts
 from posttrain.runs.folder import RunFolder
 from posttrain.runs.resume import check_same
 from posttrain.stages import job
-from posttrain.stages import run as whole_run
 from posttrain.tasks import make_task
 
 AHEAD = {"steps": 6, "save_every": 1, "max_lag": 1}
@@ -117,12 +117,12 @@ def test_what_is_half_done_goes_aside_before_the_config_does(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(whole_run, "code_version", lambda: {"source": "another"})
+        patch.setattr(fingerprint, "code_version", lambda: {"source": "another"})
         patch.setattr(job, "make_policy", dies)
         with pytest.raises(Killed):
             go(values)
         patch.undo()
-        patch.setattr(whole_run, "code_version", lambda: {"source": "another"})
+        patch.setattr(fingerprint, "code_version", lambda: {"source": "another"})
         done, text = go(values, resume=True)
     assert "rl: goes on" not in text
     assert (done.folder.path / "rl.old-1").is_dir()

@@ -16,6 +16,7 @@ from posttrain.runs import (
     rollout_steps,
     rollout_table,
     sequence_advantages,
+    token_ages,
     write_rollouts,
 )
 from posttrain.types import Batch, Prompt, Rollout, Score, Turn
@@ -52,7 +53,9 @@ turns: list<element: {_TURN}>
       child 1, length: int32
       child 2, sampled: bool
       child 3, text: string
-      child 4, reward: double"""
+      child 4, reward: double
+token_versions: list<element: int32>
+  child 0, element: int32"""
 
 
 def make(group: int = 0, *, text: str = "7", score: Score | None = None) -> Rollout:
@@ -72,7 +75,7 @@ def test_the_schema_is_stable(tmp_path: Path) -> None:
     stored = pq.read_schema(tmp_path / "step-000001.parquet")
     assert SCHEMA.remove_metadata().to_string() == EXPECTED_SCHEMA
     assert stored.equals(SCHEMA)
-    assert stored.metadata[b"posttrain.rollouts"] == b"2"
+    assert stored.metadata[b"posttrain.rollouts"] == b"3"
     columns = pq.ParquetFile(tmp_path / "step-000001.parquet").metadata.row_group(0)
     compressions = {columns.column(i).compression for i in range(columns.num_columns)}
     assert compressions == {"ZSTD"}
@@ -103,10 +106,23 @@ def test_a_rollout_comes_back_whole(tmp_path: Path) -> None:
         "stop_reason": "stop",
         "length": 2,
         "turns": None,
+        "token_versions": None,
     }
     assert (second["reward"], second["state"], second["advantage"]) == (None, None, None)
     assert (second["group"], second["sample"], second["parts"]) == (1, 0, {})
     assert (third["group"], third["sample"], third["advantage"]) == (0, 1, -0.75)
+
+
+def test_each_token_has_its_version_where_there_are_several(tmp_path: Path) -> None:
+    (turn,) = make().turns
+    mixed = replace(make(), turns=(replace(turn, versions=(5, 6)),))
+    write(tmp_path, step=7, rollouts=[mixed, make()])
+    rows = read_rollouts(tmp_path)
+    assert [(row["version"], row["token_versions"]) for row in rows] == [(5, [5, 6]), (5, None)]
+    assert token_ages([mixed, make()], 7) == {
+        "staleness/tokens_1": 0.25,
+        "staleness/tokens_2": 0.75,
+    }
 
 
 def test_broken_grades_and_strange_text_are_kept(tmp_path: Path) -> None:

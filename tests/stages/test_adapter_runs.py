@@ -78,7 +78,9 @@ def test_an_adapter_is_trained_on_by_a_later_run_as_it_is_or_not_at_all(tmp_path
     assert Path(said["base_model_name_or_path"]).parent == tmp_path / "first"
     later["adapter"] = {"rank": 8}
     later["run"]["folder"] = str(tmp_path / "other")
-    with pytest.raises(ValueError, match=r"adapter.rank: 8, but .* of rank 4, alpha 16 and rslora"):
+    with pytest.raises(
+        ValueError, match=r"adapter.rank: 8, but .* of rank 4, alpha 16, rslora false and"
+    ):
         small_run(later)
 
 
@@ -111,14 +113,25 @@ def test_the_rate_of_the_other_kind_is_said() -> None:
     assert not cautions(resolve(recipe_from_dict(values)))
 
 
-def test_vllm_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"adapter\.rank: adapters are not yet pushed to vLLM"):
-        resolved(adapter={"rank": 8}, rl={"engine": "vllm"})
+def test_an_adapter_beside_random_weights_is_said() -> None:
+    said = [told for told in cautions(resolved(adapter={"rank": 8})) if "random" in told]
+    assert said
+    assert said[0].startswith("adapter.rank: the weights of")
+
+
+def test_vllm_is_refused_beside_a_base_in_four_bits() -> None:
+    with pytest.raises(ConfigError, match=r"adapter\.quantize: vLLM would sample beside weights"):
+        resolved(adapter={"rank": 8, "quantize": "nf4"}, rl={"engine": "vllm"})
+    assert resolved(adapter={"rank": 8}, rl={"engine": "vllm"}).adapter.rank == 8
 
 
 def test_keys_without_a_rank_have_no_effect() -> None:
     with pytest.raises(ConfigError, match=r"adapter\.alpha: no effect without adapters"):
         resolved(adapter={"alpha": 8.0})
+    with pytest.raises(ConfigError, match=r"adapter\.quantize: no effect without adapters"):
+        resolved(adapter={"quantize": "nf4"})
+    with pytest.raises(ConfigError, match=r"TRL's lora_alpha is adapter.alpha here"):
+        resolved(adapter={"rank": 8, "lora_alpha": 8.0})
     kl = {"placement": "loss", "coefficient": 0.1, "offload": True}
     with pytest.raises(ConfigError, match=r"rl\.kl\.offload: the reference of adapters is the"):
         resolved(adapter={"rank": 8}, rl={"kl": kl})

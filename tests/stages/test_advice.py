@@ -92,7 +92,7 @@ def test_what_is_tried_next_follows_from_the_run(tmp_path: Path) -> None:
     }
     over = proposed(finding("kl_blow_up", "--rl.learning_rate 0.0003", until=9))
     assert "learning_rate" not in " ".join(over)  # it is over: the run was well in the end
-    assert proposed(finding("hacking", ""))[-1].startswith("posttrain export ")
+    assert proposed(finding("hacking", ""))[-1].startswith("posttrain view ")
     asked = [
         {"prompt": "1+1=", "correct": True},
         {"prompt": "a longer question, 3+3=", "correct": False},

@@ -12,8 +12,12 @@ from resumed_runs import cut, go, same
 from small_runs import TINY, recipe, same_weights, small_run, timeless
 
 import posttrain
+from posttrain.build.preference_rows import direct_rows
+from posttrain.build.setup import make_setup
 from posttrain.cli.app import main
-from posttrain.data.preference_sets import read_labelled
+from posttrain.config import recipe_from_dict, resolve
+from posttrain.data.preference_sets import read_labelled, read_preferences, write_preferences
+from posttrain.models.load import load_policy
 from posttrain.runs import RunFolder
 
 LOSSES = ("dpo", "ipo", "kto", "orpo", "simpo")
@@ -205,9 +209,53 @@ def test_from_python_and_the_command_line(tmp_path: Path, monkeypatch: pytest.Mo
     assert same_weights(run.model, RunFolder(tmp_path / "b").stage("dpo").model)
 
 
-def test_labels_of_tables_are_read_and_those_for_another_loss_refused(tmp_path: Path) -> None:
+def test_labels_of_tables_are_read_and_without_pairs_told_of_kto(tmp_path: Path) -> None:
     rows = [{**row, "label": int(row["label"])} for row in LABELLED]
     path = written(tmp_path, rows)
     assert [row.desirable for row in read_labelled(path)] == [row["label"] for row in LABELLED]
-    with pytest.raises(ValueError, match=r"'score' is not there; rows with a label are for dpo"):
+    path = written(tmp_path, [{**rows[0], "prompt": f"{n}="} for n in range(4)])
+    with pytest.raises(ValueError, match=r"no preference; .*rows with a label are for dpo.loss ="):
         small_run(dpo_recipe(tmp_path / "a", path, loss="dpo"))
+
+
+def test_a_completion_that_was_cut_off_is_not_taught_to_end(tmp_path: Path) -> None:
+    """What prefer has sampled up to its limit has no end token, in DPO as in the reward model."""
+    rows = [{"prompt": "1+1=", "ranked": ["2", "3", "4"], "ended": [True, False, True]}]
+    rows.append({"prompt": "2+2=", "ranked": ["4", "5"]})
+    path = written(tmp_path, rows)
+    assert [s.ended for s in read_preferences(path)] == [(True, False, True), (True, True)]
+    write_preferences(tmp_path / "again.jsonl", read_preferences(path))
+    assert read_preferences(tmp_path / "again.jsonl") == read_preferences(path)
+    labels = [row.ended for row in read_labelled(path)]
+    assert labels == [(True,), (True,), (True,), (True,)]  # of three, the middle one has no label
+    values = resolve(recipe_from_dict(dpo_recipe(tmp_path / "run", path)))
+    policy = load_policy("tiny", options=values.model.options)
+    setup = make_setup(values, policy, device="cpu")
+    found = {tuple(row) for part in direct_rows(setup) for s in part for row in s.rows}
+    end = policy.end_tokens[0]
+    for text, ended in (("1+1=2", True), ("1+1=3", False), ("1+1=4", True), ("2+2=5", True)):
+        tokens = tuple(policy.tokenizer(text).input_ids)
+        assert ((*tokens, end) if ended else tokens) in found
+    with pytest.raises(ValueError, match=r"pairs\.jsonl:1: ended: must be true or false for each"):
+        read_preferences(written(tmp_path, [{**rows[0], "ended": [True]}]))
+
+
+def test_rows_are_taken_as_a_file_is(tmp_path: Path) -> None:
+    """And a run goes on with the same rows alone."""
+    options: dict[str, Any] = {"model": "tiny", "model_options": {"options": TINY}}
+    options |= {"folder": tmp_path / "rows", "epochs": 1, "batch_size": 8}
+    by_rows = posttrain.dpo(data=PAIRS, **options)
+    options["folder"] = tmp_path / "file"
+    by_file = posttrain.dpo(data=written(tmp_path, PAIRS), **options)
+    same_weights(by_rows.model, by_file.model)
+    with pytest.raises(ValueError, match="data"):
+        posttrain.dpo(data=PAIRS[1:], resume=True, **{**options, "folder": tmp_path / "rows"})
+    with pytest.raises(ValueError, match=r"data\[0\]: 'prompt' is nothing that JSON can hold"):
+        posttrain.dpo(data=[{"prompt": object()}], **{**options, "folder": tmp_path / "none"})
+
+
+def test_chats_for_a_model_without_a_template_are_called_that(tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "user", "content": row["prompt"]}], "chosen": row["chosen"],
+             "rejected": row["rejected"]} for row in PAIRS]  # fmt: skip
+    with pytest.raises(ValueError, match="chat: this tokenizer has no chat template"):
+        small_run(dpo_recipe(tmp_path / "run", written(tmp_path, rows)))

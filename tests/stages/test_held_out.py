@@ -16,6 +16,7 @@ from posttrain.build.setup import Supplied
 from posttrain.config import read_recipe, recipe_from_dict, to_toml
 from posttrain.rewards import declare
 from posttrain.rewards.scorer import RewardScorer
+from posttrain.stages.eval import evaluate_recipe
 from posttrain.stages.run import run
 
 TRAIN = [{"prompt": f"{n}+1=", "key": "answer"} for n in range(4)]
@@ -175,3 +176,15 @@ def test_what_is_printed_for_copying_is_quoted(tmp_path: Path) -> None:
     commands = [shlex.split(line) for line in shown if line.startswith("posttrain ")]
     assert ["posttrain", "generate", str(done.folder.path), question] in commands
     assert ["posttrain", "run", str(path)] in [command[:3] for command in commands]
+
+
+def test_an_evaluation_beside_a_run_says_that_it_uses_no_cluster(tmp_path: Path) -> None:
+    """So does an answer: a cluster that is not there is not asked for."""
+    changes = {"cluster": {"address": "127.0.0.1:9", "engines": 1}, "rl": {"max_new_tokens": 2}}
+    given = recipe(tmp_path / "run", sft=None, eval={"problems": 2}, **changes)
+    file = tmp_path / "recipe.toml"
+    file.write_text(to_toml(recipe_from_dict(given)))
+    with pytest.warns(UserWarning, match="samples in its own process"):
+        evaluate_recipe(read_recipe(str(file)))
+    with pytest.warns(UserWarning, match="samples in its own process"):
+        posttrain.generate(str(file), "1+1=", max_new_tokens=2)

@@ -205,15 +205,15 @@ def test_a_file_with_a_duplicate_or_an_empty_row(tmp_path: Path) -> None:
         posttrain.rl(prompts=path, reward=shortness, folder=tmp_path / "s", **RL)
     with pytest.raises(ValueError, match=r"prompts\[1\]: 'prompt' is empty; fill it in"):
         posttrain.rl(prompts=["a", ""], reward=shortness, folder=tmp_path / "s", **RL)
-    with pytest.raises(ValueError, match=r"prompts\[0\]: no column 'prompt'"):
-        posttrain.rl(prompts=[{"question": "a"}], reward=shortness, folder=tmp_path / "s", **RL)
+    with pytest.raises(ValueError, match=r"no column 'prompt'"):
+        posttrain.rl(prompts=[{"kwestion": "a"}], reward=shortness, folder=tmp_path / "s", **RL)
 
 
 def test_demonstrations_with_a_duplicate_or_an_empty_row(tmp_path: Path) -> None:
     """A demonstration that comes twice is kept with a warning: that can be meant."""
     row = {"prompt": "a", "completion": "b"}
     options = {"model_options": {"options": TINY}, "folder": tmp_path / "r"}
-    with pytest.warns(UserWarning, match=r"1 of 2 demonstrations repeat.*line 2.*are kept"):
+    with pytest.warns(UserWarning, match=r"1 of 2 demonstrations repeat.*jsonl:2.*are kept"):
         run = posttrain.sft(data=jsonl(tmp_path / "twice.jsonl", [row, row]), **options)
     assert run.metrics("sft")["sft/tokens"].to_pylist() == [4.0]
     path = jsonl(tmp_path / "empty.jsonl", [row, {"prompt": "a", "completion": ""}])

@@ -64,10 +64,11 @@ def normalised(folder: Path, rows: Sequence[Sequence[int]]) -> list[float]:
     return [(raw - mean) / deviation for raw in scores(folder, rows)]
 
 
-def exchange(row: dict[str, Any], end: int) -> list[int]:
-    """Prompt and completion of a rollout, ended once."""
+def exchange(row: dict[str, Any], end: int, *, as_cut: bool) -> list[int]:
+    """Prompt and completion of a rollout, ended once, or else as it stands."""
     tokens = [*row["prompt_tokens"], *row["completion_tokens"]]
-    return tokens if row["stop_reason"] == "stop" else [*tokens, end]
+    assert (tokens[-1] == end) == (row["stop_reason"] == "stop")
+    return tokens if row["stop_reason"] == "stop" or as_cut else [*tokens, end]
 
 
 def test_a_whole_run_leaves_its_files(run: Run) -> None:
@@ -91,10 +92,11 @@ def test_the_verdict_is_that_of_transformers(run: Run) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     lines = (run.folder.path / "prefer" / "test_pairs.jsonl").read_text().splitlines()
     rows = [
-        [*tokenizer(row["prompt"] + text).input_ids, tokenizer.eos_token_id]
+        [*tokenizer(row["prompt"] + text).input_ids, *([tokenizer.eos_token_id] * ended)]
         for row in map(json.loads, lines)
-        for text in row["ranked"]
+        for text, ended in zip(row["ranked"], row.get("ended", [True, True]), strict=True)
     ]
+    assert any("ended" in line for line in lines)
     found = scores(folder / "model", rows)
     gaps = [better - worse for better, worse in zip(found[::2], found[1::2], strict=True)]
     verdict = json.loads((folder / "verdict.json").read_text())
@@ -109,12 +111,12 @@ def test_the_verdict_is_that_of_transformers(run: Run) -> None:
 
 
 def test_the_reward_is_the_models_normalised_score(run: Run) -> None:
-    """Of the very tokens that were sampled, ended once; the weight makes the reward of it."""
+    """Of the very tokens that were sampled, as the pairs had them; the weight makes the reward."""
     rows = run.samples(limit=100)
     end = load_policy(str(run.model)).end_tokens[0]
     assert {row["stop_reason"] for row in rows} == {"stop", "length"}
     expected = normalised(
-        run.folder.path / "reward" / "model", [exchange(row, end) for row in rows]
+        run.folder.path / "reward" / "model", [exchange(row, end, as_cut=True) for row in rows]
     )
     assert [row["parts"]["model"] for row in rows] == pytest.approx(expected, abs=1e-4)
     assert [row["reward"] for row in rows] == pytest.approx([2 * e for e in expected], abs=1e-3)
@@ -152,7 +154,7 @@ def test_a_reward_model_from_elsewhere(trained: Path, tmp_path: Path, critic: st
     given["rewards"] = {"model": {"weight": 1.0, "path": str(trained), "normalise": False}}
     run, _ = small_run(given)
     rows = run.samples(1, limit=16)
-    expected = scores(trained, [exchange(row, 1) for row in rows])
+    expected = scores(trained, [exchange(row, 1, as_cut=False) for row in rows])
     assert [row["reward"] for row in rows] == pytest.approx(expected, abs=1e-4)
     texts = [(row["prompt_tokens"], row["completion_tokens"]) for row in rows]
     states = [[*before, *new[:place]] for before, new in texts for place in range(len(new))]

@@ -1,4 +1,4 @@
-"""The tasks read from files: jsonl and gsm8k. Every fault names the file and the line."""
+"""The tasks read from files: file and gsm8k. Every fault names the file and the line."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from posttrain.rewards.numeric import numeric_answer, parse_number
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.tasks import make_task
 from posttrain.tasks.gsm8k import gsm8k_task
-from posttrain.tasks.prompt_file import jsonl_task
+from posttrain.tasks.prompt_file import file_task
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1), "level": n % 3} for n in range(40)]
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+3?"}]
@@ -26,7 +26,7 @@ def write(folder, rows, *, name="rows.jsonl"):
 
 
 def test_rows_become_prompts(tmp_path):
-    task = jsonl_task(path=write(tmp_path, ["", *ROWS]))
+    task = file_task(path=write(tmp_path, ["", *ROWS]))
     first = task.prompts("train")[0]
     assert (first.id, first.text) == ("train-2", "0+1=")  # the id is the line
     assert first.columns == {"answer": "1", "level": 0}
@@ -37,37 +37,37 @@ def test_rows_become_prompts(tmp_path):
 
 def test_what_checks_the_answers_of_a_file(tmp_path):
     """Numbers count however they are written; of other answers, the marked or the whole text."""
-    task = jsonl_task(path=write(tmp_path, ROWS))
+    task = file_task(path=write(tmp_path, ROWS))
     assert (task.rewards, task.accuracy["name"]) == ({"numeric": 1.0}, "numeric")
     texts = ("1", "0+1=1.", "The answer is 1.", r"\boxed{1}", "1 or 2", "one")
     scored = [RewardScorer(task.rewards).score_text(task.prompts("train")[0], t) for t in texts]
     assert [score.value for score in scored] == [1, 1, 1, 1, 0, 0]
-    task = jsonl_task(path=write(tmp_path, [*ROWS, {"prompt": "x+x=", "answer": "2x"}]))
+    task = file_task(path=write(tmp_path, [*ROWS, {"prompt": "x+x=", "answer": "2x"}]))
     assert (task.rewards, task.accuracy) == ({"exact": 1.0}, {"name": "exact", "extract": "auto"})
     numbers = write(tmp_path, ROWS)
     unknown = write(tmp_path, [{"prompt": "9+9="}], name="test.jsonl")
-    task = jsonl_task(path=numbers, test_path=unknown)
+    task = file_task(path=numbers, test_path=unknown)
     assert (task.rewards, task.accuracy) == ({"numeric": 1.0}, None)
 
 
 def test_messages_and_other_names(tmp_path):
     file = write(tmp_path, [{"chat": CHAT, "label": 7}])
-    task = jsonl_task(path=str(file), messages_column="chat", answer_column="label")
+    task = file_task(path=str(file), columns={"messages": "chat", "answer": "label"})
     prompt = task.prompts("train")[0]
     assert (prompt.text, prompt.messages) == ("", tuple(CHAT))
-    assert prompt.columns == {"answer": "7"}  # a number becomes text
+    assert prompt.columns["answer"] == "7"  # a number becomes text
     file = write(tmp_path, [{"question": "2+3?", "prompt_id": 9}])
-    task = jsonl_task(path=file, prompt_column="question")
-    assert (task.prompts("train")[0].columns, task.rewards) == ({"prompt_id": 9}, {})
+    task = file_task(path=file, columns={"prompt": "question"})
+    assert (task.prompts("train")[0].columns["prompt_id"], task.rewards) == (9, {})
     with pytest.raises(
-        ValueError, match=r"'train-1': without answers there is no gold.*answer_column"
+        ValueError, match=r"'train-1': without answers there is no gold.*task.columns"
     ):
         task.gold(task.prompts("train")[0])
 
 
 def test_the_share_held_out_is_stable_when_rows_are_added(tmp_path):
-    before = jsonl_task(path=write(tmp_path, ROWS[:25]), test_share=0.3)
-    after = jsonl_task(path=write(tmp_path, [*ROWS[25:], *ROWS[:25]]), test_share=0.3)
+    before = file_task(path=write(tmp_path, ROWS[:25]), test_share=0.3)
+    after = file_task(path=write(tmp_path, [*ROWS[25:], *ROWS[:25]]), test_share=0.3)
     sides = [
         {split: {p.text for p in task.prompts(split)} for split in ("train", "test")}
         for task in (before, after)
@@ -80,7 +80,7 @@ def test_the_share_held_out_is_stable_when_rows_are_added(tmp_path):
 
 def test_white_space_does_not_carry_a_prompt_over(tmp_path):
     rows = [row for n in range(40) for row in ({"prompt": f"{n} + 1"}, {"prompt": f"{n}\n+ 1 "})]
-    task = jsonl_task(path=write(tmp_path, rows), test_share=0.5)
+    task = file_task(path=write(tmp_path, rows), test_share=0.5)
     sides = [{" ".join(p.text.split()) for p in task.prompts(s)} for s in ("train", "test")]
     assert sides[0].isdisjoint(sides[1])
     assert len(task.prompts("train")) + len(task.prompts("test")) == 80
@@ -89,11 +89,11 @@ def test_white_space_does_not_carry_a_prompt_over(tmp_path):
 def test_a_test_file_of_its_own(tmp_path):
     train = write(tmp_path, ROWS[:30])
     test = write(tmp_path, ROWS[30:], name="test.jsonl")
-    task = jsonl_task(path=train, test_path=test)
+    task = file_task(path=train, test_path=test)
     assert [len(task.prompts(split)) for split in ("train", "test")] == [30, 10]
     test = write(tmp_path, ROWS[28:], name="test.jsonl")
     with pytest.raises(ValueError, match="test prompt 'test-1' is also train prompt 'train-29'"):
-        jsonl_task(path=train, test_path=test)
+        file_task(path=train, test_path=test)
 
 
 @pytest.mark.parametrize(
@@ -118,26 +118,43 @@ def test_a_test_file_of_its_own(tmp_path):
 )
 def test_faults(tmp_path, rows, message):
     with pytest.raises(ValueError, match=message):
-        jsonl_task(path=write(tmp_path, rows))
+        file_task(path=write(tmp_path, rows))
 
 
 def test_answers_are_text_and_numbers_become_text(tmp_path):
     rows = [{"prompt": str(n), "answer": a} for n, a in enumerate(["x", 5, 0.5, -3, 1e30])]
-    task = jsonl_task(path=write(tmp_path, rows))
+    task = file_task(path=write(tmp_path, rows))
     answers = [prompt.columns["answer"] for prompt in task.prompts("train")]
     assert answers == ["x", "5", "0.5", "-3", "1e+30"]
 
 
-def test_two_columns_for_one_answer(tmp_path):
+def test_the_column_that_is_named_is_the_answer(tmp_path):
     file = write(tmp_path, [{"prompt": "x", "label": "5", "answer": "6"}])
-    with pytest.raises(ValueError, match=":1: both 'label' and 'answer'"):
-        jsonl_task(path=file, answer_column="label")
+    task = file_task(path=file, columns={"answer": "label"})
+    assert task.prompts("train")[0].columns == {"answer": "5", "label": "5"}
+    assert "answer from label" in task.told
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"promt": "x"}, "columns: prompts have no 'promt'; did you mean 'prompt'"),
+        (
+            {"prompt": "qestion"},
+            r":1: no column 'qestion', which columns.prompt names; found: 'que",
+        ),
+        ({"prompt": 5}, "columns.prompt: must be the name of a column, got 5"),
+    ],
+)
+def test_faults_of_the_map(tmp_path, columns, message):
+    with pytest.raises(ValueError, match=message):
+        file_task(path=write(tmp_path, [{"question": "1+1", "answer": "2"}]), columns=columns)
 
 
 def test_repeated_rows_are_kept_once_with_a_count(tmp_path):
     file = write(tmp_path, [*ROWS[:5], ROWS[0], ROWS[3], ROWS[0]])
     with pytest.warns(UserWarning, match=r"rows\.jsonl: 3 rows repeat an earlier one"):
-        task = jsonl_task(path=file)
+        task = file_task(path=file)
     assert [prompt.id for prompt in task.prompts("train")] == [f"train-{n}" for n in range(1, 6)]
 
 
@@ -153,12 +170,12 @@ def test_repeated_rows_are_kept_once_with_a_count(tmp_path):
 )
 def test_faults_of_the_split(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
-        jsonl_task(path=write(tmp_path, ROWS), **options)
+        file_task(path=write(tmp_path, ROWS), **options)
 
 
 def test_no_path_and_no_file(tmp_path):
     with pytest.raises(ValueError, match="option 'path' is required"):
-        make_task("jsonl")
+        make_task("file")
     with pytest.raises(FileNotFoundError, match="there is no such file"):
         make_task({"name": "jsonl", "path": str(tmp_path / "none.jsonl")})
 

@@ -1,6 +1,7 @@
 """The tasks that make their own problems: texts written by hand, splits and counts exact."""
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from posttrain.rewards.expressions import evaluate
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.tasks import TASKS, PromptTask, full_spec, make_task
 from posttrain.tasks.arithmetic import Expression, arithmetic_task, canonical, steps
+from posttrain.tasks.board_positions import symmetric, tic_tac_toe_task
 from posttrain.tasks.countdown import countdown_task
 from posttrain.tasks.sort import sort_task
 from posttrain.tasks.splits import held_out, sample_splits, shuffled
@@ -283,5 +285,24 @@ def test_full_spec_and_tasks_of_the_users_own(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     task: Task = make_task({"name": "tasks_of_mine:easy", "size": 7})
     assert len(task.prompts("train")) == 7
-    generated, read = {"sort", "arithmetic", "countdown", "melody"}, {"gsm8k", "jsonl"}
+    generated, read = (
+        {"sort", "arithmetic", "countdown", "melody"},
+        {"gsm8k", "file", "jsonl", "mixture"},
+    )
     assert set(TASKS) == {*generated, *GAMES, *read, "reasoning_gym"}
+
+
+def test_tic_tac_toe_is_tested_on_early_positions_each_played_several_times():
+    options: dict[str, Any] = {"num_train": 870, "notation": "letters", "template": "{board}"}
+    task = tic_tac_toe_task(**options, test_max_moves=2, test_games=3, num_test=16)
+    boards = [prompt.columns["board"] for prompt in task.prompts("test")]
+    assert len(boards) == 48
+    assert len(set(boards)) == 16
+    assert all(board.count(".") >= 7 for board in boards)
+    # What is learned from is the same, and nothing of the test is in it, turned or mirrored.
+    assert task.prompts("train") == tic_tac_toe_task(**options).prompts("train")
+    learned = {turned for prompt in task.train for turned in symmetric(prompt.columns["board"])}
+    assert not learned & set(boards)
+    for wrong in ({"test_max_moves": 5}, {"test_games": 0}, {"notation": "words"}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            tic_tac_toe_task(**wrong)

@@ -104,7 +104,7 @@ def test_nothing_nasty_reaches_the_screen_in_a_run_and_after_it(
     harmless(command("export", folder), code=0, says="written")
     page = (tmp_path / folder / "report.html").read_text()
     table = (tmp_path / folder / "report-rl-metrics.csv").read_text()
-    assert "\\x1b[31m" in page
+    assert "\\u001b[31m" in page
     assert not acting(page + table)
     assert "\n=" not in table
     assert ",=" not in table

@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from posttrain.registry import resolve
-from posttrain.track import TRACKERS, Several, Stage
+from posttrain.track import TRACKERS, Dropped, Several, Stage
+from posttrain.track.diagnosis import Diagnosing
+from posttrain.track.sample_table import log_samples, sample_rows
+from posttrain.types import Prompt, Rollout, Score, Turn
 
 
 class FakeRun:
@@ -35,7 +38,8 @@ def wandb_runs(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
         runs.append(FakeRun(options))
         return runs[-1]
 
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    table = types.SimpleNamespace  # with ``columns`` and ``data``
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init, Table=table))
     return runs
 
 
@@ -143,3 +147,39 @@ def test_importing_a_tracker_loads_no_optional_package(
 def test_an_unknown_option_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="did you mean 'every_steps'"):
         resolve({"name": "console", "every_step": 5}, TRACKERS, kind="tracker")
+
+
+def test_rollouts_go_to_trackers_as_tables(tmp_path: Path, wandb_runs: list[FakeRun]) -> None:
+    """Every ten steps, through all that is wrapped around one; what was written stays text."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    evil = "<script>a|b</script>\x1b[31m"
+    turn = Turn(tokens=(5,), text=evil, logprobs=(0.0,))
+    score = Score(value=1.0, parts={"numeric": 1.0})
+    asked = Prompt(id="0", text="1+1=")
+    rollout = Rollout(prompt=asked, turns=(turn,), group=0, score=score)
+    made = [TRACKERS[name](stage(tmp_path)) for name in ("tensorboard", "wandb")]
+    wrapped = [Dropped(each, name="x", drop=lambda name: None) for each in made]
+    tracker = Diagnosing(Several([*wrapped, Bare()]), tmp_path)
+    for step in (9, 10):
+        log_samples(tracker, step, rows=lambda: sample_rows([rollout], [0.5]))
+    tracker.close()
+    (run,) = wandb_runs
+    ((step, logged),) = run.logged
+    table = logged["rollouts"]
+    assert step == 10
+    assert table.columns == ["prompt", "completion", "reward", "numeric", "advantage", "stop"]
+    assert table.data == [["1+1=", evil, 1.0, 1.0, 0.5, "stop"]]
+    events = accumulator.EventAccumulator(str(tmp_path / "run" / "rl" / "tensorboard"))
+    events.Reload()
+    (event,) = events.Tensors("rollouts/text_summary")
+    text = event.tensor_proto.string_val[0].decode()
+    assert "&lt;script&gt;a&#124;b" in text
+    assert "\x1b" not in text
+
+
+class Bare:
+    """A tracker that takes numbers alone."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...

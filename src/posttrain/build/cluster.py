@@ -73,7 +73,7 @@ def stage_learner(
         return make_reward_learner(
             recipe, model, section=recipe.reward, device=setup.device, total_steps=total_steps
         )
-    return make_learner(
+    learner = make_learner(
         recipe,
         setup.policy,
         section=learning_section(recipe, stage),
@@ -81,3 +81,4 @@ def stage_learner(
         total_steps=total_steps,
         reward_model=setup.reward_model,
     )
+    return learner if setup.member is None else setup.member.shared(learner)

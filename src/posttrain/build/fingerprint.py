@@ -12,15 +12,23 @@ from typing import Any
 
 from posttrain import __version__
 from posttrain.build.setup import Supplied
-from posttrain.config import Recipe, Resolved
+from posttrain.config import Recipe, Resolved, to_dict
 from posttrain.config.paths import PIECES, WORDS
 from posttrain.registry import look_up
 from posttrain.runs import config_digest
 from posttrain.runs.function_digest import function_digest
 
 _FILES = ("data", "test_data", "backbone")
-_OF_MODELS = (".json", ".safetensors", ".jinja", ".txt", ".model")  # weights, tokenizer, template
+# Of a folder: weights, tokenizer and template of a model, or the rows of a data set.
+_OF_FOLDERS = (".json", ".safetensors", ".jinja", ".txt", ".model", ".arrow", ".parquet", ".jsonl")
+_KNOWN_FOLDERS = ("config.json", "adapter_config.json", "state.json", "*-of-*")
 _WHOLE = 256 * 2**20  # bytes up to which a file is read in full
+
+
+def run_config(recipe: Resolved, supplied: Supplied) -> dict[str, Any]:
+    """What config.json of a run holds: the recipe, and digests of all else that it depends on."""
+    config = {**to_dict(recipe), **supplied_digests(supplied), **fingerprints(recipe)}
+    return config | {"code": code_version()}
 
 
 def fingerprints(recipe: Recipe) -> dict[str, Any]:
@@ -29,6 +37,8 @@ def fingerprints(recipe: Recipe) -> dict[str, Any]:
     if isinstance(recipe, Resolved) and "prefer" in recipe.stages:
         tables["prefer.rewards"] = recipe.prefer.rewards
     named = {f"task.{key}": value for key, value in (recipe.task or {}).items()}
+    for number, each in enumerate((recipe.task or {}).get("tasks", ()), start=1):
+        named |= {f"task.tasks[{number}].{key}": value for key, value in each.items()}
     named["model.name"] = recipe.model.name
     functions = {"task": str((recipe.task or {}).get("name"))}
     own = {key: (recipe.task or {}).get(key) for key in ("accuracy", "env")}
@@ -36,7 +46,7 @@ def fingerprints(recipe: Recipe) -> dict[str, Any]:
     for key, table in tables.items():
         functions |= {f"{key}.{name}": name for name in table}
         named |= {f"{key}.{name}.path": given.get("path") for name, given in table.items()}
-    for stage in ("sft", "reward"):
+    for stage in ("sft", "reward", "dpo"):
         if stage in recipe.stages:
             section = getattr(recipe, stage)
             named |= {f"{stage}.{key}": getattr(section, key, None) for key in _FILES}
@@ -89,15 +99,15 @@ def code_version() -> dict[str, str]:
 
 
 def contents_digest(value: Any) -> str | None:
-    """The digest of a file, or of a model folder; None for what is neither, or means a stage."""
+    """The digest of a file, a model or data folder; None for what is none, or means a stage."""
     if not isinstance(value, str) or value in WORDS:
         return None
     path = Path(value).expanduser()
     if path.is_file():
         return _digest(path)
-    if not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
+    if not path.is_dir() or not any(any(path.glob(name)) for name in _KNOWN_FOLDERS):
         return None
-    files = (file for file in path.iterdir() if file.suffix in _OF_MODELS and file.is_file())
+    files = (file for file in path.iterdir() if file.suffix in _OF_FOLDERS and file.is_file())
     return config_digest(*(f"{file.name} {_digest(file)}" for file in sorted(files)))
 
 

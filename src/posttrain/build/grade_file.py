@@ -13,12 +13,14 @@ from typing import Any
 from posttrain.build.answer_check import marks_of
 from posttrain.config import GradingSection
 from posttrain.config.specs import complete_reward
-from posttrain.data.sources import check_text, read_numbered
+from posttrain.data.row_checks import check_text
+from posttrain.data.sources import read_numbered
 from posttrain.registry import options as options_of
 from posttrain.rewards import REWARDS
 from posttrain.rewards.extraction import Extract, extract_answer
 from posttrain.rewards.pool import GradingPool
-from posttrain.rewards.scorer import FROM_ROLLOUT, RewardScorer
+from posttrain.rewards.sample_data import FROM_ROLLOUT
+from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs.files import replacing
 from posttrain.track.encoding import encode_json
 from posttrain.types import Prompt, Rollout, Score, StopReason, Turn

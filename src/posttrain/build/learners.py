@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,18 @@ from posttrain.config import (
     RlSection,
     SftSection,
 )
+from posttrain.config.piece_facts import pieces_need
 from posttrain.config.specs import OWN_STAGE
 from posttrain.fast.score import checkpoint_activations, compile_layers, score_tokens
-from posttrain.learn.learner import LocalLearner, scores
+from posttrain.learn.learner import LocalLearner
 from posttrain.learn.optim import adamw, rate_factor
 from posttrain.learn.ranks import ALONE, Ranks
 from posttrain.learn.trained import Trained
-from posttrain.models.adapters import AdapterSettings
 from posttrain.models.critic import separate_critic, shared_critic
 from posttrain.models.frozen import Reference, check_teacher, fit_rows
 from posttrain.models.load import Policy
-from posttrain.models.reward import RewardModel, save_reward
-from posttrain.models.save import save_policy
+from posttrain.models.reward import RewardModel, save_reward, scores
+from posttrain.models.save import check_adapter, save_policy
 from posttrain.protocols import Learner
 
 
@@ -54,9 +53,11 @@ def make_learner(
     ranks: Ranks = ALONE,
 ) -> Learner:
     """The learner of a policy: same code, same weights, its own optimiser and schedule."""
-    _check_adapter(recipe, policy, ranks=ranks)
+    check_adapter(policy, dict(recipe.adapter))
+    _check_moments(section, ranks)
     ask: Callable[..., Any] = score_tokens
     reference = critic = teacher = None
+    teacher_infers = True
     checkpoint_activations(policy.model, enabled=section.checkpoint_activations)
     if isinstance(section, RlSection):
         ask = functools.partial(
@@ -64,9 +65,10 @@ def make_learner(
             temperature=section.temperature,
             entropy="gradient" if section.entropy_coefficient > 0 else "value",
         )
-        reference = _reference(section.kl)
+        reference = make_reference(section.kl)
         critic = _critic(section, policy, total_steps=total_steps, reward_model=reward_model)
         teacher = make_teacher(recipe, policy, device=device)
+        teacher_infers = "teacher_logprobs" in pieces_need(section)
     compiled = isinstance(section, RlSection) and choose_compile(recipe, device)
     compiled = compiled and ranks.size == 1  # FSDP gathers layers around their code, not inside
     if compiled:
@@ -79,12 +81,13 @@ def make_learner(
         schedule=_schedule(section, total_steps - _alone(section)),
         max_gradient_norm=section.max_gradient_norm,
         micro_batch_tokens=section.micro_batch_tokens,
-        beside_sampling=isinstance(section, RlSection) and section.max_lag > 0,
+        beside_sampling=isinstance(section, RlSection) and section.ahead > 0,
         keep_groups=isinstance(section, DpoSection),
         compute=choose_compute(recipe.model, device),
         reference=reference,
         critic=critic,
         teacher=teacher,
+        teacher_infers=teacher_infers,
         captured=compiled and not section.checkpoint_activations,
         ranks=ranks,
     )
@@ -100,7 +103,8 @@ def make_reward_learner(
     ranks: Ranks = ALONE,
 ) -> Learner:
     """The learner of a reward model: it compares, so sets are never parted."""
-    _check_adapter(recipe, reward, ranks=ranks)
+    check_adapter(reward, dict(recipe.adapter))
+    _check_moments(section, ranks)
     checkpoint_activations(reward.model, enabled=section.checkpoint_activations)
     return LocalLearner(
         reward.model,
@@ -116,26 +120,11 @@ def make_reward_learner(
     )
 
 
-def _check_adapter(recipe: Resolved, policy: Policy | RewardModel, *, ranks: Ranks) -> None:
-    """Raise where a model has other adapters than the recipe asks for, or cannot learn them."""
-    known, asked = policy.adapter, AdapterSettings(**dict(recipe.adapter))
-    layers = {target.rpartition(".")[2] for target in asked.targets}
-    if known is not None and layers and layers != set(known.targets):
+def _check_moments(section: Optimiser, ranks: Ranks) -> None:
+    if section.adam_moments == "8bit" and ranks.size > 1:
         raise ValueError(
-            f"adapter.targets: {', '.join(asked.targets)}, but {policy.source!r} holds an adapter "
-            f"of {', '.join(known.targets)}; drop adapter.targets to go on with it"
-        )
-    if known is not None and replace(known, targets=asked.targets) != asked:
-        raise ValueError(
-            f"adapter.rank: {asked.rank}, but {policy.source!r} holds an adapter of rank "
-            f"{known.rank}, alpha {known.alpha:g} and rslora {str(known.rslora).lower()}; set "
-            "[adapter] to that to go on with it, or merge it first: posttrain merge "
-            f"{policy.source} NEW"
-        )
-    if known is not None and ranks.size > 1:
-        raise ValueError(
-            f"adapter.rank: adapters are not yet sharded, and here are {ranks.size} ranks; start "
-            "one process, or set adapter.rank to 0"
+            f'adam_moments: "8bit" moments are not sharded, and here are {ranks.size} ranks; start '
+            'one process, or set it to "full"'
         )
 
 
@@ -146,7 +135,10 @@ def make_teacher(recipe: Resolved, policy: Policy, *, device: str) -> nn.Module 
     kept = recipe.model.model_copy(update={"dtype": recipe.teacher.dtype})
     plain = type(recipe.adapter)()  # the policy's adapters are its own
     named = recipe.model_copy(update={"model": kept, "adapter": plain})
-    teacher = make_policy(named, recipe.teacher.model, device=device)
+    try:
+        teacher = make_policy(named, recipe.teacher.model, device=device)
+    except ValueError as error:
+        raise ValueError(f"teacher.{error}" if str(error).startswith("model") else error) from error
     check_teacher(teacher, policy)
     fit_rows(teacher.model, policy.model.get_output_embeddings().weight.shape[0])
     return teacher.model
@@ -158,6 +150,7 @@ def _optimizer(model: nn.Module, section: Optimiser) -> torch.optim.Optimizer:
         learning_rate=section.learning_rate,
         weight_decay=section.weight_decay,
         betas=section.adam_betas,
+        moments=section.adam_moments,
     )
 
 
@@ -174,7 +167,8 @@ def _alone(section: Optimiser) -> int:
     return section.critic.warmup_steps * section.epochs * section.minibatches
 
 
-def _reference(kl: KlSection) -> Reference | None:
+def make_reference(kl: KlSection) -> Reference | None:
+    """How the reference of a recipe is kept; None: it has none."""
     if kl.placement == "none":
         return None
     dtype = torch.bfloat16 if kl.dtype == "bfloat16" else None
@@ -201,6 +195,7 @@ def _critic(
             learning_rate=chosen.learning_rate,
             weight_decay=rl.weight_decay,
             betas=rl.adam_betas,
+            moments=rl.adam_moments,
         ),
         schedule=_schedule(rl, total_steps),
         max_gradient_norm=rl.max_gradient_norm,

@@ -10,6 +10,7 @@ from typing import Any
 
 from posttrain.build.fingerprint import fingerprints
 from posttrain.build.setup import of_any_model
+from posttrain.build.several.sweep import FOLDER
 from posttrain.build.start_folder import as_recorded
 from posttrain.config import Recipe, Resolved, recipe_from_dict
 from posttrain.config.read import parse_overrides, read_values
@@ -158,15 +159,6 @@ def folder_name(folder: object, *, example: str) -> str:
     )
 
 
-def file_name(data: object) -> str:
-    """A data file as text; a ``ValueError`` for rows, which would be taken for a strange name."""
-    return _as_text(
-        data,
-        "data: expected the path of a JSONL file, got {}; write one JSON object a line to a file, "
-        "and give its path",
-    )
-
-
 def _as_text(value: object, otherwise: str) -> str:
     if isinstance(value, str | os.PathLike) and str(value):
         return os.fspath(value)
@@ -220,6 +212,10 @@ def recorded_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 def policy_of(folder: RunFolder) -> Path:
     """The policy of the last finished stage that trained one."""
     model = folder.model
+    if model is None and (folder.path / FOLDER).is_dir():
+        raise ValueError(
+            f"{folder.path}: holds several adapters; name one of them, {folder.path / FOLDER}/0"
+        )
     if model is None or model == folder.stage("reward").model:
         raise ValueError(
             f"{folder.path}: no stage of this run has finished a policy; go on with it (posttrain "

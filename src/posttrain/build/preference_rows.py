@@ -55,7 +55,12 @@ def read_split(
     """
     section = recipe.reward if stage == "reward" else recipe.dpo
     labelled = stage == "dpo" and "baseline" in needed(direct_loss(recipe))
-    read: Any = read_labelled if labelled else read_preferences
+    reader: Any = read_labelled if labelled else read_preferences
+    columns = section.columns
+
+    def read(data: str | Path, key: str = "data") -> Any:
+        own = isinstance(data, Path)  # of the stage prefer, as it writes them
+        return reader(data, columns={} if own else columns, name=f"{stage}.{key}")
 
     def key(ranked: Ranked | Labelled) -> str:
         return template.question(of_ranked(ranked))
@@ -63,7 +68,7 @@ def read_split(
     own = section.data == "prefer"
     train = read(prefer / PAIRS if own else section.data)
     if section.test_data is not None:
-        test = read(section.test_data)
+        test = read(section.test_data, "test_data")
         template.prepare([of_ranked(ranked) for ranked in (*train, *test)])
         check_apart(train, test, where=f"{stage}.test_data", key=key)
         return train, test
@@ -133,7 +138,8 @@ def _tokens(
         question = Prompt(id=f"set-{number}", text=ranked.prompt, messages=ranked.messages)
         prompt = template.render(question).tokens
         completions = [
-            template.encode_completion(text, end, sampled=own) for text in ranked.completions
+            template.encode_completion(text, end, sampled=own, ended=ended)
+            for text, ended in zip(ranked.completions, ranked.ended, strict=True)
         ]
         rows = [(*prompt, *completion) for completion in completions]
         rows = [row[:-1] if len(row) - 1 == limit else row for row in rows]  # all but the end fits

@@ -61,28 +61,31 @@ def of_ranked(ranked: Ranked | Labelled) -> Prompt:
     return Prompt(id="", text=ranked.prompt, messages=ranked.messages)
 
 
-def demonstrated(path: str, most: int | None) -> list[Prompt]:
+def demonstrated(
+    path: str, most: int | None, *, columns: Mapping[str, str] | None = None
+) -> list[Prompt]:
     """The questions that the demonstrations of a file answer, of the first so many."""
     with warnings.catch_warnings():  # they are given when the stage reads them
         warnings.simplefilter("ignore")
-        rows = read_demonstrations(path)[:most]
+        rows = read_demonstrations(path, columns=columns, limit=most)
     return [prompt for row in rows for prompt in answered(row)]
 
 
 def learned(recipe: Resolved, stage: str) -> list[Prompt]:
     """The questions of the file that a stage learns from; none without one."""
     if stage == "sft" and recipe.sft.data != "task":
-        return demonstrated(recipe.sft.data, recipe.sft.num_demonstrations)
+        sft = recipe.sft
+        return demonstrated(sft.data, sft.num_demonstrations, columns=sft.columns)
     section: Any = getattr(recipe, stage)
-    data = str(section.data)
-    return [] if data in ("task", "prefer") else preferred(data)
+    own = section.data in ("task", "prefer")
+    return [] if own else preferred(section.data, columns=section.columns)
 
 
-def preferred(path: str) -> list[Prompt]:
+def preferred(path: str, *, columns: Mapping[str, str] | None = None) -> list[Prompt]:
     """The questions whose answers a file of preferences or labels compares."""
     with warnings.catch_warnings():  # they are given when the stage reads them
         warnings.simplefilter("ignore")
-        return [of_ranked(row) for row in read_compared(path)]
+        return [of_ranked(row) for row in read_compared(path, columns=columns)]
 
 
 def among(

@@ -1,20 +1,19 @@
-"""Prompts handed over from Python, as a task."""
+"""Rows handed over from Python: prompts as a task, demonstrations and preferences as a file."""
 
 from __future__ import annotations
 
-import json
-import operator
-import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from posttrain.config import Resolved
+from posttrain.config.paths import WORDS
+from posttrain.data.conventions import Form, understood
+from posttrain.data.row_objects import hand_over, row_list
 from posttrain.protocols import Split, Task
 from posttrain.tasks import PromptTask, make_task
 from posttrain.tasks.prompt_file import (
-    Columns,
     answer_check,
-    check_rows,
     default_rewards,
     gold_answer,
     name_prompts,
@@ -23,6 +22,13 @@ from posttrain.tasks.prompt_file import (
 from posttrain.types import Prompt
 
 Rows = Sequence[str | Mapping[str, Any]]
+
+
+def data_name(data: Any, *, name: str = "data") -> str:
+    """What a recipe calls data: the path or hub id, or a name for rows that are handed over."""
+    if isinstance(data, str | Path):
+        return str(data)
+    return hand_over(data, name=name)
 
 
 def rows_task(
@@ -34,19 +40,20 @@ def rows_task(
     """The task that was given, or one made of prompts; a task by name comes back as a table."""
     # Those of ``posttrain.evaluate`` are a test, and it calls them prompts.
     test_name = "prompts" if prompts is None else "test_prompts"
-    train_rows = None if prompts is None else _listed(prompts, name="prompts")
-    test_rows = _listed(test_prompts, name=test_name)
+    train_rows, test_rows = _kept(prompts, name="prompts"), _kept(test_prompts, name=test_name)
     if task is not None:
-        if train_rows is not None or test_rows:
+        if prompts is not None or test_rows:
             raise ValueError("task: it brings its own prompts; give a task or prompts, not both")
         return {"name": task} if isinstance(task, str) else task
-    if train_rows is None and not test_rows:
+    if prompts is None and not test_rows:
         return None
-    train = () if train_rows is None else _prompts("train", train_rows, name="prompts")
-    test = _prompts("test", test_rows, name=test_name)
+    train = _prompts("train", train_rows, name="prompts") if prompts is not None else ()
+    test = _prompts("test", test_rows, name=test_name) if test_rows else ()
     check = answer_check((*train, *test))
+    shown = (train_rows, "prompts") if train else (test_rows, test_name)
     return PromptTask(
         name="prompts",
+        told=understood("prompts", shown[0], name=shown[1]),
         rewards=default_rewards(check),
         train=train,
         test=test,
@@ -55,47 +62,36 @@ def rows_task(
     )
 
 
-def _listed(rows: Any, *, name: str) -> str | Path | list[Any]:
-    """A path as it is, rows as a list; no table by column, which would yield its column names."""
-    if isinstance(rows, str | Path):
+def _kept(rows: Any, *, name: str) -> Any:
+    """A path or a ``Dataset`` as it is; other rows as a list, for they are read twice."""
+    if isinstance(rows, str | Path) or hasattr(rows, "column_names"):
         return rows
-    if isinstance(rows, Mapping) or hasattr(rows, "columns") or not isinstance(rows, Iterable):
-        raise ValueError(
-            f"{name}: expected a list of rows, got {type(rows).__name__}; of a DataFrame: "
-            'df.to_dict("records")'
-        )
-    return list(rows)
+    return [] if rows is None else list(row_list(rows, name=name))
 
 
-def _prompts(split: Split, rows: str | Path | list[Any], *, name: str) -> tuple[Prompt, ...]:
-    if isinstance(rows, str | Path):
-        return name_prompts(split, read_prompts(rows, Columns()))
-    as_read = [(number, _row(row, where=f"{name}[{number}]")) for number, row in enumerate(rows)]
-    return name_prompts(split, check_rows(as_read, Columns(), name=name, at="[{}]".format))
-
-
-def _row(row: Any, *, where: str) -> dict[str, Any]:
-    """A row as if read from a file: what the checks of files look at is JSON, the rest as given."""
-    if isinstance(row, str):
-        return {"prompt": row}
-    if not isinstance(row, Mapping):
-        raise ValueError(
-            f'{where}: expected text or a dict like {{"prompt": …}}, got {type(row).__name__}'
-        )
-    read = dict(row)
-    for column in [name for name in ("prompt", "messages", "answer") if name in read]:
-        try:  # operator.index: the whole numbers of numpy
-            text = json.dumps(read[column], allow_nan=False, default=operator.index)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"{where}: {column!r} is nothing that JSON can hold: {reprlib.repr(read[column])}; "
-                "turn it into text"
-            ) from error
-        read[column] = json.loads(text)
-    return read
+def _prompts(split: Split, rows: Any, *, name: str) -> tuple[Prompt, ...]:
+    return name_prompts(split, read_prompts(rows, name=name))
 
 
 def has_test(task: Task | Mapping[str, Any] | None) -> bool:
     """Whether there are prompts to evaluate on."""
     made = make_task(dict(task)) if isinstance(task, Mapping) else task
     return made is not None and bool(made.prompts("test"))
+
+
+def data_told(recipe: Resolved, task: Task | None) -> list[str]:
+    """How what the stages learn from and are measured by was understood: a line for each source."""
+    told = getattr(task, "told", "")
+    asked = {"prefer", "rl", "eval"} & {*recipe.stages}
+    lines = (
+        [told] if told and (asked or ("sft" in recipe.stages and recipe.sft.data == "task")) else []
+    )
+    forms: dict[str, Form] = {
+        "sft": "demonstrations", "reward": "preferences", "dpo": "preferences"
+    }  # fmt: skip
+    for stage, form in forms.items():
+        section: Any = getattr(recipe, stage) if stage in recipe.stages else None
+        if section is not None and section.data not in WORDS:
+            named = f"{stage}.data"
+            lines.append(understood(form, section.data, columns=section.columns, name=named))
+    return lines

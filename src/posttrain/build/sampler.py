@@ -100,9 +100,9 @@ def make_sampler(setup: Setup) -> Engine:
     section, own, given = setup.recipe.rl, setup.policy, setup.engine
     if given is None and (elsewhere := _elsewhere(setup)):
         return elsewhere
-    if section.max_lag and given is None:
+    if section.ahead and given is None:
         own = replace(own, model=copy_of_trained(own.model))
-    elif section.max_lag and _share(given, own):
+    elif section.ahead and _share(given, own):
         raise ValueError(
             f"rl.max_lag: the engine that was handed over ({type(given).__name__}) samples from "
             "the very weights that are trained, which would change while it samples; name it in "
@@ -149,7 +149,7 @@ def _elsewhere(setup: Setup) -> Engine | None:
 def in_process(setup: Setup) -> bool:
     """Whether an engine of our own samples, in this process: its log-probs are the learner's."""
     name, _ = split(setup.recipe.rl.engine or "native", kind="engine")
-    return name in SAME_PROCESS and setup.engine is None
+    return name in SAME_PROCESS and (setup.engine is None or setup.member is not None)
 
 
 def _share(engine: object, policy: Policy) -> bool:
@@ -165,16 +165,16 @@ def flowing(
     batches: Iterator[Collected],
     sync: Sync,
     *,
-    max_lag: int,
+    ahead: int,
     device: torch.device,
     waiting: Sequence[Collected] = (),
 ) -> Iterator[Flow]:
-    """The batches, ``max_lag`` updates ahead of learning; with 0, each when it is asked for.
+    """The batches, ``ahead`` updates before they are learned; with 0, each when it is asked for.
 
     ``waiting`` come first: a run that goes on had them sampled already.
     """
-    if max_lag == 0:
+    if ahead == 0:
         yield Flow(batches=batches, sync=sync, idle=contextlib.nullcontext)
         return
-    with RunAhead(batches, sync, max_lag=max_lag, device=device, waiting=waiting) as ahead:
-        yield Flow(batches=ahead, sync=ahead.sync, idle=ahead.idle, waiting=ahead.waiting)
+    with RunAhead(batches, sync, max_lag=ahead, device=device, waiting=waiting) as running:
+        yield Flow(batches=running, sync=running.sync, idle=running.idle, waiting=running.waiting)

@@ -120,6 +120,7 @@ def check_invalid(rollouts: Sequence[Rollout], max_invalid: float, *, of: str = 
 class Reader:
     """Writes rollouts down as a reward model reads them, with an end token behind each.
 
+    One that has learned from completions which were cut off reads such as they stand.
     A reward model that knows the policy's tokens reads the very tokens that were sampled; another
     one reads the text, written by its own tokenizer and chat template.
     """
@@ -132,16 +133,17 @@ class Reader:
         """The tokens of prompt and completion."""
         self._own = self._own or reader_of(reward, self._policy)
         prompt, written = rollout.prompt, rollout.tokens
+        cut = rollout.stop_reason == "length" and reward.knows_cut
         if self._own is not self._policy:
             return self._own.encode_exchange(prompt, rollout.text)
         end = reward.tokenizer.eos_token_id
         before = prompt.tokens or self._own.render(prompt).tokens
         if not written:
-            return (*before, *self._own.encode_completion(rollout.text, end))
+            return (*before, *self._own.encode_completion(rollout.text, end, ended=not cut))
         tokens = (*before, *written)
         ended = written[-1] in self._policy.end_tokens
         full = len(tokens) == context_length(reward.model)  # no room: it is judged as it stands
-        return tokens if ended or full or end is None else (*tokens, end)
+        return tokens if ended or cut or full or end is None else (*tokens, end)
 
 
 def reader_of(reward: RewardModel, template: Template) -> Template:

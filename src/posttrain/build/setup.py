@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import torch
 
@@ -18,7 +19,7 @@ from posttrain.data.template import Template
 from posttrain.envs import make_env
 from posttrain.models.load import Policy, load_policy
 from posttrain.models.save import with_adapters
-from posttrain.protocols import Engine, Env, Scorer, Task
+from posttrain.protocols import Engine, Env, Learner, Scorer, Task, Tracker
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.environment import Environment
 from posttrain.tasks import make_task
@@ -29,6 +30,34 @@ if TYPE_CHECKING:
     from posttrain.build.cluster import Cluster
 
 WORTH_COMPILING = 2_000_000  # tokens to sample: 14 µs saved on each (135M weights, H200) pay 20 s
+
+
+class RunMember(Protocol):
+    """A run's place among several that are made together, on one base."""
+
+    number: int
+    threads: Any
+    """How many CPU threads all of them compute with, once the first has found out."""
+
+    def policy(self, recipe: Resolved, source: str) -> Policy:
+        """The base with what is trained here."""
+        ...
+
+    def engine(self, recipe: Resolved) -> Engine:
+        """What samples from it, together with the others."""
+        ...
+
+    def shared(self, learner: Learner) -> Learner:
+        """Its learner, with what all can share."""
+        ...
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Inside, no other has its turn."""
+        ...
+
+    def tracker(self, stage: Any) -> Tracker:
+        """What shows its numbers among those of the others."""
+        ...
 
 
 class Supplied(TypedDict, total=False):
@@ -45,7 +74,8 @@ class Setup:
 
     ``marks`` says what its rewards mean. ``engine`` is one that was handed over, and stays its
     owner's to close. ``reward_model`` is where the stage reward of this run leaves its model.
-    ``cluster`` makes what learns and samples elsewhere; it is its owner's to close too.
+    ``cluster`` makes what learns and samples elsewhere; it is its owner's to close too. ``member``
+    is this policy's place among those that are trained in one run.
     """
 
     recipe: Resolved
@@ -59,6 +89,7 @@ class Setup:
     engine: Engine | None = None
     reward_model: Path | None = None
     cluster: Cluster | None = None
+    member: RunMember | None = None
 
     @property
     def graded(self) -> Scorer:
@@ -66,6 +97,10 @@ class Setup:
         if self.task is None or self.scorer is None:
             raise ValueError("task: this stage needs a task with rewards; name one in [task]")
         return self.scorer
+
+    def alone(self) -> AbstractContextManager[Any]:
+        """Inside, no other policy of the run has its turn: weights that all share may change."""
+        return nullcontext() if self.member is None else self.member.alone()
 
     def cluster_metrics(self) -> Mapping[str, float]:
         """What the processes of its cluster count, where there is one."""
@@ -120,23 +155,33 @@ def choose_compile(recipe: Recipe, device: str) -> bool:
 
 def make_policy(recipe: Recipe, source: str, *, device: str) -> Policy:
     """The policy in ``source``, ready to train; a stage's own computes as it did in that stage."""
+    return adapted(recipe, read_policy(recipe, source, device=device), device=device)
+
+
+def read_policy(recipe: Recipe, source: str, *, device: str) -> Policy:
+    """The policy in ``source`` as it is, with adapters only where it has some."""
     model, chosen = recipe.model, recipe.model.options
     if source != model.name:
         chosen = of_any_model(chosen)
     with phase(f"loading the model {source}{_size(source)}"):
-        policy = load_policy(
+        return load_policy(
             source,
             dtype=model.dtype,
             device=device,
             seed=recipe.run.seed,
             options=chosen,
+            gpu_memory=recipe.run.gpu_memory,
         )
+
+
+def adapted(recipe: Recipe, policy: Policy, *, device: str, folder: str | None = None) -> Policy:
+    """The policy with the adapters of a recipe; a base without a folder gets one in ``folder``."""
     return with_adapters(
         policy,
         dict(recipe.adapter),
         seed=recipe.run.seed,
-        folder=Path(recipe.run.folder or "runs"),
-        compute=choose_compute(model, device),
+        folder=Path(folder or recipe.run.folder or "runs"),
+        compute=choose_compute(recipe.model, device),
     )
 
 
@@ -201,6 +246,7 @@ def make_setup(
     engine: Engine | None = None,
     reward_model: Path | None = None,
     cluster: Cluster | None = None,
+    member: RunMember | None = None,
 ) -> Setup:
     """The setup of a recipe; a task, rewards or an environment that are objects take its place."""
     task = task or (make_task(recipe.task) if recipe.task is not None else None)
@@ -235,6 +281,7 @@ def make_setup(
         engine=engine,
         reward_model=reward_model,
         cluster=cluster,
+        member=member,
     )
 
 

@@ -95,17 +95,19 @@ def _read(setup: Setup) -> _Read:
     section, seed, task = setup.recipe.sft, setup.recipe.run.seed, setup.task
     own = section.data == "task"
     if own and task is None:
-        raise ValueError('sft.data: "task" needs a task; name one, or give a JSONL file')
+        raise ValueError('sft.data: "task" needs a task; name one, or give a file')
     train: Sequence[Demonstration]
     if own and task is not None:
         wrong, count = section.wrong_share, section.num_demonstrations
         train = demonstrations(task, num=count, wrong_share=wrong, seed=seed)
     else:
-        train = read_demonstrations(section.data)[: section.num_demonstrations]
+        train = read_demonstrations(
+            section.data, columns=section.columns, limit=section.num_demonstrations
+        )
     if section.evaluate_every == 0:
         return _Read(train=train)
     if section.test_data is not None:
-        test = read_demonstrations(section.test_data)
+        test = read_demonstrations(section.test_data, columns=section.columns, name="sft.test_data")
         key = _question(setup.template, (*train, *test))
         check_apart(train, test, where="sft.test_data", key=key)
         return _Read(train=train, test=_some(test, section.evaluate_demonstrations, seed=seed))

@@ -58,10 +58,16 @@ def own_threads() -> Iterator[None]:
 
 
 def settle_threads(
-    recipe: Recipe, policy: Policy, *, folder: RunFolder, resume: bool = False
+    recipe: Recipe,
+    policy: Policy,
+    *,
+    folder: RunFolder,
+    resume: bool = False,
+    known: Threads | None = None,
 ) -> Threads:
     """Give torch the threads of a run, and note them in its folder; one that goes on keeps its own.
 
+    ``known`` are those of a run that this one is made together with.
     That holds on a machine with fewer cores, too: slower, and the same numbers.
     """
     path = folder.path / FILE_NAME
@@ -69,7 +75,7 @@ def settle_threads(
         record = dict(read_json(path))
         check_seal(record, path)
         return _used(_as_recorded(int(record["threads"])))
-    chosen = use_threads(recipe, policy)
+    chosen = use_threads(recipe, policy) if known is None else _used(known)
     record = {"threads": chosen.number, "reason": chosen.reason}
     if chosen.seconds:
         record["seconds"] = {str(number): seconds for number, seconds in chosen.seconds.items()}

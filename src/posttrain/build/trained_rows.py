@@ -11,6 +11,7 @@ from posttrain.build.fingerprint import contents_digest
 from posttrain.build.questions import demonstrated, preferred, questions, spellings
 from posttrain.build.start_folder import as_recorded
 from posttrain.config import Resolved
+from posttrain.config.paths import WORDS
 from posttrain.data.template import words
 from posttrain.protocols import Task
 from posttrain.registry import look_up, options
@@ -105,12 +106,19 @@ def trained_on(run: Path, known: frozenset[Path] = frozenset()) -> set[str]:
     if task is not None:
         seen -= _all(task.prompts("test"))
     if Path(sft.get("data", "")).is_file():
-        seen |= _all(demonstrated(sft["data"], sft.get("num_demonstrations")))
+        seen |= _all(
+            demonstrated(sft["data"], sft.get("num_demonstrations"), columns=sft.get("columns"))
+        )
     if Path(dpo.get("data", "")).is_file():
-        seen |= _all(preferred(dpo["data"]))
+        seen |= _all(preferred(dpo["data"], columns=dpo.get("columns")))
     if began_from is not None and began_from not in known:
         seen |= trained_on(began_from, known | {run})
     return seen
+
+
+def _is_there(data: str | None) -> bool:
+    """Whether a run learned from a file or folder that can still be read."""
+    return bool(data) and data not in WORDS and Path(str(data)).exists()
 
 
 def _run_of(model: str) -> Path | None:

@@ -12,7 +12,8 @@ from posttrain.check.verdicts import Verdict
 from posttrain.rewards import REWARDS
 from posttrain.rewards.bound import BoundReward
 from posttrain.rewards.extraction import Extract, extract_answer
-from posttrain.rewards.scorer import FROM_ROLLOUT, RewardScorer
+from posttrain.rewards.sample_data import FROM_ROLLOUT
+from posttrain.rewards.scorer import RewardScorer
 from posttrain.track.printable import printable
 from posttrain.types import Prompt, Rollout, Score, Turn
 from posttrain.types.marks import Marks, exceeding_one, how_to_declare, is_right

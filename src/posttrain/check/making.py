@@ -14,10 +14,12 @@ from posttrain.build.setup import (
     make_template,
     monitored,
 )
+from posttrain.build.several.sweep import members
 from posttrain.build.threads import use_threads
 from posttrain.check.bench import Bench, warnings_as_verdicts
 from posttrain.check.verdicts import Verdict
 from posttrain.config import Resolved, cautions, resolve
+from posttrain.config.recipe_rules import trains_several
 from posttrain.config.specs import MODEL_REWARD, OWN_STAGE
 from posttrain.registry import look_up, split
 from posttrain.tasks import make_task
@@ -28,6 +30,9 @@ def read_recipe(bench: Bench) -> Iterator[Verdict]:
     """Every key is known, and every rule holds; unusual values get a warning."""
     recipe = resolve(bench.read(), supplied=bench.supplied)
     yield Verdict("pass", f"{' → '.join(recipe.stages)}, every key resolved")
+    if trains_several(recipe):
+        number = len(members(recipe, supplied=bench.supplied))
+        yield Verdict("pass", f"{number} adapters at once, each as this one is checked")
     for caution in cautions(recipe):
         key, _, said = caution.partition(": ")
         text, _, fix = said.partition("; ")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from posttrain.build.questions import shared_prompts
 from posttrain.build.rendered_prompts import check_room, render_prompts
+from posttrain.build.rows import data_told
 from posttrain.build.trained_rows import asks_test, how_to_test
 from posttrain.check.bench import Bench
 from posttrain.check.texts import TOKENS
@@ -20,6 +21,12 @@ MAX_RENDERED = 2000
 MAX_LEAK = 0.1
 SHOWN = 160
 MANY_PASSES = 100
+
+
+def say_understood(bench: Bench) -> Iterator[Verdict]:
+    """Which columns of the data are taken for what, with a row of each source."""
+    for line in data_told(bench.recipe, bench.task if bench.has("task") else None):
+        yield Verdict("pass", line)
 
 
 def count_prompts(bench: Bench) -> Verdict:

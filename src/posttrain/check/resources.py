@@ -16,7 +16,7 @@ from posttrain.check.scores import reward_models
 from posttrain.check.signal import useful
 from posttrain.check.trial import REMEASURED, LinearCost, some_rollouts, take_step
 from posttrain.check.verdicts import Verdict
-from posttrain.fast.score import chunk_elements_for
+from posttrain.fast.score import chunk_elements_for, kept_elements_for
 from posttrain.models.gpu_memory import free_bytes
 from posttrain.rollout.collect import collect
 from posttrain.rollout.environment import talking
@@ -52,9 +52,15 @@ def fit_step(bench: Bench) -> Verdict:
     )
     passing = {
         "activations": int(kept(tokens)),
-        "logits": 3 * 4 * min(chunk_elements_for(weight.device), int(tokens * vocabulary)),
+        "logits": _logits_bytes(weight.device, int(tokens * vocabulary)),
     }
     return _memory(bench, _needs(bench) | passing)[0]
+
+
+def _logits_bytes(device: torch.device, elements: int) -> int:
+    """A chunk of logits, what is made of it, and all chunks where they are kept for backward."""
+    kept = elements if elements <= kept_elements_for(device) else 0
+    return 4 * (kept + 3 * min(chunk_elements_for(device), elements))
 
 
 def _memory(bench: Bench, needs: Mapping[str, int]) -> tuple[Verdict, bool]:
@@ -78,7 +84,7 @@ def _needs(bench: Bench) -> dict[str, int]:
     section, weights = bench.rl, list(bench.policy.model.parameters())
     held, trained = num_bytes(weights), num_bytes(w for w in weights if w.requires_grad)
     needs = {"weights": held, "gradients": trained, "AdamW": 2 * trained}
-    if section.max_lag and not bench.own_engine:
+    if section.ahead and not bench.own_engine:
         needs["engine's copy"] = trained  # what does not learn is shared
     if trained < held and section.kl.placement != "none":
         needs["reference"] = trained  # of adapters these alone are kept

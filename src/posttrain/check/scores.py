@@ -43,6 +43,13 @@ def choose_sandbox(bench: Bench) -> Verdict | None:
     )
 
 
+def tell_signatures(bench: Bench) -> Iterator[Verdict]:
+    """How rewards are called whose signature is another than ours."""
+    for reward in functions(bench):
+        if reward.signature:
+            yield Verdict("pass", f"{reward.name}: {reward.signature}")
+
+
 def name_models(bench: Bench) -> Iterator[Verdict]:
     """The reward models, and the stand-in for one that is still to be trained."""
     if bench.stand_in:

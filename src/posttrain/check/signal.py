@@ -13,7 +13,8 @@ from posttrain.check.verdicts import Verdict
 from posttrain.config.piece_facts import min_group_size, wants_greedy
 from posttrain.data.template import PromptTooLong
 from posttrain.pipelines.evaluate import pass_at_k, share
-from posttrain.rollout.collect import PromptCycle, by_group, collect_scored, has_signal
+from posttrain.rollout.collect import by_group, collect_scored, has_signal
+from posttrain.rollout.prompt_order import PromptCycle
 from posttrain.track.progress import phase
 from posttrain.types import Prompt, Rollout
 from posttrain.types.marks import Marks, exceeding_one, is_right

@@ -14,10 +14,10 @@ from typing import Any
 
 from posttrain.check.verdicts import Verdict
 from posttrain.config import Resolved
-from posttrain.data.characters import lost_characters
 from posttrain.data.preference_sets import read_compared
 from posttrain.data.sources import read_demonstrations
 from posttrain.data.template import Template
+from posttrain.data.token_texts import lost_characters
 from posttrain.protocols import Split, Task
 from posttrain.types import Prompt
 
@@ -75,11 +75,14 @@ def _data(
             yield f"{split} answers", rows
     if "sft" in stages and recipe.sft.data != "task":
         section = recipe.sft
-        found = read_demonstrations(section.data)[: section.num_demonstrations]
+        found = read_demonstrations(
+            section.data, columns=section.columns, limit=section.num_demonstrations
+        )
         yield "demonstrations", [_of_demonstration(n, row) for n, row in enumerate(found, start=1)]
-    files = [getattr(recipe, stage).data for stage in ("reward", "dpo") if stage in stages]
-    for path in dict.fromkeys(file for file in files if file != "prefer"):
-        sets = read_compared(path)
+    sections = [getattr(recipe, stage) for stage in ("reward", "dpo") if stage in stages]
+    files = {each.data: each.columns for each in sections if each.data != "prefer"}
+    for path, columns in files.items():
+        sets = read_compared(path, columns=columns)
         asked = [
             Prompt(id=f"number {n}", text=s.prompt, messages=s.messages)
             for n, s in enumerate(sets, start=1)

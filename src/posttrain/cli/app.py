@@ -17,7 +17,8 @@ from posttrain.cli.cluster_commands import clusters
 from posttrain.cli.endings import letting_out, report
 from posttrain.cli.mistyped import WithOverrides, harmless_mistypings
 from posttrain.cli.model_commands import merge, models
-from posttrain.cli.planning import plan, play
+from posttrain.cli.planning import from_trl, plan, play
+from posttrain.cli.viewing import export, runs, samples, view
 from posttrain.track.safe_terminal import HarmlessRecord, say
 
 
@@ -280,35 +281,11 @@ def generate(
 
 
 app.command(cls=WithOverrides, context_settings=OVERRIDES)(play)
+app.command(name="from-trl")(from_trl)
 
 
-@app.command()
-def runs(
-    folders: Annotated[
-        list[Path] | None,
-        typer.Argument(help="A folder of runs (runs/ by default); two runs or more are compared."),
-    ] = None,
-    *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """List the runs of a folder, or compare runs: posttrain runs [FOLDER], posttrain runs A B."""
-    from posttrain.cli.runs import show_runs
-
-    show_runs(folders or [], as_json=as_json)
-
-
-@app.command()
-def export(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
-    *,
-    out: Annotated[
-        Path | None, typer.Option(help="The HTML file; by default RUN/report.html.")
-    ] = None,
-) -> None:
-    """Write a run as one self-contained HTML page, and its metrics as CSV beside it."""
-    from posttrain.cli.runs import export_run
-
-    export_run(run, out=out)
+for _command in (runs, view, samples, export):
+    app.command()(_command)
 
 
 @app.command()

@@ -23,13 +23,17 @@ if TYPE_CHECKING:
     from posttrain.distributed.plans.simulate import Layout, Prediction
 
 
+def plans_cluster(arguments: Sequence[str]) -> bool:
+    """Whether a recipe itself has a [cluster]."""
+    path, *overrides = arguments
+    return path.endswith(".toml") and read_recipe(path, overrides).cluster is not None
+
+
 def plan_recipe(arguments: Sequence[str], *, run: Path | None, as_json: bool, **asked: Any) -> None:
     """Predict the steps of a recipe on a cluster, and print them beside those of others.
 
     ``asked`` are the fields of :class:`posttrain.distributed.plans.compared.Asked`.
     """
-    if not arguments or arguments[0].startswith("-"):
-        raise ValueError("plan: name the recipe first: posttrain plan RECIPE.toml --learners 8")
     path, *overrides = arguments
     recipe = resolve(read_recipe(path, overrides))
     if "rl" not in recipe.stages:
@@ -52,6 +56,8 @@ def plan_recipe(arguments: Sequence[str], *, run: Path | None, as_json: bool, **
     layouts = layouts_of(recipe, measured, asked=Asked(**asked))
     found = predicted(recipe, measured, layouts=layouts)
     facts = [*shown(measured), *assumptions(layouts["asked"])]
+    if recipe.rl.partial > 1:
+        facts.append("rl.partial is not simulated: every completion is sampled in one piece")
     said = conclusion(layouts, found)
     if as_json:
         clusters = {

@@ -21,11 +21,9 @@ def merge(
 
     with loading():
         from posttrain.build.model_source import merge_adapter
-        from posttrain.track.printable import command_line
 
     merge_adapter(adapter, folder)
-    command = command_line("posttrain", "generate", folder, "What is 2 + 2?")
-    say(f"{folder}: written; to try it: {command}")
+    _say_written(folder)
 
 
 @models.command(name="import")
@@ -38,8 +36,13 @@ def import_model(
 
     with loading():
         from posttrain.build.model_source import import_gguf
-        from posttrain.track.printable import command_line
 
     import_gguf(file, folder)
+    _say_written(folder)
+
+
+def _say_written(folder: Path) -> None:
+    from posttrain.track.printable import command_line
+
     command = command_line("posttrain", "generate", folder, "What is 2 + 2?")
     say(f"{folder}: written; to try it: {command}")

@@ -1,4 +1,4 @@
-"""The options of ``posttrain plan`` and ``posttrain play``."""
+"""The options of ``posttrain plan``, ``posttrain play`` and ``posttrain from-trl``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ import typer
 def plan(
     context: typer.Context,
     *,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="One machine: its GPU's memory (8GB) or name (h200); else this one's."),
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="The length of prompts.")] = 256,
+    shape: Annotated[
+        str | None, typer.Option(help="Sizes of a model that is not here: hidden=2048,layers=16,…")
+    ] = None,
     learners: Annotated[
         int | None, typer.Option(min=1, help="Ranks that learn; else cluster.learners.")
     ] = None,
@@ -32,13 +40,30 @@ def plan(
     ] = 1.25,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """How fast a cluster would be that is not there yet: posttrain plan RECIPE.toml --learners 8.
+    """What fits: posttrain plan MODEL|RECIPE.toml [--gpu 8GB] [--section.key value …].
 
-    The costs of sampling and learning are measured here, or taken from a run; the queues of the
-    cluster are simulated with them.
+    Memory and time of a step are counted from the model's configuration alone: nothing is
+    downloaded or allocated. With --learners, --engines, --max-lag or --from (or a recipe that has
+    a [cluster]): how fast a cluster would be that is not there yet. The costs of sampling and
+    learning are measured here, or taken from a run; the queues of the cluster are simulated.
     """
-    from posttrain.cli.cluster_plan import plan_recipe
+    from posttrain.cli.cluster_plan import plan_recipe, plans_cluster
+    from posttrain.cli.memory_plan import plan_memory
 
+    if not context.args or context.args[0].startswith("-"):
+        raise ValueError(
+            "plan: name the recipe first, or a model: posttrain plan RECIPE.toml --learners 8, "
+            "posttrain plan llama-3.2-1b --gpu 8GB"
+        )
+    of_cluster = any(each is not None for each in (learners, engines, max_lag, measured))
+    if gpu is not None and of_cluster:
+        raise ValueError("--gpu: speaks of one machine; drop it, or drop what asks for a cluster")
+    if gpu is not None or not (of_cluster or plans_cluster(context.args)):
+        source, *overrides = context.args
+        plan_memory(
+            source, overrides, gpu=gpu, prompt_tokens=prompt_tokens, shape=shape, as_json=as_json
+        )
+        return
     plan_recipe(
         context.args,
         run=measured,
@@ -108,3 +133,20 @@ def play(
         temperature=temperature,
     )
     raise typer.Exit(code)
+
+
+def from_trl(
+    path: Annotated[Path, typer.Argument(help="A Python script, or a YAML or JSON config.")],
+    *,
+    trainer: Annotated[
+        str | None, typer.Option(help="Of a config: GRPO, RLOO, SFT, DPO, Reward …; else guessed.")
+    ] = None,
+) -> None:
+    """Print the recipe that does what a TRL script does, and what has no counterpart.
+
+    The script is read, and never executed.
+    """
+    from posttrain.config.peers.trl_recipe import recipe_of_trl
+    from posttrain.track.safe_terminal import say
+
+    say(recipe_of_trl(path, trainer=trainer).rstrip())

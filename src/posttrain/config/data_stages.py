@@ -25,6 +25,9 @@ class Optimiser(Section):
     warmup_steps: int = key(0, "Optimiser steps to reach the peak.", ge=0)
     weight_decay: float = key(0.0, "AdamW's pull of the weights to zero.", ge=0)
     adam_betas: Betas = key((0.9, 0.95), "AdamW's β₁ and β₂: how much its running means keep.")
+    adam_moments: Literal["full", "8bit"] = key(
+        "full", "AdamW's two means: in the weights' type, or in 8 bits (bitsandbytes)."
+    )
     max_gradient_norm: float = key(1.0, "Longer gradients are cut to this.", gt=0)
     micro_batch_tokens: Tokens = key("auto", "Tokens per pass, never the result; auto: what fits.")
     checkpoint_activations: bool = key(False, "Compute activations twice: less memory, slower.")
@@ -37,10 +40,13 @@ class Optimiser(Section):
 class SftSection(Optimiser):
     """Supervised fine-tuning on demonstrations; the loss is on the completion only."""
 
-    data: str = key("task", "task (its own answers), or a JSONL file of them.", min_length=1)
+    data: str = key(
+        "task", "task (its own answers), a file, a folder or a hub id: docs/data.md.", min_length=1
+    )
+    columns: dict[str, str] = key({}, 'Columns that are not called so: { prompt = "question" }.')
     test_data: str | None = later(
         "the test prompts of the task, else test_share of data",
-        "JSONL file of held-out demonstrations.",
+        "The same, of held-out demonstrations.",
         min_length=1,
     )
     test_share: float | None = later(
@@ -84,27 +90,39 @@ class WrittenPrefer(Section):
     max_invalid: float = key(0.1, "Share of broken scores that stops the stage.", ge=0, le=1)
 
 
-class RewardSection(Optimiser):
-    """A reward model from preferences: Bradley–Terry for pairs, Plackett–Luce for ranked sets."""
+class FromPreferences(Optimiser):
+    """What every stage that learns from preferences has."""
 
-    data: str = key("prefer", "prefer (the stage before), or a JSONL file.", min_length=1)
+    data: str = key(
+        "prefer", "prefer (the stage before), a file, a folder or a hub id.", min_length=1
+    )
+    columns: dict[str, str] = key({}, 'Columns that are not called so: { chosen = "better" }.')
     test_data: str | None = later(
         "the test prompts of prefer, else test_share of data",
-        "JSONL file of held-out rows.",
+        "The same, of held-out rows.",
         min_length=1,
     )
     test_share: float | None = later(
         "0.1 of a file without test_data", "Share of prompts to hold out.", gt=0, lt=1
     )
+    epochs: int = key(1, "Passes over the preferences.", ge=1)
+
+
+class RewardSection(FromPreferences):
+    """A reward model from preferences: Bradley–Terry for pairs, Plackett–Luce for ranked sets."""
+
     backbone: str = key(
         "policy", "policy (as it is then), or a model to put the head on.", min_length=1
     )
     margins: bool = key(True, "Use the margins that the rows have.")
-    epochs: int = key(1, "Passes over the preferences.", ge=1)
     batch_size: int = key(64, "Pairs or ranked sets per optimiser step.", ge=1)
 
 
-class WrittenDpo(Optimiser):
+# What TRL calls a loss that has another name here.
+PEER_LOSSES = {"sigmoid": "dpo", "kto_pair": "kto"}
+
+
+class WrittenDpo(FromPreferences):
     """The policy learns from preferences itself, without a reward model: DPO and its kin."""
 
     loss: Literal["dpo", "ipo", "kto", "orpo", "simpo"] = key(
@@ -123,16 +141,6 @@ class WrittenDpo(Optimiser):
     undesirable_weight: float | None = later(
         "the loss's", "What an undesirable completion counts (kto).", ge=0
     )
-    data: str = key("prefer", "prefer (the stage before), or a JSONL file.", min_length=1)
-    test_data: str | None = later(
-        "the test prompts of prefer, else test_share of data",
-        "JSONL file of held-out rows.",
-        min_length=1,
-    )
-    test_share: float | None = later(
-        "0.1 of a file without test_data", "Share of prompts to hold out.", gt=0, lt=1
-    )
-    epochs: int = key(1, "Passes over the preferences.", ge=1)
     batch_size: int = key(64, "Pairs, ranked sets or labelled rows per optimiser step.", ge=1)
     learning_rate: float = rate(1e-6)
     evaluate_every: int | None = later(

@@ -126,13 +126,14 @@ def _filled(recipe: Recipe, supplied: Collection[str]) -> Resolved:
         "environment": recipe.environment,
         "cluster": recipe.cluster,
         "teacher": recipe.teacher,
+        "sweep": recipe.sweep,
     }
     makers: dict[str, Callable[[], Any]] = {
         "sft": lambda: _with_rate(recipe, recipe.sft or SftSection()),
         "prefer": lambda: _prefer(recipe),
         "reward": lambda: _reward(recipe),
         "dpo": lambda: _dpo(recipe),
-        "rl": lambda: _rl(_with_rate(recipe, recipe.rl or WrittenRl())),
+        "rl": lambda: resolve_rl(_with_rate(recipe, recipe.rl or WrittenRl())),
         "eval": lambda: _eval(recipe),
     }
     makers = {stage: make for stage, make in makers.items() if stage in recipe.stages}
@@ -263,7 +264,8 @@ def _eval(recipe: Recipe) -> EvalSection:
     return EvalSection(**{**dict(section), **filled})
 
 
-def _rl(rl: WrittenRl) -> RlSection:
+def resolve_rl(rl: WrittenRl) -> RlSection:
+    """The section ``[rl]`` with every default filled in."""
     row = algorithm_row(rl)
     filled: dict[str, Any] = {
         "group_size": rl.group_size or row.group_size,

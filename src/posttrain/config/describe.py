@@ -10,61 +10,15 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from posttrain.config.data_stages import Optimiser
+from posttrain.config.data_stages import PEER_LOSSES, Optimiser
 from posttrain.config.fields import Expected, Section
+from posttrain.config.peers.option_names import ours, whose, without
 from posttrain.config.sections import Recipe, WrittenRl
 from posttrain.config.toml import value_text
 from posttrain.registry import did_you_mean, nearest
 
 _PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 _LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-_BATCH = "prompts_per_step and micro_batch_tokens|batch_size and micro_batch_tokens"
-_CLIP = "loss.clip_low and loss.clip_high"
-
-# Candidates for what TRL, verl, OpenRLHF, vLLM and transformers call a key; the first that is a key
-# of the section is meant.
-PEERS: dict[str, str] = {
-    "num_generations": "group_size",
-    "n": "group_size|samples",
-    "n_samples_per_prompt": "group_size|samples",
-    "num_samples": "group_size|samples",
-    "lr": "learning_rate",
-    "actor_learning_rate": "learning_rate",
-    "critic_learning_rate": "critic.learning_rate",
-    "lr_scheduler_type": "schedule",
-    "warmup_ratio": "warmup_steps",
-    "max_grad_norm": "max_gradient_norm",
-    "grad_clip": "max_gradient_norm",
-    "gradient_checkpointing": "checkpoint_activations",
-    "beta": "kl.coefficient",
-    "kl_coef": "kl.coefficient",
-    "init_kl_coef": "kl.coefficient",
-    "kl_loss_coef": "kl.coefficient",
-    "epsilon": _CLIP,
-    "cliprange": _CLIP,
-    "clip_range": _CLIP,
-    "clip_ratio": _CLIP,
-    "eps_clip": _CLIP,
-    "epsilon_high": "loss.clip_high",
-    "entropy_coeff": "entropy_coefficient",
-    "ent_coef": "entropy_coefficient",
-    "max_completion_length": "max_new_tokens",
-    "max_response_length": "max_new_tokens",
-    "max_tokens": "max_new_tokens",
-    "max_length": "max_new_tokens",
-    "batch_size": _BATCH,
-    "train_batch_size": _BATCH,
-    "per_device_train_batch_size": _BATCH,
-    "gradient_accumulation_steps": "micro_batch_tokens",
-    "num_train_epochs": "steps|epochs",
-    "max_steps": "steps|epochs",
-    "num_iterations": "epochs",
-    "ppo_epochs": "epochs",
-    "num_ppo_epochs": "epochs",
-    "num_mini_batches": "minibatches",
-    "stop_strings": "stop",
-    "loss_type": "loss",
-}
 
 
 class ConfigError(ValueError):
@@ -153,7 +107,7 @@ def tables(
 
     >>> [name for name, _ in tables()]
     ['', 'run', 'model', 'adapter', 'grading', 'environment', 'cluster', 'sft', 'prefer',
-    'reward', 'dpo', 'teacher', 'rl', 'rl.kl', 'rl.critic', 'eval']
+    'reward', 'dpo', 'teacher', 'rl', 'rl.curriculum', 'rl.kl', 'rl.critic', 'eval']
     """
     yield prefix, section
     for name, field in section.model_fields.items():
@@ -210,8 +164,22 @@ def elsewhere(key: str, *, besides: str = "") -> str:
     ]
     if homes:
         return f"{key} is a key of {_listed(homes, 'and')}"
-    here = ours(key, WrittenRl.model_fields)
-    return (elsewhere(here) or f"in posttrain it is rl.{here}") if here else ""
+    known: dict[str, type[Section]] = {"rl": WrittenRl}  # first: most names are of its keys
+    known |= {name: section for name, section in tables() if name}
+    for name, section in known.items():
+        if here := ours(key, section.model_fields, sections=Recipe.model_fields):
+            return _here(key, here, section=name)
+    return without(key)
+
+
+def _here(key: str, here: str, *, section: str) -> str:
+    """What a key of another library is called in full, where that is known."""
+    known = dict(tables())[section].model_fields
+    full = [
+        f"{section}.{name}" if section and name.partition(".")[0] in known else name
+        for name in here.split(" and ")
+    ]
+    return f"{whose(key)} is {' and '.join(full)} here" if here else ""
 
 
 def unknown_key(path: Sequence[str | int], given: Any = None) -> str:
@@ -220,14 +188,14 @@ def unknown_key(path: Sequence[str | int], given: Any = None) -> str:
     >>> unknown_key(["rl", "estimator"]), unknown_key(["rl", "stepz"])
     ('unknown key; estimator is a key of [rl.kl]', 'unknown key; did you mean steps?')
     >>> unknown_key(["rl", "num_generations"])
-    'unknown key; in posttrain it is group_size'
+    "unknown key; TRL's num_generations is rl.group_size here"
     """
     *parents, key = (str(part) for part in path)
     name = ".".join(parents)
     known = dict(tables())[name].model_fields
     what = "unknown key" if parents or not isinstance(given, Mapping) else "unknown section"
     if here := ours(key, known):
-        return f"{what}; in posttrain it is {here}"
+        return f"{what}; {_here(key, here, section=name)}"
     home = elsewhere(key, besides=name)
     near = nearest(key, known, cutoff=0.9 if home else 0.6)
     if near:
@@ -263,7 +231,7 @@ def _near(given: Any, field: FieldInfo | None) -> str:
     choices = [choice for part in literals for choice in typing.get_args(part)]
     if typing.get_origin(annotation) is tuple and given in choices:
         return f"; write {value_text([given])}"
-    near = nearest(given, choices) if isinstance(given, str) else ""
+    near = nearest(PEER_LOSSES.get(given, given), choices) if isinstance(given, str) else ""
     return f"; did you mean {value_text(near)}?" if near else ""
 
 
@@ -273,15 +241,3 @@ def _short(given: Any) -> str:
     except ValueError:  # a Python object that no TOML file could hold
         text = repr(given)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def ours(key: str, known: Collection[str]) -> str:
-    """What a key of another library is called among the known ones; "" where it is none.
-
-    >>> ours("max_tokens", ["steps", "max_new_tokens"]), ours("beta", ["kl"]), ours("steps", [])
-    ('max_new_tokens', 'kl.coefficient', '')
-    """
-    for names in PEERS.get(key, "").split("|"):
-        if all(name.partition(".")[0] in known for name in names.split(" and ")):
-            return names
-    return ""

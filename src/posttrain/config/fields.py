@@ -83,6 +83,9 @@ StopStrings = Annotated[
     Field(strict=False),
     Expected("a list of texts that are not empty"),
 ]
+SweepRows = Annotated[
+    tuple[dict[str, Any], ...], Field(strict=False), Expected("tables of keys, [[sweep]]")
+]
 
 
 def key(default: Any, description: str, **limits: Any) -> Any:
@@ -120,4 +123,7 @@ class AdapterSection(Section):
     rank: int = key(0, "Rank of the product B·A beside each weight; 0: all weights learn.", ge=0)
     alpha: float = key(32.0, "The product counts alpha / rank times.", gt=0)
     rslora: bool = key(False, "It counts alpha / √rank times: for high ranks.")
+    quantize: Literal["none", "nf4"] = key(
+        "none", "Keep the weights beside them in four bits: QLoRA, by bitsandbytes."
+    )
     targets: Names = key((), "Layers to adapt, by the ends of their names; none: all linear ones.")

@@ -113,7 +113,7 @@ NO_EFFECT = [
         'no effect without cluster.address; set it ("local" starts a cluster), or drop {them}'),
     OnlyWith("model", "system", lambda recipe: recipe.model.chat is not False,
         "no effect without a chat template; drop it, or set model.chat"),
-    OnlyWith("adapter", "alpha rslora targets", lambda recipe: recipe.adapter.rank,
+    OnlyWith("adapter", "alpha rslora quantize targets", lambda recipe: recipe.adapter.rank,
         "no effect without adapters; drop {them}, or set adapter.rank"),
     OnlyWith("rl.kl", "dtype offload",
         lambda recipe: recipe.rl.kl.placement == "none" or not recipe.adapter.rank,

@@ -69,6 +69,9 @@ def relative_paths(values: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], 
         if _is_relative(table.get(name[-1])):
             yield table, name[-1], ".".join(name)
     holders = {"task": _table(values, "task")}
+    mixed = holders["task"].get("tasks")
+    for number, each in enumerate(mixed if isinstance(mixed, list) else (), start=1):
+        holders[f"task.tasks[{number}]"] = each
     for home in (("rewards",), ("prefer", "rewards")):
         holders |= {".".join((*home, key)): table for key, table in _table(values, *home).items()}
     for where, table in holders.items():

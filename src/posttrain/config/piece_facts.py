@@ -24,6 +24,11 @@ def advantage_needs(rl: RlSection) -> frozenset[str]:
     return needed(resolve(rl.advantage, ADVANTAGES, kind="rl.advantage"))
 
 
+def pieces_need(rl: RlSection) -> frozenset[str]:
+    """The fields of the batch that the advantage or the loss needs."""
+    return advantage_needs(rl) | needed(resolve(rl.loss, POLICY_LOSSES, kind="rl.loss"))
+
+
 def wants_greedy(rl: RlSection) -> bool:
     """Whether the advantage takes the greedy completion of every prompt for a baseline."""
     return "greedy_rewards" in advantage_needs(rl)

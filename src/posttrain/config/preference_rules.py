@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +10,9 @@ from posttrain.algorithms.table import piece_table
 from posttrain.config.data_stages import WrittenDpo
 from posttrain.config.resolved import Resolved
 from posttrain.config.specs import MODEL_REWARD, OWN_STAGE
+from posttrain.data.conventions import Form, check_columns
+from posttrain.data.hub_rows import is_hub_id
+from posttrain.data.row_objects import HANDED_OVER
 from posttrain.registry import FILES, did_you_mean, options
 
 
@@ -30,17 +33,27 @@ def _missing(recipe: Resolved, stage: Literal["reward", "dpo"]) -> str | None:
                 continue
             return (
                 f'{stage}.data: "prefer", but no stage prefer runs before; add [prefer], or give a '
-                f"JSONL file: --{stage}.data pairs.jsonl"
+                f"file: --{stage}.data pairs.jsonl"
             )
-        path = Path(value)
-        if not path.is_file():
-            near = [str(path.parent / item.name) for item in path.parent.glob("*.jsonl")]
-            near += ["prefer"] if name == "data" else []
-            known = did_you_mean(value, near, most=FILES)
-            hint = known if near else f"no .jsonl file in {path.parent} either"
-            other = ' and not "prefer"' if name == "data" else ""
-            return f"{stage}.{name}: no file {value!r} (seen from {Path.cwd()}){other}; {hint}"
+        if missing := no_data(value, words=["prefer"] if name == "data" else []):
+            return f"{stage}.{name}: {missing}"
     return None
+
+
+def no_data(value: str, *, words: Sequence[str] = ()) -> str:
+    """What is wrong with the name of data that is nowhere; "" where it may be somewhere.
+
+    ``words`` are values of the key that are no files.
+    """
+    path = Path(value).expanduser()
+    if path.exists() or is_hub_id(value) or value.startswith(HANDED_OVER):
+        return ""
+    kinds = {".jsonl", ".json", ".csv", ".tsv", ".parquet"}
+    files = sorted(item for item in path.parent.glob("*") if item.suffix in kinds)
+    near = [*(str(path.parent / item.name) for item in files), *words]
+    hint = did_you_mean(value, near, most=FILES) if near else f"no data in {path.parent} either"
+    other = "".join(f' and not "{word}"' for word in words)
+    return f"no file {value!r} (seen from {Path.cwd()}){other}; {hint}"
 
 
 def direct_options(dpo: WrittenDpo) -> dict[str, Any]:
@@ -113,6 +126,21 @@ def environment_without_a_part(recipe: Resolved) -> str | None:
             "task.env: the stage prefer compares single answers and knows no replies to them; drop "
             "task.env, or [prefer]"
         )
+    return None
+
+
+def columns_unknown(recipe: Resolved) -> str | None:
+    """The columns that sft, reward and dpo map are columns of what they learn from."""
+    forms: dict[str, Form] = {
+        "sft": "demonstrations",
+        "reward": "preferences",
+        "dpo": "preferences",
+    }
+    for stage, form in forms.items():
+        try:
+            check_columns(form, getattr(recipe, stage).columns if stage in recipe.stages else None)
+        except ValueError as error:
+            return f"{stage}.{error}"
     return None
 
 

@@ -42,7 +42,8 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
     values = _values(recipe)
     if isinstance(recipe, Resolved):
         values = {**_values(recipe.written), **_values(effective(recipe))}
-    return {name: table for name, table in plain(values).items() if table or name != "rewards"}
+    empty = ("rewards", "sweep")  # tables that are left out where they hold nothing
+    return {name: table for name, table in plain(values).items() if table or name not in empty}
 
 
 def _values(section: Section) -> dict[str, Any]:

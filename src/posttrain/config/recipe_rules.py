@@ -7,16 +7,17 @@ goes into the docs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from posttrain.config.data_stages import Optimiser, RewardSection, SftSection, WrittenDpo
-from posttrain.config.preference_rules import PREFERENCE_RULES
+from posttrain.config.preference_rules import PREFERENCE_RULES, columns_unknown, no_data
 from posttrain.config.resolved import Resolved, RlSection
 from posttrain.config.rl_rules import ENGINE_RULES, PIECE_RULES, RL_CAUTIONS, RL_RULES
 from posttrain.config.sections import WrittenRl
 from posttrain.config.usual import unusual
-from posttrain.registry import FILES, did_you_mean, split
+from posttrain.registry import split
 
 NO_WEIGHT = "every weight is 0, so nothing can be learned; give one another weight"
 
@@ -83,6 +84,17 @@ def best_without_measure(recipe: Resolved) -> str | None:
     return None
 
 
+def environment_beside_parts(recipe: Resolved) -> str | None:
+    """Partial rollouts are of one turn."""
+    named = (recipe.task or {}).get("env")
+    if "rl" in recipe.stages and recipe.rl.partial > 1 and named is not None:
+        return (
+            "rl.partial: completions that an environment replies to are sampled by one version of "
+            "the weights; set rl.partial to 1"
+        )
+    return None
+
+
 def environment_nowhere(recipe: Resolved) -> str | None:
     """[environment] says how task.env is run, and leaves room for a turn of each stage."""
     section, named = recipe.environment, (recipe.task or {}).get("env")
@@ -112,24 +124,17 @@ def engines_nowhere(recipe: Resolved) -> str | None:
     return None
 
 
-def adapter_elsewhere(recipe: Resolved) -> str | None:
-    """Adapters learn and are sampled in one process: not on ranks, nor with engine vllm."""
-    rl = recipe.for_evaluations
-    engine = None if rl is None or rl.engine is None else rl.engine.get("name")
-    if not recipe.adapter.rank:
+def quantized_in_vllm(recipe: Resolved) -> str | None:
+    """vLLM would sample from a base that is not quantised."""
+    rl, cluster = recipe.for_evaluations, recipe.cluster
+    engines = [None if rl is None or rl.engine is None else rl.engine.get("name")]
+    engines += [None if cluster is None else cluster.engine]
+    if recipe.adapter.quantize == "none" or "vllm" not in engines:
         return None
-    cluster = recipe.cluster
-    if cluster is not None and (cluster.learners > 1 or cluster.engines or cluster.address):
-        return (
-            "adapter.rank: adapters are not yet sharded over ranks, nor sent to other processes; "
-            "drop [cluster], or set adapter.rank to 0"
-        )
-    if engine == "vllm":
-        return (
-            "adapter.rank: adapters are not yet pushed to vLLM, which would sample without them; "
-            'set rl.engine to "native", or adapter.rank to 0'
-        )
-    return None
+    return (
+        "adapter.quantize: vLLM would sample beside weights that are not quantised, and so from "
+        'another policy; set rl.engine to "native", or adapter.quantize to "none"'
+    )
 
 
 def decay_of_everything(recipe: Resolved) -> str | None:
@@ -151,21 +156,87 @@ def _learning(recipe: Resolved) -> dict[str, Optimiser]:
     return {name: getattr(recipe, name) for name in stages if name in recipe.stages}
 
 
+# ---------------------------------------------------------------------- several adapters
+
+# What adapters of one run may differ in: not the base, nor what samples, nor the adapter's shape.
+FREE = ("run.seed", "adapter.alpha", "rl", "rewards")
+FIXED = ("rl.adapters", "rl.engine", "rl.max_lag")
+
+
+def trains_several(recipe: Resolved) -> bool:
+    """Whether a recipe asks for more than one adapter."""
+    return "rl" in recipe.stages and bool(recipe.sweep or recipe.rl.adapters > 1)
+
+
+def row_keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The keys of a row of the sweep, dotted; a piece with options is one key."""
+    for name, value in table.items():
+        if isinstance(value, Mapping) and value and "name" not in value:
+            yield from row_keys(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def several_adapters(recipe: Resolved) -> str | None:
+    """rl.adapters and [[sweep]] train adapters on one base, by the native engine in one process."""
+    key = "sweep" if recipe.sweep else "rl.adapters"
+    if "rl" not in recipe.stages:
+        return (
+            "sweep: its rows are for the stage rl; add [rl], or drop it" if recipe.sweep else None
+        )
+    engine = (recipe.rl.engine or {}).get("name", "native")
+    early = [stage for stage in recipe.stages if stage not in ("rl", "eval")]
+    refused = {
+        "several policies share one base only as adapters; set adapter.rank": (
+            not recipe.adapter.rank
+        ),
+        f"{', '.join(early)} would be done by each adapter for itself; run it first, and give its "
+        "run as model.name": early,
+        "adapters are sampled together by the engine native alone; drop rl.engine": (
+            engine != "native"
+        ),
+        "adapters wait for each other at every step; set rl.max_lag to 0": recipe.rl.max_lag,
+        "adapters of one batch learn in one process; drop [cluster]": recipe.cluster is not None,
+    }
+    found = next((why for why, holds in refused.items() if holds), None)
+    return f"{key}: {found}" if found and trains_several(recipe) else None
+
+
+def sweep_rows(recipe: Resolved) -> str | None:
+    """A row of [[sweep]] changes run.seed, adapter.alpha, and keys of [rl] and [rewards]."""
+    for number, row in enumerate(recipe.sweep):
+        for key in row_keys(row):
+            within = [name for name in (*FREE, *FIXED) if f"{key}.".startswith(f"{name}.")]
+            if not within or set(within) & set(FIXED):
+                return (
+                    f"sweep: row {number} changes {key}, which the adapters of a run share; rows "
+                    f"may change {', '.join(FREE)}"
+                )
+    return None
+
+
+def bases_of_seeds(recipe: Resolved) -> str | None:
+    """The weights of tiny are drawn by run.seed, unless model.options.seed says otherwise."""
+    if "rl" not in recipe.stages or recipe.model.name != "tiny" or not trains_several(recipe):
+        return None
+    seeds = {row.get("run", {}).get("seed", recipe.run.seed) for row in recipe.sweep}
+    if "seed" not in recipe.model.options and (recipe.rl.adapters > 1 or len(seeds) > 1):
+        return (
+            "model.name: tiny draws its weights by run.seed, so every seed would have another "
+            "base; set model.options.seed, or train a model first"
+        )
+    return None
+
+
 # ------------------------------------------------------------------------------------- [sft]
 
 
 def demonstrations_missing(sft: SftSection) -> str | None:
-    """The files that sft.data and sft.test_data name exist."""
+    """sft.data and sft.test_data are files or folders that exist, or hub ids."""
     for name, words in (("data", ["task"]), ("test_data", [])):
         value = getattr(sft, name)
-        if value is None or value in words or Path(value).is_file():
-            continue
-        folder = Path(value).parent
-        near = [*(str(folder / item.name) for item in folder.glob("*.jsonl")), *words]
-        known = did_you_mean(value, near, most=FILES)
-        hint = known if near else f"no .jsonl file in {folder} either"
-        other = ' and not "task"' if words else ""
-        return f"sft.{name}: no file {value!r} (seen from {Path.cwd()}){other}; {hint}"
+        if value is not None and value not in words and (missing := no_data(value, words=words)):
+            return f"sft.{name}: {missing}"
     return None
 
 
@@ -254,6 +325,16 @@ def rate_of_the_other_kind(recipe: Resolved) -> str | None:
     return None
 
 
+def adapter_of_nothing(recipe: Resolved) -> str | None:
+    """The weights of "tiny" are random: an adapter beside them learns next to nothing."""
+    if recipe.adapter.rank and recipe.model.name == "tiny":
+        return (
+            'adapter.rank: the weights of "tiny" are random, and beside them an adapter learns '
+            "next to nothing; train all of it first (adapter.rank = 0), then name that model"
+        )
+    return None
+
+
 RECIPE_RULES: list[Callable[[Resolved], str | None]] = [
     decay_of_everything,
     repeated_names,
@@ -261,10 +342,15 @@ RECIPE_RULES: list[Callable[[Resolved], str | None]] = [
     task_missing,
     engines_nowhere,
     environment_nowhere,
+    environment_beside_parts,
     engines_differ,
     rewards_without_weight,
     best_without_measure,
-    adapter_elsewhere,
+    quantized_in_vllm,
+    several_adapters,
+    sweep_rows,
+    bases_of_seeds,
+    columns_unknown,
 ]
 SFT_RULES: list[Callable[[SftSection], str | None]] = [
     demonstrations_missing,
@@ -274,6 +360,7 @@ TEACHER_RULES: list[Callable[[Resolved], str | None]] = [teacher_missing, diverg
 RECIPE_CAUTIONS: list[Callable[[Resolved], str | None]] = [
     update_lost_in_rounding,
     rate_of_the_other_kind,
+    adapter_of_nothing,
 ]
 
 

@@ -95,6 +95,21 @@ model = { weight = 1.0, path = "reward" }      # or path = "FOLDER"
 ```
 """
 
+SWEEP = """\
+Several adapters at once, each with changes of its own: see [adapters](adapters.md#several-at-once).
+A row takes keys of `[rl]` and `[rewards]`, `run.seed` and `adapter.alpha`; `rl.adapters` seeds of
+each row are trained.
+
+```toml
+[[sweep]]
+rl.learning_rate = 1e-4
+
+[[sweep]]
+rl.learning_rate = 3e-4
+rl.kl.coefficient = 0.01
+```
+"""
+
 KL_RULE = """\
 * rl.kl: a placement needs a coefficient above 0, and a rule that steers a target.
   `--rl.kl.coefficient 0` is short for the placement "none".
@@ -120,9 +135,11 @@ SECTIONS = (
     "dpo",
     "teacher",
     "rl",
+    "rl.curriculum",
     "rl.kl",
     "rl.critic",
     "eval",
+    "sweep",
 )
 
 
@@ -168,6 +185,8 @@ def configuration_page() -> str:
             parts.append(f"## [task]\n\n{TASK}")
         elif name == "rewards":
             parts.append(f"## [rewards]\n\n{REWARDS}")
+        elif name == "sweep":
+            parts.append(f"## [[sweep]]\n\n{SWEEP}")
         else:
             summary = (known[name].__doc__ or "").strip()
             parts.append(f"## [{name}]\n\n{summary}\n\n{_table(name)}")

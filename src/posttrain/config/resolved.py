@@ -81,6 +81,11 @@ class RlSection(WrittenRl):
     overlong_buffer: int
     evaluate_problems: int
 
+    @property
+    def ahead(self) -> int:
+        """Updates that sampling runs ahead of learning: max_lag less those of partial rollouts."""
+        return self.max_lag - (self.partial - 1)
+
 
 class EvalSection(WrittenEval):
     """``[eval]``, resolved."""

@@ -42,6 +42,14 @@ def group_of_one(rl: RlSection) -> str | None:
     return None
 
 
+def band_of_nothing(rl: RlSection) -> str | None:
+    """curriculum.low is below curriculum.high."""
+    band = rl.curriculum
+    if band is not None and band.low >= band.high:
+        return f"rl.curriculum.low: {band.low:g} is not below high = {band.high:g}; lower it"
+    return None
+
+
 def uneven_minibatches(rl: RlSection) -> str | None:
     """prompts_per_step × group_size can be divided by minibatches."""
     rollouts = rl.prompts_per_step * rl.group_size
@@ -189,6 +197,44 @@ def lag_of_the_whole_run(rl: RlSection) -> str | None:
     return None
 
 
+def parts_of_completions(rl: RlSection) -> str | None:
+    """Partial rollouts are as old as max_lag allows, of equal parts, and all sampled alike."""
+    if rl.partial > rl.max_lag + 1:
+        return (
+            f"rl.partial: over {rl.partial} updates a completion grows {rl.partial - 1} old, and "
+            f"rl.max_lag is {rl.max_lag}; set rl.max_lag to {rl.partial - 1}, or to {rl.partial} "
+            "to sample while the learner trains"
+        )
+    if rl.max_new_tokens % rl.partial:
+        return (
+            f"rl.partial: {rl.partial} does not divide rl.max_new_tokens, {rl.max_new_tokens}; "
+            f"set that to {rl.max_new_tokens // rl.partial * rl.partial or rl.partial}"
+        )
+    if rl.partial > 1 and rl.curriculum is not None:
+        return (
+            "rl.partial: a curriculum draws prompts by the completions before, and these are not "
+            "whole yet; set rl.partial to 1, or drop rl.curriculum"
+        )
+    if rl.partial > 1 and rl.dynamic_sampling:
+        return (
+            "rl.partial: dynamic_sampling wants whole completions before it draws other prompts; "
+            "set rl.partial to 1, or rl.dynamic_sampling to false"
+        )
+    return None
+
+
+def greedy_beside_parts(rl: RlSection) -> str | None:
+    """A greedy baseline is of the weights that sampled: those of partial rollouts are several."""
+    from posttrain.config.piece_facts import wants_greedy
+
+    if rl.partial > 1 and wants_greedy(rl):
+        return (
+            f"rl.partial: advantage {rl.advantage['name']!r} compares with a greedy completion of "
+            "the same weights, and a partial rollout has several; set rl.partial to 1"
+        )
+    return None
+
+
 def stale_without_correction(rl: RlSection) -> str | None:
     """Rollouts that run ahead come from an older policy, which a correction makes up for."""
     if rl.max_lag and rl.correction["name"] == "none":
@@ -211,6 +257,7 @@ def loss_without_gradient(rl: RlSection) -> str | None:
 
 
 RL_RULES: list[Callable[[RlSection], str | None]] = [
+    band_of_nothing,
     uneven_minibatches,
     greedy_sampling,
     buffer_above_limit,
@@ -218,6 +265,7 @@ RL_RULES: list[Callable[[RlSection], str | None]] = [
     nothing_to_evaluate,
     warmup_of_the_whole_run,
     lag_of_the_whole_run,
+    parts_of_completions,
 ]
 
 # Checked last: facts of pieces and engines load torch.
@@ -225,6 +273,7 @@ PIECE_RULES: list[Callable[[RlSection], str | None]] = [
     baseline_of_gradients,
     group_of_one,
     penalty_of_one_step,
+    greedy_beside_parts,
 ]
 ENGINE_RULES: list[Callable[[RlSection], str | None]] = [engine_cannot_truncate]
 

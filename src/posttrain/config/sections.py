@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from posttrain.algorithms.choices import Direction, Estimator, Placement, Rule
 from posttrain.config.data_stages import (
@@ -30,6 +30,7 @@ from posttrain.config.fields import (
     Section,
     Stage,
     StopStrings,
+    SweepRows,
     Trackers,
     key,
     later,
@@ -56,7 +57,16 @@ class WrittenRun(Section):
         "CPU threads; another number rounds differently, so a run keeps its own.",
         ge=1,
     )
+    gpu_memory: Annotated[
+        Annotated[str, Field(pattern=r"(?i)^\d+(\.\d+)?\s*[GM](i?B)?$")] | None,
+        Expected('an amount like "8GB"'),
+    ] = later("all of it", "Most of the GPU's memory that the run may take.")
     trackers: Trackers = key((), "Trackers besides the run folder itself.")
+    token_numbers: int = key(
+        200_000,
+        "Tokens of a step of [rl] whose log-probs and terms are kept to view; 0: none.",
+        ge=0,
+    )
     trace: bool = key(False, "Write a timeline of the last steps of [rl], to open in Perfetto.")
     save_minutes: float = key(
         10.0, "Minutes between checkpoints of a stage without save_every; 0: none by time.", ge=0
@@ -200,6 +210,14 @@ class WrittenCritic(Section):
     )
 
 
+class CurriculumSection(Section):
+    """Prompts drawn by how often they are answered rightly, in place of all in turn."""
+
+    low: float = key(0.0, "Share of right answers from which a prompt teaches.", ge=0, lt=1)
+    high: float = key(0.95, "Share up to which it does.", gt=0, le=1)
+    outside: float = key(0.2, "How often the others are drawn; 1: as often.", gt=0, le=1)
+
+
 class WrittenRl(Optimiser):
     """Reinforcement learning: one table row of pieces, and every piece can be replaced."""
 
@@ -207,7 +225,11 @@ class WrittenRl(Optimiser):
         "grpo", "The row of pieces to start from; posttrain explain lists them."
     )
     steps: int = key(100, "Batches of rollouts to learn from.", ge=1)
+    adapters: int = key(
+        1, "Adapters to train at once, seed after seed, each in a run folder of its own.", ge=1
+    )
     prompts_per_step: int = key(16, "Prompts in each batch.", ge=1)
+    curriculum: CurriculumSection | None = later("off", "Draw prompts by their pass rate.")
     group_size: int | None = later("the algorithm's", "Completions for each prompt.", ge=1)
     epochs: int | None = later("the algorithm's", "Passes over each batch.", ge=1)
     minibatches: int = key(1, "Optimiser steps in each pass.", ge=1)
@@ -221,7 +243,12 @@ class WrittenRl(Optimiser):
         (), "Strings that end a completion, in evaluations too; its text ends before them."
     )
     engine: OptionalPiece = later("cluster.engine, else native", "What samples the completions.")
-    max_lag: int = key(0, "Updates that sampling runs ahead of learning; 0: on-policy.", ge=0)
+    max_lag: int = key(
+        0, "Updates that the oldest token learned from is behind; 0: on-policy.", ge=0
+    )
+    partial: int = key(
+        1, "Updates over which a completion may be sampled (partial rollouts); 1: one.", ge=1
+    )
     advantage: OptionalPiece = later("the algorithm's", "How rewards become advantages.")
     loss: OptionalPiece = later("the algorithm's", "The policy loss of a token.")
     weights: OptionalPiece = later("the algorithm's", "How the losses of tokens are averaged.")
@@ -298,6 +325,7 @@ class Recipe(Section):
     teacher: TeacherSection | None = key(None, "A teacher of the policy.")
     rl: WrittenRl | None = key(None, "Reinforcement learning.")
     eval: WrittenEval | None = key(None, "Evaluation.")
+    sweep: SweepRows = key((), "Adapters to train at once: what each row changes in the recipe.")
 
     _source: str = PrivateAttr("")
     _notes: tuple[str, ...] = PrivateAttr(())

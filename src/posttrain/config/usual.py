@@ -55,6 +55,7 @@ USUAL: dict[str, Usual] = {
     "prefer.samples": Usual(2, 1024, "so many completions of one prompt"),
     "rl.group_size": Usual(1, 1024, "so many completions of one prompt hold up every step"),
     "rl.max_lag": Usual(0, 64, "rollouts of so old a policy say little of this one"),
+    "rl.partial": Usual(1, 16, "every part reads all that was sampled before again"),
     "rl.max_resamples": Usual(1, 1000, "a step may never end"),
     "rl.top_p": Usual(0.1, 1, "what is left is nearly greedy, and explores nothing"),
     "rl.entropy_coefficient": Usual(0, 1, "being undecided is worth more than being right"),

@@ -26,15 +26,22 @@ def minibatches(
     >>> [part.rewards.tolist() for part in minibatches(Batch.from_rewards([1.0, 2.0]), 1)]
     [[1.0, 2.0]]
     """
+    for rows in minibatch_rows(batch, count, epochs=epochs, generator=generator):
+        yield batch if count == 1 else batch.select(rows)
+
+
+def minibatch_rows(
+    batch: Batch, count: int, *, epochs: int = 1, generator: torch.Generator | None = None
+) -> Iterator[Tensor]:
+    """The rows of each of the :func:`minibatches`."""
     size = batch.tokens.shape[0]
     if not 1 <= count <= size:
         raise ValueError(f"minibatches: must be between 1 and the {size} sequences, got {count}")
     for _ in range(epochs):
         if count == 1:
-            yield batch
-            continue
-        for rows in torch.randperm(size, generator=generator).tensor_split(count):
-            yield batch.select(rows)
+            yield torch.arange(size)
+        else:
+            yield from torch.randperm(size, generator=generator).tensor_split(count)
 
 
 def micro_batches(

@@ -1,4 +1,4 @@
-"""Preferences for a reward model, from JSONL: pairs, ranked sets, or completions with scores."""
+"""Preferences for a reward model: pairs, ranked sets, or completions with scores or labels."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.data.sources import check_messages, check_text, read_numbered
+from posttrain.data.conventions import read_as
+from posttrain.data.row_checks import check_messages, check_text
 
 PAIRS, SETS, LABELS = "pairs", "ranked sets", "labelled completions"
 # The columns that identify the kind of a row.
 KINDS = {"chosen": PAIRS, "rejected": PAIRS, "ranked": SETS, "completion": LABELS, "score": LABELS}
+KEPT = ("prompt", "messages", *KINDS, "label", "margin", "ended")
+MAX_PAIRS = 16  # of a prompt whose completions have scores
 
 Row = Mapping[str, Any]
 Messages = tuple[Mapping[str, str], ...]
@@ -29,6 +32,8 @@ class Ranked:
     """Completions of one prompt, best first; ``margin`` is by how much (0: not given).
 
     The prompt is text, or ``messages`` that end with the user's or a tool's; ``prompt`` is then "".
+    ``ended`` says of each whether its writer ended it; one that was cut off is learned without an
+    end token. Empty: all were ended.
 
     >>> Ranked(prompt="2+3=", completions=("5", "6")).margin
     0.0
@@ -38,6 +43,7 @@ class Ranked:
     messages: Messages = ()
     completions: tuple[str, ...]
     margin: float = 0.0
+    ended: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         if bool(self.prompt.strip()) == bool(self.messages):
@@ -63,44 +69,75 @@ class Ranked:
                 "where it is not known"
             )
         object.__setattr__(self, "margin", float(self.margin))
+        flags = isinstance(self.ended, tuple) and all(type(flag) is bool for flag in self.ended)
+        if not flags or (self.ended and len(self.ended) != len(self.completions)):
+            raise ValueError(
+                "ended: must be true or false for each completion, in a list of "
+                f"{len(self.completions)}; leave it out where all were ended"
+            )
+        object.__setattr__(self, "ended", self.ended or (True,) * len(self.completions))
 
 
 def read_preferences(
-    path: str | Path, *, max_pairs_per_prompt: int = 16, seed: int = 0
+    source: Any,
+    *,
+    columns: Mapping[str, str] | None = None,
+    name: str = "data",
+    max_pairs_per_prompt: int = MAX_PAIRS,
+    seed: int = 0,
 ) -> list[Ranked]:
-    """The preferences of a JSONL file, whose rows are all of one kind.
+    """The preferences of a file, whose rows are all of one kind.
 
     Each has ``prompt``, or ``messages`` for a chat, and beside it
 
     1. ``chosen`` and ``rejected``, or
     2. ``ranked``, a list with the best first, or
-    3. ``completion`` and ``score``: a better and a worse completion of a prompt make a pair, at
-       most ``max_pairs_per_prompt`` of them, drawn with ``seed``. Equal scores make none.
+    3. ``completion`` and ``score``, or ``label``: a better and a worse completion of a prompt make
+       a pair, at most ``max_pairs_per_prompt`` of them, drawn with ``seed``. Equal ones make none.
 
-    The first two may have a ``margin``; the third has none, as scores have no common scale.
-    ``chosen`` and ``rejected`` may be chats that begin with the prompt and differ in the last
-    message alone. Rows that repeat or contradict another are kept, and reported in a warning.
+    The first two may have a ``margin``; the third has none, as scores have no common scale. Beside
+    ``ranked``, a list ``ended`` is false where a completion was cut off (see :class:`Ranked`).
+    Conventions are those of :mod:`posttrain.data.conventions`. Rows that repeat or contradict
+    another are kept, and reported in a warning.
     """
     if max_pairs_per_prompt < 1:
         raise ValueError(f"max_pairs_per_prompt: must be at least 1, got {max_pairs_per_prompt}")
-    rows = [(f"{path}:{number}", row) for number, row in read_numbered(path)]
+    rows = _read(source, columns=columns, name=name)
+    return _preferences(rows, name=_named(source, name), limit=max_pairs_per_prompt, seed=seed)
+
+
+def _read(
+    source: Any, *, columns: Mapping[str, str] | None, name: str
+) -> list[tuple[str, dict[str, Any]]]:
+    read = read_as("preferences", source, columns=columns, name=name)
+    return [(where, {key: row[key] for key in KEPT if key in row}) for _, where, row in read]
+
+
+def _named(source: Any, name: str) -> str:
+    return str(source) if isinstance(source, str | Path) else name
+
+
+def _preferences(
+    rows: Sequence[tuple[str, Row]], *, name: str, limit: int, seed: int
+) -> list[Ranked]:
     kind = _common_kind(rows)
     if kind == LABELS:
         labels = [_label(row, where=where) for where, row in rows]
         identities: list[Hashable] = [(_key(**prompt), *rest) for prompt, *rest in labels]
-        sets, notes = _compare(labels, limit=max_pairs_per_prompt, seed=seed)
+        sets, notes = _compare(labels, limit=limit, seed=seed)
     else:
         read = _pair if kind == PAIRS else _ranked
         sets, notes = [read(row, where=where) for where, row in rows], []
         identities = [(_key(s.prompt, s.messages), s.completions, s.margin) for s in sets]
     if not sets:
         raise ValueError(
-            f"{path}: no prompt has two different completions with different scores, so there is "
+            f"{name}: no prompt has two different completions with different scores, so there is "
             "no preference; score more completions of each prompt"
+            + ('; rows with a label are for dpo.loss = "kto"' if "label" in rows[0][1] else "")
         )
     for number, text in (_repeats(identities, rows), *notes, _contradictions(sets)):
         if number:
-            warnings.warn(f"{path}: {number} {text}", stacklevel=2)
+            warnings.warn(f"{name}: {number} {text}", stacklevel=3)
     return sets
 
 
@@ -112,6 +149,7 @@ class Labelled:
     messages: Messages = ()
     completion: str
     desirable: bool
+    ended: tuple[bool] = (True,)
 
     @property
     def completions(self) -> tuple[str, ...]:
@@ -119,33 +157,43 @@ class Labelled:
         return (self.completion,)
 
 
-def read_labelled(path: str | Path) -> list[Labelled]:
-    """Completions that are desirable or not, of a JSONL file.
+def read_labelled(
+    source: Any, *, columns: Mapping[str, str] | None = None, name: str = "data"
+) -> list[Labelled]:
+    """Completions that are desirable or not.
 
-    Its rows have ``prompt`` or ``messages``, ``completion`` and a ``label``, true or false; or they
+    The rows have ``prompt`` or ``messages``, ``completion`` and a ``label``, true or false; or they
     are those of :func:`read_preferences`: of a pair the first is desirable and the second is not,
     of a ranked set those above the middle, and those below it.
     """
     return [
         row
-        for found in read_compared(path)
+        for found in read_compared(source, columns=columns, name=name)
         for row in ([found] if isinstance(found, Labelled) else _halves(found))
     ]
 
 
-def read_compared(path: str | Path) -> Sequence[Ranked | Labelled]:
+def read_compared(
+    source: Any, *, columns: Mapping[str, str] | None = None, name: str = "data"
+) -> Sequence[Ranked | Labelled]:
     """The rows of a file of labels, or the sets of one of preferences."""
-    rows = [(f"{path}:{number}", row) for number, row in read_numbered(path)]
+    rows = _read(source, columns=columns, name=name)
     if any("label" in row for _, row in rows):
         return [_labelled(row, where=where) for where, row in rows]
-    return read_preferences(path)
+    return _preferences(rows, name=_named(source, name), limit=MAX_PAIRS, seed=0)
 
 
 def _halves(s: Ranked) -> list[Labelled]:
     middle = (len(s.completions) - 1) / 2
     return [
-        Labelled(prompt=s.prompt, messages=s.messages, completion=text, desirable=place < middle)
-        for place, text in enumerate(s.completions)
+        Labelled(
+            prompt=s.prompt,
+            messages=s.messages,
+            completion=text,
+            desirable=place < middle,
+            ended=(ended,),
+        )
+        for place, (text, ended) in enumerate(zip(s.completions, s.ended, strict=True))
         if place != middle
     ]
 
@@ -168,6 +216,7 @@ def write_preferences(path: str | Path, sets: Sequence[Ranked]) -> None:
         chat = [dict(message) for message in ranked.messages]
         prompt = {"messages": chat} if chat else {"prompt": ranked.prompt}
         row = {**prompt, "ranked": ranked.completions, "margin": ranked.margin}
+        row |= {} if all(ranked.ended) else {"ended": ranked.ended}
         lines.append(json.dumps(row) + "\n")
     Path(path).write_bytes("".join(lines).encode())
 
@@ -190,8 +239,6 @@ def _common_kind(rows: Sequence[tuple[str, Row]]) -> str:
 
 def _prompt(row: Row, *, where: str) -> dict[str, Any]:
     if "messages" not in row:
-        if isinstance(row.get("prompt"), list):
-            raise ValueError(f"{where}: 'prompt' is a list; if it is a chat, call it 'messages'")
         return {"prompt": check_text(row, "prompt", where=where), "messages": ()}
     if "prompt" in row:
         raise ValueError(f"{where}: the row has both 'prompt' and 'messages'; remove one")
@@ -209,43 +256,17 @@ def _check_chat(messages: Any, *, where: str) -> Messages:
 
 
 def _pair(row: Row, *, where: str) -> Ranked:
-    if isinstance(row.get("chosen"), list) or isinstance(row.get("rejected"), list):
-        prompt, texts = _divide(row, where=where)
-    else:
-        prompt = _prompt(row, where=where)
-        texts = [check_text(row, column, where=where) for column in ("chosen", "rejected")]
+    prompt = _prompt(row, where=where)
+    texts = [check_text(row, column, where=where) for column in ("chosen", "rejected")]
     return _make(row, where=where, **prompt, completions=tuple(texts))
-
-
-def _divide(row: Row, *, where: str) -> tuple[dict[str, Any], list[str]]:
-    """The prompt with which two chats begin, and the message with which each ends."""
-    if twice := [column for column in ("prompt", "messages") if column in row]:
-        raise ValueError(
-            f"{where}: {twice[0]!r} beside 'chosen' and 'rejected' that are chats; let the chats "
-            "begin with the prompt and remove it, or write 'chosen' and 'rejected' as text"
-        )
-    chats = []
-    for column in ("chosen", "rejected"):
-        if not isinstance(row.get(column), list):
-            raise ValueError(f"{where}: {column!r} is not there or no chat; write both alike")
-        chats.append(check_messages(row[column], where=f"{where}: {column!r}"))
-    shared = 0  # the last message is never shared: equal chats would leave no completion
-    while shared < min(map(len, chats)) - 1 and chats[0][shared] == chats[1][shared]:
-        shared += 1
-    ends = [[message["role"] for message in chat[shared:]] for chat in chats]
-    if not shared or ends != [["assistant"], ["assistant"]]:
-        raise ValueError(
-            f"{where}: 'chosen' and 'rejected' begin with {shared} shared messages, then come the "
-            f"messages of {'+'.join(ends[0])} and of {'+'.join(ends[1])}; they must share the "
-            "whole prompt, and then each end with exactly one message, the assistant's"
-        )
-    return {"prompt": "", "messages": chats[0][:shared]}, [chat[-1]["content"] for chat in chats]
 
 
 def _ranked(row: Row, *, where: str) -> Ranked:
     if not isinstance(row["ranked"], list):
         raise ValueError(f"{where}: 'ranked' must be a list of texts, the best first; put it in []")
-    return _make(row, where=where, **_prompt(row, where=where), completions=tuple(row["ranked"]))
+    ended = row.get("ended", ())
+    given = {"completions": tuple(row["ranked"]), "ended": tuple(ended) if ended else ()}
+    return _make(row, where=where, **_prompt(row, where=where), **given)
 
 
 def _make(row: Row, *, where: str, **fields: Any) -> Ranked:
@@ -259,10 +280,9 @@ def _label(row: Row, *, where: str) -> Label:
     score: Any = row.get("score")
     if not isinstance(score, bool) and not _is_number(score):
         fault = f"must be a number, got {score!r:.60}" if "score" in row else "is not there"
-        fix = "write a number, true or false"
-        if "label" in row and "score" not in row:
-            fix = 'rows with a label are for dpo.loss = "kto"'
-        raise ValueError(f"{where}: 'score' {fault}; {fix}")
+        if "label" in row:  # one of true and false is a score
+            fault = f"is not there, and 'label' is {row['label']!r:.60}"
+        raise ValueError(f"{where}: 'score' {fault}; write a number, true or false")
     if "margin" in row:
         raise ValueError(f"{where}: 'margin' is a pair's, and this row is none; remove it")
     return _prompt(row, where=where), check_text(row, "completion", where=where), float(score)
@@ -300,8 +320,8 @@ def _repeats(identities: Sequence[Hashable], rows: Sequence[tuple[str, Row]]) ->
     first: dict[Hashable, str] = {}
     places = zip(identities, rows, strict=True)
     repeated = [where for what, (where, _) in places if first.setdefault(what, where) != where]
-    line = "".join(repeated[:1]).rpartition(":")[2]
-    note = f"of {len(rows)} rows repeat an earlier one (the first in line {line}) and are kept"
+    place = "".join(repeated[:1])
+    note = f"of {len(rows)} rows repeat an earlier one (the first is {place}) and are kept"
     return len(repeated), f"{note}; remove them if that is not meant"
 
 

@@ -115,14 +115,14 @@ class Template:
         return dataclasses.replace(prompt, text=text, tokens=tokens)
 
     def encode_completion(
-        self, text: str, end_token: int, *, sampled: bool = False
+        self, text: str, end_token: int, *, sampled: bool = False, ended: bool = True
     ) -> tuple[int, ...]:
-        """The tokens of a completion to learn from, ending with the end token, once.
+        """The tokens of a completion to learn from, with the end token once where it has ``ended``.
 
         Where a policy has ``sampled`` it, the special tokens in its text were tokens.
         """
         tokens = self.control.encode(text, {} if sampled else None)
-        return tokens if tokens[-1:] == (end_token,) else (*tokens, end_token)
+        return tokens if tokens[-1:] == (end_token,) or not ended else (*tokens, end_token)
 
     def render_conversation(
         self, messages: Sequence[Message]
@@ -225,6 +225,8 @@ class Template:
     def question(self, prompt: Prompt) -> str:
         """What makes two prompts the same: how they are written for the model, but for spaces."""
         written = self._is_written(prompt)
+        if not written and not prompt.text:
+            self._need_chat_template()
         return words(shown(*self._prompt_text(prompt)) if written else prompt.text)
 
     def encode_exchange(self, prompt: Prompt, completion: str) -> tuple[int, ...]:

@@ -22,8 +22,15 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from posttrain.distributed.engine_host import Sequences
-from posttrain.distributed.pool_member import Answer, Board, Member, Piece, Pushed, not_refreshed
-from posttrain.distributed.probe import Probe
+from posttrain.distributed.pool_member import (
+    Answer,
+    Board,
+    Member,
+    Piece,
+    Probe,
+    Pushed,
+    not_refreshed,
+)
 from posttrain.distributed.replica import Replica
 from posttrain.distributed.spans import Spans
 from posttrain.distributed.wire import pack_tensor
@@ -135,7 +142,9 @@ class EnginePool:
             self._look()
         reference: Sequence[Turn] = ()
         if self._probe is not None:
-            scored = self._probe.scored(learner, drawn)
+            scored = self._probe.scored(
+                list(drawn.values()), lambda batch: learner.infer(batch).need("old_logprobs")
+            )
             for (name, turns), own in zip(drawn.items(), scored, strict=True):
                 problem = self._probe.problem(turns, own)
                 if problem:

@@ -12,14 +12,32 @@ from queue import SimpleQueue
 from typing import Any, Literal
 
 from posttrain.distributed.engine_host import Sequences
-from posttrain.distributed.probe import Probe
 from posttrain.distributed.replica import DiedError, Replica
 from posttrain.distributed.spans import Spans
 from posttrain.protocols import Engine
-from posttrain.types import Turn
+from posttrain.rollout.engines.weight_probe import SAMPLES, WeightProbe, why_unproven
+from posttrain.types import Part, Turn
 
 GRACE = 5.0  # seconds for an engine to end what runs beside it, before its process is killed
 MOST_ATTEMPTS = 5  # at one piece: what kills every engine that takes it is no accident
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe(WeightProbe):
+    """What every engine must prove its weights by; ``tolerance`` is rounding."""
+
+    tolerance: float
+
+    @property
+    def asked(self) -> Sequences:
+        """What an engine is asked for."""
+        part = Part(numbers=tuple(range(SAMPLES)))
+        prompts = [self.prompt] * SAMPLES
+        return Sequences(prompts=prompts, sampling=self.sampling, seed=0, part=part)
+
+    def problem(self, drawn: Sequence[Turn], known: Sequence[Turn]) -> str:
+        """Why an engine has not the weights that ``known`` were scored by, or nothing."""
+        return why_unproven(drawn, known, tolerance=self.tolerance)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -17,7 +17,7 @@ from posttrain.distributed.spans import Spans
 from posttrain.distributed.worker import handed_over
 from posttrain.models.load import Policy
 from posttrain.models.reward import RewardModel
-from posttrain.models.save import save_policy
+from posttrain.models.save import save_policy, write_base
 from posttrain.protocols import Engine, Learner
 from posttrain.track.progress import phase
 
@@ -112,6 +112,7 @@ class RayCluster:
         from posttrain.distributed.recipe_engines import make_engine_pool
 
         section, scratch = self._section, self._scratch / "engines"
+        write_base(setup.policy)
         save_policy(setup.policy, scratch / "model")
         self._engines = make_engine_pool(
             setup,

@@ -24,7 +24,7 @@ from posttrain.build.setup import (
 from posttrain.config import Resolved
 from posttrain.config.paths import import_from
 from posttrain.distributed.engine_pool import EnginePool
-from posttrain.distributed.probe import Probe
+from posttrain.distributed.pool_member import Probe
 from posttrain.distributed.replica import RayReplica
 from posttrain.distributed.spans import Spans
 from posttrain.models.cache import context_length

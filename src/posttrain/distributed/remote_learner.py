@@ -120,8 +120,9 @@ class RemoteLearner:
         self._ask("refresh_reference", changes=True)
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights of the policy by name: always the same tensors, with what they are now."""
-        own: dict[str, Tensor] = dict(self._model.named_parameters())
+        """The weights that learn by name: always the same tensors, with what they are now."""
+        named = self._model.named_parameters()
+        own: dict[str, Tensor] = {name: weight for name, weight in named if weight.requires_grad}
         if not self._is_current:
             found = self._ask("weights")
             if found.keys() != own.keys():

@@ -79,6 +79,12 @@ def best_moves(board: str, mark: str) -> list[int]:
     return [s for s in squares if -value(put(board, s, mark=mark), other) == most]
 
 
+NOTATIONS = {
+    "grid": {".": "123456789", "X": "X" * 9, "O": "O" * 9},
+    "letters": {".": "123456789", "X": "ABCDEFGHI", "O": "JKLMNOPQR"},
+}
+"""What a square shows, by the mark on it."""
+
 OPPONENTS: dict[str, Callable[[str], Sequence[int]]] = {
     "random": free_squares,
     "perfect": functools.partial(best_moves, mark="O"),
@@ -86,15 +92,23 @@ OPPONENTS: dict[str, Callable[[str], Sequence[int]]] = {
 """The squares among which each of them chooses, all alike."""
 
 
-def shown(board: str) -> str:
-    r"""The board in three lines; an empty square shows the number that is its move.
+def shown(board: str, notation: str = "grid") -> str:
+    r"""The board as text; an empty square shows the number that is its move.
+
+    A grid has three lines. Letters have one, in which X has A to I and O has J to R: each character
+    says by itself which square it is and what stands there, which a small model need not learn.
 
     >>> print(shown("X.O.X...."))
     X2O
     4X6
     789
+    >>> shown("X.O.X....", "letters")
+    'A2L4E6789'
     """
-    squares = [str(square + 1) if mark == "." else mark for square, mark in enumerate(board)]
+    names = NOTATIONS[notation]
+    squares = [names[mark][square] for square, mark in enumerate(board)]
+    if notation == "letters":
+        return "".join(squares)
     return "\n".join("".join(squares[row : row + 3]) for row in (0, 3, 6))
 
 
@@ -105,7 +119,14 @@ class Game:
     board: str
     generator: random.Random
     told: bool
+    notation: str
     illegal: int = 0
+
+    @property
+    def shown(self) -> str:
+        """The board as the policy reads it."""
+        text = shown(self.board, self.notation)
+        return text if self.notation == "letters" else f"\n{text}\n"
 
 
 class TicTacToe:
@@ -115,6 +136,7 @@ class TicTacToe:
     counts. ``illegal_moves`` is how many others are asked again in a game. The column ``board`` of
     a prompt is the position to begin from, X to move: nine of ``X``, ``O`` and ``.``. Without it
     the board is empty, and the seed decides who begins; it decides what the opponent draws, too.
+    The column ``notation`` says how boards are shown (``grid``, ``letters``).
 
     >>> env = TicTacToe(opponent="perfect")
     >>> state = env.start(Prompt(id="0", text="?", columns={"board": "X...O...."}), seed=0)
@@ -147,7 +169,13 @@ class TicTacToe:
         """A new game; without a seed, the prompt's id is one."""
         generator = random.Random(prompt.id if seed is None else seed)
         board = prompt.columns.get("board")
-        state = Game(board=board or EMPTY, generator=generator, told=board is not None)
+        notation = prompt.columns.get("notation", "grid")
+        if notation not in NOTATIONS:
+            raise ValueError(
+                f"prompt {prompt.id!r}: notation must be one of {', '.join(NOTATIONS)}, "
+                f"not {notation!r}"
+            )
+        state = Game(board or EMPTY, generator, told=board is not None, notation=notation)
         if board is None:
             if generator.random() < 0.5:
                 self._move(state)
@@ -160,7 +188,7 @@ class TicTacToe:
 
     def opening(self, state: Game) -> str:
         """The board, unless it is the prompt's own, who then shows it."""
-        return "" if state.told else f"\n{shown(state.board)}\n"
+        return "" if state.told else state.shown
 
     def reply(self, state: Game, turn: Turn) -> Answer:
         """The board after the opponent's move; or the end."""
@@ -170,12 +198,12 @@ class TicTacToe:
             state.illegal += 1
             if state.illegal > self._illegal_moves:
                 return self._over(state, "loss")
-            return f"\nnot an empty square\n{shown(state.board)}\n"
+            return f"\nnot an empty square\n{state.shown.lstrip()}"
         state.board = put(state.board, move, mark="X")
         if not outcome(state.board):
             self._move(state)
         ended = outcome(state.board)
-        return self._over(state, ended) if ended else f"\n{shown(state.board)}\n"
+        return self._over(state, ended) if ended else state.shown
 
     def _move(self, state: Game) -> None:
         square = state.generator.choice(self._choices(state.board))

@@ -36,21 +36,28 @@ class CastCopy:
     """A copy of a model for sampling under autocast, with every cast of a weight done beforehand.
 
     Autocast casts the float32 matrices at every use; here they are kept cast, so a step reads half
-    the bytes and computes the same (fused layers may sum in another order).
-    Embeddings, norms and biases are the model's own tensors. :meth:`refresh` brings the matrices up
-    to date, on the device and in place.
+    the bytes and computes the same (fused layers may sum in another order), and so are the biases
+    of linear layers. Embeddings and norms are the model's own tensors. :meth:`refresh` brings what
+    was cast up to date, on the device and in place. Layers are fused, which copies frozen matrices
+    that are in half precision already (the base of adapters); without ``fuse_frozen`` those stay
+    the model's.
     """
 
-    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+    def __init__(self, model: Any, dtype: torch.dtype, *, fuse_frozen: bool = True) -> None:
         self._sources: list[Tensor] = []
         self._targets: list[Tensor] = []
         known: dict[int, Any] = {id(weight): weight for weight in model.parameters()}
-        known |= {id(weight): self._cast(weight, dtype) for weight in matrices(model).values()}
+        linears = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+        biases = [layer.bias for layer in linears if layer.bias is not None]
+        for weight in (*matrices(model).values(), *biases):
+            known[id(weight)] = self._cast(weight, dtype)
         self.model: Any = copy.deepcopy(model, known)
         head = self.model.get_output_embeddings()
         if head.weight.dtype != dtype:  # tied weights: only the head is cast
             head.weight = self._cast(model.get_output_embeddings().weight, dtype)
-        fuse_linears(self.model)
+        own = {id(weight) for weight in self.model.parameters()}
+        cast = {id(weight) for weight in self._targets}
+        fuse_linears(self.model, leave=set() if fuse_frozen else own - cast)
 
     def refresh(self) -> None:
         """Cast the model's current weights again."""
@@ -63,6 +70,12 @@ class CastCopy:
             self._sources.append(parameter.detach())
             self._targets.append(cast)
         return cast
+
+
+def frozen_bytes(model: nn.Module, dtype: torch.dtype) -> int:
+    """Bytes of the matrices that a sampling copy in this type shares, unless it fuses them."""
+    found = [w for w in matrices(model).values() if w.dtype == dtype and not w.requires_grad]
+    return sum(weight.numel() * weight.element_size() for weight in found)
 
 
 class Aliases:

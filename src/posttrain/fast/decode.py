@@ -14,19 +14,30 @@ import torch
 
 from posttrain.fast import kernels
 from posttrain.fast.attention.replaceable import replaceable
-from posttrain.fast.cast_copy import CastCopy
+from posttrain.fast.cast_copy import CastCopy, frozen_bytes
 from posttrain.fast.compiled import ask_once, compilable, compile_layers, is_compiled, uncompiled
 from posttrain.fast.kernels import sample
 from posttrain.fast.kv_slots import Capacity, bytes_per_slot, fits_slots, width_for
-from posttrain.fast.slot_decoder import Drawn, Randomness, SlotDecoder
+from posttrain.fast.slot_decoder import PREFILL_TOKENS, Drawn, Randomness, SlotDecoder
 from posttrain.fast.slot_turns import SlotTurns, TurnRandomness
 from posttrain.models import head
-from posttrain.models.gpu_memory import memory_budget
+from posttrain.models.gpu_memory import free_bytes, memory_budget
 from posttrain.models.stops import Decode
 from posttrain.types import Sampling
 from posttrain.types.ways import Support, Way
 
-__all__ = ["Decoder", "Drawn", "sample", "uncompiled"]
+__all__ = [
+    "PREFILL_TOKENS",
+    "CastCopy",
+    "Decoder",
+    "Drawn",
+    "capacity_for",
+    "fuses_frozen",
+    "most_slots",
+    "sample",
+    "uncompiled",
+]
+FUSED_SHARE = 0.25  # of the free memory, for a second copy of a frozen base
 
 
 class Decoder:
@@ -129,16 +140,17 @@ class Decoder:
         model = self._model_to_sample()
         longest = max(map(len, prompts))
         size = {"longest": width_for(longest) if widened else longest, "new_tokens": new_tokens}
+        counts = {"sequences": len(prompts), "distinct": len(set(prompts)), **size}
         if self.slots is not None:
-            if self.slots.capacity.holds(_capacity(prompts, most=self._most, **size)):
+            if self.slots.capacity.holds(capacity_for(most=self._most, **counts)):
                 return self.slots
             self.slots = None  # free their memory before the new ones are made
         dtype = self._compute or model.dtype
         budget = memory_budget(model.device)
-        self._most = self._max_sequences or max(
-            1, budget // bytes_per_slot(model, longest + new_tokens, dtype=dtype)
+        self._most = self._max_sequences or most_slots(
+            model, longest + new_tokens, dtype=dtype, budget=budget
         )
-        capacity = _capacity(prompts, most=self._most, **size)
+        capacity = capacity_for(most=self._most, **counts)
         self.slots = SlotDecoder(model, capacity, end_tokens=self._end_tokens, dtype=dtype)
         return self.slots
 
@@ -149,7 +161,10 @@ class Decoder:
         elif self._compute in head.HALF and self.model.dtype not in head.HALF:
             if self._compiled:
                 ask_once(self.model)  # a copy with weights of two types could not be asked
-            self._copy = CastCopy(self.model, self._compute)
+            device = self.model.device
+            free = free_bytes(device) if device.type == "cuda" else None
+            fuse = fuses_frozen(self.model, self._compute, free=free)
+            self._copy = CastCopy(self.model, self._compute, fuse_frozen=fuse)
         model = self.model if self._copy is None else self._copy.model
         if self._compiled and not is_compiled(model):
             compile_layers(model)
@@ -164,13 +179,23 @@ def _in_order(prompts: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[int, ..
     return dict(sorted(prompts.items(), key=lambda item: (len(item[1]), first[item[1]])))
 
 
-def _capacity(
-    prompts: Collection[tuple[int, ...]], *, longest: int, new_tokens: int, most: int
+def fuses_frozen(model: Any, compute: torch.dtype, *, free: float | None) -> bool:
+    """Whether there is room to copy the frozen base of adapters: fused, it is read faster."""
+    return free is None or frozen_bytes(model, compute) <= FUSED_SHARE * free
+
+
+def most_slots(model: Any, tokens: int, *, dtype: torch.dtype, budget: float) -> int:
+    """How many sequences of so many tokens are decoded at once in so many bytes."""
+    return max(1, int(budget // bytes_per_slot(model, tokens, dtype=dtype)))
+
+
+def capacity_for(
+    *, sequences: int, distinct: int, longest: int, new_tokens: int, most: int
 ) -> Capacity:
-    """A slot for every sequence, or as many as there may be."""
-    slots = min(len(prompts), most)
+    """A slot for every sequence, or as many as there may be; ``distinct`` prompts are read once."""
+    slots = min(sequences, most)
     return Capacity(
-        num_prompts=min(len(set(prompts)), slots + 1),
+        num_prompts=min(distinct, slots + 1),
         prompt_tokens=-(-longest // 16) * 16,
         num_slots=slots,
         new_tokens=new_tokens,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -11,18 +11,21 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from posttrain.models import head
+from posttrain.models.adapter_group import AdapterChoice
 from posttrain.models.adapters import AdaptedLinear
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # as transformers calls them
 ALONE = (("o_proj",), ("down_proj",))  # fused with their own adapters
 
 
-def fuse_linears(model: nn.Module) -> None:
-    """Fuse the layers of :data:`SIBLINGS` that have no bias, in place; for inference.
+def fuse_linears(model: nn.Module, *, leave: Collection[int] = ()) -> None:
+    """Fuse the layers of :data:`SIBLINGS`, all with a bias or all without, in place; for inference.
 
     Their parameters become slices of one tensor, so that new values written into them are used. A
     weight with a second use is left alone: it cannot be a slice. Of layers with adapters, ``A`` is
-    fused with the weights, and ``B`` of all siblings is one matrix.
+    fused with the weights, and ``B`` of all siblings is one matrix. Layers whose weight's id is in
+    ``leave`` stay as they are. Several adapters side by side
+    (:mod:`posttrain.models.adapter_group`) are as one of many times the rank.
     """
     used = Counter(id(w) for _, w in model.named_parameters(remove_duplicate=False))
     for module in list(model.modules()):
@@ -32,22 +35,28 @@ def fuse_linears(model: nn.Module) -> None:
             alike = alike or all(map(_is_adapted, layers))
             if not alike or any(used[id(layer.weight)] > 1 for layer in layers):
                 continue
-            if len({(layer.in_features, layer.weight.dtype) for layer in layers}) == 1:
+            if any(id(layer.weight) in leave for layer in layers):
+                continue
+            if len({(one.in_features, one.weight.dtype, one.bias is None) for one in layers}) == 1:
                 product = FusedLinear(layers)
                 for index, name in enumerate(names):
                     setattr(module, name, _Part(product, index))
 
 
 def _is_plain(layer: Any) -> bool:
-    """Whether this is a linear layer without a bias, and nothing more: no adapter, no hook."""
+    """Whether this is a linear layer of one type, and nothing more: no adapter, no hook."""
     if not isinstance(layer, nn.Linear) or "forward" in vars(layer):
         return False
-    return head.is_plain(layer) and layer.bias is None
+    return head.is_plain(layer) and _bias_fits(layer)
+
+
+def _bias_fits(layer: nn.Linear) -> bool:
+    return layer.bias is None or layer.bias.dtype == layer.weight.dtype
 
 
 def _is_adapted(layer: Any) -> bool:
     """Whether this is such a layer with an adapter of ours, in the same type."""
-    if type(layer) is not AdaptedLinear or layer.bias is not None or layer._forward_hooks:
+    if type(layer) is not AdaptedLinear or not _bias_fits(layer) or layer._forward_hooks:
         return False
     return {layer.adapter.A.dtype, layer.adapter.B.dtype} == {layer.weight.dtype}
 
@@ -64,12 +73,14 @@ class FusedLinear(nn.Module):
         self._sizes = [layer.out_features for layer in layers]
         adapters = [layer.adapter for layer in layers if isinstance(layer, AdaptedLinear)]
         rows = [layer.weight for layer in layers] + [adapter.A for adapter in adapters]
-        fused = torch.cat([weight.detach() for weight in rows])
-        for weight, part in zip(rows, fused.split([len(weight) for weight in rows]), strict=True):
-            weight.data = part
-        self.weight = nn.Parameter(fused, requires_grad=False)
+        self.weight = _joined(rows)
+        self.bias = None
+        if layers[0].bias is not None:  # A has none
+            self.bias = _joined([layer.bias for layer in layers], size=len(self.weight))
         self._blocks = None
+        self._choice: AdapterChoice | None = None
         if adapters:
+            self._choice = getattr(adapters[0], "choice", None)
             self._scale = adapters[0].scale
             self._blocks = nn.Parameter(
                 torch.block_diag(*(adapter.B.detach() for adapter in adapters)), requires_grad=False
@@ -93,15 +104,28 @@ class FusedLinear(nn.Module):
         return found
 
     def _products(self, states: Tensor) -> tuple[Tensor, ...]:
-        found = linear(states, self.weight)
+        found = linear(states, self.weight, self.bias)
         if self._blocks is not None:
             width = sum(self._sizes)
             flat = found.reshape(-1, found.shape[-1])
-            added = torch.addmm(
-                flat[:, :width], flat[:, width:], self._blocks.t(), alpha=self._scale
-            )
+            low = flat[:, width:]
+            if self._choice is not None:
+                low = self._choice.kept(low, siblings=len(self._sizes))
+            added = torch.addmm(flat[:, :width], low, self._blocks.t(), alpha=self._scale)
             found = added.view(*found.shape[:-1], width)
         return found.split(self._sizes, -1)
+
+
+def _joined(parts: list[Any], *, size: int = 0) -> nn.Parameter:
+    """One tensor of which these become slices, followed by zeros up to ``size`` rows."""
+    given = torch.cat([part.detach() for part in parts])
+    joined = given.new_zeros(max(size, len(given)), *given.shape[1:])
+    joined[: len(given)] = given
+    for part, own in zip(
+        parts, joined.split([*map(len, parts), len(joined) - len(given)]), strict=False
+    ):
+        part.data = own
+    return nn.Parameter(joined, requires_grad=False)
 
 
 def _diagonal(adapters: list[Any]) -> Iterator[tuple[slice, slice]]:

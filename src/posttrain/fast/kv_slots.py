@@ -36,6 +36,12 @@ class Capacity:
     num_slots: int
     new_tokens: int
 
+    def num_bytes(self, model: PreTrainedModel, dtype: torch.dtype) -> int:
+        """Keys and values of all prompts and slots, and 24 bytes for each token that is drawn."""
+        drawn = self.num_slots * self.new_tokens
+        tokens = self.num_prompts * self.prompt_tokens + drawn
+        return tokens * KeyShape.of(model).bytes_per_token(dtype) + 24 * drawn
+
     def holds(self, other: Capacity) -> bool:
         """Whether this is at least as large in every respect."""
         return all(getattr(self, name) >= size for name, size in vars(other).items())

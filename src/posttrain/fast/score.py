@@ -26,7 +26,12 @@ from posttrain.fast.captured_pass import (
 )
 from posttrain.fast.compiled import compilable, compile_layers
 from posttrain.fast.packed_states import shares_prompts, states_before
-from posttrain.fast.token_scores import Distribution, chunk_elements_for, token_scores
+from posttrain.fast.token_scores import (
+    Distribution,
+    chunk_elements_for,
+    kept_elements_for,
+    token_scores,
+)
 from posttrain.models import head, logprobs
 from posttrain.models.head import computing_in
 from posttrain.models.logprobs import Against, Entropy
@@ -42,6 +47,7 @@ __all__ = [
     "CapturedPasses",
     "checkpoint_activations",
     "chunk_elements_for",
+    "kept_elements_for",
     "compilable",
     "compile_layers",
     "computing_in",
@@ -96,7 +102,7 @@ def score_tokens(
             bias=output.bias,
             distribution=Distribution(finish=head.finish_of(model), **options),
             entropy=entropy,
-            chunk_elements=elements,
+            chunk_elements=chunk_elements,
         )
     else:  # a head that must be called, or whole logits that are compared
         inputs: tuple[Tensor, ...] = (states, tokens)

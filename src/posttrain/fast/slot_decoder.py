@@ -23,6 +23,7 @@ from posttrain.fast.kernels import sample
 from posttrain.fast.kv_slots import Capacity, Continuing, Decoding, DecodingAlone, Reading, Slots
 from posttrain.fast.scheduler import ScheduledSequence, Scheduler, prefill_parts, rows_for
 from posttrain.models import head
+from posttrain.models.adapter_group import choice_of, owners
 from posttrain.models.gpu_memory import capture_lock
 from posttrain.models.stops import Decode, cut_at_stop, may_have_stopped, tail_length
 from posttrain.types import Sampling
@@ -84,6 +85,8 @@ class SlotDecoder:
         self._steps: dict[tuple[int, Sampling], Step] = {}
         self._grouping: Grouping | None = None
         self._pool = Pool() if device.type == "cuda" else None
+        self._choice = choice_of(model)  # of a model with several adapters
+        self._adapter = torch.zeros(count, dtype=torch.long, device=device)
 
     @property
     def not_captured(self) -> str:
@@ -169,6 +172,8 @@ class SlotDecoder:
             torch.tensor(column, device=self._token.device)
             for column in zip(*((s.slot, s.index, len(s.prompt)) for s in sequences), strict=True)
         )
+        if self._choice is not None:
+            self._adapter[slots] = owners((s.prompt for s in sequences), device=slots.device)
         self._slots.prompt[slots] = indices.int()
         self._slots.prompt_length[slots] = lengths.int()
         self._grouping = None
@@ -196,6 +201,8 @@ class SlotDecoder:
         )
         with capture_lock:
             reading = Continuing(self._slots, rows, cached=cached, lengths=lengths)
+            if self._choice is not None:
+                self._choice.choose(self._adapter[rows], width)
             with attending(self.model, reading):
                 states = self._trunk(padded.to(device), reading.positions)
         last = states[torch.arange(len(tails), device=device), lengths - 1]
@@ -234,6 +241,8 @@ class SlotDecoder:
         padded = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for _, tokens in prompts])
         indices = torch.tensor([index for index, _ in prompts], device=device)
         last = torch.tensor([len(tokens) - 1 for _, tokens in prompts], device=device)
+        if self._choice is not None:
+            self._choice.choose(owners((tokens for _, tokens in prompts), device=device), width)
         with capture_lock, attending(self.model, Reading(self._slots, indices)):
             states = self._trunk(padded.to(device), torch.arange(width, device=device)[None])
         found = states[torch.arange(len(prompts), device=device), last]
@@ -309,7 +318,7 @@ class SlotDecoder:
         if moves:
             source, target = (torch.tensor(column) for column in zip(*moves, strict=True))
             self._slots.move(source, target)
-            for state in (self._token, self._begin, self._limit, self._ended):
+            for state in (self._token, self._begin, self._limit, self._ended, self._adapter):
                 state[target] = state[source]
             for drawn in (self._tokens, self._logprobs, self._uniforms):
                 drawn[target] = drawn[source]
@@ -334,6 +343,8 @@ class SlotDecoder:
         attention = (
             DecodingAlone(slots, rows) if alone else Decoding(slots, rows, grouping=grouping)
         )
+        if self._choice is not None:
+            self._choice.choose(self._adapter[rows])
         with attending(self.model, attention):
             states = self._trunk(self._token[rows][:, None], positions[:, None])
         self._draw(head.project(self.model, states[:, -1]), rows, sampling=sampling)

@@ -1,8 +1,9 @@
 """Log-probs and entropies of tokens from hidden states and a linear head, a chunk at a time.
 
-Neither the logits of all tokens nor their gradient ever exist: forward keeps three numbers a token,
-backward computes each chunk of logits again and turns it into its gradient by the closed form, and
-the gradient of the head grows in place. The peak is one chunk, whatever the length and vocabulary.
+Forward keeps three numbers a token, backward computes each chunk of logits again and turns it into
+its gradient by the closed form, and the gradient of the head grows in place. The peak is one chunk,
+whatever the length and vocabulary. Logits that take a small share of a GPU's memory are kept for
+backward; their gradient never exists as a whole.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from torch.autograd.function import once_differentiable
 
 from posttrain.fast.kernels import form_for
 from posttrain.fast.kernels.plain import Statistics
+from posttrain.models.gpu_memory import whole_bytes
 from posttrain.models.head import HALF, Finish
 from posttrain.models.logprobs import Entropy
 from posttrain.models.sampling import at_least_float32, filter_logits
 
-# Logits held at once. On a CPU 2**23 … 2**25 are equally fast, and what fits into one chunk is not
-# computed twice; a GPU wants products large enough to fill it.
-CHUNK_ELEMENTS = {"cpu": 2**25, "cuda": 2**26}
+# Logits computed at once. On a CPU 2**23 … 2**25 are equally fast; a GPU wants products large
+# enough to fill it, and few additions to the gradient of a large head: one for each chunk.
+CPU_ELEMENTS = 2**25
+GPU_ELEMENTS, GPU_SHARE = 2**26, 1 / 128  # at least the first; of the bytes of its memory
+KEPT_SHARE = 1 / 12  # of the bytes of a GPU's memory, for logits that are kept for backward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +51,7 @@ class _Plan:
     distribution: Distribution
     entropy: Entropy
     rows: int
-    keep: bool  # one chunk holds all, so that backward need not compute it again
+    keep: bool  # all chunks, so that backward need not compute them again
 
     @property
     def filters(self) -> bool:
@@ -71,9 +75,20 @@ class _Plan:
         return self.distribution.finish.derivative * self.divisor / self.distribution.temperature
 
 
-def chunk_elements_for(device: torch.device) -> int:
-    """The logits to hold at once on a device, by default."""
-    return CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cuda"])
+def chunk_elements_for(device: torch.device, *, memory: float | None = None) -> int:
+    """The logits to compute at once on a device, by default; of one with so many bytes if given."""
+    if device.type != "cuda":
+        return CPU_ELEMENTS
+    found = whole_bytes(device) if memory is None else memory
+    return max(GPU_ELEMENTS, int(GPU_SHARE * found) // 4)
+
+
+def kept_elements_for(device: torch.device, *, memory: float | None = None) -> int:
+    """The logits to keep for backward on a device, by default: what one chunk holds, or more."""
+    chunk = chunk_elements_for(device, memory=memory)
+    if device.type != "cuda":
+        return chunk
+    return max(chunk, int(KEPT_SHARE * (whole_bytes(device) if memory is None else memory)) // 4)
 
 
 def token_scores(
@@ -105,7 +120,9 @@ def token_scores(
     elements = chunk_elements or chunk_elements_for(states.device)
     rows = max(1, elements // len(weight))
     learns = torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
-    keep = learns and len(tokens) <= rows
+    keep = learns and len(tokens) * len(weight) <= (
+        chunk_elements or kept_elements_for(states.device)
+    )
     plan = _Plan(distribution=given, entropy=entropy, rows=rows, keep=keep)
     return _TokenScores.apply(states, weight, bias, tokens, plan)
 
@@ -116,13 +133,14 @@ class _TokenScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         states, weight, bias, tokens, plan = inputs
-        parts = []
+        parts, ctx.kept = [], []
         with torch.autocast(states.device.type, enabled=False):
             head = _Head(states, weight, bias=bias, plan=plan)
             for rows in _chunks(len(tokens), plan.rows):
                 logits = head.logits(states[rows], tokens[rows])
                 parts.append(_score(logits, tokens[rows], plan=plan))
-                ctx.kept = [logits] if plan.keep else []
+                if plan.keep:
+                    ctx.kept.append(logits)
                 del logits  # free this chunk before the next one
         found = Statistics(*(torch.cat(part) for part in zip(*parts, strict=True)))
         if plan.entropy != "gradient":
@@ -147,7 +165,7 @@ class _TokenScores(torch.autograd.Function):
             head = _Head(states, weight, bias=bias, plan=ctx.plan)
             for rows in _chunks(len(tokens), ctx.plan.rows):
                 # Kept logits are overwritten below; a second backward computes them again.
-                kept = ctx.kept.pop() if ctx.kept else None
+                kept = ctx.kept.pop(0) if ctx.kept else None
                 logits = head.logits(states[rows], tokens[rows]) if kept is None else kept
                 numbers = {name: column[rows] for name, column in given.items()}
                 change = _change(logits, tokens[rows], head=head, numbers=numbers)
@@ -186,7 +204,7 @@ class _Head:
     def _product(self, factor: Tensor) -> Tensor:
         if self.weight.dtype in HALF:
             return torch.mm(factor, self.weight.t(), out_dtype=torch.float32)
-        if self._buffer is None:
+        if self._buffer is None or self.plan.keep:
             self._buffer = factor.new_empty(len(factor), len(self.weight))
         return torch.mm(factor, self.weight.t(), out=self._buffer[: len(factor)])
 

@@ -210,7 +210,7 @@ def _save_optimizer(trained: Trained, path: Path, *, ranks: Ranks) -> dict[str, 
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, dict[str, float]] = {}
     for number, moments in trained.optimizer.state_dict()["state"].items():
-        for key, value in moments.items():
+        for key, value in _flat(moments).items():
             if isinstance(value, Tensor):
                 tensors[f"{key} {names[number]}"] = value
             elif isinstance(value, bool | int | float):
@@ -224,6 +224,33 @@ def _save_optimizer(trained: Trained, path: Path, *, ranks: Ranks) -> dict[str, 
     return {"num_steps": trained.num_steps, "numbers": numbers}
 
 
+def _flat(moments: Mapping[str, Any]) -> dict[str, Any]:
+    """Moments by name; an 8-bit optimiser keeps tables of tensors, and some of them share memory.
+
+    >>> list(_flat({"step": 1, "state": {"code": torch.zeros(1)}}))
+    ['step', 'state/code']
+    """
+    found: dict[str, Any] = {}
+    for key, value in moments.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}/{name}": part.to("cpu", copy=True) for name, part in value.items()}
+        else:
+            found[key] = value
+    return found
+
+
+def _nested(state: dict[str, Any]) -> dict[str, Any]:
+    """What :func:`_flat` was given."""
+    found: dict[str, Any] = {}
+    for key, value in state.items():
+        outer, _, inner = key.partition("/")
+        if inner:
+            found.setdefault(outer, {})[inner] = value
+        else:
+            found[key] = value
+    return found
+
+
 def _load_optimizer(trained: Trained, path: Path, *, numbers: Mapping[str, Any]) -> None:
     positions = {name: number for number, name in enumerate(_names(trained))}
     weights = dict(trained.module.named_parameters())
@@ -232,17 +259,18 @@ def _load_optimizer(trained: Trained, path: Path, *, numbers: Mapping[str, Any])
         key, _, name = given.partition(" ")
         if name not in positions:
             raise ValueError(f"{path}: holds {given!r}, which is not trained here; {ELSEWHERE}")
-        if value.ndim and value.shape != weights[name].shape:
+        if value.ndim and "/" not in key and value.shape != weights[name].shape:
             shapes = f"{list(value.shape)}, not {list(weights[name].shape)}"
             raise ValueError(f"{path}: {given!r} has the shape {shapes}; {ELSEWHERE}")
-        lies = _lying_as(value, weights[name]) if value.ndim else value
+        lies = _lying_as(value, weights[name]) if value.ndim and "/" not in key else value
         state.setdefault(positions[name], {})[key] = lies
     for name, held in numbers["numbers"].items():
         state.setdefault(positions[name], {}).update(held)
-    kinds = {frozenset(moments) for moments in state.values()}
+    nested = {number: _nested(moments) for number, moments in state.items()}
+    kinds = {frozenset(moments) for moments in nested.values()}
     if numbers["num_steps"] and len(kinds) != 1:
         what = "some weights lack moments" if kinds else "holds no moments of an optimiser"
         raise ValueError(f"{path}: {what}; {ELSEWHERE}")
     groups = trained.optimizer.state_dict()["param_groups"]
-    trained.optimizer.load_state_dict({"state": state, "param_groups": groups})
+    trained.optimizer.load_state_dict({"state": nested, "param_groups": groups})
     trained.num_steps = int(numbers["num_steps"])

@@ -4,6 +4,9 @@ A layer is gathered where it is computed, and its gradient summed over ranks as 
 (``fully_shard``; Zhao et al. 2023, arXiv:2304.11277). So ranks must make the same passes, and one
 that runs out of memory in the middle of a pass must not leave the others waiting: it makes up for
 the collectives that are left with a cheap pass, and then all ranks know of it.
+
+Of a model with adapters these alone are sharded. What they stand beside never changes: every rank
+holds it whole, and only adapters and their gradients are sent.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ from torch.distributed.tensor import DTensor
 from posttrain.learn.memory import free
 from posttrain.learn.ranks import Ranks
 from posttrain.learn.trained import Trained
-from posttrain.models.frozen import Reference
+from posttrain.models.adapters import adapted_layers
+from posttrain.models.frozen import EarlierAdapter, Reference
 from posttrain.models.gpu_memory import ran_out
 from posttrain.protocols import Outputs
 from posttrain.types import Batch
@@ -47,7 +51,8 @@ class Sharding:
         self._device = next(policy.module.parameters()).device
         self._mesh = init_device_mesh(self._device.type, (ranks.size,))
         self._collectives = _Collectives()
-        self._policy, self._meta_copy = policy.module, _meta_copy(policy.module)
+        self._policy, self._adapted = policy.module, bool(adapted_layers(policy.module))
+        self._meta_copy = None if self._adapted else _meta_copy(policy.module)
         self._reference: ShardedReference | None = None
         self._roots: dict[int, _Root] = {}
         self._whole: dict[int, Tensor] = {}
@@ -88,8 +93,10 @@ class Sharding:
             raise torch.OutOfMemoryError(missed or "another rank ran out of memory")
         return results[0]
 
-    def reference(self, keep: Reference) -> ShardedReference:
-        """A frozen copy of the policy's weights as they are now, sharded as they are."""
+    def reference(self, keep: Reference) -> ShardedReference | EarlierAdapter:
+        """The policy's weights as they are now: a sharded copy, or one of its adapters alone."""
+        if self._adapted:
+            return EarlierAdapter(self._policy)
         if self._reference is None:
             model: Any = copy.deepcopy(self._meta_copy)
             for weight in model.parameters():
@@ -107,8 +114,14 @@ class Sharding:
 
     def frozen(self, model: nn.Module) -> ShardedReference:
         """A model that is only asked, sharded."""
-        self._roots[id(model)] = self._shard(model.requires_grad_(False))
+        self._roots[id(model)] = self._shard(model.requires_grad_(False), whole=set())
         return ShardedReference(model)
+
+    def saved(self, trained: Trained) -> dict[str, Tensor]:
+        """What is in the files of a model, as :meth:`gather` gives it."""
+        if self._adapted:
+            return self.gather(trained.weights())
+        return self.gather(trained.module.state_dict(keep_vars=True))
 
     def gather(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The whole weights in main memory on the first rank; on the others nothing.
@@ -124,10 +137,21 @@ class Sharding:
             return {}
         return {name: self._whole[id(weight)] for name, weight in weights.items()}
 
-    def _shard(self, *modules: nn.Module, offload: OffloadPolicy | None = None) -> _Root:
-        """The root of these modules: of the first its layers are units, the others are units."""
+    def _shard(
+        self,
+        *modules: nn.Module,
+        offload: OffloadPolicy | None = None,
+        whole: set[nn.Parameter] | None = None,
+    ) -> _Root:
+        """The root of these modules: of the first its layers are units, the others are units.
+
+        ``whole`` weights are not sharded: beside adapters all that does not learn.
+        """
         root = _Root(modules)
+        if whole is None:
+            whole = {w for w in root.parameters() if self._adapted and not w.requires_grad}
         options: dict[str, Any] = {"mesh": self._mesh, "offload_policy": offload or OffloadPolicy()}
+        options["ignored_params"] = whole
         for module in (*_layers(modules[0]), *modules[1:]):
             fully_shard(module, **options)
         # Weights kept whole after a pass without gradient would miss the next step.

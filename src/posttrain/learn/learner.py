@@ -26,14 +26,14 @@ from posttrain.fast.score import (
     states_before,
 )
 from posttrain.learn.checkpoint import load_learner, save_learner
-from posttrain.learn.learning_way import learning_way
+from posttrain.learn.learning_way import check_compared, check_room, learning_way
 from posttrain.learn.memory import free, not_repeated, smaller, until_it_fits
 from posttrain.learn.micro_batch_size import tokens_on_cpu, tokens_on_gpu, tried_rows, unallocated
 from posttrain.learn.ranks import ALONE, Ranks, cheapest
 from posttrain.learn.sums import Sums
 from posttrain.learn.trained import Applied, Schedule, Trained
 from posttrain.models.frozen import Frozen, Reference
-from posttrain.models.reward import score_sequences
+from posttrain.models.reward import scores
 from posttrain.protocols import Objective, Outputs, StepResult
 from posttrain.types import Batch
 from posttrain.types.ways import Support, Way
@@ -46,22 +46,18 @@ Ask = Callable[[Batch], Tensor | None]
 Result = TypeVar("Result")
 
 
-def scores(model: nn.Module, batch: Batch) -> Outputs:
-    """The forward pass of a reward model, for :class:`LocalLearner`."""
-    return Outputs(scores=score_sequences(model, batch))
-
-
 class LocalLearner:
     """Trains one model in this process, and beside it a critic where there is one.
 
     ``forward`` is what the model is asked: a policy's log-probs (:func:`score_tokens` with the
     sampler's temperature; what ``top_k`` or ``top_p`` cut off stays in, and the truncated
-    importance correction compensates), or a reward model's :func:`scores`.
+    importance correction compensates), or a reward model's :func:`posttrain.models.reward.scores`.
     ``micro_batch_tokens`` bounds a forward pass and cannot change the result; "auto" tries before
     the first one what fits (see ``micro_batch_size``), beside what a sampler holds where that runs
     at the same time (``beside_sampling``).
     ``keep_groups`` never parts the sequences of a group, for losses that compare them.
-    A ``teacher`` scores the same tokens as the policy, and is never trained.
+    A ``teacher`` scores the same tokens as the policy, and is never trained; ``infer`` asks it
+    unless ``teacher_infers`` is off, because the loss takes distributions alone from it.
     Weights stay in their own precision (float32 by default); ``compute`` is what the forward pass
     runs in. With ``captured``, passes are replayed from CUDA graphs (:mod:`posttrain.fast.score`).
     Over several ``ranks`` the models are sharded, and not captured; every rank must be asked the
@@ -84,6 +80,7 @@ class LocalLearner:
         reference: Reference | None = None,
         critic: Trained | None = None,
         teacher: nn.Module | None = None,
+        teacher_infers: bool = True,
         captured: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -95,6 +92,7 @@ class LocalLearner:
         )
         self._critic = critic
         self._teacher: Any = teacher
+        self._teacher_infers = teacher_infers
         self._keep = reference
         self._ask = forward
         self._compute = compute
@@ -134,6 +132,12 @@ class LocalLearner:
         if asked == self.asked_tokens:
             self._micro_batch_tokens = tokens
 
+    def share(self, other: LocalLearner) -> None:
+        """Use the passes that a learner of the same module has captured, and its micro-batches."""
+        if len(self._captured) == len(other._captured):
+            self._captured = other._captured
+        self.restore_tokens(other.micro_batch_tokens, asked=other.asked_tokens)
+
     def infer(self, batch: Batch) -> Batch:
         """Add ``old_logprobs``, and with a critic, a reference or a teacher what those say."""
         return self._in_memory(lambda: self._inferred(batch), batch)
@@ -162,7 +166,8 @@ class LocalLearner:
             }
         still = Applied(gradient_norm=0.0, learning_rate=self.trained.learning_rate)
         result = sums.result(applied.get(False, still), critic=applied.get(True))
-        return replace(result, skipped=not finite)
+        tokens = sums.tokens(batch.tokens.shape[1], self.ranks)
+        return replace(result, skipped=not finite, tokens=tokens)
 
     def refresh_reference(self) -> None:
         """Make the current weights the new reference."""
@@ -180,7 +185,7 @@ class LocalLearner:
         """Write the model folder; of several ranks the first one does."""
         if self._sharding is None:
             self._save(folder)
-        elif whole := self._sharding.gather(self.model.state_dict(keep_vars=True)):
+        elif whole := self._sharding.saved(self.trained):
             self._save(folder, weights=whole)
 
     def state(self, folder: Path) -> dict[str, Any]:
@@ -218,7 +223,8 @@ class LocalLearner:
             batch = batch.replace(old_logprobs=self._in_micro_batches(known, self._policy))
             if self._critic is not None:
                 batch = batch.replace(values=self._in_micro_batches(known, self._value))
-        for name, frozen in {"ref": self.reference, "teacher": self._taught_by}.items():
+        taught_by = self._taught_by if self._teacher_infers else None
+        for name, frozen in {"ref": self.reference, "teacher": taught_by}.items():
             if frozen is not None:
                 with frozen.on_device() as model:  # not captured: it may be the model that learns
                     ask = functools.partial(self._policy, model=model)
@@ -230,37 +236,41 @@ class LocalLearner:
         """Forward and backward of all micro-batches, after the gradients are cleared."""
         for trained in learning:
             trained.clear()
-        sums = Sums()
+        sums = Sums(objective.recorded)
         teaches = (batch.need("weights") != 0).any(dim=1) | self._keep_groups
-        for learns, rows in ((True, batch.select(teaches)), (False, batch.select(~teaches))):
+        for learns, chosen in ((True, teaches), (False, ~teaches)):
+            places = chosen.nonzero()[:, 0]
+            rows = batch.select(places)
             if bool(rows.active.any()):
                 with torch.set_grad_enabled(learns):
-                    self._accumulate(rows, objective, sums=sums)
+                    self._accumulate(rows, objective, sums=sums, places=places)
         if not bool((teaches & batch.active.any(dim=1)).any()):
             for part in learning:  # gradients of 0, not None: the optimiser applies its momentum
                 part.fill()
         return sums.over(self.ranks)
 
-    def _accumulate(self, batch: Batch, objective: Objective, *, sums: Sums) -> None:
+    def _accumulate(
+        self, batch: Batch, objective: Objective, *, sums: Sums, places: Tensor
+    ) -> None:
         """Forward, and backward where gradients are enabled, in micro-batches."""
         for rows, part in self._cut(batch):
             counted = sums if len(rows) else Sums()  # a pass without rows only keeps step
-            work = functools.partial(self._learn, objective=objective, sums=counted)
+            work = functools.partial(
+                self._learn, objective=objective, sums=counted, places=places[rows]
+            )
             self._pass(work, part, whole=batch)
 
-    def _learn(self, rows: Batch, *, objective: Objective, sums: Sums) -> None:
+    def _learn(self, rows: Batch, *, objective: Objective, sums: Sums, places: Tensor) -> None:
         part = rows.to(self.device)
         wanted = objective.divergence
-        if wanted is not None and (self._teacher is None or self._sharding is not None):
-            raise ValueError(
-                "rl.loss: it compares distributions with a teacher's, and needs one on one rank: "
-                "set teacher.model and cluster.learners = 1"
-            )
+        check_compared(wanted, None if self._sharding is not None else self._teacher)
         outputs = self._outputs(part, only_critic=objective.only_critic, divergence=wanted)
         if rows.old_logprobs is None and outputs.logprobs is not None:
             # Without inferred log-probs this is the first and only step on the batch: π is π_old.
             part = part.replace(old_logprobs=outputs.logprobs.detach())
-        sums.add_and_backward(objective(outputs, part), part)
+        terms = objective(outputs, part)
+        sums.record(places, outputs, terms=terms)
+        sums.add_and_backward(terms, part)
         del outputs  # its graph holds nodes of the weights, which a capture must not meet
 
     def _outputs(self, part: Batch, *, only_critic: bool, divergence: Any = None) -> Outputs:
@@ -358,7 +368,8 @@ class LocalLearner:
             torch.stack(given).sum().backward()
 
     def way(self, longest: int) -> Way:
-        """How it computes sequences of at most ``longest`` tokens."""
+        """How it computes sequences of at most ``longest`` tokens; raises where it cannot."""
+        check_room(self._teacher, longest)
         packed = self._shares_prompts(longest)
         return learning_way(
             packed, captured=self._captured, ranks=self.ranks.size, device=self.device

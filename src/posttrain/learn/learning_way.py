@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from posttrain.models.cache import context_length
 from posttrain.types.ways import Support, Way
 
 if TYPE_CHECKING:
@@ -31,3 +32,22 @@ def learning_way(
         wanted = [("captured passes", Support(broken), "each pass takes longer")]
     when = "" if device.type == "cuda" else " where that saves work"
     return Way.of(f"packed{when}", "prompts shared", *spread, wanted=wanted)
+
+
+def check_room(teacher: Any, longest: int) -> None:
+    """Raise where sequences are longer than what a teacher can read, if there is one."""
+    room = None if teacher is None else context_length(teacher)
+    if room is not None and room < longest:
+        raise ValueError(
+            f"teacher.model: its context has {room} tokens, and sequences may have up to "
+            f"{longest}; take a teacher with a longer one, or lower rl.max_new_tokens"
+        )
+
+
+def check_compared(divergence: object | None, teacher: object | None) -> None:
+    """Raise where a loss compares distributions, and there is no whole teacher to compare with."""
+    if divergence is not None and teacher is None:
+        raise ValueError(
+            "rl.loss: it compares distributions with a teacher's, and needs one on one rank: "
+            "set teacher.model and cluster.learners = 1"
+        )

@@ -80,6 +80,7 @@ def not_repeated() -> Iterator[None]:
         raise RuntimeError(
             f"out of memory in the optimiser's own step: {str(error).strip()}. Smaller "
             "micro-batches do not help: weights, gradient and AdamW's two moments must fit "
-            "together. Free the GPU of other processes, set rl.kl.offload = true where there is a "
-            "reference model, or take a smaller model"
+            'together. Free the GPU of other processes, set adam_moments = "8bit", [adapter] '
+            "rank = 16, or rl.kl.offload = true where there is a reference model, or take a "
+            "smaller model; posttrain plan says what each takes"
         ) from error

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posttrain.learn.optim import moment_bytes
 from posttrain.models.cache import context_length
 from posttrain.models.gpu_memory import (
     capture_lock,
@@ -24,7 +25,7 @@ from posttrain.types import Batch
 # layers of a SmolLM2-135M), so there should be many. A replayed pass has no such cost: there 16k
 # tokens are a fifth quicker than 5k (H200), and are taken where memory is plenty.
 LEAST, MOST, MOST_REPLAYED = 1024, 16_384, 5120
-PLENTY = 0.25  # of the free memory: a captured pass keeps what it takes
+PLENTY = 0.5  # of the free memory: a captured pass keeps what it takes
 # A CPU is fastest with hidden states that its caches hold, and with activations that malloc keeps:
 # what it gives back is found again page by page. In a run of the tiny model (128 wide) a step of
 # 2k tokens takes a tenth less CPU time than one of 8k, and as much as one of 1k, whose threads wait
@@ -120,7 +121,12 @@ def tokens_on_gpu(
         empty_cache()  # only now is free what the traceback held
         _fits(work, made_up(LEAST, vocabulary=vocabulary, length=length))
         return LEAST
-    memory, free = Memory.through(*points), SHARE * (free_bytes(device) - needed)
+    return fitting_tokens(Memory.through(*points), free_bytes(device) - needed, replayed=replayed)
+
+
+def fitting_tokens(memory: Memory, free: float, *, replayed: bool) -> int:
+    """Tokens of a micro-batch for passes that take so much, where so many bytes are free."""
+    free *= SHARE
     scarce = memory.fixed + memory.each * MOST > PLENTY * free
     return memory.fitting(free, most=MOST_REPLAYED if replayed and scarce else MOST)
 
@@ -152,4 +158,5 @@ def unallocated(optimizer: torch.optim.Optimizer) -> int:
     if optimizer.state:
         return 0
     weights: list[Tensor] = [w for group in optimizer.param_groups for w in group["params"]]
-    return sum(2 * weight.numel() * weight.element_size() for weight in weights)
+    own = isinstance(optimizer, torch.optim.AdamW)
+    return moment_bytes(weights, "full" if own else "8bit")

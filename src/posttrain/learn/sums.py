@@ -9,15 +9,20 @@ from posttrain.algorithms.diagnostics import Tally, tally
 from posttrain.algorithms.weights import total
 from posttrain.learn.ranks import Ranks
 from posttrain.learn.trained import Applied
-from posttrain.protocols import StepResult
+from posttrain.protocols import Outputs, StepResult
 from posttrain.types import Batch, Terms
+
+_SAID = ("logprobs", "entropy", "values", "divergence")
+_STOPPED = ("clip_low", "clip_high")
 
 
 class Sums:
     """Sums of loss and diagnostics over the micro-batches of one step."""
 
-    def __init__(self) -> None:
+    def __init__(self, recorded: Tensor | None = None) -> None:
         self.empty = True
+        self._recorded = recorded
+        self._tokens: list[tuple[Tensor, dict[str, Tensor]]] = []
         self._diagnostics = Tally()
         self.loss: Tensor | float = 0.0
         self._parts: dict[str, Tensor | float] = {}
@@ -34,14 +39,40 @@ class Sums:
         for name, value in {**parts, **terms.weighted}.items():
             self._parts[name] = self._parts.get(name, 0.0) + total(value.detach(), part)
 
+    def record(self, rows: Tensor, outputs: Outputs, *, terms: Terms) -> None:
+        """Copy the numbers of those of the ``rows`` of the step's batch that are to be recorded."""
+        if self._recorded is None or not bool(self._recorded[rows].any()):
+            return
+        own = {name: getattr(outputs, name) for name in _SAID} | {"loss": terms.loss}
+        own |= {name: terms.means[name] for name in _STOPPED if name in terms.means}
+        wanted = self._recorded[rows].nonzero()[:, 0]
+        place = self._recorded.cumsum(0)[rows[wanted]] - 1
+        found = {name: value for name, value in own.items() if value is not None}
+        copies = {name: value.detach()[: len(rows)][wanted] for name, value in found.items()}
+        self._tokens.append((place, copies))
+
+    def tokens(self, width: int, ranks: Ranks) -> dict[str, Tensor]:
+        """What was recorded, of all ranks, each [K, T]; 0 where a sequence had no forward pass."""
+        if self._recorded is None:
+            return {}
+        own = [(place, {n: v.cpu() for n, v in found.items()}) for place, found in self._tokens]
+        parts = [part for each in ranks.each(own) for part in each]
+        shape, joined = (int(self._recorded.sum()), width), dict[str, Tensor]()
+        for place, found in parts:
+            for name, value in found.items():
+                whole = joined.setdefault(name, torch.zeros(shape, dtype=value.dtype))
+                whole[place, : value.shape[1]] = value
+        return joined
+
     def over(self, ranks: Ranks) -> Sums:
-        """The sums of all ranks."""
+        """The sums of all ranks; what was recorded stays each rank's own."""
         if ranks.size == 1:
             return self
         own = self._diagnostics
         tables = (self._parts, own.sums, own.maxima)
         plain = [{name: float(value) for name, value in table.items()} for table in tables]
-        total = Sums()
+        total = Sums(self._recorded)
+        total._tokens = self._tokens
         for empty, loss, count, (parts, sums, maxima) in ranks.each(
             (self.empty, float(self.loss), float(own.count), plain)
         ):

@@ -28,6 +28,8 @@ Copied = TypeVar("Copied", bound=nn.Module)
 class AdapterSettings:
     """The shape of an adapter; ``targets`` are endings of layers' names, and none means all.
 
+    ``quantize`` is how the weights beside it are kept: as they are, or in four bits ("nf4").
+
     >>> AdapterSettings(rank=16, alpha=32).scale, AdapterSettings(rank=16, rslora=True).scale
     (2.0, 8.0)
     """
@@ -36,6 +38,7 @@ class AdapterSettings:
     alpha: float = 32.0
     targets: tuple[str, ...] = ()
     rslora: bool = False
+    quantize: str = "none"
 
     @property
     def scale(self) -> float:
@@ -86,8 +89,12 @@ class AdaptedLinear(nn.Linear):
         kind = compute_type(states)
         states = states.to(kind)
         bias = None if self.bias is None else self.bias.to(kind)
-        found: Tensor = self.adapter(states, linear(states, self.weight.to(kind), bias))
+        found: Tensor = self.adapter(states, self.product(states, bias))
         return found
+
+    def product(self, states: Tensor, bias: Tensor | None) -> Tensor:
+        """``W x + b``, of what is kept as it is."""
+        return linear(states, self.weight.to(states.dtype), bias)
 
 
 def add_adapters(model: nn.Module, settings: AdapterSettings, *, seed: int) -> None:
@@ -96,12 +103,19 @@ def add_adapters(model: nn.Module, settings: AdapterSettings, *, seed: int) -> N
     As in ``peft``, ``A`` is uniform in ±1/√in, decided by ``seed``, and ``B`` is 0: the model stays
     what it was, bit for bit.
     """
+    _wrap(model, settings, names=_chosen(model, settings))
+    draw_adapters(model, seed=seed)
+
+
+def draw_adapters(model: nn.Module, *, seed: int) -> None:
+    """Draw every ``A`` anew, and set every ``B`` to 0, as :func:`add_adapters` does."""
     drawn = torch.Generator().manual_seed(seed)
-    for adapted in _wrap(model, settings, names=_chosen(model, settings)).values():
+    for adapted in adapted_layers(model).values():
         weight = adapted.adapter.A
         bound = 1 / math.sqrt(adapted.in_features)
         first = torch.rand(weight.shape, generator=drawn, dtype=weight.dtype) * 2 * bound - bound
         weight.data.copy_(first)
+        adapted.adapter.B.data.zero_()
 
 
 @torch.no_grad()
@@ -168,6 +182,10 @@ def _wrap(
         parent, _, last = name.rpartition(".")
         layer: Any = model.get_submodule(name)
         made[name] = AdaptedLinear(layer, settings)
+        if settings.quantize != "none":
+            from posttrain.models.quantized import QuantizedLinear  # it stands on this module
+
+            made[name] = QuantizedLinear(made[name])
         setattr(model.get_submodule(parent), last, made[name])
     return made
 
@@ -180,19 +198,23 @@ def adapted_layers(model: nn.Module) -> dict[str, AdaptedLinear]:
 @torch.no_grad()
 def merge_adapters(model: nn.Module) -> None:
     """Add every adapter to its weight and take it off, in place: ``W + s·B A``."""
-    for adapted in adapted_layers(model).values():
-        change = adapted.adapter.change()
-        merged = adapted.weight.to(change.dtype) + change
-        adapted.weight = nn.Parameter(merged.to(adapted.weight.dtype))
-    without_adapters(model)
+    without_adapters(model, added=True)
 
 
-def without_adapters(model: nn.Module) -> None:
-    """Take the adapters off, in place: what is left is the base, and all of it would learn."""
+def without_adapters(model: nn.Module, *, added: bool = False) -> None:
+    """Take the adapters off, in place: what is left is the base, and all of it would learn.
+
+    With ``added``, each is added to its weight before.
+    """
     for name, adapted in adapted_layers(model).items():
         parent, _, last = name.rpartition(".")
         plain = nn.Linear(adapted.in_features, adapted.out_features, bias=False, device="meta")
-        plain.weight, plain.bias = adapted.weight, adapted.bias
+        weight = adapted.weight
+        if added:
+            change = adapted.adapter.change()
+            weight = nn.Parameter((weight.to(change.dtype) + change).to(weight.dtype))
+        plain.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
+        plain.bias = adapted.bias
         setattr(model.get_submodule(parent), last, plain.train(adapted.training))
 
 
@@ -202,7 +224,8 @@ def round_base(model: nn.Module, dtype: torch.dtype) -> None:
     The results are the same: autocast would round them so at every use.
     """
     for adapted in adapted_layers(model).values():
-        adapted.weight.data = adapted.weight.data.to(dtype)
+        if isinstance(adapted.weight, nn.Parameter):  # one in four bits stays so
+            adapted.weight.data = adapted.weight.data.to(dtype)
 
 
 def copy_of_trained(module: Copied) -> Copied:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import torch
@@ -14,6 +15,9 @@ _MESSAGES = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDA error: out of memory",
 )
+
+_UNITS = {"G": 2**30, "M": 2**20}
+_limits: dict[int, int] = {}  # bytes that this process may take, by the number of the GPU
 
 CPU_BYTES = 4 << 30  # what decoding may take where free memory cannot be asked for
 
@@ -33,11 +37,41 @@ def ran_out(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
 
 
+def parse_size(text: str) -> int:
+    """Bytes of "8GB" or "512 MiB"; a GB is 2**30 bytes, as memory is made and sold.
+
+    >>> parse_size("8GB") == parse_size("8 GiB") == 8 * 2**30
+    True
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([GM])(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"{text!r} is no amount of memory; write 8GB or 512MB")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def limit_memory(device: torch.device | str, num_bytes: int) -> None:
+    """Have PyTorch take no more than this of a GPU, and all that asks what is free know it."""
+    total = torch.cuda.mem_get_info(device)[1]
+    torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), _number(device))
+    _limits[_number(device)] = num_bytes
+
+
 def free_bytes(device: torch.device | str) -> int:
-    """Bytes of a GPU that nobody uses: what the driver has, and what PyTorch keeps in reserve."""
+    """Bytes of a GPU that nobody uses: what the driver has, and what PyTorch keeps in reserve.
+
+    With a limit (:func:`limit_memory`), at most what is left of that.
+    """
     free, _ = torch.cuda.mem_get_info(device)
-    reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free + reserved - captured_bytes(device)
+    taken = torch.cuda.memory_reserved(device)
+    if (limit := _limits.get(_number(device))) is not None:
+        free = max(0, min(free, limit - taken))
+    return free + taken - torch.cuda.memory_allocated(device) - captured_bytes(device)
+
+
+def whole_bytes(device: torch.device | str) -> int:
+    """Bytes of a GPU that this process may take, whoever has them now."""
+    share = torch.cuda.memory.get_per_process_memory_fraction(device)
+    return int(share * torch.cuda.get_device_properties(device).total_memory)
 
 
 def memory_budget(device: torch.device) -> int:
@@ -55,10 +89,14 @@ def empty_cache() -> None:
 
 def captured_bytes(device: torch.device | str) -> int:
     """Bytes that CUDA graphs keep for themselves, although PyTorch counts them as free."""
-    index = torch.device(device).index
-    number = torch.cuda.current_device() if index is None else index
+    number = _number(device)
     return sum(
         segment["total_size"] - segment["allocated_size"]
         for segment in torch.cuda.memory_snapshot()
         if segment["device"] == number and tuple(segment["segment_pool_id"]) != (0, 0)
     )
+
+
+def _number(device: torch.device | str) -> int:
+    index = torch.device(device).index
+    return torch.cuda.current_device() if index is None else index

@@ -30,6 +30,7 @@ from posttrain.models.files.gguf import read_gguf
 from posttrain.models.files.hub import why_unreachable
 from posttrain.models.files.model_folder import check_folder
 from posttrain.models.files.size import check_parts, check_size
+from posttrain.models.gpu_memory import limit_memory, parse_size
 from posttrain.models.quiet import loading_alone, without_bars, without_reports
 from posttrain.models.tiny import build_tiny
 
@@ -68,6 +69,7 @@ def load_policy(
     device: str = "cpu",
     seed: int = 0,
     options: Mapping[str, Any] = MappingProxyType({}),
+    gpu_memory: str | None = None,
 ) -> Policy:
     """Load the policy ``source``: "tiny", a folder, a ``.gguf`` file, or a hub name.
 
@@ -76,9 +78,12 @@ def load_policy(
     ``seed`` decides the weights of "tiny", and its ``options`` are those of
     :func:`posttrain.models.tiny.build_tiny`; the others take ``attention`` (the implementation, as
     transformers names them), a hub name also ``revision``. Dropout is off for good: a policy that
-    is trained must give the probabilities it was sampled with.
+    is trained must give the probabilities it was sampled with. From here on the process takes at
+    most ``gpu_memory`` ("8GB") of a GPU.
     """
     precision = find_dtype(dtype)
+    if gpu_memory is not None and _device(device).type == "cuda":
+        limit_memory(device, parse_size(gpu_memory))
     path = Path(source).expanduser()
     if path.is_dir() and holds_adapter(path):
         return _load_adapted(path, dtype=dtype, device=device, options=options)

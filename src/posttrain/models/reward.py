@@ -33,6 +33,7 @@ from posttrain.models.files.size import check_parts, check_size
 from posttrain.models.load import Policy, cast, find_dtype, load_policy, switch_off_dropout
 from posttrain.models.quiet import loading_alone, without_bars, without_reports
 from posttrain.models.sampling import at_least_float32
+from posttrain.protocols import Outputs
 from posttrain.types import Batch
 
 _NOTES = "posttrain"  # the key of config.json under which the rest of a RewardModel is kept
@@ -46,8 +47,9 @@ class RewardModel:
 
     ``mean`` and ``deviation`` are those of its scores on a reference set: ``(raw − mean) /
     deviation`` has mean 0 and deviation 1 there. ``chat`` says whether it was trained on chats
-    (None: unknown). ``adapter`` and ``base`` are as of a policy. ``pad_token`` is never the last
-    token of a sequence: transformers finds the last real token by looking for it.
+    (None: unknown), ``knows_cut`` whether also on completions that were cut off. ``adapter`` and
+    ``base`` are as of a policy. ``pad_token`` is never the last token of a sequence: transformers
+    finds the last real token by looking for it.
     """
 
     model: PreTrainedModel
@@ -57,6 +59,7 @@ class RewardModel:
     mean: float = 0.0
     deviation: float = 1.0
     chat: bool | None = None
+    knows_cut: bool = False
     adapter: AdapterSettings | None = None
     base: str = ""
 
@@ -199,13 +202,19 @@ def save_reward(
         "score_mean": reward.mean,
         "score_deviation": reward.deviation,
         "chat": reward.chat,
+        "knows_cut": reward.knows_cut,
         "tokenizer": _digest(reward.tokenizer),
     }
     setattr(reward.model.config, _NOTES, notes)
     with replacing_folder(folder) as new:
         if reward.adapter is not None:
             write_adapter(
-                reward.model, new, settings=reward.adapter, base=reward.base, head="score"
+                reward.model,
+                new,
+                settings=reward.adapter,
+                base=reward.base,
+                head="score",
+                given=weights,
             )
             reward.model.config.save_pretrained(new)
             reward.tokenizer.save_pretrained(new)
@@ -214,6 +223,11 @@ def save_reward(
             given = None if weights is None else dict(weights)
             reward.model.save_pretrained(new, state_dict=given)
         reward.tokenizer.save_pretrained(new)
+
+
+def scores(model: nn.Module, batch: Batch) -> Outputs:
+    """The forward pass of a reward model, for a learner."""
+    return Outputs(scores=score_sequences(model, batch))
 
 
 def score_sequences(model: PreTrainedModel, batch: Batch) -> Tensor:
@@ -299,6 +313,7 @@ def _with_notes(
         mean=float(notes.get("score_mean", 0.0)),
         deviation=float(notes.get("score_deviation", 1.0)),
         chat=notes.get("chat"),
+        knows_cut=bool(notes.get("knows_cut")),
     )
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from posttrain.models.head import HALF
 from posttrain.models.load import Policy, load_policy
 from posttrain.models.quiet import without_bars
 
+if TYPE_CHECKING:
+    from posttrain.models.reward import RewardModel
+
 
 def save_policy(
     policy: Policy, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None
@@ -40,7 +43,9 @@ def save_policy(
     """
     if policy.adapter is not None:
         with replacing_folder(folder) as new:
-            write_adapter(policy.model, new, settings=policy.adapter, base=policy.base)
+            write_adapter(
+                policy.model, new, settings=policy.adapter, base=policy.base, given=weights
+            )
             policy.tokenizer.save_pretrained(new)
         return
     policy.model.generation_config = _generation_config(policy)
@@ -77,6 +82,24 @@ def with_adapters(
     if compute in HALF:
         round_base(policy.model, compute)
     return policy
+
+
+def check_adapter(policy: Policy | RewardModel, settings: Mapping[str, Any]) -> None:
+    """Raise where a model has other adapters than ``settings``, those of a recipe, ask for."""
+    known, asked = policy.adapter, AdapterSettings(**settings)
+    layers = {target.rpartition(".")[2] for target in asked.targets}
+    if known is not None and layers and layers != set(known.targets):
+        raise ValueError(
+            f"adapter.targets: {', '.join(asked.targets)}, but {policy.source!r} holds an adapter "
+            f"of {', '.join(known.targets)}; drop adapter.targets to go on with it"
+        )
+    if known is not None and replace(known, targets=asked.targets) != asked:
+        raise ValueError(
+            f"adapter.rank: {asked.rank}, but {policy.source!r} holds an adapter of rank "
+            f"{known.rank}, alpha {known.alpha:g}, rslora {str(known.rslora).lower()} and quantize "
+            f"{known.quantize}; set [adapter] to that to go on with it, or merge it first: "
+            f"posttrain merge {policy.source} NEW"
+        )
 
 
 def _digest(policy: Policy) -> str:

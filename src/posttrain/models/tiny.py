@@ -65,11 +65,13 @@ def build_tiny(
     intermediate_size: int | None = None,
     max_positions: int = 512,
     tie_embeddings: bool = False,
+    initial_deviation: float = 0.02,
     chat: bool = False,
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """A Llama-shaped model with random weights, decided by ``seed`` alone, and its tokenizer.
 
-    The feed-forward layers are four times as wide as ``hidden_size`` unless told otherwise. It has
+    The feed-forward layers are four times as wide as ``hidden_size`` unless told otherwise. The
+    weights' ``initial_deviation`` is Llama's, made for wide layers. It has
     a chat template only with ``chat``: it starts from nothing, and plain text is shorter.
     """
     if hidden_size % (2 * num_heads):
@@ -89,6 +91,7 @@ def build_tiny(
         num_key_value_heads=num_key_value_heads or num_heads,
         max_position_embeddings=max_positions,
         tie_word_embeddings=tie_embeddings,
+        initializer_range=initial_deviation,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

@@ -111,4 +111,5 @@ def _ranked(rollouts: Sequence[Rollout]) -> Ranked:
         prompt="" if prompt.messages else prompt.text,
         messages=prompt.messages,
         completions=tuple(rollout.text for rollout in rollouts),
+        ended=tuple(rollout.stop_reason != "length" for rollout in rollouts),
     )

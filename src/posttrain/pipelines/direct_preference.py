@@ -128,7 +128,8 @@ def direct_terms(outputs: Outputs, batch: Batch, *, loss: Loss) -> Terms:
     """The loss of each set at the first token of its first completion, where its weight is.
 
     A ranked set counts as the mean over its pairs of a better and a worse completion. The implicit
-    reward of a completion is β (log π − log ref), without a reference β log π / length.
+    reward of a completion is β (log π − log ref), without a reference β log π; of a loss that goes
+    by lengths it is divided by the completion's.
     """
     logprobs, active = outputs.need("logprobs"), batch.active
     sums = keep(logprobs, active).sum(dim=1)
@@ -174,13 +175,14 @@ def _pairs(sums: Tensor, batch: Batch, *, loss: Loss) -> Compared:
     share = 2 / (sizes * (sizes - 1)).to(sums.dtype)
     better, worse, rows, share = (send(n, sums.device) for n in (better, worse, rows, share))
     given: dict[str, Tensor] = {}
-    values = sums.detach() / lengths
+    values = sums.detach()
     if "ref_logprobs" in needed(loss):
         ref = _reference(batch, sums)
         given |= {"ref_chosen": ref[better], "ref_rejected": ref[worse]}
-        values = sums.detach() - ref
+        values = values - ref
     if "lengths" in needed(loss):
         given |= {"chosen_length": lengths[better], "rejected_length": lengths[worse]}
+        values = values / lengths
     losses = loss(sums[better], sums[worse], **given)
     return losses, values[better] - values[worse], rows, share
 

@@ -37,7 +37,8 @@ class Plan:
     the epochs of a batch once π has moved that far. ``value_loss`` trains a critic, alone for the
     first ``critic_warmup`` steps. ``penalty`` is the coefficient of a loss that penalises the step
     away from π_old, where it follows a target. ``advantage_only`` says that a sequence without
-    advantages has neither loss nor gradient.
+    advantages has neither loss nor gradient. ``recorded_tokens`` is for how many tokens of a batch
+    the results hold every number.
     """
 
     advantage: Stage
@@ -61,6 +62,7 @@ class Plan:
     epochs: int = 1
     minibatches: int = 1
     advantage_only: bool = False
+    recorded_tokens: int = 0
 
     @property
     def needs_inference(self) -> bool:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from posttrain.algorithms.advantages import update_baseline
 from posttrain.algorithms.shaping import kl_in_reward, whiten_rewards
 from posttrain.data.collate import collate
-from posttrain.data.minibatch import minibatches
+from posttrain.data.minibatch import minibatch_rows
 from posttrain.pipelines.guard import as_skipped, is_finite
 from posttrain.pipelines.metrics import batch_metrics, kl_to_reference, step_metrics
 from posttrain.pipelines.plan import Plan, State, make_objective, with_field
@@ -95,6 +96,11 @@ def prepare(batch: Batch, learner: Learner, *, plan: Plan, state: State) -> Batc
         batch = learner.infer(batch)
     if not is_finite(batch):
         return batch.replace(advantages=torch.zeros_like(batch.tokens, dtype=torch.float32))
+    return with_advantages(batch, plan=plan, state=state)
+
+
+def with_advantages(batch: Batch, *, plan: Plan, state: State) -> Batch:
+    """The batch with shaped rewards, advantages, and the correction of sampler and trainer."""
     for stage in plan.shaping:
         batch = stage(batch)
     if plan.kl_placement == "reward":
@@ -141,15 +147,45 @@ def optimise(
         return [as_skipped(learner.step(nothing, objective))]
     generator = torch.Generator().manual_seed(draw_seed(seed, state.step))
     results: list[StepResult] = []
-    for part in minibatches(batch, plan.minibatches, epochs=plan.epochs, generator=generator):
-        weighted = weighed(part, plan)
+    recorded = recorded_rows(batch, plan.recorded_tokens)
+    parts = minibatch_rows(batch, plan.minibatches, epochs=plan.epochs, generator=generator)
+    for rows in parts:
+        weighted = weighed(batch if plan.minibatches == 1 else batch.select(rows), plan)
         if plan.advantage_only:
             weighted = without_zero_advantages(weighted)
-        result = learner.step(weighted, objective)
+        if recorded is None:
+            result = learner.step(weighted, objective)
+        else:
+            kept = recorded[rows]
+            result = learner.step(weighted, replace(objective, recorded=kept))
+            known = {"rows": rows[kept], "weights": weighted.need("weights")[kept]}
+            result = replace(result, tokens={**result.tokens, **known})
         results.append(result)
         if not result.skipped and result.metrics.get("approx_kl", 0.0) > plan.kl_stop:
             break
     return results
+
+
+def recorded_rows(batch: Batch, num_tokens: int) -> Tensor | None:
+    """[B] bool: the first groups of a batch that have so many tokens, one at least; None for 0.
+
+    >>> batch = Batch.from_rewards([1.0, 0.0, 0.0], groups=[4, 4, 5])
+    >>> recorded_rows(batch, 1), recorded_rows(batch, 3)
+    (tensor([ True,  True, False]), tensor([True, True, True]))
+    """
+    if not num_tokens:
+        return None
+    groups, lengths = batch.need("groups").tolist(), batch.mask.sum(dim=1).tolist()
+    sizes: dict[int, int] = {}
+    for group, length in zip(groups, lengths, strict=True):
+        sizes[group] = sizes.get(group, 0) + length
+    kept, used = set[int](), 0
+    for group, size in sizes.items():
+        used += size
+        if kept and used > num_tokens:
+            break
+        kept.add(group)
+    return torch.tensor([group in kept for group in groups])
 
 
 def without_zero_advantages(batch: Batch) -> Batch:

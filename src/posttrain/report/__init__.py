@@ -1,11 +1,11 @@
 """Results of runs: the facts of a run, read once, and the modules that draw them.
 
-``facts`` reads a run folder; ``plot`` draws pictures, ``html`` a page, ``terminal`` tables.
+``facts`` reads a run folder; ``plot`` draws pictures, ``terminal`` tables; the page is
+:mod:`posttrain.viewer`.
 """
 
 from posttrain.report.facts import TITLES, RunFacts
 from posttrain.report.held_out import HeldOut, Interval, Share, held_out
-from posttrain.report.html import export, render_report
 from posttrain.report.overview import Overview, compare, find_runs, overview
 from posttrain.report.plot import plot_calibration, plot_curves
 from posttrain.report.terminal import (
@@ -23,7 +23,6 @@ __all__ = [
     "Overview",
     "Share",
     "compare",
-    "export",
     "find_runs",
     "held_out",
     "overview",
@@ -31,7 +30,6 @@ __all__ = [
     "plot_curves",
     "render_comparison",
     "render_evaluation",
-    "render_report",
     "render_runs",
     "render_summary",
 ]

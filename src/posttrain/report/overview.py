@@ -65,12 +65,13 @@ class Overview:
 
 
 def find_runs(folder: str | Path = "runs") -> list[Path]:
-    """The run folders in a folder, by name; the folder itself where it is one."""
+    """The run folders in a folder, by name; one that is a run itself, with its adapters."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; name one that holds runs, or a run")
     if (folder / "run.json").exists():
-        return [folder]
+        inner = (mark.parent for mark in folder.glob("adapters/*/run.json"))
+        return [folder, *sorted(inner, key=lambda path: (len(path.name), path.name))]
     marks = (
         mark for depth in range(1, DEPTH + 1) for mark in folder.glob("*/" * depth + "run.json")
     )

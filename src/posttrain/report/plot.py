@@ -6,13 +6,15 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from posttrain.algorithms.preferences import Bin, calibration_error
 from posttrain.report.panels import MARKERS_UP_TO, TICKS, Curve, DrawnPanel, end_note, panels_of
 from posttrain.runs.files import replacing
 from posttrain.runs.metrics_file import Record, merge_steps
 from posttrain.track.printable import printable
+
+if TYPE_CHECKING:
+    from posttrain.algorithms.preferences import Bin
 
 _INK, _GREY, _FAINT = "#222222", "#767676", "#e6e6e6"
 _BLUE, _PALE_BLUE, _ORANGE = "#2563b0", "#b3c8e3", "#b45309"
@@ -140,6 +142,8 @@ def _draw_rates(axis: Any, bins: Sequence[Bin]) -> None:
     predicted, observed = [row.predicted for row in bins], [row.observed for row in bins]
     style = {"color": _BLUE, "linewidth": 1.8, "marker": "o", "markersize": 5}
     axis.plot(predicted, observed, clip_on=False, zorder=3, **style)
+    from posttrain.algorithms.preferences import calibration_error  # it loads torch
+
     note = f"expected calibration error {calibration_error(bins):.1%}   (dashed: none)"
     axis.set_title(note, loc="left", fontsize=9.5, color=_INK)
     axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xticks=_QUARTERS, yticks=_QUARTERS)

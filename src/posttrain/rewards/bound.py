@@ -22,6 +22,7 @@ Kind = Literal["single", "batched", "async", "scorer"]
 MAX_REASON_LENGTH = 500
 MAX_DETAILS_LENGTH = 4000
 LARGEST = 1e30  # larger scores would overflow when squared, and nothing could be learned
+UNHEARD = ("trainer_state", "log_extra", "log_metric")  # what TRL passes beside the data
 _CALLER = Path(__file__).with_name("grading.py")
 
 
@@ -30,7 +31,9 @@ class BoundReward:
     """One reward of a recipe: its options bound, and the names of the data it takes.
 
     ``kind`` is how it is called: with one rollout, with lists of a whole chunk (a function whose
-    attribute ``batched`` is True), awaited, or as a scorer of whole batches of rollouts.
+    attribute ``batched`` is True), awaited, or as a scorer of whole batches of rollouts. One of
+    ``trl``'s signature, ``f(prompts, completions, **kwargs)``, is called with lists too, and may
+    say None: it does not apply. One that takes ``**kwargs`` gets ``every`` column.
     ``checks_answer``, ``maximum`` and ``longest_call`` (in seconds, of these options; 0 for none)
     are what it declares of itself, see :func:`declare`.
     """
@@ -41,6 +44,8 @@ class BoundReward:
     kind: Kind = "single"
     wanted: tuple[str, ...] = ()
     optional: frozenset[str] = frozenset()
+    every: bool = False
+    trl: bool = False
     checks_answer: bool = False
     maximum: float | None = None
     longest_call: float = 0.0
@@ -51,6 +56,15 @@ class BoundReward:
         if self.maximum is None and self.kind != "scorer":
             return 1.0
         return self.maximum
+
+    @property
+    def signature(self) -> str:
+        """How it is called, where that is another way than with one completion."""
+        how = "TRL's signature: lists; None where it does not apply" if self.trl else ""
+        if self.kind in ("batched", "async") and not self.trl:
+            how = "lists of a whole chunk" if self.kind == "batched" else "awaited"
+        every = "every column by **kwargs" if self.every and not self.trl else ""
+        return "; ".join(filter(None, (how, every)))
 
     @property
     def monitored(self) -> bool:
@@ -67,31 +81,54 @@ def bind(key: str | Reward | Scorer, given: Weight) -> BoundReward:
         raise ValueError(f"rewards: expected names, functions or scorers, got {key!r}")
     chosen = dict(given) if isinstance(given, Mapping) else {"weight": given}
     weight = chosen.pop("weight", 1.0)
+    declared = _declaring(function)
     if not isinstance(weight, int | float) or isinstance(weight, bool) or not math.isfinite(weight):
         raise ValueError(f"{kind}: the weight must be a finite number, got {weight!r}")
     facts: dict[str, Any] = {
         "name": name,
         "weight": float(weight),
-        "checks_answer": getattr(function, "checks_answer", False) is True,
+        "checks_answer": getattr(declared, "checks_answer", False) is True,
         "maximum": take_maximum(function, chosen, kind=kind),
     }
+    if isinstance(function, type):
+        function, chosen = _made(function, chosen, kind=kind), {}
     if not callable(function):
         if chosen:
             raise ValueError(f"{kind}: a scorer has its options already, got {chosen}")
         return BoundReward(**facts, function=function, kind="scorer")
-    wanted, optional = _wanted(function, kind)
+    wanted, optional, every = _wanted(function, kind)
     if "weight" in options(function):
         raise ValueError(f"{kind}: rename its option 'weight'; that word sets the reward's weight")
     check_options(function, chosen, kind=kind)
-    longest_call = getattr(function, "longest_call", None)
+    longest_call = getattr(declared, "longest_call", None)
+    trl = not {"prompts", "completions"}.isdisjoint(wanted)
     return BoundReward(
         **facts,
         longest_call=longest_call(**chosen) if longest_call is not None else 0.0,
         function=functools.partial(function, **chosen) if chosen else function,
-        kind=_kind(function),
-        wanted=wanted,
+        kind="batched" if trl else _kind(function),
+        wanted=tuple(name for name in wanted if not (trl and name in UNHEARD)),
         optional=optional,
+        every=every,
+        trl=trl,
     )
+
+
+def _declaring(function: Any) -> Any:
+    """What declares the facts about a reward: of a partial, the function inside."""
+    return function.func if isinstance(function, functools.partial) else function
+
+
+def _made(given: type, chosen: Mapping[str, Any], *, kind: str) -> Any:
+    """An instance of a class that is a reward, made with the options."""
+    check_options(given, chosen, kind=kind)
+    try:
+        made = given(**chosen)
+    except TypeError as error:
+        raise ValueError(f"{kind}: cannot be made ({error}); give an instance of it") from error
+    if not callable(made):
+        raise ValueError(f"{kind}: its instances cannot be called; write a method __call__")
+    return made
 
 
 def take_maximum(function: Any, chosen: dict[str, Any], *, kind: str) -> float | None:
@@ -99,7 +136,7 @@ def take_maximum(function: Any, chosen: dict[str, Any], *, kind: str) -> float |
 
     A function that has an option of that name keeps it.
     """
-    declared = getattr(function, "maximum", None)
+    declared = getattr(_declaring(function), "maximum", None)
     if not callable(function) or "maximum" not in options(function):
         declared = chosen.pop("maximum", declared)
     if declared is None:
@@ -176,7 +213,7 @@ def broken(reward: BoundReward, reason: str) -> Score:
 
 
 def _kind(function: Any) -> Kind:
-    if getattr(function, "batched", False):
+    if getattr(_declaring(function), "batched", False):
         return "batched"
     asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         type(function).__call__
@@ -185,17 +222,18 @@ def _kind(function: Any) -> Kind:
 
 
 def _name(key: Any) -> str:
+    key = _declaring(key)
     return str(getattr(key, "__name__", "") or getattr(key, "name", "") or type(key).__name__)
 
 
-def _wanted(function: Reward, kind: str) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The data a reward takes, by name, and which of it has a default."""
+def _wanted(function: Reward, kind: str) -> tuple[tuple[str, ...], frozenset[str], bool]:
+    """The data a reward takes by name, which of it has a default, and whether it takes the rest."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise ValueError(f"{kind}: its parameters cannot be read; wrap it in a def") from error
     for parameter in parameters:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        if parameter.kind is parameter.VAR_POSITIONAL:
             raise ValueError(
                 f"{kind}: takes {parameter}; name the data it needs instead, for example "
                 "`def reward(completion, answer)`, because data is passed by parameter name"
@@ -204,7 +242,8 @@ def _wanted(function: Reward, kind: str) -> tuple[tuple[str, ...], frozenset[str
             raise ValueError(f"{kind}: {parameter.name!r} is positional-only; remove the `/`")
     data = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     optional = frozenset(p.name for p in data if p.default is not p.empty)
-    return tuple(p.name for p in data), optional
+    every = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return tuple(p.name for p in data), optional, every
 
 
 def _place(error: BaseException) -> str:

@@ -1,19 +1,22 @@
 """Running the rewards of a recipe on samples, one after another, in this process.
 
 A sample is the data of a rollout that the rewards take, by name. The result is each reward's own
-score, in order. A broken score ends the list, unless its reward is only monitored.
+score, in order; one that does not apply has none. A broken score ends the list, unless its reward
+is only monitored.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from posttrain.rewards.bound import BoundReward, broken, checked, raised
+from posttrain.rewards.bound import UNHEARD, BoundReward, broken, checked, raised
+from posttrain.rewards.sample_data import FROM_ROLLOUT, FROM_TRL
 from posttrain.types import Score
 
 Sample = Mapping[str, Any]
@@ -44,7 +47,7 @@ def grade(
     ``in_worker``: there the reward itself raised it.
     """
     passes: _Passes = () if in_worker else (KeyboardInterrupt,)
-    ahead: dict[str, list[Score]] = {}
+    ahead: dict[str, list[Score | None]] = {}
     asked = [(number, reward) for number, reward in enumerate(rewards) if number not in without]
     for number, reward in asked:
         if reward.kind == "batched":
@@ -62,6 +65,8 @@ def grade(
             if known is None:
                 started(index, number)
             score = _single(reward, sample, passes=passes) if known is None else known[index]
+            if score is None:
+                continue
             results.append((reward.name, score))
             if not score.ok and not reward.monitored:
                 break
@@ -91,17 +96,27 @@ def _data(reward: BoundReward, sample: Sample) -> dict[str, Any]:
     missing = [n for n in reward.wanted if n not in sample and n not in reward.optional]
     if missing:
         raise KeyError(f"this prompt has no column {missing[0]!r}")
-    return {name: sample[name] for name in reward.wanted if name in sample}
+    # What is passed to **kwargs: all there is, in the words of its own signature.
+    others = FROM_ROLLOUT if reward.trl else FROM_TRL
+    wanted = [name for name in sample if name not in others] if reward.every else reward.wanted
+    return {name: sample[name] for name in wanted if name in sample}
 
 
-def _batched(reward: BoundReward, samples: Sequence[Sample], *, passes: _Passes) -> list[Score]:
+def _batched(
+    reward: BoundReward, samples: Sequence[Sample], *, passes: _Passes
+) -> list[Score | None]:
     """One call for all samples; where it raises, one for each, to find the sample that fails."""
     begun = time.perf_counter()
     try:
         rows = [_data(reward, sample) for sample in samples]
-        names = [name for name in reward.wanted if all(name in row for row in rows)]
+        names = [name for name in rows[0] if all(name in row for row in rows)]
+        if reward.every:  # a column that some prompts lack is None there, as in TRL
+            names = list(dict.fromkeys(name for row in rows for name in row))
         assert callable(reward.function)
-        returned = reward.function(**{name: [row[name] for row in rows] for name in names})
+        lists: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
+        returned = reward.function(**lists, **_unheard(reward))
+        if inspect.isawaitable(returned):
+            returned = asyncio.run(_whole(returned))
         if hasattr(returned, "tolist"):  # an array of numpy or a tensor
             returned = returned.tolist()
     except passes:
@@ -117,7 +132,24 @@ def _batched(reward: BoundReward, samples: Sequence[Sample], *, passes: _Passes)
         size = len(returned) if isinstance(returned, Sequence) else type(returned).__name__
         wrong = broken(reward, f"returned {size} scores for {len(samples)} completions")
         return [replace(wrong, seconds=share)] * len(samples)
-    return [replace(checked(reward, value), seconds=share) for value in returned]
+    return [  # None is that of TRL's signature: the reward does not apply
+        None if value is None and reward.trl else replace(checked(reward, value), seconds=share)
+        for value in returned
+    ]
+
+
+async def _whole(returned: Awaitable[Any]) -> Any:
+    return await returned
+
+
+def _unheard(reward: BoundReward) -> dict[str, Any]:
+    """What TRL passes beside the data: a state that nobody has here, and loggers nobody reads."""
+    if not reward.trl:
+        return {}
+    known: dict[str, Any] = {name: lambda *given: None for name in UNHEARD}
+    known["trainer_state"] = None
+    taken = inspect.signature(reward.function).parameters  # type: ignore[arg-type]
+    return {name: value for name, value in known.items() if reward.every or name in taken}
 
 
 async def _awaited(
@@ -127,7 +159,7 @@ async def _awaited(
     turns: Callable[[], None],
     seconds: float | None,
     passes: _Passes,
-) -> list[Score]:
+) -> list[Score | None]:
     """Concurrent calls; ``turns`` ticks while the event loop runs, so that a blocked loop shows."""
     gate = asyncio.Semaphore(CONCURRENT)
 

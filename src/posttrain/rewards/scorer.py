@@ -14,18 +14,10 @@ from posttrain.rewards import REWARDS
 from posttrain.rewards.bound import BoundReward, Weight, bind, checked, fitting, raised, usable
 from posttrain.rewards.declared import called
 from posttrain.rewards.grading import Results, Sample, grade
+from posttrain.rewards.sample_data import FROM_ROLLOUT, FROM_TRL
 from posttrain.types import Prompt, Rollout, Score, Turn
 
 Specs = Mapping[Any, Weight]  # the keys are names, functions or scorers
-
-# What a reward may ask for besides the prompt's columns.
-FROM_ROLLOUT: dict[str, Callable[[Rollout], Any]] = {
-    "prompt": lambda rollout: _question(rollout.prompt),
-    "completion": lambda rollout: rollout.answer,
-    "num_tokens": lambda rollout: sum(rollout.mask),
-    "stop_reason": lambda rollout: rollout.stop_reason,
-}
-
 
 Grader = Callable[[Sequence[BoundReward], Sequence[Sample]], list[Results]]
 """Runs functions on samples: in this process, or in a pool of others."""
@@ -99,8 +91,8 @@ class RewardScorer:
 
     def check_columns(self, prompt: Prompt) -> None:
         """Raise a ``ValueError`` where a reward wants a column that the prompt does not have."""
-        known = {*FROM_ROLLOUT, *prompt.columns}
         for reward in self.rewards:
+            known = {*FROM_ROLLOUT, *prompt.columns, *(FROM_TRL if reward.trl else ())}
             for name in reward.wanted:
                 if name not in known and name not in reward.optional:
                     near = nearest(name, known)
@@ -141,11 +133,19 @@ class RewardScorer:
         completion = Turn(tokens=(), logprobs=(), text=text, stop_reason="stop", version=0)
         return self.score([Rollout(prompt=prompt, turns=(completion,), group=0)])[0]
 
+    def score_sample(self, sample: Sample) -> Score:
+        """The score of the data of one rollout, by functions alone, in this process."""
+        return self._sum(dict(grade(self.functions, [sample])[0]), ())
+
     def _sample(self, rollout: Rollout) -> Sample:
         """The data of a rollout that the rewards take, and no more."""
-        columns = rollout.prompt.columns
-        wanted = dict.fromkeys(name for reward in self.functions for name in reward.wanted)
-        known = {name: FROM_ROLLOUT[name](rollout) for name in wanted if name in FROM_ROLLOUT}
+        columns, functions = rollout.prompt.columns, self.functions
+        wanted = dict.fromkeys(name for reward in functions for name in reward.wanted)
+        trl = any(reward.trl for reward in functions)
+        if any(reward.every for reward in functions):
+            wanted |= dict.fromkeys((*FROM_ROLLOUT, *(FROM_TRL if trl else ()), *columns))
+        sources = {**FROM_ROLLOUT, **(FROM_TRL if trl else {})}
+        known = {name: sources[name](rollout) for name in wanted if name in sources}
         return known | {n: columns[n] for n in wanted if n not in known and n in columns}
 
     def _sum(self, results: Mapping[str, Score], broke: Collection[str]) -> Score:
@@ -172,6 +172,8 @@ class RewardScorer:
         broken = next((score for r, score in known if not score.ok and not r.monitored), None)
         if broken is not None:
             state, reason, details = broken.state, broken.reason, broken.details
+        elif not any(not r.monitored for r, _ in known) and not all(map(_monitored, self.rewards)):
+            state, reason = "invalid", "no reward applies: each of them returned None"
         else:
             try:
                 value = usable(math.fsum(terms))
@@ -202,6 +204,5 @@ def _whole(reward: BoundReward, rollouts: Sequence[Rollout]) -> list[Score]:
     return [checked(reward, score) for score in scores]
 
 
-def _question(prompt: Prompt) -> str:
-    """The text of a prompt; of a chat, the last message."""
-    return prompt.text or (prompt.messages[-1]["content"] if prompt.messages else "")
+def _monitored(reward: BoundReward) -> bool:
+    return reward.monitored

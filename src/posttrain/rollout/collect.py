@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from posttrain.protocols import Engine, Env, Reply, Scorer
 from posttrain.rollout.environment import (
     Conversations,
@@ -20,6 +18,7 @@ from posttrain.rollout.environment import (
     using,
 )
 from posttrain.rollout.kept_replies import KeptReplies, digest_of
+from posttrain.rollout.prompt_order import PromptOrder
 from posttrain.types import Collected, Prompt, Rollout, Sampling, draw_seed
 
 
@@ -45,7 +44,7 @@ def collect(
     """
     # An engine of a user's own that knows no turns still serves where no environment replies.
     replying: dict[str, Any] = {} if reply is None else {"reply": reply}
-    if reply is not None and not _takes_reply(engine):
+    if reply is not None and not takes(engine, "reply"):
         raise ValueError(
             f"engine {type(engine).__name__}: its generate has no parameter reply, by which an "
             "environment (task.env) answers; docs/engines.md shows a whole engine"
@@ -87,9 +86,10 @@ def _generated(
     ]
 
 
-def _takes_reply(engine: Engine) -> bool:
+def takes(engine: Engine, name: str) -> bool:
+    """Whether the ``generate`` of an engine has this parameter."""
     parameters = inspect.signature(engine.generate).parameters.values()
-    return any(each.name == "reply" or each.kind == each.VAR_KEYWORD for each in parameters)
+    return any(each.name == name or each.kind == each.VAR_KEYWORD for each in parameters)
 
 
 def collect_scored(
@@ -161,35 +161,6 @@ def by_group(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
     return list(groups.values())
 
 
-class PromptCycle:
-    """Prompts without end: every pass is a new permutation, decided by the seed and the pass.
-
-    ``position`` counts the prompts handed out; setting it is all that resuming takes.
-    """
-
-    def __init__(self, prompts: Sequence[Prompt], *, seed: int) -> None:
-        if not prompts:
-            raise ValueError("prompts: the training split is empty")
-        self.position = 0
-        self._prompts = prompts
-        self._seed = seed
-        self._pass = -1
-        self._order: list[int] = []
-
-    def take(self, count: int) -> list[Prompt]:
-        """The next ``count`` prompts."""
-        return [self._next() for _ in range(count)]
-
-    def _next(self) -> Prompt:
-        number, offset = divmod(self.position, len(self._prompts))
-        if number != self._pass:
-            generator = torch.Generator().manual_seed(draw_seed(self._seed, number))
-            self._order = torch.randperm(len(self._prompts), generator=generator).tolist()
-            self._pass = number
-        self.position += 1
-        return self._prompts[self._order[offset]]
-
-
 class RolloutSource:
     """Yields scored rollouts, one step's worth at a time, sampled when they are asked for.
 
@@ -207,7 +178,7 @@ class RolloutSource:
         engine: Engine,
         scorer: Scorer,
         *,
-        prompts: PromptCycle,
+        prompts: PromptOrder,
         sampling: Sampling,
         prompts_per_step: int,
         group_size: int,
@@ -221,6 +192,8 @@ class RolloutSource:
         self.prompts = prompts
         self.num_calls = 0
         """Calls of the engine so far: each has a seed of its own."""
+        self.unfinished: tuple[Collected, ...] = ()
+        """Batches whose rollouts go on: none, but in :mod:`posttrain.rollout.partial`."""
         self._engine = engine
         self._scorer = scorer
         self._sampling = sampling
@@ -282,7 +255,9 @@ class RolloutSource:
         counts.update(found.env)
         for name, taken in found.seconds.items():
             seconds[name] += taken
-        return by_group(found.rollouts)
+        groups = by_group(found.rollouts)
+        self.prompts.observe(groups)
+        return groups
 
 
 def _numbered(rollout: Rollout, group: int) -> Rollout:

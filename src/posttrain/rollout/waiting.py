@@ -96,7 +96,8 @@ def _turn(given: Mapping[str, Any]) -> Turn:
     logprobs = given["logprobs"]
     if logprobs is not None:  # NaN and ±inf are stored as strings; float() reads both
         logprobs = tuple(float(value) for value in logprobs)
-    tuples = {name: tuple(given[name]) for name in ("tokens", "token_rewards")}
+    names = ("tokens", "token_rewards", "versions")
+    tuples = {name: tuple(given[name]) for name in names if name in given}
     return Turn(**{**given, **tuples, "logprobs": logprobs})
 
 

@@ -17,6 +17,7 @@ from posttrain.runs.ledger import LEDGER, Account, Ledger, read_ledger
 from posttrain.runs.metrics_file import frame, merge_steps, read_metrics, to_columns
 from posttrain.runs.rollouts import (
     SCHEMA,
+    TOKENS,
     RolloutWriter,
     read_rollouts,
     rollout_file,
@@ -24,6 +25,7 @@ from posttrain.runs.rollouts import (
     rollout_table,
     rollout_writer,
     sequence_advantages,
+    token_ages,
     write_rollouts,
 )
 from posttrain.runs.store import Page, Rollouts
@@ -46,12 +48,14 @@ __all__ = [
     "read_metrics",
     "to_columns",
     "SCHEMA",
+    "TOKENS",
     "RolloutWriter",
     "read_rollouts",
     "rollout_file",
     "rollout_steps",
     "rollout_table",
     "sequence_advantages",
+    "token_ages",
     "write_rollouts",
     "Filter",
     "LEDGER",

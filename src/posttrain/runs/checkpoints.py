@@ -25,7 +25,7 @@ from typing import Any
 from posttrain.runs.files import new_folder, read_json, write_json
 from posttrain.runs.folder import StageFolder
 from posttrain.runs.manifest import find_changes, read_manifest, write_manifest
-from posttrain.runs.rollouts import rollout_file, rollout_steps
+from posttrain.runs.rollouts import TOKENS, rollout_file, rollout_steps
 
 LAYOUT = 2  # of what the stages keep in it: an older one lacks what they go on from
 STATE = "state.json"
@@ -130,14 +130,15 @@ def cut_back(stage: StageFolder, checkpoint: Checkpoint | None) -> None:
     step, size = 0, 0
     if checkpoint is not None:
         step, size = checkpoint.step, int(checkpoint.state["metrics_bytes"])
-    for folder in (stage.path, stage.checkpoints, stage.rollouts):
+    for folder in (stage.path, stage.checkpoints, stage.rollouts, stage.path / TOKENS):
         _remove_leftovers(folder)
     for later in checkpoint_steps(stage):
         if later > step:
             remove(stage.checkpoint(later))
-    for later in rollout_steps(stage.rollouts):
-        if later > step:
-            rollout_file(stage.rollouts, later).unlink()
+    for folder in (stage.rollouts, stage.path / TOKENS):
+        for later in rollout_steps(folder):
+            if later > step:
+                rollout_file(folder, later).unlink()
     if stage.metrics.exists():
         with stage.metrics.open("rb+") as file:
             file.truncate(size)

@@ -15,6 +15,7 @@
         rewards.json      which reward checks answers, how much each counts, options
         ways.json         how it samples and learns, in a line and part by part
         rollouts/         step-000012.parquet, …
+        tokens/           the same names: posttrain.runs.token_numbers
         ledger.jsonl      each group of prompts, sampled and trained once: posttrain.runs.ledger
         checkpoints/      step-000012/, …: posttrain.runs.checkpoints
         model/            the trained model, an ordinary Hugging Face folder

@@ -33,7 +33,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._asked: int | None = None
-        self._stepping = False
+        self._stepping = 0
         self._before: dict[int, Any] = {}
         self._process = os.getpid()
 
@@ -50,11 +50,11 @@ class Interrupts:
     @contextlib.contextmanager
     def stepping(self) -> Iterator[None]:
         """Inside, steps are taken, and each ends with :meth:`check`."""
-        self._stepping = True
+        self._stepping += 1  # of several loops that take turns, each is inside
         try:
             yield
         finally:
-            self._stepping = False
+            self._stepping -= 1
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,10 @@ import pyarrow.parquet as pq
 
 from posttrain.disk import keeping, writing
 from posttrain.runs.files import replacing
-from posttrain.types import Batch, Prompt, Rollout, Score
+from posttrain.types import Prompt, Rollout, Score
+
+if TYPE_CHECKING:
+    from posttrain.types import Batch  # it loads torch, which whoever reads rollouts does without
 
 # "element" is what Parquet calls it; pyarrow alone would say "item" here and "element" there.
 _TOKENS = pa.list_(pa.field("element", pa.int32()))
@@ -57,11 +61,13 @@ SCHEMA = pa.schema(
         ("stop_reason", pa.string()),
         ("length", pa.int32()),  # tokens of the completion
         ("turns", pa.list_(pa.field("element", _TURN))),  # null where it is one turn
+        ("token_versions", _TOKENS),  # of each token; null where all are of ``version``
     ],
-    metadata={"posttrain.rollouts": "2"},
+    metadata={"posttrain.rollouts": "3"},
 )
 
-NEWER = {"turns"}  # columns that files of version 1 do not have
+TOKENS = "tokens"  # the folder of what each token came to: posttrain.runs.token_numbers
+NEWER = {"turns", "token_versions"}  # columns that earlier files do not have
 # Columns whose values come again and again. Log-probs do not: with a dictionary of them a file
 # takes three times as long to write and is larger.
 _REPEATED = [
@@ -119,7 +125,7 @@ class RolloutWriter:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
-        self._pending: Future[None] | None = None
+        self._pending: list[Future[None]] = []
 
     def write(
         self,
@@ -131,13 +137,17 @@ class RolloutWriter:
         """As :func:`write_rollouts`; returns when the rollouts are copied, not when written."""
         table = _table(rollouts, step=step, advantages=advantages)
         self.wait()
-        self._pending = self._thread.submit(_write, rollout_file(self._folder, step), table)
+        self.also(partial(_write, rollout_file(self._folder, step), table))
+
+    def also(self, work: Callable[[], None]) -> None:
+        """Have something else of the same step written behind its rollouts."""
+        self._pending.append(self._thread.submit(work))
 
     def wait(self) -> None:
         """Until all that was handed over is on the disk."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        pending, self._pending = self._pending, []
+        for each in pending:
+            each.result()
 
     def __enter__(self) -> RolloutWriter:
         return self
@@ -161,6 +171,7 @@ def sequence_advantages(batch: Batch) -> list[float | None]:
     """Each sequence's mean advantage over its active tokens; None where it has no such token.
 
     >>> import torch
+    >>> from posttrain.types import Batch
     >>> mask = torch.tensor([[True, True], [False, False]])
     >>> advantages = torch.tensor([[1.0, 2.0], [9.0, 9.0]])
     >>> sequence_advantages(Batch(tokens=mask.long(), mask=mask, advantages=advantages))
@@ -267,12 +278,31 @@ def _table(
         "stop_reason": [rollout.stop_reason for rollout in rollouts],
         "length": [sum(rollout.mask) for rollout in rollouts],
         "turns": [turn_rows(rollout) for rollout in rollouts],
+        "token_versions": [_versions(rollout) for rollout in rollouts],
     }
     arrays = [
         pa.array(column, SCHEMA.field(name).type) if isinstance(column, list) else column
         for name, column in columns.items()
     ]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+def token_ages(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:
+    """The share of the policy's tokens that are so many updates older than ``version``.
+
+    >>> from posttrain.types import Turn
+    >>> mixed = Turn(tokens=(5, 6), text="", logprobs=(-1.0, -1.0), version=3, versions=(3, 4))
+    >>> token_ages([Rollout(prompt=Prompt(id="0", text=""), turns=(mixed,), group=0)], 4)
+    {'staleness/tokens_0': 0.5, 'staleness/tokens_1': 0.5}
+    """
+    ages = Counter(
+        version - drawn
+        for rollout in rollouts
+        for turn in rollout.turns
+        if turn.sampled
+        for drawn in turn.token_versions
+    )
+    return {f"staleness/tokens_{age}": ages[age] / ages.total() for age in sorted(ages)}
 
 
 def turn_rows(rollout: Rollout) -> list[dict[str, Any]] | None:
@@ -286,6 +316,13 @@ def turn_rows(rollout: Rollout) -> list[dict[str, Any]] | None:
         rows.append({**row, "text": _text(turn.text), "reward": reward})
         start += len(turn.tokens)
     return rows
+
+
+def _versions(rollout: Rollout) -> list[int] | None:
+    """The version of each token, where new weights came in the middle of a turn."""
+    if not any(turn.versions for turn in rollout.turns):
+        return None
+    return [version for turn in rollout.turns for version in turn.token_versions]
 
 
 def _replied(rollouts: Sequence[Rollout]) -> np.ndarray | None:

@@ -91,6 +91,25 @@ class Rollouts:
                 self._unsaved = 0
             return True
 
+    @property
+    def table(self) -> pa.Table:
+        """What the index knows of every rollout, in the order of their steps."""
+        return self._index.table
+
+    def steps_of(self, positions: np.ndarray) -> np.ndarray:
+        """The steps of the rollouts at these positions of the table."""
+        return self._steps[np.searchsorted(self._offsets, positions, side="right") - 1]
+
+    def find(self, where: Filter = ALL) -> np.ndarray:
+        """The positions in the table of the rollouts that a filter lets through."""
+        return self._select(where)
+
+    def read(self, positions: np.ndarray, columns: Sequence[str] = SHOWN) -> list[dict[str, Any]]:
+        """The rollouts at these positions of the table, as :meth:`page` has them."""
+        _check("step", limit=len(positions), offset=0, columns=columns)
+        with self._lock:
+            return self._rows(positions, columns)
+
     def count(self, where: Filter = ALL) -> int:
         """How many rollouts a filter lets through."""
         return len(self._select(where))

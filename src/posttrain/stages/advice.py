@@ -62,7 +62,7 @@ def _against(
         lines += _again(folder, recipe, change=change, why=why)
     looked = [finding["finding"] for finding in findings if finding["finding"] in LOOK]
     if looked:
-        lines += [f"# {looked[0]}: read the rollouts", _command("export", folder.path)]
+        lines += [f"# {looked[0]}: read the rollouts", _command("view", folder.path)]
     return lines
 
 
@@ -107,6 +107,8 @@ def _on_to_rl(folder: RunFolder, recipe: Resolved) -> list[str]:
     if "sft" not in folder.stages or recipe.written.rl is None or not recipe.source:
         return []
     model = ["--model.name", str(folder.model), "--run.folder", f"{folder.path}-rl"]
+    if recipe.model.options:  # they were those of the model before
+        model += ["--model.options", "{}"]
     return ["# the next stage, from this model", _command("rl", recipe.source, *model)]
 
 

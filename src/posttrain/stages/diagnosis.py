@@ -16,7 +16,7 @@ from posttrain.protocols import Tracker
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs import RunFolder, StageFolder
 from posttrain.runs.first_evaluation import read_before
-from posttrain.track import ConsoleTracker, Several
+from posttrain.track import Several, Telling
 from posttrain.track.diagnosis import FILE_NAME, Background, Diagnosing
 
 DIAGNOSED = ("sft", "reward", "dpo", "rl")  # while they go on; eval is judged at its end
@@ -29,7 +29,7 @@ def diagnosed(
     background: Background,
 ) -> Diagnosing:
     """The trackers of a stage as one that also says what goes wrong; it knows what was logged."""
-    tell = [tracker.note for tracker in trackers if isinstance(tracker, ConsoleTracker)]
+    tell = [tracker.note for tracker in trackers if isinstance(tracker, Telling)]
     known = read_before(folder) if background.stage == "rl" else None
     before = held_out(known, background) if known is not None else None
     tracker = Diagnosing(

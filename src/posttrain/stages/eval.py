@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 from posttrain.build.model_source import check_models
+from posttrain.build.rows import data_told
 from posttrain.build.setup import (
     Setup,
     Supplied,
@@ -22,7 +23,7 @@ from posttrain.stages.diagnosis import judge_outcome, make_background
 from posttrain.stages.evaluation import evaluate_into, evaluate_policy
 from posttrain.stages.job import Job
 from posttrain.tasks import make_task
-from posttrain.track.progress import showing
+from posttrain.track.progress import showing, teller
 
 DEFAULT_TOKENS = 256
 
@@ -35,6 +36,15 @@ def run_eval(setup: Setup, job: Job) -> dict[str, Any]:
         return {"after": found}
 
 
+def tell_alone(recipe: Recipe) -> None:
+    """Say of a recipe with ``[cluster]`` that this command does without it."""
+    if recipe.cluster is not None and recipe.cluster.address is not None:
+        warnings.warn(
+            "cluster: this command samples in its own process; [cluster] is for run and resume",
+            stacklevel=3,
+        )
+
+
 @showing()
 def evaluate_recipe(
     recipe: Recipe, supplied: Supplied | None = None, *, chosen: bool = False
@@ -44,6 +54,7 @@ def evaluate_recipe(
     Test problems that the model was trained on are refused, unless someone has ``chosen`` them.
     """
     supplied = supplied or Supplied()
+    tell_alone(recipe)
     resolved = resolve(recipe, supplied=supplied)
     training = recipe.rl is not None and not recipe.rl.model_fields_set <= {"engine", "stop"}
     asked = training or (recipe.eval is not None and recipe.eval.max_new_tokens)
@@ -58,6 +69,8 @@ def evaluate_recipe(
         # Half of the context at most: the other half is for the question.
         section = section.model_copy(update={"max_new_tokens": min(DEFAULT_TOKENS, limit // 2)})
     setup = make_setup(resolved, policy, device=device, task=task, rewards=supplied.get("rewards"))
+    for line in data_told(resolved, task):
+        teller()(line)
     for note in find_notes(read_rows(resolved, task, stages=["eval"]), setup.template):
         warnings.warn(f"{note.text}; {note.fix}", stacklevel=2)
     try:

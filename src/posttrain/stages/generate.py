@@ -28,7 +28,7 @@ from posttrain.rollout.collect import collect, collect_scored
 from posttrain.rollout.environment import talking
 from posttrain.rollout.play import UNSCORED, Ask, Place, Show, TypedEnv, WatchedEngine, typed_engine
 from posttrain.runs.finished import check_model
-from posttrain.stages.eval import DEFAULT_TOKENS
+from posttrain.stages.eval import DEFAULT_TOKENS, tell_alone
 from posttrain.track.progress import phase, showing
 from posttrain.types import Prompt, Rollout, Sampling
 
@@ -57,6 +57,7 @@ def generate_from(
     # Without a chat nobody hears a system message.
     changes = {"chat": chat, "system": "" if chat is False else None}
     recipe = source.recipe(over(source.values, model=changes, **stopping(stop)), overrides)
+    tell_alone(recipe)
     check_model(recipe.model.name)
     device = choose_device(recipe)
     policy = make_policy(recipe, recipe.model.name, device=device)
@@ -168,6 +169,7 @@ def open_player(
     values = _of_episode(source, spec, options=options or {}, prompt=prompt, task=task)
     changes = {"chat": chat, "system": "" if chat is False else None}
     recipe = source.recipe(over(values, model=changes, **stopping(stop)), overrides)
+    tell_alone(recipe)
     given: Any = None if env is None or isinstance(env, str | Mapping) else env
     if given is None and human != "env" and (recipe.task or {}).get("env") is None:
         raise ValueError(

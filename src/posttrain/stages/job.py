@@ -9,7 +9,15 @@ from typing import Any
 
 from rich.console import Console
 
-from posttrain.build.setup import Setup, Supplied, choose_device, make_policy, make_setup
+from posttrain.build.rows import data_told
+from posttrain.build.setup import (
+    RunMember,
+    Setup,
+    Supplied,
+    choose_device,
+    make_policy,
+    make_setup,
+)
 from posttrain.build.threads import settle_threads
 from posttrain.check import before_run
 from posttrain.config import Resolved
@@ -22,8 +30,7 @@ from posttrain.runs.keeper import Keeper
 from posttrain.runs.resume import resume_stage, stage_digests, start_stage
 from posttrain.stages.diagnosis import DIAGNOSED, make_background
 from posttrain.stages.open_stage import OpenStage, tracked
-from posttrain.track import Stage
-from posttrain.track.progress import phase
+from posttrain.track import Stage, phase
 
 Work = Callable[[Setup, "Job"], Mapping[str, Any]]
 """What a stage does: with the setup, into the folder that the job opens; what its record says."""
@@ -44,8 +51,9 @@ class Job:
         interrupts: Interrupts,
         resume: bool,
         clock: Callable[[], float],
+        member: RunMember | None = None,
     ) -> None:
-        self.folder, self.console = folder, console
+        self.folder, self.console, self._member = folder, console, member
         self._recipe, self._supplied = recipe, supplied
         self._interrupts, self._resume, self._clock = interrupts, resume, clock
         self._started, self._seconds_before = time.monotonic(), 0.0
@@ -56,7 +64,12 @@ class Job:
         with contextlib.ExitStack() as refused:
             refused.callback(self.close)
             self._load(recipe.model.name)
-            chosen = settle_threads(recipe, self.setup.policy, folder=folder, resume=resume)
+            known = None if member is None else member.threads
+            chosen = settle_threads(
+                recipe, self.setup.policy, folder=folder, resume=resume, known=known
+            )
+            if member is not None:
+                member.threads = chosen
             if chosen.worth_saying:
                 self.say(str(chosen))
             coming = [s for s in recipe.stages if not folder.stage_done(s, self._digests[s])]
@@ -66,6 +79,11 @@ class Job:
     def say(self, text: str) -> None:
         """Print a line to the user."""
         self.console.print(text, soft_wrap=True)
+
+    def say_data(self) -> None:
+        """Print how the data of the run is understood."""
+        for line in data_told(self._recipe, self.setup.task):
+            self.say(line)
 
     def seconds(self) -> float:
         """How long the run has worked, in this process and in those before it."""
@@ -115,14 +133,20 @@ class Job:
 
     def _load(self, source: str) -> None:
         self._close_setup()
-        device = choose_device(self._recipe)
+        device, member = choose_device(self._recipe), self._member
+        given: dict[str, Any] = {**self._supplied}
+        if member is None:
+            policy = make_policy(self._recipe, source, device=device)
+        else:
+            policy = member.policy(self._recipe, source)
+            given |= {"member": member, "engine": member.engine(self._recipe)}
         self.setup = make_setup(
             self._recipe,
-            make_policy(self._recipe, source, device=device),
+            policy,
             device=device,
             reward_model=self.folder.stage("reward").model,
             cluster=self._cluster,
-            **self._supplied,
+            **given,
         )
 
     @contextlib.contextmanager
@@ -168,10 +192,18 @@ class Job:
             marks=self.setup.marks if stage == "rl" else None,
         )
         # The console comes last: its live display starts only once the others could be made.
-        shown = () if self.console.quiet else ("console",)
+        beside = () if self._member is None else (self._member.tracker(opened),)
+        shown = () if self.console.quiet or beside else ("console",)
         specs = ("jsonl", *self._recipe.run.trackers, *shown) if total_steps else ()
         background = None
         if stage in DIAGNOSED:
             per_epoch = total_steps // self._recipe.sft.epochs if stage == "sft" else 0
             background = make_background(self.setup, stage=stage, steps_per_epoch=per_epoch)
-        return tracked(opened, keeper, specs=specs, background=background, dropped=self._dropped)
+        return tracked(
+            opened,
+            keeper,
+            specs=specs,
+            beside=beside if total_steps else (),
+            background=background,
+            dropped=self._dropped,
+        )

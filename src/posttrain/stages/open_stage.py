@@ -5,18 +5,24 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
+from posttrain.data.token_texts import FILE_NAME, tokenizer_json
 from posttrain.disk import keeping
 from posttrain.distributed.timelines.timeline import Timeline
 from posttrain.pipelines.fit import Fitted
 from posttrain.pipelines.guard import Guarded
+from posttrain.pipelines.rl import Step
 from posttrain.protocols import Tracker
 from posttrain.registry import Spec, resolve, split
-from posttrain.runs import StageFolder
+from posttrain.runs import TOKENS, RolloutWriter, StageFolder, sequence_advantages, write_text
 from posttrain.runs.keeper import ExtraState, Keeper
+from posttrain.runs.token_numbers import token_table, write_tokens
 from posttrain.stages.diagnosis import diagnosed
-from posttrain.track import ALWAYS, TRACKERS, ConsoleTracker, Dropped, Several, Stage
+from posttrain.track import ALWAYS, TRACKERS, Dropped, Several, Stage, Telling
 from posttrain.track.diagnosis import Background, Diagnosing
+from posttrain.track.sample_table import log_samples, sample_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +53,9 @@ def tracked(
     specs: Sequence[Spec],
     background: Background | None,
     dropped: set[str],
+    beside: Sequence[Tracker] = (),
 ) -> Iterator[OpenStage]:
-    """Open the trackers of a stage; they are closed behind it.
+    """Open the trackers of a stage, ``beside`` those that are there; they are closed behind it.
 
     With a background, what they are told is diagnosed too. One that raises is left out from there
     on, and by later stages: its name is put into ``dropped``. What every run has may not fail.
@@ -60,8 +67,9 @@ def tracked(
             made = resolve(spec, TRACKERS, kind="run.trackers")(stage)
             keep = name in ALWAYS
             trackers.append(made if keep else Dropped(made, name=name, drop=dropped.add))
+    trackers += beside
     for seen in trackers:
-        if isinstance(seen, ConsoleTracker):
+        if isinstance(seen, Telling):
             keeper.warn, keeper.info = seen.note, seen.say
     tracker: Tracker = Several(trackers)
     try:
@@ -73,6 +81,28 @@ def tracked(
             tracker.finish()
     finally:
         tracker.close()
+
+
+def keep_rollouts(stage: OpenStage, taken: Step, *, writer: RolloutWriter, tokenizer: Any) -> None:
+    """Write the rollouts of a step and what was recorded of their tokens; show some to trackers."""
+    step, rollouts = taken.state.step, taken.collected.rollouts
+    advantages = sequence_advantages(taken.batch)
+    writer.write(rollouts, step=step, advantages=advantages)
+    before, baseline, folder = taken.before, taken.batch.baseline, stage.folder.path / TOKENS
+    facts = {
+        "step": before.step,
+        "sequences": taken.batch.tokens.shape[0],
+        "losses": [result.loss for result in taken.results],
+        "kl": before.kl.value,
+        "penalty": None if before.penalty is None else before.penalty.value,
+        "baseline": None if baseline is None else float(baseline),
+    }
+    table = token_table(taken.batch, [result.tokens for result in taken.results], facts=facts)
+    if table is not None:
+        if not (folder / FILE_NAME).exists() and (text := tokenizer_json(tokenizer)):
+            write_text(folder / FILE_NAME, text)
+        writer.also(partial(write_tokens, folder, step, table=table))
+    log_samples(stage.tracker, step, rows=partial(sample_rows, rollouts, advantages))
 
 
 def logged(

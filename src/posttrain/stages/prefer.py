@@ -220,4 +220,5 @@ def _ranked(row: Mapping[str, Any]) -> Ranked:
         messages=tuple(row["messages"]),
         completions=tuple(row["completions"]),
         margin=row["margin"],
+        ended=tuple(row.get("ended", ())),
     )

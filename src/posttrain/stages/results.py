@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from posttrain.build.setup import choose_device, hardware
+from posttrain.build.several.sweep import FOLDER
 from posttrain.config import Resolved
 from posttrain.report import RunFacts, plot_curves, render_summary
 from posttrain.report.facts import TRAINED
@@ -36,8 +37,15 @@ class Run:
         """The trained model: an ordinary Hugging Face folder."""
         model = self.folder.model
         if model is None:
-            raise ValueError(f"{self.folder.path}: no stage of this run trained a model")
+            several = "; its adapters have one each: run.adapters[0].model" * bool(self.adapters)
+            raise ValueError(f"{self.folder.path}: no stage of this run trained a model{several}")
         return model
+
+    @property
+    def adapters(self) -> list[Run]:
+        """The runs of its adapters, of a run that trained several."""
+        folders = sorted((self.folder.path / FOLDER).glob("*/run.json"), key=_number)
+        return [Run(RunFolder(mark.parent)) for mark in folders]
 
     def metrics(self, stage: str = "rl") -> Any:
         """The numbers of a stage, one row a step: a pyarrow table, ``.to_pandas()`` for a frame."""
@@ -61,6 +69,10 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder.path)!r})"
+
+
+def _number(mark: Path) -> int:
+    return int(mark.parent.name)
 
 
 @phase("drawing the curves and writing the summary")

@@ -63,7 +63,9 @@ def _prepare(setup: Setup, prefer: Path) -> _Learned:
     template = make_template(recipe, backbone)
     train, test = reward_rows(recipe, backbone, template=template, prefer=prefer)
     made = reward_from_policy(backbone, seed=recipe.run.seed)
-    return _Learned(reward=replace(made, chat=bool(template.chat)), train=train, test=test)
+    cut = any(row[-1] not in backbone.end_tokens for ranked in train for row in ranked.rows)
+    made = replace(made, chat=bool(template.chat), knows_cut=cut)
+    return _Learned(reward=made, train=train, test=test)
 
 
 def _learn(

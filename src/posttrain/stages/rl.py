@@ -27,8 +27,9 @@ def run_rl(setup: Setup, job: Job) -> dict[str, Any]:
     found: dict[str, Any] = {}
     opened = job.stage("rl", total_steps=section.steps)
     with opened as stage, _said_before(section.check != "off"):
-        if section.check != "off" and not stage.keeper.step:
-            with phase("checking: data, rewards, a few rollouts, one step"):
+        first = setup.member is None or setup.member.number == 0  # the others have the same base
+        if section.check != "off" and not stage.keeper.step and first:
+            with phase("checking: data, rewards, a few rollouts, one step"), setup.alone():
                 report = before_rl(setup)
             report.announce(job.console).enforce(section.check)
         if "eval" in setup.recipe.stages:

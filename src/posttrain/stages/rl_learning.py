@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from posttrain.build.algorithm import make_audit, make_plan
 from posttrain.build.cluster import stage_learner
 from posttrain.build.declared_ways import Ways, declared
@@ -13,7 +15,7 @@ from posttrain.pipelines.clock import Clock
 from posttrain.runs import Ledger, rollout_writer
 from posttrain.stages.guards import guard_learner
 from posttrain.stages.open_stage import OpenStage
-from posttrain.stages.rl_resume import drop_replies, kept_replies, resume_rl
+from posttrain.stages.rl_resume import drop_replies, kept_replies, lag_of, resume_rl
 from posttrain.stages.rl_source import announced, checked, make_source
 from posttrain.stages.rl_watch import Watch
 from posttrain.track.progress import phase
@@ -31,17 +33,16 @@ def learn(setup: Setup, stage: OpenStage) -> None:
         total_steps = section.steps * section.epochs * section.minibatches
         learner = stage_learner(setup, "rl", total_steps=total_steps)
         sync = engine.sync(learner)
+        plan = replace(make_plan(section), recorded_tokens=recipe.run.token_numbers)
         longest = section.max_new_tokens + max((len(p.tokens) for p in prompts), default=0)
         ways = Ways(keeper, lambda: declared(setup, learner, longest=longest, engine=engine))
-        plan = make_plan(section)
         replies = None if setup.env is None else kept_replies(keeper, stage.folder.path)
-        source = make_source(
-            seen.setup(setup), seen.engine(engine), prompts=prompts, replies=replies
-        )
+        seen_by = seen.setup(setup), seen.engine(engine)
+        source = make_source(*seen_by, prompts=prompts, replies=replies)
         state, waiting = resume_rl(
-            keeper, learner, source=source, prompts=prompts, sync=sync, max_lag=section.max_lag
+            keeper, learner, source=source, prompts=prompts, sync=sync, lag=lag_of(section)
         )
-        if section.max_lag:
+        if section.ahead:
             _ = learner.micro_batch_tokens  # is tried now, before another thread takes memory
         # Batches are wrapped, innermost first: sample, refuse those with too many broken scores,
         # note down, run ahead, show progress, time.
@@ -49,7 +50,7 @@ def learn(setup: Setup, stage: OpenStage) -> None:
         batches = source.steps(section.steps - keeper.step - len(waiting))
         batches = ledger.noted(checked(batches, section.max_invalid))
         device = policy.model.device
-        flow_of = flowing(batches, sync, max_lag=section.max_lag, device=device, waiting=waiting)
+        flow_of = flowing(batches, sync, ahead=section.ahead, device=device, waiting=waiting)
         learner = seen.learner(learner)
         guarded = guard_learner(learner, section, keeper=keeper, decode=setup.template.decode)
         clock, writing = Clock(), rollout_writer(stage.folder.rollouts)
@@ -62,6 +63,7 @@ def learn(setup: Setup, stage: OpenStage) -> None:
                 learner=guarded,
                 flow=flow,
                 prompts=prompts,
+                order=source.prompts.state,
                 writer=writer,
                 ledger=ledger,
                 audit=make_audit(recipe, section, plan=plan, device=setup.device),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from posttrain.algorithms.kl import Coefficient
+from posttrain.config import RlSection
 from posttrain.pipelines.plan import State
 from posttrain.pipelines.rl import Step
 from posttrain.protocols import Learner, Sync
@@ -20,7 +21,13 @@ from posttrain.runs.folder import StageFolder
 from posttrain.runs.keeper import ExtraState, Keeper
 from posttrain.types import Collected, Prompt
 
-WAITING = "waiting.json"
+WAITING, ORDER = "waiting.json", "prompt_order.json"
+NOTHING: Mapping[str, Any] = {"prompts": [], "batches": []}
+
+
+def lag_of(section: RlSection) -> dict[str, int]:
+    """What decides how old the batches are that a checkpoint keeps."""
+    return {"max_lag": section.max_lag, "partial": section.partial}
 
 
 def rl_state(
@@ -28,24 +35,32 @@ def rl_state(
     waiting: Sequence[Collected],
     *,
     prompts: Sequence[Prompt],
-    max_lag: int,
+    order: Callable[[int], Any],
+    lag: Mapping[str, int],
     accuracy: float | None,
 ) -> ExtraState:
     """What the RL loop carries beside its learner: for ``more`` of :meth:`Keeper.stepped`.
 
     The batches that wait were sampled by older weights: they are kept as they are, and the source
-    goes on behind the last of them.
+    goes on behind the last of them, with the completions that were not finished there and the state
+    that the ``order`` of prompts has there.
     """
     last = waiting[-1] if waiting else step.collected
+    unfinished = last.unfinished
+    begun = unfinished[-1] if unfinished else last
 
     def place(batch: Collected) -> dict[str, int]:
         return {"position": batch.position, "num_calls": batch.num_calls}
 
     def more(folder: Path) -> dict[str, Any]:
-        write_json(folder / WAITING, to_plain(waiting, prompts))
+        plain = {**to_plain(waiting, prompts), "unfinished": to_plain(unfinished, prompts)}
+        write_json(folder / WAITING, plain)
+        going_on = {"position": begun.position, "num_calls": last.num_calls}
+        if (known := order(begun.position)) is not None:
+            write_json(folder / ORDER, known)
         return {
             "loop": asdict(step.state),
-            "source": {"max_lag": max_lag, "last": place(last), "learned": place(step.collected)},
+            "source": {**lag, "last": going_on, "learned": place(step.collected)},
             "accuracy": accuracy,
         }
 
@@ -59,11 +74,11 @@ def resume_rl(
     source: RolloutSource,
     prompts: Sequence[Prompt],
     sync: Sync,
-    max_lag: int,
+    lag: Mapping[str, int],
 ) -> tuple[State | None, list[Collected]]:
     """Take learner, source and engine to the checkpoint; the loop's state, and what waits there.
 
-    Where ``max_lag`` or the prompts were allowed to change, what waits is sampled again.
+    Where the ``lag`` or the prompts were allowed to change, what waits is sampled again.
     """
     begins_at = keeper.begins_at
     if begins_at is None:
@@ -72,10 +87,19 @@ def resume_rl(
     sync(learner.version)
     known = begins_at.state["source"]
     waiting = None
-    if known["max_lag"] == max_lag:
-        waiting = from_plain(read_json(begins_at.path / WAITING), prompts)
+    if {"partial": 1, **known}.items() >= lag.items():
+        plain = read_json(begins_at.path / WAITING)
+        unfinished = from_plain(plain.get("unfinished", NOTHING), prompts)
+        if unfinished is not None:
+            waiting, source.unfinished = from_plain(plain, prompts), tuple(unfinished)
+    if waiting is None:
+        source.unfinished = ()
     place = known["learned" if waiting is None else "last"]
-    source.prompts.position, source.num_calls = place["position"], place["num_calls"]
+    kept = begins_at.path / ORDER
+    # What was observed of prompts is by their place among them: of others it means nothing.
+    order = read_json(kept) if kept.exists() and waiting is not None else None
+    source.prompts.restore(place["position"], order)
+    source.num_calls = place["num_calls"]
     return _read_state(begins_at.state["loop"]), waiting or []
 
 

@@ -15,10 +15,10 @@ from posttrain.pipelines.audit import Audit
 from posttrain.pipelines.guard import Guarded
 from posttrain.pipelines.rl import Step
 from posttrain.protocols import Engine
-from posttrain.runs import Ledger, RolloutWriter, sequence_advantages
+from posttrain.runs import Ledger, RolloutWriter, token_ages
 from posttrain.stages.evaluation import check_held_out, evaluate_policy
-from posttrain.stages.open_stage import OpenStage
-from posttrain.stages.rl_resume import rl_state
+from posttrain.stages.open_stage import OpenStage, keep_rollouts
+from posttrain.stages.rl_resume import lag_of, rl_state
 from posttrain.track.neighbours import Neighbours
 from posttrain.types import Prompt
 
@@ -33,6 +33,7 @@ class Watch:
     learner: Guarded
     flow: Flow
     prompts: Sequence[Prompt]
+    order: Callable[[int], Any]  # the state of the order of prompts at a position
     writer: RolloutWriter
     ledger: Ledger
     audit: Audit | None
@@ -46,8 +47,10 @@ class Watch:
         if self.audit is not None:
             self.audit.check(taken)
         section, guard = self.setup.recipe.rl, self.learner.guard
-        step, rollouts = taken.state.step, taken.collected.rollouts
+        step = taken.state.step
         metrics = {**taken.metrics(), "train/skipped_total": float(guard.total)}
+        if section.partial > 1:
+            metrics |= token_ages(taken.collected.rollouts, taken.version)
         metrics |= {**self.seconds(), **self.setup.cluster_metrics()}
         metrics["time/step"] = metrics["time/wait"] + metrics["time/train"]
         if self.setup.cluster is not None:
@@ -60,7 +63,7 @@ class Watch:
             self.stage.keeper.warn(remark)
         self.ways.look()
         self.ledger.trained(step, taken.collected)
-        self.writer.write(rollouts, step=step, advantages=sequence_advantages(taken.batch))
+        keep_rollouts(self.stage, taken, writer=self.writer, tokenizer=self.setup.policy.tokenizer)
         every = section.evaluate_every
         if every and (step % every == 0 or step == section.steps):
             metrics |= self.evaluate()
@@ -72,7 +75,8 @@ class Watch:
             taken,
             self.flow.waiting(),
             prompts=self.prompts,
-            max_lag=section.max_lag,
+            order=self.order,
+            lag=lag_of(section),
             accuracy=accuracy,
         )
         self.stage.keeper.stepped(

@@ -15,8 +15,9 @@ from posttrain.tasks.countdown import countdown_task
 from posttrain.tasks.demonstrations import demonstrations
 from posttrain.tasks.gsm8k import gsm8k_task
 from posttrain.tasks.melody import melody_task
+from posttrain.tasks.mixture import mixture_task
 from posttrain.tasks.number_ranges import guess_number_task
-from posttrain.tasks.prompt_file import jsonl_task
+from posttrain.tasks.prompt_file import file_task
 from posttrain.tasks.reasoning_gym import reasoning_gym_task
 from posttrain.tasks.sort import sort_task
 from posttrain.tasks.task import PromptTask
@@ -29,7 +30,9 @@ TASKS: dict[str, Callable[..., Task]] = {
     "guess_number": guess_number_task,
     "tic_tac_toe": tic_tac_toe_task,
     "gsm8k": gsm8k_task,
-    "jsonl": jsonl_task,
+    "file": file_task,
+    "mixture": mixture_task,
+    "jsonl": file_task,  # as it was called when it read nothing else
     "reasoning_gym": reasoning_gym_task,  # also written reasoning_gym:NAME
 }
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+from typing import Literal
 
 from posttrain.envs.tic_tac_toe import (
     EMPTY,
+    NOTATIONS,
     Game,
     TicTacToe,
     best_moves,
@@ -17,7 +19,7 @@ from posttrain.envs.tic_tac_toe import (
     shown,
 )
 from posttrain.tasks.demonstrations import played
-from posttrain.tasks.splits import sample_splits, shuffled
+from posttrain.tasks.splits import held_out, sample_splits, shuffled
 from posttrain.tasks.task import PromptTask
 from posttrain.types import Prompt
 
@@ -28,6 +30,9 @@ _MIRRORED = (2, 1, 0, 5, 4, 3, 8, 7, 6)
 def tic_tac_toe_task(
     *,
     max_moves: int = 4,
+    test_max_moves: int | None = None,
+    test_games: int = 1,
+    notation: Literal["grid", "letters"] = "grid",
     template: str = "{board}\n",
     num_train: int = 800,
     num_test: int = 150,
@@ -40,16 +45,28 @@ def tic_tac_toe_task(
     though both may come to the same position. Without the environment the task is one move, and
     the gold answer is a best one. Demonstrations, for a policy that chats, are games of two who
     choose among the empty squares at random.
+
+    Positions of the test may be earlier ones, of at most ``test_max_moves``, and each may begin
+    ``test_games`` games: ``num_test`` counts positions. Boards are shown as ``notation`` says.
     """
-    if not 0 <= max_moves <= 8:
-        raise ValueError(f"task 'tic_tac_toe': max_moves must be from 0 to 8, got {max_moves}")
+    test_max_moves = max_moves if test_max_moves is None else test_max_moves
+    if not 0 <= test_max_moves <= max_moves <= 8 or test_games < 1:
+        raise ValueError(
+            "task 'tic_tac_toe': max_moves must be from 0 to 8, test_max_moves no more than that, "
+            f"and test_games at least 1, got {max_moves}, {test_max_moves}, {test_games}"
+        )
+    if notation not in NOTATIONS:
+        raise ValueError(
+            f"task 'tic_tac_toe': notation must be one of {', '.join(NOTATIONS)}, not {notation!r}"
+        )
     if "{board}" not in template:
         raise ValueError(f"task 'tic_tac_toe': template lacks {{board}}: {template!r}")
     boards = positions(max_moves)
     order = shuffled(len(boards), seed=seed, num_needed=num_train + num_test)
+    early = len(EMPTY) - test_max_moves  # so many squares are empty, or more
     train, test = sample_splits(
-        (boards[index] for index in order),
-        identity=lambda board: f"tic_tac_toe {min(symmetric(board))}",
+        (b for b in map(boards.__getitem__, order) if b.count(".") >= early or not _is_test(b)),
+        identity=_identity,
         num_train=num_train,
         num_test=num_test,
         kind="task 'tic_tac_toe'",
@@ -60,8 +77,12 @@ def tic_tac_toe_task(
         return tuple(
             Prompt(
                 id=f"{split}-{number}",
-                text=template.replace("{board}", shown(board)),
-                columns={"board": board, "answers": _names(best_moves(board, "X"))},
+                text=template.replace("{board}", shown(board, notation)),
+                columns={
+                    "board": board,
+                    "notation": notation,
+                    "answers": _names(best_moves(board, "X")),
+                },
             )
             for number, board in enumerate(chosen)
         )
@@ -70,7 +91,7 @@ def tic_tac_toe_task(
         name="tic_tac_toe",
         rewards={"one_of": 1.0},
         train=prompts("train", train),
-        test=prompts("test", test),
+        test=prompts("test", test * test_games),
         solve=lambda prompt: prompt.columns["answers"][0],
         demonstrate=_random_game,
         accuracy="one_of",
@@ -109,6 +130,14 @@ def symmetric(board: str) -> set[str]:
         board = "".join(board[square] for square in _TURNED)
         found |= {board, "".join(board[square] for square in _MIRRORED)}
     return found
+
+
+def _identity(board: str) -> str:
+    return f"tic_tac_toe {min(symmetric(board))}"
+
+
+def _is_test(board: str) -> bool:
+    return held_out(_identity(board))
 
 
 def _names(squares: list[int]) -> list[str]:

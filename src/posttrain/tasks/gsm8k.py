@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from posttrain.data.sources import check_text, read_numbered
+from posttrain.data.row_checks import check_text
+from posttrain.data.sources import read_numbered
 from posttrain.protocols import Split
 from posttrain.rewards.extraction import MARKS, extract_answer
 from posttrain.rewards.numeric import parse_number

@@ -1,18 +1,20 @@
-"""Any JSONL file of prompts: the way to train on your own data."""
+"""Prompts of your own: any file, folder, hub data set or rows."""
 
 from __future__ import annotations
 
 import json
+import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from posttrain.data.sources import check_messages, check_text, read_numbered
+from posttrain.data.conventions import read_as, understood
+from posttrain.data.row_checks import check_messages, check_text
 from posttrain.protocols import Split
 from posttrain.rewards.numeric import parse_number
-from posttrain.rewards.scorer import FROM_ROLLOUT
+from posttrain.rewards.sample_data import FROM_ROLLOUT
 from posttrain.tasks.splits import held_out
 from posttrain.tasks.task import PromptTask, identity
 from posttrain.types import Prompt
@@ -23,25 +25,18 @@ TEXT_CHECK = {"name": "exact", "extract": "auto"}
 NUMBER_CHECK = {"name": "numeric", "extract": "answer"}
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Which columns of a row hold what."""
-
-    prompt: str = "prompt"
-    messages: str = "messages"
-    answer: str = "answer"
-
-
-def jsonl_task(
+def file_task(
     *,
     path: str | Path,
     test_path: str | Path | None = None,
     test_share: float = 0.0,
-    prompt_column: str = "prompt",
-    messages_column: str = "messages",
-    answer_column: str = "answer",
+    columns: Mapping[str, str] | None = None,
 ) -> PromptTask:
-    """Prompts from a file of your own: rows with ``prompt`` or ``messages``, and maybe ``answer``.
+    """Prompts of your own: rows with ``prompt`` or ``messages``, and maybe ``answer``.
+
+    ``path`` is a JSONL, JSON, CSV or Parquet file, a folder saved by ``datasets``, or a hub id
+    ``"owner/name:config:split"``; :mod:`posttrain.data.conventions` says which columns are
+    understood, and ``columns`` names others: ``{"prompt": "task_text"}``.
 
     Every other column goes to the rewards by its name. The test split is the file ``test_path``,
     or the share ``test_share`` of ``path``, chosen by a hash of the prompt: a row stays on its
@@ -53,24 +48,24 @@ def jsonl_task(
     ``numeric`` where all of them are numbers.
     """
     if test_path is not None and test_share:
-        raise ValueError("task 'jsonl': give test_path or test_share, not both")
+        raise ValueError("task 'file': give test_path or test_share, not both")
     if not 0 <= test_share < 1:
-        raise ValueError(f"task 'jsonl': test_share must be from 0 to below 1, got {test_share}")
-    columns = Columns(prompt_column, messages_column, answer_column)
-    rows = read_prompts(path, columns)
+        raise ValueError(f"task 'file': test_share must be from 0 to below 1, got {test_share}")
+    rows = read_prompts(path, columns=columns)
     if test_path is not None:
-        train, test = rows, read_prompts(test_path, columns)
+        train, test = rows, read_prompts(test_path, columns=columns)
     else:
         train = {line: p for line, p in rows.items() if not _is_test(p, test_share)}
         test = {line: p for line, p in rows.items() if _is_test(p, test_share)}
     if not train or (test_share and not test):
         raise ValueError(
-            f"task 'jsonl': test_share={test_share} leaves {len(train)} rows of {path} for "
+            f"task 'file': test_share={test_share} leaves {len(train)} rows of {path} for "
             f"training and {len(test)} for the test; choose another share, or give test_path"
         )
     check = answer_check((*train.values(), *test.values()))
     return PromptTask(
-        name="jsonl",
+        name="file",
+        told=understood("prompts", path, columns=columns),
         rewards=default_rewards(check or answer_check([*rows.values()])),
         train=name_prompts("train", train),
         test=name_prompts("test", test),
@@ -107,94 +102,81 @@ def name_prompts(split: Split, prompts: Mapping[int, Prompt]) -> tuple[Prompt, .
     return tuple(replace(p, id=f"{split}-{number}") for number, p in prompts.items())
 
 
-def read_prompts(path: str | Path, columns: Columns) -> dict[int, Prompt]:
-    """The prompts of a file by line, each once."""
-    return check_rows(read_numbered(path), columns, name=str(Path(path)), at=":{}".format)
-
-
-def check_rows(
-    rows: Iterable[tuple[int, dict[str, Any]]],
-    columns: Columns,
-    *,
-    name: str,
-    at: Callable[[int], str],
+def read_prompts(
+    source: Any, *, columns: Mapping[str, str] | None = None, name: str = "prompts"
 ) -> dict[int, Prompt]:
-    """The prompts of numbered rows, each once: the one check of rows, wherever they come from.
+    """The prompts of a source by line or number, each once; ``name`` is that of an object.
 
-    An error says where: ``name`` is the source of the rows, ``at(number)`` follows it for one row.
-
-    >>> rows = [(0, {"prompt": "1+1=", "answer": 2})]
-    >>> check_rows(rows, Columns(), name="rows", at="[{}]".format)[0].columns
-    {'answer': '2'}
+    >>> read_prompts([{"question": "1+1=", "answer": 2}])[0].columns
+    {'question': '1+1=', 'answer': '2'}
     """
     prompts: dict[int, Prompt] = {}
+    places: dict[int, str] = {}
     first: dict[str, int] = {}
     num_repeated = 0
-    for number, row in rows:
-        prompt = _prompt(row, columns, where=name + at(number))
+    for number, where, row in read_as("prompts", source, columns=columns, name=name):
+        prompt = _prompt(row, where=where)
         earlier = first.setdefault(identity(prompt), number)
         if earlier == number:
-            prompts[number] = prompt
+            prompts[number], places[number] = prompt, where
         elif prompts[earlier].columns == prompt.columns:
             num_repeated += 1
         else:
             raise ValueError(
-                f"{name}{at(number)}: the prompt of {name}{at(earlier)} again, with other columns; "
-                "keep one"
+                f"{where}: the prompt of {places[earlier]} again, with other columns; keep one"
             )
     if num_repeated:
         repeat, are = ("row repeats", "is") if num_repeated == 1 else ("rows repeat", "are")
+        named = source if isinstance(source, str | Path) else name
         warnings.warn(
-            f"{name}: {num_repeated} {repeat} an earlier one and {are} dropped", stacklevel=5
+            f"{named}: {num_repeated} {repeat} an earlier one and {are} dropped", stacklevel=4
         )
     # Answers for all rows or for none: half of them would be a surprise in the middle of a run.
     missing = [number for number, prompt in prompts.items() if "answer" not in prompt.columns]
     if missing and len(missing) < len(prompts):
         raise ValueError(
-            f"{name}{at(missing[0])}: no answer, while other rows have one ({len(missing)} of "
+            f"{places[missing[0]]}: no answer, while other rows have one ({len(missing)} of "
             f"{len(prompts)} lack it); fill it in or remove the row"
         )
     return prompts
 
 
-def _prompt(row: dict[str, Any], columns: Columns, *, where: str) -> Prompt:
+def _prompt(row: dict[str, Any], *, where: str) -> Prompt:
     rest = dict(row)
-    if columns.messages in row and columns.prompt in row:
+    if "messages" in row and "prompt" in row:
         raise ValueError(
-            f"{where}: both {columns.prompt!r} and {columns.messages!r}; keep one of them"
+            f"{where}: both 'prompt' and 'messages'; keep one of them, or choose it: columns = "
+            "{ prompt = 'prompt' }"
         )
     text = ""
     messages: tuple[dict[str, str], ...] = ()
-    if columns.messages in row:
-        messages = check_messages(rest.pop(columns.messages), where=where)
+    if "messages" in row:
+        messages = check_messages(rest.pop("messages"), where=where)
         if messages[-1]["role"] == "assistant":
             raise ValueError(
                 f"{where}: the last message is the assistant's; a prompt ends with the user's"
             )
     else:
-        text = check_text(row, columns.prompt, where=where)
-        del rest[columns.prompt]
-    answer = _answer(rest, columns.answer, where=where)
+        text = check_text(row, "prompt", where=where)
+        del rest["prompt"]
+    answer = _answer(rest, where=where)
     for name in FROM_ROLLOUT:
         if name in rest:
             raise ValueError(
                 f"{where}: the column {name!r} would hide the rollout's own {name!r} from the "
-                "rewards; rename it"
+                f"rewards; rename it, or take it as the answer: columns = {{ answer = {name!r} }}"
             )
     return Prompt(id="", text=text, messages=messages, columns={**rest, **answer})
 
 
-def _answer(rest: dict[str, Any], column: str, *, where: str) -> dict[str, str]:
+def _answer(rest: dict[str, Any], *, where: str) -> dict[str, str]:
     """The answer as text, taken out of the row; nothing where the row has none."""
-    if column not in rest:
+    if "answer" not in rest:
         return {}
-    value = rest.pop(column)
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    value = rest.pop("answer")
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         value = json.dumps(value)
-    answer = check_text({column: value}, column, where=where)
-    if "answer" in rest:
-        raise ValueError(f"{where}: both {column!r} and 'answer'; rename one of them")
-    return {"answer": answer}
+    return {"answer": check_text({"answer": value}, "answer", where=where)}
 
 
 def gold_answer(prompt: Prompt) -> str:
@@ -202,6 +184,6 @@ def gold_answer(prompt: Prompt) -> str:
     if "answer" not in prompt.columns:
         raise ValueError(
             f"prompt {prompt.id!r}: without answers there is no gold; add the column 'answer', "
-            "or name that of a file with answer_column"
+            "or name the one that holds it in task.columns"
         )
     return str(prompt.columns["answer"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from posttrain.protocols import Split
@@ -21,7 +21,8 @@ class PromptTask:
     ``demonstrate``: a function of a prompt and a source of random numbers, which returns an answer,
     or the messages of a whole conversation that begins with the prompt. One whose prompts have
     right answers says in ``accuracy`` which reward checks them, by name or as a table of a name and
-    options.
+    options. ``told`` is how the rows of a file were understood, for the user to read;
+    ``weights`` are those of a mixture, by what the column ``task`` of its prompts says.
 
     >>> task = PromptTask(
     ...     name="capitals",
@@ -41,6 +42,8 @@ class PromptTask:
     solve: Callable[[Prompt], str]
     demonstrate: Callable[[Prompt, random.Random], str | list[dict[str, str]]] | None = None
     accuracy: Spec | None = None
+    told: str = ""
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         everything = (*self.train, *self.test)

@@ -12,9 +12,9 @@ from posttrain.protocols import Tracker
 from posttrain.track.console import ConsoleTracker
 from posttrain.track.jsonl import JsonlTracker
 from posttrain.track.printable import printable
-from posttrain.track.progress import teller
+from posttrain.track.progress import phase, teller
 from posttrain.track.several import Dropped, Several
-from posttrain.track.stage import Stage
+from posttrain.track.stage import Stage, Telling
 from posttrain.track.tensorboard import TensorBoardTracker
 from posttrain.track.wandb import WandbTracker
 
@@ -34,8 +34,10 @@ __all__ = [
     "Several",
     "Stage",
     "TRACKERS",
+    "Telling",
     "TensorBoardTracker",
     "WandbTracker",
+    "phase",
     "printable",
     "teller",
 ]

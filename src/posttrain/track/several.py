@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 
 from posttrain.protocols import Tracker
+from posttrain.track.sample_table import Rows, log_samples
 
 
 class Several:
@@ -22,6 +23,11 @@ class Several:
         """Record the metrics of one step with every tracker."""
         for tracker in self._trackers:
             tracker.log(step, metrics)
+
+    def log_samples(self, step: int, rows: Rows) -> None:
+        """Hand rollouts to every tracker that takes them."""
+        for tracker in self._trackers:
+            log_samples(tracker, step, rows=rows)
 
     def close(self) -> None:
         """Close every tracker."""
@@ -42,10 +48,17 @@ class Dropped:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step, unless it has failed before."""
+        self._try(lambda: self._tracker.log(step, metrics), step)
+
+    def log_samples(self, step: int, rows: Rows) -> None:
+        """Hand it rollouts, where it takes them, unless it has failed before."""
+        self._try(lambda: log_samples(self._tracker, step, rows=rows), step)
+
+    def _try(self, work: Callable[[], None], step: int) -> None:
         if self._failed:
             return
         try:
-            self._tracker.log(step, metrics)
+            work()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is no reason to end a run
             self._warn(error, when=f"at step {step}")
 
@@ -63,5 +76,5 @@ class Dropped:
         warnings.warn(
             f"tracker {self._name!r}: {type(error).__name__} {when}: {error}; it is left out for "
             "the rest of the run, which goes on, and metrics.jsonl has all numbers",
-            stacklevel=3,
+            stacklevel=4,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from posttrain.types.marks import Marks
 
@@ -30,3 +30,16 @@ class Stage:
     def __post_init__(self) -> None:
         if self.total_steps < 0:
             raise ValueError(f"total_steps: must be at least 0, got {self.total_steps}")
+
+
+@runtime_checkable
+class Telling(Protocol):
+    """A tracker that a person reads: it takes words beside numbers."""
+
+    def note(self, text: str) -> None:
+        """Show a note."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        ...

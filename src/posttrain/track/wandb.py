@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from posttrain.track.sample_table import Rows, columns_of
 from posttrain.track.stage import Stage
 
 
 class WandbTracker:
-    """One Weights & Biases run for each stage, those of one posttrain run in one group."""
+    """One Weights & Biases run for each stage, those of one posttrain run in one group.
+
+    Rollouts go there as a table, every ``samples_every`` steps; 0: never.
+    """
 
     def __init__(
         self,
@@ -18,7 +22,9 @@ class WandbTracker:
         project: str = "posttrain",
         entity: str | None = None,
         mode: Literal["online", "offline", "disabled"] = "online",
+        samples_every: int = 10,
     ) -> None:
+        self._every = samples_every
         group = stage.folder.resolve().parent.name
         # The library writes to /tmp where the folder does not exist.
         stage.folder.mkdir(parents=True, exist_ok=True)
@@ -47,6 +53,15 @@ class WandbTracker:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step."""
         self._run.log(dict(metrics), step=step)
+
+    def log_samples(self, step: int, rows: Rows) -> None:
+        """Record rollouts of a step as a table."""
+        if self._every and step % self._every == 0:
+            found = rows()
+            names = columns_of(found)
+            data = [[row.get(name) for name in names] for row in found]
+            table = _load().Table(columns=names, data=data)
+            self._run.log({"rollouts": table}, step=step)
 
     def close(self) -> None:
         """Send what is still held back and end the run."""

@@ -102,9 +102,11 @@ class Turn:
     model's own, at temperature 1); ``version`` is the policy version whose weights drew the tokens.
     A turn that ended by itself holds its end token; one that ran into the length limit has
     ``stop_reason="length"``. One that a stop string ended has ``"stop_string"``: its tokens are all
-    that were sampled, its ``text`` ends before that string. ``reward``, of an environment's turn,
-    is what the turn of the policy that it answers has earned; ``token_rewards`` is how much of that
-    each token of that turn has earned, where the environment says so, and the last one the rest.
+    that were sampled, its ``text`` ends before that string. Where new weights came in the middle of
+    it, ``versions`` has that of each token, and ``version`` is the oldest. ``reward``, of an
+    environment's turn, is what the turn of the policy that it answers has earned; ``token_rewards``
+    is how much of that each token of that turn has earned, where the environment says so, and the
+    last one the rest.
 
     >>> Turn(tokens=(7, 8), text="4").sampled
     False
@@ -117,6 +119,16 @@ class Turn:
     version: int = 0
     reward: float = 0.0
     token_rewards: tuple[float, ...] = ()
+    versions: tuple[int, ...] = ()
+
+    @property
+    def token_versions(self) -> tuple[int, ...]:
+        """The policy version that drew each token.
+
+        >>> Turn(tokens=(7, 8), text="4", logprobs=(-1.0, -2.0), version=3).token_versions
+        (3, 3)
+        """
+        return self.versions or (self.version,) * len(self.tokens)
 
     @property
     def sampled(self) -> bool:
@@ -129,6 +141,8 @@ class Turn:
                 f"logprobs: {len(self.logprobs)} values for {len(self.tokens)} tokens; "
                 "an engine must return one log-probability for each token it sampled"
             )
+        if self.versions and len(self.tokens) != len(self.versions):
+            raise ValueError(f"versions: {len(self.versions)} for {len(self.tokens)} tokens")
 
 
 @dataclass(frozen=True)
@@ -264,7 +278,8 @@ class Collected:
 
     ``position`` counts the prompts used up to this batch and ``num_calls`` the calls of the engine:
     from there the source resumes after this batch, however far ahead of learning it has run.
-    ``env`` is what its environment came to: errors by kind, restarts, seconds.
+    ``env`` is what its environment came to: errors by kind, restarts, seconds. ``unfinished`` are
+    the batches behind it whose rollouts go on under the next weights (partial rollouts), unscored.
     """
 
     rollouts: Sequence[Rollout]
@@ -273,6 +288,7 @@ class Collected:
     position: int = 0
     num_calls: int = 0
     env: Mapping[str, float] = field(default_factory=dict)
+    unfinished: tuple[Collected, ...] = ()
 
 
 APART = 1_000_003  # a prime above the number of draws of a run

@@ -32,7 +32,7 @@ def layouts_of(recipe: Resolved, measured: Measured, *, asked: Asked) -> dict[st
     layout = Layout(
         learners=asked.learners or (cluster.learners if cluster else 1),
         engines=_given(asked.engines, cluster.engines if cluster else 0),
-        max_lag=_given(asked.max_lag, rl.max_lag),
+        max_lag=_given(asked.max_lag, rl.ahead),
         colocate=cluster is not None and cluster.colocate,
         prompts_per_step=rl.prompts_per_step,
         group_size=rl.group_size,

@@ -14,31 +14,36 @@ BLOCK = 2048
 def _draw(logits, uniforms, tokens, logprobs, factor, size, stride, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
-    largest = float("-inf")
-    # Sums over a large vocabulary in float64: a float32 would shift the shares of rare tokens.
-    total = tl.full([], 0.0, tl.float64)
+    # Every lane has its own maximum and sum, so that no block waits for the others of its row. Sums
+    # in float64: over a large vocabulary a float32 would shift the shares of rare tokens.
+    tops = tl.full([block], float("-inf"), tl.float32)
+    sums = tl.full([block], 0.0, tl.float64)
+    places = tl.full([block], 0, tl.int32)
     for begin in range(0, size, block):
         index = begin + column
         x = tl.load(logits + row * stride + index, mask=index < size, other=float("-inf")) * factor
-        top = tl.maximum(largest, tl.max(x, 0))
-        safe = tl.where(top == float("-inf"), 0.0, top)  # a block of impossible tokens
-        total = total * tl.exp(largest - safe) + tl.sum(tl.exp(x - safe).to(tl.float64), 0)
-        largest = top
+        places = tl.where(x > tops, index, places)
+        higher = tl.maximum(tops, x)
+        safe = tl.where(higher == float("-inf"), 0.0, higher)  # only impossible tokens so far
+        sums = sums * tl.exp(tops - safe).to(tl.float64) + tl.exp(x - safe).to(tl.float64)
+        tops = higher
+    largest = tl.max(tops, 0)
+    total = tl.sum(sums * tl.exp(tops - largest).to(tl.float64), 0)
+    likeliest = tl.max(tl.where(tops == largest, places, 0), 0)
     # The first token whose cumulative share exceeds the uniform number.
     target = tl.load(uniforms + row).to(tl.float64) * total
     reached = tl.full([], 0.0, tl.float64)
     found = size
-    likeliest = 0
     begin = 0
     while (begin < size) & (found == size):
         index = begin + column
         x = tl.load(logits + row * stride + index, mask=index < size, other=float("-inf")) * factor
         mass = tl.exp(x - largest).to(tl.float64)
-        sums = reached + tl.cumsum(mass, 0)
-        found = tl.min(tl.where((sums > target) & (mass > 0), index, size), 0)
-        top = tl.where((x == largest) & (index < size), index, 0)
-        likeliest = tl.maximum(likeliest, tl.max(top, 0))
-        reached += tl.sum(mass, 0)
+        here = tl.sum(mass, 0)
+        if reached + here > target:
+            shares = reached + tl.cumsum(mass, 0)
+            found = tl.min(tl.where((shares > target) & (mass > 0), index, size), 0)
+        reached += here
         begin += block
     # Rounding may leave the target just above the sum of all; the last token may be a rare one.
     token = tl.where(found < size, found, likeliest)

@@ -25,6 +25,7 @@ from posttrain.models.files.damaged import check_files, read_object
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 OWN_BASE = "base-"  # how a run calls the folder of a base that has no folder of its own
 MERGE = "merge it with peft (merge_and_unload, then save_pretrained), and give the merged folder"
+QUANTIZE = "posttrain_quantize"  # a key of our own: how the base was kept; peft leaves it out
 _PREFIX = "base_model.model."
 _NAMES = {".lora_A.weight": ".adapter.A", ".lora_B.weight": ".adapter.B"}
 # Keys that say nothing about what is computed, and values of others that change nothing. Any other
@@ -39,6 +40,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "revision": ("main",),
     "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),
+    QUANTIZE: ("nf4",),
 }
 
 
@@ -102,6 +104,7 @@ def read_adapter(folder: Path, *, whole: tuple[str, ...] = ()) -> AdapterFolder:
         alpha=float(alpha),
         targets=tuple(sorted({_last(name.rpartition(".adapter.")[0]) for name in adapters})),
         rslora=bool(config.get("use_rslora")),
+        quantize="none" if config.get(QUANTIZE) is None else "nf4",
     )
     return AdapterFolder(
         settings=settings,
@@ -140,12 +143,15 @@ def write_adapter(
     settings: AdapterSettings,
     base: str,
     head: str = "",
+    given: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write the adapters of a model as ``peft`` does; ``base`` is where their base is found.
 
-    The ``head`` of a classifier has learned beside them, and is written whole.
+    The ``head`` of a classifier has learned beside them, and is written whole. The weights are
+    those ``given``, by our names, or else the model's own.
     """
     layers = adapted_layers(model)
+    own = given or dict(model.named_parameters())
     config = {
         "base_model_name_or_path": base,
         "bias": "none",
@@ -162,14 +168,16 @@ def write_adapter(
         "use_dora": False,
         "use_rslora": settings.rslora,
     }
+    if settings.quantize != "none":
+        config[QUANTIZE] = settings.quantize
     weights = {
-        f"{_PREFIX}{name}.lora_{part}.weight": getattr(layer.adapter, part).detach().cpu()
-        for name, layer in layers.items()
+        f"{_PREFIX}{name}.lora_{part}.weight": own[f"{name}.adapter.{part}"].detach().cpu()
+        for name in layers
         for part in ("A", "B")
     }
     if head:
-        for name, weight in model.get_submodule(head).named_parameters():
-            weights[f"{_PREFIX}{head}.{name}"] = weight.detach().cpu()
+        for name, _ in model.get_submodule(head).named_parameters():
+            weights[f"{_PREFIX}{head}.{name}"] = own[f"{head}.{name}"].detach().cpu()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})

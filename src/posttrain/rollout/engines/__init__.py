@@ -11,10 +11,12 @@ from typing import Any, Literal
 
 import torch
 
+from posttrain.models.adapter_group import AdapterGroup
 from posttrain.models.cache import UnknownMemoryError
 from posttrain.models.load import Policy
 from posttrain.models.stops import Decode
 from posttrain.protocols import Engine
+from posttrain.rollout.engines.joint import JointEngine
 from posttrain.rollout.engines.native import NativeEngine
 from posttrain.rollout.engines.scripted import ScriptedEngine
 from posttrain.rollout.engines.transformers import TransformersEngine
@@ -46,6 +48,26 @@ def native_engine(
     except UnknownMemoryError as reason:
         warnings.warn(f"{reason}; sampling with transformers' generate, slower", stacklevel=2)
         return TransformersEngine(policy.model, instead=f"the model has {reason.has}", **options)
+
+
+def joint_engine(
+    group: AdapterGroup,
+    policy: Policy,
+    *,
+    decode: Decode,
+    compute: Compute = "auto",
+    max_sequences: int | None = None,
+    compiled: bool = False,
+) -> JointEngine:
+    """The native engine for all adapters of a group, with the options of :func:`native_engine`."""
+    return JointEngine(
+        group,
+        end_tokens=policy.end_tokens,
+        decode=decode,
+        compute=_arithmetic(compute, policy),
+        max_sequences=max_sequences,
+        compiled=compiled,
+    )
 
 
 def transformers_engine(

@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from posttrain.fast.decode import uncompiled
 from posttrain.models.cache import bytes_per_sequence, context_length
@@ -67,6 +68,11 @@ class LocalEngine:
         self.max_sequences = max_sequences
         self.check_model()
 
+    @property
+    def alone(self) -> bool:
+        """Whether one thread samples fastest."""
+        return samples_alone(self.model)
+
     def check_model(self) -> None:
         """Raise if this engine cannot decode the model."""
 
@@ -107,7 +113,7 @@ class LocalEngine:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Inside, the model evaluates without gradient, in the threads that sample fastest."""
-        with _evaluating(self.model), _threads(self.model):
+        with _evaluating(self.model), _threads(self.alone):
             yield
 
     def sync(self, learner: Learner) -> Sync:
@@ -130,14 +136,22 @@ class LocalEngine:
         found: dict[int, Turn] = {}
         for part in in_parts(requests, size=size):
             numbers, steps = [request.number for request in part], sampling.max_new_tokens
-            randomness = uniforms(seed, sequences=numbers, num_steps=steps, turn=turn)
+            randomness = self.uniforms(seed, sequences=numbers, num_steps=steps, turn=turn)
             draws = Draws(sampling, randomness.to(self.model.device), end_tokens=self.end_tokens)
             with self.precision(), uncompiled(self.model):
-                self.decode_part([request.prompt for request in part], draws)
+                self.decode_part([self.read_by(r.number, r.prompt) for r in part], draws)
             turns = draws.turns(self.decode, version=self.version)
             found.update(zip(numbers, turns, strict=True))
             advance(len(numbers))
         return found
+
+    def uniforms(self, seed: int, *, sequences: Sequence[int], num_steps: int, turn: int) -> Tensor:
+        """The randomness of sequences, by their numbers: [n, steps]."""
+        return uniforms(seed, sequences=sequences, num_steps=num_steps, turn=turn)
+
+    def read_by(self, number: int, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """The tokens that a sequence begins from; equal ones are read once."""
+        return tokens
 
     def precision(self, *, keep_casts: bool = True) -> torch.autocast:
         """One scope for all steps: autocast keeps the weights it has cast until the scope ends.
@@ -173,13 +187,13 @@ def samples_alone(model: torch.nn.Module) -> bool:
 
 
 @contextmanager
-def _threads(model: torch.nn.Module) -> Iterator[None]:
+def _threads(alone: bool) -> Iterator[None]:
     """One thread inside where that samples fastest, else as many as the process was given."""
     with _LOCK:
         number = _INSIDE[0] if _INSIDE else _given_threads()
         _INSIDE.append(number)
     try:
-        torch.set_num_threads(1 if samples_alone(model) else number)
+        torch.set_num_threads(1 if alone else number)
         yield
     finally:
         with _LOCK:

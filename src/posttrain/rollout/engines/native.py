@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from posttrain.fast.decode import Decoder, Drawn
+from posttrain.models.adapter_group import choice_of, owners
 from posttrain.models.cache import new_cache, next_logits, select_rows
 from posttrain.protocols import Reply
 from posttrain.rollout.engines.conversation import Replies, begun, by_prompt
-from posttrain.rollout.engines.draws import Draws, sampled_turns, uniforms
+from posttrain.rollout.engines.draws import Draws, sampled_turns
 from posttrain.rollout.engines.local import LocalEngine, samples_alone
 from posttrain.rollout.engines.requests import Request, left_pad
 from posttrain.track.progress import advance
@@ -125,12 +126,12 @@ class NativeEngine(LocalEngine):
         def randomness(numbers: Sequence[int], turns: Sequence[int]) -> Tensor:
             steps = sampling.max_new_tokens
             drawn = [
-                uniforms(seed, sequences=[number], num_steps=steps, turn=first + turn)
+                self.uniforms(seed, sequences=[number], num_steps=steps, turn=first + turn)
                 for number, turn in zip(numbers, turns, strict=True)
             ]
             return torch.cat(drawn)
 
-        prompts = {number: rollout.prompt.tokens for number, rollout in rollouts.items()}
+        prompts = {number: self.read_by(number, r.prompt.tokens) for number, r in rollouts.items()}
         slots = self._decoder.turns(prompts, sampling, randomness=randomness, decode=self.decode)
         left = len(rollouts)
 
@@ -189,12 +190,12 @@ class NativeEngine(LocalEngine):
         self, requests: Sequence[Request], sampling: Sampling, *, seed: int, turn: int
     ) -> dict[int, Turn]:
         """The next turn of each request, by its number."""
-        prompts = {request.number: request.prompt for request in requests}
+        prompts = {r.number: self.read_by(r.number, r.prompt) for r in requests}
         found: dict[int, Turn] = {}
 
         def randomness(numbers: Sequence[int]) -> Tensor:
             steps = sampling.max_new_tokens
-            return uniforms(seed, sequences=numbers, num_steps=steps, turn=turn)
+            return self.uniforms(seed, sequences=numbers, num_steps=steps, turn=turn)
 
         with self.precision(keep_casts=False):
             for drawn in self._decoder.decode(
@@ -249,13 +250,21 @@ class Running:
 
     ``positions`` [n] is where a row's next token stands in its own sequence, ``width`` how many
     columns the padded batch has. ``attention`` [n, prompt + new] leaves out the padding; it is
-    None where there is none, which spares the model a mask.
+    None where there is none, which spares the model a mask. ``adapters`` [n] are those that rows
+    have, of a model with several.
     """
 
     def __init__(
-        self, model: Any, *, cache: Any, positions: Tensor, attention: Tensor | None
+        self,
+        model: Any,
+        *,
+        cache: Any,
+        positions: Tensor,
+        attention: Tensor | None,
+        adapters: Tensor,
     ) -> None:
         self.model = model
+        self.choice, self.adapters = choice_of(model), adapters
         self.cache = cache
         self.positions = positions
         self.attention = attention
@@ -264,6 +273,8 @@ class Running:
     def step(self, tokens: Tensor) -> Tensor:
         """Read the next token of each row; the logits of the one after it: [n] → [n, V]."""
         self.width += 1
+        if self.choice is not None:
+            self.choice.choose(self.adapters)
         logits = next_logits(
             self.model,
             tokens[:, None],
@@ -278,6 +289,8 @@ class Running:
         """Keep these rows, in this order; a row may be named more than once."""
         select_rows(self.cache, rows)
         self.positions = self.positions[rows]
+        if self.choice is not None:
+            self.adapters = self.adapters[rows]
         if self.attention is not None:
             self.attention = self.attention[rows]
 
@@ -288,7 +301,10 @@ def prefill(
     """Read prompts: their rows, with attention for ``num_steps`` more tokens, and logits [P, V]."""
     tokens, attention = left_pad(prompts, device=model.device)
     ragged = len({len(prompt) for prompt in prompts}) > 1
-    cache = new_cache(model)
+    cache, choice = new_cache(model), choice_of(model)
+    adapters = owners(prompts, device=model.device)
+    if choice is not None:
+        choice.choose(adapters, tokens.shape[1])
     logits = next_logits(
         model,
         tokens,
@@ -297,4 +313,7 @@ def prefill(
         attention=attention if ragged else None,
     )
     whole = torch.nn.functional.pad(attention, (0, num_steps), value=True) if ragged else None
-    return Running(model, cache=cache, positions=attention.sum(1), attention=whole), logits
+    running = Running(
+        model, cache=cache, positions=attention.sum(1), attention=whole, adapters=adapters
+    )
+    return running, logits

@@ -1,7 +1,8 @@
 """vLLM as an engine: servers in an environment of their own, asked over HTTP.
 
-Weights travel as a model folder that the servers can read. After every update each server proves by
-log-probs that it samples from these weights: an update that failed in silence stops the run.
+Weights travel as a model folder that the servers can read; adapters as one of ``peft``, which vLLM
+puts beside the base that it was started on. After every update each server proves by log-probs that
+it samples from these weights: an update that failed in silence stops the run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from posttrain.fast.score import score_tokens
 from posttrain.models.load import Policy
-from posttrain.models.save import save_policy
+from posttrain.models.save import save_policy, write_base
 from posttrain.models.stops import Decode, cut_at_stop, may_have_stopped, tail_length
 from posttrain.protocols import Learner, Reply, Sync
 from posttrain.rollout.engines.conversation import Replies, begun, by_prompt
@@ -31,6 +32,7 @@ from posttrain.rollout.engines.draws import sampled_turns
 from posttrain.rollout.engines.requests import check_num_samples, check_prompts
 from posttrain.rollout.engines.vllm_fleet import Fleet, Probe
 from posttrain.rollout.engines.vllm_server import HEALTH_DEADLINE, OwnServer, Server
+from posttrain.rollout.engines.weight_probe import SAMPLES, WeightProbe
 from posttrain.track.progress import advance, phase
 from posttrain.types import Batch, Part, Prompt, Rollout, Sampling, Turn
 from posttrain.types.ways import Way
@@ -40,7 +42,7 @@ WORKER_ARGUMENTS = (
     *("--worker-extension-cls", "vllm_worker.PolicyWeights"),
     *("--logprobs-mode", "processed_logprobs"),
 )
-PROBE = Sampling(max_new_tokens=8)  # of each of 4 completions
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM can be started with
 POLL = 0.2  # seconds between two chances to break off
 
 Score = Callable[[Batch], Tensor]
@@ -64,24 +66,28 @@ class VllmEngine:
         max_sequences: int = 256,
         deadline: float = 600.0,
     ) -> None:
-        if policy.adapter is not None:
+        if policy.adapter is not None and policy.adapter.quantize != "none":
             raise ValueError(
-                f"rl.engine: {policy.source!r} has adapters, which are not yet pushed to vLLM; use "
-                f'"native", or merge them first: posttrain merge {policy.source} NEW'
+                f"rl.engine: the base of {policy.source!r} is quantised, and vLLM's is not; use "
+                f'"native", or merge it first: posttrain merge {policy.source} NEW'
             )
         self.version = 0
         self._policy, self._decode = policy, decode
         self._folder, self._updates = folder, 0
-        self._probed = replace(PROBE, temperature=temperature)
         self._max_sequences = max_sequences
         config = policy.model.config.get_text_config()
-        self._prompt = [(1 + 7919 * place) % config.vocab_size for place in range(8)]
+        # Of tokens from all over the vocabulary.
+        asked = tuple((1 + 7919 * place) % config.vocab_size for place in range(8))
+        prompt = Prompt(id="probe", text="", tokens=asked)
+        self._probed = WeightProbe(prompt=prompt, temperature=temperature)
         self._fleet = Fleet(servers, config=config, probe=self._probe, deadline=deadline)
 
         try:
             with phase("starting vLLM"):
-                weights = dict(policy.model.named_parameters())
-                self._update(weights, score=self._score, patience=HEALTH_DEADLINE)
+                write_base(policy)
+                named = policy.model.named_parameters()
+                sent = {n: w for n, w in named if policy.adapter is None or ".adapter." in n}
+                self._update(sent, score=self._score, patience=HEALTH_DEADLINE)
         except BaseException:
             self.close()
             raise
@@ -201,18 +207,9 @@ class VllmEngine:
         save_policy(self._policy, folder, weights=sent)
         self._policy.model.generation_config = defaults
 
-        def scored(probe: Probe) -> Probe:
-            drawn = torch.tensor([[token for token, _ in row] for row in probe])
-            start = torch.tensor([self._prompt]).expand(len(drawn), -1)
-            tokens = torch.cat([start, drawn], dim=1)
-            mask = (torch.arange(tokens.shape[1]) >= start.shape[1]).expand(tokens.shape)
-            known = score(Batch(tokens=tokens, mask=mask)).cpu()[:, start.shape[1] :]
-            return [
-                list(zip(row.tolist(), own.tolist(), strict=True))
-                for row, own in zip(drawn, known, strict=True)
-            ]
-
-        self._fleet.update(folder, score=scored, patience=patience)
+        self._fleet.update(
+            folder, score=lambda probe: self._probed.scored([probe], score)[0], patience=patience
+        )
         shutil.rmtree(before, ignore_errors=True)
 
     @torch.no_grad()
@@ -222,11 +219,13 @@ class VllmEngine:
         return found.need("logprobs")
 
     def _probe(self, server: Server) -> Probe:
-        """What a server says to a prompt of tokens from all over the vocabulary."""
+        """What a server says to the prompt of the probe."""
         found = []
-        for number in range(4):
-            request = _request(self._prompt, self._probed, seed=number, ends=())
-            found.append(list(zip(*server.complete(request), strict=True)))
+        for number in range(SAMPLES):
+            prompt, sampling = self._probed.prompt.tokens, self._probed.sampling
+            request = _request(prompt, sampling, seed=number, ends=())
+            tokens, logprobs = server.complete(request)
+            found.append(Turn(tokens=tuple(tokens), logprobs=tuple(logprobs), text=""))
         return found
 
 
@@ -260,10 +259,12 @@ def vllm_engine(
             *("--generation-config", "vllm", "--max-num-seqs", str(max_sequences)),
             *WORKER_ARGUMENTS,
             *(["--enforce-eager"] if policy.model.device.type == "cpu" else []),
+            *_for_adapters(policy),
             *map(str, arguments or []),
         ]
         log = (place if folder else own) / "vllm.log"
-        servers = [OwnServer(executable, arguments=given, folder=own, log=log, deadline=deadline)]
+        options: dict[str, Any] = {"arguments": given, "folder": own, "deadline": deadline}
+        servers = [OwnServer(executable, log=log, base=policy.base, **options)]
     return VllmEngine(
         policy,
         servers,
@@ -273,6 +274,19 @@ def vllm_engine(
         max_sequences=max_sequences,
         deadline=deadline,
     )
+
+
+def _for_adapters(policy: Policy) -> list[str]:
+    """What a server is started with to take adapters of this rank; it knows some ranks alone."""
+    if policy.adapter is None:
+        return []
+    fitting = [rank for rank in LORA_RANKS if rank >= policy.adapter.rank]
+    if not fitting:
+        raise ValueError(
+            f"adapter.rank: {policy.adapter.rank}, and vLLM takes at most {LORA_RANKS[-1]}; lower "
+            'it, or set rl.engine to "native"'
+        )
+    return ["--enable-lora", "--max-lora-rank", str(fitting[0])]
 
 
 def _python(given: str | None) -> str:

@@ -8,19 +8,19 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
 from posttrain.rollout.engines.vllm_server import Server, ServerLostError
+from posttrain.rollout.engines.weight_probe import why_unproven
+from posttrain.types import Turn
 
 ATTEMPTS = 3  # servers that a request is sent to before the run gives up
 # Mean difference between two log-probs of a token that rounding explains (seen: 1e-5, and 0.01).
 ROUNDING = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.05}
 
 Result = TypeVar("Result")
-Probe = list[list[tuple[int, float]]]
-"""Of each completion of the probe, its tokens with their log-probs."""
+Probe = Sequence[Turn]
 
 
 class Fleet:
@@ -232,19 +232,13 @@ class Fleet:
 
     def _judge(self, server: Server, probe: Probe) -> None:
         """Let a server sample if its probe has the log-probs of the weights it must have."""
-        found: list[float] = []
-        for said, right in zip(probe, self._expected, strict=True):
-            same = takewhile(lambda pair: pair[0][0] == pair[1][0], zip(said, right, strict=True))
-            found += [abs(own - known) for (_, own), (_, known) in same]
-        rounding = ROUNDING[server.dtype]
-        mean = sum(found) / len(found) if found else float("nan")
-        if not mean <= rounding:  # nor where it is no number
+        found = why_unproven(probe, self._expected, tolerance=ROUNDING[server.dtype])
+        if found:
             raise ValueError(
-                f"vllm: {server} does not sample from the weights it was sent: its log-probs of "
-                f"{len(found)} probe tokens are {mean:.2g} nats from the policy's on average "
-                f"({rounding:g} is rounding in {server.dtype}). It took them without an error: do "
-                "not train with it. Start it with the vllm_worker.py of this version; a model "
-                'that vLLM cannot update takes rl.engine = "native"'
+                f"vllm: {server} does not sample from the weights it was sent: of the probe, in "
+                f"{server.dtype}, {found}. It took them without an error: do not train with it. "
+                "Start it with the vllm_worker.py of this version; a model that vLLM cannot "
+                'update takes rl.engine = "native"'
             )
         server.lost = ""
 

@@ -68,6 +68,7 @@ class Server:
         self.lost = f"{self} was not asked yet"
         """Why it gets no requests; "" where it does."""
         self.requests, self.dtype, self.longest = 0, "", 0
+        self._adapter = ""  # the one that completions are asked of, by its folder
         self._interrupted_by: set[object] = set()
         self._open: set[http.client.HTTPConnection] = set()
 
@@ -109,7 +110,14 @@ class Server:
         return dict(self._call("posttrain_model"))
 
     def load(self, folder: Path) -> None:
-        """Have it take the weights of a model folder once its requests under way have ended."""
+        """Have it take the weights of a model folder once its requests under way have ended.
+
+        An adapter goes beside its base, under a name of its own: one that is not there cannot be
+        taken for the one before, nor can anything that was computed with that.
+        """
+        if (folder / "adapter_config.json").exists():
+            self._load_adapter(str(folder))
+            return
         try:
             self.ask("/pause?mode=wait", {})
             self._call("posttrain_load", str(folder))
@@ -119,6 +127,22 @@ class Server:
         finally:
             self.ask("/resume", {})
 
+    def _load_adapter(self, folder: str) -> None:
+        try:
+            with self.asked("/v1/load_lora_adapter", {"lora_name": folder, "lora_path": folder}):
+                pass
+        except RefusedError as problem:
+            raise ValueError(
+                f"{problem}. It takes no adapters: start it on their base model, with "
+                "--enable-lora --max-lora-rank RANK, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+            ) from None
+        self._call("posttrain_load", folder)  # notes down what it has
+        before, self._adapter = self._adapter, folder
+        if before not in ("", folder):
+            unload = self.asked("/v1/unload_lora_adapter", {"lora_name": before})
+            with contextlib.suppress(RefusedError), unload:  # one that was started anew has none
+                pass
+
     def complete(
         self, request: dict[str, Any], *, over: Callable[[list[int]], bool] | None = None
     ) -> tuple[list[int], list[float]]:
@@ -127,6 +151,7 @@ class Server:
         logprobs: list[float] = []
         reason = None
         body = {**request, "stream": over is not None}
+        body |= {"model": self._adapter} if self._adapter else {}
         with self.asked("/v1/completions", body) as answer:
             for choice in _choices(answer, stream=over is not None):
                 tokens += choice["token_ids"]
@@ -213,18 +238,25 @@ class OwnServer(Server):
     ours = True
 
     def __init__(
-        self, python: str, *, arguments: Sequence[str], folder: Path, log: Path, deadline: float
+        self,
+        python: str,
+        *,
+        arguments: Sequence[str],
+        folder: Path,
+        log: Path,
+        deadline: float,
+        base: str = "",
     ) -> None:
         super().__init__("127.0.0.1:1", deadline=deadline)
         self._command = [python, "-m", "vllm.entrypoints.openai.api_server", *arguments]
-        self._path, self._log = folder, log
+        self._path, self._log, self._base = folder, log, base
         self._began = 0  # where the log of this start begins
         self._process: subprocess.Popen[bytes] | None = None
         self._changing = threading.Lock()  # the process
         shutil.copy(WORKER, folder)
 
     def start(self, model: Path) -> None:
-        """Start it on a model folder, unless it runs."""
+        """Start it on a model folder, or on the base of an adapter's, unless it runs."""
         with self._changing:
             self._check_interrupted()  # who interrupts and then stops it leaves none running
             if self._process is None or self._process.poll() is not None:
@@ -234,9 +266,10 @@ class OwnServer(Server):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        command = [*self._command, "--model", str(model), "--port", str(self.port)]
+        command = [*self._command, "--model", self._base or str(model), "--port", str(self.port)]
         usual = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         own = {"VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        own |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if self._base else {}
         with self._log.open("ab") as log:
             self._began = log.tell()
             return subprocess.Popen(

@@ -47,10 +47,11 @@ class PolicyWeights:
         }
 
     def posttrain_load(self, folder: str) -> None:
-        """Take the weights of a model folder."""
+        """Take the weights of a model folder; of an adapter's the server has them already."""
         self.posttrain_folder = ""  # of none, should this fail half way
-        with torch.no_grad():
-            self.model_runner.model.load_weights(_weights(Path(folder)))
+        if not (Path(folder) / "adapter_config.json").exists():
+            with torch.no_grad():
+                self.model_runner.model.load_weights(_weights(Path(folder)))
         self.posttrain_folder = folder
 
 

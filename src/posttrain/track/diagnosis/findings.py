@@ -13,6 +13,7 @@ from posttrain.track.diagnosis.history import WINDOW, Background, Check, Seen, i
 from posttrain.track.diagnosis.rules import RULES, Rule
 from posttrain.track.encoding import encode_json
 from posttrain.track.jsonl import append_lines
+from posttrain.track.sample_table import Rows, log_samples
 
 FILE_NAME = "diagnosis.jsonl"
 CLEARS_AFTER = 2 * WINDOW  # steps in a row in which a rule must not hold to be over
@@ -181,6 +182,10 @@ class Diagnosing:
         """Record the metrics of one step, and report the findings that begin with it."""
         self._tracker.log(step, metrics)
         self._say(self._feed(step, metrics))
+
+    def log_samples(self, step: int, rows: Rows) -> None:
+        """Hand rollouts on."""
+        log_samples(self._tracker, step, rows=rows)
 
     def replay(self, records: Iterable[Mapping[str, float]]) -> None:
         """Rebuild the findings of a resumed run from the records that were logged before."""

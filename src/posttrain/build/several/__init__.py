@@ -1,0 +1,1 @@
+"""Several policies in one run: adapters on one base, sampled together, each learned in turn."""

@@ -1,0 +1,1 @@
+"""What other libraries call things, and recipes made of their scripts."""

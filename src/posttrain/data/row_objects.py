@@ -1,0 +1,91 @@
+"""Rows that are handed over from Python: lists, tables, and ``datasets.Dataset`` objects."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+HANDED_OVER = "rows:"  # what a recipe calls rows that were handed over; a digest follows
+# The columns that are looked into; all others are passed on as they are.
+LOOKED_AT = (
+    "prompt", "messages", "conversations", "question", "problem", "query", "instruction", "input",
+    "answer", "completion", "response", "output", "chosen", "rejected", "ranked", "completions",
+    "responses", "score", "scores", "label", "margin",
+)  # fmt: skip
+_handed: dict[str, list[dict[str, Any]]] = {}
+
+
+def object_rows(rows: Any, *, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a list, a ``Dataset``, a DataFrame or a pyarrow table, numbered from 0."""
+    for number, row in enumerate(row_list(rows, name=name)):
+        yield number, _row(row, where=f"{name}[{number}]")
+
+
+def hand_over(rows: Any, *, name: str) -> str:
+    """A name for rows by which ``open_table`` finds them in this process: of a digest of them."""
+    read = [row for _, row in object_rows(rows, name=name)]
+    if not read:
+        raise ValueError(f"{name}: holds no rows; give at least one")
+    digest = hashlib.sha256(json.dumps(read, default=repr, sort_keys=True).encode())
+    key = HANDED_OVER + digest.hexdigest()[:16]
+    _handed[key] = read
+    return key
+
+
+def handed_over(key: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a name that :func:`hand_over` gave."""
+    if key not in _handed:
+        raise ValueError(
+            f"{key}: rows that were handed over from Python, which no folder can hold; call the "
+            "same function with the same rows again (resume=True goes on with a run)"
+        )
+    return enumerate(dict(row) for row in _handed[key])
+
+
+def row_list(rows: Any, *, name: str) -> Iterable[Any]:
+    """Rows one by one; a table by column would yield its column names, and is turned."""
+    if hasattr(rows, "to_pylist"):  # of pyarrow
+        rows = rows.to_pylist()
+    elif hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # of pandas
+        rows = rows.to_dict("records")
+    if isinstance(rows, Mapping) and hasattr(rows, "column_names"):  # a DatasetDict
+        splits = ", ".join(f'["{split}"]' for split in rows)
+        raise ValueError(f"{name}: holds the splits of a data set; give one of them: {splits}")
+    if isinstance(rows, Mapping) or hasattr(rows, "columns") or not isinstance(rows, Iterable):
+        raise ValueError(
+            f"{name}: expected a list of rows, got {type(rows).__name__}; of a DataFrame: "
+            'df.to_dict("records")'
+        )
+    return rows
+
+
+def _row(row: Any, *, where: str) -> dict[str, Any]:
+    """A row as if read from a file: what the checks of files look at is JSON, the rest as given."""
+    if isinstance(row, str):
+        return {"prompt": row}
+    if not isinstance(row, Mapping):
+        raise ValueError(
+            f'{where}: expected text or a dict like {{"prompt": …}}, got {type(row).__name__}'
+        )
+    read = dict(row)
+    for column in [name for name in LOOKED_AT if name in read]:
+        try:
+            text = json.dumps(read[column], allow_nan=False, default=_plain)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{where}: {column!r} is nothing that JSON can hold: {reprlib.repr(read[column])}; "
+                "turn it into text"
+            ) from error
+        read[column] = json.loads(text)
+    return read
+
+
+def _plain(value: Any) -> Any:
+    """A number or an array of numpy as Python's own."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return operator.index(value)

@@ -1,0 +1,1 @@
+"""Whole runs: one, or several that are made together."""

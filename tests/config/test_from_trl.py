@@ -1,0 +1,139 @@
+"""``posttrain from-trl``: recipes of TRL's scripts and configurations, which are never executed."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.config import recipe_from_dict
+from posttrain.config.peers.trl_recipe import recipe_of_trl
+
+GRPO = """
+from datasets import load_dataset
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+open("executed", "w")
+STEPS = 200
+dataset = load_dataset("openai/gsm8k", "main", split="train")
+def reward_len(completions, **kwargs):
+    return [-abs(20 - len(completion)) for completion in completions]
+args = GRPOConfig(output_dir="out", num_generations=4, max_completion_length=128, beta=0.01,
+    max_steps=STEPS, per_device_train_batch_size=16, gradient_accumulation_steps=2,
+    report_to="wandb", logging_steps=10, reward_weights=[1.0, 0.5], run_name=name())
+trainer = GRPOTrainer(model="Qwen/Qwen2-0.5B-Instruct", reward_funcs=[reward_len, "owner/judge"],
+    args=args, train_dataset=dataset, peft_config=LoraConfig(r=8, lora_alpha=16))
+trainer.train()
+"""
+SFT = """
+from trl import SFTTrainer
+from datasets import load_dataset
+data = load_dataset("trl-lib/Capybara")
+SFTTrainer("Qwen/Qwen3-0.6B", train_dataset=data["train"], eval_dataset=data["test"]).train()
+"""
+DPO = """
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2-0.5B-Instruct")
+args = DPOConfig(loss_type=["ipo"], beta=0.2, num_train_epochs=1, lr_scheduler_type="cosine")
+DPOTrainer(model=model, args=args, train_dataset=load_dataset("a/b", split="train").map(f))
+"""
+REWARD = """
+RewardTrainer(model="Qwen/Qwen3-0.6B", train_dataset=load_dataset("trl-lib/ultrafeedback_binarized",
+    split="train"), args=RewardConfig(max_length=512, center_rewards_coefficient=0.01))
+"""
+YAML = """
+model_name_or_path: Qwen/Qwen2-0.5B
+dataset_name: a/b
+dataset_config: main
+reward_funcs: [my_rewards:short]
+num_generations: 8
+loss_type: dr_grpo
+scale_rewards: none
+warmup_ratio: 0.1
+"""
+
+
+def translated(folder: Path, text: str, *, name: str = "script.py", **options: Any) -> Any:
+    """The recipe as a dict, and the comments above it."""
+    path = folder / name
+    path.write_text(text)
+    made = recipe_of_trl(path, **options)
+    values = tomllib.loads(made)
+    recipe_from_dict(values)  # every key is one of ours
+    return values, [line for line in made.splitlines() if line.startswith("#")]
+
+
+def test_a_grpo_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 × 2 completions in groups of 4 are 8 prompts; the averaging is TRL's own default."""
+    monkeypatch.chdir(tmp_path)
+    values, notes = translated(tmp_path, GRPO)
+    assert not (tmp_path / "executed").exists()
+    assert values["task"] == {"name": "file", "path": "openai/gsm8k:main:train"}
+    assert values["rewards"] == {
+        "script:reward_len": 1.0,
+        "model": {"weight": 0.5, "path": "owner/judge"},
+    }
+    assert values["adapter"] == {"rank": 8, "alpha": 16}
+    assert values["run"] == {"folder": "out", "trackers": ["wandb"]}
+    assert values["rl"] == {
+        "algorithm": "grpo",
+        "prompts_per_step": 8,
+        "group_size": 4,
+        "max_new_tokens": 128,
+        "steps": 200,
+        "kl": {"coefficient": 0.01},
+        "loss": {"clip_low": 0.2, "clip_high": 0.2},
+        "weights": "token_mean",
+        "adam_betas": [0.9, 0.999],
+        "schedule": "linear",
+        "learning_rate": 1e-6,
+    }
+    assert "# run_name = name(): not read; set it by hand" in notes
+    assert "# logging_steps has no counterpart: every step is logged" in notes
+
+
+def test_sft_dpo_and_reward_scripts(tmp_path: Path) -> None:
+    values, notes = translated(tmp_path, SFT)
+    assert values["sft"]["data"] == "trl-lib/Capybara:train"
+    assert values["sft"]["test_data"] == "trl-lib/Capybara:test"
+    assert (values["sft"]["epochs"], values["sft"]["batch_size"]) == (3, 8)
+    assert values["model"] == {"name": "Qwen/Qwen3-0.6B"}
+    values, notes = translated(tmp_path, DPO)
+    assert values["model"]["name"] == "Qwen/Qwen2-0.5B-Instruct"
+    assert {k: values["dpo"][k] for k in ("loss", "beta", "epochs", "schedule", "data")} == {
+        "loss": "ipo", "beta": 0.2, "epochs": 1, "schedule": "cosine", "data": "a/b:train"
+    }  # fmt: skip
+    assert any(".map(f): not done to the rows" in note for note in notes)
+    values, notes = translated(tmp_path, REWARD)
+    assert values["reward"]["learning_rate"] == 1e-4
+    assert any("max_length = 512" in note for note in notes)
+    assert "# center_rewards_coefficient = 0.01: no counterpart" in notes
+
+
+def test_a_configuration(tmp_path: Path) -> None:
+    values, notes = translated(tmp_path, YAML, name="grpo.yaml")
+    rl = values["rl"]
+    assert rl["weights"] == {"name": "sequence_sum", "length": 512}
+    assert (rl["advantage"], rl["kl"]) == ("group_centred", {"placement": "none"})
+    assert values["task"]["path"] == "a/b:main:train"
+    assert any("rl.steps: TRL makes 3 passes" in note for note in notes)
+    assert "# warmup_ratio = 0.1: set rl.warmup_steps" in notes
+    values, _ = translated(tmp_path, '{"beta": 0.3}', name="a.json", trainer="KTO")
+    assert (values["dpo"]["loss"], values["dpo"]["beta"]) == ("kto", 0.3)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.py", "def (", "neither Python nor YAML or JSON"),
+        ("a.py", "print(1)", "calls no trainer of TRL; known: GRPOTrainer"),
+        ("a.yaml", "a: [", "cannot be read"),
+        ("a.yaml", "- a", "expected options by name, got list"),
+        ("a.json", "{", "cannot be read"),
+        ("a.yaml", "!!python/object/apply:os.system ['true']", "cannot be read"),
+    ],
+)
+def test_what_cannot_be_read(tmp_path: Path, name: str, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        translated(tmp_path, text, name=name)
+    with pytest.raises(ValueError, match="there is no such file"):
+        recipe_of_trl(tmp_path / "none.py")

@@ -1,0 +1,70 @@
+"""Several tasks with weights, and a curriculum, in whole runs that go on exactly."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from resumed_runs import cut, given, go, same
+from small_runs import TASK
+
+from posttrain.build.answer_check import with_check
+from posttrain.rewards.scorer import RewardScorer
+from posttrain.runs import read_rollouts
+from posttrain.tasks import make_task
+from posttrain.tasks.demonstrations import demonstrations
+
+SORT = {"name": "sort", "length": 3, "maximum": 5, "num_train": 20, "num_test": 5}
+MIXTURE = {"name": "mixture", "tasks": [{**TASK, "weight": 2.0}, SORT]}
+
+
+def test_each_task_is_scored_by_its_own_rewards() -> None:
+    task = make_task(MIXTURE)
+    scorer, marks = with_check(RewardScorer(task.rewards), task, accuracy=None)
+    assert marks.check == "by_task"
+    assert [len(task.prompts(split)) for split in ("train", "test")] == [60, 15]
+    assert {prompt.columns["task"] for prompt in task.prompts("test")[:2]} == {"arithmetic", "sort"}
+    for prompt in task.prompts("train"):
+        score = scorer.score_text(prompt, task.gold(prompt))
+        name = prompt.columns["task"]
+        assert score.value == score.parts[f"by_task/{name}"] == 1.0
+        assert scorer.score_text(prompt, "?").value < 1.0
+    assert len(demonstrations(task, num=30, wrong_share=0.5)) == 30
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ([SORT], "at least 2 tasks, got 1"),
+        ([SORT, SORT], "two are called 'sort'; give one another name with as"),
+        ([SORT, {**TASK, "weight": 0}], "the weight of 'arithmetic' must be above 0, got 0"),
+        ([SORT, {**TASK, "weight": "2"}], "must be above 0, got '2'"),
+        ([SORT, {"digits": 1}], r"task.tasks\[2\]: expected a name"),
+        ([SORT, {"name": "arithmetics"}], "did you mean 'arithmetic'"),
+        ([SORT, {**TASK, "digit": 1}], "unknown option 'digit'; did you mean 'digits'"),
+    ],
+)
+def test_faults_of_a_mixture(tasks: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_task({"name": "mixture", "tasks": tasks})
+
+
+def test_a_run_of_a_mixture_with_a_curriculum_goes_on_exactly(tmp_path: Path) -> None:
+    """Cut short at a checkpoint and resumed: the same prompts, rollouts and weights.
+
+    Of four prompts of a step, two thirds are sums.
+    """
+    rl = {"steps": 6, "save_every": 2, "curriculum": {"low": 0.01, "high": 0.99, "outside": 0.05}}
+    sections = {"task": None, "rewards": None}
+    values = [given(tmp_path / name, rl, **sections) for name in ("whole", "cut")]
+    for each in values:
+        each["task"] = MIXTURE
+    whole, _ = go(values[0])
+    cut(values[1], save=2)
+    resumed, _ = go(values[1], resume=True)
+    same(whole.folder, resumed.folder)
+    rows = read_rollouts(whole.folder.stage("rl").rollouts)
+    groups = Counter(row["prompt_id"].partition("/")[0] for row in rows)
+    assert groups == {"arithmetic": 64, "sort": 32}
+    state = whole.folder.stage("rl").path / "checkpoints"
+    assert any(state.rglob("prompt_order.json"))
