@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import multiprocessing
+import pickle
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -80,7 +81,7 @@ class RankPool:
         for rank, connection in enumerate(self._connections[:size]):
             if not connection.poll(DEADLINE):
                 raise TimeoutError(f"rank {rank} has not answered for {DEADLINE} s")
-            answers.append(connection.recv())
+            answers.append(pickle.loads(connection.recv_bytes()))
         broken = [answer for fine, answer in answers if not fine]
         if broken:
             raise RuntimeError("\n".join(broken))
@@ -110,9 +111,11 @@ def _serve(rank: int, connection: Connection) -> None:
         except EOFError:
             return
         try:
-            connection.send((True, work(rank)))
+            answer = (True, work(rank))
         except Exception:  # noqa: BLE001 - whatever it is, who asked must know
-            connection.send((False, f"rank {rank}: {traceback.format_exc()}"))
+            answer = (False, f"rank {rank}: {traceback.format_exc()}")
+        # Not by `send`, for which torch shares memory: every tensor would hold a descriptor there.
+        connection.send_bytes(pickle.dumps(answer))
 
 
 def _join(size: int, meeting: str, rank: int) -> Any:

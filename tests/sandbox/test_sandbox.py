@@ -177,7 +177,7 @@ def test_what_the_solution_holds() -> None:
     """No descriptor besides the standard ones, its own two pipes, and one to nowhere."""
     code = (
         "import os, stat\n"
-        "def held():\n    found = []\n    for fd in range(3, 4096):\n"
+        "def held():\n    found = []\n    for fd in range(3, 2**16):\n"
         "        try: mode = os.fstat(fd).st_mode\n        except OSError: continue\n"
         "        found.append('pipe' if stat.S_ISFIFO(mode) else oct(stat.S_IFMT(mode)))\n"
         "    return sorted(found)\n"
