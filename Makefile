@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
-JOBS   ?= 2
+# More than two cores: tests wait for processes and limits a good part of their time.
+JOBS   ?= 3
 KILLS  ?= 200
 
 VLLM   := .venv-vllm
@@ -66,11 +67,11 @@ types: setup ## mypy, strict on the core
 	@echo "== mypy"
 	@$(BIN)/mypy
 
-unit: setup ## pytest: tests and docstring examples, but for the slow ones (JOBS=2 processes)
+unit: setup ## pytest: tests and docstring examples, but for the slow ones (JOBS=3 processes)
 	@echo "== pytest"
 	@$(BIN)/python -m pytest --quiet --numprocesses $(JOBS) -m 'not cluster and not slow and not browser'
 
-slow-test: setup ## the tests that take more than about ten seconds each
+slow-test: setup ## the tests that take long, alone or by the number of their cases
 	@echo "== pytest -m slow"
 	@$(BIN)/python -m pytest --quiet --numprocesses $(JOBS) -m 'slow and not cluster and not browser'
 
@@ -127,7 +128,7 @@ env-adapters: setup $(ENVS)/.stamp ## the tests of environments of others: verif
 	@$(ENVS)/bin/python -m pytest --quiet tests/envs/test_adapters_*.py
 
 # Torn files, harmed stages, SIGTERM, wrong clocks and killed workers come on top of the kills; a difference ends it
-# with an error. The longest cases come first, JOBS=2 at a time.
+# with an error. The longest cases come first, JOBS=3 at a time.
 faults: setup ## kill runs KILLS=200 times and resume them; all must end as if nothing had happened
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
 	printf '%s\n' default counted ppo ahead grpo seldom adapter | xargs -P $(JOBS) -I CASE \

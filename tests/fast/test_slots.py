@@ -9,6 +9,7 @@ import pytest
 import torch
 from models.families import build
 from rollout.cases import END, drawn, largest_error, ragged, spell
+from slow_cases import slow_but
 
 from posttrain.fast import scheduler, slot_decoder
 from posttrain.fast.cast_copy import CastCopy
@@ -48,7 +49,7 @@ def engine(model: Any, **options: Any) -> NativeEngine:
 
 
 @pytest.mark.usefixtures("float64_throughout")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(FAMILIES, "llama", "gemma3", "mixtral"))
 @pytest.mark.parametrize(
     "sampling",
     [

@@ -335,6 +335,7 @@ def test_a_reward_model_that_follows_length_is_named(fair: bool, tmp_path: Path)
     assert fair or "shorter is better" in found[0]["text"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_run_has_no_finding(name: str, tmp_path: Path) -> None:
     """It learns what the demonstrations got wrong, and nothing is said but that."""

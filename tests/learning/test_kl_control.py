@@ -94,6 +94,7 @@ def divergence(kl: Coefficient) -> tuple[float, float]:
     return mean(series(found, "objective/kl")[-LAST:]), found[-1]["kl/coefficient"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kl",
     [
@@ -109,6 +110,7 @@ def test_an_adaptive_coefficient_reaches_its_target(kl: Coefficient) -> None:
     assert coefficient > 3 * START
 
 
+@pytest.mark.slow
 def test_a_fixed_coefficient_does_not() -> None:
     """The same β, left alone, lets the policy go to a multiple of that."""
     reached, coefficient = divergence(Coefficient(value=START))
@@ -162,6 +164,7 @@ def test_a_batch_is_left_once_the_policy_has_moved(kl_stop: float, fires: bool) 
     assert all(kl_stop < step_kl < 2 * kl_stop for step_kl in last)
 
 
+@pytest.mark.slow
 def test_the_penalty_follows_its_target() -> None:
     """It doubles after a step that went too far, halves after one that did not; and it holds."""
     target = 0.005

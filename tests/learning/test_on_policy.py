@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from slow_cases import slow_but
 from small_runs import taught
 from torch import nn
 
@@ -159,7 +160,7 @@ def test_first_ratio_is_one(name: str, micro_batch_tokens: int, temperature: flo
 
 
 @pytest.mark.usefixtures("float64_throughout")
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("name", slow_but(CHOICES, "grpo", "ppo"))
 def test_micro_batches_do_not_change_the_step(name: str) -> None:
     """Loss, gradient and diagnostics are the same for any number of tokens in a forward pass."""
     section = section_of(name)

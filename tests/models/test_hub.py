@@ -51,6 +51,7 @@ def python(code: str, *, home: Path, **environment: str) -> subprocess.Completed
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offline", [True, False], ids=["HF_HUB_OFFLINE", "no connection"])
 def test_a_missing_name_is_told_without_a_retry(home: Path, closed: str, offline: bool) -> None:
     given = {"HF_HUB_OFFLINE": "1"} if offline else {"HF_ENDPOINT": closed}
@@ -62,6 +63,7 @@ def test_a_missing_name_is_told_without_a_retry(home: Path, closed: str, offline
         assert "give the folder" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offline", [True, False], ids=["HF_HUB_OFFLINE", "no connection"])
 def test_what_is_in_the_cache_still_loads(home: Path, closed: str, offline: bool) -> None:
     given = {"HF_HUB_OFFLINE": "1"} if offline else {"HF_ENDPOINT": closed}

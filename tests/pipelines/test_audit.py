@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from audit_cases import BROKEN, IN_REWARD, ONE_STEP, Case, audited
 from loop_parts import plan
+from slow_cases import slow_but
 from small_runs import RECIPE, make_teacher, recipe, small_run, taught
 
 from posttrain.algorithms.advantages import ADVANTAGES, batch_whitened
@@ -83,7 +84,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", slow_but(VARIANTS, "grpo", "ppo, sample"))
 def test_every_algorithm_passes(tmp_path: Path, checks: list[str], name: str) -> None:
     """Three steps through a whole run, and both halves of the audit at each."""
     others = taught(VARIANTS[name]["algorithm"], make_teacher(tmp_path / "teacher"))

@@ -37,6 +37,7 @@ def test_what_a_reward_prints_goes_to_stderr(
     assert set(err.splitlines()) == {"by python", "by the system", "by a child"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_check_as_json_is_nothing_but_json(workers: int, tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text(PRINTS)

@@ -370,6 +370,7 @@ print(function_digest(lambda completion: completion in PAIRS))
 """
 
 
+@pytest.mark.slow
 def test_the_same_in_every_process(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from resumed_runs import GRPO, Killed, cut, given, go, same
 from rich.console import Console
+from slow_cases import slow_but
 from small_runs import timeless
 
 from posttrain.build.model_source import recorded_recipe
@@ -42,7 +43,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", slow_but(CASES, "grpo", "ppo", "run ahead", "partial rollouts", "resampled")
+)
 def test_a_cut_run_goes_on_bit_for_bit(case: str, tmp_path: Path) -> None:
     """Died while the third checkpoint was written: the second is taken, and the end is the same.
 
