@@ -352,6 +352,18 @@ def test_broken_graders_are_not_called_agreement() -> None:
     assert [finding.rule for finding in run([broken] * 8)] == ["grader_failing"]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "environment", "said"), [(1, True, 0), (1, False, 1), (2, True, 1)]
+)
+def test_a_move_of_one_token_is_not_cut(tokens: int, environment: bool, said: int) -> None:
+    """In a game every token is a turn; an answer of one token to a question is a fragment."""
+    setup = Background(environment=environment, keys={"rl.max_new_tokens": tokens})
+    diagnosis = Diagnosis(setup)
+    for step in range(1, 11):
+        diagnosis.feed(step, {"rollout/truncated": 1.0})
+    assert len(diagnosis.findings) == said
+
+
 def test_broken_environments_are_not_called_a_broken_grader() -> None:
     """What could only not be closed broke no episode."""
     broken = {"reward/invalid": 0.2, "env/errors/close": 3.0}

@@ -68,7 +68,9 @@ def _all_right(history: History, setup: Background) -> tuple[str, str]:
 
 
 def all_truncated(history: History, setup: Background, *, steps: int = WINDOW) -> Seen | None:
-    """rollout/truncated is above 0.9 in 4 of 5 steps."""
+    """rollout/truncated is above 0.9 in 4 of 5 steps, but for moves of one token in a game."""
+    if setup.environment and setup.keys.get("rl.max_new_tokens") == 1:
+        return None  # the environment takes each token for a whole turn: nothing is cut
     share = mostly(history, "rollout/truncated", test=lambda value: value > 0.9, steps=steps)
     if share is None:
         return None
