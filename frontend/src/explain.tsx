@@ -25,8 +25,8 @@ const COLUMNS: [string, string][] = [
 
 export function Explain({ route, run }: { route: Route; run: Run }) {
   const place = { step: Number(route.params.get("step") ?? 1), group: Number(route.params.get("group") ?? 0), sample: Number(route.params.get("sample") ?? 0) };
-  const page = useData<Explanation>("explain", { run: run.name, ...place });
-  const rollout = useData<RolloutPage>("rollout", { run: run.name, ...place });
+  const page = useData<Explanation>("explain", { run: run.name, ...place }, run.stamp);
+  const rollout = useData<RolloutPage>("rollout", { run: run.name, ...place }, run.stamp);
   const data = page.data;
   return (
     <>

@@ -182,6 +182,17 @@ def test_it_follows_a_run_that_goes_on(chromium: Any, runs: Path, tmp_path: Path
     tracker.log(8, {"reward/mean": 0.875})
     tracker.close()
     seen.reads("0.875")
+    # Nor are the numbers of a token those of when it was first asked for.
+    numbers = folder / "rl" / "tokens" / "step-000006.parquet"
+    kept = numbers.read_bytes()
+    numbers.unlink()
+    seen.open(served, "/tokens?run=live&step=6&group=0&sample=0")
+    seen.page.wait_for_selector(".switch span.off:text-is('Loss term')")
+    numbers.write_bytes(kept)
+    tracker = JsonlTracker(Stage(name="rl", folder=folder / "rl", total_steps=9))
+    tracker.log(9, {"reward/mean": 0.5})
+    tracker.close()
+    seen.page.wait_for_selector(".switch a:text-is('Loss term')")
     seen.context.close()
     served.close()
 
