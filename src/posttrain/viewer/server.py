@@ -70,16 +70,10 @@ def make_app(
 
     @app.post("/api/try")
     async def trying(request: Request) -> Response:
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > MAX_BODY:
-                return _error(f"expected at most {MAX_BODY:,} bytes", 422)
+        body = await _body(request)
 
         def ask() -> Iterator[dict[str, Any]]:
-            asked = json.loads(body)
-            if not isinstance(asked, dict):
-                raise ValueError("expected a JSON object")
+            asked = _object(body)
             with making:
                 if not trials:
                     from posttrain.viewer.trying import Answering
@@ -116,6 +110,23 @@ def told(ask: Callable[[], Any], *, warn: Callable[[str], None]) -> Response:
         return StreamingResponse(_lines(content), media_type="application/x-ndjson")
     text = json.dumps(finite(content), allow_nan=False, separators=(",", ":"))
     return Response(text, media_type="application/json")
+
+
+async def _body(request: Request) -> bytes:
+    """What was sent, a byte more than the limit at most."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part[: MAX_BODY + 1 - len(body)]
+    return bytes(body)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    if len(body) > MAX_BODY:
+        raise ValueError(f"expected at most {MAX_BODY:,} bytes")
+    asked = json.loads(body)
+    if not isinstance(asked, dict):
+        raise ValueError("expected a JSON object")
+    return asked
 
 
 def _error(text: str, status: int) -> Response:
