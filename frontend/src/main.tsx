@@ -70,6 +70,8 @@ function App() {
 }
 
 function Page({ route, run, runs, chosen }: { route: Route; run: Run; runs: Run[]; chosen: string[] }) {
+  const adapters = runs.filter((each) => each.name.startsWith(`${run.name}/adapters/`));
+  if (adapters.length && !run.stages.length && !run.has_rollouts) return <Adapters run={run} adapters={adapters.map((each) => each.name)} />;
   const rollouts = ["groups", "tokens", "explain"].includes(route.page);
   if (rollouts && !run.has_rollouts) return <Notice>This run has no rollouts; they come with the stage rl.</Notice>;
   if (route.page === "groups") return <Groups route={route} run={run} />;
@@ -80,6 +82,19 @@ function Page({ route, run, runs, chosen }: { route: Route; run: Run; runs: Run[
     return route.page === "tokens" ? <Tokens route={route} run={run} /> : <Explain route={route} run={run} />;
   }
   return <Overview route={route} runs={runs} chosen={chosen} />;
+}
+
+// A run of several adapters has no numbers of its own: each of them is a run.
+function Adapters({ run, adapters }: { run: Run; adapters: string[] }) {
+  return (
+    <section class="panel" aria-label="Adapters">
+      <h2>{visible(run.name)} trained {adapters.length} adapters on one base</h2>
+      <p>Each of them is a run of its own: <a href={address("overview", { run: adapters.slice(0, MOST_OVERLAID) })}>{adapters.length > MOST_OVERLAID ? `the first ${MOST_OVERLAID}` : "all"} over each other</a>, or one alone:</p>
+      <ul>
+        {adapters.map((name) => <li key={name}><a href={address("overview", { run: name })}>{visible(name)}</a></li>)}
+      </ul>
+    </section>
+  );
 }
 
 // Without a rollout in the address, the group of the last step whose rewards differ most is shown.

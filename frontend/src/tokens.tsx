@@ -185,8 +185,8 @@ function strongest(page: RolloutPage, measure: Measure): number {
   const known = scales.get(page) ?? new Map<string, number>();
   scales.set(page, known);
   if (!known.has(measure.key)) {
-    const sizes = page.tokens.map((_, i) => Math.abs(measure.of(page, i) ?? 0)).sort((a, b) => a - b);
-    known.set(measure.key, sizes[Math.floor(0.98 * (sizes.length - 1))] || sizes.at(-1) || 0);
+    const sizes = page.tokens.flatMap((_, i) => measure.of(page, i) ?? []).map(Math.abs).sort((a, b) => a - b);
+    known.set(measure.key, sizes[Math.ceil(0.98 * (sizes.length - 1))] || sizes.at(-1) || 0);
   }
   return known.get(measure.key)!;
 }

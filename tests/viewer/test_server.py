@@ -372,6 +372,18 @@ def test_an_adapter_is_named_with_its_run(tmp_path: Path) -> None:
     assert [run.name for run in alone] == ["a/adapters/2"]
 
 
+def test_runs_that_cannot_be_compared_say_why(runs: Path, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        shutil.copytree(runs / name, tmp_path / name)
+    shelf, asked = Shelf([tmp_path]), {"run": "first", "other": "second"}
+    problems = tmp_path / "second" / "eval" / "problems.jsonl"
+    rows = [json.loads(line) for line in problems.read_text().splitlines()]
+    problems.write_text("".join(json.dumps({**r, "id": f"x{r['id']}"}) + "\n" for r in rows))
+    assert "on other problems" in ANSWERS["compare"](shelf, asked)["missing"]
+    problems.unlink()
+    assert "second has no evaluation" in ANSWERS["compare"](shelf, asked)["missing"]
+
+
 def test_two_folders_of_one_name_are_two_runs(hostile: Path, tmp_path: Path) -> None:
     other = tmp_path / "other" / "hostile"
     other.mkdir(parents=True)
