@@ -52,6 +52,22 @@ ANSWERS: dict[str, tuple[list[str], int, str]] = {
     "reward": ([*RUN, "--rewards.numerc", "1"], 2, "did you mean 'numeric'?"),
     "reward model": ([*RUN, "--rewards.model.pth", "a"], 2, "did you mean 'path'?"),
     "size of tiny": ([*RUN, "--model.options.num_layer", "1"], 2, "did you mean 'num_layers'?"),
+    "model folder": (
+        [*RUN, "--model.name", "empty"],
+        2,
+        "model: 'empty' is no model folder: no config.json",
+    ),
+    "teacher": (
+        [*RUN, "--rl.algorithm", "distill", "--teacher.model", "./empt"],
+        2,
+        "teacher.model: there is no 'empt' in '.'; did you mean 'empty'?",
+    ),
+    "model to ask": (["generate", "empty", "hi"], 2, "model: 'empty' is no model folder"),
+    "model to measure": (
+        ["eval", "./empt", "--task", "arithmetic"],
+        2,
+        "model: there is no 'empt' in '.'; did you mean 'empty'?",
+    ),
     "eval": (["eval", "tiny", "--task", "aritmetic"], 2, "did you mean 'arithmetic'?"),
     "result": (["reproduce", "dmo"], 2, "no such result; there are: demo"),
     "grade": (["grade", "numerc", "rows.jsonl"], 2, "did you mean 'numeric'?"),
@@ -86,10 +102,12 @@ def loaded(arguments: list[str], folder: Path) -> tuple[int, str, set[str]]:
 def test_nothing_slow_is_loaded_for_help_or_a_mistake(case: str, tmp_path: Path) -> None:
     arguments, code, words = ANSWERS[case]
     (tmp_path / "base.toml").write_text(RECIPE)
+    (tmp_path / "empty").mkdir()
     found, said, modules = loaded(arguments, tmp_path)
     assert (found, words in said) == (code, True), said
     assert not SLOW & modules
     assert len(modules) < MOST_MODULES
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base.toml", "empty"]
 
 
 def test_the_package_loads_torch_when_something_needs_it() -> None:

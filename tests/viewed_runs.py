@@ -100,6 +100,7 @@ class Served:
         from posttrain.viewer.server import HOST, make_app
         from posttrain.viewer.shelf import Shelf
 
+        self.folder = folder
         with socket.socket() as free:
             free.bind((HOST, 0))
             self.port = free.getsockname()[1]

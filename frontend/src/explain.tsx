@@ -2,7 +2,7 @@ import { useState } from "preact/hooks";
 import type { Explanation, RolloutPage, Run } from "./api";
 import { number, signed, visible } from "./format";
 import { useData } from "./hooks";
-import { Diverging, Notice, Reward } from "./parts";
+import { Diverging, Notice, Reward, Turns } from "./parts";
 import type { Route } from "./route";
 import { RolloutHead } from "./tokens";
 
@@ -25,8 +25,8 @@ const COLUMNS: [string, string][] = [
 
 export function Explain({ route, run }: { route: Route; run: Run }) {
   const place = { step: Number(route.params.get("step") ?? 1), group: Number(route.params.get("group") ?? 0), sample: Number(route.params.get("sample") ?? 0) };
-  const page = useData<Explanation>("explain", { run: run.name, ...place });
-  const rollout = useData<RolloutPage>("rollout", { run: run.name, ...place });
+  const page = useData<Explanation>("explain", { run: run.name, ...place }, run.stamp);
+  const rollout = useData<RolloutPage>("rollout", { run: run.name, ...place }, run.stamp);
   const data = page.data;
   return (
     <>
@@ -40,9 +40,16 @@ export function Explain({ route, run }: { route: Route; run: Run }) {
             <pre class="equation">{data.equation}</pre>
             <p class="quiet">{data.reference}</p>
           </section>
-          <p class="exchange">
-            <span class="mono">{visible(data.prompt)}</span> <span aria-hidden="true">→</span> <b class="mono">{visible(rollout.data?.rollout.completion ?? "")}</b>
-          </p>
+          {rollout.data?.rollout.turns ? (
+            <div class="exchange">
+              <span class="mono">{visible(data.prompt)}</span>
+              <Turns turns={rollout.data.rollout.turns} clip={12} />
+            </div>
+          ) : (
+            <p class="exchange">
+              <span class="mono">{visible(data.prompt)}</span> <span aria-hidden="true">→</span> <b class="mono">{visible(rollout.data?.rollout.completion ?? "")}</b>
+            </p>
+          )}
           <ol class="flow">
             {data.parts.map((part) => (
               <li key={part.title} class="panel">
@@ -105,7 +112,8 @@ function Verdict({ data }: { data: Explanation }) {
 }
 
 function TokenTable({ data }: { data: Explanation }) {
-  const shown = data.tokens.filter((token) => token.active).slice(0, 400);
+  const chosen = data.tokens.filter((token) => token.active);
+  const shown = chosen.slice(0, 400);
   const columns = COLUMNS.filter(([key]) => (key === "clip" ? shown.some((t) => t.low || t.high) : shown.some((t) => t[key] !== undefined && t[key] !== null)));
   return (
     <section class="panel" aria-label="Token by token">
@@ -130,7 +138,7 @@ function TokenTable({ data }: { data: Explanation }) {
           </tbody>
         </table>
       </div>
-      {data.tokens.length > shown.length && <p class="quiet">Shown are the first {shown.length} tokens that the policy chose.</p>}
+      {chosen.length > shown.length && <p class="quiet">Shown are the first {shown.length} of {chosen.length} tokens that the policy chose.</p>}
     </section>
   );
 }

@@ -38,7 +38,7 @@ function ByStep({ route, run }: { route: Route; run: Run }) {
   const set = (changes: Record<string, string>) => go(link(changes), true);
   const page = useData<GroupPage>("groups", { run: run.name, limit: LIMIT, ...given }, run.stamp);
   const single = asked("first_step") !== "" && asked("first_step") === asked("last_step") ? Number(asked("first_step")) : null;
-  const step = useData<StepPage>(single === null ? null : "step", { run: run.name, step: single ?? 0 });
+  const step = useData<StepPage>(single === null ? null : "step", { run: run.name, step: single ?? 0 }, run.stamp);
   const offset = Number(asked("offset") || 0);
   const turn = (by: number) => {
     if (single !== null) set({ first_step: String(Math.max(1, single + by)), last_step: String(Math.max(1, single + by)) });

@@ -32,16 +32,16 @@ export function useData<T>(name: string | null, params: Params, stamp: unknown =
 }
 
 // The runs, looked at every two seconds while the page is visible: what has changed has another stamp.
-export function useRuns(): { runs: Run[]; error: string; ready: boolean } {
-  const [state, set] = useState<{ runs: Run[]; error: string; ready: boolean }>({ runs: [], error: "", ready: false });
+export function useRuns(): { runs: Run[]; leftOut: number; error: string; ready: boolean } {
+  const [state, set] = useState<{ runs: Run[]; leftOut: number; error: string; ready: boolean }>({ runs: [], leftOut: 0, error: "", ready: false });
   useEffect(() => {
     let stopped = false;
     let timer = 0;
     const look = async () => {
       try {
         if (!document.hidden) {
-          const { runs } = await get<{ runs: Run[] }>("runs");
-          if (!stopped) set({ runs, error: "", ready: true });
+          const found = await get<{ runs: Run[]; left_out?: number }>("runs");
+          if (!stopped) set({ runs: found.runs, leftOut: found.left_out ?? 0, error: "", ready: true });
         }
       } catch (error) {
         if (!stopped) set((old) => ({ ...old, error: (error as Error).message, ready: true }));

@@ -25,7 +25,7 @@ const MOST_OVERLAID = 4;
 
 function App() {
   const route = useRoute();
-  const { runs, error, ready } = useRuns();
+  const { runs, leftOut, error, ready } = useRuns();
   const [help, setHelp] = useState(false);
   const named = route.params.getAll("run").filter((name) => runs.some((run) => run.name === name));
   const chosen = (named.length ? named : runs.slice(0, 1).map((run) => run.name)).slice(0, MOST_OVERLAID);
@@ -59,6 +59,7 @@ function App() {
       <main id="main" tabIndex={-1}>
         {error && <Notice kind="bad">{error}</Notice>}
         {ready && !runs.length && !error && <Notice>There are no runs here yet: <code>posttrain run RECIPE.toml</code> makes one.</Notice>}
+        {leftOut > 0 && <Notice>{leftOut === 1 ? "One older run is" : `${leftOut} older runs are`} not listed: name a folder of its own to <code>posttrain view</code> to see it.</Notice>}
         {run?.problem && <Notice kind="bad">This run cannot be read: {run.problem}</Notice>}
         {run && !run.problem && <Page route={route} run={run} runs={runs} chosen={chosen} />}
       </main>
@@ -69,6 +70,8 @@ function App() {
 }
 
 function Page({ route, run, runs, chosen }: { route: Route; run: Run; runs: Run[]; chosen: string[] }) {
+  const adapters = runs.filter((each) => each.name.startsWith(`${run.name}/adapters/`));
+  if (adapters.length && !run.stages.length && !run.has_rollouts) return <Adapters run={run} adapters={adapters.map((each) => each.name)} />;
   const rollouts = ["groups", "tokens", "explain"].includes(route.page);
   if (rollouts && !run.has_rollouts) return <Notice>This run has no rollouts; they come with the stage rl.</Notice>;
   if (route.page === "groups") return <Groups route={route} run={run} />;
@@ -81,9 +84,22 @@ function Page({ route, run, runs, chosen }: { route: Route; run: Run; runs: Run[
   return <Overview route={route} runs={runs} chosen={chosen} />;
 }
 
+// A run of several adapters has no numbers of its own: each of them is a run.
+function Adapters({ run, adapters }: { run: Run; adapters: string[] }) {
+  return (
+    <section class="panel" aria-label="Adapters">
+      <h2>{visible(run.name)} trained {adapters.length} adapters on one base</h2>
+      <p>Each of them is a run of its own: <a href={address("overview", { run: adapters.slice(0, MOST_OVERLAID) })}>{adapters.length > MOST_OVERLAID ? `the first ${MOST_OVERLAID}` : "all"} over each other</a>, or one alone:</p>
+      <ul>
+        {adapters.map((name) => <li key={name}><a href={address("overview", { run: name })}>{visible(name)}</a></li>)}
+      </ul>
+    </section>
+  );
+}
+
 // Without a rollout in the address, the group of the last step whose rewards differ most is shown.
 function FirstRollout({ run, page }: { run: Run; page: string }) {
-  const found = useData<GroupPage>("groups", { run: run.name, sort: "spread", descending: "1", limit: 1, first_step: embedded ? undefined : Math.max(1, (run.steps_done ?? 1) - 20) });
+  const found = useData<GroupPage>("groups", { run: run.name, sort: "spread", descending: "1", limit: 1, first_step: embedded ? undefined : Math.max(1, (run.steps_done ?? 1) - 20) }, run.stamp);
   useEffect(() => {
     const group = found.data?.groups[0];
     if (group) go(address(page, { run: run.name, step: group.step, group: group.group, sample: group.members[0]!.sample }), true);

@@ -46,12 +46,12 @@ const NUMBERS: [string, string][] = [
 export function Tokens({ route, run }: { route: Route; run: Run }) {
   const place = { step: Number(route.params.get("step") ?? 1), group: Number(route.params.get("group") ?? 0), sample: Number(route.params.get("sample") ?? 0) };
   const offset = Number(route.params.get("offset") ?? 0);
-  const page = useData<RolloutPage>("rollout", { run: run.name, ...place, offset: offset || undefined });
+  const page = useData<RolloutPage>("rollout", { run: run.name, ...place, offset: offset || undefined }, run.stamp);
   const available = useMemo(() => MEASURES.filter((each) => page.data && page.data.tokens.some((_, i) => each.of(page.data!, i) !== null)), [page.data]);
   const wanted = route.params.get("colour") ?? "logprob";
   const measure = available.find((each) => each.key === wanted) ?? available[0] ?? MEASURES[0]!;
   const [at, setAt] = useState<number | null>(null);
-  useEffect(() => setAt(null), [page.data]);
+  useEffect(() => setAt(null), [run.name, place.step, place.group, place.sample, offset]);
   const move = (by: number) => {
     if (!page.data) return;
     const next = Math.min(page.data.tokens.length - 1, Math.max(0, (at ?? (by > 0 ? -1 : 1)) + by));
@@ -185,8 +185,8 @@ function strongest(page: RolloutPage, measure: Measure): number {
   const known = scales.get(page) ?? new Map<string, number>();
   scales.set(page, known);
   if (!known.has(measure.key)) {
-    const sizes = page.tokens.map((_, i) => Math.abs(measure.of(page, i) ?? 0)).sort((a, b) => a - b);
-    known.set(measure.key, sizes[Math.floor(0.98 * (sizes.length - 1))] || sizes.at(-1) || 0);
+    const sizes = page.tokens.flatMap((_, i) => measure.of(page, i) ?? []).map(Math.abs).sort((a, b) => a - b);
+    known.set(measure.key, sizes[Math.ceil(0.98 * (sizes.length - 1))] || sizes.at(-1) || 0);
   }
   return known.get(measure.key)!;
 }

@@ -121,7 +121,7 @@ export function TryIt({ route, run }: { route: Route; run: Run }) {
                       onFocus={() => setAt([i, k])}
                       onClick={() => setAt([i, k])}
                     >
-                      {each.end ? "end" : visible(each.text).replace(/\n/g, "↵") || "·"}
+                      {visible(each.text).replace(/\n/g, "↵") + (each.end ? "end" : "") || "·"}
                     </button>
                   ))}
                 </p>

@@ -1,7 +1,7 @@
 """Prompts given in Python: a list of texts and rows, under the checks that a file's rows get."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
+from pyarrow import parquet
 from small_runs import RL, recipe
 
 import posttrain
-from posttrain.build.rows import rows_task
+from posttrain.build.rows import data_name, rows_task
 from posttrain.build.setup import Supplied
 from posttrain.check import check_recipe
+from posttrain.data.conventions import Form, read_as
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.types import Prompt
 
@@ -35,6 +37,42 @@ class Frame:
 
     def __bool__(self) -> bool:
         raise ValueError("The truth value of a DataFrame is ambiguous")
+
+
+def _pandas(rows: list[dict[str, Any]]) -> Any:
+    return pytest.importorskip("pandas").DataFrame(rows)
+
+
+@pytest.mark.parametrize("made", [pyarrow.Table.from_pylist, _pandas])
+def test_a_null_of_a_table_is_that_of_a_file(
+    tmp_path: Path, made: Callable[[list[dict[str, Any]]], Any]
+) -> None:
+    """Every row of a table has every column: a null is a cell that is not there."""
+    chats = [
+        {"messages": [USER], "prompt": None, "answer": "5", "note": 1.5},
+        {"messages": None, "prompt": "1+1=", "answer": None, "note": None},
+    ]
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(chats), path)
+    wanted = _read("prompts", path)
+    assert wanted == [
+        {"messages": [USER], "answer": "5", "note": 1.5},
+        {"prompt": "1+1=", "note": None},
+    ]
+    assert _read("prompts", made(chats)) == wanted
+    assert _read("prompts", data_name(made(chats))) == wanted
+    task = rows_task(None, prompts=made(chats[:1]), test_prompts=made([SUM]))
+    assert [p.columns for p in task.prompts("train")] == [{"answer": "5", "note": 1.5}]
+    pairs = [
+        {"prompt": "a", "chosen": "b", "rejected": "c", "margin": 0.5},
+        {"prompt": "a", "chosen": "d", "rejected": "e", "margin": None},
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(pairs), path)
+    assert _read("preferences", data_name(made(pairs))) == _read("preferences", path)
+
+
+def _read(form: Form, source: Any) -> list[dict[str, Any]]:
+    return [row for _, _, row in read_as(form, source)]
 
 
 def shortness(completion: str) -> float:

@@ -39,7 +39,7 @@ def test_the_trial_decides_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_pat
     found = chosen(tmp_path, seconds={6: 0.4, 3: 0.1, 1: 0.2})
     assert found.number == 3
     assert str(found) == (
-        "threads: 3, by trial: a small step takes 100 ms (400 with 6, 200 with 1)"
+        "threads: 3, the fastest; a trial step took 200 ms with 1, 100 ms with 3, 400 ms with 6"
     )
     assert chosen(tmp_path, seconds={6: 0.4, 3: 0.38, 1: 0.9}).number == 6
 
@@ -151,7 +151,7 @@ def test_a_run_that_goes_on_keeps_its_threads(
         record = json.loads((tmp_path / "run" / "threads.json").read_text())
         assert record["threads"] == 1
         assert record["seconds"] == {"2": 3.0, "1": 1.0}
-        assert record["reason"] == "by trial: a small step takes 1000 ms (3000 with 2)"
+        assert record["reason"] == "the fastest; a trial step took 1000 ms with 1, 3000 ms with 2"
         monkeypatch.setattr(threads, "_trial", lambda policy, weights: slow_with_one.__getitem__)
         go(values, resume=True)
         assert torch.get_num_threads() == 2
@@ -204,7 +204,7 @@ def test_check_says_the_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         report = check_recipe(values, fast=True)
     line = next(line for line in report.lines if line.name == "threads")
     assert (line.area, line.state) == ("resources", "pass")
-    assert line.text == "2, by trial: a small step takes 1000 ms (3000 with 1)"
+    assert line.text == "2, the fastest; a trial step took 3000 ms with 1, 1000 ms with 2"
 
 
 @pytest.mark.parametrize(("given_policy", "expected"), [(None, "passive"), ("active", "active")])

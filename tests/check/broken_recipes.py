@@ -36,6 +36,9 @@ import random
 def always_one(completion):
     return 1.0
 
+def always_zero(completion):
+    return 0.0
+
 def broken(completion):
     return 1 / 0
 

@@ -277,6 +277,20 @@ def test_a_reward_of_form_alone_is_a_fine_job(folder: Path) -> None:
     assert find(report, "gold answers").state == "pass"
 
 
+def test_a_check_that_is_not_learned_from_says_nothing_of_the_signal(folder: Path) -> None:
+    """Some answers are right, by a check of weight 0: that is not why no reward differs."""
+    rewards = {"my_rewards:always_zero": 1.0, "numeric": {"weight": 0.0, "extract": "whole"}}
+    report = check_recipe({**HEALTHY, "rewards": rewards}, fast=True)
+    line = find(report, "groups with signal")
+    assert "right" in find(report, "accuracy").text
+    assert "all right" not in line.text
+    assert "all wrong" not in line.text
+    assert "every completion gets 0, though " in line.text
+    assert " are right by 'numeric', whose weight is 0" in line.text
+    assert (line.state, "the reward is constant" in line.text) == ("fail", True)
+    assert "give 'numeric' a weight" in line.fix
+
+
 def test_a_reward_that_reads_another_column_need_not_know_the_answer(folder: Path) -> None:
     """Though the file has answers, and gold ones get less than wrong ones."""
     rows = [json.loads(line) for line in Path("train.jsonl").read_text().splitlines()]

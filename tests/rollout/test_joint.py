@@ -184,3 +184,22 @@ def test_compiled_layers_choose_adapters_too() -> None:
             choice.choose(owners[rows], 3)
             found = model(input_ids=tokens[rows], use_cache=False).logits
             torch.testing.assert_close(found, expected[rows], rtol=1e-4, atol=1e-4)
+
+
+def test_weights_that_do_not_fit_are_refused_by_name_and_shape() -> None:
+    group = group_of(2)
+    own = {n: w.detach().clone() + 1 for n, w in group.model.named_parameters() if w.requires_grad}
+    group.add(0, AdapterSettings(rank=3), weights=own)
+    now = dict(group.model.named_parameters())
+    assert all(torch.equal(now[name], weight) for name, weight in own.items())
+    first, last = min(own), max(own)
+    missing = {name: weight for name, weight in own.items() if name != last}
+    shaped = {**own, first: own[first][:2]}
+    strange = {**own, "other.adapter.A": own[first]}
+    for weights, said in (
+        (missing, f"1 weights do not fit .*: {last} is missing; "),
+        (shaped, rf"{first} is \[2, 24\], not \[3, 24\]"),
+        (strange, "other.adapter.A is not in this model"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            group.add(1, AdapterSettings(rank=3), weights=weights)

@@ -18,6 +18,7 @@ from posttrain.cli.app import main
 from posttrain.config import recipe_from_dict, resolve
 from posttrain.data.preference_sets import read_labelled, read_preferences, write_preferences
 from posttrain.models.load import load_policy
+from posttrain.report import RunFacts
 from posttrain.runs import RunFolder
 
 LOSSES = ("dpo", "ipo", "kto", "orpo", "simpo")
@@ -57,6 +58,9 @@ def test_a_run_from_a_file_learns_what_is_preferred(loss: str, tmp_path: Path) -
     assert last["test/margin"] > 0.1
     assert last["test/loss"] < first["test/loss"]
     assert last["preference/accuracy"] > 0.6
+    told = [label for label in RunFacts(done.folder).measures if label.startswith("held-out pref")]
+    assert told == [f"held-out preferences in their order, of {last['test/num']:.0f}"]
+    assert last["test/num"] >= 2
     assert done.model == done.folder.stage("dpo").model
     kept = done.folder.stage("dpo").path / "reference.npy"
     assert kept.exists() == (loss in ("dpo", "ipo", "kto"))

@@ -133,6 +133,9 @@ def test_it_agrees_for_episodes_of_several_turns(algorithm: str, tmp_path: Path)
         fact["value"] for fact in page["parts"][0]["facts"] if fact["label"] == "reward R"
     )
     assert sum(fact["value"] for fact in earned) == pytest.approx(reward)
+    labels = {fact["label"]: fact["value"] for fact in page["parts"][0]["facts"]}
+    assert labels["env, weight 1"] == pytest.approx(reward)  # the environment scores,
+    assert "exact, weight 0" in labels  # and what checks answers is shown beside it
 
 
 def test_only_some_groups_are_recorded_where_a_step_has_many_tokens(tmp_path: Path) -> None:

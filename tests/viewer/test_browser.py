@@ -150,6 +150,12 @@ def test_tokens_are_coloured_by_what_is_chosen_and_show_their_numbers(
         ".token.active", "all => all.map(e => e.style.background)"
     )
     assert any("color-mix" in each for each in coloured)
+    seen.page.get_by_role("link", name="Log-prob", exact=True).click()
+    seen.page.wait_for_selector(".switch a[aria-current]:text-is('Log-prob')")
+    likely = seen.page.eval_on_selector_all(
+        ".token.active", "all => all.map(e => e.style.background)"
+    )
+    assert len(set(likely)) > 1  # of two tokens, too, the likelier one is paler
     seen.page.keyboard.press("ArrowRight")
     seen.page.wait_for_selector("aside dt:text-is('loss term ℓ')")
     seen.page.wait_for_function("document.querySelector('aside').innerText.includes('Token 1')")
@@ -182,6 +188,37 @@ def test_it_follows_a_run_that_goes_on(chromium: Any, runs: Path, tmp_path: Path
     tracker.log(8, {"reward/mean": 0.875})
     tracker.close()
     seen.reads("0.875")
+    # Nor are the numbers of a token those of when it was first asked for.
+    numbers = folder / "rl" / "tokens" / "step-000006.parquet"
+    kept = numbers.read_bytes()
+    numbers.unlink()
+    seen.open(served, "/tokens?run=live&step=6&group=0&sample=0")
+    seen.page.wait_for_selector(".switch span.off:text-is('Loss term')")
+    numbers.write_bytes(kept)
+    tracker = JsonlTracker(Stage(name="rl", folder=folder / "rl", total_steps=9))
+    tracker.log(9, {"reward/mean": 0.5})
+    tracker.close()
+    seen.page.wait_for_selector(".switch a:text-is('Loss term')")
+    seen.context.close()
+    served.close()
+
+
+def test_a_run_of_several_adapters_leads_to_each(chromium: Any, runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "seeds"
+    for number in (0, 1):
+        shutil.copytree(runs / "first", folder / "adapters" / str(number))
+    for name in ("run.json", "config.json"):
+        shutil.copy(runs / "first" / name, folder / name)
+    served = Served(folder)
+    seen = Seen(chromium)
+    seen.enter(served)
+    seen.reads("seeds trained 2 adapters on one base")
+    seen.page.get_by_role("link", name="all over each other").click()
+    seen.reads("seeds/adapters/0", "seeds/adapters/1", "The runs have the same settings.")
+    seen.open(served, "/groups?run=seeds")
+    seen.page.get_by_role("link", name="seeds/adapters/1").click()
+    seen.reads("Healthy:")
+    assert seen.errors == []
     seen.context.close()
     served.close()
 

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
+import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
 from viewed_runs import TOKEN, Served
 
+from posttrain.runs import Filter
+from posttrain.runs.rollouts import SCHEMA
+from posttrain.viewer import shelf as shelf_module
 from posttrain.viewer.page_answers import ANSWERS
-from posttrain.viewer.shelf import Shelf, ShownRun, check_run
+from posttrain.viewer.rollout import explain_rollout, rollout_page
+from posttrain.viewer.shelf import NotRecordedError, Shelf, ShownRun, check_run
+from posttrain.viewer.trying import Loaded, sample
 
 pytest.importorskip("fastapi")
 
@@ -193,6 +208,64 @@ def test_a_model_answers_token_by_token(served: Served) -> None:
         assert ask(served, "/api/try", data=data)[0] in (404, 422), wrong
 
 
+def test_a_character_of_several_tokens_comes_whole() -> None:
+    """The bytes of é and of an emoji are tokens of their own; one is left unfinished at the end."""
+    said = "aé🙂b".encode() + "é".encode()[:1]
+
+    class Model:
+        device = "cpu"
+        config = SimpleNamespace(get_text_config=lambda: SimpleNamespace())
+
+        def __call__(self, input_ids: Any, **given: Any) -> Any:
+            place = given["past_key_values"] or 0
+            logits = torch.zeros(len(input_ids), 1, 300)
+            logits[:, -1, said[place]] = 100.0
+            return SimpleNamespace(logits=logits, past_key_values=place + 1)
+
+    def decode(tokens: list[int], **given: Any) -> str:
+        return bytes(tokens).decode(errors="replace")
+
+    template = SimpleNamespace(
+        render=lambda prompt: replace(prompt, tokens=(1,)),
+        decode=decode,
+        tokenizer=SimpleNamespace(decode=decode),
+    )
+    loaded = Loaded(Path(), SimpleNamespace(model=Model(), end_tokens=(299,)), template)
+    events = sample(
+        loaded, prompt="?", samples=1, max_new_tokens=len(said), seed=0, temperature=0.0
+    )
+    texts = [event["text"] for event in events if "sample" in event]
+    assert texts == ["a", "", "é", "", "", "", "🙂", "b", "\ufffd"]
+
+
+def test_the_page_is_answered_while_a_model_is_made_ready(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first trial imports torch, which takes seconds: others must not wait for it."""
+    answered, waited = threading.Event(), []
+
+    class Slow:
+        def __init__(self) -> None:
+            waited.append(answered.wait(20))
+
+        def answer(self, *given: Any) -> Iterator[dict[str, Any]]:
+            return iter([{"done": True}])
+
+    monkeypatch.setattr("posttrain.viewer.trying.Answering", Slow)
+    other = Served(served.folder)
+    try:
+        asked = json.dumps({"run": "first", "prompt": "1"}).encode()
+        with ThreadPoolExecutor(1) as pool:
+            trial = pool.submit(ask, other, "/api/try", data=asked)
+            assert ask(other, "/api/settings?run=first")[0] == 200
+            answered.set()
+            assert trial.result()[0] == 200
+        assert waited == [True]
+        assert ask(other, "/api/try", data=b'{"prompt": "' + b"a" * 200_000 + b'"}')[0] == 422
+    finally:
+        other.close()
+
+
 def test_a_run_that_cannot_be_read_says_so_and_others_are_shown(hostile: Path) -> None:
     (hostile / "rl" / "metrics.jsonl").write_text("no\n")
     other = hostile.parent / "empty"
@@ -202,6 +275,113 @@ def test_a_run_that_cannot_be_read_says_so_and_others_are_shown(hostile: Path) -
     assert rows["hostile"]["state"] == "broken"
     assert "expected" in rows["hostile"]["problem"]
     assert rows["empty"]["state"] == "broken"
+
+
+def test_numbers_of_tokens_are_those_that_the_folder_has_now(runs: Path, tmp_path: Path) -> None:
+    """A live page may ask before a step is written; a run that goes on may write it again."""
+    folder = tmp_path / "live"
+    shutil.copytree(runs / "first", folder)
+    tokens = folder / "rl" / "tokens"
+    other = (tokens / "step-000003.parquet").read_bytes()
+    (tokens / "step-000002.parquet").rename(tmp_path / "later")
+    shelf, asked = Shelf([folder]), {"run": "live", "step": "2", "group": "1", "sample": "0"}
+    place = {"step": 2, "group": 1, "sample": 0}
+    shown = shelf.get("live")
+
+    def is_told() -> tuple[int | None, bool, float | None]:
+        found = rollout_page(shown, **place)
+        try:
+            explained = ANSWERS["explain"](shelf, asked)
+        except NotRecordedError:
+            return found["optimiser_step"], "advantages" in found["columns"], None
+        return found["optimiser_step"], "advantages" in found["columns"], explained["differs"]
+
+    assert is_told() == (None, False, None)
+    (tmp_path / "later").rename(tokens / "step-000002.parquet")
+    _, has, differs = is_told()
+    assert has
+    assert differs["advantage"] < 1e-6
+    replaced = tmp_path / "replaced"
+    replaced.write_bytes(other)
+    replaced.rename(tokens / "step-000002.parquet")  # as if from here on the run were another
+    assert shown.tokens(2).facts["step"] == 2  # what the state was before step 3
+
+
+def test_numbers_that_do_not_fit_their_rollout_are_not_shown(runs: Path, tmp_path: Path) -> None:
+    """Between the moment that a step's rollouts are written again and that of its tokens."""
+    folder = tmp_path / "live"
+    shutil.copytree(runs / "first", folder)
+    shown = ShownRun("live", folder)
+    rows = shown.rollouts().page(Filter(first_step=2, last_step=2), columns=SCHEMA.names).rows
+    path = folder / "rl" / "rollouts" / "step-000002.parquet"
+    for row in rows:
+        for name in ("completion_tokens", "sampler_logprobs"):
+            row[name] = [*row[name], row[name][-1]]
+        row["parts"] = list(row["parts"].items())
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path)
+    shown = ShownRun("live", folder)
+    assert list(rollout_page(shown, step=2, group=1, sample=0)["columns"]) == ["sampler"]
+    with pytest.raises(NotRecordedError, match="being written"):
+        explain_rollout(shown, step=2, group=1, sample=0)
+
+
+def test_runs_beyond_the_latest_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelf_module, "MAX_RUNS", 3)
+    for number in range(5):
+        folder = tmp_path / "runs" / f"run{number}"
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(json.dumps({"layout": 1}))
+        os.utime(folder / "run.json", (number, number))
+    found = ANSWERS["runs"](Shelf([tmp_path / "runs"]), {})
+    assert [run["name"] for run in found["runs"]] == ["run2", "run3", "run4"]  # the latest
+    assert found["left_out"] == 2
+
+
+def test_many_ask_at_once_for_runs_that_have_just_appeared(tmp_path: Path) -> None:
+    """Two requests that look together must not give one run two names, or break each other."""
+    for number in range(60):
+        (tmp_path / f"{number}" / "x").mkdir(parents=True)
+    shelf = Shelf([tmp_path])
+    for number in range(60):
+        (tmp_path / f"{number}" / "x" / "run.json").write_text(json.dumps({"layout": 1}))
+    old = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            found = [each.result() for each in [pool.submit(shelf.look) for _ in range(16)]]
+    finally:
+        sys.setswitchinterval(old)
+    for each in found:
+        assert len({run.folder for run in each}) == len({run.name for run in each}) == 60
+
+
+def test_an_adapter_is_named_with_its_run(tmp_path: Path) -> None:
+    names = ["a", "b"]
+    names += [f"{run}/adapters/{number}" for run in ("a", "b") for number in (0, 2, 10)]
+    for name in names:
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.json").write_text(json.dumps({"layout": 1}))
+    wanted = ["a", *(f"a/adapters/{number}" for number in (0, 2, 10))]
+    assert [run.name for run in Shelf([tmp_path / "runs" / "a"]).look()] == wanted
+    wanted += [name.replace("a", "b", 1) for name in wanted]
+    assert [run.name for run in Shelf([tmp_path / "runs"]).look()] == wanted
+    alone = Shelf([tmp_path / "runs" / "a" / "adapters" / "2"]).look()
+    assert [run.name for run in alone] == ["a/adapters/2"]
+
+
+def test_runs_that_cannot_be_compared_say_why(runs: Path, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        shutil.copytree(runs / name, tmp_path / name)
+    shelf, asked = Shelf([tmp_path]), {"run": "first", "other": "second"}
+    problems = tmp_path / "second" / "eval" / "problems.jsonl"
+    rows = [json.loads(line) for line in problems.read_text().splitlines()]
+    problems.write_text("".join(json.dumps({**r, "id": f"x{r['id']}"}) + "\n" for r in rows))
+    assert "on other problems" in ANSWERS["compare"](shelf, asked)["missing"]
+    problems.unlink()
+    assert "second has no evaluation" in ANSWERS["compare"](shelf, asked)["missing"]
 
 
 def test_two_folders_of_one_name_are_two_runs(hostile: Path, tmp_path: Path) -> None:

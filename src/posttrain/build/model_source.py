@@ -13,6 +13,7 @@ from posttrain.build.setup import of_any_model
 from posttrain.build.several.sweep import FOLDER
 from posttrain.build.start_folder import as_recorded
 from posttrain.config import Recipe, Resolved, recipe_from_dict
+from posttrain.config.paths import model_paths
 from posttrain.config.read import parse_overrides, read_values
 from posttrain.config.specs import MODEL_REWARD, OWN_STAGE
 from posttrain.models import save
@@ -175,17 +176,7 @@ def _what(value: object) -> str:
 
 def check_models(recipe: Resolved) -> None:
     """Verify what a recipe takes from run folders: its model, a backbone, reward models."""
-    named = [recipe.model.name, recipe.rewards.get(MODEL_REWARD)]
-    if "prefer" in recipe.stages:
-        named.append(recipe.prefer.rewards.get(MODEL_REWARD))
-    if "reward" in recipe.stages:
-        named.append(recipe.reward.backbone)
-    if "rl" in recipe.stages and recipe.rl.critic is not None:
-        named.append(recipe.rl.critic.source)
-    if "rl" in recipe.stages and recipe.teacher is not None:
-        named.append(recipe.teacher.model)
-    paths = [given.get("path") if isinstance(given, Mapping) else given for given in named]
-    for path in dict.fromkeys(path for path in paths if isinstance(path, str)):
+    for path in dict.fromkeys(model_paths(recipe).values()):
         check_model(path)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from posttrain.config import Resolved
 from posttrain.config.paths import WORDS
 from posttrain.data.conventions import Form, understood
-from posttrain.data.row_objects import hand_over, row_list
+from posttrain.data.row_objects import hand_over, is_columnar, row_list
 from posttrain.protocols import Split, Task
 from posttrain.tasks import PromptTask, make_task
 from posttrain.tasks.prompt_file import (
@@ -66,7 +66,10 @@ def _kept(rows: Any, *, name: str) -> Any:
     """A path or a ``Dataset`` as it is; other rows as a list, for they are read twice."""
     if isinstance(rows, str | Path) or hasattr(rows, "column_names"):
         return rows
-    return [] if rows is None else list(row_list(rows, name=name))
+    if rows is None:
+        return []
+    found = row_list(rows, name=name)
+    return found if is_columnar(found) else list(found)
 
 
 def _prompts(split: Split, rows: Any, *, name: str) -> tuple[Prompt, ...]:

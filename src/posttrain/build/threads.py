@@ -112,12 +112,13 @@ def choose_threads(recipe: Recipe, policy: Policy, *, measure: Measure | None = 
     with phase("trying how many threads are fastest"), torch.random.fork_rng(devices=[]):
         seconds = try_each(counts, measure or _trial(policy, weights))
     chosen = pick(seconds)
-    others = ", ".join(
-        f"{1000 * seconds[count]:.0f} with {count}" for count in counts if count != chosen
-    )
+    tried = ", ".join(f"{1000 * seconds[count]:.0f} ms with {count}" for count in sorted(counts))
+    why = "the fastest"
+    if seconds[chosen] > min(seconds.values()):
+        why = "as torch chooses, for fewer are not much faster"
     return Threads(
         number=chosen,
-        reason=f"by trial: a small step takes {1000 * seconds[chosen]:.0f} ms ({others})",
+        reason=f"{why}; a trial step took {tried}",
         seconds=seconds,
         worth_saying=True,
     )

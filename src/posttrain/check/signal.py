@@ -141,7 +141,8 @@ def compare_groups(bench: Bench) -> Verdict:
         if constant is None:
             return Verdict("warn", text, fix)
         text += f"; gold, wrong and empty answers get {constant:g} too: the reward is constant"
-        return Verdict("fail", text, "mend the reward: there is nothing that it tells apart")
+        also = f", or {_weigh(bench.setup.marks)}" if bench.setup.marks.only_shown else ""
+        return Verdict("fail", text, f"mend the reward: there is nothing that it tells apart{also}")
     fix = (
         "most of the time is wasted: set rl.dynamic_sampling, raise rl.group_size, or take "
         "prompts of a difficulty that fits"
@@ -178,6 +179,14 @@ def _nothing(bench: Bench) -> tuple[str, str]:
         why = f"every episode scores {values.pop():g}" if len(values) == 1 else why
         fix = f"take an easier task, {_warmer(bench)}, let the environment give partial credit, or "
         fix = bench.usual_first(fix + "raise rl.group_size or rl.temperature", of=SAMPLING)
+    elif marks.only_shown and not (alike and many):
+        values = {score.value for score in scores(rollouts)}
+        why = "a prompt's completions all get the same reward"
+        why = f"every completion gets {values.pop():g}" if len(values) == 1 else why
+        shown = f"{right} of {len(rollouts)} are right by {marks.check!r}, whose weight is 0"
+        why += f", though {shown}" if right else ""
+        fix = f"{_weigh(marks)}, {_warmer(bench)}, or let a reward give partial credit"
+        fix = bench.usual_first(fix, of=SAMPLING)
     elif right == len(rollouts):
         why, fix = "all right", f"take a harder task, or {full}"
     elif all(is_right(rollout, replace(marks, check="")) for rollout in rollouts):
@@ -194,6 +203,10 @@ def _nothing(bench: Bench) -> tuple[str, str]:
             fix = "raise rl.temperature or rl.group_size, or take prompts in between"
         fix = bench.usual_first(fix, of=SAMPLING)
     return f"nothing to learn from: 100 % of {len(groups)} groups agree ({why})", fix
+
+
+def _weigh(marks: Marks) -> str:
+    return f"give {marks.check!r} a weight in [rewards], so that it is learned from"
 
 
 def measure_length(bench: Bench) -> Verdict:

@@ -15,6 +15,7 @@ from posttrain.config import ConfigError, Recipe, recipe_from_dict
 from posttrain.config.read import parse_overrides, parse_value
 from posttrain.config.specs import complete_task
 from posttrain.config.toml import value_text
+from posttrain.model_paths import check_source
 from posttrain.track.printable import command_line, printable
 
 _NOT_ASKED = ("sft", "prefer", "reward", "dpo", "rl")
@@ -81,6 +82,13 @@ def check_typed(task: str | None, overrides: Sequence[str]) -> None:
         )
 
 
+def check_given(model: str) -> None:
+    """Refuse what is neither a recipe, nor in a run, nor a model, before torch is loaded."""
+    path = Path(model).expanduser()
+    if path.suffix != ".toml" and not (path / "run.json").is_file():
+        check_source(model)
+
+
 def stopping(texts: Sequence[str] | None) -> list[str]:
     """``--stop TEXT --stop TEXT`` as the override that it is."""
     try:
@@ -111,6 +119,7 @@ def check_arguments(arguments: Sequence[str], options: Collection[str]) -> None:
 
 def generated_texts(model: str, prompt: str, **options: Any) -> list[str]:
     """What a model answers, all turns where it has several; options as of ``generate_from``."""
+    check_given(model)
     with loading():
         from posttrain.build.model_source import find_source
         from posttrain.report.episode_text import transcript

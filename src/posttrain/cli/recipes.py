@@ -10,7 +10,7 @@ from typing import Any, Literal
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from posttrain.cli.eval_arguments import check_typed, evaluation_recipe
+from posttrain.cli.eval_arguments import check_given, check_typed, evaluation_recipe
 from posttrain.cli.loading import loading
 from posttrain.config import (
     Recipe,
@@ -21,6 +21,7 @@ from posttrain.config import (
     render_dry_run,
     resolve,
 )
+from posttrain.config.paths import check_model_paths
 from posttrain.config.read import parse_overrides
 from posttrain.track.safe_terminal import Terminal
 
@@ -44,6 +45,7 @@ def run_recipe(
     if dry_run:
         Terminal().print(render_dry_run(recipe), highlight=False, soft_wrap=True)
         return
+    check_model_paths(recipe)
     console = Terminal()
     with loading(console):  # mistakes in the recipe are reported before large libraries are loaded
         resolved = resolve(recipe)
@@ -88,6 +90,7 @@ def evaluate_model(
 ) -> None:
     """Evaluate a model, a run or a recipe; print the estimates and ``show`` of the answers."""
     check_typed(task, overrides)
+    check_given(model)
     with loading():  # mistakes in what was typed are reported before large libraries are loaded
         from posttrain.report import HeldOut, render_evaluation
         from posttrain.stages.eval import evaluate_recipe

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from posttrain.model_paths import check_source
+
 _NAMED = (
     ("model", "name"),
     ("sft", "data"),
@@ -26,6 +28,7 @@ _NAMED = (
 )
 # Keys of [rl] that may name a function of a module.
 PIECES = ("advantage", "loss", "weights", "correction", "engine")
+_MODEL = "model"  # the reward that is a reward model
 WORDS = ("tiny", "task", "prefer", "policy", "reward")  # values of path keys that name no file
 
 
@@ -51,6 +54,32 @@ def beside_recipe(values: dict[str, Any], folder: Path) -> list[str]:
     if modules:
         import_from(here, folder)
     return notes
+
+
+def model_paths(recipe: Any) -> dict[str, str]:
+    """The models that the stages of a recipe begin with, by the keys that name them."""
+    named = {"model": recipe.model.name, "rewards.model": recipe.rewards.get(_MODEL)}
+    if "prefer" in recipe.stages:
+        named["prefer.rewards.model"] = recipe.prefer.rewards.get(_MODEL)
+    if "reward" in recipe.stages:
+        named["reward.backbone"] = recipe.reward.backbone
+    if "rl" in recipe.stages and recipe.rl.critic is not None:
+        named["rl.critic.source"] = recipe.rl.critic.source
+    if "rl" in recipe.stages and recipe.teacher is not None:
+        named["teacher.model"] = recipe.teacher.model
+    paths = {
+        key: each.get("path") if isinstance(each, Mapping) else each for key, each in named.items()
+    }
+    return {key: path for key, path in paths.items() if isinstance(path, str)}
+
+
+def check_model_paths(recipe: Any) -> None:
+    """Raise where a new run would begin with a model that is not there, or is none."""
+    if (Path(recipe.run.folder) / "run.json").exists():
+        return  # of a run that goes on, a base may be gone that it needs no more
+    for key, path in model_paths(recipe).items():
+        if path not in (*WORDS, ""):
+            check_source(path, kind=key)
 
 
 def import_from(*folders: Path, before: Path | None = None) -> None:

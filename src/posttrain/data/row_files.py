@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.data.hub_rows import hub_rows, is_hub_id, split_hub_id
-from posttrain.data.row_objects import HANDED_OVER, LOOKED_AT, handed_over, object_rows
+from posttrain.data.row_objects import (
+    HANDED_OVER,
+    LOOKED_AT,
+    handed_over,
+    is_columnar,
+    object_rows,
+)
 from posttrain.registry import nearest
 
 MAX_LINE_BYTES = 64 * 2**20
@@ -70,12 +76,12 @@ def open_table(source: Any, *, name: str = "data") -> Table:
     ``name`` is what errors call an object: a list of rows, a ``datasets.Dataset``.
     """
     if not isinstance(source, str | Path):
-        columnar = hasattr(source, "column_names")  # a Dataset, or a table of pyarrow
         rows = object_rows(source, name=name)
-        return Table(name=name, rows=rows, at="[{}]", columnar=columnar)
+        return Table(name=name, rows=rows, at="[{}]", columnar=is_columnar(source))
     text, path = str(source), Path(source).expanduser()
     if text.startswith(HANDED_OVER):
-        return Table(name=name, rows=handed_over(text), at="[{}]")
+        handed, columnar = handed_over(text)
+        return Table(name=name, rows=handed, at="[{}]", columnar=columnar)
     if path.is_dir():
         return _folder(path)
     if path.is_file():

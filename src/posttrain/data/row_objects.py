@@ -16,7 +16,11 @@ LOOKED_AT = (
     "answer", "completion", "response", "output", "chosen", "rejected", "ranked", "completions",
     "responses", "score", "scores", "label", "margin",
 )  # fmt: skip
-_handed: dict[str, list[dict[str, Any]]] = {}
+_handed: dict[str, tuple[list[dict[str, Any]], bool]] = {}
+
+
+class Cells(list[dict[str, Any]]):
+    """The rows of a table: each has every column, and a null is a cell that is not there."""
 
 
 def object_rows(rows: Any, *, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -27,31 +31,41 @@ def object_rows(rows: Any, *, name: str) -> Iterator[tuple[int, dict[str, Any]]]
 
 def hand_over(rows: Any, *, name: str) -> str:
     """A name for rows by which ``open_table`` finds them in this process: of a digest of them."""
-    read = [row for _, row in object_rows(rows, name=name)]
+    read, columnar = [row for _, row in object_rows(rows, name=name)], is_columnar(rows)
     if not read:
         raise ValueError(f"{name}: holds no rows; give at least one")
-    digest = hashlib.sha256(json.dumps(read, default=repr, sort_keys=True).encode())
-    key = HANDED_OVER + digest.hexdigest()[:16]
-    _handed[key] = read
+    text = json.dumps(read, default=repr, sort_keys=True) + "columnar" * columnar
+    key = HANDED_OVER + hashlib.sha256(text.encode()).hexdigest()[:16]
+    _handed[key] = read, columnar
     return key
 
 
-def handed_over(key: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a name that :func:`hand_over` gave."""
+def handed_over(key: str) -> tuple[Iterator[tuple[int, dict[str, Any]]], bool]:
+    """The rows of a name that :func:`hand_over` gave, and whether they were those of a table."""
     if key not in _handed:
         raise ValueError(
             f"{key}: rows that were handed over from Python, which no folder can hold; call the "
             "same function with the same rows again (resume=True goes on with a run)"
         )
-    return enumerate(dict(row) for row in _handed[key])
+    rows, columnar = _handed[key]
+    return enumerate(dict(row) for row in rows), columnar
+
+
+def is_columnar(rows: Any) -> bool:
+    """Whether rows are those of a table: of pyarrow, of pandas, or a ``datasets.Dataset``."""
+    return isinstance(rows, Cells) or hasattr(rows, "column_names") or _is_frame(rows)
+
+
+def _is_frame(rows: Any) -> bool:
+    return hasattr(rows, "to_dict") and hasattr(rows, "columns")
 
 
 def row_list(rows: Any, *, name: str) -> Iterable[Any]:
     """Rows one by one; a table by column would yield its column names, and is turned."""
     if hasattr(rows, "to_pylist"):  # of pyarrow
         rows = rows.to_pylist()
-    elif hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # of pandas
-        rows = rows.to_dict("records")
+    elif _is_frame(rows):  # of pandas, where a cell that is not there may be NaN, NaT, NA or None
+        rows = Cells(rows.astype(object).where(rows.notna(), None).to_dict("records"))
     if isinstance(rows, Mapping) and hasattr(rows, "column_names"):  # a DatasetDict
         splits = ", ".join(f'["{split}"]' for split in rows)
         raise ValueError(f"{name}: holds the splits of a data set; give one of them: {splits}")

@@ -131,11 +131,29 @@ class AdapterGroup:
         if seed is not None:
             draw_adapters(self.model, seed=seed)
         if weights is not None:
-            own = {n: w.detach() for n, w in self.model.named_parameters() if n in weights}
-            self._copy([weights[name] for name in own], list(own.values()))
+            self._load(weights)
         self._kept[member] = [weight.clone() for weight in self._weights]
         self.scales[member] = settings.scale
         self.put(member)
+
+    def _load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take weights over by name: exactly those that the adapters of this model have."""
+        inside = {id(w) for each in self._adapters for w in (each.A, each.B)}
+        own = {n: w.detach() for n, w in self.model.named_parameters() if id(w) in inside}
+        wrong = [f"{name} is not in this model" for name in weights.keys() - own.keys()]
+        wrong += [f"{name} is missing" for name in own.keys() - weights.keys()]
+        wrong += [
+            f"{name} is {list(weights[name].shape)}, not {list(own[name].shape)}"
+            for name in own.keys() & weights.keys()
+            if weights[name].shape != own[name].shape
+        ]
+        if wrong:
+            raise ValueError(
+                f"adapter: {len(wrong)} weights do not fit the adapters of this run: "
+                f"{'; '.join(sorted(wrong)[:3])}; all adapters of a run have the same rank and "
+                "layers: give those that one run made, or train each by itself"
+            )
+        self._copy([weights[name] for name in own], list(own.values()))
 
     def put(self, member: int) -> None:
         """Let the model have this adapter, as it last was."""

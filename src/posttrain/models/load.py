@@ -5,7 +5,6 @@ Nothing that a model folder holds is ever executed: no code of its own, and no p
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from transformers import (
 )
 
 from posttrain import registry
+from posttrain.model_paths import check_gguf_name, check_hub_name
 from posttrain.models.adapters import AdapterSettings, load_adapters
 from posttrain.models.files.adapter_folder import holds_adapter, read_adapter
 from posttrain.models.files.damaged import check_finite, check_fit, explained
@@ -40,7 +40,6 @@ _DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def load_policy(
         registry.check_options(build_tiny, options, kind="model 'tiny'")
         model, tokenizer = build_tiny(**{"seed": seed, **options})
     elif path.is_file():
-        _check_gguf_name(path)
+        check_gguf_name(path)
         given = _local_options(path, options)
         with explained(str(path), kind="model"):
             model, tokenizer = read_gguf(path, dtype=precision, **given)
@@ -101,7 +100,7 @@ def load_policy(
         with without_bars(), explained(str(path), kind="model"):
             model, tokenizer = _from_pretrained(str(path), dtype=precision, options=given)
     else:
-        _check_hub_name(source, path)
+        check_hub_name(source, path)
         registry.check_options(_hub_options, options, kind=f"model {source!r}")
         given = _hub_options(**options)
         model, tokenizer = _from_hub(source, dtype=precision, options=given)
@@ -166,34 +165,6 @@ def _device(name: str) -> torch.device:
             "or install a CUDA build of torch on a machine with a GPU"
         )
     return torch.device(name)
-
-
-def _check_gguf_name(path: Path) -> None:
-    if path.suffix.lower() != ".gguf":
-        raise ValueError(
-            f"model: {str(path)!r} is a file, but not a .gguf file; give the folder that holds "
-            "config.json and the weights"
-        )
-
-
-def _check_hub_name(source: str, path: Path) -> None:
-    """Raise where a name that is no path here is more likely a mistyped path than a hub name."""
-    folder, name = path.parent, path.name
-    if _HUB_NAME.fullmatch(source) and path.suffix != ".gguf":
-        if len(path.parts) == 1 or not folder.is_dir():
-            return
-        raise ValueError(
-            f"model: there is no {name!r} in the folder {str(folder)!r}; {_known(folder, name)}. "
-            f"The hub is not asked for {source!r} while a folder of that name is here"
-        )
-    if not folder.is_dir():
-        raise ValueError(f"model: there is no {name!r}, and no folder {str(folder)!r} for it")
-    raise ValueError(f"model: there is no {name!r} in {str(folder)!r}; {_known(folder, name)}")
-
-
-def _known(folder: Path, name: str) -> str:
-    beside = [child.name for child in folder.iterdir()]
-    return registry.did_you_mean(name, beside, most=registry.FILES)
 
 
 def _from_hub(

@@ -197,7 +197,7 @@ def objective(loss: Loss) -> Objective:
 
 
 def held_out(preferences: Preferences, learner: Learner, *, loss: Loss) -> Mapping[str, float]:
-    """Loss, accuracy and margin of sets that are not learned from: means over the sets."""
+    """Loss, accuracy and margin of sets that are not learned from, means over them; how many."""
     sums = {"test/loss": 0.0, "test/accuracy": 0.0, "test/margin": 0.0}
     count, divergence = len(preferences.sets), None
     if preferences.strangers is not None:
@@ -209,4 +209,4 @@ def held_out(preferences: Preferences, learner: Learner, *, loss: Loss) -> Mappi
         found = {"loss": terms.loss, **terms.weighted}
         for name, value in found.items():  # one number a set, and zeros
             sums[f"test/{name.rpartition('/')[2]}"] += float(value.sum()) / count
-    return sums
+    return {**sums, "test/num": float(count)}

@@ -79,7 +79,9 @@ class RunFacts:
         if reward is not None:
             found[f"training reward, {over_steps(reward.num)}"] = reward[:2]
         if right := series(self.records("dpo"), "test/accuracy"):
-            found["held-out preferences in their order"] = (right[0], right[-1])
+            count = series(self.records("dpo"), "test/num")
+            of = f", of {count[-1]:,.0f}" if count else ""
+            found[f"held-out preferences in their order{of}"] = (right[0], right[-1])
         return found
 
     @cached_property

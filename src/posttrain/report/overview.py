@@ -71,11 +71,16 @@ def find_runs(folder: str | Path = "runs") -> list[Path]:
         raise ValueError(f"{folder}: no such folder; name one that holds runs, or a run")
     if (folder / "run.json").exists():
         inner = (mark.parent for mark in folder.glob("adapters/*/run.json"))
-        return [folder, *sorted(inner, key=lambda path: (len(path.name), path.name))]
+        return [folder, *sorted(inner, key=_counted)]
     marks = (
         mark for depth in range(1, DEPTH + 1) for mark in folder.glob("*/" * depth + "run.json")
     )
-    return sorted(mark.parent for mark in marks)
+    return sorted((mark.parent for mark in marks), key=_counted)
+
+
+def _counted(path: Path) -> list[tuple[int, str]]:
+    """An order in which 10 comes after 9."""
+    return [(int(part) if part.isdecimal() else -1, part) for part in path.parts]
 
 
 def overview(path: str | Path, facts: RunFacts | None = None) -> Overview:

@@ -60,6 +60,7 @@ class Rollouts:
             raise ValueError(f"{folder}: no such folder; expected a stage's, like RUN/rl")
         self._lock = threading.RLock()
         self._answers: dict[Filter, np.ndarray] = {}
+        self.version = 0  # another one whenever what it holds has changed
         self._use(load_index(self.folder))
         self._unsaved = 0
         self.refresh()
@@ -158,6 +159,7 @@ class Rollouts:
     def _use(self, index: Index) -> None:
         counts = [file.num_rows for file in index.files]
         self._index = index
+        self.version += 1
         self._answers.clear()
         self._steps = np.array([file.step for file in index.files], dtype=np.int64)
         self._offsets = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from posttrain.build.setup import Supplied
 from posttrain.config import Recipe, resolve
+from posttrain.config.paths import check_model_paths
 from posttrain.config.recipe_rules import trains_several
 from posttrain.stages.guards import guarded
 from posttrain.stages.results import Run
@@ -38,6 +39,7 @@ def run(
     """
     supplied, console = supplied or Supplied(), console or Terminal()
     resolved = resolve(recipe, supplied=supplied)
+    check_model_paths(resolved)
     work = run_together if trains_several(resolved) else run_one
     with showing(console), guarded(resolved):
         return work(

@@ -36,6 +36,11 @@ class Marks:
             return (self.check,)
         return tuple(sorted(n for n, w in self.weights.items() if w > 0 and n in self.full))
 
+    @property
+    def only_shown(self) -> bool:
+        """Whether the check of answers has no weight: what is learned is something else."""
+        return bool(self.check) and not self.weights.get(self.check)
+
     def metric_name(self, name: str) -> str:
         """The metric name of the share of answers with full marks of a counted reward."""
         return "accuracy" if self.check else f"full_marks/{name}"

@@ -24,6 +24,7 @@ from posttrain.viewer.recomputed import Computed
 AGREES = 1e-6
 _EQUATION = re.compile(r"``([^`]*[=←][^`]*)``", re.DOTALL)
 _LOW, _HIGH = "clip_low", "clip_high"
+_ENV = "env"  # the part that is an environment's score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +82,11 @@ def equation_of(function: Callable[..., Any]) -> str:
 
 
 def _rewards(step: Computed, rollout: Explained) -> dict[str, Any]:
-    own, row = rollout.own, rollout.row
+    own, row, weights = rollout.own, rollout.row, rollout.weights
+    if _ENV in own["parts"]:  # what it says is the score; the rewards are only shown beside it
+        weights = {**dict.fromkeys(weights, 0.0), _ENV: 1.0}
     facts = [
-        _fact(
-            f"{name}, weight {rollout.weights[name]:g}" if name in rollout.weights else name, value
-        )
+        _fact(f"{name}, weight {weights[name]:g}" if name in weights else name, value)
         for name, value in own["parts"].items()
     ]
     facts.append(_fact("reward R", own["reward"]))
@@ -96,7 +97,7 @@ def _rewards(step: Computed, rollout: Explained) -> dict[str, Any]:
         facts.append(_fact("R after shaping (length, end, KL)", paid))
     for number, turn in enumerate([t for t in own["turns"] or () if t["sampled"]], start=1):
         facts.append(_fact(f"earned by turn {number}", turn["reward"]))
-    several = len([weight for weight in rollout.weights.values() if weight]) > 1
+    several = len([weight for weight in weights.values() if weight]) > 1
     equation = "R = Σ weight · part" if several else ""
     return _part("Reward", equation, facts=facts, note=note)
 

@@ -25,8 +25,8 @@ _REAL = {"min_reward", "max_reward"}
 
 
 def runs(shelf: Shelf, asked: Asked) -> Any:
-    """All runs, a line each."""
-    return {"runs": [shown.row() for shown in shelf.look()]}
+    """All runs, a line each, and how many older ones are not among them."""
+    return {"runs": [shown.row() for shown in shelf.look()], "left_out": shelf.left_out}
 
 
 def charts(shelf: Shelf, asked: Asked) -> Any:
@@ -49,7 +49,7 @@ def groups(shelf: Shelf, asked: Asked) -> Any:
     """A page of groups by a filter."""
     run = _run(shelf, asked)
     store = run.rollouts()
-    made = run.fresh("groups", lambda: groups_of(store), stamp=(len(store), id(store.table)))
+    made = run.fresh("groups", lambda: groups_of(store), stamp=store.version)
     return group_page(store, made, where=filter_of(asked), **_paged(asked))
 
 
@@ -57,7 +57,7 @@ def prompts(shelf: Shelf, asked: Asked) -> Any:
     """A page of prompts."""
     run = _run(shelf, asked)
     store = run.rollouts()
-    made = run.fresh("prompts", lambda: prompts_of(store), stamp=(len(store), id(store.table)))
+    made = run.fresh("prompts", lambda: prompts_of(store), stamp=store.version)
     return prompt_page(store, made, unsolved=asked.get("unsolved") == "1", **_paged(asked))
 
 

@@ -35,6 +35,8 @@ def rollout_page(
     window = slice(offset, offset + MAX_TOKENS)
     numbers = run.tokens(step)
     kept = None if numbers is None else numbers.rows.get((group, sample))
+    if kept is not None and not fits(kept, row):
+        kept = None
     columns = {"sampler": row["sampler_logprobs"]}
     for name in LISTS:
         if kept is not None and kept[name] is not None:
@@ -110,7 +112,9 @@ def computed_step(run: ShownRun, step: int) -> Computed:
     from posttrain.viewer.recomputed import COLUMNS as ARITHMETIC
     from posttrain.viewer.recomputed import compute, section_of
 
-    numbers = run.tokens(step)
+    changed = run.folder.joinpath("config.json").stat().st_mtime_ns
+    stamp = (step, changed, run.tokens_stamp(step), run.rollouts().version)
+    numbers = run.tokens(step)  # behind the stamp: what is newer than it is read again
     if numbers is None:
         raise NotRecordedError(
             "the numbers of this run's tokens were not recorded; run.token_numbers says of how "
@@ -126,10 +130,21 @@ def computed_step(run: ShownRun, step: int) -> Computed:
         rows: list[dict[str, Any]] = []
         for start in range(0, len(positions), 1000):
             rows += store.read(positions[start : start + 1000], ARITHMETIC)
+        kept = numbers.rows
+        if not all(fits(kept[key], r) for r in rows if (key := (r["group"], r["sample"])) in kept):
+            raise NotRecordedError("this step is being written again; look again in a moment")
         return compute(rows, numbers, section=section_of(run.run.config))
 
-    changed = run.folder.joinpath("config.json").stat().st_mtime_ns
-    return run.fresh("computed", make, stamp=(step, changed))
+    return run.fresh("computed", make, stamp=stamp)
+
+
+def fits(kept: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    """Whether the numbers are of as many tokens as the rollout has.
+
+    A run that goes on from a checkpoint writes a step's rollouts again, and its numbers later.
+    """
+    lists = (kept[name] for name in LISTS if kept[name] is not None)
+    return all(len(values) == len(row["completion_tokens"]) for values in lists)
 
 
 def find_rollout(
@@ -141,7 +156,7 @@ def find_rollout(
     def read() -> list[dict[str, Any]]:
         return members(store, step=step, group=group, columns=(*COLUMNS, *_TOKENS))
 
-    found = run.fresh("members", read, stamp=(step, group, id(store.table)))
+    found = run.fresh("members", read, stamp=(step, group, store.version))
     own = next((row for row in found if row["sample"] == sample), None)
     if own is None:
         raise UnknownError(f"step {step} has no sample {sample} of group {group}")

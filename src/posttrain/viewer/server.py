@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -18,6 +19,7 @@ from urllib.parse import urlencode
 
 import uvicorn
 from fastapi import FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 
 from posttrain.report.overview import BROKEN
@@ -50,7 +52,7 @@ def make_app(
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     cookie = f"posttrain-{port}"
     hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
-    trials: list[Any] = []  # made when the first one is asked for: it takes torch, and seconds
+    trials, making = list[Any](), threading.Lock()  # made for who asks first: torch takes seconds
 
     @app.middleware("http")
     async def guard(request: Request, answer: Answer) -> Response:
@@ -68,22 +70,21 @@ def make_app(
 
     @app.post("/api/try")
     async def trying(request: Request) -> Response:
-        body = await request.body()
+        body = await _body(request)
 
         def ask() -> Iterator[dict[str, Any]]:
-            asked = json.loads(body[:MAX_BODY])
-            if not isinstance(asked, dict):
-                raise ValueError("expected a JSON object")
-            if not trials:
-                from posttrain.viewer.trying import Answering
+            asked = _object(body)
+            with making:
+                if not trials:
+                    from posttrain.viewer.trying import Answering
 
-                trials.append(Answering())
+                    trials.append(Answering())
             found: Iterator[dict[str, Any]] = trials[0].answer(
                 shelf.get(str(asked.get("run", ""))), asked
             )
             return found
 
-        return told(ask, warn=warn)
+        return await run_in_threadpool(told, ask, warn=warn)  # others are answered meanwhile
 
     @app.get("/{path:path}")
     def page(path: str) -> Response:
@@ -109,6 +110,23 @@ def told(ask: Callable[[], Any], *, warn: Callable[[str], None]) -> Response:
         return StreamingResponse(_lines(content), media_type="application/x-ndjson")
     text = json.dumps(finite(content), allow_nan=False, separators=(",", ":"))
     return Response(text, media_type="application/json")
+
+
+async def _body(request: Request) -> bytes:
+    """What was sent, a byte more than the limit at most."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part[: MAX_BODY + 1 - len(body)]
+    return bytes(body)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    if len(body) > MAX_BODY:
+        raise ValueError(f"expected at most {MAX_BODY:,} bytes")
+    asked = json.loads(body)
+    if not isinstance(asked, dict):
+        raise ValueError("expected a JSON object")
+    return asked
 
 
 def _error(text: str, status: int) -> Response:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from posttrain.data.token_texts import FILE_NAME as TOKENIZER
 from posttrain.data.token_texts import TokenTexts
 from posttrain.report import RunFacts, find_runs, overview
-from posttrain.runs import Rollouts, RunFolder
+from posttrain.runs import Rollouts, RunFolder, rollout_file
 from posttrain.runs.token_numbers import TokenNumbers, read_tokens
 
 Value = TypeVar("Value")
@@ -43,7 +43,7 @@ class ShownRun:
     folder: Path
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     _known: dict[str, tuple[Any, Any]] = field(default_factory=dict, repr=False)
-    _tokens: dict[int, TokenNumbers | None] = field(default_factory=dict, repr=False)
+    _tokens: dict[int, tuple[Stamp, TokenNumbers | None]] = field(default_factory=dict, repr=False)
 
     @property
     def run(self) -> RunFolder:
@@ -100,17 +100,23 @@ class ShownRun:
         return found
 
     def tokens(self, step: int) -> TokenNumbers | None:
-        """What each token of a step came to, where it was recorded."""
+        """What each token of a step came to, where it was recorded; read again once it changes."""
         folder = self.folder / "rl" / "tokens"
         if not folder.is_dir():
             return None
         with self._lock:
-            if step not in self._tokens:
+            stamp = self.tokens_stamp(step)
+            if self._tokens.get(step, (None, None))[0] != stamp:
                 check_links(folder, self.folder)
+                self._tokens.pop(step, None)
                 if len(self._tokens) >= _CACHED_STEPS:
                     self._tokens.pop(next(iter(self._tokens)))
-                self._tokens[step] = read_tokens(folder, step)
-            return self._tokens[step]
+                self._tokens[step] = (stamp, read_tokens(folder, step))
+            return self._tokens[step][1]
+
+    def tokens_stamp(self, step: int) -> Stamp:
+        """Changes when the numbers of a step's tokens are written, or written again."""
+        return tuple(_file_stamps([rollout_file(self.folder / "rl" / "tokens", step)], self.folder))
 
     def texts(self) -> TokenTexts | None:
         """Its tokenizer; None where the folder has none."""
@@ -149,18 +155,27 @@ class Shelf:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = list(folders)
-        self._shown: dict[str, ShownRun] = {}
+        self._lock = threading.Lock()  # requests come in threads
+        self._shown: dict[str, ShownRun] = {}  # a name stays that of its folder
+        self.left_out = 0
         self.look()
 
     def look(self) -> list[ShownRun]:
-        """All runs; those that have appeared since are among them."""
-        paths = [path for folder in self._folders for path in find_runs(folder)]
-        known = {shown.folder: shown for shown in self._shown.values()}
-        for path in list(dict.fromkeys(p.resolve() for p in paths))[:MAX_RUNS]:
-            if path not in known:
-                name = _free(path.name or "run", self._shown)
-                self._shown[name] = ShownRun(name, path)
-        return list(self._shown.values())
+        """All runs, or the latest; those that have appeared since are among them.
+
+        ``left_out`` is how many runs there are beyond them.
+        """
+        with self._lock:
+            found = [path.resolve() for folder in self._folders for path in find_runs(folder)]
+            paths = list(dict.fromkeys(found))
+            latest = set(sorted(paths, key=_begun)[-MAX_RUNS:])
+            self.left_out = len(paths) - len(latest)
+            known = {shown.folder: shown for shown in self._shown.values()}
+            for path in paths:
+                if path in latest and path not in known:
+                    name = _free(_name(path), self._shown)
+                    known[path] = self._shown[name] = ShownRun(name, path)
+            return [known[path] for path in paths if path in latest]
 
     def get(self, name: str) -> ShownRun:
         """The run of a name."""
@@ -190,12 +205,32 @@ def check_run(folder: Path) -> None:
 
 
 def _stamps(folder: Path) -> Iterator[tuple[str, int, int]]:
-    for path in sorted((*folder.glob("*.json*"), *folder.glob("*/*.json*"))):
+    yield from _file_stamps(sorted((*folder.glob("*.json*"), *folder.glob("*/*.json*"))), folder)
+
+
+def _file_stamps(paths: Sequence[Path], folder: Path) -> Iterator[tuple[str, int, int]]:
+    for path in paths:
         try:
             found = path.stat()
         except OSError:  # gone meanwhile
             continue
         yield (str(path.relative_to(folder)), found.st_size, found.st_mtime_ns)
+
+
+def _begun(folder: Path) -> int:
+    """When a run was begun, or its first file was last written."""
+    try:
+        return (folder / "run.json").stat().st_mtime_ns
+    except OSError:  # gone meanwhile
+        return 0
+
+
+def _name(folder: Path) -> str:
+    """What a run is called: an adapter, whose folder has a mere number, together with its run."""
+    run = folder.parent.parent
+    if folder.parent.name == "adapters" and (run / "run.json").is_file():
+        return f"{run.name}/adapters/{folder.name}"
+    return folder.name or "run"
 
 
 def _free(name: str, taken: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from posttrain.viewer.shelf import ShownRun, UnknownError
 MAX_PROMPT = 20_000  # characters
 LIMITS = {"samples": (1, 8), "max_new_tokens": (1, 1024), "seed": (0, 2**31)}
 NUM_ALTERNATIVES = 5
+UNFINISHED = "\ufffd"  # how bytes that are no whole character are decoded
 
 
 @dataclass
@@ -116,7 +117,7 @@ def sample(
     inputs = torch.tensor([question.tokens] * samples, device=model.device)
     written: list[list[int]] = [[] for _ in range(samples)]
     said, past, ended = [""] * samples, None, [False] * samples
-    for _ in range(room):
+    for place in range(room):
         found = model(input_ids=inputs, past_key_values=past, use_cache=True)
         past = found.past_key_values
         probabilities = _probabilities(found.logits[:, -1], temperature)
@@ -127,9 +128,11 @@ def sample(
             written[number].append(token)
             whole = template.decode(written[number])
             ended[number] = token in policy.end_tokens
+            if whole.endswith(UNFINISHED) and not ended[number] and place < room - 1:
+                whole = said[number]  # the tokens that follow may make it a character
             yield {
                 "sample": number,
-                "text": "" if ended[number] else whole[len(said[number]) :],
+                "text": whole[len(said[number]) :],
                 "end": ended[number],
                 "probability": float(probabilities[number, token]),
                 "top": _top(probabilities[number], template),

@@ -161,7 +161,10 @@ def _missing(first: ShownRun, second: ShownRun | None) -> str:
         return "This run has no evaluation before and after: it needs the stages rl and eval."
     if first.folder == second.folder:
         raise UnknownError("name two runs")
-    return "These runs have no evaluation of the same problems: both need the stage eval."
+    for run in (first, second):
+        if not (run.folder / "eval" / "problems.jsonl").is_file():
+            return f"{run.name} has no evaluation to compare with: it needs the stage eval."
+    return "These runs were evaluated on other problems: none is the same in both."
 
 
 def _text(value: Any) -> str:

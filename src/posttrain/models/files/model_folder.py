@@ -9,37 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from posttrain.disk import sync, writing
+from posttrain.model_paths import check_names
 from posttrain.models.files.damaged import check_files
 
 
 def check_folder(folder: Path, *, kind: str = "model") -> None:
     """Raise where a folder holds no model, or one that could only be read by running code."""
-    names = {path.name for path in folder.iterdir()}
-    if "adapter_config.json" in names:
-        raise ValueError(
-            f"{kind}: {str(folder)!r} holds an adapter, not a whole model; merge it into its base "
-            f"model first: posttrain merge {folder} NEW"
-        )
-    if "run.json" in names:
-        found = sorted({str(path.parent) for path in folder.glob("*/model/*config.json")})
-        which = f"; give the model in it: {' or '.join(found)}" if found else ", without a model"
-        raise ValueError(f"{kind}: {str(folder)!r} is the folder of a run{which}")
-    if "config.json" not in names:
-        inside = [path.name for path in folder.iterdir() if (path / "config.json").is_file()]
-        models = f"; the models in it: {', '.join(sorted(inside))}" if inside else ""
-        raise ValueError(f"{kind}: {str(folder)!r} is no model folder: no config.json{models}")
-    weights = [path for path in folder.iterdir() if path.suffix == ".safetensors"]
-    if not weights:
-        raise ValueError(
-            f"{kind}: {str(folder)!r} holds no .safetensors weights. Pickled weights (.bin, .pt) "
-            "are refused: reading them can run any code. If you trust them, convert them once with "
-            "transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW)"
-        )
-    if not any("token" in name or name.startswith("vocab") for name in names):
-        raise ValueError(
-            f"{kind}: {str(folder)!r} holds no tokenizer; copy tokenizer.json and "
-            "tokenizer_config.json of the model it was made from into it"
-        )
+    check_names(folder, kind=kind)
     check_files(folder, kind=kind)
 
 
