@@ -84,8 +84,8 @@ def fitting(rows: SftRows, policy: Policy, *, section: SftSection) -> SftRows:
         if (value := getattr(section, name)) not in ("last", None) and not test:
             why = note.removeprefix(f"{NONE}: ") or "the task has no test prompts"
             raise ValueError(
-                f"sft.{name}: {json.dumps(value)} goes by the held-out loss, and nothing is held out ({why}); drop "
-                "it, or give a file in sft.test_data"
+                f"sft.{name}: {json.dumps(value)} goes by the held-out loss, and nothing is held "
+                f"out ({why}); drop it, or give a file in sft.test_data"
             )
     return SftRows(train=train, test=test, note=note)
 
