@@ -358,7 +358,7 @@ RECIPE_REFUSED: dict[str, Cases] = {
         (
             {"sft": {"columns": {"promt": "question"}}},
             "sft.columns: demonstrations have no 'promt'; did you mean 'prompt'? Known: "
-            "completion, messages, prompt",
+            "completion, messages, prompt, text",
         ),
     ],
 }
@@ -503,6 +503,18 @@ PREFERENCE_REFUSED: dict[str, Cases] = {
 
 # keys that have no effect beside others: (values of the recipe, the message), in the same folder
 WITHOUT_EFFECT: Cases = [
+    (
+        {"sft": {"steps": 5, "epochs": 2}},
+        "sft.epochs: no effect beside sft.steps; drop one of them",
+    ),
+    (
+        {"sft": {"evaluate_every": 0, "patience": 2}},
+        "sft.patience: no effect with sft.evaluate_every = 0; drop it, or that",
+    ),
+    (
+        {"dpo": {"data": "pairs.jsonl", "steps": 5, "epochs": 2}},
+        "dpo.epochs: no effect beside dpo.steps; drop one of them",
+    ),
     (
         {"model": {"chat": False, "system": "Be brief."}, "rl": {}},
         "model.system: no effect without a chat template; drop it, or set model.chat",

@@ -137,3 +137,20 @@ def test_what_cannot_be_read(tmp_path: Path, name: str, text: str, message: str)
         translated(tmp_path, text, name=name)
     with pytest.raises(ValueError, match="there is no such file"):
         recipe_of_trl(tmp_path / "none.py")
+
+
+def test_an_sft_script_with_steps_and_lengths(tmp_path: Path) -> None:
+    """What TRL 1.16 calls these, and what is learned of a chat there."""
+    script = (
+        "from trl import SFTConfig, SFTTrainer\n"
+        'args = SFTConfig(max_steps=7, max_length=512, packing=True, dataset_text_field="body")\n'
+        'SFTTrainer("Qwen/Qwen3-0.6B", args=args, train_dataset="rows.jsonl").train()\n'
+    )
+    values, notes = translated(tmp_path, script)
+    assert (values["sft"]["steps"], values["sft"]["max_length"]) == (7, 512)
+    assert "epochs" not in values["sft"]
+    assert values["sft"]["columns"] == {"text": "body"}
+    assert any("packed without seeing each other, always (docs/sft.md)" in note for note in notes)
+    assert any("of conversations TRL learns every token" in note for note in notes)
+    only = script.replace("max_steps=7", "completion_only_loss=False")
+    assert translated(tmp_path, only)[0]["sft"]["train_on"] == "all"

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("fake_tables")
     [
         ({"rl": {"stepz": 5}}, "rl.stepz: unknown key; did you mean steps?"),
         ({"rl": {"group-size": 5}}, "rl.group-size: unknown key; did you mean group_size?"),
-        ({"sft": {"steps": 5}}, "sft.steps: unknown key; steps is a key of [rl]"),
+        ({"sft": {"group_size": 5}}, "sft.group_size: unknown key; group_size is a key of [rl]"),
         (
             {"run": {"epochs": 5}},
             "run.epochs: unknown key; epochs is a key of [sft], [reward], [dpo] and [rl]",
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.usefixtures("fake_tables")
             "zzz: unknown section; Known: adapter, cluster, dpo, environment, eval, grading, "
             "model, prefer, reward, rewards, rl, run, sft, sweep, task, teacher",
         ),
-        ({"steps": 5}, "steps: unknown key; steps is a key of [rl]"),
+        ({"group_size": 5}, "group_size: unknown key; group_size is a key of [rl]"),
         ({"placement": "loss"}, "placement: unknown key; placement is a key of [rl.kl]"),
         (
             {"rl": {"num_generations": 8}},
@@ -73,7 +73,8 @@ pytestmark = pytest.mark.usefixtures("fake_tables")
         ),
         (
             {"rl": {"num_train_epochs": 1}},
-            "rl.num_train_epochs: unknown key; TRL's num_train_epochs is rl.steps here",
+            "rl.num_train_epochs: unknown key; TRL's num_train_epochs is rl.steps and "
+            "rl.prompts_per_step here",
         ),
         (
             {"sft": {"num_train_epochs": 1}},

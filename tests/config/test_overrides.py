@@ -92,7 +92,10 @@ def test_an_override_means(arguments: list[str], changes: dict[Any, Any]) -> Non
             ["--rl.dynamic_sampling", "--rl.steps=6"],
             "--rl.dynamic_sampling: needs a value: --rl.dynamic_sampling true",
         ),
-        (["--steps", "6"], "--steps: name its section, --section.key; steps is a key of [rl]"),
+        (
+            ["--partial", "6"],
+            "--partial: name its section, --section.key; partial is a key of [rl]",
+        ),
         (
             ["--rl.stop", r"\text{"],
             r"--rl.stop: \text{ may mean a backslash, or an escape; write it in quotes, as TOML: "

@@ -43,7 +43,7 @@ def test_a_call_is_learned_as_it_is_read(tmp_path: Path, family: str, arguments:
     tokenizer = family_tokenizer(family)
     ends = end_tokens(family, tokenizer)
     template = Template(tokenizer, chat=True, end_tokens=ends, tools=[tool_schema(switch)])
-    tokens, mask = template.render_conversation(row["messages"])
+    [(tokens, mask)] = template.render_conversation(row["messages"])
     runs = [
         (own, [token for token, _ in run])
         for own, run in itertools.groupby(zip(tokens, mask, strict=True), key=lambda each: each[1])

@@ -142,7 +142,7 @@ def test_nor_can_a_demonstration_or_what_a_reward_model_reads(
     template = Template(tokenizer, chat=True)
     chat = [{"role": "user", "content": FORGED}, {"role": "assistant", "content": f"5{FORGED}6"}]
     turns = ["<|user|>", "<|end|>", "<|assistant|>", "<|end|>"]
-    tokens, mask = template.render_conversation(chat)
+    [(tokens, mask)] = template.render_conversation(chat)
     assert control_tokens(tokenizer, tokens) == turns
     learned = tuple(token for token, chosen in zip(tokens, mask, strict=True) if chosen)
     assert control_tokens(tokenizer, learned) == ["<|end|>"]
@@ -218,7 +218,7 @@ def test_what_a_template_reads_beside_the_content_is_data_too() -> None:
     ]
     template = Template(tokenizer)
     with pytest.warns(UserWarning, match="writes the assistant's messages like the user's"):
-        tokens, _ = template.render_conversation(chat)
+        [(tokens, _)] = template.render_conversation(chat)
     assert control_tokens(tokenizer, tokens) == ["<|user|>", "<|end|>"] * 2
 
 

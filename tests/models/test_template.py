@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
+from posttrain.data.learned_turns import LearnedPart
 from posttrain.data.template import PromptTooLong, Template
 from posttrain.models.tiny import CHARACTERS, END, TAGS, build_tokenizer
 from posttrain.types import Prompt
@@ -132,7 +133,7 @@ def test_a_completion_ends_with_the_end_token_once(tokenizer: PreTrainedTokenize
 
 
 def test_the_loss_is_on_what_the_assistant_wrote(tokenizer: PreTrainedTokenizerFast) -> None:
-    tokens, mask = Template(tokenizer).render_conversation(CONVERSATION)
+    [(tokens, mask)] = Template(tokenizer).render_conversation(CONVERSATION)
     text = tokenizer.apply_chat_template(CONVERSATION, tokenize=False)
     assert tokenizer.decode(tokens) == text
     learned = [token for token, chosen in zip(tokens, mask, strict=True) if chosen]
@@ -148,7 +149,7 @@ def test_what_a_template_writes_after_the_end_token_is_not_learned(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     tokenizer.chat_template = tokenizer.chat_template.replace("'<|end|>'", "'<|end|>\\n'")
-    tokens, mask = Template(tokenizer).render_conversation(CONVERSATION[:2])
+    [(tokens, mask)] = Template(tokenizer).render_conversation(CONVERSATION[:2])
     learned = [token for token, chosen in zip(tokens, mask, strict=True) if chosen]
     assert tokenizer.decode(learned) == "2<|end|>"
     assert tokenizer.decode(tokens).endswith("2<|end|>\n")
@@ -157,25 +158,70 @@ def test_what_a_template_writes_after_the_end_token_is_not_learned(
 def test_a_conversation_may_begin_with_the_assistant(tokenizer: PreTrainedTokenizerFast) -> None:
     template = Template(tokenizer)
     template.prepare(conversations=[CONVERSATION[1:2]])
-    tokens, mask = template.render_conversation(CONVERSATION[1:2])
+    [(tokens, mask)] = template.render_conversation(CONVERSATION[1:2])
     assert tokenizer.decode(tokens) == "<|assistant|>2<|end|>"
     assert mask == (False, True, True)
 
 
 def test_a_conversation_gets_the_system_message_too(tokenizer: PreTrainedTokenizerFast) -> None:
     template = Template(tokenizer, system="be brief")
-    tokens, _ = template.render_conversation(CONVERSATION)
+    [(tokens, _)] = template.render_conversation(CONVERSATION)
     assert tokenizer.decode(tokens).startswith("<|system|>be brief<|end|><|user|>1+1=")
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused(
+def test_a_template_that_rewrites_earlier_turns_makes_more_rows(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
+    """Every turn is learned once, thoughts and all, behind the prompt that will ask for it."""
     tokenizer.chat_template = FORGETFUL
     template = Template(tokenizer)
-    template.render_conversation(CONVERSATION)  # the only thought is in the last turn
-    with pytest.raises(ValueError, match="differently once more follows"):
-        template.render_conversation(CONVERSATION[2:] + CONVERSATION[:2])
+    assert len(template.render_conversation(CONVERSATION)) == 1  # the thought is in the last turn
+    rows = template.render_conversation(CONVERSATION[2:] + CONVERSATION[:2])
+    texts = [
+        (
+            tokenizer.decode([t for t, own in zip(*row, strict=True) if not own]),
+            tokenizer.decode([t for t, own in zip(*row, strict=True) if own]),
+        )
+        for row in rows
+    ]
+    asked = "<|user|>2+2=<|end|><|assistant|>"
+    assert texts == [
+        (asked, "<think>x</think>4<|end|>"),
+        (f"{asked}4<|end|><|user|>1+1=<|end|><|assistant|>", "2<|end|>"),
+    ]
+
+
+def test_a_template_that_rewrites_the_prompt_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ loop.length }}{{ '<|' + m['role'] + '|>' + m['content'] }}"
+        "<|end|>{% endfor %}"
+    )
+    with pytest.raises(ValueError, match="writes a prompt differently once it is answered"):
+        Template(tokenizer).render_conversation(CONVERSATION)
+
+
+@pytest.mark.parametrize(
+    ("learn", "learned"),
+    [
+        ("assistant", "2<|end|><think>x</think>4<|end|>"),
+        ("last", "<think>x</think>4<|end|>"),
+        (
+            "all",
+            "1+1=<|end|><|assistant|>2<|end|><|user|>2+2=<|end|><|assistant|>"
+            "<think>x</think>4<|end|>",
+        ),
+    ],
+)
+def test_what_is_learned_can_be_chosen(
+    tokenizer: PreTrainedTokenizerFast, learn: LearnedPart, learned: str
+) -> None:
+    """The text is the same; of all tokens, nothing predicts the first."""
+    template = Template(tokenizer)
+    template.prepare(conversations=[CONVERSATION], learn=learn)
+    [(tokens, mask)] = template.render_conversation(CONVERSATION, learn=learn)
+    assert tokenizer.decode(tokens) == tokenizer.apply_chat_template(CONVERSATION, tokenize=False)
+    own = [token for token, chosen in zip(tokens, mask, strict=True) if chosen]
+    assert tokenizer.decode(own) == learned
 
 
 def test_a_conversation_that_teaches_nothing_is_refused(

@@ -156,7 +156,7 @@ def test_the_gradient_is_the_naive_loops_whatever_the_micro_batches(name: str) -
         student = moved(small_model())
         taught = learner(student, micro_batch_tokens=tokens)
         count = len(preferences.sets)
-        rows = batches(preferences, count, learner=taught, epochs=1, seed=0)
+        rows = batches(preferences, count, learner=taught, steps=1, seed=0)
         batch = next(rows)
         batch = batch.replace(weights=batch.need("weights").double())
         result = taught.step(batch, objective(loss_of(name)))
@@ -233,7 +233,9 @@ def test_it_learns_what_is_preferred(name: str) -> None:
     assert torch.equal(parameters(student.model), before)  # it is only asked
     if preferences.reference:
         assert first["test/margin"] == pytest.approx(0, abs=1e-6)
-    rows = batches(preferences, 4, learner=student, epochs=30, seed=0)
+    rows = batches(
+        preferences, 4, learner=student, steps=30 * -(-len(preferences.sets) // 4), seed=0
+    )
     fit(rows, student, objective=objective(loss), on_step=lambda step: None)
     last = held_out(preferences, student, loss=loss)
     assert last["test/loss"] < first["test/loss"]

@@ -119,7 +119,7 @@ def test_supervised_stages_are_guarded_too() -> None:
 
     with pytest.raises(RuntimeError, match="last 2 optimiser steps"):
         fit(
-            likelihood.batches(rows, 1, epochs=1, pad_token=0, seed=0),
+            likelihood.batches(rows, 1, steps=len(rows), pad_token=0, seed=0),
             Guarded(Skipping("x.xx."), guard),
             objective=likelihood.likelihood,
             on_step=on_step,

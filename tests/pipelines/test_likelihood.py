@@ -33,7 +33,7 @@ def test_four_sequences_are_memorised() -> None:
     log: list[tuple[int, float]] = []
     student = learner(model)
     fit(
-        batches(ROWS, 4, epochs=60, pad_token=0, seed=0),
+        batches(ROWS, 4, steps=60, pad_token=0, seed=0),
         student,
         objective=likelihood,
         on_step=lambda fitted: log.append((fitted.step, fitted.metrics()["loss/total"])),
@@ -80,7 +80,7 @@ def test_every_row_once_each_epoch_in_an_order_of_the_seed() -> None:
     """The last batch may be smaller; equal seeds give equal batches."""
 
     def epochs(seed: int) -> list[list[tuple[int, ...]]]:
-        made = list(batches(ROWS, 3, epochs=2, pad_token=0, seed=seed))
+        made = list(batches(ROWS, 3, steps=4, pad_token=0, seed=seed))
         assert [len(batch.tokens) for batch in made] == [3, 1, 3, 1]
         lines = [
             tuple(tokens[real].tolist())

@@ -119,7 +119,7 @@ def test_batches_hold_every_set_once_an_epoch() -> None:
     ]
 
     def drawn(seed: int) -> list[list[int]]:
-        parts = list(batches(sets, 3, epochs=2, pad_token=0, seed=seed))
+        parts = list(batches(sets, 3, steps=6, pad_token=0, seed=seed))
         for part in parts:
             assert torch.allclose(part.margins, part.tokens[:, 0] / 10)
             assert float(part.weights.sum()) == pytest.approx(1)
@@ -174,7 +174,7 @@ def test_training_ranks_what_can_be_ranked(micro_batch_tokens: int) -> None:
         losses.append(fitted.metrics()["loss/total"])
         accuracies.append(fitted.metrics()["preference/accuracy"])
 
-    made = batches(separable(), 4, epochs=10, pad_token=0, seed=0)
+    made = batches(separable(), 4, steps=20, pad_token=0, seed=0)
     fit(made, learner, objective=preference, on_step=watch)
     assert steps == list(range(1, 21))
     assert losses[0] == pytest.approx(math.log(6), rel=1e-6)

@@ -239,12 +239,26 @@ def _of_run(folder: RunFolder, model: str) -> Source:
 @showing()
 def merge_adapter(source: str, folder: str | Path) -> None:
     """Write the adapter of a model folder, or of a run, added to its base, as an ordinary model."""
+    source = _policy_folder(source)
+    with phase(f"merging {source} into {folder}"):
+        save.merge_folder(source, folder)
+
+
+def _policy_folder(source: str) -> str:
+    """A model, or the policy of a run that is named."""
     path = Path(source).expanduser()
     if (path / "run.json").is_file():
         source = str(policy_of(RunFolder(path)))
     check_model(source)
-    with phase(f"merging {source} into {folder}"):
-        save.merge_folder(source, folder)
+    return source
+
+
+@showing()
+def export_gguf(source: str, file: str | Path, *, kind: str = "f16") -> None:
+    """Write the model of a folder or a run as a GGUF file."""
+    source = _policy_folder(source)
+    with phase(f"exporting {source} to {file}"):
+        save.export_gguf(source, file, kind=kind)
 
 
 @showing()

@@ -38,10 +38,11 @@ def questions(prompts: Sequence[Prompt], template: Template | None = None) -> li
 def answered(row: Mapping[str, Any]) -> Iterator[Prompt]:
     """The prompts that a demonstration answers: of a chat, what stands before each answer.
 
-    What was said last is a question of its own: its answer is shown, whatever came before.
+    What was said last is a question of its own: its answer is shown, whatever came before. A text
+    without a prompt stands for itself.
     """
     if "messages" not in row:
-        yield Prompt(id="", text=str(row["prompt"]))
+        yield Prompt(id="", text=str(row.get("prompt") or row["text"]))
         return
     messages = tuple(row["messages"])
     for place, message in enumerate(messages):

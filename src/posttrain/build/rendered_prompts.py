@@ -73,16 +73,25 @@ def _num_characters(prompt: Prompt) -> int:
     return len(prompt.text) + sum(len(message["content"]) for message in prompt.messages)
 
 
-def tell_left_out(kept: int, total: int, *, option: str, rows: str, limit: int | None) -> None:
-    """Raise where no row of an option fits the model's context; warn of those too long."""
+def tell_left_out(
+    kept: int,
+    total: int,
+    *,
+    option: str,
+    rows: str,
+    limit: int | None,
+    what: str = "the model's context",
+) -> None:
+    """Raise where no row of an option fits; warn of those too long. ``what`` is what limits."""
     if total and not kept:
+        longer = "take a model with a longer one" if what != "sft.max_length" else "raise it"
         raise ValueError(
-            f"{option}: none of the {total} {rows} fits the model's context of {limit} tokens; "
-            "shorten them, or take a model with a longer one"
+            f"{option}: none of the {total} {rows} fits {what} of {limit} tokens; "
+            f"shorten them, or {longer}"
         )
     if kept < total:
         warnings.warn(
-            f"{total - kept} of {total} {rows} are longer than the model's context of {limit} "
+            f"{total - kept} of {total} {rows} are longer than {what} of {limit} "
             "tokens and are left out",
             stacklevel=3,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from posttrain.build.questions import first_question
 from posttrain.build.rendered_prompts import tell_left_out
 from posttrain.build.setup import Setup
 from posttrain.config import SftSection
+from posttrain.data.learned_turns import pieces
 from posttrain.data.prompt_splits import Demonstration, check_apart, hold_out
 from posttrain.data.sources import read_demonstrations
 from posttrain.data.template import Template
@@ -29,9 +31,10 @@ NONE = "sft has no held-out loss"
 
 @dataclass(frozen=True, kw_only=True)
 class SftRows:
-    """Demonstrations to learn from and held-out ones; ``note`` is what the user should know of it.
+    """Rows to learn from and held-out ones; ``note`` is what the user should know of it.
 
-    Each is its tokens, with True where the completion is.
+    Each is its tokens, with True where they are learned. A demonstration is one row, but where its
+    text is longer than a row may be, or its chat template writes old turns differently.
     """
 
     train: Sequence[Row]
@@ -46,49 +49,66 @@ class _Read:
     note: str = ""
 
 
+def row_limit(policy: Policy, section: SftSection) -> int | None:
+    """The most tokens that a row may have; None where nothing says."""
+    known = [n for n in (context_length(policy.model), section.max_length) if n is not None]
+    return min(known, default=None)
+
+
 def sft_rows(setup: Setup) -> SftRows:
     """The demonstrations of a recipe, all of them."""
-    read, template, end = _read(setup), setup.template, setup.policy.end_tokens[0]
-    train, test = (_rows(rows, template, end=end) for rows in (read.train, read.test))
-    return SftRows(train=train, test=test, note=read.note)
+    read = _read(setup)
+    train, test = (_rows(rows, setup) for rows in (read.train, read.test))
+    note, more = read.note, len(train) - len(read.train)
+    if more:
+        note += f"{'; ' if note else ''}{len(read.train):,} demonstrations make {len(train):,} rows"
+    return SftRows(train=train, test=test, note=note)
 
 
 def fitting(rows: SftRows, policy: Policy, *, section: SftSection) -> SftRows:
-    """The rows that fit into the model's context; the others are left out, loudly."""
-    limit, note = context_length(policy.model), rows.note
+    """The rows that are short enough; the others are left out, loudly."""
+    limit, note = row_limit(policy, section), rows.note
     train, test = (
         [row for row in side if limit is None or len(row[0]) <= limit]
         for side in (rows.train, rows.test)
     )
     options: dict[str, Any] = {"option": "sft.data", "limit": limit}
+    if section.max_length is not None and section.max_length == limit:
+        options["what"] = "sft.max_length"
     tell_left_out(len(train), len(rows.train), rows="demonstrations", **options)
     if test:
         tell_left_out(len(test), len(rows.test), rows="held-out demonstrations", **options)
     elif rows.test:
-        note = f"{NONE}: none of the held-out demonstrations fits the model's context of {limit}"
-    if section.result == "best" and not test:
-        why = note.removeprefix(f"{NONE}: ") or "the task has no test prompts"
-        raise ValueError(
-            f'sft.result: "best" goes by the held-out loss, and nothing is held out ({why}); set '
-            'it to "last", or give a file in sft.test_data'
-        )
+        note = f"{NONE}: none of the held-out demonstrations is within {limit} tokens"
+    for name in ("result", "patience"):
+        if (value := getattr(section, name)) not in ("last", None) and not test:
+            why = note.removeprefix(f"{NONE}: ") or "the task has no test prompts"
+            raise ValueError(
+                f"sft.{name}: {json.dumps(value)} goes by the held-out loss, and nothing is held "
+                f"out ({why}); drop it, or give a file in sft.test_data"
+            )
     return SftRows(train=train, test=test, note=note)
 
 
-def _rows(rows: Sequence[Demonstration], template: Template, *, end: int) -> list[Row]:
+def _rows(rows: Sequence[Demonstration], setup: Setup) -> list[Row]:
+    template, learn = setup.template, setup.recipe.sft.train_on
+    end, limit = setup.policy.end_tokens[0], row_limit(setup.policy, setup.recipe.sft)
     chats = [row["messages"] for row in rows if "messages" in row]
-    prompts = [first_question(row) for row in rows if "messages" not in row]
-    template.prepare(prompts, conversations=chats)
-    return [_tokens(row, number, template=template, end=end) for number, row in enumerate(rows)]
-
-
-def _tokens(row: Demonstration, number: int, *, template: Template, end: int) -> Row:
-    if "messages" in row:
-        return template.render_conversation(row["messages"])
-    prompt = template.render(Prompt(id=f"demonstration-{number}", text=row["prompt"])).tokens
-    completion = template.encode_completion(row["completion"], end)
-    chosen = (False,) * len(prompt) + (True,) * len(completion)
-    return (*prompt, *completion), chosen
+    prompts = [first_question(row) for row in rows if "prompt" in row]
+    template.prepare(prompts, conversations=chats, learn=learn)
+    found: list[Row] = []
+    for number, row in enumerate(rows):
+        if "text" in row:
+            found += pieces(template.encode_text(row["text"], end), limit)
+        elif "messages" in row:
+            found += template.render_conversation(row["messages"], learn=learn)
+        else:
+            question = Prompt(id=f"demonstration-{number}", text=row["prompt"])
+            prompt = template.render(question).tokens
+            whole = (*prompt, *template.encode_completion(row["completion"], end))
+            first = 1 if learn == "all" else len(prompt)
+            found.append((whole, tuple(place >= first for place in range(len(whole)))))
+    return found
 
 
 def _read(setup: Setup) -> _Read:

@@ -11,14 +11,13 @@ from posttrain.build.learners import make_teacher
 from posttrain.build.preference_rows import backbone_of, direct_rows, read_split, reward_rows
 from posttrain.build.questions import among, learned, spellings
 from posttrain.build.setup import make_template
-from posttrain.build.sft_rows import sft_rows
+from posttrain.build.sft_rows import row_limit, sft_rows
 from posttrain.build.trained_rows import asks_test
 from posttrain.check.bench import Bench, warnings_as_verdicts
 from posttrain.check.texts import find_notes, read_rows
 from posttrain.check.verdicts import Verdict
 from posttrain.config import DpoSection, RewardSection, SftSection
 from posttrain.config.specs import OWN_STAGE
-from posttrain.models.cache import context_length
 from posttrain.models.reward import check_same_tokens, load_reward, reward_from_policy
 from posttrain.pipelines.reward_model import RankedTokens
 from posttrain.track.printable import printable
@@ -76,13 +75,13 @@ def read_texts(bench: Bench) -> Iterator[Verdict]:
 def read_demonstrations(bench: Bench) -> Iterator[Verdict]:
     """The demonstrations of the sft stage can be read, and fit into the model's context."""
     rows = sft_rows(bench.setup).train
-    limit = context_length(bench.policy.model)
+    limit = row_limit(bench.policy, bench.sft)
     lengths = [len(tokens) for tokens, _ in rows]
     long = sum(limit is not None and length > limit for length in lengths)
     yield Verdict(
         "fail" if long == len(rows) else "warn" if long else "pass",
         f"{len(rows):,}, the longest has {max(lengths, default=0)} tokens"
-        + (f"; {long} are over the model's context of {limit} and left out" if long else ""),
+        + (f"; {long} are over the limit of {limit} and left out" if long else ""),
         "shorten the long ones" if long else "give some",
     )
     yield from _warm_up(bench.sft, len(rows) - long, stage="sft")
@@ -134,7 +133,7 @@ def _counted(train: Sequence[RankedTokens], test: Sequence[RankedTokens]) -> Ver
 def _warm_up(
     section: SftSection | RewardSection | DpoSection, num_rows: int, *, stage: str
 ) -> Iterator[Verdict]:
-    total = section.epochs * -(-num_rows // section.batch_size)
+    total = section.steps or section.epochs * -(-num_rows // section.batch_size)
     if section.warmup_steps > total:
         yield Verdict(
             "warn",

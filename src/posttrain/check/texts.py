@@ -103,6 +103,8 @@ def _of_prompt(prompt: Prompt) -> Row:
 
 def _of_demonstration(number: int, row: Mapping[str, Any]) -> Row:
     name = f"number {number}"
+    if "text" in row:
+        return Row(name=name, texts=[row["text"]])
     if "messages" not in row:
         prompt = Prompt(id=name, text=row["prompt"])
         return Row(name=name, texts=[row["prompt"], row["completion"]], prompt=prompt)

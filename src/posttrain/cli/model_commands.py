@@ -41,6 +41,22 @@ def import_model(
     _say_written(folder)
 
 
+@models.command(name="export")
+def export_model(
+    folder: Annotated[str, typer.Argument(help="A model folder, or a run.")],
+    file: Annotated[Path, typer.Argument(help="The GGUF file to write.")],
+    kind: Annotated[str, typer.Option("--type", help="f32, f16 or q8_0.")] = "f16",
+) -> None:
+    """Write a model of Llama's or Qwen's shape as a GGUF file, for llama.cpp."""
+    from posttrain.cli.loading import loading
+
+    with loading():
+        from posttrain.build.model_source import export_gguf
+
+    export_gguf(folder, file, kind=kind)
+    say(f"{file}: written, {file.stat().st_size / 1e6:,.1f} MB")
+
+
 def _say_written(folder: Path) -> None:
     from posttrain.track.printable import command_line
 

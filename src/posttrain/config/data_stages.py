@@ -38,7 +38,7 @@ class Optimiser(Section):
 
 
 class SftSection(Optimiser):
-    """Supervised fine-tuning on demonstrations; the loss is on the completion only."""
+    """Supervised fine-tuning on demonstrations: docs/sft.md."""
 
     data: str = key(
         "task", "task (its own answers), a file, a folder or a hub id: docs/data.md.", min_length=1
@@ -56,8 +56,15 @@ class SftSection(Optimiser):
         lt=1,
     )
     num_demonstrations: int | None = later("all there are", "Demonstrations to use, at most.", ge=1)
+    train_on: Literal["assistant", "last", "all"] = key(
+        "assistant", "What is learned: all turns of the assistant, its last, or every token."
+    )
+    max_length: int | None = later(
+        "the model's context", "Longest row in tokens: longer ones are left out, text is cut.", ge=2
+    )
     wrong_share: float = key(0.0, "Share of the task's answers made wrong.", ge=0, le=1)
     epochs: int = key(1, "Passes over the demonstrations.", ge=1)
+    steps: int | None = later("those of epochs", "Optimiser steps, in place of epochs.", ge=1)
     batch_size: int = key(32, "Sequences per optimiser step.", ge=1)
     learning_rate: float = rate(2e-5)
     evaluate_every: int | None = later(
@@ -68,6 +75,9 @@ class SftSection(Optimiser):
     evaluate_demonstrations: int = key(200, "Held-out demonstrations in each of these.", ge=1)
     result: Literal["last", "best"] = key(
         "last", "Weights that the stage ends with: the last, or those of the best held-out loss."
+    )
+    patience: int | None = later(
+        "none: all steps", "Evaluations in a row that are not the best yet, then it stops.", ge=1
     )
 
 
@@ -106,6 +116,7 @@ class FromPreferences(Optimiser):
         "0.1 of a file without test_data", "Share of prompts to hold out.", gt=0, lt=1
     )
     epochs: int = key(1, "Passes over the preferences.", ge=1)
+    steps: int | None = later("those of epochs", "Optimiser steps, in place of epochs.", ge=1)
 
 
 class RewardSection(FromPreferences):

@@ -97,6 +97,10 @@ def _has_option(name: str) -> Callable[[Resolved], bool]:
     return lambda recipe: name in direct_options(recipe.dpo)
 
 
+def _counts_epochs(stage: str) -> Callable[[Resolved], bool]:
+    return lambda recipe: getattr(recipe, stage).steps is None
+
+
 def _steered(recipe: Resolved) -> bool:
     from posttrain.config.piece_facts import loss_facts
 
@@ -123,8 +127,11 @@ NO_EFFECT = [
     OnlyWith("sft", "test_share",
         lambda recipe: recipe.sft.data != "task" or recipe.sft.test_data is not None,
         "held out are the task's own test prompts; drop it"),
-    OnlyWith("sft", "test_data test_share result", lambda recipe: recipe.sft.evaluate_every != 0,
+    OnlyWith("sft", "test_data test_share result patience",
+        lambda recipe: recipe.sft.evaluate_every != 0,
         "no effect with sft.evaluate_every = 0; drop {them}, or that"),
+    *(OnlyWith(stage, "epochs", _counts_epochs(stage),
+        f"no effect beside {stage}.steps; drop one of them") for stage in ("sft", "reward", "dpo")),
     OnlyWith("sft", "wrong_share", lambda recipe: recipe.sft.data == "task",
         'a file is taken as it is; drop it, or set sft.data to "task"'),
     OnlyWith("reward", "test_data", lambda recipe: recipe.reward.data != "prefer",

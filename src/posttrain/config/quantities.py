@@ -136,7 +136,9 @@ def arithmetic(recipe: Resolved, *, num_prompts: int | None = None) -> list[Quan
 
 def _sft(sft: SftSection) -> list[Quantity]:
     rows = [Quantity("sft", "sequences per optimiser step", sft.batch_size, "batch_size")]
-    if sft.num_demonstrations is not None:
+    if sft.steps is not None:
+        rows.append(Quantity("sft", "optimiser steps in all", sft.steps, "steps"))
+    elif sft.num_demonstrations is not None:
         total = sft.epochs * -(-sft.num_demonstrations // sft.batch_size)
         demonstrations = _count(sft.num_demonstrations, "demonstration")
         how = f"{_count(sft.epochs, 'epoch')} × {demonstrations} ÷ {sft.batch_size}, rounded up"

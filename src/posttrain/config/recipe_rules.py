@@ -242,9 +242,10 @@ def demonstrations_missing(sft: SftSection) -> str | None:
 
 def sft_warmup_too_long(sft: SftSection) -> str | None:
     """sft.warmup_steps are no more than the optimiser steps of the stage, where they are known."""
-    if sft.num_demonstrations is None:
+    if sft.num_demonstrations is None and sft.steps is None:
         return None
-    total = sft.epochs * -(-sft.num_demonstrations // sft.batch_size)
+    epoch = -(-(sft.num_demonstrations or 0) // sft.batch_size)
+    total = sft.steps or sft.epochs * epoch
     if sft.warmup_steps > total:
         have = f"{total} optimiser step{'s' if total != 1 else ''}"
         return f"sft.warmup_steps: {sft.warmup_steps}, but sft takes {have}; set it to less"

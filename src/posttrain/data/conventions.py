@@ -3,7 +3,7 @@
 A row is turned into the canonical columns of a *form*, by the table ``CONVENTIONS``:
 
 * prompts: ``prompt`` or ``messages``, maybe ``answer``, and columns for rewards;
-* demonstrations: ``prompt`` and ``completion``, or ``messages``;
+* demonstrations: ``prompt`` and ``completion``, or ``messages``, or ``text`` alone;
 * preferences: ``prompt`` or ``messages``, and ``chosen`` and ``rejected``, or ``ranked``, or
   ``completion`` and ``score`` or ``label``.
 
@@ -26,7 +26,7 @@ from posttrain.registry import did_you_mean
 Form = Literal["prompts", "demonstrations", "preferences"]
 FORMS: dict[Form, tuple[str, ...]] = {
     "prompts": ("prompt", "messages", "answer"),
-    "demonstrations": ("prompt", "completion", "messages"),
+    "demonstrations": ("prompt", "completion", "messages", "text"),
     "preferences": (
         "prompt", "messages", "chosen", "rejected", "ranked", "completion", "score", "label",
         "margin", "ended",
@@ -251,6 +251,10 @@ def _said(row: Row, where: str) -> bool:
     return True
 
 
+def _text_alone(row: Row, where: str) -> bool:
+    return "text" in row and not any(name in row for name in ("prompt", "completion", "messages"))
+
+
 def _labels(row: Row, where: str) -> bool:
     if "label" not in row or "score" in row or row["label"] not in (True, False):
         return False
@@ -273,6 +277,7 @@ CONVENTIONS = (
         _renamed(name, "completion", forms=_SHOWN)
         for name in ("response", "output", "answer", "solution")
     ),
+    Convention("text alone, learned whole", _SHOWN, _text_alone),
     Convention("answer from reward_model.ground_truth", _PROMPTS, _ground_truth),
     _renamed("ground_truth", "answer", forms=_PROMPTS, unless=()),
     Convention("answer behind ####", _PROMPTS, _behind_hashes),

@@ -107,7 +107,8 @@ def check_apart(
 def asked(row: Demonstration | Ranked) -> Hashable:
     """What makes two prompts the same, but for white space around what is said.
 
-    Of a demonstration it is what comes before the first answer, of preferences text or messages.
+    Of a demonstration it is what comes before the first answer, or a text without a prompt; of
+    preferences text or messages.
 
     >>> asked({"prompt": "2+3=", "completion": "5"})
     (('user', '2+3='),)
@@ -115,7 +116,7 @@ def asked(row: Demonstration | Ranked) -> Hashable:
     if isinstance(row, Ranked):
         return row.prompt.strip(), _chat(row.messages)
     if "messages" not in row:
-        return (("user", row["prompt"].strip()),)
+        return (("user", str(row.get("prompt") or row["text"]).strip()),)
     said = _chat(row["messages"])
     return said[: [role for role, _ in said].index("assistant")]
 
@@ -127,4 +128,4 @@ def _chat(messages: Sequence[Mapping[str, str]]) -> tuple[tuple[str, str], ...]:
 def _said(row: Demonstration | Ranked) -> str:
     if isinstance(row, Ranked):
         return row.prompt or row.messages[-1]["content"]
-    return str(row.get("prompt") or row["messages"][0]["content"])
+    return str(row.get("prompt") or row.get("text") or row["messages"][0]["content"])

@@ -11,8 +11,7 @@ import functools
 import json
 from collections.abc import Callable, Collection, Sequence
 
-from posttrain.data.chat_trial import SHOWN
-from posttrain.data.chats import Chat, ChatRefused
+from posttrain.data.chats import SHOWN, Chat, ChatRefused
 from posttrain.data.control_tokens import ControlTokens
 from posttrain.data.tool_formats import Message, as_user, call_id, called
 

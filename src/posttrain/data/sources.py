@@ -30,9 +30,9 @@ def read_demonstrations(
     limit: int | None = None,
     name: str = "sft.data",
 ) -> list[dict[str, Any]]:
-    """Demonstrations for SFT: rows with ``prompt`` and ``completion``, or with ``messages``.
+    """Demonstrations for SFT: rows of ``prompt`` and ``completion``, of ``messages``, or ``text``.
 
-    Neither may be empty, and a chat ends with what the assistant should say. Rows that occur
+    None may be empty, and a chat ends with what the assistant should say. Rows that occur
     twice are kept, because that can be meant, and reported in a warning. No more than ``limit``
     are read.
     """
@@ -59,6 +59,8 @@ def read_demonstrations(
 def _demonstration(row: dict[str, Any], *, where: str) -> dict[str, Any]:
     """A row without the columns that nothing is learned from."""
     if "messages" not in row:
+        if "text" in row and "prompt" not in row and "completion" not in row:
+            return {"text": check_text(row, "text", where=where)}
         return {column: check_text(row, column, where=where) for column in ("prompt", "completion")}
     messages = row["messages"]
     check_messages(messages, where=where, calls=True)

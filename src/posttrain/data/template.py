@@ -11,13 +11,20 @@ import dataclasses
 import functools
 import json
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from posttrain.data.chat_trial import try_template
-from posttrain.data.chats import Chat, ChatRefused, TemplateLimit, TemplateRefusal, write_chats
+from posttrain.data.chats import (
+    Chat,
+    ChatRefused,
+    TemplateLimit,
+    TemplateRefusal,
+    try_template,
+    write_chats,
+)
 from posttrain.data.control_tokens import ControlTokens, Hidden, may_open, shown
+from posttrain.data.learned_turns import LearnedPart, LearnedRow, asked_for, conversation_rows
 from posttrain.data.replies import ReplyRenderer
 from posttrain.data.tool_formats import (
     PLAIN,
@@ -124,31 +131,24 @@ class Template:
         tokens = self.control.encode(text, {} if sampled else None)
         return tokens if tokens[-1:] == (end_token,) or not ended else (*tokens, end_token)
 
-    def render_conversation(
-        self, messages: Sequence[Message]
-    ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        """The tokens of a conversation, and a mask that is True on what the assistant wrote.
+    def encode_text(self, text: str, end_token: int) -> tuple[int, ...]:
+        """The tokens of a text to learn whole: behind the start token, up to the end token."""
+        tokens = self.encode_completion(text, end_token)
+        begun = tokens[: len(self._start)] == self._start
+        return tokens if begun else (*self._start, *tokens)
 
-        Each assistant turn is what its template adds to the prompt before it, up to its end token:
-        so a turn is learned from the very tokens that will stand there when it is asked for.
-        """
-        messages = self._opened(messages)
-        if not any(message["role"] == "assistant" for message in messages):
-            raise ValueError("messages: no assistant turn, so there is nothing to learn from")
-        text = ""
-        tokens: list[int] = []
-        mask: list[bool] = []
-        chat, hidden = self.control.hide(messages)
-        for index in _answers(chat):
-            prompt = self._chat_text(chat[:index], reply=True)
-            through = self._chat_text(chat[: index + 1], reply=False)
-            before = self.control.encode(_suffix(prompt, text), hidden)
-            turn = self.control.encode(_suffix(through, prompt), hidden)
-            length = self._length_to_end(turn)
-            tokens += [*before, *turn]
-            mask += [False] * len(before) + [position < length for position in range(len(turn))]
-            text = through
-        return tuple(tokens), tuple(mask)
+    def render_conversation(
+        self, messages: Sequence[Message], *, learn: LearnedPart = "assistant"
+    ) -> list[LearnedRow]:
+        """The tokens of a conversation, and what of them is learned: :func:`conversation_rows`."""
+        chat, hidden = self.control.hide(self._opened(messages))
+        return conversation_rows(
+            chat,
+            write=lambda part, reply: self._chat_text(part, reply=reply),
+            encode=lambda text: self.control.encode(text, hidden),
+            end_tokens=self.end_tokens,
+            learn=learn,
+        )
 
     def encode_reply(
         self, reply: str | Sequence[Message], turn: Turn | None = None
@@ -204,7 +204,11 @@ class Template:
         return self.tools
 
     def prepare(
-        self, prompts: Sequence[Prompt] = (), *, conversations: Sequence[Sequence[Message]] = ()
+        self,
+        prompts: Sequence[Prompt] = (),
+        *,
+        conversations: Sequence[Sequence[Message]] = (),
+        learn: LearnedPart = "assistant",
     ) -> None:
         """Run the chat template on the chats that are rendered next, in one request: far faster.
 
@@ -216,8 +220,7 @@ class Template:
                 chats.append((self.control.hide(self._messages(prompt))[0], True))
         for messages in conversations:
             chat, _ = self.control.hide(self._opened(messages))
-            for index in _answers(chat):
-                chats += [(chat[:index], True), (chat[: index + 1], False)]
+            chats += asked_for(chat, learn)
         distinct = {_key(messages, reply): (messages, reply) for messages, reply in chats}
         texts = self._write(list(distinct.values())) if distinct else []
         self._ahead = dict(zip(distinct, texts, strict=True))
@@ -358,28 +361,6 @@ class Template:
         files = [str(folder / name) for name in names if (folder / name).is_file()]
         return [*files, str(self.tokenizer.name_or_path or "of the tokenizer")][0]
 
-    def _length_to_end(self, turn: Sequence[int]) -> int:
-        """How many tokens of a turn the assistant wrote; a template's newline after it is not."""
-        ends = [index for index, token in enumerate(turn) if token in self.end_tokens]
-        if not ends:
-            raise ValueError(
-                "chat: the chat template puts no end token behind an assistant's turn, so the "
-                "model would never learn to stop; pass the policy's end_tokens, or change it"
-            )
-        return ends[-1] + 1
-
-
-def _suffix(text: str, prefix: str) -> str:
-    """What ``text`` adds to ``prefix``, which it must begin with."""
-    if not text.startswith(prefix):
-        raise ValueError(
-            "chat: the chat template writes the beginning of a conversation differently once more "
-            "follows (some leave out old thoughts), so its turns cannot be learned in one go; "
-            "split it so that each part ends with its only assistant turn, or change the template. "
-            f"{prefix[-40:]!r} is no longer there"
-        )
-    return text[len(prefix) :]
-
 
 def words(text: str) -> str:
     """A text as questions are compared: neither white space nor the form of a letter counts.
@@ -388,11 +369,6 @@ def words(text: str) -> str:
     '2 + 3'
     """
     return " ".join(unicodedata.normalize("NFKC", text).split())
-
-
-def _answers(messages: Sequence[Message]) -> Iterator[int]:
-    """The indices of the assistant's messages."""
-    return (n for n, message in enumerate(messages) if message["role"] == "assistant")
 
 
 def _key(messages: Sequence[Message], reply: bool) -> str:

@@ -37,6 +37,13 @@ class Best:
             self._weights = None if step == self._last_step else weights_of(self._learner)
 
     @property
+    def steps_since(self) -> int:
+        """Steps from the best evaluation to the last one."""
+        if self._best is None or self._seen is None:
+            return 0
+        return self._seen[0] - self._best[0]
+
+    @property
     def is_lost(self) -> bool:
         """Whether the weights that the learner ends with are not the best ones."""
         return self._weights is not None

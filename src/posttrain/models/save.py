@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -144,6 +145,23 @@ def import_gguf(file: str | Path, folder: str | Path, *, dtype: str = "float32")
         raise ValueError(f"folder: expected the path of the folder to write, got {folder!r}")
     check_new(folder)
     save_policy(load_policy(str(file), dtype=dtype), folder)
+
+
+def export_gguf(source: str | Path, file: str | Path, *, kind: str = "f16") -> None:
+    """Write a model folder as a new GGUF file; an adapter is added to its base first."""
+    if importlib.util.find_spec("gguf") is None:
+        raise ValueError("model export: needs the package gguf: pip install 'posttrain[gguf]'")
+    from posttrain.models.files.gguf_writer import TYPES, write_gguf
+
+    if kind not in TYPES:
+        raise ValueError(f"type: {kind!r}; known: {', '.join(TYPES)}")
+    path = Path(file).expanduser()
+    if path.exists():
+        raise FileExistsError(f"{file}: is there already; name another file, or remove it")
+    policy = load_policy(str(source))
+    if policy.adapter is not None:
+        merge_adapters(policy.model)
+    write_gguf(policy, path, kind=kind)
 
 
 def _generation_config(policy: Policy) -> GenerationConfig:

@@ -104,16 +104,16 @@ def batches(
     batch_size: int,
     *,
     learner: Learner,
-    epochs: int,
+    steps: int,
     seed: int,
     start: int = 0,
 ) -> Iterator[Batch]:
-    """Shuffled batches of sets, ``epochs`` times over all of them.
+    """So many shuffled batches of sets, all of them in every epoch.
 
     A batch is made when it is asked for: KTO's divergence is that of the learner just then.
     """
     count = len(preferences.sets)
-    for order in shuffled(count, batch_size, epochs=epochs, seed=seed, start=start):
+    for order in shuffled(count, batch_size, steps=steps, seed=seed, start=start):
         yield _with_divergence(preferences, order, learner=learner)
 
 

@@ -49,30 +49,31 @@ def fit(
 
 
 def shuffled(
-    count: int, batch_size: int, *, epochs: int, seed: int, start: int = 0
+    count: int, batch_size: int, *, steps: int, seed: int, start: int = 0
 ) -> Iterator[list[int]]:
     """Which rows make each batch: every epoch is a new permutation, the seed decides them all.
 
-    The last batch of an epoch may be smaller; the first ``start`` batches are left out.
+    The last batch of an epoch may be smaller; of ``steps`` batches the first ``start`` are left
+    out.
 
-    >>> [len(batch) for batch in shuffled(5, 2, epochs=2, seed=0)]
-    [2, 2, 1, 2, 2, 1]
+    >>> [len(batch) for batch in shuffled(5, 2, steps=5, seed=0)]
+    [2, 2, 1, 2, 2]
     """
 
     def orders() -> Iterator[list[int]]:
         generator = torch.Generator().manual_seed(seed)
-        for _ in range(epochs):
+        while count:
             order = torch.randperm(count, generator=generator).tolist()
             for first in range(0, count, batch_size):
                 yield order[first : first + batch_size]
 
-    return itertools.islice(orders(), start, None)
+    return itertools.islice(orders(), start, steps)
 
 
-def num_steps(num_rows: int, batch_size: int, *, epochs: int) -> int:
-    """How many batches :func:`shuffled` gives.
+def num_steps(num_rows: int, batch_size: int, *, epochs: int, steps: int | None = None) -> int:
+    """The optimiser steps of a stage: as many as were asked for, or whole epochs.
 
-    >>> num_steps(10, 4, epochs=2)
-    6
+    >>> num_steps(10, 4, epochs=2), num_steps(10, 4, epochs=1, steps=5)
+    (6, 5)
     """
-    return -(-num_rows // batch_size) * epochs
+    return -(-num_rows // batch_size) * epochs if steps is None else steps

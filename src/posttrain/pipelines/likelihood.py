@@ -17,10 +17,10 @@ Row = tuple[Sequence[int], Sequence[bool]]
 
 
 def batches(
-    rows: Sequence[Row], batch_size: int, *, epochs: int, pad_token: int, seed: int, start: int = 0
+    rows: Sequence[Row], batch_size: int, *, steps: int, pad_token: int, seed: int, start: int = 0
 ) -> Iterator[Batch]:
-    """Shuffled batches, ``epochs`` times over all rows, every token counting the same."""
-    for order in shuffled(len(rows), batch_size, epochs=epochs, seed=seed, start=start):
+    """So many shuffled batches, all rows in every epoch, every token counting the same."""
+    for order in shuffled(len(rows), batch_size, steps=steps, seed=seed, start=start):
         chosen = [rows[index] for index in order]
         yield token_mean(collate_demonstrations(chosen, pad_token=pad_token))
 

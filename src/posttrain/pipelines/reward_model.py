@@ -61,13 +61,13 @@ def batches(
     sets: Sequence[RankedTokens],
     batch_size: int,
     *,
-    epochs: int,
+    steps: int,
     pad_token: int,
     seed: int,
     start: int = 0,
 ) -> Iterator[Batch]:
-    """Shuffled batches of sets, ``epochs`` times over all of them."""
-    for order in shuffled(len(sets), batch_size, epochs=epochs, seed=seed, start=start):
+    """So many shuffled batches of sets, all of them in every epoch."""
+    for order in shuffled(len(sets), batch_size, steps=steps, seed=seed, start=start):
         pairs = [(sets[index].rows, sets[index].margin) for index in order]
         yield collate_ranked(pairs, pad_token=pad_token)
 

@@ -50,7 +50,8 @@ def run_dpo(setup: Setup, job: Job) -> dict[str, Any]:
             sets=[test[place] for place in sorted(chosen)], pad_token=setup.policy.pad_token
         ),
     }
-    total_steps = num_steps(len(train), section.batch_size, epochs=section.epochs)
+    size, count = section.batch_size, len(train)
+    total_steps = num_steps(count, size, epochs=section.epochs, steps=section.steps)
     with job.stage("dpo", total_steps=total_steps) as stage:
         return _learn(setup, stage, parts=parts, total_steps=total_steps)
 
@@ -69,7 +70,8 @@ def _learn(
     guarded = guard_learner(learner, section, keeper=keeper, decode=setup.template.decode)
     every = section.evaluate_every
     if every is None:
-        every = evaluation_steps(total_steps, epochs=section.epochs)
+        passes = -(-total_steps // num_steps(len(train.sets), section.batch_size, epochs=1))
+        every = evaluation_steps(total_steps, epochs=passes)
 
     def measured(step: int) -> Mapping[str, float]:
         if step and step != total_steps and not (every and step % every == 0):
@@ -90,7 +92,7 @@ def _learn(
             train,
             section.batch_size,
             learner=learner,
-            epochs=section.epochs,
+            steps=total_steps,
             seed=recipe.run.seed,
             start=keeper.step,
         )

@@ -197,7 +197,8 @@ class Job:
         specs = ("jsonl", *self._recipe.run.trackers, *shown) if total_steps else ()
         background = None
         if stage in DIAGNOSED:
-            per_epoch = total_steps // self._recipe.sft.epochs if stage == "sft" else 0
+            sft = self._recipe.sft if stage == "sft" else None
+            per_epoch = total_steps // sft.epochs if sft is not None and not sft.steps else 0
             background = make_background(self.setup, stage=stage, steps_per_epoch=per_epoch)
         return tracked(
             opened,

@@ -46,7 +46,8 @@ def run_reward(setup: Setup, job: Job) -> dict[str, Any]:
     """Train the reward model, judge it on what it has not seen, normalise and save it."""
     section = setup.recipe.reward
     learned = _prepare(setup, job.folder.stage("prefer").path)
-    total_steps = num_steps(len(learned.train), section.batch_size, epochs=section.epochs)
+    size, count = section.batch_size, len(learned.train)
+    total_steps = num_steps(count, size, epochs=section.epochs, steps=section.steps)
     with job.stage("reward", total_steps=total_steps) as stage:
         found = _learn(setup, stage, learned=learned, total_steps=total_steps)
         stage.tell_rules(verdict_metrics(found["verdict"]))
@@ -86,7 +87,7 @@ def _learn(
     rows = batches(
         learned.train,
         section.batch_size,
-        epochs=section.epochs,
+        steps=total_steps,
         pad_token=reward.pad_token,
         seed=recipe.run.seed,
         start=keeper.step,

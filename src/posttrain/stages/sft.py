@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from itertools import takewhile
 from typing import Any
 
 from posttrain.build.cluster import stage_learner
@@ -39,7 +40,8 @@ def run_sft(setup: Setup, job: Job) -> dict[str, Any]:
     rows = fitting(sft_rows(setup), setup.policy, section=section)
     if rows.note:
         job.say(rows.note)
-    total_steps = num_steps(len(rows.train), section.batch_size, epochs=section.epochs)
+    size, count = section.batch_size, len(rows.train)
+    total_steps = num_steps(count, size, epochs=section.epochs, steps=section.steps)
     with job.stage("sft", total_steps=total_steps) as stage:
         return _learn(setup, stage, rows=rows, total_steps=total_steps)
 
@@ -56,7 +58,9 @@ def _learn(setup: Setup, stage: OpenStage, *, rows: SftRows, total_steps: int) -
     if keeper.begins_at is not None:
         begins_at = keeper.begins_at
         best.restore(begins_at.path, begins_at.state["held_out"], step=begins_at.step)
-    every = section.evaluate_every or evaluation_steps(total_steps, epochs=section.epochs)
+    passes = -(-total_steps // num_steps(len(rows.train), section.batch_size, epochs=1))
+    every = section.evaluate_every or evaluation_steps(total_steps, epochs=passes)
+    patience = (section.patience or total_steps + 1) * every  # in steps
 
     def measured(step: int) -> dict[str, float]:
         if not rows.test or (step % every and step != total_steps):
@@ -83,17 +87,22 @@ def _learn(setup: Setup, stage: OpenStage, *, rows: SftRows, total_steps: int) -
         chosen = batches(
             rows.train,
             section.batch_size,
-            epochs=section.epochs,
+            steps=total_steps,
             pad_token=policy.pad_token,
             seed=recipe.run.seed,
             start=keeper.step,
         )
-        fit(chosen, guarded, objective=likelihood, on_step=on_step, start=keeper.step)
+        patient = takewhile(lambda _: best.steps_since < patience, chosen)
+        fit(patient, guarded, objective=likelihood, on_step=on_step, start=keeper.step)
     with phase("saving the model"):
         _save(stage.folder, learner, best=best, result=section.result)
         picture = stage.folder.path / "curves.png"
         plot_curves(stage.folder.records(), picture, title="Supervised fine-tuning")
     found: dict[str, Any] = {"demonstrations": len(rows.train)}
+    if best.steps_since >= patience:
+        found["stopped_at"] = best.record()["last"]["step"]
+        lowest = f"the held-out loss was lowest at step {best.record()['best']['step']}"
+        keeper.info(f"sft stops at step {found['stopped_at']} of {total_steps}: {lowest}")
     return {**found, "held_out": len(rows.test), **best.record()} if rows.test else found
 
 

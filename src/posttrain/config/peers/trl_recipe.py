@@ -209,13 +209,31 @@ class _Translation:
         elif kind not in (None, "nll"):
             self.notes.append(f"loss_type = {kind!r}: no counterpart")
         passes, steps = self._take("num_train_epochs", 3), self._take("max_steps", -1)
-        self._put(f"{self.stage}.epochs", max(1, round(passes)))
-        if steps > 0:
-            self.notes.append(f"max_steps = {steps}: a stage is counted in epochs; set epochs")
+        self._put(
+            f"{self.stage}.{'steps' if steps > 0 else 'epochs'}",
+            steps if steps > 0 else max(1, round(passes)),
+        )
         if (longest := self._take("max_length")) is not None:
+            here = self.stage == "sft"
+            if here:
+                self._put("sft.max_length", longest)
+            over = "that" if here else "the model's context"
+            self.notes.append(f"max_length = {longest}: rows over {over} are left out, none is cut")
+        if self.stage == "sft":
+            self._train_on()
+
+    def _train_on(self) -> None:
+        """What is learned: TRL learns whole conversations, unless it is told otherwise."""
+        said = self._take("assistant_only_loss")
+        if self._take("completion_only_loss") is False:
+            self._put("sft.train_on", "all")
+        elif said is not True:
             self.notes.append(
-                f"max_length = {longest}: rows over the model's context are left out, none is cut"
+                "sft.train_on: of conversations TRL learns every token, of completions theirs; here"
+                ' the turns of the assistant are learned, all tokens with sft.train_on = "all"'
             )
+        if (text := self._take("dataset_text_field", "text")) != "text":
+            self._put("sft.columns.text", text)
 
     def _common(self) -> None:
         first, second = self._take("adam_beta1", 0.9), self._take("adam_beta2", 0.999)

@@ -52,6 +52,7 @@ def read_gguf(
         config = AutoConfig.from_pretrained(**where)
         # By class: the automatic choice of some versions adds tokens that the file does not have.
         tokenizer = PreTrainedTokenizerFast.from_pretrained(**where)
+        _read_head_size(config, file)
         _check_size(config, file)
         with no_init_weights():  # all of them are in the file
             model = AutoModelForCausalLM.from_config(
@@ -96,6 +97,15 @@ def _weights(file: Path, model: PreTrainedModel) -> dict[str, Tensor]:
             kept = np.require(found.weights, requirements=("C", "W"))  # not the file's own memory
             parsed["tensors"][names[found.name]] = torch.from_numpy(kept)
     return parsed["tensors"]
+
+
+def _read_head_size(config: PretrainedConfig, file: Path) -> None:
+    """The size of an attention head, which transformers takes for its family's default (Qwen3)."""
+    import gguf
+
+    found = gguf.GGUFReader(str(file)).fields.get(f"{config.model_type}.attention.key_length")
+    if found is not None and getattr(config, "head_dim", None) is not None:
+        config.head_dim = int(found.contents())
 
 
 def _check_magic(file: Path) -> None:

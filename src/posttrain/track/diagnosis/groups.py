@@ -18,6 +18,7 @@ from posttrain.track.diagnosis.history import (
     mostly,
     scaled,
     series,
+    sft_scaled,
 )
 
 
@@ -48,7 +49,7 @@ def _agreement(history: History, setup: Background, *, equal: bool) -> tuple[str
     if wrong:
         case = "every episode scores 0" if setup.environment else "all wrong"
         if setup.warmed_up:
-            return f"{case} after [sft]", scaled(setup, "sft.epochs", by=2)
+            return f"{case} after [sft]", sft_scaled(setup, by=2)
         return case, scaled(setup, "rl.group_size", by=4)
     if 0.95 <= value <= FULL and (setup.decides or gap(history, setup) is not None):
         return _all_right(history, setup)
@@ -62,7 +63,7 @@ def _all_right(history: History, setup: Background) -> tuple[str, str]:
     if found is None:
         return "all right, and held-out ones are not known", ""
     if found.clear:
-        change = scaled(setup, "sft.epochs", by=0.3) if setup.warmed_up else ""
+        change = sft_scaled(setup, by=0.3) if setup.warmed_up else ""
         return "all right on train prompts, and not on held-out ones", change
     return "all right", ""
 

@@ -120,6 +120,15 @@ def scaled(setup: Background, key: str, *, by: float) -> str:
     return "" if new == value else f"--{key} {new:g}"
 
 
+def sft_scaled(setup: Background, *, by: float) -> str:
+    """The override that makes sft so many times as long: by its steps, where they are given.
+
+    >>> sft_scaled(Background(keys={"sft.epochs": 1, "sft.steps": 30}), by=2)
+    '--sft.steps 60'
+    """
+    return scaled(setup, "sft.steps", by=by) or scaled(setup, "sft.epochs", by=by)
+
+
 def in_shares(metrics: Mapping[str, float], setup: Background) -> dict[str, float]:
     """The metrics with every reward of its own as a share of its full marks.
 

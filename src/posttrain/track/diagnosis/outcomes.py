@@ -21,6 +21,7 @@ from posttrain.track.diagnosis.history import (
     resamples,
     scaled,
     series,
+    sft_scaled,
     share_error,
 )
 
@@ -40,7 +41,7 @@ def memorised(history: History, setup: Background) -> Seen | None:
     if not setup.warmed_up or start < 0.9:
         return Seen(found.text, case="in rl", change=scaled(setup, "rl.steps", by=0.5))
     case = "by [sft], on the prompts of rl" if setup.shared_prompts else "by [sft]"
-    return Seen(found.text, case=case, change=scaled(setup, "sft.epochs", by=0.3))
+    return Seen(found.text, case=case, change=sft_scaled(setup, by=0.3))
 
 
 def nothing_learned(history: History, setup: Background) -> Seen | None:
@@ -112,7 +113,7 @@ def _reason(history: History, setup: Background, *, fell: bool) -> tuple[str, st
         return "all was right before", ""
     if right and max(right) <= 0.02 and not setup.environment:  # whose scores may be below 0
         if setup.warmed_up:
-            return "never right, after [sft]", scaled(setup, "sft.epochs", by=2)
+            return "never right, after [sft]", sft_scaled(setup, by=2)
         return "never right", scaled(setup, "rl.group_size", by=2)
     moved = series(history, "objective/kl")[-WINDOW:]
     if moved and statistics.fmean(moved) < HARDLY:

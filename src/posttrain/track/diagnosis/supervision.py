@@ -37,7 +37,8 @@ def sft_memorises(history: History, setup: Background) -> Seen | None:
         f"now, while the train loss fell from {statistics.fmean(near):.3f} to "
         f"{statistics.fmean(now):.3f}"
     )
-    return Seen(text, change=f"--sft.epochs {epoch}" if epoch else "")
+    key, value = ("epochs", epoch) if epoch else ("steps", step)
+    return Seen(text, change=f"--sft.{key} {value}" if epoch or "sft.steps" in setup.keys else "")
 
 
 def score_follows_length(history: History, setup: Background) -> Seen | None:
