@@ -212,3 +212,20 @@ def test_two_folders_of_one_name_are_two_runs(hostile: Path, tmp_path: Path) -> 
     found: list[ShownRun] = shelf.look()
     assert [run.name for run in found] == ["hostile", "hostile-2"]
     assert [run.folder for run in found] == [hostile, other]
+
+
+def test_characters_of_several_tokens_are_whole_in_what_is_tried(tmp_path: Path) -> None:
+    """The texts of the events add up to the answer."""
+    from byte_models import SAID, taught_model
+
+    from posttrain.stages.loaded_policy import Policy
+    from posttrain.viewer.trying import sample
+
+    with Policy(taught_model(tmp_path / "model")) as policy:
+        asked = {"prompt": "Speak.", "samples": 2, "max_new_tokens": 64, "seed": 0}
+        events = list(sample(policy, temperature=0.0, **asked))
+    for number in range(2):
+        said = [event for event in events if event.get("sample") == number]
+        assert "".join(event["text"] for event in said) == SAID
+        assert [event["end"] for event in said] == [False] * (len(said) - 1) + [True]
+    assert events[-1] == {"done": True, "cut": [False, False]}
