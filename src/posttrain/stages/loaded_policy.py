@@ -96,6 +96,11 @@ class Policy:
         """The tokenizer of transformers."""
         return self.policy.tokenizer
 
+    @property
+    def pad_token(self) -> int:
+        """What fills the rows of a batch; masks never come from it."""
+        return self.policy.pad_token
+
     @showing()
     def generate(
         self,
