@@ -28,7 +28,7 @@ LAYERS = [
     ["rollout", "learn", "runs", "report", "walkthrough"],
     ["pipelines"],
     ["config", "build", "check", "estimate", "stages", "distributed"],
-    ["api", "viewer", "cli"],
+    ["api", "parts", "viewer", "serving", "cli"],
     ["__main__"],
 ]
 

@@ -203,8 +203,8 @@ def test_misspelled_and_missing_options_say_so(tmp_path: Path) -> None:
 def test_what_generate_cannot_do_is_said(folder: Path) -> None:
     with pytest.raises(ValueError, match="max_new_tokens: must be at least 1, got 0"):
         posttrain.generate(folder, "3+4=", max_new_tokens=0)
-    with pytest.raises(ValueError, match="prompt: expected one prompt as text"):
-        posttrain.generate(folder, ["3+4=", "1+1="])
+    with pytest.raises(ValueError, match="prompts: expected a text, the messages of a chat"):
+        posttrain.generate(folder, None)
 
 
 def test_some_reward_needs_a_weight(tmp_path: Path) -> None:

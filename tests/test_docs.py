@@ -86,6 +86,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
         rewards = namespace["rewards"]
         assert rewards[0] < 0.2, rewards
         assert rewards[-1] > 0.7, rewards
+        assert namespace["batch"].rewards.mean() > 0.7  # and so must the loop of their own
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -24,7 +24,8 @@ from posttrain.protocols import Env, Reward, Split, Task
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.play import Ask, Place, Show
 from posttrain.stages.eval import evaluate_recipe
-from posttrain.stages.generate import generate_from, open_player, stopping
+from posttrain.stages.generate import generate_from, open_player
+from posttrain.stages.loaded_policy import Asked, Policy, stopping
 from posttrain.stages.results import Run
 from posttrain.stages.run import run
 from posttrain.types import Rollout
@@ -33,6 +34,7 @@ __all__ = [
     "dpo",
     "evaluate",
     "generate",
+    "Policy",
     "play",
     "prefer",
     "reward",
@@ -247,7 +249,7 @@ def evaluate(
 
 def generate(
     model: str | Path,
-    prompt: str,
+    prompt: Asked | Sequence[Asked],
     *,
     num_samples: int = 1,
     seed: int = 0,
@@ -260,9 +262,10 @@ def generate(
 ) -> list[Rollout]:
     """What a model answers to a prompt, up to a string of ``stop``; greedy without a temperature.
 
-    A run folder, a model folder inside one, or a recipe also brings its chat template, system
-    message, stop strings and longest answer. Otherwise, without ``max_new_tokens``, 256 or what
-    the context leaves.
+    The prompt is a text, messages of a chat, or a list of prompts. Each call loads the model: a
+    :class:`Policy` stays loaded. A run folder, a model folder inside one, or a recipe also brings
+    its chat template, system message, stop strings and longest answer. Otherwise, without
+    ``max_new_tokens``, 256 or what the context leaves.
     """
     return generate_from(
         find_source(model),

@@ -11,15 +11,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from viewed_runs import TOKEN, Served
 
 from posttrain.runs import Filter
@@ -28,7 +25,6 @@ from posttrain.viewer import shelf as shelf_module
 from posttrain.viewer.page_answers import ANSWERS
 from posttrain.viewer.rollout import explain_rollout, rollout_page
 from posttrain.viewer.shelf import NotRecordedError, Shelf, ShownRun, check_run
-from posttrain.viewer.trying import Loaded, sample
 
 pytest.importorskip("fastapi")
 
@@ -208,36 +204,6 @@ def test_a_model_answers_token_by_token(served: Served) -> None:
         assert ask(served, "/api/try", data=data)[0] in (404, 422), wrong
 
 
-def test_a_character_of_several_tokens_comes_whole() -> None:
-    """The bytes of é and of an emoji are tokens of their own; one is left unfinished at the end."""
-    said = "aé🙂b".encode() + "é".encode()[:1]
-
-    class Model:
-        device = "cpu"
-        config = SimpleNamespace(get_text_config=lambda: SimpleNamespace())
-
-        def __call__(self, input_ids: Any, **given: Any) -> Any:
-            place = given["past_key_values"] or 0
-            logits = torch.zeros(len(input_ids), 1, 300)
-            logits[:, -1, said[place]] = 100.0
-            return SimpleNamespace(logits=logits, past_key_values=place + 1)
-
-    def decode(tokens: list[int], **given: Any) -> str:
-        return bytes(tokens).decode(errors="replace")
-
-    template = SimpleNamespace(
-        render=lambda prompt: replace(prompt, tokens=(1,)),
-        decode=decode,
-        tokenizer=SimpleNamespace(decode=decode),
-    )
-    loaded = Loaded(Path(), SimpleNamespace(model=Model(), end_tokens=(299,)), template)
-    events = sample(
-        loaded, prompt="?", samples=1, max_new_tokens=len(said), seed=0, temperature=0.0
-    )
-    texts = [event["text"] for event in events if "sample" in event]
-    assert texts == ["a", "", "é", "", "", "", "🙂", "b", "\ufffd"]
-
-
 def test_the_page_is_answered_while_a_model_is_made_ready(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,3 +358,20 @@ def test_two_folders_of_one_name_are_two_runs(hostile: Path, tmp_path: Path) -> 
     found: list[ShownRun] = shelf.look()
     assert [run.name for run in found] == ["hostile", "hostile-2"]
     assert [run.folder for run in found] == [hostile, other]
+
+
+def test_characters_of_several_tokens_are_whole_in_what_is_tried(tmp_path: Path) -> None:
+    """The texts of the events add up to the answer."""
+    from byte_models import SAID, taught_model
+
+    from posttrain.stages.loaded_policy import Policy
+    from posttrain.viewer.trying import sample
+
+    with Policy(taught_model(tmp_path / "model")) as policy:
+        asked = {"prompt": "Speak.", "samples": 2, "max_new_tokens": 64, "seed": 0}
+        events = list(sample(policy, temperature=0.0, **asked))
+    for number in range(2):
+        said = [event for event in events if event.get("sample") == number]
+        assert "".join(event["text"] for event in said) == SAID
+        assert [event["end"] for event in said] == [False] * (len(said) - 1) + [True]
+    assert events[-1] == {"done": True, "cut": [False, False]}

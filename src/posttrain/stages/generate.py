@@ -2,98 +2,48 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from posttrain.build.model_source import Source, find_source, over
-from posttrain.build.sampler import make_engine, make_plain_sampler, until_done
-from posttrain.build.scoring import make_environment
+from posttrain.build.sampler import make_plain_sampler
 from posttrain.build.setup import (
     Setup,
     choose_device,
     make_policy,
     make_setup,
-    make_task_env,
     make_template,
     of_any_model,
 )
-from posttrain.config import Recipe, resolve
+from posttrain.config import resolve
 from posttrain.envs import ENVS
 from posttrain.models.cache import context_length
 from posttrain.protocols import Env, Split
-from posttrain.rollout.collect import collect, collect_scored
-from posttrain.rollout.environment import talking
+from posttrain.rollout.collect import collect_scored
 from posttrain.rollout.play import UNSCORED, Ask, Place, Show, TypedEnv, WatchedEngine, typed_engine
 from posttrain.runs.finished import check_model
 from posttrain.stages.eval import DEFAULT_TOKENS, tell_alone
-from posttrain.track.progress import phase, showing
+from posttrain.stages.loaded_policy import Policy, longest_answer, stop_strings, stopping
+from posttrain.track.progress import showing
 from posttrain.types import Prompt, Rollout, Sampling
 
 TYPED = "posttrain.rollout.play:one_prompt"  # the task of a prompt that was typed
 
 
-@showing()
 def generate_from(
     source: Source,
-    prompt: str,
+    prompt: Any,
     *,
     overrides: Sequence[str] = (),
-    num_samples: int,
-    seed: int,
     chat: bool | str | None,
-    max_new_tokens: int | None,
     stop: Sequence[str] | None = None,
     **drawing: Any,
 ) -> list[Rollout]:
-    """The same from settings that are known, with overrides as on the command line.
-
-    Where the run has an environment, it replies, and an answer has the score that it gave.
-    """
-    if not isinstance(prompt, str):
-        raise ValueError(f"prompt: expected one prompt as text, got {prompt!r}")
-    # Without a chat nobody hears a system message.
-    changes = {"chat": chat, "system": "" if chat is False else None}
-    recipe = source.recipe(over(source.values, model=changes, **stopping(stop)), overrides)
-    tell_alone(recipe)
-    check_model(recipe.model.name)
-    device = choose_device(recipe)
-    policy = make_policy(recipe, recipe.model.name, device=device)
-    env = make_task_env(recipe, policy)
-    template = make_template(recipe, policy, env=env)
-    engine = make_engine("native", policy, template=template, compute=recipe.model.compute)
-    question = Prompt(id="prompt", text=prompt)
-    question = replace(question, tokens=template.render(question).tokens)
-    limit = context_length(policy.model)
-    longest = _longest(recipe) or DEFAULT_TOKENS
-    room = longest if limit is None else max(1, limit - len(question.tokens))
-    tokens = min(longest, room) if max_new_tokens is None else max_new_tokens
-    sampling = Sampling(max_new_tokens=tokens, stop=_stop(recipe), **drawing)
-    environment = make_environment(recipe.environment, env, template=template, policy=policy)
-    talks = talking(environment)
-    with until_done(engine), phase("sampling", total=num_samples, unit="answers"):
-        try:
-            answers = collect(
-                engine,
-                [question],
-                sampling=sampling,
-                num_samples=num_samples,
-                seed=seed,
-                reply=talks,
-            )
-        finally:
-            if environment is not None:
-                environment.close()
-    if talks is None:
-        return answers
-    broken = next((score.reason for score in talks.scores.values() if not score.ok), "")
-    if broken:
-        warnings.warn(
-            f"task.env: {broken}; a prompt given here has no columns of a row", stacklevel=3
-        )
-    return [replace(answer, score=talks.scores.get(n)) for n, answer in enumerate(answers)]
+    """What a model answers, with overrides as on the command line: a policy for this one call."""
+    with Policy(source, chat=chat, stop=stop, overrides=overrides) as policy:
+        return policy.generate(prompt, **drawing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,8 +146,8 @@ def open_player(
     return Player(
         setup=setup,
         engine=WatchedEngine(engine, show),
-        max_new_tokens=max_new_tokens or _longest(recipe) or room,
-        stop=_stop(recipe),
+        max_new_tokens=max_new_tokens or longest_answer(recipe) or room,
+        stop=stop_strings(recipe),
         drawing=drawing,
     )
 
@@ -254,18 +204,3 @@ def _of_episode(
     # Only the environment can score it: that takes no workers.
     values = source.evaluation(task=own, given=["rewards"])
     return over({k: v for k, v in values.items() if k != "rewards"}, grading={"workers": 0})
-
-
-def _longest(recipe: Recipe) -> int | None:
-    """How long an answer may be, where the recipe says so."""
-    known = [section.max_new_tokens for section in (recipe.eval, recipe.rl) if section is not None]
-    return next((number for number in known if number is not None), None)
-
-
-def _stop(recipe: Recipe) -> tuple[str, ...]:
-    return tuple(recipe.rl.stop) if recipe.rl is not None else ()
-
-
-def stopping(stop: Sequence[str] | None) -> dict[str, Any]:
-    """Stop strings in their section, which a model alone does not have."""
-    return {} if stop is None else {"rl": {"stop": stop}}

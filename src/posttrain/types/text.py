@@ -11,6 +11,16 @@ ScoreState = Literal["ok", "invalid", "timeout", "crashed"]
 StopReason = Literal["stop", "length", "stop_string", "max_turns", "max_tokens"]
 
 
+def shortened(text: str, length: int) -> str:
+    """A text of at most so many characters; of a longer one its beginning and its end.
+
+    >>> shortened("2+2=", 5), shortened("a long question", 9)
+    ('2+2=', 'a lo…tion')
+    """
+    half = (length - 1) // 2
+    return text if len(text) <= length else f"{text[: length - 1 - half]}…{text[-half:]}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
     """One question put to the policy, and what a reward may want to know about it.
@@ -189,7 +199,7 @@ class Score:
         return self.state == "ok"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Rollout:
     """A prompt, the turns that followed and their score; ``group`` numbers the prompt in its batch.
 
@@ -203,6 +213,8 @@ class Rollout:
     >>> rollout = Rollout(prompt=Prompt(id="0", text="?"), turns=(asked, reply), group=0)
     >>> rollout.tokens, rollout.mask, rollout.logprobs, rollout.text
     ((5, 6, 9), (True, True, False), (-1.0, -2.0, 0.0), '6*7=')
+    >>> rollout
+    Rollout('?' → '6*7=', 3 tokens, 2 turns, stop)
     """
 
     prompt: Prompt
@@ -212,6 +224,16 @@ class Rollout:
     greedy: Rollout | None = None
     engine: str = field(default="", compare=False)
     limit: Literal["", "max_turns", "max_tokens"] = ""
+
+    def __repr__(self) -> str:
+        """What was asked and answered, in one line: the tokens would be pages."""
+        facts = [f"{len(self.tokens)} token{'s' * (len(self.tokens) != 1)}"]
+        facts += [f"{len(self.turns)} turns"] if len(self.turns) > 1 else []
+        facts += [self.stop_reason] if any(turn.sampled for turn in self.turns) else []
+        if self.score is not None:
+            facts += [f"score {self.score.value:g}" if self.score.ok else self.score.state]
+        asked, answer = shortened(self.prompt.text, 40), shortened(self.text, 60)
+        return f"Rollout({asked!r} → {answer!r}, {', '.join(facts)})"
 
     @property
     def tokens(self) -> tuple[int, ...]:
