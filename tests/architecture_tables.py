@@ -21,7 +21,7 @@ NAMED_BY_STAGE = {"stages.reward", "stages.rl", "sandbox.wire", "sandbox.worker"
 
 # Lower never imports higher, and packages of the same layer never import each other.
 LAYERS = [
-    ["types", "registry", "disk", "written", "forked", "sandbox"],
+    ["types", "registry", "disk", "written", "forked", "options", "sandbox"],
     ["protocols", "algorithms"],
     ["data", "rewards", "tasks", "envs", "models", "track"],
     ["fast"],  # stands on models, which do without it
@@ -87,6 +87,7 @@ STANDARD_AND_TORCH_ONLY = {
     "disk",
     "written",
     "forked",
+    "options",
     "protocols",
     "algorithms",
 }  # "" is the root
@@ -152,6 +153,7 @@ MAY_NAME_PIECES = [
     "config.data_stages",
     "config.peers",
     "config.reference",
+    "options",  # written from the sections
     "walkthrough",
 ]
 # A stage that has the name of the best known of its losses.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from typing import Any
 
 from posttrain.build.cluster import stage_learner
@@ -15,6 +16,7 @@ from posttrain.pipelines.likelihood import batches, held_out_loss, likelihood
 from posttrain.protocols import Learner
 from posttrain.report.plot import plot_curves
 from posttrain.runs import StageFolder
+from posttrain.stages.evaluation import answers
 from posttrain.stages.guards import guard_learner
 from posttrain.stages.job import Job
 from posttrain.stages.open_stage import OpenStage, logged
@@ -77,6 +79,7 @@ def _learn(setup: Setup, stage: OpenStage, *, rows: SftRows, total_steps: int) -
         },
         more=best.keep,
     )
+    stage.callbacks.generate = partial(answers, setup, learner=learner)
     with keeper.stepping():
         if rows.test and not keeper.step:
             stage.tracker.log(0, measured(0))
@@ -88,6 +91,7 @@ def _learn(setup: Setup, stage: OpenStage, *, rows: SftRows, total_steps: int) -
             seed=recipe.run.seed,
             start=keeper.step,
         )
+        chosen = stage.callbacks.until_ended(chosen)
         fit(chosen, guarded, objective=likelihood, on_step=on_step, start=keeper.step)
     with phase("saving the model"):
         _save(stage.folder, learner, best=best, result=section.result)
