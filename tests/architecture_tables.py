@@ -21,7 +21,7 @@ NAMED_BY_STAGE = {"stages.reward", "stages.rl", "sandbox.wire", "sandbox.worker"
 
 # Lower never imports higher, and packages of the same layer never import each other.
 LAYERS = [
-    ["types", "registry", "disk", "written", "forked", "model_paths", "sandbox"],
+    ["types", "registry", "disk", "written", "forked", "model_paths", "options", "sandbox"],
     ["protocols", "algorithms"],
     ["data", "rewards", "tasks", "envs", "models", "track"],
     ["fast"],  # stands on models, which do without it
@@ -88,6 +88,7 @@ STANDARD_AND_TORCH_ONLY = {
     "written",
     "forked",
     "model_paths",
+    "options",
     "protocols",
     "algorithms",
 }  # "" is the root
@@ -153,6 +154,7 @@ MAY_NAME_PIECES = [
     "config.data_stages",
     "config.peers",
     "config.reference",
+    "options",  # written from the sections
     "walkthrough",
 ]
 # A stage that has the name of the best known of its losses.

@@ -33,7 +33,8 @@ def taught_model(folder: Path) -> Path:
     )
     template = Template(tokenizer, chat=True, end_tokens=end_tokens(FAMILY, tokenizer))
     chat = [{"role": "user", "content": "Speak."}, {"role": "assistant", "content": SAID}]
-    tokens, mask = (torch.tensor(each)[None] for each in template.render_conversation(chat))
+    (row,) = template.render_conversation(chat)
+    tokens, mask = (torch.tensor(each)[None] for each in row)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(90):
         labels = tokens.masked_fill(~mask, -100)

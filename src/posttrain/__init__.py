@@ -15,19 +15,36 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
-    from posttrain.api import Policy, Run, dpo, evaluate, generate, play, prefer, reward, rl, sft
+    from posttrain.api import (
+        Callback,
+        Policy,
+        Run,
+        StepDone,
+        Stop,
+        dpo,
+        evaluate,
+        generate,
+        play,
+        prefer,
+        reward,
+        rl,
+        sft,
+    )
     from posttrain.types import Batch, Prompt, Rollout, Sampling, Score, Terms, Turn
 
 __version__ = "0.1.0"  # the only place with the version: pyproject.toml reads it from here
 
 __all__ = [
     "Batch",
+    "Callback",
     "Policy",
     "Prompt",
     "Rollout",
     "Run",
     "Sampling",
     "Score",
+    "StepDone",
+    "Stop",
     "Terms",
     "Turn",
     "__version__",
@@ -41,7 +58,21 @@ __all__ = [
     "sft",
 ]
 
-_JOBS = ("Policy", "Run", "dpo", "evaluate", "generate", "play", "prefer", "reward", "rl", "sft")
+_JOBS = (
+    "Callback",
+    "Policy",
+    "Run",
+    "StepDone",
+    "Stop",
+    "dpo",
+    "evaluate",
+    "generate",
+    "play",
+    "prefer",
+    "reward",
+    "rl",
+    "sft",
+)
 _TYPES = ("Batch", "Prompt", "Rollout", "Sampling", "Score", "Terms", "Turn")
 
 

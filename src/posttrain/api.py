@@ -1,8 +1,9 @@
 """The same from Python: ``posttrain.rl``, ``posttrain.sft``, ``posttrain.evaluate``.
 
-Options are those of the recipe's section of the same name, checked by the same rules; those of
-``[run]`` and ``[model]`` are ``run_options={"trackers": ["wandb"]}`` and ``model_options``. A run
-that was cut short goes on exactly where it was when it is called again with ``resume=True``.
+Options are those of the recipe's section of the same name, checked by the same rules, and typed
+(:mod:`posttrain.options`). Other sections are mappings: ``run_options={"trackers": ["wandb"]}`` and
+``model_options`` for ``[run]`` and ``[model]``, the rest by their own names. A run that was cut
+short goes on exactly where it was when it is called again with ``resume=True``.
 """
 
 from __future__ import annotations
@@ -11,26 +12,43 @@ import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from posttrain.build.model_source import find_source, folder_name, model_name, over
-from posttrain.build.rows import Rows, data_name, has_test, rows_task
-from posttrain.build.setup import Supplied
-from posttrain.config import Recipe, recipe_from_dict
-from posttrain.config.recipe_rules import NO_WEIGHT
-from posttrain.config.specs import MODEL_REWARD
+from posttrain.build.model_source import find_source, over
+from posttrain.build.rows import data_name, has_test, rows_task
+from posttrain.options.section_options import EvalOptions
+from posttrain.options.stage_options import (
+    DpoOptions,
+    EvaluateOptions,
+    PreferOptions,
+    RewardOptions,
+    RlOptions,
+    SftOptions,
+)
+from posttrain.pipelines.callbacks import Callback, StepDone, Stop
 from posttrain.pipelines.evaluate import Evaluation
-from posttrain.protocols import Env, Reward, Split, Task
-from posttrain.rewards.scorer import RewardScorer
+from posttrain.protocols import Env, Split
 from posttrain.rollout.play import Ask, Place, Show
 from posttrain.stages.eval import evaluate_recipe
 from posttrain.stages.generate import generate_from, open_player
 from posttrain.stages.loaded_policy import Asked, Policy, stopping
 from posttrain.stages.results import Run
-from posttrain.stages.run import run
+from posttrain.stages.whole.from_python import (
+    Data,
+    Model,
+    Rewards,
+    TaskLike,
+    TrainingCall,
+    make_recipe,
+    named_model,
+    split_sections,
+)
 from posttrain.types import Rollout
 
 __all__ = [
+    "Callback",
+    "StepDone",
+    "Stop",
     "dpo",
     "evaluate",
     "generate",
@@ -42,182 +60,191 @@ __all__ = [
     "sft",
 ]
 
-Rewards = str | Reward | Mapping[Any, Any] | Sequence[str | Reward]
-
 
 def rl(
     *,
-    model: str | Path = "tiny",
-    prompts: str | Path | Rows | None = None,
+    model: Model = "tiny",
+    tokenizer: Any = None,
+    prompts: Data | None = None,
     reward: Rewards | None = None,
-    task: str | Mapping[str, Any] | Task | None = None,
-    test_prompts: str | Path | Rows = (),
-    folder: str | Path = "runs/rl",
+    task: TaskLike | None = None,
+    test_prompts: Data = (),
+    folder: str | Path | None = None,
     seed: int = 0,
     resume: bool = False,
+    overwrite: bool = False,
     allow_changes: Sequence[str] = (),
-    evaluate: bool = True,
-    run_options: Mapping[str, Any] | None = None,
-    model_options: Mapping[str, Any] | None = None,
-    adapter: Mapping[str, Any] | None = None,
-    grading: Mapping[str, Any] | None = None,
-    environment: Mapping[str, Any] | None = None,
-    **options: Any,
+    evaluate: bool | EvalOptions = True,
+    callbacks: Sequence[Callback] = (),
+    **options: Unpack[RlOptions],
 ) -> Run:
     """Reinforcement learning: a model, prompts and a reward in; a run with a better model out.
 
-    ``prompts`` are strings, or rows with a ``prompt`` and the columns that the reward wants, or a
-    file or hub id of those; ``reward`` is a function, a name, a list of them, or a table with
-    weights. In their place ``task`` names a task, or is one. With test prompts the model is
-    evaluated before and after. Rewards run in worker processes; ``grading={"workers": 0}`` runs
-    them in this one, where they may change its variables; an environment (``task={"name": ...,
-    "env": ...}``) runs as ``environment`` says in the same way. The other options are those of
+    ``model`` is a name, a folder or a model object with its ``tokenizer``. ``prompts`` are strings,
+    or rows with a ``prompt`` and the columns that the reward wants, or a file or hub id of those;
+    ``reward`` is a function, a name, a list of them, or a table with weights. In their place
+    ``task`` names a task, or is one. With test prompts the model is evaluated before and after,
+    with options of ``[eval]`` if ``evaluate`` is a mapping. Rewards run in worker processes;
+    ``grading={"workers": 0}`` runs them in this one, where they may change its variables; an
+    environment (``task={"name": ..., "env": ...}``) runs as ``environment`` says in the same way.
+    Without a ``folder`` the run goes to the next of ``runs/rl-1``, ``runs/rl-2`` …; ``overwrite``
+    replaces the run in a folder, ``resume`` goes on with it, and more ``steps`` prolong it.
+    ``callbacks`` are called after every step with a :class:`StepDone`: they add numbers to its
+    record, or end the stage with a :class:`Stop`. The other options are those of
     ``[rl]``: ``algorithm="grpo"``, ``steps=100`` …
     """
     chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts)
-    stages = ["rl", "eval"] if evaluate and has_test(chosen) else ["rl"]
-    given = {
-        **_begun(
-            model,
-            folder,
-            stages=stages,
-            seed=seed,
-            options=(run_options, model_options),
-            adapter=adapter,
-        ),
-        "grading": dict(grading or {}),
-        "environment": dict(environment or {}),
-        "rl": options,
-    }
-    return run(*_recipe(given, chosen, reward=reward), resume=resume, allow_changes=allow_changes)
+    evaluated = evaluate is not False and has_test(chosen)
+    call = TrainingCall(
+        model=model,
+        tokenizer=tokenizer,
+        folder=folder,
+        seed=seed,
+        resume=resume,
+        overwrite=overwrite,
+        allow_changes=allow_changes,
+        callbacks=callbacks,
+    )
+    asked = {"eval": dict(evaluate)} if evaluated and isinstance(evaluate, Mapping) else {}
+    stages = ["rl", "eval"] if evaluated else ["rl"]
+    return call.run(stages, options, beside=asked, task=chosen, reward=reward)
 
 
 def sft(
     *,
-    model: str | Path = "tiny",
-    data: str | Path | Rows = "task",
-    task: str | Mapping[str, Any] | Task | None = None,
-    folder: str | Path = "runs/sft",
+    model: Model = "tiny",
+    tokenizer: Any = None,
+    data: Data = "task",
+    task: TaskLike | None = None,
+    folder: str | Path | None = None,
     seed: int = 0,
     resume: bool = False,
+    overwrite: bool = False,
     allow_changes: Sequence[str] = (),
-    run_options: Mapping[str, Any] | None = None,
-    model_options: Mapping[str, Any] | None = None,
-    adapter: Mapping[str, Any] | None = None,
-    **options: Any,
+    callbacks: Sequence[Callback] = (),
+    **options: Unpack[SftOptions],
 ) -> Run:
     """Supervised fine-tuning on demonstrations, a file or rows, or on a task's own answers.
 
     The other options are those of ``[sft]``: ``epochs=2``, ``learning_rate=1e-4`` …
     """
     chosen = rows_task(task, prompts=None, test_prompts=())
-    given = {
-        **_begun(
-            model,
-            folder,
-            stages=["sft"],
-            seed=seed,
-            options=(run_options, model_options),
-            adapter=adapter,
-        ),
-        "sft": {"data": data_name(data), **options},
-    }
-    return run(*_recipe(given, chosen), resume=resume, allow_changes=allow_changes)
+    call = TrainingCall(
+        model=model,
+        tokenizer=tokenizer,
+        folder=folder,
+        seed=seed,
+        resume=resume,
+        overwrite=overwrite,
+        allow_changes=allow_changes,
+        callbacks=callbacks,
+    )
+    return call.run(["sft"], {"data": data_name(data), **options}, task=chosen)
 
 
 def prefer(
     *,
-    model: str | Path,
-    task: str | Mapping[str, Any] | Task | None = None,
-    prompts: str | Path | Rows | None = None,
-    test_prompts: str | Path | Rows = (),
+    model: Model,
+    tokenizer: Any = None,
+    task: TaskLike | None = None,
+    prompts: Data | None = None,
+    test_prompts: Data = (),
     reward: Rewards | None = None,
-    folder: str | Path = "runs/prefer",
+    folder: str | Path | None = None,
     seed: int = 0,
     resume: bool = False,
+    overwrite: bool = False,
     allow_changes: Sequence[str] = (),
-    run_options: Mapping[str, Any] | None = None,
-    model_options: Mapping[str, Any] | None = None,
-    **options: Any,
+    **options: Unpack[PreferOptions],
 ) -> Run:
     """Preferences between completions of a model, by rewards: ``FOLDER/prefer/pairs.jsonl``.
 
-    ``reward`` is what the annotator goes by: names with weights; without, the task's own rewards.
-    The other options are those of ``[prefer]``: ``error_rate=0.1``, ``samples=4`` …
+    ``reward`` is what the annotator goes by, as in ``rl``; without, the task's own rewards. The
+    other options are those of ``[prefer]``: ``error_rate=0.1``, ``samples=4`` …
     """
     chosen = rows_task(task, prompts=prompts, test_prompts=test_prompts)
-    table = _weights(reward)
-    if not all(isinstance(name, str) for name in table):
-        raise ValueError(
-            'reward: give the annotator\'s rewards by name, "my_module:my_function" say'
-        )
-    given = {
-        **_begun(model, folder, stages=["prefer"], seed=seed, options=(run_options, model_options)),
-        "prefer": {"rewards": dict(table), **options},
-    }
-    return run(*_recipe(given, chosen), resume=resume, allow_changes=allow_changes)
+    call = TrainingCall(
+        model=model,
+        tokenizer=tokenizer,
+        folder=folder,
+        seed=seed,
+        resume=resume,
+        overwrite=overwrite,
+        allow_changes=allow_changes,
+    )
+    return call.run(["prefer"], options, task=chosen, reward=reward)
 
 
 def reward(
     *,
-    model: str | Path,
-    data: str | Path | Rows,
-    folder: str | Path = "runs/reward",
+    model: Model,
+    data: Data,
+    tokenizer: Any = None,
+    folder: str | Path | None = None,
     seed: int = 0,
     resume: bool = False,
+    overwrite: bool = False,
     allow_changes: Sequence[str] = (),
-    run_options: Mapping[str, Any] | None = None,
-    model_options: Mapping[str, Any] | None = None,
-    adapter: Mapping[str, Any] | None = None,
-    **options: Any,
+    callbacks: Sequence[Callback] = (),
+    **options: Unpack[RewardOptions],
 ) -> Run:
     """A reward model from preferences, a file or rows: pairs, ranked sets, scored completions.
 
     The other options are those of ``[reward]``: ``epochs=2``, ``learning_rate=1e-5`` …
     """
-    sections = (run_options, model_options)
-    given = _begun(
-        model, folder, stages=["reward"], seed=seed, options=sections, adapter=adapter
-    ) | {"reward": {"data": data_name(data), **options}}
-    return run(recipe_from_dict(given), resume=resume, allow_changes=allow_changes)
+    call = TrainingCall(
+        model=model,
+        tokenizer=tokenizer,
+        folder=folder,
+        seed=seed,
+        resume=resume,
+        overwrite=overwrite,
+        allow_changes=allow_changes,
+        callbacks=callbacks,
+    )
+    return call.run(["reward"], {"data": data_name(data), **options})
 
 
 def dpo(
     *,
-    model: str | Path,
-    data: str | Path | Rows,
-    folder: str | Path = "runs/dpo",
+    model: Model,
+    data: Data,
+    tokenizer: Any = None,
+    folder: str | Path | None = None,
     seed: int = 0,
     resume: bool = False,
+    overwrite: bool = False,
     allow_changes: Sequence[str] = (),
-    run_options: Mapping[str, Any] | None = None,
-    model_options: Mapping[str, Any] | None = None,
-    adapter: Mapping[str, Any] | None = None,
-    **options: Any,
+    callbacks: Sequence[Callback] = (),
+    **options: Unpack[DpoOptions],
 ) -> Run:
     """A policy that has learned from preferences, a file or rows, without a reward model.
 
     The other options are those of ``[dpo]``: ``loss="ipo"``, ``beta=0.1``, ``epochs=2`` …
     """
-    sections = (run_options, model_options)
-    given = _begun(model, folder, stages=["dpo"], seed=seed, options=sections, adapter=adapter) | {
-        "dpo": {"data": data_name(data), **options}
-    }
-    return run(recipe_from_dict(given), resume=resume, allow_changes=allow_changes)
+    call = TrainingCall(
+        model=model,
+        tokenizer=tokenizer,
+        folder=folder,
+        seed=seed,
+        resume=resume,
+        overwrite=overwrite,
+        allow_changes=allow_changes,
+        callbacks=callbacks,
+    )
+    return call.run(["dpo"], {"data": data_name(data), **options})
 
 
 def evaluate(
-    model: str | Path,
+    model: Model,
     *,
-    task: str | Mapping[str, Any] | Task | None = None,
-    prompts: str | Path | Rows | None = None,
+    tokenizer: Any = None,
+    task: TaskLike | None = None,
+    prompts: Data | None = None,
     reward: Rewards | None = None,
     seed: int | None = None,
     stop: Sequence[str] | None = None,
-    run_options: Mapping[str, Any] | None = None,
-    model_options: Mapping[str, Any] | None = None,
-    grading: Mapping[str, Any] | None = None,
-    **options: Any,
+    **options: Unpack[EvaluateOptions],
 ) -> Evaluation:
     """Accuracy of a model on a task's test problems, or on ``prompts`` under ``reward``.
 
@@ -226,31 +253,29 @@ def evaluate(
     are refused. A recipe gives the same, and its model. ``stop`` are strings that end an answer.
     The other options are those of ``[eval]``: ``problems=200``, ``samples=8`` …
     """
-    source = find_source(model)
     chosen = rows_task(task, prompts=None, test_prompts=prompts if prompts is not None else ())
     named = chosen if isinstance(chosen, Mapping) else None
     brought = {"task": chosen, "rewards": reward}
     given = [part for part, value in brought.items() if value is not None]
-    values = over(
-        source.evaluation(task=named, given=given),
-        run={"seed": seed, **(run_options or {})},
-        model=model_options or {},
-        grading=grading or {},
-        eval=options,
-        **stopping(stop),
-    )
-    replaced = [part for part in given if not (part == "task" and named)]
-    values = {name: table for name, table in values.items() if name not in replaced}
-    for change in source.changes(given=given):
-        warnings.warn(change, stacklevel=2)
-    recipe, supplied = _recipe(values, None if named else chosen, reward=reward)
-    return evaluate_recipe(recipe, supplied, chosen=prompts is not None)
+    own, sections = split_sections(options)
+    sections["run"] = {"seed": seed, **sections.get("run", {})}
+    with named_model(model, tokenizer) as name:
+        source = find_source(name)
+        known = source.evaluation(task=named, given=given)
+        values = over(known, **sections, eval=own, **stopping(stop))
+        replaced = [part for part in given if not (part == "task" and named)]
+        values = {part: table for part, table in values.items() if part not in replaced}
+        for change in source.changes(given=given):
+            warnings.warn(change, stacklevel=2)
+        recipe, supplied = make_recipe(values, None if named else chosen, reward=reward)
+        return evaluate_recipe(recipe, supplied, chosen=prompts is not None)
 
 
 def generate(
-    model: str | Path,
+    model: Model,
     prompt: Asked | Sequence[Asked],
     *,
+    tokenizer: Any = None,
     num_samples: int = 1,
     seed: int = 0,
     chat: bool | str | None = None,
@@ -267,24 +292,26 @@ def generate(
     its chat template, system message, stop strings and longest answer. Otherwise, without
     ``max_new_tokens``, 256 or what the context leaves.
     """
-    return generate_from(
-        find_source(model),
-        prompt,
-        num_samples=num_samples,
-        seed=seed,
-        chat=chat,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        stop=stop,
-    )
+    with named_model(model, tokenizer) as name:
+        return generate_from(
+            find_source(name),
+            prompt,
+            num_samples=num_samples,
+            seed=seed,
+            chat=chat,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            stop=stop,
+        )
 
 
 def play(
-    model: str | Path,
+    model: Model,
     env: str | Path | Mapping[str, Any] | Env | Callable[..., Any] | None = None,
     *,
+    tokenizer: Any = None,
     prompt: str | None = None,
     task: str | None = None,
     split: Split = "train",
@@ -310,84 +337,22 @@ def play(
     policy or of the environment: a function from what is answered to the answer, which raises
     EOFError to end.
     """
-    player = open_player(
-        find_source(model),
-        str(env) if isinstance(env, Path) else env,
-        prompt=prompt,
-        task=task,
-        human=human,
-        ask=ask,
-        show=show,
-        chat=chat,
-        max_new_tokens=max_new_tokens,
-        max_turns=max_turns,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        stop=stop,
-    )
-    with contextlib.closing(player):
-        return player.play(player.prompt(split, index), seed=seed)
-
-
-def _begun(
-    model: object,
-    folder: object,
-    *,
-    stages: list[str],
-    seed: int,
-    options: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None],
-    adapter: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The sections ``[run]``, ``[model]`` and ``[adapter]`` of a job."""
-    place = folder_name(folder, example=f"runs/{stages[0]}")
-    run = {"folder": place, "seed": seed, "stages": stages}
-    more, loading = (dict(given or {}) for given in options)
-    if twice := sorted(run.keys() & more.keys()):
-        raise ValueError(
-            f"run_options: {', '.join(twice)} cannot be given here; folder and seed are parameters "
-            "of their own, and each stage is a function"
+    with named_model(model, tokenizer) as name:
+        player = open_player(
+            find_source(name),
+            str(env) if isinstance(env, Path) else env,
+            prompt=prompt,
+            task=task,
+            human=human,
+            ask=ask,
+            show=show,
+            chat=chat,
+            max_new_tokens=max_new_tokens,
+            max_turns=max_turns,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            stop=stop,
         )
-    return {
-        "run": {**run, **more},
-        "model": {"name": model_name(model), **loading},
-        "adapter": dict(adapter or {}),
-    }
-
-
-def _recipe(
-    given: dict[str, Any],
-    task: Task | Mapping[str, Any] | None,
-    *,
-    reward: Rewards | None = None,
-) -> tuple[Recipe, Supplied]:
-    """A recipe, and beside it the parts that are objects; what has a name goes into the recipe."""
-    if isinstance(task, Mapping):
-        given, task = {**given, "task": dict(task)}, None
-    table = _weights(reward)
-    if all(isinstance(name, str) for name in table):
-        named = {} if reward is None else {"rewards": dict(table)}
-        return recipe_from_dict({**given, **named}), _supplied(task=task)
-    if MODEL_REWARD in table:
-        raise ValueError(
-            "reward: a reward model and functions together need names; give the functions as "
-            '"my_module:my_function", importable from the current folder'
-        )
-    if "rl" in given and not any(table.values()):
-        raise ValueError(f"reward: {NO_WEIGHT}")
-    return recipe_from_dict(given), _supplied(task=task, rewards=RewardScorer(table))
-
-
-def _supplied(**given: Any) -> Supplied:
-    parts: Any = {name: part for name, part in given.items() if part is not None}
-    return Supplied(**parts)
-
-
-def _weights(reward: Rewards | None) -> Mapping[Any, Any]:
-    """The rewards with their weights; one alone, and each of a list, has 1."""
-    if isinstance(reward, Mapping):
-        return reward
-    listed = [] if reward is None else reward if isinstance(reward, list | tuple) else [reward]
-    if twice := [each for place, each in enumerate(listed) if each in listed[:place]]:
-        raise ValueError(f"reward: {twice[0]!r} is there twice; name each once")
-    return dict.fromkeys(listed, 1.0)
+        with contextlib.closing(player):
+            return player.play(player.prompt(split, index), seed=seed)

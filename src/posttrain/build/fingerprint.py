@@ -86,6 +86,9 @@ def supplied_digests(given: Supplied) -> dict[str, Any]:
         }
     if "engine" in given:
         known["engine"] = type(given["engine"]).__name__
+    if "callbacks" in given:  # what they hold may change while they work
+        names = [getattr(one, "__qualname__", type(one).__name__) for one in given["callbacks"]]
+        known["callbacks"] = names
     return {"supplied": known} if known else {}
 
 

@@ -145,9 +145,10 @@ def model_name(model: object) -> str:
     """A model as a name; a ``ValueError`` for an object, which would be taken for a strange one."""
     return _as_text(
         model,
-        'model: expected "tiny", a model or run folder, a .gguf file or a hub id, got {}; write a '
-        "model to a folder, model.save_pretrained(FOLDER) and tokenizer.save_pretrained(FOLDER), "
-        "and give that",
+        'model: expected "tiny", a model or run folder, a .gguf file, a hub id or a '
+        "PreTrainedModel of transformers, got {}; write a model to a folder, "
+        "model.save_pretrained(FOLDER) and tokenizer.save_pretrained(FOLDER), and give that; "
+        "merge adapters of peft before",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from posttrain.tasks.prompt_file import (
 )
 from posttrain.types import Prompt
 
-Rows = Sequence[str | Mapping[str, Any]]
+Rows = Iterable[str | Mapping[str, Any]]
 
 
 def data_name(data: Any, *, name: str = "data") -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,16 +66,17 @@ class Supplied(TypedDict, total=False):
     task: Task
     rewards: RewardScorer
     engine: Engine
+    callbacks: Sequence[Callable[..., Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """What a recipe comes to with one policy: all that its stages and its checks work with.
 
-    ``marks`` says what its rewards mean. ``engine`` is one that was handed over, and stays its
-    owner's to close. ``reward_model`` is where the stage reward of this run leaves its model.
-    ``cluster`` makes what learns and samples elsewhere; it is its owner's to close too. ``member``
-    is this policy's place among those that are trained in one run.
+    ``marks`` says what its rewards mean; ``handed_rewards`` are those that were handed over.
+    ``engine`` is one that was, and stays its owner's to close. ``reward_model`` is where the stage
+    reward of this run leaves its model. ``cluster`` makes what learns and samples elsewhere; it is
+    its owner's to close too. ``member`` is this policy's place among those of one run.
     """
 
     recipe: Resolved
@@ -84,6 +85,7 @@ class Setup:
     template: Template
     task: Task | None = None
     scorer: Scorer | None = None
+    handed_rewards: RewardScorer | None = None
     env: Environment | None = None
     marks: Marks = field(default_factory=Marks)
     engine: Engine | None = None
@@ -258,8 +260,11 @@ def make_setup(
         # A model's score says nothing of right or wrong: the task's own are monitored.
         specs = {**{name: monitored(given) for name, given in own.items()}, **specs}
     graded = task is not None and any(stage in ("rl", "eval") for stage in recipe.stages)
+    handed = rewards
     if rewards is None and (specs or graded):
         rewards = make_scorer(specs, template, device=device, own=reward_model)
+    elif rewards is not None and recipe.rewards:  # functions, and a reward model by name
+        rewards = rewards.joined(make_scorer(specs, template, device=device, own=reward_model))
     marks = Marks()
     if rewards is not None:
         accuracy = (recipe.task or {}).get("accuracy")
@@ -276,6 +281,7 @@ def make_setup(
         template=template,
         task=task,
         scorer=rewards,
+        handed_rewards=handed,
         env=make_environment(recipe.environment, env, template=template, policy=policy),
         marks=marks,
         engine=engine,

@@ -38,6 +38,7 @@ from posttrain.config.sections import (
     WrittenRl,
 )
 from posttrain.config.specs import (
+    MODEL_REWARD,
     NO_CORRECTION,
     check_model,
     complete,
@@ -140,7 +141,7 @@ def _filled(recipe: Recipe, supplied: Collection[str]) -> Resolved:
     if recipe.task is not None and "task" not in supplied:
         named = None if "rewards" in supplied else recipe.rewards
         makers["task"] = lambda: complete_task(recipe.task or {}, rewards=named)
-    if "rewards" not in supplied:
+    if recipe.rewards or "rewards" not in supplied:
         makers["rewards"] = lambda: _rewards(recipe.rewards)
 
     def fill(name: str) -> Callable[[], None]:
@@ -210,7 +211,9 @@ def _given_once(recipe: Recipe, supplied: Collection[str]) -> None:
         "rewards": recipe.rewards,
         "engine": recipe.rl and recipe.rl.engine,
     }
-    twice = [part for part in supplied if given[part]]
+    if set(recipe.rewards) == {MODEL_REWARD}:
+        del given["rewards"]  # a reward model has no object: it stands beside functions
+    twice = [part for part in supplied if given.get(part)]
     if twice:
         raise ValueError(f"{twice[0]}: given twice, by name and as an object; drop one of them")
 

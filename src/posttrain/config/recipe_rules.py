@@ -367,9 +367,9 @@ RECIPE_CAUTIONS: list[Callable[[Resolved], str | None]] = [
 
 def broken_rules(recipe: Resolved, *, supplied: Collection[str] = ()) -> list[str]:
     """What the rules find in a resolved recipe; sections whose stage is not run are left alone."""
-    found = [rule(recipe) for rule in RECIPE_RULES if rule is not task_missing]
-    if "task" not in supplied:
-        found.append(task_missing(recipe))
+    elsewhere = {"task": task_missing, "rewards": rewards_without_weight}
+    left_out = [rule for part, rule in elsewhere.items() if part in supplied]
+    found = [rule(recipe) for rule in RECIPE_RULES if rule not in left_out]
     found += [rule(recipe) for rule in PREFERENCE_RULES]
     if "sft" in recipe.stages:
         found += [rule(recipe.sft) for rule in SFT_RULES]

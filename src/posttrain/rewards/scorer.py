@@ -52,10 +52,20 @@ class RewardScorer:
             )
         self.rewards = tuple(bind(key, given) for key, given in specs.items())
         self.grader = grader
+        self._check_names()
+
+    def _check_names(self) -> None:
         names = [reward.name for reward in self.rewards]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"rewards: two are called {name!r}; rename one of the functions")
+
+    def joined(self, other: RewardScorer) -> RewardScorer:
+        """These rewards and those of another scorer, in one."""
+        both = copy.copy(self)
+        both.rewards = (*self.rewards, *other.rewards)
+        both._check_names()
+        return both
 
     def with_grader(self, grader: Grader) -> RewardScorer:
         """The same rewards, run by another grader."""

@@ -145,12 +145,15 @@ def cut_back(stage: StageFolder, checkpoint: Checkpoint | None) -> None:
             os.fsync(file.fileno())
 
 
-def clear(stage: StageFolder) -> None:
-    """Remove all checkpoints of a stage, and what a killed process was writing there.
+def clear(stage: StageFolder, *, keep_last: int = 0) -> None:
+    """Remove the checkpoints of a stage but the newest, and what a killed process was writing.
 
     Killed in the middle, and called again, it ends the same.
     """
-    if stage.checkpoints.is_dir():
+    if keep_last and checkpoint_steps(stage):
+        prune(stage, keep_last=keep_last)
+        _remove_leftovers(stage.checkpoints)
+    elif stage.checkpoints.is_dir():
         remove(stage.checkpoints)
     _remove_leftovers(stage.path)
 

@@ -6,7 +6,7 @@
       run.json        marks a run folder, and the version of this layout
       recipe.toml     as written          config.json   as resolved
       places.json     the folder it was started in, and the recipe's
-      threads.json    how many CPU threads it computes with, and why
+      threads.json    how many CPU threads it computes with    start-…/  a model that was an object
       summary.json    written last: a run that has one is finished
       samples.json    answers before and after        curves.png
       sft/  rl/  eval/                    one folder for each stage:
@@ -144,8 +144,7 @@ class RunFolder:
         mark = self.path / "run.json"
         if not self.path.is_dir():
             near = near_path(self.path)
-            hint = f"; did you mean {near}?" if near is not None else ""
-            raise ValueError(f"{self.path}: no such folder{hint}")
+            raise ValueError(f"{self.path}: no such folder{f'; did you mean {near}?' * bool(near)}")
         if not mark.is_file():
             above = self.path.resolve().parent
             hint = f"; {above} is one" if (above / "run.json").is_file() else ""
@@ -169,16 +168,10 @@ class RunFolder:
     ) -> RunFolder:
         """Make the folder of a run, or take up the one that is there.
 
-        Refused: a folder that is not a run's, one that cannot be written, and one that holds a
-        finished run of another config. ``ignore`` names settings that may differ. In a run that is
-        not finished the config may change: compare :meth:`stage_record` to see what still holds.
+        Refused: a folder that is not a run's, and one with a finished run of another config, but
+        for what ``ignore`` names. In a run that is not finished the config may change.
         """
-        path = Path(path)
-        make_writable(path)
-        if not (path / "run.json").exists():
-            made = datetime.now(UTC).isoformat(timespec="seconds")
-            write_json(path / "run.json", {"layout": LAYOUT, "made": made})
-        run = cls(path)
+        path, run = Path(path), cls.marked(path)
         if not (path / "config.json").exists():  # finished or not, it may be of another config
             (path / "summary.json").unlink(missing_ok=True)
         if run.finished:
@@ -186,7 +179,7 @@ class RunFolder:
             if changes:
                 raise ValueError(
                     f"{path}: holds the finished run of another recipe ({_some(changes)}); "
-                    "choose another run folder, or delete this one"
+                    "choose another run folder, or delete this one (from Python: overwrite=True)"
                 )
             return run
         for left in path.glob("vllm-*"):  # weights that a killed process had handed over
@@ -195,6 +188,15 @@ class RunFolder:
             write_text(path / "recipe.toml", recipe)
         write_sealed(path / "config.json", config)
         return run
+
+    @classmethod
+    def marked(cls, path: str | Path) -> RunFolder:
+        """A folder that is marked as a run's, before anything is written into it."""
+        make_writable(Path(path))
+        if not (mark := Path(path) / "run.json").exists():
+            made = datetime.now(UTC).isoformat(timespec="seconds")
+            write_json(mark, {"layout": LAYOUT, "made": made})
+        return cls(path)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -237,8 +239,7 @@ class RunFolder:
     def model(self) -> Path | None:
         """The policy of the last finished stage that has one; else the reward model."""
         stages = sorted(self.stages, key=lambda stage: stage != "reward")  # it comes first: last
-        models = [self.stage(stage).model for stage in stages if self._has_model(stage)]
-        return models[-1] if models else None
+        return next((self.stage(s).model for s in reversed(stages) if self._has_model(s)), None)
 
     def _has_model(self, stage: str) -> bool:
         """Whether a stage has left a model, though it may be gone."""
@@ -309,8 +310,8 @@ class RunFolder:
 
     def mark(self, stage: str, *, digest: str, inputs: str = "") -> None:
         """Note under which config a stage was begun, and from which files of stages before it."""
-        begun = {"stage": stage, "digest": digest, "inputs": inputs}
-        write_sealed(self.stage(stage).path / BEGUN, begun)
+        path = self.stage(stage).path / BEGUN
+        write_sealed(path, {"stage": stage, "digest": digest, "inputs": inputs})
 
     def begun(self, stage: str) -> dict[str, Any] | None:
         """What :meth:`mark` noted, or None."""

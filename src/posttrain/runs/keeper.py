@@ -166,23 +166,29 @@ class Keeper:
         learner: Learner | None = None,
         every: int | None = None,
         last: bool = False,
+        must: bool = False,
         more: ExtraState | None = None,
     ) -> None:
         """A step is done and logged: save where it is time to, stop where that was asked.
 
         ``every`` is in steps: None goes by time, and with 0 there is a checkpoint only where the
-        run is asked to stop. ``more`` writes what the stage keeps beside the learner, and returns
-        the numbers of it.
+        run is asked to stop; ``must`` saves in any case. ``more`` writes what the stage keeps
+        beside the learner, and returns the numbers of it.
         """
         due = self._pace.due if every is None else bool(every) and step % every == 0
         wanted = self._pace.on if every is None else bool(every)
-        if due or (last and wanted) or self._interrupts.asked:
+        if due or (last and wanted) or must or self._interrupts.asked:
             problem: tuple[str, str] | None = None
             with self._pace.saving():  # a caught write error still counts as time spent
                 try:
                     self._save(step, learner, more=more)
                 except NotWrittenError as error:
-                    if every is not None or self._interrupts.asked or not self._is_ours(error):
+                    if (
+                        every is not None
+                        or must
+                        or self._interrupts.asked
+                        or not self._is_ours(error)
+                    ):
                         raise
                     problem = (error.reason, error.remedy)
             if problem is not None:

@@ -23,6 +23,8 @@ BESIDE_RECIPE = ("supplied", "contents", "code")
 # token.
 _OF_CLUSTER = ("address", "deadline", "engines", "colocate", "cpus_per_engine")
 FREE = ("run.folder", "run.trace", *(f"cluster.{key}" for key in _OF_CLUSTER))
+# What a stage is given more of to be prolonged: the steps before stay as they were.
+PROLONGED = {"sft": "epochs", "reward": "epochs", "dpo": "epochs", "rl": "steps"}
 Say = Callable[[str], None]
 
 
@@ -30,20 +32,24 @@ def check_same(path: str | Path, config: Mapping[str, Any], *, allow: Sequence[s
     """Refuse to go on with a run under another config, but for the keys in ``allow``.
 
     Where those are allowed to change, what was done under the old ones still counts; the changes
-    are returned, and kept in changes.json.
+    are returned, and kept in changes.json. More steps of the last stage that trains are no other
+    run, whether it is finished or not, if its learning rate does not depend on how many there are.
     """
     if not (Path(path) / "config.json").exists():
         return []
     folder = RunFolder(path)
-    if folder.holds(config["run"]["stages"]):
-        return []
     old = folder.config
+    longer = _prolonged(old, config)
+    if folder.holds(config["run"]["stages"]) and longer is None:
+        return []
     for key in allow:
         known = [*settings(old), *settings(config)]
         if not any(is_within(name, [key]) for name in known):
             raise ValueError(f"--allow-changes {key}: no such key; {did_you_mean(key, known)}")
     changes = differences(old, config, ignore=FREE)
-    refused = [change for change in changes if not is_within(_key(change), allow)]
+    free = [] if longer is None or config[longer]["schedule"] != "constant" else [longer]
+    free = [f"{stage}.{PROLONGED[stage]}" for stage in free]
+    refused = [change for change in changes if not is_within(_key(change), [*allow, *free])]
     if refused:
         keys = list(dict.fromkeys(_table(change) for change in refused))
         options = command_line(*(word for key in keys for word in ("--allow-changes", key)))
@@ -51,6 +57,7 @@ def check_same(path: str | Path, config: Mapping[str, Any], *, allow: Sequence[s
         raise ValueError(
             f"{folder.path}: cannot go on as the same run, because this has changed:\n  "
             + "\n  ".join(refused)
+            + _why_not_longer(longer, refused, schedule=config[longer or "run"].get("schedule"))
             + f"\nPut it back as it was; or go on all the same, with {how}; or run the recipe "
             "without resume: what is not finished, or depends on the change, starts anew"
         )
@@ -58,9 +65,51 @@ def check_same(path: str | Path, config: Mapping[str, Any], *, allow: Sequence[s
         begins_at = newest(folder.stage("rl"))[0] if folder.begun("rl") else None
         if begins_at is not None and "rl" in config["run"]["stages"]:
             check_steps(config["rl"]["steps"], done=begins_at.step)
+        if longer is not None:
+            _reopen(folder, longer, stages=config["run"]["stages"])
         _adopt(folder, old=old, new=config)
+        write_sealed(folder.path / "config.json", config)
         _note(folder, changes, stages=[*old["run"]["stages"], *config["run"]["stages"]])
     return changes
+
+
+def _prolonged(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """The last stage that trains, where it is to take more steps than before."""
+    stage = next((name for name in reversed(new["run"]["stages"]) if name in PROLONGED), None)
+    if stage is None or stage not in old:
+        return None
+    before, after = (config[stage].get(PROLONGED[stage]) for config in (old, new))
+    return stage if before is not None and after is not None and after > before else None
+
+
+def _why_not_longer(longer: str | None, refused: Sequence[str], *, schedule: str | None) -> str:
+    if longer is None or f"{longer}.{PROLONGED[longer]}" not in map(_key, refused):
+        return ""
+    return (
+        f"\n{longer}.schedule = {schedule} spreads the learning rate over all steps: those that "
+        "are done had other rates than they would have in the longer run. If it is allowed, the "
+        "rate goes on as in the longer run"
+    )
+
+
+def _reopen(folder: RunFolder, stage: str, *, stages: Sequence[str]) -> None:
+    """Take the marks of its end off a finished stage and off those behind it, the run's first."""
+    record = folder.stage_record(stage)
+    if record is not None and "stopped" in record:
+        raise ValueError(
+            f"{folder.path}: a callback has ended {stage} after step {record['stopped']['step']} "
+            f"({record['stopped']['reason']}); it is not prolonged. Start a new run from its "
+            f"model, {folder.stage(stage).model}"
+        )
+    if record is not None and newest(folder.stage(stage))[0] is None:
+        raise ValueError(
+            f"{folder.path}: cannot be prolonged, because {stage} has left no checkpoint of its "
+            "end (none was written: run.save_minutes, save_every; or it was removed); start a new "
+            f"run from its model, {folder.stage(stage).model}"
+        )
+    (folder.path / "summary.json").unlink(missing_ok=True)
+    for name in reversed(stages[stages.index(stage) :]):
+        (folder.stage(name).path / DONE).unlink(missing_ok=True)
 
 
 def check_steps(asked: int, *, done: int) -> None:

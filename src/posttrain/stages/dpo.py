@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from posttrain.pipelines.direct_preference import (
 from posttrain.pipelines.fit import fit, num_steps
 from posttrain.protocols import Learner
 from posttrain.runs.files import read_json, replacing, write_sealed
+from posttrain.stages.evaluation import answers
 from posttrain.stages.guards import guard_learner
 from posttrain.stages.job import Job
 from posttrain.stages.open_stage import OpenStage, logged
@@ -85,6 +87,7 @@ def _learn(
         total_steps=total_steps,
         measured=lambda step: {**measured(step.step), **setup.cluster_metrics()},
     )
+    stage.callbacks.generate = partial(answers, setup, learner=learner)
     with keeper.stepping():
         if not keeper.step:
             stage.tracker.log(0, measured(0))
@@ -96,6 +99,7 @@ def _learn(
             seed=recipe.run.seed,
             start=keeper.step,
         )
+        rows = stage.callbacks.until_ended(rows)
         fit(rows, guarded, objective=objective(loss), on_step=on_step, start=keeper.step)
     with phase("saving the model"):
         learner.save(stage.folder.model)

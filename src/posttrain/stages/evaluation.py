@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,36 @@ from posttrain.build.scoring import check_invalid
 from posttrain.build.setup import Setup
 from posttrain.config import EvalSection, Resolved
 from posttrain.pipelines.evaluate import Evaluation, evaluate
-from posttrain.protocols import Engine
-from posttrain.rollout.collect import collect_scored
+from posttrain.protocols import Engine, Learner
+from posttrain.rollout.collect import collect, collect_scored
 from posttrain.runs import config_digest, replacing
 from posttrain.runs.rollouts import turn_rows
 from posttrain.track.encoding import encode_json
 from posttrain.track.progress import phase
-from posttrain.types import Rollout, Sampling
+from posttrain.types import Prompt, Rollout, Sampling
+
+
+def answers(
+    setup: Setup,
+    prompts: Sequence[str],
+    *,
+    engine: Engine | None = None,
+    learner: Learner | None = None,
+    max_new_tokens: int = 256,
+    num_samples: int = 1,
+    seed: int = 0,
+    **drawing: Any,
+) -> list[Rollout]:
+    """What a policy answers to these prompts, with the weights that a learner has now."""
+    asked = [Prompt(id=f"asked-{number}", text=text) for number, text in enumerate(prompts)]
+    asked = [replace(prompt, tokens=setup.template.render(prompt).tokens) for prompt in asked]
+    sampler = engine or make_plain_sampler(setup)
+    drawing = {"temperature": 0.0, **drawing, "stop": tuple(drawing.get("stop", ()))}
+    sampling = Sampling(max_new_tokens=max_new_tokens, **drawing)
+    with until_done(sampler, given=engine):
+        if learner is not None:
+            sampler.sync(learner)(learner.version)
+        return collect(sampler, asked, sampling=sampling, num_samples=num_samples, seed=seed)
 
 
 def evaluate_policy(

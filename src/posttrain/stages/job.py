@@ -27,7 +27,7 @@ from posttrain.runs import RunFolder, clear_checkpoints
 from posttrain.runs.finished import Finished
 from posttrain.runs.interrupts import Interrupts
 from posttrain.runs.keeper import Keeper
-from posttrain.runs.resume import resume_stage, stage_digests, start_stage
+from posttrain.runs.resume import PROLONGED, resume_stage, stage_digests, start_stage
 from posttrain.stages.diagnosis import DIAGNOSED, make_background
 from posttrain.stages.open_stage import OpenStage, tracked
 from posttrain.track import Stage, phase
@@ -60,6 +60,7 @@ class Job:
         self._digests = stage_digests(folder.config, recipe.stages)
         self._finished = Finished(folder)
         self._dropped: set[str] = set()  # trackers that raised
+        self._stopped: dict[str, Any] = {}  # by a callback, the stage under way
         self._cluster = connect(recipe, folder.path, say=self.say)
         with contextlib.ExitStack() as refused:
             refused.callback(self.close)
@@ -104,7 +105,8 @@ class Job:
             if stage in ("sft", "dpo", "rl"):
                 self._load(str(self.folder.stage(stage).model))
         else:
-            record = {**work(self.setup, self), "seconds": self.seconds()}
+            self._stopped = {}
+            record = {**work(self.setup, self), "seconds": self.seconds(), **self._stopped}
             self.folder.finish(
                 stage,
                 digest=digest,
@@ -116,10 +118,15 @@ class Job:
         self._finished.add(stage)
 
     def _tidy(self, stage: str) -> None:
-        """Of a finished stage, remove checkpoints that no one asked for: its model is there."""
+        """Of a finished stage, remove checkpoints that no one asked for: its model is there.
+
+        The last one that trains keeps that of its end, so that the run can be prolonged.
+        """
         asked = getattr(getattr(self._recipe, stage), "save_every", None) is not None
         if not asked and self._recipe.run.keep_last:
-            clear_checkpoints(self.folder.stage(stage))
+            trains = [name for name in self._recipe.stages if name in PROLONGED]
+            last = stage in trains[-1:]
+            clear_checkpoints(self.folder.stage(stage), keep_last=int(last))
 
     def close(self) -> None:
         """End what runs beside this process."""
@@ -134,7 +141,7 @@ class Job:
     def _load(self, source: str) -> None:
         self._close_setup()
         device, member = choose_device(self._recipe), self._member
-        given: dict[str, Any] = {**self._supplied}
+        given: dict[str, Any] = {k: v for k, v in self._supplied.items() if k != "callbacks"}
         if member is None:
             policy = make_policy(self._recipe, source, device=device)
         else:
@@ -156,6 +163,11 @@ class Job:
             tracked = self._tracked(self._keeper(stage), stage, total_steps=total_steps)
             with tracked as opened:
                 yield opened
+            self._stopped = opened.callbacks.state()
+            for ended in self._stopped.values():
+                self.say(
+                    f"{stage}: ended by a callback after step {ended['step']}: {ended['reason']}"
+                )
 
     def _keeper(self, stage: str) -> Keeper:
         marks: Any = {"digest": self._digests[stage], "inputs": self._finished.inputs}
@@ -207,4 +219,5 @@ class Job:
             beside=beside if total_steps else (),
             background=background,
             dropped=self._dropped,
+            callbacks=self._supplied.get("callbacks", ()),
         )

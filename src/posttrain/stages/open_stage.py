@@ -6,11 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from posttrain.data.token_texts import FILE_NAME, tokenizer_json
 from posttrain.disk import keeping
 from posttrain.distributed.timelines.timeline import Timeline
+from posttrain.pipelines.callbacks import Callback, Callbacks
 from posttrain.pipelines.fit import Fitted
 from posttrain.pipelines.guard import Guarded
 from posttrain.pipelines.rl import Step
@@ -19,9 +21,8 @@ from posttrain.registry import Spec, resolve, split
 from posttrain.runs import TOKENS, RolloutWriter, StageFolder, sequence_advantages, write_text
 from posttrain.runs.keeper import ExtraState, Keeper
 from posttrain.runs.token_numbers import token_table, write_tokens
-from posttrain.stages.diagnosis import diagnosed
+from posttrain.stages.diagnosis import Background, Diagnosing, diagnosed
 from posttrain.track import ALWAYS, TRACKERS, Dropped, Several, Stage, Telling
-from posttrain.track.diagnosis import Background, Diagnosing
 from posttrain.track.sample_table import log_samples, sample_rows
 
 
@@ -32,7 +33,13 @@ class OpenStage:
     folder: StageFolder
     tracker: Tracker
     keeper: Keeper
+    callbacks: Callbacks
     seen: Timeline = field(default_factory=Timeline)
+
+    def log(self, step: int, metrics: Mapping[str, float], *, rollouts: Sequence[Any] = ()) -> None:
+        """Write down the numbers of a step, and those that callbacks add to them."""
+        own = self.callbacks.called(step, metrics, rollouts=rollouts)
+        self.tracker.log(step, {**metrics, **own})
 
     def tell_rules(self, metrics: Mapping[str, float]) -> None:
         """Let the rules of the diagnosis know what the stage came to."""
@@ -54,6 +61,7 @@ def tracked(
     background: Background | None,
     dropped: set[str],
     beside: Sequence[Tracker] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> Iterator[OpenStage]:
     """Open the trackers of a stage, ``beside`` those that are there; they are closed behind it.
 
@@ -72,11 +80,19 @@ def tracked(
         if isinstance(seen, Telling):
             keeper.warn, keeper.info = seen.note, seen.say
     tracker: Tracker = Several(trackers)
+    begins_at = keeper.begins_at
+    called = Callbacks(
+        callbacks,
+        stage=stage.name,
+        total_steps=stage.total_steps,
+        history=keeper.folder.records() if callbacks else (),
+        stopped=None if begins_at is None else begins_at.state.get("stopped"),
+    )
     try:
         if background is not None:
             tracker = diagnosed(trackers, keeper.folder, background=background)
         with keeping(keeper.folder.path):
-            yield OpenStage(folder=keeper.folder, tracker=tracker, keeper=keeper)
+            yield OpenStage(folder=keeper.folder, tracker=tracker, keeper=keeper, callbacks=called)
         if isinstance(tracker, Diagnosing):
             tracker.finish()
     finally:
@@ -115,13 +131,23 @@ def logged(
     more: ExtraState | None = None,
 ) -> Callable[[Fitted], None]:
     """What follows a step of supervised training: its record, and a checkpoint where one is due."""
-    guard = learner.guard
+    guard, callbacks = learner.guard, stage.callbacks
+
+    def kept(folder: Path) -> Mapping[str, Any]:
+        return {**(more(folder) if more is not None else {}), **callbacks.state()}
 
     def on_step(fitted: Fitted) -> None:
         step, skipped = fitted.step, {"train/skipped_total": float(guard.total)}
-        stage.tracker.log(step, {**fitted.metrics(), **skipped, **measured(fitted)})
-        last = step == total_steps
-        stage.keeper.stepped(step, learner=learner, every=every, last=last, more=more)
+        stage.log(step, {**fitted.metrics(), **skipped, **measured(fitted)})
+        stage.keeper.stepped(
+            step,
+            learner=learner,
+            every=every,
+            last=step == total_steps or callbacks.ended,
+            must=callbacks.failure is not None,
+            more=kept,
+        )
+        callbacks.check()
         guard.check()
 
     return on_step

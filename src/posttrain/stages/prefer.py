@@ -145,7 +145,11 @@ def _annotator(setup: Setup, splits: Sequence[Split]) -> RewardScorer:
     """What tells completions apart; every prompt has the columns that it wants."""
     task, section = setup.task, setup.recipe.prefer
     assert task is not None, "the rules want a task"
-    judge = make_scorer(section.rewards or task.rewards, setup.template, device=setup.device)
+    judge = setup.handed_rewards
+    if judge is None or section.rewards:
+        specs = section.rewards or task.rewards
+        named = make_scorer(specs, setup.template, device=setup.device)
+        judge = named if judge is None else judge.joined(named)
     for prompt in (prompt for split in splits for prompt in task.prompts(split)):
         judge.check_columns(prompt)
     return judge

@@ -89,6 +89,9 @@ def finish_run(folder: RunFolder, *, recipe: Resolved, seconds: float, console: 
     summary = {"seconds": seconds, "seed": seed, "hardware": hardware(choose_device(recipe))}
     summary |= {"stages": list(folder.stages), "model": str(folder.model or "")}
     summary |= {"answers_shown": drawn} if drawn else {}
+    records = {stage: folder.stage_record(stage) or {} for stage in folder.stages}
+    stopped = {stage: found["stopped"] for stage, found in records.items() if "stopped" in found}
+    summary |= {"stopped": stopped} if stopped else {}
     folder.write_summary(summary | facts.to_summary())
     told = render_summary(facts, next_steps=next_steps(facts, recipe))
     console.print(told, crop=False)

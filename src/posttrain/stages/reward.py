@@ -93,6 +93,7 @@ def _learn(
         start=keeper.step,
     )
     with keeper.stepping():
+        rows = stage.callbacks.until_ended(rows)
         fit(rows, guarded, objective=preference, on_step=on_step, start=keeper.step)
     learner.weights()  # of one that learns elsewhere, they come here
     verdict = _judge(learned, learner.micro_batch_tokens)

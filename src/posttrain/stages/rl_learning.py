@@ -74,7 +74,7 @@ def learn(setup: Setup, stage: OpenStage) -> None:
             if section.evaluate_every and not keeper.step:
                 stage.tracker.log(0, watch.evaluate())
             rl.train(
-                clock.source(announced(flow.batches, setup)),
+                stage.callbacks.until_ended(clock.source(announced(flow.batches, setup))),
                 guarded,
                 plan=plan,
                 sync=clock.sync(flow.sync),

@@ -16,11 +16,11 @@ from posttrain.pipelines.guard import Guarded
 from posttrain.pipelines.rl import Step
 from posttrain.protocols import Engine
 from posttrain.runs import Ledger, RolloutWriter, token_ages
-from posttrain.stages.evaluation import check_held_out, evaluate_policy
+from posttrain.stages.evaluation import answers, check_held_out, evaluate_policy
 from posttrain.stages.open_stage import OpenStage, keep_rollouts
 from posttrain.stages.rl_resume import lag_of, rl_state
 from posttrain.track.neighbours import Neighbours
-from posttrain.types import Prompt
+from posttrain.types import Prompt, Rollout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,9 @@ class Watch:
     ways: Ways
     done: Callable[[Step], None]
     neighbours: Neighbours = field(default_factory=Neighbours)
+
+    def __post_init__(self) -> None:
+        self.stage.callbacks.generate = self.generate
 
     def on_step(self, taken: Step) -> None:
         """Record a finished step, and stop the run where audit or guard say so."""
@@ -68,7 +71,8 @@ class Watch:
         if every and (step % every == 0 or step == section.steps):
             metrics |= self.evaluate()
         metrics |= workers_died(self.setup.scorer, "reward/workers_died")
-        self.stage.tracker.log(step, metrics)
+        callbacks = self.stage.callbacks
+        self.stage.log(step, metrics, rollouts=taken.collected.rollouts)
         # What run.keep_best goes by: the accuracy, where something checks answers.
         accuracy = metrics.get("eval/accuracy" if self.setup.marks.check else "eval/reward")
         more = rl_state(
@@ -83,16 +87,23 @@ class Watch:
             step,
             learner=self.learner,
             every=section.save_every,
-            last=step == section.steps,
-            more=lambda place: self._on_disk(more(place)),
+            last=step == section.steps or callbacks.ended,
+            must=callbacks.failure is not None,
+            more=lambda place: self._on_disk({**more(place), **callbacks.state()}),
         )
         self.done(taken)
+        callbacks.check()
         guard.check()
 
     def _on_disk(self, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
         self.writer.wait()  # a checkpoint never knows more than the disk
         self.ledger.wait()
         return numbers
+
+    def generate(self, prompts: Sequence[str], **drawn: Any) -> list[Rollout]:
+        """What the policy answers now: for callbacks."""
+        with self.flow.idle():
+            return answers(self.setup, prompts, engine=self.engine, **drawn)
 
     def evaluate(self) -> dict[str, float]:
         """Accuracy on the same held-out problems every time: a point of the curve."""

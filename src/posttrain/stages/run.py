@@ -11,9 +11,11 @@ from posttrain.build.setup import Supplied
 from posttrain.config import Recipe, resolve
 from posttrain.config.paths import check_model_paths
 from posttrain.config.recipe_rules import trains_several
+from posttrain.runs import RunFolder
 from posttrain.stages.guards import guarded
 from posttrain.stages.results import Run
 from posttrain.stages.whole.one_run import run_one
+from posttrain.stages.whole.places import remove_run
 from posttrain.stages.whole.together import run_together
 from posttrain.track.progress import showing
 from posttrain.track.safe_terminal import Terminal
@@ -26,6 +28,8 @@ def run(
     text: str | None = None,
     console: Console | None = None,
     resume: bool = False,
+    overwrite: bool = False,
+    start: Callable[[], None] | None = None,
     allow_changes: Sequence[str] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> Run:
@@ -34,14 +38,23 @@ def run(
     ``text`` is the recipe as the user wrote it, kept in the folder. A quiet ``console`` silences
     the live display too. With ``resume`` a stage that was cut short goes on from its last
     checkpoint, exactly as if it had not been; another recipe, data or code are then refused, but
-    for the keys in ``allow_changes``. Without, it starts anew. ``clock`` is the time source
-    of timed checkpoints.
+    for the keys in ``allow_changes``. Without, it starts anew. With ``overwrite`` a run in its
+    folder is removed first. ``start`` writes what it begins with into the folder. ``clock`` is the
+    time source of timed checkpoints.
     """
     supplied, console = supplied or Supplied(), console or Terminal()
     resolved = resolve(recipe, supplied=supplied)
     check_model_paths(resolved)
+    if trains_several(resolved) and "callbacks" in supplied:
+        raise ValueError(
+            "callbacks: have no place beside several adapters; train one, or drop them"
+        )
     work = run_together if trains_several(resolved) else run_one
+    if overwrite:
+        remove_run(resolved.run.folder)
     with showing(console), guarded(resolved):
+        if start is not None and not RunFolder.marked(resolved.run.folder).finished:
+            start()
         return work(
             resolved,
             supplied,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -16,6 +17,7 @@ from posttrain.pipelines.likelihood import batches, held_out_loss, likelihood
 from posttrain.protocols import Learner
 from posttrain.report.plot import plot_curves
 from posttrain.runs import StageFolder
+from posttrain.stages.evaluation import answers
 from posttrain.stages.guards import guard_learner
 from posttrain.stages.job import Job
 from posttrain.stages.open_stage import OpenStage, logged
@@ -81,6 +83,7 @@ def _learn(setup: Setup, stage: OpenStage, *, rows: SftRows, total_steps: int) -
         },
         more=best.keep,
     )
+    stage.callbacks.generate = partial(answers, setup, learner=learner)
     with keeper.stepping():
         if rows.test and not keeper.step:
             stage.tracker.log(0, measured(0))
@@ -93,7 +96,8 @@ def _learn(setup: Setup, stage: OpenStage, *, rows: SftRows, total_steps: int) -
             start=keeper.step,
         )
         patient = takewhile(lambda _: best.steps_since < patience, chosen)
-        fit(patient, guarded, objective=likelihood, on_step=on_step, start=keeper.step)
+        wanted = stage.callbacks.until_ended(patient)
+        fit(wanted, guarded, objective=likelihood, on_step=on_step, start=keeper.step)
     with phase("saving the model"):
         _save(stage.folder, learner, best=best, result=section.result)
         picture = stage.folder.path / "curves.png"

@@ -86,7 +86,13 @@ def completed_row(prompt: Prompt, completion: str, *, template: Template, end: b
 
 def chat_row(messages: Sequence[Mapping[str, str]], template: Template) -> Row:
     """A conversation: what the assistant wrote, up to the end of each of its turns."""
-    return template.render_conversation(messages)
+    rows = template.render_conversation(messages)
+    if len(rows) > 1:
+        raise ValueError(
+            "messages: the chat template writes earlier turns differently once more follows; score "
+            "each turn as (the messages before it, completion)"
+        )
+    return rows[0]
 
 
 @torch.no_grad()

@@ -1,0 +1,193 @@
+"""From the parameters of the Python functions to a recipe, the objects beside it, and its run."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from posttrain.build.model_source import model_name
+from posttrain.build.rows import Rows, data_name
+from posttrain.build.setup import Supplied
+from posttrain.config import Recipe, recipe_from_dict
+from posttrain.config.recipe_rules import NO_WEIGHT
+from posttrain.config.specs import MODEL_REWARD
+from posttrain.models.files.model_objects import ModelObject, model_object
+from posttrain.pipelines.callbacks import Callback
+from posttrain.protocols import Reward, Task
+from posttrain.rewards.scorer import RewardScorer
+from posttrain.stages.results import Run
+from posttrain.stages.run import run
+from posttrain.stages.whole.places import run_place
+
+
+class TransformersModel(Protocol):
+    """A ``PreTrainedModel`` of transformers, for who checks types."""
+
+    config: Any
+
+    def save_pretrained(self, save_directory: Any) -> Any:
+        """Write it to a folder."""
+        ...
+
+
+Model = str | Path | TransformersModel
+Data = str | Path | Rows
+TaskLike = str | Mapping[str, Any] | Task
+Rewards = str | Reward | Mapping[Any, Any] | Sequence[str | Reward]
+# Options that are sections of their own, not keys of the stage's.
+SECTIONS = {"run_options": "run", "model_options": "model"} | {
+    name: name for name in ("adapter", "cluster", "grading", "environment", "teacher", "sweep")
+}
+OF_PARAMETERS = ("folder", "seed", "stages")
+
+
+@contextlib.contextmanager
+def named_model(model: object, tokenizer: object) -> Iterator[str]:
+    """A name for a model; an object is in a folder of its own meanwhile."""
+    handed = model_object(model, tokenizer)
+    if handed is None:
+        yield model_name(model)
+        return
+    with tempfile.TemporaryDirectory(prefix="posttrain-") as folder:
+        handed.save(Path(folder) / "model")
+        yield str(Path(folder) / "model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingCall:
+    """What every function that trains is given beside the options of its stage."""
+
+    model: object
+    tokenizer: object
+    folder: object
+    seed: int
+    resume: bool
+    overwrite: bool
+    allow_changes: Sequence[str]
+    callbacks: Sequence[Callback] = ()
+
+    def run(
+        self,
+        stages: Sequence[str],
+        options: Mapping[str, Any],
+        *,
+        beside: Mapping[str, Any] | None = None,
+        task: Task | Mapping[str, Any] | None = None,
+        reward: Rewards | None = None,
+    ) -> Run:
+        """Run the stages, the first of them with these options, in the folder that is meant."""
+        handed = model_object(self.model, self.tokenizer)
+        name = model_name(self.model) if handed is None else ""
+        own, sections = split_sections(options)
+        test = own.get("test_data")
+        if test is not None and not isinstance(test, str | Path):
+            own["test_data"] = data_name(test, name="test_data")
+        place = run_place(self.folder, stages[0], resume=self.resume, overwrite=self.overwrite)
+        with place as folder:
+            start = Path(folder) / f"start-{handed.digest}" if handed is not None else None
+            model = {"name": name or str(start), **sections.get("model", {})}
+            run_section = self._run_section(folder, stages, given=sections.get("run", {}))
+            given = {
+                **sections,
+                "run": run_section,
+                "model": model,
+                stages[0]: own,
+                **(beside or {}),
+            }
+            recipe, supplied = make_recipe(given, task, reward=reward)
+            if self.callbacks:
+                supplied["callbacks"] = _callables(self.callbacks)
+            return run(
+                recipe,
+                supplied,
+                resume=self.resume,
+                overwrite=self.overwrite,
+                allow_changes=self.allow_changes,
+                start=None if handed is None or start is None else partial(_write, handed, start),
+            )
+
+    def _run_section(
+        self, folder: str, stages: Sequence[str], *, given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        if twice := sorted(given.keys() & {*OF_PARAMETERS}):
+            raise ValueError(
+                f"run_options: {', '.join(twice)} cannot be given here; folder and seed are "
+                "parameters of their own, and each stage is a function"
+            )
+        return {"folder": folder, "seed": self.seed, "stages": list(stages), **given}
+
+
+def _callables(callbacks: Sequence[Callback]) -> Sequence[Callback]:
+    if isinstance(callbacks, Sequence) and all(map(callable, callbacks)):
+        return callbacks
+    raise ValueError(
+        f"callbacks: expected a list of functions of a finished step, got {callbacks!r}; "
+        "callbacks=[my_function]"
+    )
+
+
+def _write(handed: ModelObject, start: Path) -> None:
+    if not start.is_dir():
+        handed.save(start)
+
+
+def split_sections(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of a stage's own section, and those that are other sections, by their names."""
+    own = {name: value for name, value in options.items() if name not in SECTIONS}
+    given = {SECTIONS[name]: value for name, value in options.items() if name in SECTIONS}
+    sections = {name: value for name, value in given.items() if value is not None}
+    for name, value in sections.items():
+        if not isinstance(value, Mapping) and name != "sweep":
+            called = next(option for option, section in SECTIONS.items() if section == name)
+            raise ValueError(
+                f"{called}: expected a mapping of the keys of [{name}], got {value!r}; "
+                "docs/configuration.md lists them"
+            )
+    return own, sections
+
+
+def make_recipe(
+    given: dict[str, Any], task: Task | Mapping[str, Any] | None, *, reward: Rewards | None = None
+) -> tuple[Recipe, Supplied]:
+    """A recipe, and beside it the parts that are objects; what has a name goes into the recipe."""
+    if isinstance(task, Mapping):
+        given, task = {**given, "task": dict(task)}, None
+    table = _weights(reward)
+    if all(isinstance(name, str) for name in table):
+        given = given if reward is None else _with_rewards(given, table)
+        return recipe_from_dict(given), _supplied(task=task)
+    if "rl" in given and not any(table.values()):
+        raise ValueError(f"reward: {NO_WEIGHT}")
+    # A reward model is made with the policy; functions, and what has a name beside them, here.
+    models = {name: spec for name, spec in table.items() if name == MODEL_REWARD}
+    if models:
+        given = _with_rewards(given, models)
+    made = RewardScorer({name: spec for name, spec in table.items() if name != MODEL_REWARD})
+    return recipe_from_dict(given), _supplied(task=task, rewards=made)
+
+
+def _with_rewards(given: dict[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections with rewards by name: those of an annotator are in its own section."""
+    if "prefer" in given:
+        return {**given, "prefer": {**given["prefer"], "rewards": dict(table)}}
+    return {**given, "rewards": dict(table)}
+
+
+def _supplied(**given: Any) -> Supplied:
+    parts: Any = {name: part for name, part in given.items() if part is not None}
+    return Supplied(**parts)
+
+
+def _weights(reward: Rewards | None) -> Mapping[Any, Any]:
+    """The rewards with their weights; one alone, and each of a list, has 1."""
+    if isinstance(reward, Mapping):
+        return reward
+    listed = [] if reward is None else reward if isinstance(reward, list | tuple) else [reward]
+    if twice := [each for place, each in enumerate(listed) if each in listed[:place]]:
+        raise ValueError(f"reward: {twice[0]!r} is there twice; name each once")
+    return dict.fromkeys(listed, 1.0)

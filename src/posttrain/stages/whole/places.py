@@ -1,0 +1,89 @@
+"""Where a run that was started from Python goes: a numbered folder, or one that is made anew."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from posttrain.build.model_source import folder_name
+from posttrain.runs import RunFolder
+from posttrain.runs.lock import FILE_NAME, held
+
+ROOT = Path("runs")
+# All that a run writes into its folder: see posttrain.runs.folder.
+_OURS = re.compile(
+    r"\..*|(run|config|places|threads|summary|samples|changes)\.json|recipe\.toml|curves\.png"
+    r"|(sft|prefer|reward|dpo|rl|eval)(\.old-\d+)?|adapters|(base|start|vllm)-.*"
+    r"|report\.html|report-\w+-metrics\.csv"
+)
+
+
+@contextlib.contextmanager
+def run_place(folder: object, stage: str, *, resume: bool, overwrite: bool) -> Iterator[str]:
+    """The folder of a run: the one that is named, else ``runs/STAGE-N`` with the next number.
+
+    To go on without a name is to go on with the newest. A folder that was made here, and in which
+    nothing has begun when what is inside raises, is gone again.
+    """
+    if overwrite and resume:
+        raise ValueError("overwrite: a run is resumed or overwritten, not both; drop one of them")
+    if folder is not None:
+        yield folder_name(folder, example=str(ROOT / f"{stage}-1"))
+        return
+    if overwrite:
+        raise ValueError(
+            "overwrite: which folder? Without a name every run gets a new one; name it, "
+            f"folder={str(ROOT / f'{stage}-1')!r}, or drop overwrite"
+        )
+    known = _numbers(stage)
+    if resume and known:
+        yield str(ROOT / f"{stage}-{known[-1]}")
+        return
+    path = _claim(stage)
+    try:
+        yield str(path)
+    finally:
+        with contextlib.suppress(OSError):
+            if [entry.name for entry in path.iterdir()] == [FILE_NAME]:
+                (path / FILE_NAME).unlink()
+            path.rmdir()  # which only an empty folder suffers
+
+
+def _numbers(stage: str) -> list[int]:
+    names = [entry.name for entry in ROOT.iterdir()] if ROOT.is_dir() else []
+    found = (re.fullmatch(rf"{stage}-(\d+)", name) for name in names)
+    return sorted(int(match[1]) for match in found if match)
+
+
+def _claim(stage: str) -> Path:
+    """A new folder with the next number; of two processes that ask at once, each gets its own."""
+    ROOT.mkdir(exist_ok=True)
+    while True:
+        path = ROOT / f"{stage}-{max(_numbers(stage), default=0) + 1}"
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+
+
+def remove_run(folder: str) -> None:
+    """Remove a run that is to be made anew; anything but a run of ours is refused and left."""
+    path = Path(folder)
+    if path.is_symlink():
+        raise ValueError(f"overwrite: {path} is a link; name the folder that it leads to")
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    RunFolder(path)
+    others = sorted(entry.name for entry in path.iterdir() if not _OURS.fullmatch(entry.name))
+    if others:
+        raise ValueError(
+            f"overwrite: {path} holds what no run has written ({', '.join(others[:4])}), and is "
+            "left as it is; move that elsewhere, or choose another folder"
+        )
+    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with held(path):
+        os.replace(path, hidden)
+    shutil.rmtree(hidden)

@@ -1,0 +1,100 @@
+"""A finished run is given more steps: what comes out is what the longer run would have given."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from resumed_runs import Killed, go, same
+from small_runs import recipe, same_weights, timeless
+
+from posttrain.runs.checkpoints import checkpoint_steps
+from posttrain.stages import rl_watch
+
+WARM = {"learning_rate": 1e-2, "evaluate_every": 2, "evaluate_problems": 5}
+
+
+def values(folder: Path, steps: int, **rl: Any) -> dict[str, Any]:
+    return recipe(folder, sft=None, rl={**WARM, "steps": steps, **rl}, grading={"workers": 0})
+
+
+def test_a_prolonged_run_is_the_longer_one(tmp_path: Path) -> None:
+    """Metrics, rollouts, findings, weights and evaluation, bit for bit; also after a kill."""
+    whole, _ = go(values(tmp_path / "whole", 6))
+    short, _ = go(values(tmp_path / "run", 2))
+    assert checkpoint_steps(short.folder.stage("rl")) == [2]
+    before = short.summary["accuracy_before"]
+
+    real = rl_watch.Watch.on_step
+
+    def dies(watch: Any, taken: Any) -> None:
+        real(watch, taken)
+        if taken.state.step == 4:
+            raise Killed
+
+    longer = values(tmp_path / "run", 6, save_every=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rl_watch.Watch, "on_step", dies)
+        with pytest.raises(Killed):
+            go(longer, resume=True, allow_changes=["rl.save_every"])
+    done, text = go(longer, resume=True)
+    assert "rl: goes on from step 4" in text
+    same(whole.folder, done.folder, stages=("rl",))
+    assert done.summary["accuracy_before"] == before
+    assert done.folder.stage_record("eval")["after"] == whole.folder.stage_record("eval")["after"]
+
+
+def test_prolonging_at_once_and_twice(tmp_path: Path) -> None:
+    """Without a kill too; and what is long enough has nothing to do."""
+    whole, _ = go(values(tmp_path / "whole", 4))
+    for steps in (1, 2, 4):
+        done, text = go(values(tmp_path / "run", steps), resume=True)
+    assert "rl.steps: 2 → 4" in text
+    assert "rl: goes on from step 2" in text
+    records = [folder.stage("rl").records() for folder in (whole.folder, done.folder)]
+    # Where a run ends it is evaluated once more than the longer one was there.
+    plain = [
+        {k: v for k, v in row.items() if not k.startswith("eval/")} for row in timeless(records[1])
+    ]
+    assert plain == [
+        {k: v for k, v in row.items() if not k.startswith("eval/")} for row in timeless(records[0])
+    ]
+    assert same_weights(whole.model, done.model)
+    _, text = go(values(tmp_path / "run", 4), resume=True)
+    assert "finished already; nothing to do" in text
+
+
+def test_a_schedule_over_all_steps_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:
+    go(values(tmp_path / "run", 2, schedule="cosine"))
+    longer = values(tmp_path / "run", 3, schedule="cosine")
+    with pytest.raises(ValueError, match=r"rl\.steps: 2 → 3\nrl\.schedule = cosine spreads"):
+        go(longer, resume=True)
+    done, _ = go(longer, resume=True, allow_changes=["rl.steps"])
+    assert [int(row["step"]) for row in done.folder.stage("rl").records()][-1] == 3
+
+
+def test_what_cannot_be_prolonged_is_left_as_it_is(tmp_path: Path) -> None:
+    """Without a checkpoint; and for another change beside the steps."""
+    short, _ = go(values(tmp_path / "run", 1))
+    changed = values(tmp_path / "run", 2, temperature=0.5)
+    with pytest.raises(ValueError, match=r"has changed:\n  rl\.temperature: 1.0 → 0.5\n"):
+        go(changed, resume=True)
+    for file in short.folder.stage("rl").checkpoints.glob("*/manifest.json"):
+        os.remove(file)
+    with pytest.raises(ValueError, match="cannot be prolonged, because rl has left no checkpoint"):
+        go(values(tmp_path / "run", 2), resume=True)
+    _, text = go(values(tmp_path / "run", 1), resume=True)
+    assert "finished already; nothing to do" in text
+
+
+def test_epochs_of_sft_are_prolonged(tmp_path: Path) -> None:
+    def of(name: str, epochs: int) -> dict[str, Any]:
+        section = {"epochs": epochs, "schedule": "constant", "evaluate_every": 2}
+        return recipe(tmp_path / name, rl=None, eval=None, sft=section, rewards=None)
+
+    whole, _ = go(of("whole", 4))
+    go(of("run", 2))
+    done, _ = go(of("run", 4), resume=True)
+    records = [folder.stage("sft").records() for folder in (whole.folder, done.folder)]
+    assert timeless(records[0]) == timeless(records[1])
+    assert same_weights(whole.model, done.model)
