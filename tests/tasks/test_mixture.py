@@ -26,7 +26,7 @@ def short(completions: list[str], **others: Any) -> list[float]:
     return [1.0 for _ in completions]
 
 
-def same(completion: str, task: str) -> float:
+def is_task(completion: str, task: str) -> float:
     """A reward of a column ``task``."""
     return float(completion == task)
 
@@ -40,7 +40,7 @@ def _own(reward: Any) -> PromptTask:
 def _own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A module of tasks."""
     own = types.ModuleType("own_tasks")
-    vars(own).update(listed=lambda: _own(short), named=lambda: _own(same))
+    vars(own).update(listed=lambda: _own(short), named=lambda: _own(is_task))
     monkeypatch.setitem(sys.modules, "own_tasks", own)
 
 
