@@ -50,6 +50,9 @@ loss_type: dr_grpo
 scale_rewards: none
 warmup_ratio: 0.1
 """
+# A list of twice a list of twice a list …: a few lines that would fill the memory.
+DOUBLED = "".join(f"a{n} = [a{n + 1}, a{n + 1}]\n" for n in range(20)) + "a20 = []\n"
+DOUBLED += "GRPOTrainer(model=a0)"
 
 
 def translated(folder: Path, text: str, *, name: str = "script.py", **options: Any) -> Any:
@@ -130,7 +133,13 @@ def test_a_configuration(tmp_path: Path) -> None:
         ("a.yaml", "- a", "expected options by name, got list"),
         ("a.json", "{", "cannot be read"),
         ("a.yaml", "!!python/object/apply:os.system ['true']", "cannot be read"),
+        ("a.yaml", "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", "it has aliases"),
+        ("a.py", f"x = {'-' * 100_000}1", "neither Python nor YAML or JSON"),
+        ("a.py", f"x = 1\nx = a{'.b' * 600}\nGRPOTrainer('a/b')", "neither Python nor YAML"),
+        ("a.py", f"# {'x' * 2**20}", "more than 1048576 characters"),
+        ("a.py", DOUBLED, "its values are more than 1048576 characters"),
     ],
+    ids=lambda given: given[:20],
 )
 def test_what_cannot_be_read(tmp_path: Path, name: str, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -154,3 +163,69 @@ def test_an_sft_script_with_steps_and_lengths(tmp_path: Path) -> None:
     assert any("of conversations TRL learns every token" in note for note in notes)
     only = script.replace("max_steps=7", "completion_only_loss=False")
     assert translated(tmp_path, only)[0]["sft"]["train_on"] == "all"
+
+
+def test_a_list_of_itself(tmp_path: Path) -> None:
+    """Nor is anything made of a list of which a part cannot be read."""
+    text = (
+        "a = [a]\nGRPOTrainer(model='a/b', args=GRPOConfig(stop_strings=a), peft_config=LoraConfig("
+    )
+    values, notes = translated(tmp_path, text + "target_modules=['q_proj', other()]))")
+    assert "stop" not in values["rl"]
+    assert "adapter" not in values
+    assert "# stop_strings = [a]: not read; set it by hand" in notes
+    assert any("target_modules = ['q_proj', other()]: not read" in note for note in notes)
+
+
+def test_nothing_leaves_the_comments(tmp_path: Path) -> None:
+    """The name of an option is text of a stranger: it may not become a line of the recipe."""
+    text = '"a\\n[rewards]\\n\\"os:system\\" = 1.0\\n#\\u001b[2J": 3'
+    values, notes = translated(tmp_path, text, name="a.yaml", trainer="GRPO")
+    assert "rewards" not in values
+    assert '# a [rewards] "os:system" = 1.0 # [2J = 3: no counterpart' in notes
+
+
+def test_values_of_other_kinds(tmp_path: Path) -> None:
+    """What is no number where one is wanted is told; 1e-6 is one, though YAML says text."""
+    text = """
+learning_rate: 1e-6
+num_generations: 0
+per_device_train_batch_size: [1]
+num_train_epochs: .nan
+loss_type: [dapo]
+report_to: 5
+reward_funcs: [mine:short, mine:long]
+reward_weights: [2.0]
+"""
+    values, notes = translated(tmp_path, text, name="a.yaml")
+    rl = values["rl"]
+    assert (rl["learning_rate"], rl["group_size"], rl["prompts_per_step"]) == (1e-6, 8, 1)
+    assert values["rewards"] == {"mine:short": 1.0, "mine:long": 1.0}
+    for told in (
+        "num_generations = 0: not read",
+        "per_device_train_batch_size = [1]: not read",
+        "num_train_epochs = nan: not read",
+        "reward_weights = [2.0]: not one for each",
+    ):
+        assert any(told in note for note in notes), told
+
+
+def test_options_of_another_meaning(tmp_path: Path) -> None:
+    """Where the counterpart takes other values, the option is told and nothing is set."""
+    text = """
+args = GRPOConfig(generation_batch_size=64, per_device_train_batch_size=8, max_steps=80, delta=4.0,
+    mask_truncated_completions=True)
+GRPOTrainer(model="a/b", args=args, peft_config=LoraConfig(r=rank(), lora_alpha=16))
+"""
+    values, notes = translated(tmp_path, text)
+    rl = values["rl"]
+    assert (rl["minibatches"], rl["steps"], rl["prompts_per_step"]) == (8, 10, 8)
+    assert rl["loss"] == {"clip_low": 0.2, "clip_high": 0.2}
+    assert "missing_end_penalty" not in rl
+    assert values["adapter"] == {"alpha": 16}
+    for told in ("delta = 4.0", "mask_truncated_completions = True", "LoraConfig's r = rank()"):
+        assert any(told in note for note in notes), told
+    values, notes = translated(tmp_path, "CPOTrainer(model='a/b', args=CPOConfig(cpo_alpha=0.5))")
+    assert any("CPO's own loss has no counterpart" in note for note in notes)
+    values, _ = translated(tmp_path, "CPOTrainer(model='a/b', args=CPOConfig(loss_type='simpo'))")
+    assert values["dpo"]["loss"] == "simpo"

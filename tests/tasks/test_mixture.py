@@ -1,5 +1,7 @@
 """Several tasks with weights, and a curriculum, in whole runs that go on exactly."""
 
+import sys
+import types
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,35 @@ from small_runs import TASK
 from posttrain.build.answer_check import with_check
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs import read_rollouts
-from posttrain.tasks import make_task
+from posttrain.tasks import PromptTask, make_task
 from posttrain.tasks.demonstrations import demonstrations
+from posttrain.types import Prompt
 
 SORT = {"name": "sort", "length": 3, "maximum": 5, "num_train": 20, "num_test": 5}
 MIXTURE = {"name": "mixture", "tasks": [{**TASK, "weight": 2.0}, SORT]}
+
+
+def short(completions: list[str], **others: Any) -> list[float]:
+    """A reward of TRL's signature."""
+    return [1.0 for _ in completions]
+
+
+def is_task(completion: str, task: str) -> float:
+    """A reward of a column ``task``."""
+    return float(completion == task)
+
+
+def _own(reward: Any) -> PromptTask:
+    asked = (Prompt(id="train-0", text="Which?", columns={"task": "math"}),)
+    return PromptTask(name="own", rewards={reward: 1.0}, train=asked, test=(), solve=str)
+
+
+@pytest.fixture(autouse=True)
+def _own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of tasks."""
+    own = types.ModuleType("own_tasks")
+    vars(own).update(listed=lambda: _own(short), named=lambda: _own(is_task))
+    monkeypatch.setitem(sys.modules, "own_tasks", own)
 
 
 def test_each_task_is_scored_by_its_own_rewards() -> None:
@@ -42,11 +68,23 @@ def test_each_task_is_scored_by_its_own_rewards() -> None:
         ([SORT, {"digits": 1}], r"task.tasks\[2\]: expected a name"),
         ([SORT, {"name": "arithmetics"}], "did you mean 'arithmetic'"),
         ([SORT, {**TASK, "digit": 1}], "unknown option 'digit'; did you mean 'digits'"),
+        ([SORT, {**MIXTURE, "as": "both"}], "'both' is a mixture itself; list its tasks here"),
+        ([SORT, {"name": "own_tasks:listed"}], "'short', a reward of 'own_tasks:listed', takes"),
     ],
 )
 def test_faults_of_a_mixture(tasks: list[Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_task({"name": "mixture", "tasks": tasks})
+
+
+def test_prompts_without_answers_and_columns_called_task(tmp_path: Path) -> None:
+    """Rewards of the recipe are for all; a column ``task`` of the rows is that to their rewards."""
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Say hello."}\n')
+    plain = {"name": "file", "path": str(tmp_path / "rows.jsonl")}
+    assert make_task({"name": "mixture", "tasks": [SORT, plain]}).rewards == {}
+    task = make_task({"name": "mixture", "tasks": [SORT, {"name": "own_tasks:named", "as": "own"}]})
+    (prompt,) = (p for p in task.prompts("train") if p.columns["task"] == "own")
+    assert RewardScorer(task.rewards).score_text(prompt, "math").value == 1.0
 
 
 def test_a_run_of_a_mixture_with_a_curriculum_goes_on_exactly(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from posttrain.tasks.task import PromptTask
 from posttrain.types import Prompt, Score
 
 TASK = "task"  # the column that names the task of a prompt
+OWN = "own_task"  # what a column of that name held before
 
 
 def mixture_task(*, tasks: Sequence[Mapping[str, Any]]) -> PromptTask:
@@ -29,9 +30,12 @@ def mixture_task(*, tasks: Sequence[Mapping[str, Any]]) -> PromptTask:
     made, weights = _made(tasks)
     prompts = {each: _prompts(made, each) for each in ("train", "test")}
     known = {(name, p.id): p for name, task in made.items() for p in _all(task)}
-    scores = ByTask({name: task.rewards for name, task in made.items()})
-    scores.checks_answer = all(_is_checked(task) for task in made.values())
-    scores.maximum = 1.0 if scores.checks_answer else None
+    scores: dict[Any, float] = {}  # none where a task has none: the recipe's are for all
+    if all(task.rewards for task in made.values()):
+        by_task = ByTask({name: task.rewards for name, task in made.items()})
+        by_task.checks_answer = all(_is_checked(task) for task in made.values())
+        by_task.maximum = 1.0 if by_task.checks_answer else None
+        scores[by_task] = 1.0
 
     def own(prompt: Prompt) -> tuple[Task, Prompt]:
         name = prompt.columns[TASK]
@@ -49,7 +53,7 @@ def mixture_task(*, tasks: Sequence[Mapping[str, Any]]) -> PromptTask:
     showing = any(getattr(task, "demonstrate", None) is not None for task in made.values())
     return PromptTask(
         name="mixture",
-        rewards={scores: 1.0},  # type: ignore[dict-item]
+        rewards=scores,
         train=prompts["train"],
         test=prompts["test"],
         solve=gold,
@@ -69,6 +73,13 @@ class ByTask:
     def __init__(self, rewards: Mapping[str, Any]) -> None:
         self._rewards = rewards
         self._scorers = {name: RewardScorer(given) for name, given in rewards.items()}
+        for name, scorer in self._scorers.items():
+            many = [each.name for each in scorer.rewards if each.trl or each.kind == "scorer"]
+            if many:
+                raise ValueError(
+                    f"task.tasks: {many[0]!r}, a reward of {name!r}, takes lists of completions, "
+                    "and in a mixture each is scored alone; write one that takes a completion"
+                )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ByTask) and self._rewards == other._rewards
@@ -78,6 +89,8 @@ class ByTask:
 
     def __call__(self, task: str, **given: Any) -> Score:
         """The score of its own rewards, whose parts are named ``TASK/REWARD``."""
+        if OWN in given:
+            given[TASK] = given.pop(OWN)
         score = self._scorers[task].score_sample(given)
         parts = {f"{task}/{part}": value for part, value in score.parts.items()}
         return replace(score, parts={task: score.value, **parts})
@@ -101,6 +114,8 @@ def _made(tasks: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Task], dict[str
                 f"task.tasks: two are called {called!r}; give one another name with as"
             )
         made[called], weights[called] = make_task({"name": name, **options}), float(weight)
+        if getattr(made[called], "weights", None):
+            raise ValueError(f"task.tasks: {called!r} is a mixture itself; list its tasks here")
     if len(made) < 2:
         raise ValueError(f"task.tasks: a mixture is of at least 2 tasks, got {len(made)}")
     return made, weights
@@ -110,13 +125,18 @@ def _prompts(made: Mapping[str, Task], split: Any) -> tuple[Prompt, ...]:
     """All prompts of a split, in turn of each task: the first few are of all."""
     named = [
         [
-            replace(prompt, id=f"{name}/{prompt.id}", columns={**prompt.columns, TASK: name})
+            replace(prompt, id=f"{name}/{prompt.id}", columns=_columns(prompt, name))
             for prompt in task.prompts(split)
         ]
         for name, task in made.items()
     ]
     rounds = itertools.zip_longest(*named)
     return tuple(prompt for each in rounds for prompt in each if prompt is not None)
+
+
+def _columns(prompt: Prompt, name: str) -> dict[str, Any]:
+    own = {OWN: prompt.columns[TASK]} if TASK in prompt.columns else {}
+    return {**prompt.columns, **own, TASK: name}
 
 
 def _all(task: Task) -> list[Prompt]:

@@ -5,6 +5,7 @@ Where a script says nothing, the defaults of TRL 1.16 are written out: they are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ _STAGES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 _WEIGHTS = {"grpo": "sequence_mean", "bnpo": "token_mean", "dapo": "token_mean"}
 _DIRECT = {"sigmoid": "dpo", "ipo": "ipo", "kto": "kto", "orpo": "orpo", "simpo": "simpo"}
+# Options whose counterpart says it in another way: what they are set to means nothing there.
+_OTHERWISE = ("delta", "importance_sampling_level", "mask_truncated_completions", "scale_rewards")
 _SCHEDULES = ("constant", "linear", "cosine")
 
 
@@ -74,6 +77,7 @@ class _Translation:
         """The recipe as TOML."""
         lines = [f"# made of {source}; the same with posttrain run"]
         lines += [f"# {note}" for note in self.notes]
+        lines = ["".join(c if c.isprintable() else " " for c in line)[:500] for line in lines]
         values: dict[str, Any] = {name: {} for name in Recipe.model_fields}
         for (section, *inner, name), value in self._set.items():
             table = values[section]
@@ -86,10 +90,15 @@ class _Translation:
         self._set[tuple(key.split("."))] = value
 
     def _take(self, name: str, default: Any = None) -> Any:
-        """An option, taken out; one that is not read is told, and is its default."""
+        """An option, taken out; one that is not read is told, and is its default.
+
+        Where that is a number, so is the option, and above 0 where the default is.
+        """
         value = self._options.pop(name, default)
-        if isinstance(value, Unread):
-            self.notes.append(f"{name} = {value.text}: not read; set it by hand")
+        number = isinstance(default, int | float)
+        if isinstance(value, Unread) or (number and not _is_number(value, above=default > 0)):
+            text = value.text if isinstance(value, Unread) else repr(value)
+            self.notes.append(f"{name} = {text}: not read; set it by hand")
             return default
         return value
 
@@ -102,7 +111,10 @@ class _Translation:
                 self._put(key, value)
         if self.stage == "rl":
             weights = self._take("reward_weights") or [1.0] * len(asked.rewards)
-            for reward, weight in zip(asked.rewards, weights, strict=False):
+            if not isinstance(weights, list) or len(weights) != len(asked.rewards):
+                self.notes.append(f"reward_weights = {weights!r}: not one for each; set them")
+                weights = [1.0] * len(asked.rewards)
+            for reward, weight in zip(asked.rewards, weights, strict=True):
                 self._reward(reward, weight)
         for name, key in (("output_dir", "run.folder"), ("seed", "run.seed")):
             if (value := self._take(name)) is not None:
@@ -114,7 +126,10 @@ class _Translation:
             return [(f"{self.stage}.data", train), (f"{self.stage}.test_data", test)]
         return [("task.name", "file"), ("task.path", train), ("task.test_path", test)]
 
-    def _reward(self, reward: Any, weight: float) -> None:
+    def _reward(self, reward: Any, weight: Any) -> None:
+        if not _is_number(weight):
+            self.notes.append(f"reward_weights: {weight!r} is not read; set it by hand")
+            weight = 1.0
         if isinstance(reward, Unread):
             self.notes.append(f"reward {reward.text}: not read; write it as a function of a module")
         elif ":" in str(reward):
@@ -131,7 +146,7 @@ class _Translation:
             self.notes.append(f"reward {reward!r}: not known here; see docs/rewards.md")
 
     def _batches(self) -> None:
-        size, parts = self._take("per_device_train_batch_size", 8), 1
+        size = self._take("per_device_train_batch_size", 8)
         parts = self._take("gradient_accumulation_steps", 1)
         self._size, self._accumulated = size, parts
         if self.stage != "rl":
@@ -141,6 +156,7 @@ class _Translation:
         group = self._take("num_generations", 8)
         rounds = self._take("steps_per_generation", self._accumulated)
         completions = self._take("generation_batch_size", self._size * rounds)
+        rounds = max(1, completions // self._size)
         if completions % group:
             self.notes.append(f"{completions} completions are no whole groups of {group}")
         minibatches = max(1, rounds // self._accumulated)
@@ -182,8 +198,8 @@ class _Translation:
         found["loss"] = {"clip_low": low, "clip_high": high}
         if kind == "dr_grpo":
             found["weights"] = {"name": "sequence_sum", "length": longest}
-        elif kind in _WEIGHTS:
-            found["weights"] = _WEIGHTS[kind]
+        elif str(kind) in _WEIGHTS:
+            found["weights"] = _WEIGHTS[str(kind)]
         else:
             self.notes.append(
                 f"loss_type = {kind!r}: see posttrain explain for one that is like it"
@@ -198,7 +214,9 @@ class _Translation:
 
     def _data_stage(self) -> None:
         kind = self._take("loss_type")
-        if self.stage == "dpo" and kind is not None:
+        if self._asked.trainer == "CPO" and kind != "simpo":
+            self.notes.append("CPO's own loss has no counterpart: dpo.loss is SimPO's, like it")
+        elif self.stage == "dpo" and kind is not None:
             kind = kind[0] if isinstance(kind, list) and len(kind) == 1 else kind
             if isinstance(kind, str) and kind in _DIRECT:
                 self._put("dpo.loss", _DIRECT[kind])
@@ -246,7 +264,7 @@ class _Translation:
         if (ratio := self._take("warmup_ratio")) is not None:
             self.notes.append(f"warmup_ratio = {ratio}: set {self.stage}.warmup_steps")
         reported = self._take("report_to", [])
-        names = [reported] if isinstance(reported, str) else list(reported)
+        names = reported if isinstance(reported, list) else [reported]
         if trackers := [name for name in names if name in ("wandb", "tensorboard")]:
             self._put("run.trackers", trackers)
         for name in ("bf16", "fp16"):
@@ -258,6 +276,8 @@ class _Translation:
         here = name if name in self._known else ours(name, self._known)
         if isinstance(value, Unread):
             self.notes.append(f"{name} = {value.text}: not read; set it by hand")
+        elif name in _OTHERWISE:
+            self.notes.append(f"{name} = {value!r}: has no counterpart of the same values")
         elif here and " and " not in here and not isinstance(value, Mapping):
             self._put(f"{self.stage}.{here}", value)
         else:
@@ -267,11 +287,18 @@ class _Translation:
         given = dict(self._asked.adapter)
         names = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora"}
         for theirs, here in names.items():
-            if theirs in given:
+            if theirs in given and not isinstance(given[theirs], Unread):
                 self._put(f"adapter.{here}", given.pop(theirs))
-        targets = given.pop("target_modules", None)
-        if isinstance(targets, list):
-            self._put("adapter.targets", targets)
+        if isinstance(given.get("target_modules"), list):
+            self._put("adapter.targets", given.pop("target_modules"))
         for name, value in given.items():
-            if name not in ("task_type", "bias") and value not in (None, 0, 0.0):
+            if isinstance(value, Unread):
+                self.notes.append(f"LoraConfig's {name} = {value.text}: not read; set it by hand")
+            elif name not in ("task_type", "bias") and value not in (None, 0, "all-linear"):
                 self.notes.append(f"LoraConfig's {name} = {value!r}: no counterpart")
+
+
+def _is_number(value: Any, *, above: bool = False) -> bool:
+    """Whether a value is a number, and where it must be, ``above`` 0."""
+    number = isinstance(value, int | float) and math.isfinite(value)
+    return number and (value > 0 or not above)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+MOST = 2**20  # characters that are read, and that all values of a script may be of together
 TRAINERS = ("GRPO", "RLOO", "PPO", "SFT", "Reward", "DPO", "KTO", "ORPO", "CPO")
 _DEEP = 20  # assignments that a name is followed through
 
@@ -37,30 +39,48 @@ class TrlJob:
 def read_asked(path: Path, *, trainer: str | None = None) -> TrlJob:
     """What a Python script, or a YAML or JSON file of options, asks for."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(MOST + 1)
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read ({error})") from None
+    if len(text) > MOST:
+        raise ValueError(f"{path}: more than {MOST} characters, which no script of TRL has")
     if path.suffix.lower() in (".yaml", ".yml", ".json"):
         return _of_options(_parsed(text, path), trainer=trainer)
     try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: neither Python nor YAML or JSON ({error})") from None
-    return _Script(tree, module=path.stem).asked(path)
+        return _Script(ast.parse(text.replace("\0", " ")), module=path.stem).asked(path)
+    except (SyntaxError, RecursionError, MemoryError) as error:  # it may be nested without end
+        why = str(error) or type(error).__name__
+        raise ValueError(f"{path}: neither Python nor YAML or JSON ({why})") from None
 
 
 def _parsed(text: str, path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        found = json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
+        if path.suffix.lower() == ".json":
+            found = json.loads(text)
+        else:  # a value of names for values of names is small here, and as text beyond all memory
+            if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+                raise ValueError("it has aliases, *NAME; write their values out")
+            found = yaml.safe_load(text)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path}: expected options by name, got {type(found).__name__}")
-    return {str(key): value for key, value in found.items()}
+    return {str(key): _as_meant(value) for key, value in found.items()}
+
+
+def _as_meant(value: Any) -> Any:
+    """``1e-6``, which is text in YAML, as the number that TRL makes of it.
+
+    >>> _as_meant("1e-6"), _as_meant("linear")
+    (1e-06, 'linear')
+    """
+    written = isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value)
+    return float(value) if written else value
 
 
 def _of_options(given: dict[str, Any], *, trainer: str | None) -> TrlJob:
@@ -73,9 +93,9 @@ def _of_options(given: dict[str, Any], *, trainer: str | None) -> TrlJob:
     name, config = given.pop("dataset_name", None), given.pop("dataset_config", None)
     split = given.pop("dataset_train_split", "train")
     if name is not None:
-        asked.train = ":".join((name, config or "", split)) if config else f"{name}:{split}"
+        asked.train = f"{name}:{config}:{split}" if config else f"{name}:{split}"
     if name is not None and (test := given.pop("dataset_test_split", None)):
-        asked.test = ":".join((name, config or "", test))
+        asked.test = f"{name}:{config or ''}:{test}"
     asked.model = given.pop("model_name_or_path", None)
     asked.rewards = _listed(given.pop("reward_funcs", None))
     adapters = {"lora_r": "r", "lora_alpha": "lora_alpha", "lora_target_modules": "target_modules"}
@@ -94,7 +114,7 @@ class _Script:
     """The calls and assignments of a script."""
 
     def __init__(self, tree: ast.Module, *, module: str) -> None:
-        self._module = module
+        self._module, self._left = module, MOST
         nodes = list(ast.walk(tree))
         self._calls = [node for node in nodes if isinstance(node, ast.Call)]
         self._functions = {
@@ -160,16 +180,25 @@ class _Script:
             node = self._names[node.id]
         return node
 
-    def _value(self, node: ast.expr | None) -> Any:
+    def _value(self, node: ast.expr | None, deep: int = _DEEP) -> Any:
+        """What is written there; names inside of lists are followed, too, as long as that ends."""
         node = self._follow(node)
         if node is None:
             return None
-        if isinstance(node, ast.List | ast.Tuple):
-            return [self._value(each) for each in node.elts]
-        try:
-            return ast.literal_eval(node)
-        except (ValueError, TypeError, RecursionError):
-            return Unread(ast.unparse(node))
+        found: Any = ""
+        if not isinstance(node, ast.List | ast.Tuple) or not deep:
+            try:
+                found = ast.literal_eval(node)
+            except (ValueError, TypeError):
+                found = Unread(ast.unparse(node))
+        self._left -= len(repr(found))
+        if self._left < 0:
+            raise ValueError(f"{self._module}: its values are more than {MOST} characters of text")
+        if isinstance(node, ast.List | ast.Tuple) and deep:
+            found = [self._value(each, deep - 1) for each in node.elts]
+            if any(isinstance(each, Unread) for each in found):
+                return Unread(ast.unparse(node))
+        return found
 
     def _model(self, node: ast.expr | None) -> Any:
         node = self._follow(node)
