@@ -133,7 +133,8 @@ def _logged(name: str) -> set[str]:
         try:
             main()
         except SystemExit as stop:
-            assert not stop.code, name
+            if stop.code:
+                raise RuntimeError(f"{name}: its command failed") from stop
         lines = (Path(scratch) / "run/rl/metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return {key for line in lines for key in json.loads(line)}
 

@@ -11,8 +11,8 @@ from pathlib import Path
 _JOBS = """\
 # Python API
 
-From docstrings. A whole job is one function of `posttrain`; what it takes beyond the parameters below are the keys of the
-recipe's section of the same name, each with its default in [configuration](../configuration.md).
+From docstrings. A whole job is one function of `posttrain`; what it takes beyond the parameters
+below are the keys of the recipe's section of the same name: [configuration](../configuration.md).
 """
 _TYPES = """\
 # Types
@@ -22,25 +22,28 @@ What flows through the loop: `posttrain.types`.
 _PROTOCOLS = """\
 # Protocols
 
-What a part of your own has to have: `posttrain.protocols`. Every implementation runs through one suite of tests,
-[tests/contract](../../tests/contract).
+What a part of your own has to have: `posttrain.protocols`. Every implementation runs through one
+suite of tests, [tests/contract](../../tests/contract).
 """
 _ALGORITHMS = """\
 # Algorithms, as functions
 
-The mathematics, tensors in and tensors out: `posttrain.algorithms`. [Algorithms](../algorithms.md) is the table that is
-made of these.
+The mathematics, tensors in and tensors out: `posttrain.algorithms`. [Algorithms](../algorithms.md)
+is the table that is made of these.
 """
 
 
 def api_pages(package: Path) -> dict[str, str]:
     """The pages by address."""
     types = public(package / "types" / "__init__.py")
-    jobs = [name for name in public(package / "__init__.py") if name not in types]
+    named = [
+        name for name in public(package / "__init__.py") if name not in (*types, "__version__")
+    ]
+    jobs = sorted(named, key=lambda name: (name[0].isupper(), name))  # functions come first
     parts = public(package / "protocols.py")
     mathematics = [name for name in public(package / "algorithms/__init__.py") if name not in types]
     return {
-        "api/index.md": _page(_JOBS, "posttrain", [n for n in jobs if not n.startswith("_")]),
+        "api/index.md": _page(_JOBS, "posttrain", jobs),
         "api/types.md": _page(_TYPES, "posttrain.types", types),
         "api/protocols.md": _page(_PROTOCOLS, "posttrain.protocols", parts),
         "api/algorithms.md": _page(_ALGORITHMS, "posttrain.algorithms", mathematics),

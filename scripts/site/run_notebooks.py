@@ -28,10 +28,12 @@ def executed(path: Path, folder: Path, *, seconds: int = 600) -> Any:
     notebook = nbformat.read(path, as_version=4)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(folder)])
-    kernel = AsyncKernelManager(kernel_name="python3", transport="ipc")  # no port is opened
     resources = {"metadata": {"path": str(folder)}}
-    client = nbclient.NotebookClient(notebook, km=kernel, timeout=seconds, resources=resources)
-    client.execute()
+    with tempfile.TemporaryDirectory() as sockets:  # files: no port is opened
+        kernel = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=f"{sockets}/kernel")
+        nbclient.NotebookClient(
+            notebook, km=kernel, timeout=seconds, startup_timeout=seconds, resources=resources
+        ).execute()
     return notebook
 
 

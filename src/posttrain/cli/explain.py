@@ -125,7 +125,7 @@ def page() -> str:
         "Every algorithm is a row of one table: an advantage, a policy loss, an averaging and",
         "defaults. `posttrain explain grpo` prints a row, `posttrain explain grpo ppo` the",
         "difference of two; in a recipe `rl.algorithm` names one, and any piece can be replaced",
-        "(`--rl.loss.clip_high 0.28`). This page is printed from the table; each name leads to a page.",
+        "(`--rl.loss.clip_high 0.28`). This page is printed from the table; each row has a page.",
         "",
         "| name | advantage | policy loss | averaging | KL to reference |",
         "|---|---|---|---|---|",
