@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo rlhf walkthrough test lint format types unit slow-test cluster-test view-test view-assets view-pictures gpu vllm env-adapters faults chaos mutants constraints clean distclean
+.PHONY: help setup demo rlhf walkthrough test lint format types unit slow-test cluster-test view-test view-assets view-pictures site pages gpu vllm env-adapters faults chaos mutants constraints clean distclean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":[^#]*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -97,6 +97,20 @@ view-pictures: setup ## take the pictures of the page for README and docs (needs
 	@sh scripts/system_packages.sh chromium
 	$(BIN)/python scripts/view_pictures.py runs/demo docs/images
 
+# Material, mkdocstrings and a notebook kernel are 200 MB that only this needs.
+$(VENV)/.docs: $(STAMP)
+	@$(INSTALL) --editable '.[dev,docs]'
+	@touch $@
+
+site: setup $(VENV)/.docs ## the documentation as a site, into build/site; links, anchors and notebooks are checked
+	@echo "== mkdocs build --strict"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "== pytest tests/docs"
+	@$(BIN)/python -m pytest --quiet tests/docs
+
+pages: setup ## write the pages that are made from the source: configuration, algorithms, names of TRL and verl
+	$(BIN)/python scripts/site/write_pages.py
+
 gpu: setup ## the tests that need a GPU
 	@$(BIN)/python -m pytest --quiet -m gpu
 
@@ -150,7 +164,7 @@ mutants: setup ## mutate the algorithms; every mutant should make a test fail
 
 # Pins what is in .venv now. To upgrade: .venv/bin/pip install --upgrade PACKAGE, make unit, then this.
 constraints: setup ## write the versions installed in .venv to constraints.txt
-	@$(INSTALL) --editable '.[dev,mutants]'
+	@$(INSTALL) --editable '.[dev,docs,mutants]'
 	@{ sed -n '/^#/p' constraints.txt; \
 	   $(BIN)/python -m pip freeze --exclude-editable --exclude triton \
 	   | sed 's/+[A-Za-z0-9.]*$$//'; } > constraints.new

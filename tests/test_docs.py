@@ -20,7 +20,7 @@ from posttrain.config.describe import find_field
 from posttrain.envs import make_env
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOT_RUN = re.compile(r"<!-- not run: .+? -->\s*\Z", re.S)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.S | re.M)
 INLINE = re.compile(r"`(posttrain [^`]+)`")

@@ -125,7 +125,7 @@ def page() -> str:
         "Every algorithm is a row of one table: an advantage, a policy loss, an averaging and",
         "defaults. `posttrain explain grpo` prints a row, `posttrain explain grpo ppo` the",
         "difference of two; in a recipe `rl.algorithm` names one, and any piece can be replaced",
-        "(`--rl.loss.clip_high 0.28`). This page is printed from the table.",
+        "(`--rl.loss.clip_high 0.28`). This page is printed from the table; each row has a page.",
         "",
         "| name | advantage | policy loss | averaging | KL to reference |",
         "|---|---|---|---|---|",
@@ -133,18 +133,12 @@ def page() -> str:
     for name in ALGORITHMS:
         row = pieces(name)
         cells = (row["advantage"], row["policy loss"], row["averaging"], row["KL to reference"])
-        lines.append(f"| [{name}](#{name}) | " + " | ".join(f"`{cell}`" for cell in cells) + " |")
+        lines.append(
+            f"| [{name}](algorithms/{name}.md) | "
+            + " | ".join(f"`{cell}`" for cell in cells)
+            + " |"
+        )
     lines += pieces_page()
-    for name, algorithm_row in ALGORITHMS.items():
-        lines += ["", f"## {name}", "", f"{algorithm_row.title} ({algorithm_row.reference})."]
-        lines += ["", *(f"    {line}" for line in algorithm_row.equation.splitlines()), ""]
-        lines += ["| piece | value |", "|---|---|"]
-        lines += [f"| {piece} | `{value}` |" for piece, value in pieces(name).items()]
-        for neighbour in algorithm_row.neighbours:
-            apart = ", ".join(
-                f"{piece} (`{other}`)" for piece, (_, other) in difference(name, neighbour).items()
-            )
-            lines.append(f"\n[{neighbour}](#{neighbour}) has another {apart}.")
     lines += ["", "## kl", "", ABOUT_KL, ""]
     lines += ["| estimator | direction | k, plain | ρ·k, weighted |", "|---|---|---|---|"]
     for (estimator, direction), gradients in GRADIENTS.items():

@@ -208,7 +208,7 @@ def _rules() -> str:
     refused = [*RECIPE_RULES, *SFT_RULES, *PREFERENCE_RULES, *of_rl]
     cautions = [*RECIPE_CAUTIONS, *RL_CAUTIONS]
     lines = [f"* {(rule.__doc__ or '').strip()}" for rule in refused] + [KL_RULE, IDLE_RULE]
-    lines += [f"  * {only}" for only in (*NO_EFFECT, *NO_EFFECT_OF_PIECES)]
+    lines += [f"    * {only}" for only in (*NO_EFFECT, *NO_EFFECT_OF_PIECES)]
     lines += ["", "Said, but not refused:", ""]
     lines += [f"* {(rule.__doc__ or '').strip()}" for rule in cautions]
     lines += ["* A value that is not usual (`clip_low` and the next three are options of pieces):"]

@@ -1,0 +1,54 @@
+"""The notebooks run from the first cell to the last, and come to what they say."""
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = ROOT / "notebooks"
+# What the last cell leaves, and what holds of it.
+RESULTS = {
+    "first_reward": "assert rewards[-1] > 0.7 and learned[-1] > learned[0] + 0.1",
+    "own_data": "assert before < 0.6 and after > 0.8",
+    "preferences": "assert after > before + 0.2 and by_rl > before and verdict['accuracy'] > 0.7",
+    "own_algorithm": "assert mean[-1] > 0.5 and median[-1] > 0.5",
+}
+
+
+def test_each_has_a_result_that_is_looked_at_and_is_committed_with_its_outputs() -> None:
+    assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == RESULTS.keys()
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        assert path.stat().st_size < 110_000
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        assert any(cell.get("outputs") for cell in cells)
+        counts = [cell["execution_count"] for cell in cells if cell["cell_type"] == "code"]
+        assert counts == list(range(1, len(counts) + 1)), "run: scripts/site/run_notebooks.py"
+        kinds = {each["output_type"] for cell in cells for each in cell.get("outputs", [])}
+        assert "error" not in kinds
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # of Jupyter's own
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_notebook_runs_and_comes_to_its_result(name: str, tmp_path: Path) -> None:
+    nbformat: Any = pytest.importorskip("nbformat", reason="make site installs it")
+    pytest.importorskip("nbclient", reason="make site installs it")
+    script = runpy.run_path(str(ROOT / "scripts" / "site" / "run_notebooks.py"))
+    written = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    written.cells.append(nbformat.v4.new_code_cell(RESULTS[name]))
+    nbformat.write(written, tmp_path / "asked.ipynb")
+    script["executed"](tmp_path / "asked.ipynb", tmp_path)
+
+
+def test_the_page_of_a_notebook() -> None:
+    """Text, code and what it printed; backticks inside do not end a block."""
+    script = runpy.run_path(str(ROOT / "scripts" / "site" / "notebook_pages.py"))
+    text = script["notebook_page"](NOTEBOOKS / "first_reward.ipynb")
+    assert text.startswith("# First reward\n")
+    assert "```python\ndef in_digits(" in text
+    assert 'src="data:image/png;base64,' in text
+    assert "\x1b" not in text
+    assert script["fenced"]("a\n```\nb", "text") == "````text\na\n```\nb\n````"
