@@ -220,9 +220,10 @@ def test_what_is_no_folder_no_model_and_no_file_is_said(
     monkeypatch.chdir(tmp_path)
     data = {"data": "pairs.jsonl"} if job is posttrain.reward else {"task": "sort"}
     with pytest.raises(
-        ValueError, match=r"folder: expected the path of a folder, got None; .*runs/"
+        ValueError,
+        match=r"folder: expected the path of a folder, got an object of type int; .*runs/",
     ):
-        job(model="tiny", folder=None, **data)
+        job(model="tiny", folder=7, **data)
     with pytest.raises(
         ValueError, match=r"model: .* got an object of type torch\.nn.*Linear; write"
     ):

@@ -123,7 +123,7 @@ def test_what_is_returned_is_checked(returned: Any, told: str) -> None:
 def test_what_is_no_list_of_functions_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="callbacks: expected a list of functions"):
         posttrain.rl(folder=tmp_path / "run", callbacks=["early"], **JOB)
-    with pytest.raises(ValueError, match="callbacks: are for one policy"):
-        posttrain.rl(
-            folder=tmp_path / "run", callbacks=[counted], adapters=2, adapter={"rank": 2}, **JOB
-        )
+    several = {**JOB, "model_options": {"options": {**TINY, "seed": 0}}}
+    several |= {"adapters": 2, "adapter": {"rank": 2}}
+    with pytest.raises(ValueError, match="callbacks: have no place beside several"):
+        posttrain.rl(folder=tmp_path / "run", callbacks=[counted], **several)

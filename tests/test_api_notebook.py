@@ -1,0 +1,198 @@
+"""The loop of a notebook: model objects, numbered and overwritten folders, local functions."""
+
+import copy
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import RL, TASK, TINY, same_weights
+
+import posttrain
+from posttrain.models.load import load_policy
+from posttrain.models.save import save_policy
+from posttrain.stages.whole.places import remove_run, run_place
+
+MODEL = {"options": TINY}
+ROWS = {"prompts": ["1+1=", "2+2="]}
+SHORT = {**RL, "steps": 1, "grading": {"workers": 0}}
+UNSIZED = {name: value for name, value in SHORT.items() if name != "model_options"}
+
+
+def shortness(completion: str) -> float:
+    """Fewer characters are better."""
+    return 1 - len(completion) / 10
+
+
+def longness(completion: str) -> float:
+    """More are."""
+    return len(completion) / 10
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Any:
+    """A model with its tokenizer, as transformers has them in memory."""
+    return load_policy("tiny", seed=3, options=TINY)
+
+
+def test_runs_are_numbered_and_resumed_by_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An edited reward is another run; a mistake leaves no folder; resume takes the newest."""
+    monkeypatch.chdir(tmp_path)
+    first = posttrain.rl(reward=shortness, **ROWS, **SHORT)
+    second = posttrain.rl(reward=longness, **ROWS, **SHORT)
+    with pytest.raises(ValueError, match="group_sise"):
+        posttrain.rl(reward=longness, **ROWS, group_sise=3)
+    with pytest.raises(ValueError, match="wants the column 'answer'"):
+        posttrain.rl(reward="exact", **ROWS, **SHORT)
+    assert [run.folder.path for run in (first, second)] == [Path("runs/rl-1"), Path("runs/rl-2")]
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["rl-1", "rl-2"]
+    again = posttrain.rl(reward=longness, resume=True, **ROWS, **{**SHORT, "steps": 2})
+    assert again.folder.path == Path("runs/rl-2")
+    assert len(again.folder.stage("rl").records()) == 2
+    with pytest.raises(ValueError, match=r"overwrite: which folder\?"):
+        posttrain.rl(reward=longness, overwrite=True, **ROWS, **SHORT)
+
+
+def test_of_many_at_once_each_has_its_own_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def one(_: int) -> str:
+        with run_place(None, "rl", resume=False, overwrite=False) as folder:
+            (Path(folder) / "run.json").touch()
+            return folder
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(one, range(40)))
+    assert sorted(found) == sorted(f"runs/rl-{n}" for n in range(1, 41))
+
+
+def test_overwrite_replaces_a_run_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    posttrain.rl(reward=shortness, folder=folder, **ROWS, **SHORT)
+    with pytest.raises(ValueError, match=r"finished run of another recipe .*overwrite=True"):
+        posttrain.rl(reward=longness, folder=folder, **ROWS, **SHORT)
+    with pytest.raises(ValueError, match="group_sise"):
+        posttrain.rl(reward=longness, folder=folder, overwrite=True, group_sise=2, **ROWS, **SHORT)
+    assert (folder / "summary.json").exists()  # a mistake does not cost the old run
+    with pytest.raises(ValueError, match="resumed or overwritten, not both"):
+        posttrain.rl(reward=longness, folder=folder, overwrite=True, resume=True, **ROWS, **SHORT)
+    run = posttrain.rl(reward=longness, folder=folder, overwrite=True, **ROWS, **SHORT)
+    assert set(run.samples(1)[0]["parts"]) == {"longness"}
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds what no run has written \(notes.txt\)"):
+        posttrain.rl(reward=longness, folder=folder, overwrite=True, **ROWS, **SHORT)
+    (tmp_path / "link").symlink_to(folder)
+    with pytest.raises(ValueError, match="is a link"):
+        remove_run(str(tmp_path / "link"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(ValueError, match="is not a run folder"):
+        remove_run(str(tmp_path / "other"))
+    assert (tmp_path / "other" / "file").exists()
+
+
+def test_a_model_object_is_its_folder(tmp_path: Path, tiny: Any) -> None:
+    """Trained bit for bit as from its folder, and left as it was; another one is another run."""
+    save_policy(tiny, tmp_path / "saved")
+    model, before = tiny.model, copy.deepcopy(tiny.model.state_dict())
+    config, mode = model.config.to_dict(), model.training
+    given = {"reward": shortness, **ROWS, **UNSIZED}
+    named = posttrain.rl(model=tmp_path / "saved", folder=tmp_path / "named", **given)
+    both = {"model": model, "tokenizer": tiny.tokenizer, "folder": tmp_path / "run"}
+    run = posttrain.rl(**both, **given)
+    assert same_weights(run.model, named.model)
+    assert model.config.to_dict() == config
+    assert model.training == mode
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    longer = posttrain.rl(**both, resume=True, **{**given, "steps": 2})
+    assert len(longer.folder.stage("rl").records()) == 2
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.lm_head.weight += 1
+    with pytest.raises(ValueError, match=r"cannot go on as the same run.*\n.*model\.name"):
+        posttrain.rl(**{**both, "model": other}, resume=True, **{**given, "steps": 3})
+    assert len(list((tmp_path / "run").glob("start-*"))) == 1
+
+
+def test_a_model_object_is_evaluated_and_asked(tmp_path: Path, tiny: Any) -> None:
+    save_policy(tiny, tmp_path / "saved")
+    both = {"tokenizer": tiny.tokenizer}
+    options = {"max_new_tokens": 4, "temperature": 1.0, "num_samples": 3}
+    answers = posttrain.generate(tiny.model, "1+1=", **both, **options)
+    same = posttrain.generate(tmp_path / "saved", "1+1=", **options)
+    assert [a.text for a in answers] == [a.text for a in same]
+    found = posttrain.evaluate(tiny.model, task=TASK, max_new_tokens=4, **both)
+    assert len(found.greedy) == 10
+    for call in (posttrain.generate, posttrain.evaluate):
+        with pytest.raises(ValueError, match="comes with its tokenizer, and none was given"):
+            call(tiny.model, **({"prompt": "a"} if call is posttrain.generate else {}))
+    with pytest.raises(ValueError, match="tokenizer: has no effect beside the name of a model"):
+        posttrain.generate("tiny", "1+1=", **both)
+
+
+def test_test_data_may_be_rows(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}+1=", "completion": str(n + 1)} for n in range(6)]
+    run = posttrain.sft(
+        data=rows[:4], test_data=rows[4:], folder=tmp_path / "r", model_options=MODEL
+    )
+    assert run.folder.stage_record("sft")["held_out"] == 2
+
+
+def test_a_reward_model_beside_a_function(tmp_path: Path) -> None:
+    """The recommended monitored reward in a notebook: the function is watched, the model counts."""
+    pairs = [{"prompt": f"{n}:", "chosen": "a", "rejected": "bb"} for n in range(12)]
+    judge = posttrain.reward(
+        model="tiny", data=pairs, folder=tmp_path / "reward", model_options=MODEL
+    )
+    table = {"model": {"weight": 1.0, "path": str(judge.model)}, shortness: 0.0}
+    run = posttrain.rl(reward=table, folder=tmp_path / "rl", **ROWS, **SHORT)
+    row = run.samples(1)[0]
+    assert set(row["parts"]) == {"model", "shortness"}
+    assert row["reward"] == pytest.approx(row["parts"]["model"])
+    assert run.folder.config["rewards"]["model"]["path"] == str(judge.model)
+    watched = {"model": {"weight": 0.0, "path": str(judge.model)}, shortness: 1.0}
+    run = posttrain.rl(reward=watched, folder=tmp_path / "watched", **ROWS, **SHORT)
+    row = run.samples(1)[0]
+    assert row["reward"] == pytest.approx(row["parts"]["shortness"])
+    with pytest.raises(ValueError, match="every weight is 0"):
+        posttrain.rl(reward={"model": 0.0, shortness: 0.0}, folder=tmp_path / "n", **ROWS, **SHORT)
+
+
+def test_an_annotator_that_is_a_function(tmp_path: Path) -> None:
+    run = posttrain.prefer(
+        model="tiny",
+        reward=shortness,
+        folder=tmp_path / "run",
+        model_options=MODEL,
+        max_new_tokens=4,
+        samples=4,
+        prompts=[f"{n}:" for n in range(8)],
+    )
+    lines = (run.folder.path / "prefer" / "pairs.jsonl").read_text().splitlines()
+    pairs = [json.loads(line) for line in lines]
+    assert pairs
+    assert all(len(row["ranked"][0]) < len(row["ranked"][1]) for row in pairs), pairs[0]
+
+
+def test_sections_by_name_and_what_is_none(tmp_path: Path) -> None:
+    """Every section is reached; one that is no mapping, and a misspelt one, are said."""
+    given = {"reward": shortness, "folder": tmp_path / "run", **ROWS, **SHORT}
+    with pytest.raises(ValueError, match=r"run_options: expected a mapping of the keys of \[run\]"):
+        posttrain.rl(**given, run_options="wandb")
+    with pytest.raises(ValueError, match=r"cluster\.lerners"):
+        posttrain.rl(**given, cluster={"lerners": 2})
+    with pytest.raises(ValueError, match=r"rl\.gradings"):
+        posttrain.rl(**given, gradings={"workers": 0})
+    with pytest.raises(ValueError, match=r"eval\.problem"):
+        posttrain.rl(**given, test_prompts=["3+3="], evaluate={"problem": 1})
+    run = posttrain.rl(
+        **given, test_prompts=["3+3=", "4+4="], evaluate={"problems": 1, "samples": 2}
+    )
+    assert run.folder.config["eval"]["samples"] == 2
