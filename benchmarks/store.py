@@ -31,6 +31,7 @@ from rich.table import Table
 
 from posttrain.runs import SCHEMA, Filter, Rollouts, rollout_file
 from posttrain.runs.index import FILE_NAME
+from posttrain.runs.rollouts import NEWER
 
 GROUP = 8
 POOL = 20_000  # different texts
@@ -74,13 +75,13 @@ def _step(step: int, rows: int, *, random: np.random.Generator, texts: list[str]
         "version": np.full(rows, step - 1),
         "stop_reason": np.where(random.random(rows) < 0.1, "length", "stop"),
         "length": lengths,
-        "turns": [None] * rows,
+        **dict.fromkeys(NEWER, [None] * rows),
     }
     arrays = [
-        pa.array(column).cast(SCHEMA.field(n).type)
-        if n not in ("parts", "turns")
-        else pa.array(column, SCHEMA.field(n).type)
-        for n, column in columns.items()
+        pa.array(columns[field.name]).cast(field.type)
+        if field.name not in ("parts", *NEWER)
+        else pa.array(columns[field.name], field.type)
+        for field in SCHEMA
     ]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 

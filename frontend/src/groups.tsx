@@ -117,6 +117,9 @@ function moved(deviations: number): string {
 function Followed({ page, prompt }: { page: GroupPage; prompt: string }) {
   const groups = page.groups;
   if (!groups.length) return null;
+  const rewards = groups.flatMap((each) => each.reward ?? []);
+  const lowest = Math.min(0, ...rewards);
+  const span = Math.max(1e-9, Math.max(0, ...rewards) - lowest);
   return (
     <section class="panel" aria-label="One prompt through training">
       <h2>One prompt through training: <span class="mono">{visible(prompt)}</span></h2>
@@ -124,7 +127,7 @@ function Followed({ page, prompt }: { page: GroupPage; prompt: string }) {
       <ol class="strip">
         {groups.map((each) => (
           <li key={each.step}>
-            <span class="column" aria-hidden="true"><span style={{ height: `${Math.round(100 * Math.min(1, Math.max(0.02, each.reward ?? 0)))}%` }} /></span>
+            <span class="column" aria-hidden="true"><span style={{ height: `${Math.max(2, Math.round((100 * ((each.reward ?? lowest) - lowest)) / span))}%` }} /></span>
             <span class="n">{number(each.reward, 2)}</span>
             <span class="quiet n">step {each.step}</span>
           </li>

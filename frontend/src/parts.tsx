@@ -41,7 +41,7 @@ export function Turns({ turns, clip = 0 }: { turns: TurnRow[]; clip?: number }) 
             {turn.sampled ? "policy" : "environment"}
             {turn.reward ? ` · earned ${signed(turn.reward)}` : ""}
           </span>
-          <span class="said">{visible(turn.text)}</span>
+          <span class="said">{visible(turn.text.replace(/^\n+|\n+$/g, ""))}</span>
         </li>
       ))}
       {shown.length < turns.length && <li class="quiet">… {turns.length - shown.length} more turns</li>}

@@ -84,6 +84,7 @@ export function Tokens({ route, run }: { route: Route; run: Run }) {
         <Scale page={data} measure={measure} />
       </div>
       {!data.split && <Notice>This run folder has no tokenizer, so the text cannot be parted into its tokens.</Notice>}
+      <NotLearned page={data} />
       <div class="reading">
         <div class="panel text" aria-label="Rollout, token by token">
           <Turn who="prompt">{data.prompt.texts.length ? <Plain texts={data.prompt.texts} special={data.prompt.special} /> : visible(data.prompt.text)}</Turn>
@@ -106,6 +107,15 @@ export function Tokens({ route, run }: { route: Route; run: Run }) {
       </div>
     </>
   );
+}
+
+// Why no token of a rollout counts, where none does.
+function NotLearned({ page }: { page: RolloutPage }) {
+  const { state, reason } = page.rollout;
+  if (state !== "ok") return <Notice kind="warn">Its score broke ({state}{reason ? `: ${visible(reason)}` : ""}): none of its tokens is learned from.</Notice>;
+  const weights = page.columns.weights;
+  if (weights && weights.every((each) => !each)) return <Notice>None of these tokens counts in the loss: their weights are 0, as where all advantages are 0, or the answer was left out.</Notice>;
+  return null;
 }
 
 export function RolloutHead({ run, page, here, colour }: { run: Run; page: Pick<RolloutPage, "step" | "group" | "sample" | "siblings" | "prompt_id" | "rollout">; here: "tokens" | "explain"; colour?: string }) {

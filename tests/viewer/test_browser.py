@@ -274,6 +274,8 @@ def test_hostile_text_stays_text(chromium: Any, served_hostile: Served) -> None:
         assert not set("\x1b\u202e") & set(seen.text()), view
         assert seen.page.locator("main script, main img, main iframe").count() == 0
         assert len(seen.page.content()) < 1_000_000, view
+    seen.open(served_hostile, f"/tokens?{place}&sample=1")
+    seen.reads("Its score broke (crashed", "none of its tokens is learned from")
     seen.open(served_hostile, "/groups?run=hostile")
     assert "<script>window.hacked=1</script>" in seen.text()  # it is shown, as what it is
     unexpected = [
