@@ -21,8 +21,8 @@ NAMED_BY_STAGE = {"stages.reward", "stages.rl", "sandbox.wire", "sandbox.worker"
 
 # Lower never imports higher, and packages of the same layer never import each other.
 LAYERS = [
-    ["types", "registry", "disk", "written", "forked", "model_paths", "options", "sandbox"],
-    ["protocols", "algorithms"],
+    ["types", "registry", "disk", "written", "forked", "options", "sandbox"],
+    ["protocols", "algorithms", "model_paths"],
     ["data", "rewards", "tasks", "envs", "models", "track"],
     ["fast"],  # stands on models, which do without it
     ["rollout", "learn", "runs", "report", "walkthrough"],

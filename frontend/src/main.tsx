@@ -102,7 +102,9 @@ function FirstRollout({ run, page }: { run: Run; page: string }) {
   const found = useData<GroupPage>("groups", { run: run.name, sort: "spread", descending: "1", limit: 1, first_step: embedded ? undefined : Math.max(1, (run.steps_done ?? 1) - 20) }, run.stamp);
   useEffect(() => {
     const group = found.data?.groups[0];
-    if (group) go(address(page, { run: run.name, step: group.step, group: group.group, sample: group.members[0]!.sample }), true);
+    if (!group) return;
+    const best = group.members.reduce((a, b) => ((b.advantage ?? 0) > (a.advantage ?? 0) ? b : a));
+    go(address(page, { run: run.name, step: group.step, group: group.group, sample: (page === "explain" ? best : group.members[0]!).sample }), true);
   }, [found.data]);
   return found.error ? <Notice kind="bad">{found.error}</Notice> : <Notice>{found.loading ? "Looking for a rollout …" : "There are no rollouts yet."}</Notice>;
 }

@@ -91,6 +91,8 @@ def test_what_the_page_asks_is_inside(runs: Path) -> None:
     explained = [key for key in answers if key.startswith("explain?")]
     assert len(explained) > 10
     assert all(answers[key]["agrees"] for key in explained)
+    rollouts = [key for key in answers if key.startswith("rollout?")]
+    assert len(explained) == len(rollouts)  # there is room for the arithmetic of all
     assert answers[key_of("compare", run="first", limit=25)]["problems"] == 10
 
 

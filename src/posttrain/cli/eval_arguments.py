@@ -12,10 +12,10 @@ from rich.text import Text
 
 from posttrain.cli.loading import loading
 from posttrain.config import ConfigError, Recipe, recipe_from_dict
+from posttrain.config.paths import check_given
 from posttrain.config.read import parse_overrides, parse_value
 from posttrain.config.specs import complete_task
 from posttrain.config.toml import value_text
-from posttrain.model_paths import check_source
 from posttrain.track.printable import command_line, printable
 
 _NOT_ASKED = ("sft", "prefer", "reward", "dpo", "rl")
@@ -80,13 +80,6 @@ def check_typed(task: str | None, overrides: Sequence[str]) -> None:
                 for path in idle
             ]
         )
-
-
-def check_given(model: str) -> None:
-    """Refuse what is neither a recipe, nor in a run, nor a model, before torch is loaded."""
-    path = Path(model).expanduser()
-    if path.suffix != ".toml" and not (path / "run.json").is_file():
-        check_source(model)
 
 
 def stopping(texts: Sequence[str] | None) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from posttrain.cli.eval_arguments import check_given, check_typed, evaluation_recipe
+from posttrain.cli.eval_arguments import check_typed, evaluation_recipe
 from posttrain.cli.loading import loading
 from posttrain.config import (
     Recipe,
@@ -21,7 +21,7 @@ from posttrain.config import (
     render_dry_run,
     resolve,
 )
-from posttrain.config.paths import check_model_paths
+from posttrain.config.paths import check_given, check_model_paths
 from posttrain.config.read import parse_overrides
 from posttrain.track.safe_terminal import Terminal
 

@@ -82,6 +82,13 @@ def check_model_paths(recipe: Any) -> None:
             check_source(path, kind=key)
 
 
+def check_given(model: str) -> None:
+    """Raise for what is neither a recipe, nor a run, nor a model, before torch is loaded."""
+    path = Path(model).expanduser()
+    if path.suffix != ".toml" and not (path / "run.json").is_file():
+        check_source(model)
+
+
 def import_from(*folders: Path, before: Path | None = None) -> None:
     """Append folders to ``sys.path``, or insert them before one that is there."""
     for folder in map(str, folders):

@@ -157,16 +157,23 @@ def _groups(run: ShownRun) -> dict[str, Any]:
 
 
 def _ask_rollouts(known: Known, run: ShownRun, *, groups: list[dict[str, Any]]) -> None:
-    """The tokens of the groups' rollouts, and the arithmetic of some, until the file is full."""
-    used = 0
+    """The tokens of the groups' rollouts and their arithmetic, until the file is full.
+
+    The arithmetic of the best and the worst of each group comes before that of the others.
+    """
+    places: list[tuple[str, dict[str, Any]]] = []
+    later: list[tuple[str, dict[str, Any]]] = []
     for group in groups:
         members = sorted(group["members"], key=lambda each: -(each["advantage"] or 0.0))
-        explained = [each["sample"] for each in (members[:1] + members[-1:])]
+        outer = [each["sample"] for each in (members[:1] + members[-1:])]
         for each in group["members"]:
             place = {name: each[name] for name in ("step", "group", "sample")}
-            for name in ("rollout", *(["explain"] if each["sample"] in explained else [])):
-                if used < MAX_BYTES:
-                    used += len(json.dumps(known.ask(name, run=run.name, **place)))
+            places.append(("rollout", place))
+            (places if each["sample"] in outer else later).append(("explain", place))
+    used = 0
+    for name, place in (*places, *later):
+        if used < MAX_BYTES:
+            used += len(json.dumps(known.ask(name, run=run.name, **place)))
 
 
 def key_of(name: str, **asked: Any) -> str:
