@@ -189,3 +189,12 @@ def test_every_key_that_names_a_file_is_looked_for_beside_the_recipe() -> None:
     }
     assert named <= set(paths._NAMED)
     assert len(named) == 5
+
+
+def test_tasks_of_a_mixture_and_rows_of_a_sweep_are_looked_for_too() -> None:
+    tasks = [{"name": "mine:task", "path": "rows.jsonl"}, "no table"]
+    row = {"rewards": {"theirs:f": 1.0, "model": {"path": "judge"}}, "rl": {"loss": "ours:loss"}}
+    values = {"task": {"name": "mixture", "tasks": tasks}, "sweep": [row, "no table"]}
+    assert paths.own_modules(values) == ["mine", "theirs", "ours"]
+    found = [name for _, _, name in paths.relative_paths(values)]
+    assert found == ["task.tasks[1].path", "sweep[0].rewards.model.path"]

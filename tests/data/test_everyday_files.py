@@ -12,7 +12,7 @@ import pytest
 from posttrain.data.conventions import understood
 from posttrain.data.preference_sets import read_labelled, read_preferences
 from posttrain.data.sources import read_demonstrations
-from posttrain.tasks.prompt_file import file_task
+from posttrain.tasks.prompt_file import file_task, read_prompts
 
 USER = {"role": "user", "content": "2+3?"}
 FIVE = {"role": "assistant", "content": "5"}
@@ -206,3 +206,13 @@ def test_the_parts_of_a_download(tmp_path: Path) -> None:
         rows = [{"prompt": f"{part}{n}+1=", "answer": "1"} for n in range(2)]
         write(tmp_path, rows, f"train-0000{part}-of-00002.parquet")
     assert [text for text, _ in prompts(tmp_path)] == ["00+1=", "01+1=", "10+1=", "11+1="]
+
+
+def test_rows_made_to_take_long_do_not(tmp_path: Path) -> None:
+    """Minutes each, if every place were compared with every other."""
+    for behind in ("####" * 100_000, "#### a" + " " * 400_000 + "b"):
+        (found,) = read_prompts([{"prompt": "1+1=", "answer": f"{behind}\n2"}]).values()
+        assert found.columns["answer"].endswith("\n2")
+    (tmp_path / "wide.csv").write_text(",".join(f"c{n}" for n in range(200_000)))
+    with pytest.raises(ValueError, match="holds no rows"):
+        read_prompts(tmp_path / "wide.csv")

@@ -97,7 +97,8 @@ def test_a_source_goes_on_from_what_was_not_finished(done: int) -> None:
     resumed = made(native(), partial=3)
     resumed.unfinished = tuple(unfinished)
     resumed.num_calls = last.num_calls
-    resumed.prompts.position = (*last.unfinished, last)[-1 if not unfinished else -2].position
+    begun = (*last.unfinished, last)[-1 if not unfinished else -2]
+    resumed.prompts.restore(begun.position, None)
     rest = list(resumed.steps(6 - done))
     assert [b.rollouts for b in rest] == [b.rollouts for b in whole[done:]]
     assert [b.num_calls for b in rest] == [b.num_calls for b in whole[done:]]

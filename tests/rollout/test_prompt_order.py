@@ -117,6 +117,16 @@ def test_it_goes_on_where_it_was(make: Callable[[], PromptOrder], cut: int) -> N
     assert asked(again, 6) == rest
 
 
+def test_what_was_seen_of_other_prompts_means_nothing() -> None:
+    """Where the prompts were allowed to change, there may even be fewer of them."""
+    order = curriculum(10)
+    asked(order, 5)
+    other = curriculum(3)
+    other.restore(20, json.loads(json.dumps(order.state(20))))
+    assert (other.position, other.rates) == (20, {})
+    assert len(other.take(2)) == 2
+
+
 def test_no_prompts() -> None:
     with pytest.raises(ValueError, match="the training split is empty"):
         curriculum(0)

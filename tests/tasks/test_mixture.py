@@ -11,6 +11,8 @@ from resumed_runs import cut, given, go, same
 from small_runs import TASK
 
 from posttrain.build.answer_check import with_check
+from posttrain.build.fingerprint import fingerprints
+from posttrain.config import recipe_from_dict
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs import read_rollouts
 from posttrain.tasks import PromptTask, make_task
@@ -85,6 +87,19 @@ def test_prompts_without_answers_and_columns_called_task(tmp_path: Path) -> None
     task = make_task({"name": "mixture", "tasks": [SORT, {"name": "own_tasks:named", "as": "own"}]})
     (prompt,) = (p for p in task.prompts("train") if p.columns["task"] == "own")
     assert RewardScorer(task.rewards).score_text(prompt, "math").value == 1.0
+
+
+def test_another_function_or_folder_of_a_task_is_another_run(tmp_path: Path) -> None:
+    rows = tmp_path / "rows" / "train-00000-of-00001.csv"
+    rows.parent.mkdir()
+    tasks = [{"name": "own_tasks:named"}, {"name": "file", "path": str(rows.parent)}]
+    recipe = recipe_from_dict({"task": {"name": "mixture", "tasks": tasks}})
+    known = []
+    for text in ("prompt\na\n", "prompt\nb\n"):
+        rows.write_text(text)
+        known.append(fingerprints(recipe)["contents"])
+    assert known[0]["task.tasks[1]"] == known[1]["task.tasks[1]"]
+    assert known[0]["task.tasks[2].path"] != known[1]["task.tasks[2].path"]
 
 
 def test_a_run_of_a_mixture_with_a_curriculum_goes_on_exactly(tmp_path: Path) -> None:

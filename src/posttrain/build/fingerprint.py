@@ -14,13 +14,14 @@ from posttrain import __version__
 from posttrain.build.setup import Supplied
 from posttrain.config import Recipe, Resolved, to_dict
 from posttrain.config.paths import PIECES, WORDS
+from posttrain.data.row_files import SUFFIXES
 from posttrain.registry import look_up
 from posttrain.runs import config_digest
 from posttrain.runs.function_digest import function_digest
 
 _FILES = ("data", "test_data", "backbone")
 # Of a folder: weights, tokenizer and template of a model, or the rows of a data set.
-_OF_FOLDERS = (".json", ".safetensors", ".jinja", ".txt", ".model", ".arrow", ".parquet", ".jsonl")
+_OF_FOLDERS = (".safetensors", ".jinja", ".txt", ".model", *SUFFIXES)
 _KNOWN_FOLDERS = ("config.json", "adapter_config.json", "state.json", "*-of-*")
 _WHOLE = 256 * 2**20  # bytes up to which a file is read in full
 
@@ -37,10 +38,11 @@ def fingerprints(recipe: Recipe) -> dict[str, Any]:
     if isinstance(recipe, Resolved) and "prefer" in recipe.stages:
         tables["prefer.rewards"] = recipe.prefer.rewards
     named = {f"task.{key}": value for key, value in (recipe.task or {}).items()}
+    functions = {"task": str((recipe.task or {}).get("name"))}
     for number, each in enumerate((recipe.task or {}).get("tasks", ()), start=1):
         named |= {f"task.tasks[{number}].{key}": value for key, value in each.items()}
+        functions[f"task.tasks[{number}]"] = str(each.get("name"))
     named["model.name"] = recipe.model.name
-    functions = {"task": str((recipe.task or {}).get("name"))}
     own = {key: (recipe.task or {}).get(key) for key in ("accuracy", "env")}
     functions |= {f"task.{key}": spec["name"] for key, spec in own.items() if spec is not None}
     for key, table in tables.items():

@@ -105,8 +105,7 @@ def relative_paths(values: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], 
         if _is_relative(table.get(name[-1])):
             yield table, name[-1], ".".join(name)
     holders = {"task": _table(values, "task")}
-    mixed = holders["task"].get("tasks")
-    for number, each in enumerate(mixed if isinstance(mixed, list) else (), start=1):
+    for number, each in enumerate(_listed(holders["task"], "tasks"), start=1):
         holders[f"task.tasks[{number}]"] = each
     for home in (("rewards",), ("prefer", "rewards")):
         holders |= {".".join((*home, key)): table for key, table in _table(values, *home).items()}
@@ -114,18 +113,23 @@ def relative_paths(values: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], 
         if isinstance(table, dict):
             paths = [key for key in table if key == "path" or key.endswith("_path")]
             yield from ((table, k, f"{where}.{k}") for k in paths if _is_relative(table[k]))
+    for number, row in enumerate(_listed(values, "sweep")):
+        found = relative_paths(row) if isinstance(row, Mapping) else ()
+        yield from ((table, key, f"sweep[{number}].{name}") for table, key, name in found)
 
 
 def own_modules(values: Mapping[str, Any]) -> list[str]:
     """The modules of every ``"module:function"`` in a recipe."""
     names = [_name(values.get("task")), _name(_table(values, "task").get("env"))]
     names += _table(values, "rewards")
-    trackers = _table(values, "run").get("trackers")
-    names += map(_name, trackers if isinstance(trackers, list) else ())
+    names += map(_name, _listed(_table(values, "run"), "trackers"))
+    names += map(_name, _listed(_table(values, "task"), "tasks"))
     names += _table(values, "prefer", "rewards")
     names += [_name(_table(values, "rl").get(piece)) for piece in PIECES]
     names.append(_name(_table(values, "rl", "critic").get("loss")))
     modules = [name.partition(":")[0] for name in names if ":" in name]
+    for row in _listed(values, "sweep"):
+        modules += own_modules(row) if isinstance(row, Mapping) else []
     return list(dict.fromkeys(module for module in modules if module != "reasoning_gym"))
 
 
@@ -135,6 +139,12 @@ def _table(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
     for name in names:
         found = found.get(name) if isinstance(found, Mapping) else None
     return found if isinstance(found, dict) else {}
+
+
+def _listed(table: Mapping[str, Any], name: str) -> list[Any]:
+    """A list inside a table of an unchecked recipe; empty where there is none."""
+    found = table.get(name)
+    return found if isinstance(found, list) else []
 
 
 def _name(piece: Any) -> str:

@@ -37,7 +37,6 @@ ROLES = {
     "human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant",
     "bot": "assistant", "function": "tool", "observation": "tool", "developer": "system",
 }  # fmt: skip
-_HASHES = re.compile(r"####[ \t]*(\S[^\n]*?)\s*$")
 _SAMPLE = 100  # rows that are looked at to say how a source is understood
 _CHATS = ("prompt", "messages", "conversations", "chosen", "rejected", "completion")
 _NUMBERS = ("score", "label", "margin")
@@ -216,12 +215,13 @@ def _ground_truth(row: Row, where: str) -> bool:
 
 def _behind_hashes(row: Row, where: str) -> bool:
     answer = row.get("answer")
-    found = _HASHES.search(answer) if isinstance(answer, str) else None
-    if found is None:
+    last = answer.rstrip().rpartition("\n")[2] if isinstance(answer, str) else ""
+    found = last.partition("####")[2].strip()
+    if not found:
         return False
     row.setdefault("solution", answer)
-    thousands = re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?", found[1])
-    row["answer"] = found[1].replace(",", "") if thousands else found[1]
+    thousands = re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?", found)
+    row["answer"] = found.replace(",", "") if thousands else found
     return True
 
 

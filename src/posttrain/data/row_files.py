@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -254,8 +255,13 @@ def _with(first: str, rest: Iterator[str]) -> Iterator[str]:
 
 def _check_names(names: list[str], path: Path) -> None:
     """Raise where two columns have one name: a row could keep only one of them."""
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    if (twice := _twice(names)) is not None:
         raise ValueError(f"{path}: two columns are called {twice!r}; rename one")
+
+
+def _twice(names: list[str]) -> str | None:
+    """A name that is there more than once, the first of them."""
+    return next((name for name, number in Counter(names).items() if number > 1), None)
 
 
 def _json(path: Path) -> Numbered:
@@ -327,8 +333,7 @@ def _object(row: Any, where: str) -> Row:
 def _distinct(pairs: list[tuple[str, Any]]) -> Row:
     row = dict(pairs)
     if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = _twice([name for name, _ in pairs])
         raise ValueError(f"the key {twice!r} occurs twice; keep one")
     return row
 

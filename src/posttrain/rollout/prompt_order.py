@@ -8,6 +8,7 @@ stands, however far ahead of learning it has run.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -21,7 +22,10 @@ Passed = Callable[[Rollout], bool]
 class PromptOrder(Protocol):
     """Prompts without end."""
 
-    position: int
+    @property
+    def position(self) -> int:
+        """The prompts handed out so far."""
+        ...
 
     def take(self, count: int) -> list[Prompt]:
         """The next ``count`` prompts."""
@@ -100,6 +104,8 @@ class Curriculum:
             raise ValueError("prompts: the training split is empty")
         self._prompts, self._seed, self._passed = prompts, seed, passed
         self._band, self._outside = (low, high), outside
+        asked = repr([(prompt.text, prompt.messages) for prompt in prompts])
+        self._digest = hashlib.sha256(asked.encode(errors="replace")).hexdigest()[:16]
         self._history: list[tuple[int, float | None]] = []  # index and rate, in order
         self._taken: list[int] = []
         self.rates: dict[int, float] = {}
@@ -108,10 +114,6 @@ class Curriculum:
     def position(self) -> int:
         """The prompts handed out so far."""
         return len(self._history) + len(self._taken)
-
-    @position.setter
-    def position(self, position: int) -> None:
-        self.restore(position, self.state(position))
 
     def take(self, count: int) -> list[Prompt]:
         """The next ``count`` prompts; all are observed before the next are taken."""
@@ -138,13 +140,18 @@ class Curriculum:
             self._learn(index, rate)
         self._taken = []
 
-    def state(self, position: int) -> list[list[Any]]:
-        """What was observed up to there."""
-        return [list(seen) for seen in self._history[:position]]
+    def state(self, position: int) -> dict[str, Any]:
+        """What was observed up to there, and of which prompts."""
+        return {"prompts": self._digest, "seen": [list(each) for each in self._history[:position]]}
 
     def restore(self, position: int, state: Any) -> None:
-        """Go on with what was observed; what is not known is as if nothing had been."""
-        self._history = [(int(index), rate) for index, rate in (state or [])[:position]]
+        """Go on with what was observed; what is not known is as if nothing had been.
+
+        That is by the place of a prompt among all: of other prompts it means nothing.
+        """
+        same = isinstance(state, Mapping) and state.get("prompts") == self._digest
+        seen = state["seen"][:position] if same else []
+        self._history = [(int(index), rate) for index, rate in seen]
         self._history += [(0, None)] * (position - len(self._history))
         self._taken, self.rates = [], {}
         for index, rate in self._history:
@@ -172,10 +179,6 @@ class MixedPrompts:
     def position(self) -> int:
         """The prompts handed out so far."""
         return sum(self._counts.values())
-
-    @position.setter
-    def position(self, position: int) -> None:
-        self.restore(position, self.state(position))
 
     def take(self, count: int) -> list[Prompt]:
         """The next ``count`` prompts."""

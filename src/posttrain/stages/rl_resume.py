@@ -96,9 +96,7 @@ def resume_rl(
         source.unfinished = ()
     place = known["learned" if waiting is None else "last"]
     kept = begins_at.path / ORDER
-    # What was observed of prompts is by their place among them: of others it means nothing.
-    order = read_json(kept) if kept.exists() and waiting is not None else None
-    source.prompts.restore(place["position"], order)
+    source.prompts.restore(place["position"], read_json(kept) if kept.exists() else None)
     source.num_calls = place["num_calls"]
     return _read_state(begins_at.state["loop"]), waiting or []
 
