@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
-    from posttrain.api import Run, dpo, evaluate, generate, play, prefer, reward, rl, sft
+    from posttrain.api import Run, dpo, evaluate, generate, play, prefer, push, reward, rl, sft
     from posttrain.types import Batch, Prompt, Rollout, Sampling, Score, Terms, Turn
 
 __version__ = "0.1.0"  # the only place with the version: pyproject.toml reads it from here
@@ -35,12 +35,13 @@ __all__ = [
     "generate",
     "play",
     "prefer",
+    "push",
     "reward",
     "rl",
     "sft",
 ]
 
-_JOBS = ("Run", "dpo", "evaluate", "generate", "play", "prefer", "reward", "rl", "sft")
+_JOBS = ("Run", "dpo", "evaluate", "generate", "play", "prefer", "push", "reward", "rl", "sft")
 _TYPES = ("Batch", "Prompt", "Rollout", "Sampling", "Score", "Terms", "Turn")
 
 

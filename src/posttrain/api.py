@@ -27,6 +27,7 @@ from posttrain.stages.eval import evaluate_recipe
 from posttrain.stages.generate import generate_from, open_player, stopping
 from posttrain.stages.results import Run
 from posttrain.stages.run import run
+from posttrain.stages.whole.publish import push
 from posttrain.types import Rollout
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "generate",
     "play",
     "prefer",
+    "push",
     "reward",
     "rl",
     "sft",

@@ -67,6 +67,12 @@ class Run:
         plot_curves(folder.records(), target, title=title, accuracy_by=by)
         return target
 
+    def push(self, repo: str, **options: Any) -> str:
+        """Upload the model with a card written from the run: :func:`posttrain.push`."""
+        from posttrain.stages.whole.publish import push
+
+        return push(self.folder.path, repo, **options)
+
     def __repr__(self) -> str:
         return f"Run({str(self.folder.path)!r})"
 
