@@ -25,9 +25,8 @@ from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.play import Ask, Place, Show
 from posttrain.stages.eval import evaluate_recipe
 from posttrain.stages.generate import generate_from, open_player, stopping
-from posttrain.stages.results import Run
+from posttrain.stages.results import Run, push
 from posttrain.stages.run import run
-from posttrain.stages.whole.publish import push
 from posttrain.types import Rollout
 
 __all__ = [

@@ -45,6 +45,7 @@ def import_model(
 def export_model(
     folder: Annotated[str, typer.Argument(help="A model folder, or a run.")],
     file: Annotated[Path, typer.Argument(help="The GGUF file to write.")],
+    *,
     kind: Annotated[str, typer.Option("--type", help="f32, f16 or q8_0.")] = "f16",
 ) -> None:
     """Write a model of Llama's or Qwen's shape as a GGUF file, for llama.cpp."""
@@ -65,6 +66,7 @@ LICENSE = Annotated[str, typer.Option(help="The licence of the card's metadata."
 def card(
     run: RUN,
     file: Annotated[Path | None, typer.Argument(help="Where to write it; else printed.")] = None,
+    *,
     repo: Annotated[str, typer.Option(help="The repository that it speaks of.")] = "ORG/NAME",
     base_model: BASE = "",
     license: LICENSE = "",
@@ -86,6 +88,7 @@ def card(
 def push(
     run: RUN,
     repo: Annotated[str, typer.Argument(help="ORG/NAME on the hub.")],
+    *,
     private: Annotated[bool, typer.Option("--private", help="For those with access.")] = False,
     update: Annotated[bool, typer.Option("--update", help="A commit to one there is.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it, upload nothing.")] = False,
