@@ -102,6 +102,7 @@ CONFINED = {
     "fastapi": ["viewer.server"],
     "gguf": ["models"],
     "gymnasium": ["envs.adapters.gymnasium_text"],
+    "huggingface_hub": ["models.files.hub_upload"],
     "matplotlib": ["walkthrough", "report.plot"],
     "mcp": ["envs.adapters.mcp_tools"],
     "mpmath": ["rewards.math.evaluator"],

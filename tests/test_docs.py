@@ -133,7 +133,7 @@ def test_blocks_and_commands_are_found() -> None:
         "posttrain run a.toml --steps 6",
         "posttrain generate M hi --temprature 1",
         "posttrain explain grpo --rl.steps 6",
-        "posttrain model export a b",
+        "posttrain model eksport a b",
     ],
 )
 def test_a_wrong_command_line_is_found(line: str) -> None:

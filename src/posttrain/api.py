@@ -32,7 +32,7 @@ from posttrain.rollout.play import Ask, Place, Show
 from posttrain.stages.eval import evaluate_recipe
 from posttrain.stages.generate import generate_from, open_player
 from posttrain.stages.loaded_policy import Asked, Policy, stopping
-from posttrain.stages.results import Run
+from posttrain.stages.results import Run, push
 from posttrain.stages.whole.from_python import (
     Data,
     Model,
@@ -55,6 +55,7 @@ __all__ = [
     "Policy",
     "play",
     "prefer",
+    "push",
     "reward",
     "rl",
     "sft",

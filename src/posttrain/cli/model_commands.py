@@ -45,6 +45,7 @@ def import_model(
 def export_model(
     folder: Annotated[str, typer.Argument(help="A model folder, or a run.")],
     file: Annotated[Path, typer.Argument(help="The GGUF file to write.")],
+    *,
     kind: Annotated[str, typer.Option("--type", help="f32, f16 or q8_0.")] = "f16",
 ) -> None:
     """Write a model of Llama's or Qwen's shape as a GGUF file, for llama.cpp."""
@@ -55,6 +56,57 @@ def export_model(
 
     export_gguf(folder, file, kind=kind)
     say(f"{file}: written, {file.stat().st_size / 1e6:,.1f} MB")
+
+
+RUN = Annotated[Path, typer.Argument(help="The folder of a finished run.")]
+BASE = Annotated[str, typer.Option(help="The base model on the hub, where the run does not know.")]
+LICENSE = Annotated[str, typer.Option(help="The licence of the card's metadata.")]
+
+
+def card(
+    run: RUN,
+    file: Annotated[Path | None, typer.Argument(help="Where to write it; else printed.")] = None,
+    *,
+    repo: Annotated[str, typer.Option(help="The repository that it speaks of.")] = "ORG/NAME",
+    base_model: BASE = "",
+    license: LICENSE = "",
+) -> None:
+    """Write the model card of a run: data, recipe, results, seeds, how to load it."""
+    from posttrain.cli.loading import loading
+
+    with loading():
+        from posttrain.stages.whole.publish import prepare_publication
+
+    made = prepare_publication(run, repo, base_model=base_model, license=license)
+    if file is None:
+        say(made.card)
+        return
+    file.write_text(made.card, encoding="utf-8")
+    say(f"{file}: written")
+
+
+def push(
+    run: RUN,
+    repo: Annotated[str, typer.Argument(help="ORG/NAME on the hub.")],
+    *,
+    private: Annotated[bool, typer.Option("--private", help="For those with access.")] = False,
+    update: Annotated[bool, typer.Option("--update", help="A commit to one there is.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it, upload nothing.")] = False,
+    base_model: BASE = "",
+    license: LICENSE = "",
+) -> None:
+    """Upload the model of a run to the hub, with a card written from the run."""
+    from posttrain.cli.loading import loading
+
+    with loading():
+        from posttrain.stages.whole.publish import prepare_publication, upload
+
+    ready = prepare_publication(run, repo, base_model=base_model, license=license)
+    say("\n".join(ready.told()))
+    if dry_run:
+        say(f"\n{ready.card}\nnothing was uploaded")
+        return
+    say(f"uploaded: {upload(ready.upload, private=private, update=update)}")
 
 
 def _say_written(folder: Path) -> None:

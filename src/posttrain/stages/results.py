@@ -14,6 +14,7 @@ from posttrain.report import RunFacts, plot_curves, render_summary
 from posttrain.report.facts import TRAINED
 from posttrain.runs import Rollouts, RunFolder, read_rollouts
 from posttrain.stages.advice import next_steps
+from posttrain.stages.whole.publish import push
 from posttrain.track.progress import phase
 
 
@@ -66,6 +67,10 @@ class Run:
         title, by = self.folder.path.name, folder.accuracy_by
         plot_curves(folder.records(), target, title=title, accuracy_by=by)
         return target
+
+    def push(self, repo: str, **options: Any) -> str:
+        """Upload the model with a card written from the run: :func:`posttrain.push`."""
+        return push(self.folder.path, repo, **options)
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder.path)!r})"

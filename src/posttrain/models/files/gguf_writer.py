@@ -41,10 +41,10 @@ def write_gguf(policy: Policy, file: Path, *, kind: str = "f16") -> None:
     config = policy.model.config
     source = policy.source
     if config.model_type not in ARCHITECTURES:
-        raise _refused(source, f"the architecture {config.model_type!r}", kind)
+        raise _refused(source, f"the architecture {config.model_type!r}", kind=kind)
     rope = dict(getattr(config, "rope_parameters", None) or {})
     if rope.get("rope_type", "default") != "default":
-        raise _refused(source, f"rotary positions of the type {rope['rope_type']!r}", kind)
+        raise _refused(source, f"rotary positions of the type {rope['rope_type']!r}", kind=kind)
     vocabulary = _vocabulary(policy, kind)
     scratch = file.with_name(f".{file.name}.part")
     with writing(file):
@@ -52,7 +52,7 @@ def write_gguf(policy: Policy, file: Path, *, kind: str = "f16") -> None:
         try:
             writer = gguf.GGUFWriter(scratch, config.model_type)
             _add_sizes(writer, config, theta=rope.get("rope_theta", 10_000.0), kind=kind)
-            _add_tokenizer(writer, policy, vocabulary)
+            _add_tokenizer(writer, policy, vocabulary=vocabulary)
             for name, weight in _tensors(policy, kind):
                 quantised = gguf.GGMLQuantizationType.Q8_0 if weight.dtype == np.uint8 else None
                 writer.add_tensor(name, weight, raw_dtype=quantised)
@@ -65,7 +65,7 @@ def write_gguf(policy: Policy, file: Path, *, kind: str = "f16") -> None:
             scratch.unlink(missing_ok=True)
 
 
-def _refused(source: str, what: str, kind: str) -> ValueError:
+def _refused(source: str, what: str, *, kind: str) -> ValueError:
     return ValueError(
         f"model export: {what} of {source!r} is not written here; llama.cpp's own converter may "
         "know it: git clone https://github.com/ggml-org/llama.cpp && pip install -r "
@@ -111,7 +111,7 @@ def _vocabulary(policy: Policy, kind: str) -> dict[str, Any]:
             {"type": "NFC"},
         )
     ):
-        raise _refused(policy.source, "a tokenizer that is no byte-level BPE", kind)
+        raise _refused(policy.source, "a tokenizer that is no byte-level BPE", kind=kind)
     split = [step["pattern"].get("Regex") for step in steps if step.get("type") == "Split"]
     digits = any(step.get("type") == "Digits" and step["individual_digits"] for step in steps)
     known = "gpt-2" if byte_level[0].get("use_regex", True) else None
@@ -120,12 +120,12 @@ def _vocabulary(policy: Policy, kind: str) -> dict[str, Any]:
     elif digits and known:
         known = "smollm"
     if known is None:
-        raise _refused(policy.source, "the way in which the tokenizer parts words", kind)
+        raise _refused(policy.source, "the way in which the tokenizer parts words", kind=kind)
     merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
     return {"vocab": model["vocab"], "merges": merges, "pre": known}
 
 
-def _add_tokenizer(writer: GGUFWriter, policy: Policy, vocabulary: dict[str, Any]) -> None:
+def _add_tokenizer(writer: GGUFWriter, policy: Policy, *, vocabulary: dict[str, Any]) -> None:
     import gguf
 
     tokenizer, kinds = policy.tokenizer, gguf.TokenType
@@ -179,7 +179,7 @@ def _tensors(policy: Policy, kind: str) -> Iterator[tuple[str, NDArray[Any]]]:
             given = _interleaved(given, config.num_key_value_heads)
         known = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if known is None:
-            raise _refused(policy.source, f"the weight {name!r}", kind)
+            raise _refused(policy.source, f"the weight {name!r}", kind=kind)
         yield known, _stored(given.contiguous().numpy(), kind, name=name)
 
 
