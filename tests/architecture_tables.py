@@ -106,6 +106,7 @@ CONFINED = {
     "mcp": ["envs.adapters.mcp_tools"],
     "mpmath": ["rewards.math.evaluator"],
     "openenv": ["envs.adapters.openenv"],
+    "pandas": ["data.row_objects"],
     "pyarrow": ["data", "runs"],
     "pydantic": ["config"],
     "ray": ["distributed"],
