@@ -71,7 +71,7 @@ def test_a_loop_of_25_lines_takes_the_steps_of_rl(run: posttrain.Run, tmp_path: 
         sync(step + 1)
     rows = run.metrics().to_pylist()
     for name, values in {
-        "train/loss": [result.loss for result in results],
+        "loss/total": [result.loss for result in results],
         "train/gradient_norm": [result.gradient_norm for result in results],
         "reward/mean": rewards,
     }.items():

@@ -16,7 +16,7 @@ from posttrain import __version__
 from posttrain.cli.cluster_commands import clusters
 from posttrain.cli.endings import letting_out, report
 from posttrain.cli.mistyped import WithOverrides, harmless_mistypings
-from posttrain.cli.model_commands import card, merge, models, push
+from posttrain.cli.model_commands import card, merge, models, push, serve
 from posttrain.cli.planning import from_trl, plan, play
 from posttrain.cli.viewing import export, runs, samples, view
 from posttrain.track.safe_terminal import HarmlessRecord, say
@@ -58,6 +58,7 @@ app.add_typer(models, name="model")
 app.command()(merge)
 app.command()(push)
 app.command()(card)
+app.command()(serve)
 app.add_typer(clusters, name="cluster")
 
 SOURCE = "A run folder, a recipe, a model folder, tiny, a GGUF file or a hub id."

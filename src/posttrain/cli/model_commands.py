@@ -109,6 +109,51 @@ def push(
     say(f"uploaded: {upload(ready.upload, private=private, update=update)}")
 
 
+def serve(
+    model: Annotated[str, typer.Argument(help="A run, a recipe, a model folder or a hub id.")],
+    *,
+    host: Annotated[str, typer.Option(help="127.0.0.1: this machine alone.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    api_key: Annotated[
+        str, typer.Option(envvar="POSTTRAIN_API_KEY", help="Who asks must send this key.")
+    ] = "",
+    name: Annotated[str, typer.Option(help="What clients call the model.")] = "",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; else what there is.")] = None,
+    concurrent: Annotated[int, typer.Option(min=1, help="Requests sampled at once.")] = 4,
+    queue: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 32,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="The longest answer.")] = None,
+) -> None:
+    """Serve a model to clients of OpenAI: chat, completions, log-probs, streams."""
+    from posttrain.cli.loading import loading
+
+    if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
+        raise ValueError(f"--host {host}: others can reach it; set --api-key KEY as well")
+    with loading():
+        try:
+            from posttrain.serving.http_server import serve as serve_http
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in ("fastapi", "uvicorn", "starlette"):
+                raise
+            raise ValueError(
+                f"serve: {error.name} is not installed; run `pip install 'posttrain[view]'`"
+            ) from error
+        from posttrain.serving.service import Service
+        from posttrain.stages.loaded_policy import Policy
+
+    policy = Policy(model, device=device)
+    called = name or Path(model).name or model
+    service = Service(policy, active=concurrent, waiting=queue, max_tokens=max_tokens)
+
+    def tell(address: str) -> None:
+        say(address)
+        say(f"The model is called {called!r} there; Ctrl-C ends it.", style="dim")
+
+    try:
+        serve_http(service, name=called, host=host, port=port, api_key=api_key, say=tell)
+    finally:
+        service.close()
+
+
 def _say_written(folder: Path) -> None:
     from posttrain.track.printable import command_line
 

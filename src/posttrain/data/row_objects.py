@@ -77,6 +77,18 @@ def row_list(rows: Any, *, name: str) -> Iterable[Any]:
     return rows
 
 
+def to_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
+    """Rows as a DataFrame of pandas, which is not installed with posttrain."""
+    try:
+        import pandas
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "to_pandas: pandas is not installed; run `pip install pandas`, or use the rows "
+            "themselves (a run's .metrics() is a pyarrow table, an evaluation's .rows() a list)"
+        ) from error
+    return pandas.DataFrame([dict(row) for row in rows])
+
+
 def _row(row: Any, *, where: str) -> dict[str, Any]:
     """A row as if read from a file: what the checks of files look at is JSON, the rest as given."""
     if isinstance(row, str):

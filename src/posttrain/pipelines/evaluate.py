@@ -6,7 +6,9 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from posttrain.data.row_objects import to_frame
 from posttrain.protocols import Sampler
 from posttrain.types import Prompt, Rollout, Sampling, Score
 from posttrain.types.marks import (
@@ -18,7 +20,9 @@ from posttrain.types.marks import (
     no_full_marks,
     reward_label,
 )
+from posttrain.types.text import html_table, shortened
 
+SHOWN = 12  # numbers in one line
 _Z = 1.959964  # 95 % of a normal distribution lies within this many standard deviations
 
 
@@ -91,19 +95,63 @@ class Evaluation:
         """The reason of the first broken score; empty where none broke."""
         return next((r.score.reason for r in self.rollouts if r.score and not r.score.ok), "")
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Every answer as a row: what was asked and said, its score, and each reward's part."""
+        found = []
+        for kind, rollouts in (("greedy", self.greedy), ("sampled", self.sampled)):
+            for rollout in rollouts:
+                score = rollout.score
+                row: dict[str, Any] = {
+                    "problem": rollout.group,
+                    "drawn": kind,
+                    "prompt": rollout.prompt.text,
+                    "completion": rollout.text,
+                    "right": self.is_right(rollout),
+                    "reward": score.value if score is not None and score.ok else None,
+                    "state": None if score is None else score.state,
+                    "num_tokens": sum(rollout.mask),
+                    "stop_reason": rollout.stop_reason,
+                }
+                parts = {} if score is None else score.parts
+                found.append(row | {f"part/{name}": value for name, value in parts.items()})
+        return found
+
+    def to_pandas(self) -> Any:
+        """The :meth:`rows` as a DataFrame."""
+        return to_frame(self.rows())
+
     def __repr__(self) -> str:
         """The estimates and means in a few words: the rollouts would be pages."""
-        texts = [
-            f"{estimate_label(name, self.accuracy_by)} {estimate}"
+        facts = self._facts()
+        more = f", and {len(facts) - SHOWN} more" if len(facts) > SHOWN else ""
+        texts = ", ".join(f"{shortened(name, 60)} {value}" for name, value in facts[:SHOWN])
+        return f"Evaluation of {len(self.greedy)} problems: {texts}{more}"
+
+    def _repr_html_(self) -> str:
+        """The numbers, and the first answers, for a notebook."""
+        numbers = html_table([("", "value"), *self._facts()], title=f"{len(self.greedy)} problems")
+        marks = {True: "right", False: "wrong", None: "?"}
+        answers = [
+            (shortened(r.prompt.text, 200), shortened(r.text, 200), marks[self.is_right(r)])
+            for r in self.greedy[:5]
+        ]
+        return numbers + html_table([("prompt", "answer", ""), *answers])
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """What came out, by name, in words."""
+        facts = [
+            (estimate_label(name, self.accuracy_by), str(estimate))
             for name, estimate in self.estimates.items()
         ]
         for name, most in self.above_one.items():
             label = estimate_label(self.marks.metric_name(name), self.accuracy_by)
-            texts.append(f"{label} {no_full_marks(most)}")
-        texts += [f"mean reward {self.mean_reward:.3f}"]
-        texts += [f"{reward_label(n, self.marks.weights)} {v:.3f}" for n, v in self.parts.items()]
-        texts += [f"broken scores {self.invalid:.1%}"] if self.invalid else []
-        return f"Evaluation of {len(self.greedy)} problems: {', '.join(texts)}"
+            facts.append((label, no_full_marks(most)))
+        facts.append(("mean reward", f"{self.mean_reward:.3f}"))
+        facts += [
+            (reward_label(name, self.marks.weights), f"{value:.3f}")
+            for name, value in self.parts.items()
+        ]
+        return facts + ([("broken scores", f"{self.invalid:.1%}")] if self.invalid else [])
 
 
 def evaluate(

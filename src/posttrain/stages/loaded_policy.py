@@ -24,7 +24,14 @@ from posttrain.rollout.engines.stepwise import Stepwise
 from posttrain.rollout.environment import talking
 from posttrain.runs.finished import check_model
 from posttrain.stages.eval import DEFAULT_TOKENS, tell_alone
-from posttrain.stages.text_scores import Scored, chat_row, completed_row, score_rows, text_row
+from posttrain.stages.text_scores import (
+    Scored,
+    chat_row,
+    completed_row,
+    plain_tokens,
+    score_rows,
+    text_row,
+)
 from posttrain.track.progress import phase, showing
 from posttrain.types import Part, Prompt, Rollout, Sampling
 
@@ -231,6 +238,11 @@ class Policy:
             plain = Prompt(id=f"prompt {number}", text=asked)
             return replace(plain, tokens=self._rendered(plain).tokens)
         return self._rendered(Prompt(id=f"prompt {number}", text="", messages=_messages(asked)))
+
+    def plain_prompt(self, text: str) -> Prompt:
+        """A text as it stands, without a chat, with its tokens."""
+        self._check_open()
+        return Prompt(id="text", text=text, tokens=plain_tokens(text, self.policy))
 
     def room(self, prompt: Prompt) -> int | None:
         """How many tokens the context leaves behind a prompt; None where it has no limit."""

@@ -10,12 +10,14 @@ from rich.console import Console
 from posttrain.build.setup import choose_device, hardware
 from posttrain.build.several.sweep import FOLDER
 from posttrain.config import Resolved
+from posttrain.data.row_objects import to_frame
 from posttrain.report import RunFacts, plot_curves, render_summary
-from posttrain.report.facts import TRAINED
+from posttrain.report.facts import TRAINED, number_or_none
 from posttrain.runs import Rollouts, RunFolder, read_rollouts
 from posttrain.stages.advice import next_steps
 from posttrain.stages.whole.publish import push
 from posttrain.track.progress import phase
+from posttrain.types.text import html_table, shortened
 
 
 class Run:
@@ -72,8 +74,37 @@ class Run:
         """Upload the model with a card written from the run: :func:`posttrain.push`."""
         return push(self.folder.path, repo, **options)
 
+    def to_pandas(self, stage: str = "rl") -> Any:
+        """The numbers of a stage as a DataFrame, one row a step."""
+        return to_frame(self.metrics(stage).to_pylist())
+
+    def __fspath__(self) -> str:
+        """Its folder: a run may stand wherever a run folder may."""
+        return str(self.folder.path)
+
     def __repr__(self) -> str:
-        return f"Run({str(self.folder.path)!r})"
+        """Where it is, and what came out."""
+        facts = "".join(f", {name} {value}" for name, value in self._facts())
+        return f"Run({str(self.folder.path)!r}{facts})"
+
+    def _repr_html_(self) -> str:
+        """What came out, for a notebook."""
+        rows = [("", ""), *self._facts(), ("folder", str(self.folder.path))]
+        return html_table(rows, title="posttrain run")
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """What its summary says: accuracy and reward before and after, and what is wrong."""
+        found, facts = self.summary, [("stages", "+".join(self.folder.stages))]
+        for name, ends, form in (
+            ("accuracy", ("accuracy_before", "accuracy_after"), ".1%"),
+            ("reward", ("reward_first", "reward_last"), ".3g"),
+        ):
+            known = [number_or_none(found.get(end)) for end in ends]
+            texts = [format(number, form) for number in known if number is not None]
+            facts += [(name, " → ".join(texts))] if texts else []
+        findings = [str(each.get("name", "?")) for each in found.get("diagnosis") or []]
+        facts += [("diagnosis", shortened(" ".join(findings), 60))] if findings else []
+        return facts
 
 
 def _number(mark: Path) -> int:

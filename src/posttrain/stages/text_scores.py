@@ -59,10 +59,15 @@ class Scored:
         return f"Scored({text!r}: {count} token{'s' * (count != 1)}, {numbers})"
 
 
-def text_row(text: str, policy: Policy) -> Row:
-    """A text as it stands, without a chat: all of it but the token that it begins with."""
+def plain_tokens(text: str, policy: Policy) -> tuple[int, ...]:
+    """A text as it stands, without a chat, behind the token that the model begins texts with."""
     plain = Template(policy.tokenizer, chat=False, end_tokens=policy.end_tokens)
-    tokens = plain.render(Prompt(id="text", text=text)).tokens
+    return plain.render(Prompt(id="text", text=text)).tokens
+
+
+def text_row(text: str, policy: Policy) -> Row:
+    """A text as it stands: all of it but the token that it begins with."""
+    tokens = plain_tokens(text, policy)
     if len(tokens) < 2:
         raise ValueError(
             f"text {text!r}: it is one token, and nothing stands before it to score it by; give a "

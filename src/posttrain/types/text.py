@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, Literal
 
 ScoreState = Literal["ok", "invalid", "timeout", "crashed"]
@@ -19,6 +20,20 @@ def shortened(text: str, length: int) -> str:
     """
     half = (length - 1) // 2
     return text if len(text) <= length else f"{text[: length - 1 - half]}…{text[-half:]}"
+
+
+def html_table(rows: Sequence[Sequence[object]], *, title: str = "") -> str:
+    """A table for a notebook; models and strangers wrote its texts, so all of them are escaped.
+
+    >>> html_table([["prompt", "answer"], ["1<2", "<b>"]])
+    '<table><tr><th>prompt</th><th>answer</th></tr><tr><td>1&lt;2</td><td>&lt;b&gt;</td></tr></table>'
+    """
+    head = f"<caption>{html.escape(title)}</caption>" if title else ""
+    lines = [
+        "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in row)
+        for tag, row in zip(chain(["th"], repeat("td")), rows, strict=False)
+    ]
+    return f"<table>{head}{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 @dataclass(frozen=True, kw_only=True)
