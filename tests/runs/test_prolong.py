@@ -8,6 +8,7 @@ import pytest
 from resumed_runs import Killed, go, same
 from small_runs import recipe, same_weights, timeless
 
+from posttrain.runs import read_ledger
 from posttrain.runs.checkpoints import checkpoint_steps
 from posttrain.stages import rl_watch
 
@@ -62,6 +63,16 @@ def test_prolonging_at_once_and_twice(tmp_path: Path) -> None:
     assert same_weights(whole.model, done.model)
     _, text = go(values(tmp_path / "run", 4), resume=True)
     assert "finished already; nothing to do" in text
+
+
+def test_what_was_not_sampled_ahead_is_said(tmp_path: Path) -> None:
+    """With a lag the longer run is another one; each group is still trained exactly once."""
+    go(values(tmp_path / "run", 2, max_lag=1))
+    done, text = go(values(tmp_path / "run", 4, max_lag=1), resume=True)
+    assert "sampled ahead by now comes from newer weights" in text
+    account = read_ledger(done.folder.stage("rl").path)
+    assert account.problems == ()
+    assert [int(row["step"]) for row in done.folder.stage("rl").records()][-4:] == [1, 2, 3, 4]
 
 
 def test_a_schedule_over_all_steps_is_refused_unless_it_is_allowed(tmp_path: Path) -> None:

@@ -70,6 +70,9 @@ def check_same(path: str | Path, config: Mapping[str, Any], *, allow: Sequence[s
         _adopt(folder, old=old, new=config)
         write_sealed(folder.path / "config.json", config)
         _note(folder, changes, stages=[*old["run"]["stages"], *config["run"]["stages"]])
+        if longer == "rl" and (config["rl"]["max_lag"] or config["rl"]["partial"] > 1):
+            ahead = "what the longer run would have sampled ahead by now comes from newer weights"
+            changes.append(f"rl.max_lag, rl.partial: {ahead}")
     return changes
 
 

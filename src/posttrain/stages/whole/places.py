@@ -11,7 +11,7 @@ from pathlib import Path
 
 from posttrain.build.model_source import folder_name
 from posttrain.runs import RunFolder
-from posttrain.runs.lock import FILE_NAME, held
+from posttrain.runs.lock import held
 
 ROOT = Path("runs")
 # All that a run writes into its folder: see posttrain.runs.folder.
@@ -27,7 +27,7 @@ def run_place(folder: object, stage: str, *, resume: bool, overwrite: bool) -> I
     """The folder of a run: the one that is named, else ``runs/STAGE-N`` with the next number.
 
     To go on without a name is to go on with the newest. A folder that was made here, and in which
-    nothing has begun when what is inside raises, is gone again.
+    no stage has begun when what is inside raises, is gone again.
     """
     if overwrite and resume:
         raise ValueError("overwrite: a run is resumed or overwritten, not both; drop one of them")
@@ -46,11 +46,10 @@ def run_place(folder: object, stage: str, *, resume: bool, overwrite: bool) -> I
     path = _claim(stage)
     try:
         yield str(path)
-    finally:
-        with contextlib.suppress(OSError):
-            if [entry.name for entry in path.iterdir()] == [FILE_NAME]:
-                (path / FILE_NAME).unlink()
-            path.rmdir()  # which only an empty folder suffers
+    except BaseException:
+        if not any(entry.is_dir() for entry in path.iterdir() if entry.name[:6] != "start-"):
+            shutil.rmtree(path, ignore_errors=True)  # of two errors the first one is to be heard
+        raise
 
 
 def _numbers(stage: str) -> list[int]:
