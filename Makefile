@@ -105,6 +105,7 @@ site: setup $(VENV)/.docs ## the documentation as a site, into build/site; links
 	@echo "== mkdocs build --strict"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "== pytest tests/docs"
+	@sh scripts/system_packages.sh chromium
 	@$(BIN)/python -m pytest --quiet tests/docs
 
 pages: setup ## write the pages that are made from the source: configuration, algorithms, names of TRL and verl
