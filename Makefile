@@ -98,14 +98,16 @@ view-pictures: setup ## take the pictures of the page for README and docs (needs
 	$(BIN)/python scripts/view_pictures.py runs/demo docs/images
 
 # Material, mkdocstrings and a notebook kernel are 200 MB that only this needs.
+# (mkdocs --quiet would not count warnings: a strict build that passes with broken links.)
 $(VENV)/.docs: $(STAMP)
 	@$(INSTALL) --editable '.[dev,docs]'
 	@touch $@
 
 site: setup $(VENV)/.docs ## the documentation as a site, into build/site; links, anchors and notebooks are checked
 	@echo "== mkdocs build --strict"
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "== pytest tests/docs"
+	@sh scripts/system_packages.sh chromium
 	@$(BIN)/python -m pytest --quiet tests/docs
 
 pages: setup ## write the pages that are made from the source: configuration, algorithms, names of TRL and verl

@@ -13,6 +13,7 @@ from rich.text import Text
 from posttrain.algorithms.choices import GRADIENTS
 from posttrain.algorithms.table import (
     ALGORITHMS,
+    Piece,
     algorithm,
     difference,
     kinds_of,
@@ -130,20 +131,22 @@ def page() -> str:
         "| name | advantage | policy loss | averaging | KL to reference |",
         "|---|---|---|---|---|",
     ]
-    for name in ALGORITHMS:
-        row = pieces(name)
-        cells = (row["advantage"], row["policy loss"], row["averaging"], row["KL to reference"])
-        lines.append(
-            f"| [{name}](algorithms/{name}.md) | "
-            + " | ".join(f"`{cell}`" for cell in cells)
-            + " |"
-        )
+    for name, row in ALGORITHMS.items():
+        made = [_with_given(piece) for piece in (row.advantage, row.loss, row.weights)]
+        cells = " | ".join(f"`{cell}`" for cell in (*made, pieces(name)["KL to reference"]))
+        lines.append(f"| [{name}](algorithms/{name}.md) | {cells} |")
     lines += pieces_page()
     lines += ["", "## kl", "", ABOUT_KL, ""]
     lines += ["| estimator | direction | k, plain | ρ·k, weighted |", "|---|---|---|---|"]
     for (estimator, direction), gradients in GRADIENTS.items():
         lines.append(f"| {estimator} | {direction} | `{gradients[0]}` | `{gradients[1]}` |")
     return "\n".join(lines) + "\n"
+
+
+def _with_given(piece: Piece) -> str:
+    """A piece with the options that the row sets; its own defaults stand in the tables below."""
+    given = ", ".join(f"{key}={value}" for key, value in piece.items() if key != "name")
+    return f"{piece['name']}({given})" if given else str(piece["name"])
 
 
 if __name__ == "__main__":
