@@ -24,8 +24,8 @@ from posttrain.protocols import Env, Reward, Split, Task
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.play import Ask, Place, Show
 from posttrain.stages.eval import evaluate_recipe
-from posttrain.stages.generate import generate_from, open_player
-from posttrain.stages.loaded_policy import Asked, Policy, stopping
+from posttrain.stages.generate import Asked, generate_from, open_player, stopping
+from posttrain.stages.generate import LoadedPolicy as Policy
 from posttrain.stages.results import Run
 from posttrain.stages.run import run
 from posttrain.types import Rollout
