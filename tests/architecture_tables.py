@@ -28,7 +28,7 @@ LAYERS = [
     ["rollout", "learn", "runs", "report", "walkthrough"],
     ["pipelines"],
     ["config", "build", "check", "estimate", "stages", "distributed"],
-    ["api", "parts", "viewer", "serving", "cli"],
+    ["api", "research", "viewer", "serving", "cli"],
     ["__main__"],
 ]
 

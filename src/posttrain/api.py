@@ -30,8 +30,8 @@ from posttrain.pipelines.evaluate import Evaluation
 from posttrain.protocols import Env, Split
 from posttrain.rollout.play import Ask, Place, Show
 from posttrain.stages.eval import evaluate_recipe
-from posttrain.stages.generate import generate_from, open_player
-from posttrain.stages.loaded_policy import Asked, Policy, stopping
+from posttrain.stages.generate import Asked, generate_from, open_player, stopping
+from posttrain.stages.generate import LoadedPolicy as Policy
 from posttrain.stages.results import Run, push
 from posttrain.stages.whole.from_python import (
     Data,

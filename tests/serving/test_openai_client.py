@@ -17,7 +17,7 @@ from byte_models import SAID, taught_model
 from posttrain.serving import http_server
 from posttrain.serving.http_server import Endpoint, make_app, make_server
 from posttrain.serving.service import Service
-from posttrain.stages.loaded_policy import Policy
+from posttrain.stages.loaded.loaded_policy import LoadedPolicy as Policy
 
 openai = pytest.importorskip("openai")
 

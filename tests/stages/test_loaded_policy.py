@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 import posttrain
 from posttrain.rollout.engines.local import LocalEngine
 from posttrain.rollout.engines.text_pieces import TextPieces
-from posttrain.stages.loaded_policy import Policy
+from posttrain.stages.loaded.loaded_policy import LoadedPolicy as Policy
 
 CHAT = [{"role": "user", "content": "Speak."}]
 WARM: dict[str, Any] = {"temperature": 1.5, "max_new_tokens": 12, "seed": 3}
@@ -174,7 +174,7 @@ def test_scores_are_the_log_probs_of_the_model(policy: Policy) -> None:
 def test_scores_do_not_depend_on_company(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["ab cd", "a longer text of several words", "xyz", "no"]
     together = policy.score(texts)
-    monkeypatch.setattr("posttrain.stages.text_scores.PASS_TOKENS", 1)
+    monkeypatch.setattr("posttrain.stages.loaded.text_scores.PASS_TOKENS", 1)
     for text, scored in zip(texts, together, strict=True):
         assert policy.score(text).logprobs == pytest.approx(scored.logprobs, abs=1e-5)
 

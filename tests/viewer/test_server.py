@@ -364,7 +364,7 @@ def test_characters_of_several_tokens_are_whole_in_what_is_tried(tmp_path: Path)
     """The texts of the events add up to the answer."""
     from byte_models import SAID, taught_model
 
-    from posttrain.stages.loaded_policy import Policy
+    from posttrain.stages.loaded.loaded_policy import LoadedPolicy as Policy
     from posttrain.viewer.trying import sample
 
     with Policy(taught_model(tmp_path / "model")) as policy:

@@ -138,9 +138,9 @@ def serve(
                 f"serve: {error.name} is not installed; run `pip install 'posttrain[view]'`"
             ) from error
         from posttrain.serving.service import Service
-        from posttrain.stages.loaded_policy import Policy
+        from posttrain.stages.loaded.loaded_policy import LoadedPolicy
 
-    policy = Policy(model, device=device)
+    policy = LoadedPolicy(model, device=device)
     called = name or Path(model).name or model
     service = Service(policy, active=concurrent, waiting=queue, max_tokens=max_tokens)
 

@@ -50,7 +50,7 @@ class AskedWronglyError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class CompletionRequest:
     """A request with nothing missing; ``drawing`` are options of ``Policy.steps``."""
 
     kind: Kind
@@ -66,7 +66,7 @@ class Asked:
     drawing: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_asked(body: Any, *, kind: Kind, model: str) -> Asked:
+def read_asked(body: Any, *, kind: Kind, model: str) -> CompletionRequest:
     """A request as it came, checked."""
     if not isinstance(body, Mapping):
         raise AskedWronglyError("the request is no JSON object")
@@ -80,7 +80,7 @@ def read_asked(body: Any, *, kind: Kind, model: str) -> Asked:
     top_p = _number(given, "top_p", default=1.0, low=0.0, high=1.0)
     if top_p == 0.0:
         raise AskedWronglyError("top_p: must be above 0 and at most 1", param="top_p")
-    return Asked(
+    return CompletionRequest(
         kind=kind,
         prompt=_chat(given) if kind == "chat" else _text(given),
         n=_whole(given, "n", default=1, low=1, high=MAX_CHOICES),

@@ -20,8 +20,8 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from posttrain.serving.answers import AnswerWriter, error_body
 from posttrain.serving.asked import AskedWronglyError, Kind, read_asked
+from posttrain.serving.openai_answers import AnswerWriter, error_body
 from posttrain.serving.service import BusyError, Event, Service
 
 Application = Callable[..., Awaitable[None]]

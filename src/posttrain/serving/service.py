@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from posttrain.rollout.engines.stepwise import SampledToken, Stepwise
-from posttrain.serving.asked import Asked, AskedWronglyError
-from posttrain.stages.loaded_policy import Policy
+from posttrain.serving.asked import AskedWronglyError, CompletionRequest
+from posttrain.stages.loaded.loaded_policy import LoadedPolicy
 from posttrain.types import Prompt
 
 IDLE = 0.5  # seconds between two looks whether the service is to end
@@ -40,10 +40,10 @@ class Event:
         self.error, self.done = error, done
 
 
-class Job:
+class ServedRequest:
     """One request on its way; ``tell`` is called with its events, in the service's thread."""
 
-    def __init__(self, asked: Asked, tell: Tell) -> None:
+    def __init__(self, asked: CompletionRequest, tell: Tell) -> None:
         self.asked, self.tell = asked, tell
         self.cancelled = threading.Event()
         self.steps: Stepwise | None = None
@@ -53,20 +53,25 @@ class Service:
     """Samples with one policy until it is closed."""
 
     def __init__(
-        self, policy: Policy, *, active: int = 4, waiting: int = 32, max_tokens: int | None = None
+        self,
+        policy: LoadedPolicy,
+        *,
+        active: int = 4,
+        waiting: int = 32,
+        max_tokens: int | None = None,
     ) -> None:
         self.policy = policy
         self.num_running = 0
         """Requests that are being sampled."""
         self._active, self._max_tokens = active, max_tokens
-        self._waiting: queue.Queue[Job] = queue.Queue(waiting)
+        self._waiting: queue.Queue[ServedRequest] = queue.Queue(waiting)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="posttrain-serve", daemon=True)
         self._thread.start()
 
-    def submit(self, asked: Asked, tell: Tell) -> Job:
-        """Queue a request; who no longer wants the answer sets ``Job.cancelled``."""
-        job = Job(asked, tell)
+    def submit(self, asked: CompletionRequest, tell: Tell) -> ServedRequest:
+        """Queue a request; who no longer wants the answer sets ``ServedRequest.cancelled``."""
+        job = ServedRequest(asked, tell)
         try:
             self._waiting.put_nowait(job)
         except queue.Full:
@@ -80,7 +85,7 @@ class Service:
         self.policy.close()
 
     def _run(self) -> None:
-        running: list[Job] = []
+        running: list[ServedRequest] = []
         while not self._ending.is_set():
             while len(running) < self._active and (job := self._next(wait=not running)):
                 running.append(job)
@@ -92,13 +97,13 @@ class Service:
         for job in running:
             job.tell(Event(error=error))
 
-    def _next(self, *, wait: bool) -> Job | None:
+    def _next(self, *, wait: bool) -> ServedRequest | None:
         try:
             return self._waiting.get(timeout=IDLE) if wait else self._waiting.get_nowait()
         except queue.Empty:
             return None
 
-    def _advanced(self, job: Job) -> bool:
+    def _advanced(self, job: ServedRequest) -> bool:
         """Sample one token of each choice of a request; whether it goes on."""
         if job.cancelled.is_set():
             return False
@@ -116,7 +121,7 @@ class Service:
             return False
         return True
 
-    def _begin(self, asked: Asked) -> Stepwise:
+    def _begin(self, asked: CompletionRequest) -> Stepwise:
         prompt = self._prompt(asked)
         limits = [self.policy.room(prompt), self._max_tokens]
         most = min((limit for limit in limits if limit is not None), default=None)
@@ -143,7 +148,7 @@ class Service:
             **asked.drawing,
         )
 
-    def _prompt(self, asked: Asked) -> Prompt:
+    def _prompt(self, asked: CompletionRequest) -> Prompt:
         given: Any = asked.prompt
         if asked.kind == "chat":
             if not self.policy.template.chat:

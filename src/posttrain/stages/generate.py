@@ -25,10 +25,25 @@ from posttrain.rollout.collect import collect_scored
 from posttrain.rollout.play import UNSCORED, Ask, Place, Show, TypedEnv, WatchedEngine, typed_engine
 from posttrain.runs.finished import check_model
 from posttrain.stages.eval import DEFAULT_TOKENS, tell_alone
-from posttrain.stages.loaded_policy import Policy, longest_answer, stop_strings, stopping
+from posttrain.stages.loaded.loaded_policy import (
+    Asked,
+    LoadedPolicy,
+    longest_answer,
+    stop_strings,
+    stopping,
+)
 from posttrain.track.progress import showing
 from posttrain.types import Prompt, Rollout, Sampling
 
+__all__ = [
+    "Asked",
+    "LoadedPolicy",
+    "Player",
+    "generate_from",
+    "is_broken",
+    "open_player",
+    "stopping",
+]
 TYPED = "posttrain.rollout.play:one_prompt"  # the task of a prompt that was typed
 
 
@@ -42,7 +57,7 @@ def generate_from(
     **drawing: Any,
 ) -> list[Rollout]:
     """What a model answers, with overrides as on the command line: a policy for this one call."""
-    with Policy(source, chat=chat, stop=stop, overrides=overrides) as policy:
+    with LoadedPolicy(source, chat=chat, stop=stop, overrides=overrides) as policy:
         return policy.generate(prompt, **drawing)
 
 

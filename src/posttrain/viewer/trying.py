@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from posttrain.stages.loaded_policy import Policy
+from posttrain.stages.loaded.loaded_policy import LoadedPolicy
 from posttrain.viewer.shelf import ShownRun, UnknownError
 
 MAX_PROMPT = 20_000  # characters
@@ -21,7 +21,7 @@ class Answering:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._loaded: tuple[Path, Policy] | None = None
+        self._loaded: tuple[Path, LoadedPolicy] | None = None
 
     def answer(self, run: ShownRun, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """What is sampled, an event a token: ``{"sample", "text", "probability", "top"}``."""
@@ -42,7 +42,7 @@ class Answering:
             if self._loaded is None or self._loaded[0] != path:
                 yield {"note": "loading the model"}
                 self._loaded = None
-                self._loaded = path, Policy(str(path))
+                self._loaded = path, LoadedPolicy(str(path))
             yield from sample(self._loaded[1], **given)
         except (ValueError, RuntimeError, OSError) as error:
             yield {"error": str(error)}
@@ -69,7 +69,13 @@ def checked(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sample(
-    policy: Policy, *, prompt: str, samples: int, max_new_tokens: int, seed: int, temperature: float
+    policy: LoadedPolicy,
+    *,
+    prompt: str,
+    samples: int,
+    max_new_tokens: int,
+    seed: int,
+    temperature: float,
 ) -> Iterator[dict[str, Any]]:
     """Sample answers to a prompt, all samples a token at a time.
 
@@ -98,12 +104,12 @@ def sample(
                 "text": drawn.piece,
                 "end": drawn.stop_reason == "stop",
                 "probability": math.exp(drawn.shown),
-                "top": [_named(policy, token, chance) for token, chance in drawn.top],
+                "top": [_named(policy, token, logprob=chance) for token, chance in drawn.top],
             }
     yield {"done": True, "cut": [each.stop_reason == "length" for each in steps.rollouts()]}
 
 
-def _named(policy: Policy, token: int, logprob: float) -> dict[str, Any]:
+def _named(policy: LoadedPolicy, token: int, *, logprob: float) -> dict[str, Any]:
     """A token alone; a special one by its name."""
     text = str(policy.tokenizer.decode([token], skip_special_tokens=False))
     return {"text": text, "probability": math.exp(logprob)}

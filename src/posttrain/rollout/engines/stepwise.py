@@ -106,7 +106,7 @@ class Stepwise:
                 SampledToken(
                     sample=row,
                     token=token,
-                    piece=self._add(row, token, logprob),
+                    piece=self._add(row, token, logprob=logprob),
                     logprob=logprob,
                     shown=chances[place],
                     top=others,
@@ -158,7 +158,7 @@ class Stepwise:
         self._running = running
         return logits[same]
 
-    def _add(self, row: int, token: int, logprob: float) -> str:
+    def _add(self, row: int, token: int, *, logprob: float) -> str:
         """Keep a token of a sample; the text that is certain with it."""
         self._tokens[row].append(token)
         self._logprobs[row].append(logprob)

@@ -8,7 +8,7 @@ import pytest
 from small_runs import TINY, weights
 
 import posttrain
-from posttrain import parts
+from posttrain import research
 from posttrain.algorithms import clipped, group_normalised, sequence_mean
 
 PROMPTS = [f"{a}+{b}=" for a in range(4) for b in range(4)]
@@ -22,10 +22,10 @@ def in_digits(completion: str) -> float:
     return sum(letter.isdigit() for letter in completion) / max(len(completion), 4)
 
 
-def opened() -> tuple[posttrain.Policy, parts.PromptCycle, parts.RewardScorer]:
+def opened() -> tuple[posttrain.Policy, research.PromptCycle, research.RewardScorer]:
     policy = posttrain.Policy("tiny", overrides=OVERRIDES)
-    prompts = parts.PromptCycle([policy.prompt(text) for text in PROMPTS], seed=0)
-    return policy, prompts, parts.RewardScorer({in_digits: 1.0})
+    prompts = research.PromptCycle([policy.prompt(text) for text in PROMPTS], seed=0)
+    return policy, prompts, research.RewardScorer({in_digits: 1.0})
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +51,13 @@ def test_a_loop_of_25_lines_takes_the_steps_of_rl(run: posttrain.Run, tmp_path: 
     backward passes, and sums in another order.
     """
     policy, prompts, scorer = opened()
-    learner = parts.make_learner(policy, **OPTIONS)
+    learner = research.make_learner(policy, **OPTIONS)
     sync = policy.engine.sync(learner)
     sampling = posttrain.Sampling(max_new_tokens=4)
-    objective = parts.Objective(lambda outputs, batch: clipped(outputs.logprobs, batch))
+    objective = research.Objective(lambda outputs, batch: clipped(outputs.logprobs, batch))
     results, rewards = [], []
     for step in range(3):
-        found = parts.collect_scored(
+        found = research.collect_scored(
             prompts.take(4),
             sampling,
             engine=policy.engine,
@@ -65,7 +65,7 @@ def test_a_loop_of_25_lines_takes_the_steps_of_rl(run: posttrain.Run, tmp_path: 
             num_samples=4,
             seed=step,
         )
-        batch = parts.collate(found.rollouts, pad_token=policy.pad_token)
+        batch = research.collate(found.rollouts, pad_token=policy.pad_token)
         results.append(learner.step(sequence_mean(group_normalised(batch)), objective))
         rewards.append(float(batch.need("rewards").mean()))
         sync(step + 1)
@@ -91,9 +91,9 @@ def test_the_loop_of_rl_with_one_piece_replaced(run: posttrain.Run) -> None:
     def gradients(**changes: Any) -> list[float]:
         policy, prompts, scorer = opened()
         plain = {"kl": {"placement": "none"}}
-        learner = parts.make_learner(policy, **OPTIONS)
-        plan = replace(parts.make_plan(policy, algorithm="grpo", **plain, **OPTIONS), **changes)
-        source = parts.RolloutSource(
+        learner = research.make_learner(policy, **OPTIONS)
+        plan = replace(research.make_plan(policy, algorithm="grpo", **plain, **OPTIONS), **changes)
+        source = research.RolloutSource(
             policy.engine,
             scorer,
             prompts=prompts,
@@ -102,8 +102,8 @@ def test_the_loop_of_rl_with_one_piece_replaced(run: posttrain.Run) -> None:
             group_size=4,
             seed=0,
         )
-        steps: list[parts.Step] = []
-        parts.train(
+        steps: list[research.Step] = []
+        research.train(
             source.steps(3),
             learner,
             plan=plan,
@@ -129,6 +129,6 @@ def test_the_loop_of_rl_with_one_piece_replaced(run: posttrain.Run) -> None:
 def test_options_are_those_of_a_recipe() -> None:
     policy, _, _ = opened()
     with pytest.raises(ValueError, match=r"learning_rat.*learning_rate"):
-        parts.make_learner(policy, learning_rat=1e-3)
-    assert parts.make_plan(policy, algorithm="grpo", steps=3).kl_placement == "loss"
-    assert parts.make_plan(policy, steps=3).kl_placement == "none"
+        research.make_learner(policy, learning_rat=1e-3)
+    assert research.make_plan(policy, algorithm="grpo", steps=3).kl_placement == "loss"
+    assert research.make_plan(policy, steps=3).kl_placement == "none"

@@ -9,7 +9,7 @@ from typing import Any
 
 from posttrain.rollout.engines.stepwise import SampledToken
 from posttrain.rollout.engines.text_pieces import UNFINISHED
-from posttrain.serving.asked import Asked
+from posttrain.serving.asked import CompletionRequest
 
 REASONS = {"stop": "stop", "stop_string": "stop", "length": "length"}
 
@@ -32,7 +32,9 @@ class AnswerWriter:
     counted, and not among them.
     """
 
-    def __init__(self, asked: Asked, *, model: str, tokenizer: Any, end: Sequence[int]) -> None:
+    def __init__(
+        self, asked: CompletionRequest, *, model: str, tokenizer: Any, end: Sequence[int]
+    ) -> None:
         self.prompt_tokens = self.completion_tokens = 0
         self._asked, self._tokenizer, self._end = asked, tokenizer, frozenset(end)
         chat = asked.kind == "chat"

@@ -22,7 +22,7 @@ from posttrain.protocols import Engine, Learner, Objective, Outputs, Scorer, Ste
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.collect import RolloutSource, collect_scored
 from posttrain.rollout.prompt_order import PromptCycle
-from posttrain.stages.loaded_policy import Policy
+from posttrain.stages.loaded.loaded_policy import LoadedPolicy
 from posttrain.types import Collected
 
 __all__ = [
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 
-def make_learner(policy: Policy, **options: Any) -> Learner:
+def make_learner(policy: LoadedPolicy, **options: Any) -> Learner:
     """What trains the policy's own weights: AdamW, its schedule, micro-batches that fit.
 
     The options are those of ``[rl]``, with the same defaults and rules: ``learning_rate``,
@@ -69,7 +69,7 @@ def make_learner(policy: Policy, **options: Any) -> Learner:
     )
 
 
-def make_plan(policy: Policy, *, recorded_tokens: int = 0, **options: Any) -> Plan:
+def make_plan(policy: LoadedPolicy, *, recorded_tokens: int = 0, **options: Any) -> Plan:
     """An algorithm of the table with the options of ``[rl]``, as functions that may be replaced.
 
     ``dataclasses.replace(plan, advantage=mine)`` is the same algorithm with an advantage of yours.
@@ -78,7 +78,7 @@ def make_plan(policy: Policy, *, recorded_tokens: int = 0, **options: Any) -> Pl
     return replace(algorithm.make_plan(section), recorded_tokens=recorded_tokens)
 
 
-def _resolved(policy: Policy, options: dict[str, Any]) -> Resolved:
+def _resolved(policy: LoadedPolicy, options: dict[str, Any]) -> Resolved:
     plain = {} if {"algorithm", "kl"} & options.keys() else {"kl": {"placement": "none"}}
     known = policy.recipe.model_dump(exclude_unset=True)
     sections = {name: known[name] for name in ("model", "adapter", "teacher") if known.get(name)}

@@ -24,7 +24,7 @@ from posttrain.rollout.engines.stepwise import Stepwise
 from posttrain.rollout.environment import talking
 from posttrain.runs.finished import check_model
 from posttrain.stages.eval import DEFAULT_TOKENS, tell_alone
-from posttrain.stages.text_scores import (
+from posttrain.stages.loaded.text_scores import (
     Scored,
     chat_row,
     completed_row,
@@ -42,7 +42,7 @@ ToScore = str | Chat | Rollout | tuple[Asked, str]
 """A text, a chat whose assistant's turns are meant, a rollout, or a prompt and its completion."""
 
 
-class Policy:
+class LoadedPolicy:
     """A model in memory: ``generate``, ``stream`` and ``score`` until ``close``.
 
     ``model`` is "tiny", a model folder, a hub id or a GGUF file; a run, a model folder inside one,
@@ -260,7 +260,7 @@ class Policy:
         self.policy = replace(self.policy, model=torch.nn.Module())
         self.engine = cast(LocalEngine, None)
 
-    def __enter__(self) -> Policy:
+    def __enter__(self) -> LoadedPolicy:
         return self
 
     def __exit__(self, *_: object) -> None:
