@@ -1,6 +1,7 @@
 """Executes notebooks/ and writes them back with what they printed.
 
     python scripts/site/run_notebooks.py [NAME …]
+    python scripts/site/run_notebooks.py --check FILE.ipynb    # runs it here, and writes nothing
 
 Each runs in an empty folder, with one thread, as the tests run them.
 """
@@ -72,7 +73,10 @@ def _plain(outputs: list[Any]) -> list[Any]:
 
 
 def main() -> None:
-    """Run those that are named, or all."""
+    """Run those that are named, or all; with --check, one in the current folder."""
+    if sys.argv[1:2] == ["--check"]:
+        executed(Path(sys.argv[2]), Path.cwd())
+        return
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         if sys.argv[1:] and path.stem not in sys.argv[1:]:
             continue

@@ -146,7 +146,7 @@ def page() -> str:
 def _with_given(piece: Piece) -> str:
     """A piece with the options that the row sets; its own defaults stand in the tables below."""
     given = ", ".join(f"{key}={value}" for key, value in piece.items() if key != "name")
-    return f"{piece['name']}({given})" if given else str(piece["name"])
+    return f"{piece['name']} ({given})" if given else str(piece["name"])  # a line may end there
 
 
 if __name__ == "__main__":
