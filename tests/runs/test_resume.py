@@ -122,18 +122,20 @@ def test_another_recipe_is_refused_with_the_difference(
     tmp_path: Path, stopped: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recipe and code; what is allowed to change goes on from the checkpoint, not from anew."""
-    longer = given(tmp_path / "cut", {**GRPO, "steps": 8, "learning_rate": 5e-3})
+    changed = {"steps": 8, "learning_rate": 5e-3, "temperature": 0.9}  # more steps are the same run
+    longer = given(tmp_path / "cut", {**GRPO, **changed})
     with pytest.raises(
-        ValueError, match=r"(?s)rl\.learning_rate: 0\.01 → 0\.005\n.*rl\.steps: 6 → 8"
+        ValueError,
+        match=r"(?s)rl\.learning_rate: 0\.01 → 0\.005\n.*rl\.temperature: 1\.0 → 0\.9\nPut",
     ):
         go(longer, resume=True)
-    with pytest.raises(ValueError, match=r"--allow-changes rl\.steps;"):
+    with pytest.raises(ValueError, match=r"--allow-changes rl\.temperature;"):
         go(longer, resume=True, allow_changes=["rl.learning_rate"])
     with monkeypatch.context() as patch:
         patch.setattr("posttrain.build.fingerprint.code_version", lambda: {"source": "another"})
         with pytest.raises(ValueError, match=r"(?s)code\.source: .* → \"another\".*changes code;"):
             go(stopped, resume=True)
-    done, text = go(longer, resume=True, allow_changes=["rl.learning_rate", "rl.steps"])
+    done, text = go(longer, resume=True, allow_changes=["rl.learning_rate", "rl.temperature"])
     assert "sft: finished already" in text
     assert "rl: goes on from step 4" in text
     assert [record["step"] for record in done.folder.stage("rl").records()] == [*range(9)]

@@ -73,8 +73,10 @@ def test_a_scorer_that_fails_breaks_its_scores_and_not_the_run() -> None:
         assert reason in scores[0].reason
 
 
-def test_a_model_beside_functions_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="need names"):
+def test_a_model_beside_functions_has_to_be_somewhere(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"rewards\.model\.path.*name the folder of a reward model"
+    ):
         posttrain.rl(prompts=["a"], reward={"model": 1.0, broken: 1.0}, folder=tmp_path / "r")
 
 
