@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -216,3 +217,9 @@ def test_rows_made_to_take_long_do_not(tmp_path: Path) -> None:
     (tmp_path / "wide.csv").write_text(",".join(f"c{n}" for n in range(200_000)))
     with pytest.raises(ValueError, match="holds no rows"):
         read_prompts(tmp_path / "wide.csv")
+
+
+def test_a_number_of_numpy_is_a_number_under_every_name() -> None:
+    for name in ("answer", "ground_truth"):
+        (found,) = read_prompts([{"prompt": "1+1=", name: np.int64(2)}]).values()
+        assert found.columns["answer"] == "2"

@@ -8,7 +8,8 @@ from typing import Any
 
 from posttrain.config import Resolved
 from posttrain.config.paths import WORDS
-from posttrain.data.conventions import Form, understood
+from posttrain.config.preference_rules import READ_AS
+from posttrain.data.conventions import understood
 from posttrain.data.row_objects import hand_over, is_columnar, row_list
 from posttrain.protocols import Split, Task
 from posttrain.tasks import PromptTask, make_task
@@ -89,10 +90,7 @@ def data_told(recipe: Resolved, task: Task | None) -> list[str]:
     lines = (
         [told] if told and (asked or ("sft" in recipe.stages and recipe.sft.data == "task")) else []
     )
-    forms: dict[str, Form] = {
-        "sft": "demonstrations", "reward": "preferences", "dpo": "preferences"
-    }  # fmt: skip
-    for stage, form in forms.items():
+    for stage, form in READ_AS.items():
         section: Any = getattr(recipe, stage) if stage in recipe.stages else None
         if section is not None and section.data not in WORDS:
             named = f"{stage}.data"

@@ -15,6 +15,8 @@ from posttrain.data.hub_rows import is_hub_id
 from posttrain.data.row_objects import HANDED_OVER
 from posttrain.registry import FILES, did_you_mean, options
 
+READ_AS: dict[str, Form] = {"sft": "demonstrations", "reward": "preferences", "dpo": "preferences"}
+
 
 def preferences_missing(recipe: Resolved) -> str | None:
     """reward.data and dpo.data are "prefer" with that stage before, or a file that exists."""
@@ -131,12 +133,7 @@ def environment_without_a_part(recipe: Resolved) -> str | None:
 
 def columns_unknown(recipe: Resolved) -> str | None:
     """The columns that sft, reward and dpo map are columns of what they learn from."""
-    forms: dict[str, Form] = {
-        "sft": "demonstrations",
-        "reward": "preferences",
-        "dpo": "preferences",
-    }
-    for stage, form in forms.items():
+    for stage, form in READ_AS.items():
         try:
             check_columns(form, getattr(recipe, stage).columns if stage in recipe.stages else None)
         except ValueError as error:

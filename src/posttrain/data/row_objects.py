@@ -14,7 +14,7 @@ HANDED_OVER = "rows:"  # what a recipe calls rows that were handed over; a diges
 LOOKED_AT = (
     "prompt", "messages", "conversations", "question", "problem", "query", "instruction", "input",
     "answer", "completion", "response", "output", "chosen", "rejected", "ranked", "completions",
-    "responses", "score", "scores", "label", "margin",
+    "responses", "score", "scores", "label", "margin", "ground_truth",
 )  # fmt: skip
 _handed: dict[str, tuple[list[dict[str, Any]], bool]] = {}
 
