@@ -110,7 +110,7 @@ def test_on_preferences_of_its_own_and_with_the_next_stage(tmp_path: Path) -> No
     assert not same_weights(folder.stage("sft").model, folder.stage("dpo").model)
     record = folder.stage_record("dpo")
     assert record["train_sets"] == folder.stage_record("prefer")["train"]["sets"]
-    assert set(record["held_out"]) == {"loss", "accuracy", "margin"}
+    assert set(record["held_out"]) == {"loss", "accuracy", "margin", "num"}
     shutil.rmtree(folder.path / "eval")
     (folder.path / "summary.json").unlink()
     again, printed = small_run(given)

@@ -152,8 +152,8 @@ def test_what_befalls_one_adapter_befalls_no_other(
 def test_a_row_that_is_wrong_is_named_and_another_engine_refused(tmp_path: Path) -> None:
     rl = {"adapters": 2, "engine": "transformers"}
     with pytest.raises(ConfigError, match="sampled together by the engine native alone"):
-        go(given(tmp_path / "run", str(tmp_path), rl=rl))
-    values = given(tmp_path / "run", str(tmp_path), sweep=[{"rl": {"rate": 1.0}}])
+        go(given(tmp_path / "run", "tiny", rl=rl))
+    values = given(tmp_path / "run", "tiny", sweep=[{"rl": {"rate": 1.0}}])
     with pytest.raises(ConfigError, match=r"rl.rate: unknown key.*row { rl = .* of sweep"):
         go(values)
     assert not (tmp_path / "run" / "run.json").exists()

@@ -62,10 +62,12 @@ class PreferencesOptions(OptimiserOptions, total=False):
     """Share of prompts to hold out."""
     epochs: int
     """Passes over the preferences."""
+    steps: int | None
+    """Optimiser steps, in place of epochs."""
 
 
 class SftOptions(OptimiserOptions, total=False):
-    """Supervised fine-tuning on demonstrations; the loss is on the completion only."""
+    """Supervised fine-tuning on demonstrations: docs/sft.md."""
 
     columns: Mapping[str, str]
     """Columns that are not called so: { prompt = "question" }."""
@@ -75,10 +77,16 @@ class SftOptions(OptimiserOptions, total=False):
     """Share of a file to hold out, whole prompts."""
     num_demonstrations: int | None
     """Demonstrations to use, at most."""
+    train_on: Literal["assistant", "last", "all"]
+    """What is learned: all turns of the assistant, its last, or every token."""
+    max_length: int | None
+    """Longest row in tokens: longer ones are left out, text is cut."""
     wrong_share: float
     """Share of the task's answers made wrong."""
     epochs: int
     """Passes over the demonstrations."""
+    steps: int | None
+    """Optimiser steps, in place of epochs."""
     batch_size: int
     """Sequences per optimiser step."""
     evaluate_every: int | None
@@ -87,6 +95,8 @@ class SftOptions(OptimiserOptions, total=False):
     """Held-out demonstrations in each of these."""
     result: Literal["last", "best"]
     """Weights that the stage ends with: the last, or those of the best held-out loss."""
+    patience: int | None
+    """Evaluations in a row that are not the best yet, then it stops."""
     run_options: RunOptions
     """``[run]`` of a recipe."""
     model_options: ModelOptions
