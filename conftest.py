@@ -24,6 +24,8 @@ collect_ignore_glob = (
         if path.stem not in ("__init__", "plain")
     ]
 )
+# Scripts for mypy alone: they hold mistakes on purpose.
+collect_ignore_glob.append(str(Path(__file__).parent / "tests/typed_scripts/*"))
 # vLLM has an environment of its own, and this is the one file that runs there.
 collect_ignore_glob.append(
     str(Path(__file__).parent / "src/posttrain/rollout/engines/vllm_worker*")

@@ -260,7 +260,7 @@ def test_held_out_means_are_those_of_one_batch(monkeypatch: pytest.MonkeyPatch) 
 def test_batches_go_on_where_they_were() -> None:
     preferences = prepared("dpo", learner(small_model()))
     student = learner(copy.deepcopy(small_model()))
-    given: dict[str, Any] = {"learner": student, "epochs": 2, "seed": 3}
+    given: dict[str, Any] = {"learner": student, "steps": 4, "seed": 3}
     whole = list(batches(preferences, 3, **given))
     rest = list(batches(preferences, 3, **given, start=2))
     assert [len(batch.groups.unique()) for batch in whole] == [3, 1, 3, 1]

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from posttrain.api import _weights
 from posttrain.rewards.bound import bind
 from posttrain.rewards.pool import GradingPool
 from posttrain.rewards.scorer import RewardScorer
+from posttrain.stages.whole.from_python import _weights
 from posttrain.types import Prompt, Rollout, Turn
 
 TEXT = Prompt(id="a", text="2+3=", columns={"answer": "5", "level": 1})

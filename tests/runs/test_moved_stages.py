@@ -187,7 +187,7 @@ def test_a_model_that_is_gone_is_not_another_stages(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "run" / "rl" / "model")
     with pytest.raises(ValueError, match=r"(?s)rl: is not as the stage rl has left it.*is missing"):
         posttrain.evaluate(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"model/config\.json is missing"):
+    with pytest.raises(ValueError, match=r"there is no 'model' in .*rl"):
         posttrain.rl(
             model=tmp_path / "run" / "rl" / "model", task="arithmetic", folder=tmp_path / "x"
         )

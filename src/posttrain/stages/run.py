@@ -44,7 +44,8 @@ def run(
     """
     supplied, console = supplied or Supplied(), console or Terminal()
     resolved = resolve(recipe, supplied=supplied)
-    check_model_paths(resolved)
+    if start is None:  # else the model is written into the folder first
+        check_model_paths(resolved)
     if trains_several(resolved) and "callbacks" in supplied:
         raise ValueError(
             "callbacks: have no place beside several adapters; train one, or drop them"
