@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from small_runs import RL, TASK, TINY, same_weights
 import posttrain
 from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
+from posttrain.runs import RunFolder
 from posttrain.stages.whole.places import remove_run, run_place
 
 MODEL = {"options": TINY}
@@ -70,6 +72,33 @@ def test_of_many_at_once_each_has_its_own_number(
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(one, range(40)))
     assert sorted(found) == sorted(f"runs/rl-{n}" for n in range(1, 41))
+
+
+def test_overwrite_keeps_what_the_new_run_needs_and_what_is_not_a_runs(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder, model = Path("runs/a"), Path("runs/a/rl/model")
+    RunFolder.create(folder, config={"run": {}})
+    save_policy(tiny, model)
+    given: Any = {"reward": longness, "folder": folder, "overwrite": True, **ROWS, **UNSIZED}
+    with pytest.raises(ValueError, match="what the new run needs of it"):
+        posttrain.rl(**{**given, "model": str(model)})
+    with pytest.raises(ValueError, match="there is no 'typo'"):
+        posttrain.rl(**{**given, "model": "runs/a/rl/typo"})
+    for name in (".git", ".env", "base-notes.txt"):
+        (folder / name).mkdir()
+        with pytest.raises(ValueError, match=f"what no run has written .{re.escape(name)}."):
+            remove_run(str(folder))
+        (folder / name).rmdir()
+    monkeypatch.chdir(folder)
+    for named in (".", str(tmp_path / folder)):
+        with pytest.raises(ValueError, match="overwrite: "):
+            remove_run(named)
+    assert (tmp_path / model / "config.json").exists()
+    monkeypatch.chdir(tmp_path)
+    remove_run(str(folder))
+    assert not folder.exists()
 
 
 def test_overwrite_replaces_a_run_and_nothing_else(tmp_path: Path) -> None:

@@ -109,3 +109,15 @@ def test_epochs_of_sft_are_prolonged(tmp_path: Path) -> None:
     records = [folder.stage("sft").records() for folder in (whole.folder, done.folder)]
     assert timeless(records[0]) == timeless(records[1])
     assert same_weights(whole.model, done.model)
+
+
+def test_what_has_run_out_of_patience_is_not_prolonged(tmp_path: Path) -> None:
+    def of(epochs: int) -> dict[str, Any]:
+        still = {"learning_rate": 1e-30, "evaluate_every": 1, "patience": 1}
+        section = {"epochs": epochs, "schedule": "constant", **still}
+        return recipe(tmp_path / "run", rl=None, eval=None, sft=section, rewards=None)
+
+    go(of(2))
+    with pytest.raises(ValueError, match="has run out of patience after step 1"):
+        go(of(4), resume=True)
+    assert (tmp_path / "run" / "summary.json").exists()

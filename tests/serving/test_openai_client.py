@@ -240,8 +240,32 @@ def test_requests_of_pages_and_strangers_are_refused(
     for broken in (b"{", b"[]", b"[" * 100_000, b'"\xff"'):
         status, body = post(port, broken)
         assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+    for odd in ({"temperature": 10**400}, {"messages": [{"role": [], "content": "a"}]}):
+        assert post(port, json.dumps({"messages": CHAT, **odd}).encode())[0] == 400
+    half = json.dumps({"messages": [{"role": "user", "content": "\ud800"}]}).encode()
+    assert post(port, half)[0] == 400  # no tokenizer can read it
     monkeypatch.setattr(http_server, "MAX_BODY", 10)
     assert post(port, good)[0] == 413
+
+
+def test_an_error_of_any_kind_is_its_requests_alone(
+    served: Served, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise KeyError("of the template")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(served.policy, "prompt", fails)
+        with pytest.raises(openai.InternalServerError):
+            client.with_options(timeout=5).chat.completions.create(model="taught", messages=CHAT)
+    assert client.chat.completions.create(model="taught", messages=CHAT, max_tokens=1).choices
+
+
+def test_the_servers_longest_answer_holds_for_who_names_none(folder: Path) -> None:
+    for served in serving(folder, max_tokens=3):
+        with served.client() as client:
+            found = client.chat.completions.create(model="taught", messages=CHAT, temperature=0)
+            assert found.usage.completion_tokens == 3
 
 
 def test_a_key_is_asked_for(folder: Path) -> None:

@@ -73,12 +73,16 @@ def model_paths(recipe: Any) -> dict[str, str]:
     return {key: path for key, path in paths.items() if isinstance(path, str)}
 
 
-def check_model_paths(recipe: Any) -> None:
-    """Raise where a new run would begin with a model that is not there, or is none."""
-    if (Path(recipe.run.folder) / "run.json").exists():
+def check_model_paths(recipe: Any, *, anew: bool = False, written: bool = False) -> None:
+    """Raise where a new run would begin with a model that is not there, or is none.
+
+    ``anew`` is for one that takes the place of another, ``written`` for one whose model is an
+    object, which is written into its folder later.
+    """
+    if not anew and (Path(recipe.run.folder) / "run.json").exists():
         return  # of a run that goes on, a base may be gone that it needs no more
     for key, path in model_paths(recipe).items():
-        if path not in (*WORDS, ""):
+        if path not in (*WORDS, "") and not (written and key == "model"):
             check_source(path, kind=key)
 
 

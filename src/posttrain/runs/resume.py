@@ -104,6 +104,12 @@ def _reopen(folder: RunFolder, stage: str, *, stages: Sequence[str]) -> None:
             f"({record['stopped']['reason']}); it is not prolonged. Start a new run from its "
             f"model, {folder.stage(stage).model}"
         )
+    if record is not None and "stopped_at" in record:
+        raise ValueError(
+            f"{folder.path}: {stage} has run out of patience after step {record['stopped_at']}; it "
+            "is not prolonged: with more epochs it stops there too. Start a new run from its "
+            f"model, {folder.stage(stage).model}"
+        )
     if record is not None and newest(folder.stage(stage))[0] is None:
         raise ValueError(
             f"{folder.path}: cannot be prolonged, because {stage} has left no checkpoint of its "

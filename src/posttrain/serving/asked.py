@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -195,7 +194,7 @@ def _message(message: Any, number: int) -> Mapping[str, str]:
     if not isinstance(message, Mapping):
         raise AskedWronglyError(f"{where}: expected an object", param="messages")
     role = message.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         known = ", ".join(ROLES)
         raise AskedWronglyError(f"{where}.role: is {role!r}; known here: {known}", param="messages")
     more = [name for name, value in message.items() if value and name not in ("role", "content")]
@@ -237,7 +236,7 @@ def _number(
 ) -> float:
     value = given.get(name, default)
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not low <= value <= high:
+    if not number or not low <= value <= high:  # NaN is not
         text = f"{name}: expected a number from {low:g} to {high:g}, got {value!r}"
         raise AskedWronglyError(text, param=name)
     return float(value)

@@ -45,7 +45,7 @@ class Endpoint:
             return await self._answered(request, kind)
         except ConnectionError:
             return Response(status_code=499)
-        except (ValueError, RuntimeError) as error:
+        except Exception as error:  # noqa: BLE001 - what the model could not do has a status too
             return _refused(error)
 
     async def _answered(self, request: Request, kind: Kind) -> Response:
@@ -89,7 +89,9 @@ async def _body(request: Request) -> Any:
         if len(body) > MAX_BODY:
             raise AskedWronglyError(f"a request has at most {MAX_BODY:,} bytes", status=413)
     try:
-        return json.loads(body)
+        found = json.loads(body)
+        json.dumps(found, ensure_ascii=False).encode()  # half a character has no bytes: refused
+        return found
     except (ValueError, RecursionError) as error:
         raise AskedWronglyError(f"the request is no JSON: {error}") from None
 

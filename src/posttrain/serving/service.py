@@ -112,7 +112,7 @@ class Service:
                 job.steps = self._begin(job.asked)
                 job.tell(Event(prompt_tokens=len(job.steps.prompt.tokens)))
             job.tell(Event(tokens=job.steps.step()))
-        except (ValueError, RuntimeError) as error:
+        except Exception as error:  # noqa: BLE001 - of whatever kind: the others are to be answered
             # What the template, the tokenizer or the model cannot do is this request's alone.
             job.tell(Event(error=error))
             return False
@@ -138,6 +138,8 @@ class Service:
                 param="max_tokens",
                 code="context_length_exceeded",
             )
+        if wanted is None and most is not None:
+            wanted = min(most, self.policy.longest)
         return self.policy.steps(
             prompt,
             num_samples=asked.n,

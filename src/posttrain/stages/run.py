@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 
 from posttrain.build.setup import Supplied
-from posttrain.config import Recipe, resolve
+from posttrain.config import Recipe, resolve, to_dict
 from posttrain.config.paths import check_model_paths
 from posttrain.config.recipe_rules import trains_several
 from posttrain.runs import RunFolder
@@ -44,15 +44,17 @@ def run(
     """
     supplied, console = supplied or Supplied(), console or Terminal()
     resolved = resolve(recipe, supplied=supplied)
-    if start is None:  # else the model is written into the folder first
-        check_model_paths(resolved)
+    check_model_paths(resolved, anew=overwrite, written=start is not None)
     if trains_several(resolved) and "callbacks" in supplied:
         raise ValueError(
             "callbacks: have no place beside several adapters; train one, or drop them"
         )
     work = run_together if trains_several(resolved) else run_one
     if overwrite:
-        remove_run(resolved.run.folder)
+        given = {name: table for name, table in to_dict(resolved).items() if name != "run"}
+        if start is not None:
+            given["model"] = {}  # an object: its folder in the run is written anew
+        remove_run(resolved.run.folder, used=given)
     with showing(console), guarded(resolved):
         if start is not None and not RunFolder.marked(resolved.run.folder).finished:
             start()

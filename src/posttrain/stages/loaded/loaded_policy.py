@@ -249,6 +249,11 @@ class LoadedPolicy:
         limit = context_length(self.policy.model)
         return None if limit is None else limit - len(prompt.tokens)
 
+    @property
+    def longest(self) -> int:
+        """How many tokens an answer may have where nobody says so."""
+        return longest_answer(self.recipe) or DEFAULT_TOKENS
+
     def close(self) -> None:
         """Give memory back, and end what runs beside this process."""
         if self._closed:
@@ -283,9 +288,9 @@ class LoadedPolicy:
     def _sampling(
         self, prompt: Prompt, tokens: int | None, *, stop: Sequence[str] | None, **drawing: Any
     ) -> Sampling:
-        room, longest = self.room(prompt), longest_answer(self.recipe) or DEFAULT_TOKENS
+        room = self.room(prompt)
         if tokens is None:
-            tokens = longest if room is None else min(longest, max(1, room))
+            tokens = self.longest if room is None else min(self.longest, max(1, room))
         given = tuple(stop_strings(self.recipe) if stop is None else stop)
         if isinstance(stop, str):
             raise ValueError(f"stop: expected a list of texts, got {stop!r}")

@@ -6,8 +6,9 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from posttrain.build.model_source import folder_name
 from posttrain.runs import RunFolder
@@ -16,8 +17,8 @@ from posttrain.runs.lock import held
 ROOT = Path("runs")
 # All that a run writes into its folder: see posttrain.runs.folder.
 _OURS = re.compile(
-    r"\..*|(run|config|places|threads|summary|samples|changes)\.json|recipe\.toml|curves\.png"
-    r"|(sft|prefer|reward|dpo|rl|eval)(\.old-\d+)?|adapters|(base|start|vllm)-.*"
+    r"\.lock|\..*\.tmp|\.(base|start)-.*|\.DS_Store|(run|config|places|threads|summary|samples|changes)\.json|recipe\.toml|curves\.png"
+    r"|(sft|prefer|reward|dpo|rl|eval)(\.old-\d+)?|adapters|(base|start|vllm)-\w+"
     r"|report\.html|report-\w+-metrics\.csv"
 )
 
@@ -68,8 +69,11 @@ def _claim(stage: str) -> Path:
             return path
 
 
-def remove_run(folder: str) -> None:
-    """Remove a run that is to be made anew; anything but a run of ours is refused and left."""
+def remove_run(folder: str, *, used: Mapping[str, Any] | None = None) -> None:
+    """Remove a run that is to be made anew; anything but a run of ours is refused and left.
+
+    So is one that holds what is to be ``used``, by the settings of a recipe, for the new run.
+    """
     path = Path(folder)
     if path.is_symlink():
         raise ValueError(f"overwrite: {path} is a link; name the folder that it leads to")
@@ -82,7 +86,25 @@ def remove_run(folder: str) -> None:
             f"overwrite: {path} holds what no run has written ({', '.join(others[:4])}), and is "
             "left as it is; move that elsewhere, or choose another folder"
         )
+    if inside := _inside(path.resolve(), [str(Path.cwd()), used or {}]):
+        raise ValueError(
+            f"overwrite: {path} would go with what the new run needs of it ({inside}), and is left "
+            "as it is; choose another folder"
+        )
     hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with held(path):
         os.replace(path, hidden)
     shutil.rmtree(hidden)
+
+
+def _inside(folder: Path, given: object) -> str:
+    """The first of the texts in settings that names something within a folder; "" for none."""
+    if isinstance(given, Mapping):
+        return next(filter(None, (_inside(folder, each) for each in given.values())), "")
+    if isinstance(given, list | tuple):
+        return next(filter(None, (_inside(folder, each) for each in given)), "")
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # a text that is no path
+        if isinstance(given, str) and given and Path(given).expanduser().exists():
+            found = Path(given).expanduser().resolve()
+            return given if found.is_relative_to(folder) else ""
+    return ""

@@ -148,8 +148,9 @@ def _without_folders(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_folders(each) for each in value]
     if isinstance(value, str) and "/" in value and "\n" not in value and len(value) < 4096:
-        path = Path(value).expanduser()
-        if path.is_absolute() or value.startswith((".", "~")) or path.exists():
+        path = Path(value)
+        here = len(path.parts[0]) < 256 and path.exists()  # longer ones are no names of files
+        if path.is_absolute() or value.startswith((".", "~")) or here:
             return path.name
     return value
 
