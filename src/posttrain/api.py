@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from posttrain.build.model_source import find_source, over
+from posttrain.build.model_source import find_source, named_model, over
 from posttrain.build.rows import data_name, has_test, rows_task
 from posttrain.options.section_options import EvalOptions
 from posttrain.options.stage_options import (
@@ -40,7 +40,6 @@ from posttrain.stages.whole.from_python import (
     TaskLike,
     TrainingCall,
     make_recipe,
-    named_model,
     split_sections,
 )
 from posttrain.types import Rollout

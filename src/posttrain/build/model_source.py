@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Collection, Mapping, Sequence
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from posttrain.config.paths import model_paths
 from posttrain.config.read import parse_overrides, read_values
 from posttrain.config.specs import MODEL_REWARD, OWN_STAGE
 from posttrain.models import save
+from posttrain.models.files.model_objects import model_object
 from posttrain.registry import near_path
 from posttrain.runs import RunFolder
 from posttrain.runs.finished import check_model, run_of
@@ -267,3 +270,15 @@ def import_gguf(file: str | Path, folder: str | Path, *, dtype: str = "float32")
     """Turn a GGUF file into an ordinary folder, its weights dequantised to ``dtype``."""
     with phase(f"importing {file} into {folder}"):
         save.import_gguf(file, folder, dtype=dtype)
+
+
+@contextlib.contextmanager
+def named_model(model: object, tokenizer: object) -> Iterator[str]:
+    """A name for a model; an object is in a folder of its own meanwhile."""
+    handed = model_object(model, tokenizer)
+    if handed is None:
+        yield model_name(model)
+        return
+    with tempfile.TemporaryDirectory(prefix="posttrain-") as folder:
+        handed.save(Path(folder) / "model")
+        yield str(Path(folder) / "model")

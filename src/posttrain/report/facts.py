@@ -98,7 +98,10 @@ class RunFacts:
                 if tested[-1] != low:
                     step = next(r["step"] for r in records if r.get("test/loss") == low)
                     lowest = f", lowest {low:.3f} at step {step:.0f}"
-                losses[f"{stage} held-out loss{lowest}"] = (tested[0], tested[-1])
+                after = tested[-1]
+                if self.run.config.get(stage, {}).get("result") == "best":
+                    lowest, after = lowest and f" of the best weights, step {step:.0f}", low
+                losses[f"{stage} held-out loss{lowest}"] = (tested[0], after)
         return losses
 
     @cached_property

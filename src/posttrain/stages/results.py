@@ -21,14 +21,14 @@ from posttrain.types.text import html_table, shortened
 
 
 class Run:
-    """A finished run: its numbers, its samples, its picture and its model folder.
+    """A run by its folder: its numbers, its samples, its picture and its model folder.
 
-    >>> run = Run(RunFolder("runs/demo"))  # doctest: +SKIP
-    >>> run.summary["accuracy_after"]      # doctest: +SKIP
+    >>> run = Run("runs/demo")         # doctest: +SKIP
+    >>> run.summary["accuracy_after"]  # doctest: +SKIP
     """
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
+    def __init__(self, folder: str | Path | RunFolder) -> None:
+        self.folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -50,9 +50,12 @@ class Run:
         folders = sorted((self.folder.path / FOLDER).glob("*/run.json"), key=_number)
         return [Run(RunFolder(mark.parent)) for mark in folders]
 
-    def metrics(self, stage: str = "rl") -> Any:
-        """The numbers of a stage, one row a step: a pyarrow table, ``.to_pandas()`` for a frame."""
-        return self.folder.stage(stage).frame()
+    def metrics(self, stage: str = "") -> Any:
+        """The numbers of a stage, one row a step: a pyarrow table, ``.to_pandas()`` for a frame.
+
+        Without a stage, of rl, else of dpo, reward or sft: the first of these that there is.
+        """
+        return self.folder.stage(stage or self._trained).frame()
 
     def samples(self, step: int | None = None, *, limit: int = 10) -> list[dict[str, Any]]:
         """Rollouts of the RL stage, of one step or of all."""
@@ -62,10 +65,10 @@ class Run:
         """All rollouts of the RL stage, by filter, order and page."""
         return Rollouts(self.folder.stage("rl").path)
 
-    def plot(self, path: str | Path | None = None, *, stage: str = "rl") -> Path:
+    def plot(self, path: str | Path | None = None, *, stage: str = "") -> Path:
         """Draw the curves of a stage; without a path, into the run folder."""
         target = Path(path) if path is not None else self.folder.curves
-        folder = self.folder.stage(stage)
+        folder = self.folder.stage(stage or self._trained)
         title, by = self.folder.path.name, folder.accuracy_by
         plot_curves(folder.records(), target, title=title, accuracy_by=by)
         return target
@@ -74,7 +77,11 @@ class Run:
         """Upload the model with a card written from the run: :func:`posttrain.push`."""
         return push(self.folder.path, repo, **options)
 
-    def to_pandas(self, stage: str = "rl") -> Any:
+    @property
+    def _trained(self) -> str:
+        return next((name for name in TRAINED if name in self.folder.stages), "rl")
+
+    def to_pandas(self, stage: str = "") -> Any:
         """The numbers of a stage as a DataFrame, one row a step."""
         return to_frame(self.metrics(stage).to_pylist())
 
@@ -102,7 +109,7 @@ class Run:
             known = [number_or_none(found.get(end)) for end in ends]
             texts = [format(number, form) for number in known if number is not None]
             facts += [(name, " → ".join(texts))] if texts else []
-        findings = [str(each.get("name", "?")) for each in found.get("diagnosis") or []]
+        findings = [str(each["finding"]) for each in found.get("diagnosis") or []]
         facts += [("diagnosis", shortened(" ".join(findings), 60))] if findings else []
         return facts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import warnings
@@ -12,7 +13,7 @@ from typing import Any, cast, overload
 
 import torch
 
-from posttrain.build.model_source import Source, find_source, over
+from posttrain.build.model_source import Source, find_source, named_model, over
 from posttrain.build.sampler import make_engine
 from posttrain.build.scoring import make_environment
 from posttrain.build.setup import choose_device, make_policy, make_task_env, make_template
@@ -45,8 +46,9 @@ ToScore = str | Chat | Rollout | tuple[Asked, str]
 class LoadedPolicy:
     """A model in memory: ``generate``, ``stream`` and ``score`` until ``close``.
 
-    ``model`` is "tiny", a model folder, a hub id or a GGUF file; a run, a model folder inside one,
-    or a recipe also brings its chat template, system message, stop strings, longest answer and
+    ``model`` is "tiny", a model folder, a hub id, a GGUF file, or an object of transformers, copied
+    with its ``tokenizer``; a run, a model folder inside one, or a recipe also brings its chat
+    template, system message, stop strings, longest answer and
     environment. ``chat`` and ``stop`` take their place. Several threads may ask one policy; each
     waits for its turn.
 
@@ -66,8 +68,22 @@ class LoadedPolicy:
         stop: Sequence[str] | None = None,
         device: str | None = None,
         overrides: Sequence[str] = (),
+        tokenizer: Any = None,
     ) -> None:
-        source = model if isinstance(model, Source) else find_source(model)
+        with contextlib.ExitStack() as held:
+            if not isinstance(model, Source):
+                model = find_source(held.enter_context(named_model(model, tokenizer)))
+            self._load(model, chat=chat, stop=stop, device=device, overrides=overrides)
+
+    def _load(
+        self,
+        source: Source,
+        *,
+        chat: bool | str | None,
+        stop: Sequence[str] | None,
+        device: str | None,
+        overrides: Sequence[str],
+    ) -> None:
         # Without a chat nobody hears a system message.
         changes = {"chat": chat, "system": "" if chat is False else None}
         more: dict[str, Any] = {} if device is None else {"run": {"device": device}}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,18 +42,6 @@ SECTIONS = {"run_options": "run", "model_options": "model"} | {
     name: name for name in ("adapter", "cluster", "grading", "environment", "teacher", "sweep")
 }
 OF_PARAMETERS = ("folder", "seed", "stages")
-
-
-@contextlib.contextmanager
-def named_model(model: object, tokenizer: object) -> Iterator[str]:
-    """A name for a model; an object is in a folder of its own meanwhile."""
-    handed = model_object(model, tokenizer)
-    if handed is None:
-        yield model_name(model)
-        return
-    with tempfile.TemporaryDirectory(prefix="posttrain-") as folder:
-        handed.save(Path(folder) / "model")
-        yield str(Path(folder) / "model")
 
 
 @dataclass(frozen=True, kw_only=True)
