@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from small_runs import RL, TASK, TINY, same_weights
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posttrain
 from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
+from posttrain.report import RunFacts
 from posttrain.runs import RunFolder
 from posttrain.stages.whole.places import remove_run, run_place
 
@@ -217,7 +219,7 @@ def test_sections_by_name_and_what_is_none(tmp_path: Path) -> None:
         posttrain.rl(**given, run_options="wandb")
     with pytest.raises(ValueError, match=r"cluster\.lerners"):
         posttrain.rl(**given, cluster={"lerners": 2})
-    with pytest.raises(ValueError, match=r"rl\.gradings"):
+    with pytest.raises(ValueError, match=r"gradings: posttrain\.rl calls it grading"):
         posttrain.rl(**given, gradings={"workers": 0})
     with pytest.raises(ValueError, match=r"eval\.problem"):
         posttrain.rl(**given, test_prompts=["3+3="], evaluate={"problem": 1})
@@ -225,3 +227,43 @@ def test_sections_by_name_and_what_is_none(tmp_path: Path) -> None:
         **given, test_prompts=["3+3=", "4+4="], evaluate={"problems": 1, "samples": 2}
     )
     assert run.folder.config["eval"]["samples"] == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("rewards", "reward"),
+        ("reward_funcs", "reward"),
+        ("train_dataset", "prompts"),
+        ("output_dir", "folder"),
+        ("promts", "prompts"),
+        ("callback", "callbacks"),
+        ("model_optons", "model_options"),
+    ],
+)
+def test_a_name_of_another_library_is_answered_with_the_parameter(given: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"^{given}: posttrain.rl calls it {meant}; write {meant}"):
+        posttrain.rl(**{given: []})
+
+
+def test_a_run_is_opened_by_its_folder_and_shows_the_stage_it_has(tmp_path: Path) -> None:
+    """The loss is that of the weights that were kept; a policy may be a model object."""
+    rows = [{"prompt": f"{number}+1=", "completion": str(number + 1)} for number in range(40)]
+    kept = {"result": "best", "evaluate_every": 1, "steps": 8, "batch_size": 8}
+    run = posttrain.sft(data=rows, folder=tmp_path / "run", learning_rate=3.0, **kept)
+    again = posttrain.Run(tmp_path / "run")
+    assert repr(again) == repr(run)
+    losses = [loss for loss in again.metrics().column("test/loss").to_pylist() if loss is not None]
+    assert min(losses) < losses[-1]
+    ((label, (_, after)),) = (
+        each for each in RunFacts(run.folder).losses.items() if "held-out" in each[0]
+    )
+    assert "of the best weights" in label
+    assert after == min(losses)
+    model = AutoModelForCausalLM.from_pretrained(run.model)
+    tokenizer = AutoTokenizer.from_pretrained(run.model)
+    asked = {"max_new_tokens": 4}
+    with posttrain.Policy(model, tokenizer=tokenizer) as one, posttrain.Policy(run.model) as other:
+        assert one.generate("2+1=", **asked)[0].tokens == other.generate("2+1=", **asked)[0].tokens
+    with pytest.raises(ValueError, match="is not a run folder"):
+        posttrain.Run(tmp_path)

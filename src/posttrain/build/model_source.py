@@ -282,3 +282,13 @@ def named_model(model: object, tokenizer: object) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="posttrain-") as folder:
         handed.save(Path(folder) / "model")
         yield str(Path(folder) / "model")
+
+
+@contextlib.contextmanager
+def opened_source(model: object, tokenizer: object = None) -> Iterator[Source]:
+    """What a model is loaded from, inside the block."""
+    if isinstance(model, Source):
+        yield model
+        return
+    with named_model(model, tokenizer) as name:
+        yield find_source(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import threading
 import warnings
@@ -13,7 +12,7 @@ from typing import Any, cast, overload
 
 import torch
 
-from posttrain.build.model_source import Source, find_source, named_model, over
+from posttrain.build.model_source import opened_source, over
 from posttrain.build.sampler import make_engine
 from posttrain.build.scoring import make_environment
 from posttrain.build.setup import choose_device, make_policy, make_task_env, make_template
@@ -48,9 +47,8 @@ class LoadedPolicy:
 
     ``model`` is "tiny", a model folder, a hub id, a GGUF file, or an object of transformers, copied
     with its ``tokenizer``; a run, a model folder inside one, or a recipe also brings its chat
-    template, system message, stop strings, longest answer and
-    environment. ``chat`` and ``stop`` take their place. Several threads may ask one policy; each
-    waits for its turn.
+    template, system message, stop strings, longest answer and environment. ``chat`` and ``stop``
+    take their place. Several threads may ask one policy; each waits for its turn.
 
     >>> policy = Policy("runs/demo")                        # doctest: +SKIP
     >>> policy.generate(["2+3=", "4+4="])[0].text           # doctest: +SKIP
@@ -70,30 +68,15 @@ class LoadedPolicy:
         overrides: Sequence[str] = (),
         tokenizer: Any = None,
     ) -> None:
-        with contextlib.ExitStack() as held:
-            if not isinstance(model, Source):
-                model = find_source(held.enter_context(named_model(model, tokenizer)))
-            self._load(model, chat=chat, stop=stop, device=device, overrides=overrides)
-
-    def _load(
-        self,
-        source: Source,
-        *,
-        chat: bool | str | None,
-        stop: Sequence[str] | None,
-        device: str | None,
-        overrides: Sequence[str],
-    ) -> None:
-        # Without a chat nobody hears a system message.
-        changes = {"chat": chat, "system": "" if chat is False else None}
-        more: dict[str, Any] = {} if device is None else {"run": {"device": device}}
-        recipe = source.recipe(
-            over(source.values, model=changes, **more, **stopping(stop)), overrides
-        )
-        tell_alone(recipe)
-        check_model(recipe.model.name)
-        self.recipe = recipe
-        self.policy = make_policy(recipe, recipe.model.name, device=choose_device(recipe))
+        with opened_source(model, tokenizer) as source:
+            # Without a chat nobody hears a system message.
+            changes = {"chat": chat, "system": "" if chat is False else None}
+            more: dict[str, Any] = {} if device is None else {"run": {"device": device}}
+            values = over(source.values, model=changes, **more, **stopping(stop))
+            self.recipe = recipe = source.recipe(values, overrides)
+            tell_alone(recipe)
+            check_model(recipe.model.name)
+            self.policy = make_policy(recipe, recipe.model.name, device=choose_device(recipe))
         self.policy.model.eval()
         self._env = make_task_env(recipe, self.policy)
         self.template = make_template(recipe, self.policy, env=self._env)

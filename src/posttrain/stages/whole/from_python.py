@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,8 +15,16 @@ from posttrain.config import Recipe, recipe_from_dict
 from posttrain.config.recipe_rules import NO_WEIGHT
 from posttrain.config.specs import MODEL_REWARD
 from posttrain.models.files.model_objects import ModelObject, model_object
+from posttrain.options.stage_options import (
+    DpoOptions,
+    PreferOptions,
+    RewardOptions,
+    RlOptions,
+    SftOptions,
+)
 from posttrain.pipelines.callbacks import Callback
 from posttrain.protocols import Reward, Task
+from posttrain.registry import nearest
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.stages.results import Run
 from posttrain.stages.run import run
@@ -44,6 +52,15 @@ SECTIONS = {"run_options": "run", "model_options": "model"} | {
 OF_PARAMETERS = ("folder", "seed", "stages")
 
 
+STAGE_OPTIONS: dict[str, Any] = {
+    "sft": SftOptions,
+    "prefer": PreferOptions,
+    "reward": RewardOptions,
+    "dpo": DpoOptions,
+    "rl": RlOptions,
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingCall:
     """What every function that trains is given beside the options of its stage."""
@@ -67,6 +84,7 @@ class TrainingCall:
         reward: Rewards | None = None,
     ) -> Run:
         """Run the stages, the first of them with these options, in the folder that is meant."""
+        check_parameters(stages[0], options)
         handed = model_object(self.model, self.tokenizer)
         name = model_name(self.model) if handed is None else ""
         own, sections = split_sections(options)
@@ -120,6 +138,30 @@ def _callables(callbacks: Sequence[Callback]) -> Sequence[Callback]:
 def _write(handed: ModelObject, start: Path) -> None:
     if not start.is_dir():
         handed.save(start)
+
+
+def check_parameters(stage: str, options: Mapping[str, Any]) -> None:
+    """Raise for an option that is meant for a parameter of the function, by the name of that.
+
+    >>> check_parameters("rl", {"reward_funcs": len})
+    Traceback (most recent call last):
+    ValueError: reward_funcs: posttrain.rl calls it reward; write reward=...
+    """
+    asks = stage in ("rl", "prefer")
+    own = {"prompts", "test_prompts", "reward", "task"} if asks else {"data", "test_data"}
+    known = {field.name for field in fields(TrainingCall)} | own
+    other = {
+        "rewards": "reward",
+        "reward_funcs": "reward",
+        "train_dataset": "prompts" if asks else "data",
+        "eval_dataset": "test_prompts" if asks else "test_data",
+        "output_dir": "folder",
+        "processing_class": "tokenizer",
+    }
+    for name in options.keys() - STAGE_OPTIONS[stage].__annotations__.keys() - known:
+        meant = other.get(name) or nearest(name, {*known, *SECTIONS}, cutoff=0.8)
+        if meant in {*known, *SECTIONS}:
+            raise ValueError(f"{name}: posttrain.{stage} calls it {meant}; write {meant}=...")
 
 
 def split_sections(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
