@@ -229,3 +229,12 @@ GRPOTrainer(model="a/b", args=args, peft_config=LoraConfig(r=rank(), lora_alpha=
     assert any("CPO's own loss has no counterpart" in note for note in notes)
     values, _ = translated(tmp_path, "CPOTrainer(model='a/b', args=CPOConfig(loss_type='simpo'))")
     assert values["dpo"]["loss"] == "simpo"
+
+
+def test_files_by_their_splits(tmp_path: Path) -> None:
+    text = """
+rows = load_dataset("json", data_files={"train": "chats.jsonl", "test": "t.jsonl"})["SPLIT"]
+SFTTrainer("a/b", args=SFTConfig(), train_dataset=rows)
+"""
+    for split, file in (("train", "chats.jsonl"), ("test", "t.jsonl")):
+        assert translated(tmp_path, text.replace("SPLIT", split))[0]["sft"]["data"] == file

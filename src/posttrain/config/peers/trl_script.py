@@ -228,10 +228,10 @@ class _Script:
             return None if node is None else Unread(ast.unparse(node))
         given = {**dict(zip(("path", "name"), map(self._value, node.args), strict=False))}
         given |= self._keywords(node)
-        files = given.get("data_files")
-        if isinstance(files, str):
-            return files
         name, config, split = given.get("path"), given.get("name"), given.get("split") or split
+        if (files := given.get("data_files")) is not None:
+            one = files.get(split or "train") if isinstance(files, dict) else files
+            return one if isinstance(one, str) else Unread(ast.unparse(node))
         if not isinstance(name, str):
             return Unread(ast.unparse(node))
         return f"{name}:{config}:{split or 'train'}" if config else f"{name}:{split or 'train'}"
