@@ -60,35 +60,19 @@ __all__ = [
     "sft",
 ]
 
-_JOBS = (
-    "Callback",
-    "Policy",
-    "Run",
-    "StepDone",
-    "Stop",
-    "dpo",
-    "evaluate",
-    "generate",
-    "play",
-    "prefer",
-    "push",
-    "reward",
-    "rl",
-    "sft",
-)
 _TYPES = ("Batch", "Prompt", "Rollout", "Sampling", "Score", "Terms", "Turn")
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use."""
-    if name in _JOBS:
-        from posttrain import api
-
-        return getattr(api, name)
     if name in _TYPES:
         from posttrain import types
 
         return getattr(types, name)
+    if name in __all__:
+        from posttrain import api
+
+        return getattr(api, name)
     raise AttributeError(f"module 'posttrain' has no attribute {name!r}")
 
 
