@@ -34,6 +34,7 @@ import os
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -134,7 +135,8 @@ def start(names: Sequence[str], setup: Setup) -> tuple[dict[str, Sampler], dict[
 
 
 def reason(error: Exception) -> str:
-    """The first line of an error."""
+    """The first line of an error, the whole of which is printed."""
+    traceback.print_exception(error)
     lines = str(error).strip().splitlines() or [""]
     return f"not available: {type(error).__name__}: {lines[0][:120]}"
 

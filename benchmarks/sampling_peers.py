@@ -16,6 +16,8 @@ import torch
 from samplers import Job, Setup, free, timed
 from torch import Tensor
 
+from posttrain.types import Prompt, Rollout, Turn
+
 SHARE_OF_MEMORY = 0.25  # for an engine that would else take all: several live side by side
 PATIENCE = 60.0  # seconds until an engine that answers nothing is given up
 
@@ -149,6 +151,7 @@ class Vllm:
         self._options = {"gpu_memory_utilization": share, "max_num_seqs": 1024, **more}
         self._weights: Mapping[str, Tensor] | None = None
         self._engine: Any = None
+        self.found: list[list[Rollout]] = []  # where it was asked for log-probs
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         self._weights = weights
@@ -203,6 +206,8 @@ class Vllm:
         self._engine.reset_prefix_cache()  # as after every update of the weights
         with timed(self._setup.device) as taken:
             found = self._engine.generate(prompts, settings, use_tqdm=False)
+        if self.logprobs:
+            self.found = [rollouts(*one) for one in zip(job.prompts, found, strict=True)]
         return taken[0], [len(one.token_ids) for answer in found for one in answer.outputs]
 
     def close(self) -> None:
@@ -211,3 +216,15 @@ class Vllm:
     def _stop(self) -> None:
         self._engine = None
         free(self._setup.device)
+
+
+def rollouts(prompt: tuple[int, ...], answer: Any) -> list[Rollout]:
+    """What vLLM answered to a prompt, as our engines answer."""
+    asked = Prompt(id="0", text="", tokens=prompt)
+    found = []
+    for one in answer.outputs:
+        drawn = tuple(one.token_ids)
+        own = tuple(at[token].logprob for token, at in zip(drawn, one.logprobs, strict=True))
+        turn = Turn(tokens=drawn, text="", logprobs=own)
+        found.append(Rollout(prompt=asked, turns=(turn,), group=0))
+    return found
