@@ -14,8 +14,7 @@ from typer.core import TyperGroup
 
 from posttrain import __version__
 from posttrain.cli.cluster_commands import clusters
-from posttrain.cli.endings import letting_out, report
-from posttrain.cli.mistyped import WithOverrides, harmless_mistypings
+from posttrain.cli.endings import WithOverrides, harmless_mistypings, letting_out, report
 from posttrain.cli.model_commands import card, merge, models, push, serve
 from posttrain.cli.planning import from_trl, plan, play
 from posttrain.cli.viewing import export, runs, samples, view

@@ -17,7 +17,7 @@ def merge(
     folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
 ) -> None:
     """Add an adapter to its base, and write an ordinary Hugging Face folder."""
-    from posttrain.cli.loading import loading
+    from posttrain.track.progress import loading
 
     with loading():
         from posttrain.build.model_source import merge_adapter
@@ -32,7 +32,7 @@ def import_model(
     folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
 ) -> None:
     """Turn a GGUF file into an ordinary Hugging Face folder."""
-    from posttrain.cli.loading import loading
+    from posttrain.track.progress import loading
 
     with loading():
         from posttrain.build.model_source import import_gguf
@@ -49,7 +49,7 @@ def export_model(
     kind: Annotated[str, typer.Option("--type", help="f32, f16 or q8_0.")] = "f16",
 ) -> None:
     """Write a model of Llama's or Qwen's shape as a GGUF file, for llama.cpp."""
-    from posttrain.cli.loading import loading
+    from posttrain.track.progress import loading
 
     with loading():
         from posttrain.build.model_source import export_gguf
@@ -72,7 +72,7 @@ def card(
     license: LICENSE = "",
 ) -> None:
     """Write the model card of a run: data, recipe, results, seeds, how to load it."""
-    from posttrain.cli.loading import loading
+    from posttrain.track.progress import loading
 
     with loading():
         from posttrain.stages.whole.publish import prepare_publication
@@ -96,7 +96,7 @@ def push(
     license: LICENSE = "",
 ) -> None:
     """Upload the model of a run to the hub, with a card written from the run."""
-    from posttrain.cli.loading import loading
+    from posttrain.track.progress import loading
 
     with loading():
         from posttrain.stages.whole.publish import prepare_publication, upload
@@ -124,7 +124,7 @@ def serve(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="The longest answer.")] = None,
 ) -> None:
     """Serve a model to clients of OpenAI: chat, completions, log-probs, streams."""
-    from posttrain.cli.loading import loading
+    from posttrain.track.progress import loading
 
     if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
         raise ValueError(f"--host {host}: others can reach it; set --api-key KEY as well")

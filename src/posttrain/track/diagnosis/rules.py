@@ -25,9 +25,10 @@ from posttrain.track.diagnosis.stability import (
     entropy_collapse,
     kl_blow_up,
     length_explosion,
+    score_follows_length,
+    sft_memorises,
     steps_skipped,
 )
-from posttrain.track.diagnosis.supervision import score_follows_length, sft_memorises
 
 
 @dataclass(frozen=True, kw_only=True)
