@@ -104,7 +104,7 @@ CONFINED = {
     "fastapi": ["viewer.server", "serving.http_server"],
     "gguf": ["models"],
     "gymnasium": ["envs.adapters.gymnasium_text"],
-    "huggingface_hub": ["models.files.hub_upload"],
+    "huggingface_hub": ["models.files.hub"],
     "matplotlib": ["walkthrough", "report.plot"],
     "mcp": ["envs.adapters.mcp_tools"],
     "mpmath": ["rewards.math.evaluator"],

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.build.fingerprint import contents_digest
+from posttrain.build.model_source import as_recorded
 from posttrain.build.questions import demonstrated, preferred, questions, spellings
-from posttrain.build.start_folder import as_recorded
 from posttrain.config import Resolved
 from posttrain.config.paths import WORDS
 from posttrain.data.template import words

@@ -62,8 +62,7 @@ def resume_run(folder: Path, overrides: Sequence[str], *, allow_changes: Sequenc
     console = Terminal()
     folder = folder.absolute()
     with loading():
-        from posttrain.build.model_source import recorded_recipe
-        from posttrain.build.start_folder import go_back
+        from posttrain.build.model_source import go_back, recorded_recipe
         from posttrain.runs import RunFolder
 
     if moved := go_back(RunFolder(folder)):

@@ -1,4 +1,4 @@
-"""What is asked for, by hand or by a recipe: the sizes of a step of [rl], and how parts are kept."""
+"""What is asked for, by hand or by a recipe: the sizes of a step of [rl] and how parts are kept."""
 
 from __future__ import annotations
 

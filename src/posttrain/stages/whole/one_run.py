@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from posttrain.build.fingerprint import run_config
-from posttrain.build.model_source import check_models
+from posttrain.build.model_source import check_models, note_places
 from posttrain.build.setup import RunMember, Supplied
-from posttrain.build.start_folder import note_places
 from posttrain.config import Resolved, cautions
 from posttrain.runs import RunFolder
 from posttrain.runs.finished import check_finished
