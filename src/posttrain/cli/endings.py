@@ -51,6 +51,20 @@ def letting_out() -> Iterator[None]:
         raise UnreportedError from error
 
 
+@contextlib.contextmanager
+def needing_web_server(command: str, otherwise: str = "") -> Iterator[None]:
+    """Say what to install where the libraries of a web server are missing, or what else to do."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("fastapi", "uvicorn", "starlette"):
+            raise
+        install = "run `pip install 'posttrain[view]'`"
+        raise ValueError(
+            f"{command}: {error.name} is not installed; {install}{otherwise}"
+        ) from error
+
+
 def report(error: BaseException) -> int:
     """Print what ended the command; returns the exit code.
 
