@@ -56,7 +56,9 @@ class ConsoleTracker:
         self._shown = choose(stage.name, show, marks=stage.marks)
         self._pace = _Pace(stage.total_steps)
         self._every_seconds, self._every_steps = every_seconds, every_steps
-        self._console = console or _standard_output()
+        # Variables such as FORCE_COLOR do not make a file a terminal.
+        interactive = None if sys.stdout.isatty() else False
+        self._console = console or Terminal(force_interactive=interactive)
         self._latest: Mapping[str, float] = {}
         self._history: list[float] = []
         self._printed_at: float | None = None
@@ -199,11 +201,6 @@ def _cell(shown: Shown, text: str | None) -> Text | None:
     broken = shown.alarm or text in ("nan", "inf", "-inf")
     style = "dim" if text is None else "bold red" if broken else "bold"
     return Text.assemble((f"{shown.label} ", "dim"), (text or _MISSING, style))
-
-
-def _standard_output() -> Console:
-    """Standard output; variables such as FORCE_COLOR do not make a file a terminal."""
-    return Terminal(force_interactive=None if sys.stdout.isatty() else False)
 
 
 class MeanConsole:
