@@ -55,12 +55,13 @@ SHARED = {
     "sweep": "sweep",
 }
 EVERYWHERE = ("run_options", "model_options", "cluster")
-BESIDE = {  # what each function takes beside its own section
-    "sft": (*EVERYWHERE, "adapter"),
+LEARNING = (*EVERYWHERE, "adapter")  # what every function takes whose stage trains
+BESIDE: dict[str, tuple[str, ...]] = {  # what each takes beside that, and its own section
+    "sft": (),
     "prefer": (*EVERYWHERE, "grading"),
-    "reward": (*EVERYWHERE, "adapter"),
-    "dpo": (*EVERYWHERE, "adapter"),
-    "rl": (*EVERYWHERE, "adapter", "grading", "environment", "teacher", "sweep"),
+    "reward": (),
+    "dpo": (),
+    "rl": ("grading", "environment", "teacher", "sweep"),
     "eval": ("run_options", "model_options", "grading", "environment"),
 }
 SECTIONS = (
@@ -181,7 +182,8 @@ def stage_file() -> str:
     for base, summary in SUMMARIES.items():
         above = "OptimiserOptions" if base is FromPreferences else "TypedDict"
         name = f"{base.__name__.removeprefix('From')}Options"
-        lines += section_class(name, base, title=summary, base=above)
+        made = section_class(name, base, title=summary, base=above)[:-2]
+        lines += [*made, *(_beside(LEARNING) if base is Optimiser else ()), "", ""]
     for stage, beside in BESIDE.items():
         section = _section(stage)
         bases = [base for base in section.__mro__[1:] if base in SUMMARIES]
@@ -189,12 +191,18 @@ def stage_file() -> str:
         made = section_class(class_name(stage), section, base=above)[:-2]
         if stage == "eval":  # its section has a class of its own: rl takes it too
             made = ["class EvaluateOptions(EvalOptions, total=False):", made[1], ""]
-        for called in beside:
-            kind = class_name(SHARED[called])
-            kind = "Sequence[Mapping[str, Any]]" if called == "sweep" else kind
-            made += [f"    {called}: {kind}", f'    """``[{SHARED[called]}]`` of a recipe."""']
-        lines += [*made, "", ""]
+        lines += [*made, *_beside(beside), "", ""]
     return _file("The options of ``posttrain.rl``, ``sft`` and the other stages.", lines)
+
+
+def _beside(names: tuple[str, ...]) -> list[str]:
+    """The options that are whole sections of a recipe."""
+    lines: list[str] = []
+    for called in names:
+        kind = class_name(SHARED[called])
+        kind = "Sequence[Mapping[str, Any]]" if called == "sweep" else kind
+        lines += [f"    {called}: {kind}", f'    """``[{SHARED[called]}]`` of a recipe."""']
+    return lines
 
 
 def _file(title: str, lines: list[str]) -> str:

@@ -152,6 +152,19 @@ def check_options(function: Function, given: Mapping[str, Any], *, kind: str) ->
             raise ValueError(f"{kind}: option {name!r} is required")
 
 
+def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """What nested tables hold, by dotted name; one that is empty stands for itself.
+
+    >>> dotted({"rl": {"kl": {"coefficient": 0.1}, "steps": 3}})
+    {'rl.kl.coefficient': 0.1, 'rl.steps': 3}
+    """
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        inner = isinstance(value, Mapping) and value
+        found |= dotted(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+    return found
+
+
 def _expected(value: Any, annotation: Any) -> tuple[str, str]:
     """What an option may be, in words, and which of its choices a value was meant to be."""
     if typing.get_origin(annotation) is not typing.Literal:

@@ -26,9 +26,9 @@ import math
 import pytest
 import torch
 from enumeration import close, numbers, printed
+from sorting_lists import inclusion_ordering
 
 from posttrain.algorithms import advantages, losses, ops, weights
-from posttrain.rewards.sorting import inclusion_ordering
 from posttrain.types import Batch
 
 SORT_PROMPT = [3, 1, 0, 2]

@@ -19,9 +19,9 @@ import math
 import pytest
 import torch
 from enumeration import close, numbers
+from sorting_lists import exactly_sorted, inclusion_ordering, position_matches
 
 from posttrain.algorithms import losses
-from posttrain.rewards.sorting import exactly_sorted, inclusion_ordering, position_matches
 
 PROMPT = [3, 1, 0, 2]
 

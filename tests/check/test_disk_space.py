@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from small_runs import recipe
 
-from posttrain.check import Line, check_recipe, disk_space
-from posttrain.check.disk_space import StageSpace, free_space, peak, stage_space
+from posttrain.check import Line, check_recipe, resources
+from posttrain.check.resources import StageSpace, free_space, peak, stage_space
 from posttrain.config import recipe_from_dict, resolve
 
 HELD = 4000  # 1000 weights of 4 bytes; with AdamW's moments 12,000 bytes
@@ -71,7 +71,7 @@ def test_the_line(
         asked.append(path)
         return Usage(0, 0, needed + spare)
 
-    monkeypatch.setattr(disk_space.shutil, "disk_usage", usage)
+    monkeypatch.setattr(resources.shutil, "disk_usage", usage)
     given = recipe(tmp_path / "to" / "come")
     given["run"] |= {"stages": stages}
     line = found(given)
@@ -87,7 +87,7 @@ def test_a_disk_that_cannot_be_asked_is_a_warning(
     def refuses(path: Path) -> Usage:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(disk_space.shutil, "disk_usage", refuses)
+    monkeypatch.setattr(resources.shutil, "disk_usage", refuses)
     assert found(recipe(tmp_path / "run")).state == "warn"
 
 

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.image import imread
 
 from posttrain.report import plot_curves
-from posttrain.report.panels import RL, Curve, panels_of
+from posttrain.report.plot import RL, Curve, panels_of
 
 
 def records(num_steps: int, *names: str) -> list[dict[str, float]]:

@@ -4,6 +4,7 @@ import time
 from fractions import Fraction
 
 import pytest
+import sorting_lists
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,6 @@ from posttrain.rewards import (
     length_penalty,
     numeric_answer,
     sorted_numbers,
-    sorting,
     think_answer_format,
 )
 from posttrain.rewards.format import think_answer
@@ -242,9 +242,9 @@ def test_sorted_text_agrees_with_the_rewards_of_lists(numbers, data):
     response = data.draw(st.lists(st.integers(0, 5), min_size=count, max_size=count))
     text = " ".join(map(str, response))
     pairs = {
-        "exact": sorting.exactly_sorted(numbers, response),
-        "positions": sorting.position_matches(numbers, response) / count,
-        "inclusion": sorting.inclusion_ordering(numbers, response) / (2 * count - 1),
+        "exact": sorting_lists.exactly_sorted(numbers, response),
+        "positions": sorting_lists.position_matches(numbers, response) / count,
+        "inclusion": sorting_lists.inclusion_ordering(numbers, response) / (2 * count - 1),
     }
     for credit, expected in pairs.items():
         assert sorted_numbers(text, numbers, credit=credit) == pytest.approx(expected, rel=1e-12)

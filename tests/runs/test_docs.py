@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from posttrain.report import panels
+from posttrain.report import plot
 from posttrain.runs import SCHEMA
 from posttrain.track import TRACKERS, shown
 
@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 def test_every_metric_that_is_shown_is_explained() -> None:
     explained = set(re.findall(r"^\| `([a-z_]+/[a-z_]+)`", (DOCS / "metrics.md").read_text(), re.M))
     on_screen = {name for row in (*shown.RL, *shown.SFT) for name in row.metrics}
-    in_picture = {panel.metric for place in (*panels.RL, *panels.SFT) for panel in place}
+    in_picture = {panel.metric for place in (*plot.RL, *plot.SFT) for panel in place}
     assert on_screen | in_picture <= explained
 
 

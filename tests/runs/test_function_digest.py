@@ -26,9 +26,8 @@ import torch
 from small_runs import TINY
 
 import posttrain
-from posttrain.build.fingerprint import fingerprints
+from posttrain.build.fingerprint import fingerprints, function_digest
 from posttrain.config import recipe_from_dict
-from posttrain.runs.function_digest import function_digest
 
 
 def make(value: Any) -> Callable[[str], float]:
@@ -335,7 +334,7 @@ SCRIPT = """
 import dataclasses, re, threading
 from pathlib import Path
 import torch
-from posttrain.runs.function_digest import function_digest
+from posttrain.build.fingerprint import function_digest
 
 @dataclasses.dataclass
 class Settings:

@@ -15,7 +15,7 @@ from fake_hub import TOKEN, FakeHub, fake_hub
 from small_runs import TINY, recipe, small_run
 
 import posttrain
-from posttrain.models.files.hub_upload import plan_upload
+from posttrain.models.files.hub import plan_upload
 from posttrain.report.facts import RunFacts
 from posttrain.report.model_card import CardSource, escaped, fenced, model_card
 from posttrain.stages.results import Run

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from posttrain.report.spreadsheet import metrics_csv
 from posttrain.runs import RunFolder
+from posttrain.runs.metrics_file import metrics_csv
 from posttrain.viewer.shelf import Shelf
 from posttrain.viewer.static_page import export, key_of, render
 

@@ -13,7 +13,7 @@ from posttrain.algorithms.advantages import ADVANTAGES
 from posttrain.algorithms.corrections import CORRECTIONS
 from posttrain.algorithms.kl import Coefficient
 from posttrain.algorithms.losses import POLICY_LOSSES, VALUE_LOSSES
-from posttrain.algorithms.pieces import Loss, centred_over, facts
+from posttrain.algorithms.pieces import centred_over, facts
 from posttrain.algorithms.shaping import missing_end, overlong, score_at_last_token
 from posttrain.algorithms.weights import WEIGHTS
 from posttrain.build.setup import choose_compute
@@ -34,6 +34,7 @@ def make_plan(rl: RlSection) -> Plan:
     if critic is not None:
         value_loss = resolve(critic.loss, VALUE_LOSSES, kind="rl.critic.loss")
     loss = resolve(rl.loss, POLICY_LOSSES, kind="rl.loss")
+    added = rl.entropy_coefficient > 0 or kl.placement == "loss" or critic is not None
     return Plan(
         advantage=resolve(rl.advantage, ADVANTAGES, kind="rl.advantage"),
         loss=loss,
@@ -55,14 +56,8 @@ def make_plan(rl: RlSection) -> Plan:
         kl_stop=rl.kl_stop if rl.kl_stop is not None else float("inf"),
         epochs=rl.epochs,
         minibatches=rl.minibatches,
-        advantage_only=_advantage_only(rl, loss),
+        advantage_only=facts(loss).zero_with_advantage and not added,
     )
-
-
-def _advantage_only(rl: RlSection, loss: Loss) -> bool:
-    """Whether the loss says that it is 0 where the advantage is, and nothing is added to it."""
-    bonus = rl.entropy_coefficient > 0 or rl.kl.placement == "loss" or rl.critic is not None
-    return facts(loss).zero_with_advantage and not bonus
 
 
 def _shaping(rl: RlSection) -> tuple[Stage, ...]:

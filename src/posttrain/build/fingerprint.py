@@ -5,10 +5,20 @@ The run folder remembers a digest of each, so that an edited reward or data file
 
 from __future__ import annotations
 
+import ast
+import copyreg
+import functools
 import hashlib
+import os
+import sys
+from collections.abc import Iterator
 from importlib import metadata
+from itertools import accumulate, chain, product
 from pathlib import Path
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
+
+import torch
 
 from posttrain import __version__
 from posttrain.build.setup import Supplied
@@ -17,7 +27,6 @@ from posttrain.config.paths import PIECES, WORDS
 from posttrain.data.row_files import SUFFIXES
 from posttrain.registry import look_up
 from posttrain.runs import config_digest
-from posttrain.runs.function_digest import function_digest
 
 _FILES = ("data", "test_data", "backbone")
 # Of a folder: weights, tokenizer and template of a model, or the rows of a data set.
@@ -128,3 +137,141 @@ def _digest(file: Path) -> str:
             opened.seek(-_WHOLE // 2, 2)
             digest.update(opened.read())
     return digest.hexdigest()
+
+
+_PLAIN = {type(None), bool, int, float, complex, str, bytes, bytearray, range, type(...)}
+_HELD = ("__name__", "__self__", "__func__", "__wrapped__", "fget", "func", "args", "keywords")
+_BY_VALUE = {"array", "builtins", "collections", "datetime", "decimal", "enum", "fractions"}
+_BY_VALUE |= {"numpy", "pathlib", "re", "uuid"}
+_LIBRARIES = (Path(os.__file__).parent, Path(__file__).parents[1])  # Python's, and ours
+
+
+def function_digest(function: Any) -> str:
+    """A digest that is the same in every process, and another after any edit, of a comment too.
+
+    It is of the files of the user's modules that the function leads to and of what these import,
+    and of the values it holds: defaults, bound arguments, closure, attributes, the globals it
+    names. What is neither plain data nor of a class of the user's counts by its type.
+    """
+    digest, values, numbers = hashlib.sha256(), [function], {id(function): 0}
+    for value in values:  # which grows; what was met before counts by its number, so cycles end
+        texts = [str(type(value))]
+        for part in _parts(value):
+            text = _text(part)
+            if not text and numbers.setdefault(id(part), len(values)) == len(values):
+                values.append(part)
+            texts.append(text or f"{numbers[id(part)]}")
+        digest.update(repr(texts).encode())
+    modules = {_module(value) for value in values if isinstance(value, FunctionType | type)}
+    digest.update(repr(_files(modules)).encode())
+    return digest.hexdigest()[:16]
+
+
+def _text(value: Any) -> str:
+    """Plain data as text, nothing for other values; members of a set by value or by type."""
+    kind = type(value)
+    if kind in (bytes, bytearray):
+        return f"{kind} {hashlib.sha256(value).hexdigest()}"
+    if kind in _PLAIN:
+        return f"{kind} {value:x}" if kind is int else f"{kind} {value!r}"  # an int of any length
+    if kind in (set, frozenset):
+        return f"{kind} {sorted(_text(part) or str(type(part)) for part in value)}"
+    texts = [_text(part) for part in value] if kind is tuple else [""]
+    return f"{kind} {texts}" if all(texts) else ""
+
+
+def _parts(value: Any) -> list[Any]:
+    """What a value is made of."""
+    if isinstance(value, FunctionType):
+        return _function(value)
+    if isinstance(value, CodeType):
+        return [value.co_code, value.co_names, value.co_varnames, *value.co_consts]
+    if isinstance(value, type):
+        members = vars(value) if _is_users(_module(value)) else {}
+        return [{n: m for n, m in members.items() if n[:2] != "__" or isinstance(m, FunctionType)}]
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta:
+        flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        return [str(value.dtype), tuple(value.shape), flat.view(torch.uint8).numpy()]
+    return _object(value)
+
+
+def _object(value: Any) -> list[Any]:
+    """What an object holds; nothing for one of a library that is compared by identity."""
+    kind = type(value)
+    base: Any = next(base for base in kind.__mro__ if not _is_users(_module(base)))
+    own = [] if base is kind else [kind, object.__getstate__(value)]
+    if issubclass(base, list | tuple):
+        return [*own, *base.__iter__(value)]
+    if issubclass(base, set | frozenset) and own:
+        return [*own, frozenset(base.__iter__(value))]
+    if issubclass(base, dict):
+        items = sorted(dict.items(value), key=lambda item: _text(item[0]) or str(type(item[0])))
+        return [*own, *chain.from_iterable(items)]
+    if kind.__module__ in ("builtins", "functools") and kind is not ModuleType:
+        return [getattr(value, name) for name in _HELD if hasattr(value, name)]
+    if base.__hash__ is object.__hash__ or base.__module__.partition(".")[0] not in _BY_VALUE:
+        return own
+    reduced = copyreg.dispatch_table.get(base, lambda value: base.__reduce_ex__(value, 4))(value)
+    return [*own, *(list(part) if isinstance(part, Iterator) else part for part in reduced)]
+
+
+def _function(function: FunctionType) -> list[Any]:
+    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    held = [function.__qualname__, *cells, vars(function)]
+    if not _is_users(_module(function)):
+        return held
+    used = [function.__globals__.get(name) for name in sorted(_names(function.__code__))]
+    return [*held, function.__code__, function.__defaults__, function.__kwdefaults__, *used]
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (_names(part) for part in code.co_consts if isinstance(part, CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _module(value: Any) -> str:
+    """Where a function or a class was written: a decorator says it of the function in it."""
+    known = value.__globals__.get("__name__") if isinstance(value, FunctionType) else None
+    return str(known or value.__module__)
+
+
+def _is_users(module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return _is_users_file(file) if file else module not in sys.builtin_module_names
+
+
+@functools.cache
+def _is_users_file(file: str) -> bool:
+    path = Path(file).absolute()
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return not installed and not any(path.is_relative_to(library) for library in _LIBRARIES)
+
+
+def _files(modules: set[str]) -> list[str]:
+    """Digests of the user's files behind modules, and of all that these import."""
+    names = {name for module in modules for name in accumulate(module.split("."), "{}.{}".format)}
+    waiting = [getattr(sys.modules.get(name), "__file__", None) or "" for name in sorted(names)]
+    found: dict[str, str] = {}
+    for file in map(os.path.realpath, waiting):  # which grows
+        if file not in found and os.path.isfile(file) and _is_users_file(file):
+            text = Path(file).read_bytes()
+            found[file] = hashlib.sha256(text).hexdigest()
+            waiting += [path for path in _imports(Path(file), text) if os.path.isfile(path)]
+    return list(found.values())
+
+
+def _imports(file: Path, text: bytes) -> Iterator[str]:
+    """The files that a file may import, wherever in it the statement stands; none is run."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):  # compiled, or broken since it was imported
+        return
+    for node in (node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)):
+        level, module = getattr(node, "level", 0), getattr(node, "module", None)
+        above = [str(path) for path in file.parents]  # a linked install is on no path
+        folders = above[level - 1 : level] if level else filter(_is_users_file, [*sys.path, *above])
+        names = [f"{module}.{alias.name}" if module else alias.name for alias in node.names]
+        names = [name for name in names if level or _is_users(name.partition(".")[0])]
+        for folder, name in product(folders, names):
+            for path in accumulate(["", *name.split(".")], os.path.join, initial=folder):
+                yield from (f"{path}.py", os.path.join(path, "__init__.py"))

@@ -144,10 +144,12 @@ def make_teacher(recipe: Resolved, policy: Policy, *, device: str) -> nn.Module 
     return teacher.model
 
 
-def _optimizer(model: nn.Module, section: Optimiser) -> torch.optim.Optimizer:
+def _optimizer(
+    model: nn.Module, section: Optimiser, *, learning_rate: float | None = None
+) -> torch.optim.Optimizer:
     return adamw(
         model,
-        learning_rate=section.learning_rate,
+        learning_rate=learning_rate or section.learning_rate,
         weight_decay=section.weight_decay,
         betas=section.adam_betas,
         moments=section.adam_moments,
@@ -190,13 +192,7 @@ def _critic(
             checkpoint_activations(critic.trunk, enabled=rl.checkpoint_activations)
     return Trained(
         critic,
-        adamw(
-            critic,
-            learning_rate=chosen.learning_rate,
-            weight_decay=rl.weight_decay,
-            betas=rl.adam_betas,
-            moments=rl.adam_moments,
-        ),
+        _optimizer(critic, rl, learning_rate=chosen.learning_rate),
         schedule=_schedule(rl, total_steps),
         max_gradient_norm=rl.max_gradient_norm,
     )

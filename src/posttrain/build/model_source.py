@@ -1,4 +1,7 @@
-"""What ``eval`` and ``generate`` are given: a recipe, a run, a model inside a run, or a model."""
+"""What ``eval`` and ``generate`` are given: a recipe, a run, a model inside a run, or a model.
+
+Relative paths and modules of a run's recipe are found where the run was started.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,14 @@ from typing import Any
 from posttrain.build.fingerprint import fingerprints
 from posttrain.build.setup import of_any_model
 from posttrain.build.several.sweep import FOLDER
-from posttrain.build.start_folder import as_recorded
 from posttrain.config import Recipe, Resolved, recipe_from_dict
-from posttrain.config.paths import model_paths
+from posttrain.config.paths import import_from, model_paths, relative_paths
 from posttrain.config.read import parse_overrides, read_values
 from posttrain.config.specs import MODEL_REWARD, OWN_STAGE
 from posttrain.models import save
 from posttrain.models.files.model_objects import model_object
 from posttrain.registry import near_path
-from posttrain.runs import RunFolder
+from posttrain.runs import RunFolder, read_json, write_json
 from posttrain.runs.finished import check_model, run_of
 from posttrain.runs.resume import BESIDE_RECIPE
 from posttrain.track.progress import phase, showing
@@ -292,3 +294,45 @@ def opened_source(model: object, tokenizer: object = None) -> Iterator[Source]:
         return
     with named_model(model, tokenizer) as name:
         yield find_source(name)
+
+
+PLACES = "places.json"
+
+
+def note_places(folder: RunFolder, recipe: Recipe) -> None:
+    """Write down the current folder, and the recipe's; a run that goes on knows its recipe's."""
+    beside = str(Path(recipe.source).resolve().parent) if recipe.source else _known(folder)[1]
+    write_json(folder.path / PLACES, {"folder": str(Path.cwd()), "recipe": beside})
+
+
+def go_back(folder: RunFolder) -> str:
+    """Go to the folder where a run was started, and say so; empty where that is here.
+
+    What its recipe names is then the same to the letter, digests and all.
+    """
+    here = Path.cwd()
+    started, beside = _known(folder)
+    if not started or Path(started).resolve() == here.resolve():
+        import_from(*(Path(place) for place in (beside,) if place))
+        return ""
+    if not Path(started).is_dir():
+        return f"was started in {started}, which is not here: its files are looked for in {here}"
+    os.chdir(started)
+    import_from(*(Path(place) for place in (started, beside) if place), before=here)
+    return f"goes on in {started}, where it was started"
+
+
+def as_recorded(values: dict[str, Any], folder: RunFolder) -> None:
+    """Let relative paths of a run's config mean what they meant to the run, seen from anywhere."""
+    started, beside = _known(folder)
+    import_from(*(Path(place) for place in (started, beside) if place), before=Path.cwd())
+    for table, key, _ in relative_paths(values):
+        if started and (Path(started) / table[key]).exists():
+            table[key] = str(Path(started) / table[key])
+
+
+def _known(folder: RunFolder) -> tuple[str, str]:
+    """Where a run was started and where its recipe stood; empty where it does not say."""
+    path = folder.path / PLACES
+    known = read_json(path) if path.exists() else {}
+    return str(known.get("folder", "")), str(known.get("recipe", ""))

@@ -7,19 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
 from posttrain.build.answer_check import with_check
 from posttrain.build.scoring import close, in_workers, make_environment, make_scorer
-from posttrain.config import ModelSection, Recipe, Resolved
-from posttrain.config.specs import MODEL_REWARD
+from posttrain.config import MODEL_REWARD, ModelSection, Recipe, Resolved
 from posttrain.data.template import Template
 from posttrain.envs import make_env
 from posttrain.models.load import Policy, load_policy
 from posttrain.models.save import with_adapters
-from posttrain.protocols import Engine, Env, Learner, Scorer, Task, Tracker
+from posttrain.protocols import Engine, Env, Scorer, Task
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.environment import Environment
 from posttrain.tasks import make_task
@@ -28,36 +27,9 @@ from posttrain.types.marks import Marks
 
 if TYPE_CHECKING:
     from posttrain.build.cluster import Cluster
+    from posttrain.build.several.members import AdapterMember
 
 WORTH_COMPILING = 2_000_000  # tokens to sample: 14 µs saved on each (135M weights, H200) pay 20 s
-
-
-class RunMember(Protocol):
-    """A run's place among several that are made together, on one base."""
-
-    number: int
-    threads: Any
-    """How many CPU threads all of them compute with, once the first has found out."""
-
-    def policy(self, recipe: Resolved, source: str) -> Policy:
-        """The base with what is trained here."""
-        ...
-
-    def engine(self, recipe: Resolved) -> Engine:
-        """What samples from it, together with the others."""
-        ...
-
-    def shared(self, learner: Learner) -> Learner:
-        """Its learner, with what all can share."""
-        ...
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Inside, no other has its turn."""
-        ...
-
-    def tracker(self, stage: Any) -> Tracker:
-        """What shows its numbers among those of the others."""
-        ...
 
 
 class Supplied(TypedDict, total=False):
@@ -91,7 +63,7 @@ class Setup:
     engine: Engine | None = None
     reward_model: Path | None = None
     cluster: Cluster | None = None
-    member: RunMember | None = None
+    member: AdapterMember | None = None
 
     @property
     def graded(self) -> Scorer:
@@ -248,7 +220,7 @@ def make_setup(
     engine: Engine | None = None,
     reward_model: Path | None = None,
     cluster: Cluster | None = None,
-    member: RunMember | None = None,
+    member: AdapterMember | None = None,
 ) -> Setup:
     """The setup of a recipe; a task, rewards or an environment that are objects take its place."""
     task = task or (make_task(recipe.task) if recipe.task is not None else None)

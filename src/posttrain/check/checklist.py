@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from posttrain.check import (
     answers,
-    disk_space,
-    episode,
     making,
     numerics,
     prompt_data,
@@ -82,7 +80,7 @@ CHECKS = (
     # In posttrain check, the trial step loads the critic.
     Check("config", "rl.critic.source", stage_data.load_critic, "setup", ("start",), runs=True),
     Check("config", "teacher.model", stage_data.load_teacher, "setup", ("start",), runs=True),
-    Check("resources", "disk", disk_space.check_disk, "policy"),
+    Check("resources", "disk", resources.check_disk, "policy"),
     Check("rewards", "sandbox", scores.choose_sandbox, "task scorer", runs=True),
     Check("rewards", "signatures", scores.tell_signatures, "task scorer", ALONE),
     Check("rewards", "reward model", scores.name_models, "task scorer"),
@@ -99,7 +97,7 @@ CHECKS = (
     Check("signal", "accuracy", signal.measure_accuracy, "groups", soft=BY_BOTH),
     Check("signal", "groups with signal", signal.compare_groups, "groups", soft=BY_BOTH),
     Check("signal", "length", signal.measure_length, "groups", soft=BY_MODEL),
-    Check("signal", "episode", episode.show_episode, "groups", ALONE),
+    Check("signal", "episode", signal.show_episode, "groups", ALONE),
     Check("resources", "parameters", resources.fit_weights, "groups"),
     Check("numerics", "one step", trial.try_step, "groups", runs=True),
     Check("numerics", "engine and learner", numerics.compare_engine, "trial"),

@@ -1,4 +1,7 @@
-"""Is there anything to learn from? A few real rollouts, sampled and scored as a run would."""
+"""Is there anything to learn from? A few real rollouts, sampled and scored as a run would.
+
+One of them is shown as it is learned from: every token, who wrote it, and the mask.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ from posttrain.build.rendered_prompts import render_prompts
 from posttrain.build.sampler import make_sampling
 from posttrain.check.answers import scores, valid
 from posttrain.check.bench import Bench
-from posttrain.check.verdicts import Verdict
+from posttrain.check.verdicts import TokenRow, Verdict
 from posttrain.config.piece_facts import min_group_size, wants_greedy
-from posttrain.data.template import PromptTooLong
+from posttrain.data.collate import collate
+from posttrain.data.template import PromptTooLong, Template
 from posttrain.pipelines.evaluate import pass_at_k, share
 from posttrain.rollout.collect import by_group, collect_scored, has_signal
 from posttrain.rollout.prompt_order import PromptCycle
+from posttrain.track.printable import counted, printable
 from posttrain.track.progress import phase
 from posttrain.types import Prompt, Rollout
 from posttrain.types.marks import Marks, exceeding_one, is_right
@@ -229,3 +234,34 @@ def measure_length(bench: Bench) -> Verdict:
 def _warmer(bench: Bench) -> str:
     """Advice to use, or to prolong, the stage sft."""
     return "raise sft.epochs" if "sft" in bench.recipe.stages else "add [sft] before"
+
+
+def show_episode(bench: Bench) -> Verdict | None:
+    """The first rollout in which the environment spoke, else the first, token by token."""
+    if bench.setup.env is None:
+        return None
+    rollout = max(bench.rollouts, key=lambda each: len(each.turns) > 1)
+    batch = collate([rollout], pad_token=bench.policy.pad_token)
+    turns = {True: "policy", False: "environment"}
+    writers = ["prompt"] * len(rollout.prompt.tokens)
+    writers += [turns[turn.sampled] for turn in rollout.turns for _ in turn.tokens]
+    columns = zip(batch.tokens[0].tolist(), writers, batch.mask[0].tolist(), strict=True)
+    bench.episode = [
+        TokenRow(token, _text(token, bench.template), writer, trained)
+        for token, writer, trained in columns
+    ]
+    trained = sum(row.trained for row in bench.episode)
+    text = (
+        f"{counted(len(rollout.turns), 'turn')}, {trained} of {len(rollout.tokens)} tokens behind "
+        "the prompt are trained on, those of the policy; token by token below"
+    )
+    right = all(row.trained == (row.writer == "policy") for row in bench.episode)
+    fix = "report this as a fault of posttrain: tokens of the policy alone may be trained on"
+    return Verdict("pass" if right else "fail", text, fix)
+
+
+def _text(token: int, template: Template) -> str:
+    """What a token spells; of one that is a part of a character, its name in the vocabulary."""
+    text = template.tokenizer.decode([token], clean_up_tokenization_spaces=False)
+    name = template.tokenizer.convert_ids_to_tokens(token)
+    return printable(name if "\ufffd" in text or not text else text)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from posttrain.build.learners import make_teacher
 from posttrain.build.preference_rows import backbone_of, direct_rows, read_split, reward_rows
@@ -19,7 +19,6 @@ from posttrain.check.verdicts import Verdict
 from posttrain.config import DpoSection, RewardSection, SftSection
 from posttrain.config.specs import OWN_STAGE
 from posttrain.models.reward import check_same_tokens, load_reward, reward_from_policy
-from posttrain.pipelines.reward_model import RankedTokens
 from posttrain.track.printable import printable
 
 Read = TypeVar("Read")
@@ -89,45 +88,41 @@ def read_demonstrations(bench: Bench) -> Iterator[Verdict]:
 
 def read_preferences(bench: Bench) -> Iterator[Verdict]:
     """Preferences in files can be read, fit the context, and share no prompt across splits."""
-    section, recipe = bench.reward, bench.recipe
+    recipe = bench.recipe
     bench.backbone = backbone_of(recipe, bench.policy, device="cpu")
-    if section.data == "prefer":
-        return
     template = make_template(recipe, bench.backbone)
-    if bench.moment == "start":  # the stage itself encodes the rows and warns later
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            read_split(recipe, "reward", template=template)
-        return
-    with warnings_as_verdicts() as verdicts:
-        train, test = reward_rows(recipe, bench.backbone, template=template)
-    yield _counted(train, test)
-    yield from _warm_up(section, len(train), stage="reward")
-    yield from verdicts
+    read: Callable[[], Any]
+    if bench.moment == "start":  # the stage itself encodes the rows later
+        read = partial(read_split, recipe, "reward", template=template)
+    else:
+        read = partial(reward_rows, recipe, bench.backbone, template=template)
+    yield from _read_compared(bench, bench.reward, stage="reward", read=read)
 
 
 def read_direct(bench: Bench) -> Iterator[Verdict]:
     """The same of the stage dpo, which learns from them without a reward model."""
-    if bench.dpo.data == "prefer":
+    yield from _read_compared(bench, bench.dpo, stage="dpo", read=partial(direct_rows, bench.setup))
+
+
+def _read_compared(
+    bench: Bench, section: RewardSection | DpoSection, *, stage: str, read: Callable[[], Any]
+) -> Iterator[Verdict]:
+    if section.data == "prefer":
         return
     if bench.moment == "start":  # the stage itself warns later
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            direct_rows(bench.setup)
+            read()
         return
     with warnings_as_verdicts() as verdicts:
-        train, test = direct_rows(bench.setup)
-    yield _counted(train, test)
-    yield from _warm_up(bench.dpo, len(train), stage="dpo")
-    yield from verdicts
-
-
-def _counted(train: Sequence[RankedTokens], test: Sequence[RankedTokens]) -> Verdict:
+        train, test = read()
     longest = max(len(row) for ranked in (*train, *test) for row in ranked.rows)
-    return Verdict(
+    yield Verdict(
         "pass",
         f"{len(train):,} to learn from, {len(test):,} held out, the longest has {longest} tokens",
     )
+    yield from _warm_up(section, len(train), stage=stage)
+    yield from verdicts
 
 
 def _warm_up(

@@ -14,8 +14,7 @@ from typer.core import TyperGroup
 
 from posttrain import __version__
 from posttrain.cli.cluster_commands import clusters
-from posttrain.cli.endings import letting_out, report
-from posttrain.cli.mistyped import WithOverrides, harmless_mistypings
+from posttrain.cli.endings import WithOverrides, harmless_mistypings, letting_out, report
 from posttrain.cli.model_commands import card, merge, models, push, serve
 from posttrain.cli.planning import from_trl, plan, play
 from posttrain.cli.viewing import export, runs, samples, view
@@ -156,40 +155,28 @@ def check(
 app.command(cls=WithOverrides, context_settings=OVERRIDES)(plan)
 
 
-@app.command(cls=WithOverrides, context_settings=OVERRIDES)
-def sft(context: typer.Context, *, dry_run: DryRun = False) -> None:
-    """Run the SFT stage alone: posttrain sft [RECIPE.toml] [--sft.epochs 2 …]."""
-    from posttrain.cli.recipes import run_recipe
-
-    run_recipe(context.args, command="sft", dry_run=dry_run)
-
-
-@app.command(cls=WithOverrides, context_settings=OVERRIDES)
-def prefer(context: typer.Context, *, dry_run: DryRun = False) -> None:
-    """Make preferences from a policy: posttrain prefer [RECIPE.toml] [--prefer.error_rate 0.1 …].
-
-    Samples completions of the task's prompts, compares them by rewards, and writes pairs (or
-    ranked sets) for posttrain reward.
-    """
-    from posttrain.cli.recipes import run_recipe
-
-    run_recipe(context.args, command="prefer", dry_run=dry_run)
+ALONE: dict[Literal["sft", "prefer", "reward", "dpo"], str] = {
+    "sft": "Run the SFT stage alone: posttrain sft [RECIPE.toml] [--sft.epochs 2 …].",
+    "prefer": "Make preferences from a policy: "
+    "posttrain prefer [RECIPE.toml] [--prefer.error_rate 0.1 …].\n\n"
+    "Samples completions of the task's prompts, compares them by rewards, and writes pairs (or "
+    "ranked sets) for posttrain reward.",
+    "reward": "Train a reward model: posttrain reward [RECIPE.toml] [--reward.data pairs.jsonl …].",
+    "dpo": "Learn from preferences without a reward model: "
+    "posttrain dpo [RECIPE.toml] [--dpo.loss …].",
+}
 
 
-@app.command(cls=WithOverrides, context_settings=OVERRIDES)
-def reward(context: typer.Context, *, dry_run: DryRun = False) -> None:
-    """Train a reward model: posttrain reward [RECIPE.toml] [--reward.data pairs.jsonl …]."""
-    from posttrain.cli.recipes import run_recipe
+def _add_stage(stage: Literal["sft", "prefer", "reward", "dpo"]) -> None:
+    @app.command(name=stage, help=ALONE[stage], cls=WithOverrides, context_settings=OVERRIDES)
+    def command(context: typer.Context, *, dry_run: DryRun = False) -> None:
+        from posttrain.cli.recipes import run_recipe
 
-    run_recipe(context.args, command="reward", dry_run=dry_run)
+        run_recipe(context.args, command=stage, dry_run=dry_run)
 
 
-@app.command(cls=WithOverrides, context_settings=OVERRIDES)
-def dpo(context: typer.Context, *, dry_run: DryRun = False) -> None:
-    """Learn from preferences without a reward model: posttrain dpo [RECIPE.toml] [--dpo.loss …]."""
-    from posttrain.cli.recipes import run_recipe
-
-    run_recipe(context.args, command="dpo", dry_run=dry_run)
+for _stage in ALONE:
+    _add_stage(_stage)
 
 
 @app.command(cls=WithOverrides, context_settings=OVERRIDES)

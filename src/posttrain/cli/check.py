@@ -12,11 +12,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from posttrain.cli.loading import loading
 from posttrain.config import Quantity
 from posttrain.config.read import parse_overrides
 from posttrain.track.printable import MARKS
-from posttrain.track.progress import phase, showing
+from posttrain.track.progress import loading, phase, showing
 from posttrain.track.safe_terminal import Terminal, say_json
 
 if TYPE_CHECKING:

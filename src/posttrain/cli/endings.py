@@ -1,8 +1,12 @@
-"""However a command ends, it says why, with an exit code that a shell understands."""
+"""However a command ends, it says why, with an exit code that a shell understands.
+
+A mistyped option is taken for no override, and messages escape what was typed.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import os
 import select
@@ -11,7 +15,11 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from typer.core import TyperCommand
+
+from posttrain.track.printable import harmless
 from posttrain.track.safe_terminal import say
 
 _PACKAGE = Path(__file__).parents[1]
@@ -41,6 +49,20 @@ def letting_out() -> Iterator[None]:
         yield
     except (KeyboardInterrupt, EOFError, OSError, SystemExit) as error:
         raise UnreportedError from error
+
+
+@contextlib.contextmanager
+def needing_web_server(command: str, otherwise: str = "") -> Iterator[None]:
+    """Say what to install where the libraries of a web server are missing, or what else to do."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("fastapi", "uvicorn", "starlette"):
+            raise
+        install = "run `pip install 'posttrain[view]'`"
+        raise ValueError(
+            f"{command}: {error.name} is not installed; {install}{otherwise}"
+        ) from error
 
 
 def report(error: BaseException) -> int:
@@ -129,3 +151,28 @@ def _give_up_broken_stdout() -> None:
     except (OSError, ValueError):
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class WithOverrides(TyperCommand):
+    """A command that takes ``--section.key value``; an option of its own, mistyped, is refused."""
+
+    def invoke(self, ctx: Any) -> Any:
+        known = [name for item in self.params for name in item.opts if name.startswith("--")]
+        for word in ctx.args:
+            name = word.partition("=")[0]
+            if word.startswith("--") and "." not in name:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+                if near:
+                    raise ValueError(f"{self.name}: no option {name}; did you mean {near[0]}?")
+        return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def harmless_mistypings() -> Iterator[None]:
+    """Escape the typed words that typer quotes in its own error messages."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "format_message"):
+            error.message = harmless(error.message)  # type: ignore[attr-defined]
+        raise

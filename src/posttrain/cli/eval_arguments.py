@@ -10,13 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from posttrain.cli.loading import loading
 from posttrain.config import ConfigError, Recipe, recipe_from_dict
 from posttrain.config.paths import check_given
 from posttrain.config.read import parse_overrides, parse_value
 from posttrain.config.specs import complete_task
 from posttrain.config.toml import value_text
 from posttrain.track.printable import command_line, printable
+from posttrain.track.progress import loading
 
 _NOT_ASKED = ("sft", "prefer", "reward", "dpo", "rl")
 _OF_RL = (("rl", "engine"), ("rl", "stop"))  # keys of [rl] that an evaluation uses

@@ -136,7 +136,9 @@ def _rows(name: str, kind: PieceKind) -> dict[str, str]:
     known = [each for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
     if kind == "preference loss":  # the others are tensors
         known = [each for each in known if each.name in WrittenDpo.model_fields]
-    given = ", ".join(f"{option.name}={_default(option)}" for option in known)
+    defaults = {each.name: each.default for each in known}
+    missing = inspect.Parameter.empty
+    given = ", ".join(f"{n}={'…' if value is missing else value}" for n, value in defaults.items())
     rows = {"options": given} if known else {}
     if kind == "advantage":
         least = smallest_group(function)
@@ -158,7 +160,3 @@ def _has(made: Algorithm, kind: PieceKind) -> str:
         "averaging": made.weights,
     }
     return str(pieces[kind].get("name", ""))
-
-
-def _default(option: inspect.Parameter) -> str:
-    return "…" if option.default is inspect.Parameter.empty else str(option.default)

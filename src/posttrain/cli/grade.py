@@ -11,11 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
-from posttrain.cli.loading import loading
 from posttrain.config import GradingSection
 from posttrain.config.read import parse_value
 from posttrain.config.specs import complete_reward
 from posttrain.track.printable import counted, printable
+from posttrain.track.progress import loading
 from posttrain.track.safe_terminal import Terminal
 
 if TYPE_CHECKING:

@@ -10,10 +10,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from posttrain.cli.loading import loading
 from posttrain.config import read_recipe, recipe_from_dict, resolve
 from posttrain.track.printable import counted
-from posttrain.track.progress import phase, showing
+from posttrain.track.progress import loading, phase, showing
 from posttrain.track.safe_terminal import Terminal, say_json
 
 if TYPE_CHECKING:
@@ -42,11 +41,10 @@ def plan_memory(
     """Predict what a recipe, or GRPO on a model, takes on one device, and print it."""
     recipe = recipe_of(source, overrides)
     with loading():
-        from posttrain.estimate.gpus import find_device
+        from posttrain.estimate.gpus import find_device, step_seconds
         from posttrain.estimate.options import fits, helpful, together
         from posttrain.estimate.parts import footprint
-        from posttrain.estimate.recipe_work import work_of
-        from posttrain.estimate.step_seconds import step_seconds
+        from posttrain.estimate.work import work_of
     device = find_device(gpu)
     sizes = None if shape is None else parse_shape(shape)
     with showing(), phase("counting"):
@@ -164,8 +162,8 @@ def advice(options: Sequence[Option]) -> Text:
 
 def assumptions(work: Work, device: Device) -> list[str]:
     """What the numbers stand on."""
+    from posttrain.estimate.gpus import shares
     from posttrain.estimate.parts import CONTEXT
-    from posttrain.estimate.step_seconds import shares
 
     moving, computing = shares(work)
     measured = ", as a model of 135 million weights did on an H200" if work.device == "cuda" else ""

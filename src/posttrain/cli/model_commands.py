@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from posttrain.cli.endings import needing_web_server
+from posttrain.track.printable import command_line
+from posttrain.track.progress import loading
 from posttrain.track.safe_terminal import say
 
 models = typer.Typer(help="Model folders.", no_args_is_help=True)
@@ -17,8 +20,6 @@ def merge(
     folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
 ) -> None:
     """Add an adapter to its base, and write an ordinary Hugging Face folder."""
-    from posttrain.cli.loading import loading
-
     with loading():
         from posttrain.build.model_source import merge_adapter
 
@@ -32,8 +33,6 @@ def import_model(
     folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
 ) -> None:
     """Turn a GGUF file into an ordinary Hugging Face folder."""
-    from posttrain.cli.loading import loading
-
     with loading():
         from posttrain.build.model_source import import_gguf
 
@@ -49,8 +48,6 @@ def export_model(
     kind: Annotated[str, typer.Option("--type", help="f32, f16 or q8_0.")] = "f16",
 ) -> None:
     """Write a model of Llama's or Qwen's shape as a GGUF file, for llama.cpp."""
-    from posttrain.cli.loading import loading
-
     with loading():
         from posttrain.build.model_source import export_gguf
 
@@ -72,8 +69,6 @@ def card(
     license: LICENSE = "",
 ) -> None:
     """Write the model card of a run: data, recipe, results, seeds, how to load it."""
-    from posttrain.cli.loading import loading
-
     with loading():
         from posttrain.stages.whole.publish import prepare_publication
 
@@ -96,8 +91,6 @@ def push(
     license: LICENSE = "",
 ) -> None:
     """Upload the model of a run to the hub, with a card written from the run."""
-    from posttrain.cli.loading import loading
-
     with loading():
         from posttrain.stages.whole.publish import prepare_publication, upload
 
@@ -124,19 +117,10 @@ def serve(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="The longest answer.")] = None,
 ) -> None:
     """Serve a model to clients of OpenAI: chat, completions, log-probs, streams."""
-    from posttrain.cli.loading import loading
-
     if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
         raise ValueError(f"--host {host}: others can reach it; set --api-key KEY as well")
-    with loading():
-        try:
-            from posttrain.serving.http_server import serve as serve_http
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] not in ("fastapi", "uvicorn", "starlette"):
-                raise
-            raise ValueError(
-                f"serve: {error.name} is not installed; run `pip install 'posttrain[view]'`"
-            ) from error
+    with loading(), needing_web_server("serve"):
+        from posttrain.serving.http_server import serve as serve_http
         from posttrain.serving.service import Service
         from posttrain.stages.loaded.loaded_policy import LoadedPolicy
 
@@ -155,7 +139,5 @@ def serve(
 
 
 def _say_written(folder: Path) -> None:
-    from posttrain.track.printable import command_line
-
     command = command_line("posttrain", "generate", folder, "What is 2 + 2?")
     say(f"{folder}: written; to try it: {command}")

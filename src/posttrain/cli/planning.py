@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from posttrain.track.safe_terminal import say
+
 
 def plan(
     context: typer.Context,
@@ -147,6 +149,5 @@ def from_trl(
     The script is read, and never executed.
     """
     from posttrain.config.peers.trl_recipe import recipe_of_trl
-    from posttrain.track.safe_terminal import say
 
     say(recipe_of_trl(path, trainer=trainer).rstrip())

@@ -11,10 +11,10 @@ from typing import Any, Literal
 from rich.text import Text
 
 from posttrain.cli.eval_arguments import stopping
-from posttrain.cli.loading import loading
 from posttrain.config.read import parse_value
 from posttrain.config.specs import complete_task
 from posttrain.track.printable import counted, harmless
+from posttrain.track.progress import loading
 from posttrain.track.safe_terminal import Terminal
 
 STYLES = {"policy": "bold cyan", "environment": "bold magenta"}

@@ -11,7 +11,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from posttrain.cli.eval_arguments import check_typed, evaluation_recipe
-from posttrain.cli.loading import loading
 from posttrain.config import (
     Recipe,
     Resolved,
@@ -23,6 +22,7 @@ from posttrain.config import (
 )
 from posttrain.config.paths import check_given, check_model_paths
 from posttrain.config.read import parse_overrides
+from posttrain.track.progress import loading
 from posttrain.track.safe_terminal import Terminal
 
 Command = Literal["run", "sft", "prefer", "reward", "dpo", "rl"]
@@ -62,8 +62,7 @@ def resume_run(folder: Path, overrides: Sequence[str], *, allow_changes: Sequenc
     console = Terminal()
     folder = folder.absolute()
     with loading():
-        from posttrain.build.model_source import recorded_recipe
-        from posttrain.build.start_folder import go_back
+        from posttrain.build.model_source import go_back, recorded_recipe
         from posttrain.runs import RunFolder
 
     if moved := go_back(RunFolder(folder)):

@@ -12,8 +12,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from posttrain.cli.loading import loading
 from posttrain.config import Recipe, recipe_from_dict
+from posttrain.track.progress import loading
 from posttrain.track.safe_terminal import Terminal, say
 
 RESULTS = Path(__file__).parents[1] / "results"  # published results, written by benchmarks/seeds.py

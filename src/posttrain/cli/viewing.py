@@ -13,6 +13,11 @@ from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
+from posttrain.cli.endings import needing_web_server
+from posttrain.track.printable import harmless
+from posttrain.track.safe_terminal import Terminal, say, say_json
+from posttrain.track.shown import number
+
 Order = Literal["step", "reward", "advantage", "length"]
 State = Literal["ok", "broken", "invalid", "timeout", "crashed"]
 Stop = Literal["stop", "length", "stop_string", "max_turns", "max_tokens"]
@@ -28,7 +33,6 @@ def runs(
 ) -> None:
     """List the runs of a folder, or compare runs: posttrain runs [FOLDER], posttrain runs A B."""
     from posttrain.report import compare, find_runs, overview, render_comparison, render_runs
-    from posttrain.track.safe_terminal import Terminal, say_json
 
     asked = folders or [Path("runs")]
     paths = list(dict.fromkeys(path for folder in asked for path in find_runs(folder)))
@@ -74,8 +78,6 @@ def view(
 
     The page is on this machine alone (127.0.0.1), and its address has a token.
     """
-    from posttrain.track.safe_terminal import say
-
     folders = list(runs or []) or [Path("runs")]
     if static is not None:
         from posttrain.viewer.static_page import write_page
@@ -83,15 +85,8 @@ def view(
         write_page(folders, static)
         say(f"{static}: written")
         return
-    try:
+    with needing_web_server("view", ", or write the page as one file: --static OUT.html"):
         from posttrain.viewer.server import serve
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("fastapi", "uvicorn", "starlette"):
-            raise
-        raise ValueError(
-            f"view: {error.name} is not installed; run `pip install 'posttrain[view]'`, or write "
-            "the page as one file: --static OUT.html"
-        ) from error
 
     def tell(text: str) -> None:
         say(text)
@@ -124,7 +119,6 @@ def samples(
 ) -> None:
     """Page through the rollouts of a run, by the filters of posttrain view."""
     from posttrain.runs import Filter, Rollouts, RunFolder
-    from posttrain.track.safe_terminal import Terminal, say, say_json
 
     where = Filter(
         first_step=step if step is not None else first_step,
@@ -169,7 +163,6 @@ def export(
 ) -> None:
     """Write a run as one page, as view --static does, and its metrics as CSV beside it."""
     from posttrain.runs import RunFolder
-    from posttrain.track.safe_terminal import say
     from posttrain.viewer.static_page import export as write
 
     for path in write(RunFolder(run), out):
@@ -179,8 +172,6 @@ def export(
 def _rollout(row: Mapping[str, Any]) -> Group:
     """A rollout as lines: what it earned, what was asked, what was said."""
     from posttrain.report.episode_text import exchange
-    from posttrain.track.printable import harmless
-    from posttrain.track.shown import number
 
     earned = "broken" if row["state"] != "ok" else number({"": row["reward"]})
     gained = "" if row["advantage"] is None else f"  advantage {row['advantage']:+.3g}"

@@ -36,6 +36,7 @@ from posttrain.config.sections import (
     Recipe,
     TeacherSection,
 )
+from posttrain.config.specs import MODEL_REWARD
 
 __all__ = [
     "ClusterSection",
@@ -47,6 +48,7 @@ __all__ = [
     "EnvironmentSection",
     "GradingSection",
     "KlSection",
+    "MODEL_REWARD",
     "ModelSection",
     "Optimiser",
     "PreferSection",

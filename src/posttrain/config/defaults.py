@@ -148,14 +148,15 @@ def _filled(recipe: Recipe, supplied: Collection[str]) -> Resolved:
         return lambda: sections.update({name: makers[name]()})
 
     order = ("task", "rewards", *STAGES)
-    steps: list[Callable[[], None]] = [
+    steps: list[Callable[[], object]] = [
         lambda: check_model(recipe.model),
         lambda: _check_trackers(recipe),
         lambda: _given_once(recipe, supplied),
         *(fill(name) for name in order if name in makers),
     ]
     if "rl" in recipe.stages and "engine" not in supplied:
-        steps.append(lambda: _check_engine(recipe))
+        rl = recipe.rl or WrittenRl()
+        steps.append(lambda: _engine(rl, recipe.cluster, table=engine_names()))
     collect(steps, source=recipe.source)
     # Sections of stages that are not run get no defaults, so that none passes for a written value.
     resolved = Resolved.model_construct(**sections)
@@ -192,10 +193,6 @@ def _tried(recipe: Resolved, supplied: Collection[str]) -> Resolved:
 def _raise(problems: Sequence[str], recipe: Recipe) -> None:
     if problems:
         raise ConfigError(problems, source=recipe.source)
-
-
-def _check_engine(recipe: Recipe) -> None:
-    _engine(recipe.rl or WrittenRl(), recipe.cluster, table=engine_names())
 
 
 def _engine(
@@ -270,12 +267,13 @@ def _eval(recipe: Recipe) -> EvalSection:
 def resolve_rl(rl: WrittenRl) -> RlSection:
     """The section ``[rl]`` with every default filled in."""
     row = algorithm_row(rl)
+    buffer = max(rl.max_new_tokens // 4, 1) if row.overlong_penalty else 0
     filled: dict[str, Any] = {
         "group_size": rl.group_size or row.group_size,
         "epochs": rl.epochs or row.epochs,
         "dynamic_sampling": _first(rl.dynamic_sampling, row.dynamic_sampling),
         "max_resamples": rl.max_resamples or MAX_RESAMPLES,
-        "overlong_buffer": _first(rl.overlong_buffer, _buffer(rl, row)),
+        "overlong_buffer": _first(rl.overlong_buffer, buffer),
         "evaluate_problems": _first(rl.evaluate_problems, EVALUATE_PROBLEMS),
     }
     other_sampler = rl.max_lag > 0 or rl.top_k > 0 or rl.top_p < 1
@@ -344,10 +342,6 @@ def algorithm_row(rl: WrittenRl) -> Algorithm:
 
 def _first(given: Any, default: Any) -> Any:
     return default if given is None else given
-
-
-def _buffer(rl: WrittenRl, row: Algorithm) -> int:
-    return max(rl.max_new_tokens // 4, 1) if row.overlong_penalty else 0
 
 
 def _with_limit(piece: Any, rl: WrittenRl) -> Any:

@@ -24,15 +24,11 @@ class Expected:
 
 
 def _as_piece(value: Any) -> Any:
-    if isinstance(value, str):
-        return {"name": value}
+    if value is None or isinstance(value, str):
+        return value and {"name": value}
     if not isinstance(value, Mapping) or not isinstance(value.get("name", ""), str):
         raise ValueError(f"must be {PIECE.text}")
     return dict(value)
-
-
-def _as_optional_piece(value: Any) -> Any:
-    return None if value is None else _as_piece(value)
 
 
 def _as_rewards(value: Any) -> Any:
@@ -52,7 +48,7 @@ def _as_reward(name: str, given: Any) -> Spec:
 
 PIECE = Expected("a name, or a table with a name and options")
 Piece = Annotated[Spec, BeforeValidator(_as_piece), PIECE]
-OptionalPiece = Annotated[Spec | None, BeforeValidator(_as_optional_piece), PIECE]
+OptionalPiece = Annotated[Spec | None, BeforeValidator(_as_piece), PIECE]
 Rewards = Annotated[
     dict[str, Spec], BeforeValidator(_as_rewards), Expected("a table of names and weights")
 ]

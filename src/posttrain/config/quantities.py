@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from posttrain.config.data_stages import RewardSection, SftSection
@@ -22,6 +22,7 @@ from posttrain.config.resolved import (
 from posttrain.config.rl_rules import optimiser_steps
 from posttrain.config.sections import Recipe
 from posttrain.config.toml import write_toml
+from posttrain.registry import dotted
 
 
 class Quantity(NamedTuple):
@@ -62,18 +63,10 @@ def changed_keys(first: Recipe, second: Recipe) -> dict[str, tuple[Any, Any]]:
     >>> changed_keys(recipe_from_dict({}), recipe_from_dict({"run": {"seed": 1}}))
     {'run.seed': (0, 1)}
     """
-    one, other = _flat(to_dict(first)), _flat(to_dict(second))
+    one, other = dotted(to_dict(first)), dotted(to_dict(second))
     keys = [*one, *(key for key in other if key not in one)]
     pairs = {key: (one.get(key), other.get(key)) for key in keys}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        inner = isinstance(value, Mapping) and value
-        flat |= _flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
-    return flat
 
 
 def to_toml(recipe: Recipe) -> str:

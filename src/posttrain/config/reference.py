@@ -11,6 +11,7 @@ from posttrain.config.no_effect import NO_EFFECT, NO_EFFECT_OF_PIECES
 from posttrain.config.preference_rules import PREFERENCE_RULES
 from posttrain.config.recipe_rules import RECIPE_CAUTIONS, RECIPE_RULES, SFT_RULES, TEACHER_RULES
 from posttrain.config.rl_rules import ENGINE_RULES, PIECE_RULES, RL_CAUTIONS, RL_RULES
+from posttrain.config.sections import Recipe
 from posttrain.config.toml import value_text
 from posttrain.config.usual import USUAL
 
@@ -120,27 +121,12 @@ IDLE_RULE = """\
   effect (`rl.evaluate_problems` with `--rl.evaluate_every 0`) is left out, and the run says so:"""
 
 
-SECTIONS = (
-    "run",
-    "model",
-    "adapter",
-    "task",
-    "rewards",
-    "grading",
-    "environment",
-    "cluster",
-    "sft",
-    "prefer",
-    "reward",
-    "dpo",
-    "teacher",
-    "rl",
-    "rl.curriculum",
-    "rl.kl",
-    "rl.critic",
-    "eval",
-    "sweep",
-)
+# Of the sections whose keys are not known.
+WRITTEN = {
+    "task": f"## [task]\n\n{TASK}",
+    "rewards": f"## [rewards]\n\n{REWARDS}",
+    "sweep": f"## [[sweep]]\n\n{SWEEP}",
+}
 
 
 class FieldHelp(NamedTuple):
@@ -179,17 +165,11 @@ def _default(field: FieldInfo) -> str:
 def configuration_page() -> str:
     """The text of docs/configuration.md."""
     parts = [HEAD]
-    known = dict(tables())
-    for name in SECTIONS:
-        if name == "task":
-            parts.append(f"## [task]\n\n{TASK}")
-        elif name == "rewards":
-            parts.append(f"## [rewards]\n\n{REWARDS}")
-        elif name == "sweep":
-            parts.append(f"## [[sweep]]\n\n{SWEEP}")
-        else:
-            summary = (known[name].__doc__ or "").strip()
-            parts.append(f"## [{name}]\n\n{summary}\n\n{_table(name)}")
+    for field in Recipe.model_fields:
+        parts += [WRITTEN[field]] if field in WRITTEN else []
+        for name, table in tables():
+            if name.partition(".")[0] == field:
+                parts.append(f"## [{name}]\n\n{(table.__doc__ or '').strip()}\n\n{_table(name)}")
     parts.append(f"## Rules\n\nRefused, with the fix in the message:\n\n{_rules()}")
     return "\n".join(parts)
 

@@ -54,11 +54,6 @@ def tracker_table() -> Mapping[str, Function]:
     return {name: made for name, made in TRACKERS.items() if name not in ALWAYS}
 
 
-def tiny_model() -> Function:
-    """The function that builds the tiny model; its options are ``model.options``."""
-    return written_function("posttrain.models.tiny", "build_tiny")
-
-
 def correction_table() -> Mapping[str, Function]:
     """The corrections by name, and ``none`` to switch off the one that truncation brings."""
     return {NO_CORRECTION["name"]: lambda batch: batch, **algorithms.piece_table("correction")}
@@ -88,7 +83,8 @@ def check_model(model: ModelSection) -> None:
     if _mistyped_tiny(model.name):
         raise ValueError(f"model.name: there is no {model.name!r} here; did you mean 'tiny'?")
     if model.options and model.name == "tiny":
-        _check(tiny_model(), model.options, key="model.options")
+        build = written_function("posttrain.models.tiny", "build_tiny")
+        _check(build, model.options, key="model.options")
 
 
 def _mistyped_tiny(name: str) -> bool:

@@ -15,25 +15,14 @@ from posttrain.types.batch import TokenSpans, spans
 MIN_COMPLETION_TO_PROMPT = 8
 
 
-def minibatches(
-    batch: Batch, count: int, *, epochs: int = 1, generator: torch.Generator | None = None
-) -> Iterator[Batch]:
-    """``count`` equal parts of the batch, ``epochs`` times over, shuffled anew each time.
-
-    One part is the batch itself, in its own order. Sequences that do not divide evenly go to the
-    first parts, one each.
-
-    >>> [part.rewards.tolist() for part in minibatches(Batch.from_rewards([1.0, 2.0]), 1)]
-    [[1.0, 2.0]]
-    """
-    for rows in minibatch_rows(batch, count, epochs=epochs, generator=generator):
-        yield batch if count == 1 else batch.select(rows)
-
-
 def minibatch_rows(
     batch: Batch, count: int, *, epochs: int = 1, generator: torch.Generator | None = None
 ) -> Iterator[Tensor]:
-    """The rows of each of the :func:`minibatches`."""
+    """The rows of ``count`` equal parts of the batch, ``epochs`` times, shuffled anew each time.
+
+    One part is the batch itself, in its own order. Sequences that do not divide evenly go to the
+    first parts, one each.
+    """
     size = batch.tokens.shape[0]
     if not 1 <= count <= size:
         raise ValueError(f"minibatches: must be between 1 and the {size} sequences, got {count}")

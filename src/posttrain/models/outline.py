@@ -17,77 +17,22 @@ from posttrain.models.files.size import check_parts
 from posttrain.models.load import cast, find_dtype, switch_off_dropout
 from posttrain.models.tiny import build_tiny
 
-_QWEN = {"family": "qwen2", "vocabulary": 151_936}
+
+def _shape(*sizes: int, **more: Any) -> Mapping[str, Any]:
+    names = ("hidden", "layers", "heads", "kv_heads", "intermediate", "vocabulary")
+    return {**dict(zip(names, sizes, strict=True)), **more}
+
+
 # Sizes of well-known models, so that a plan needs no download.
 SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "smollm2-135m": {
-        "hidden": 576,
-        "layers": 30,
-        "heads": 9,
-        "kv_heads": 3,
-        "intermediate": 1536,
-        "vocabulary": 49_152,
-    },
-    "smollm2-360m": {
-        "hidden": 960,
-        "layers": 32,
-        "heads": 15,
-        "kv_heads": 5,
-        "intermediate": 2560,
-        "vocabulary": 49_152,
-    },
-    "qwen2.5-0.5b": {
-        **_QWEN,
-        "hidden": 896,
-        "layers": 24,
-        "heads": 14,
-        "kv_heads": 2,
-        "intermediate": 4864,
-    },
-    "qwen2.5-1.5b": {
-        **_QWEN,
-        "hidden": 1536,
-        "layers": 28,
-        "heads": 12,
-        "kv_heads": 2,
-        "intermediate": 8960,
-    },
-    "qwen2.5-7b": {
-        **_QWEN,
-        "hidden": 3584,
-        "layers": 28,
-        "heads": 28,
-        "kv_heads": 4,
-        "intermediate": 18_944,
-        "vocabulary": 152_064,
-        "tied": False,
-    },
-    "llama-3.2-1b": {
-        "hidden": 2048,
-        "layers": 16,
-        "heads": 32,
-        "kv_heads": 8,
-        "intermediate": 8192,
-        "vocabulary": 128_256,
-    },
-    "llama-3.2-3b": {
-        "hidden": 3072,
-        "layers": 28,
-        "heads": 24,
-        "kv_heads": 8,
-        "intermediate": 8192,
-        "vocabulary": 128_256,
-        "head_size": 128,
-    },
-    "llama-3.1-8b": {
-        "hidden": 4096,
-        "layers": 32,
-        "heads": 32,
-        "kv_heads": 8,
-        "intermediate": 14_336,
-        "vocabulary": 128_256,
-        "tied": False,
-    },
+    "smollm2-135m": _shape(576, 30, 9, 3, 1536, 49_152),
+    "smollm2-360m": _shape(960, 32, 15, 5, 2560, 49_152),
+    "qwen2.5-0.5b": _shape(896, 24, 14, 2, 4864, 151_936, family="qwen2"),
+    "qwen2.5-1.5b": _shape(1536, 28, 12, 2, 8960, 151_936, family="qwen2"),
+    "qwen2.5-7b": _shape(3584, 28, 28, 4, 18_944, 152_064, family="qwen2", tied=False),
+    "llama-3.2-1b": _shape(2048, 16, 32, 8, 8192, 128_256),
+    "llama-3.2-3b": _shape(3072, 28, 24, 8, 8192, 128_256, head_size=128),
+    "llama-3.1-8b": _shape(4096, 32, 32, 8, 14_336, 128_256, tied=False),
 }
 
 
@@ -165,7 +110,7 @@ def _gguf_config(path: Path) -> Any:
             f"model: {str(path)!r} is a file; a plan reads the header of a .gguf file, with the "
             "package gguf: pip install 'posttrain[gguf]'"
         )
-    from posttrain.models.files.gguf_reader import reading_once
+    from posttrain.models.files.gguf import reading_once
 
     with reading_once():
         return AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)

@@ -94,7 +94,9 @@ def compiler_explained() -> Iterator[None]:
             before(message, *given, **more)
 
     loggers = dict(standard_logging.root.manager.loggerDict)
-    shown = {h for n in loggers if n.startswith("torch") for h in _handlers(loggers[n])}
+    ours = [logger for name, logger in loggers.items() if name.startswith("torch")]
+    # A placeholder for loggers to come has no handlers.
+    shown = {handler for logger in ours for handler in getattr(logger, "handlers", ())}
     before: Any = warnings.showwarning
     setattr(warnings, "showwarning", show)  # noqa: B010 - its type names every parameter
     for handler in shown:
@@ -105,10 +107,6 @@ def compiler_explained() -> Iterator[None]:
         for handler in shown:
             handler.removeFilter(keep)
         warnings.showwarning = before
-
-
-def _handlers(logger: Any) -> list[standard_logging.Handler]:
-    return list(getattr(logger, "handlers", ()))  # a placeholder for loggers to come has none
 
 
 def compiler_sentence(text: str) -> str:

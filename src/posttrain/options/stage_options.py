@@ -49,6 +49,14 @@ class OptimiserOptions(TypedDict, total=False):
     """Steps in a row that may be NaN; then the stage stops."""
     save_every: int | None
     """Steps between checkpoints; 0: none but at Ctrl-C."""
+    run_options: RunOptions
+    """``[run]`` of a recipe."""
+    model_options: ModelOptions
+    """``[model]`` of a recipe."""
+    cluster: ClusterOptions
+    """``[cluster]`` of a recipe."""
+    adapter: AdapterOptions
+    """``[adapter]`` of a recipe."""
 
 
 class PreferencesOptions(OptimiserOptions, total=False):
@@ -97,14 +105,6 @@ class SftOptions(OptimiserOptions, total=False):
     """Weights that the stage ends with: the last, or those of the best held-out loss."""
     patience: int | None
     """Evaluations in a row that are not the best yet, then it stops."""
-    run_options: RunOptions
-    """``[run]`` of a recipe."""
-    model_options: ModelOptions
-    """``[model]`` of a recipe."""
-    cluster: ClusterOptions
-    """``[cluster]`` of a recipe."""
-    adapter: AdapterOptions
-    """``[adapter]`` of a recipe."""
 
 
 class PreferOptions(TypedDict, total=False):
@@ -147,14 +147,6 @@ class RewardOptions(PreferencesOptions, total=False):
     """Use the margins that the rows have."""
     batch_size: int
     """Pairs or ranked sets per optimiser step."""
-    run_options: RunOptions
-    """``[run]`` of a recipe."""
-    model_options: ModelOptions
-    """``[model]`` of a recipe."""
-    cluster: ClusterOptions
-    """``[cluster]`` of a recipe."""
-    adapter: AdapterOptions
-    """``[adapter]`` of a recipe."""
 
 
 class DpoOptions(PreferencesOptions, total=False):
@@ -178,14 +170,6 @@ class DpoOptions(PreferencesOptions, total=False):
     """Steps between looks at the held-out preferences; 0: only before and after."""
     evaluate_preferences: int
     """Held-out pairs, sets or rows in each of these."""
-    run_options: RunOptions
-    """``[run]`` of a recipe."""
-    model_options: ModelOptions
-    """``[model]`` of a recipe."""
-    cluster: ClusterOptions
-    """``[cluster]`` of a recipe."""
-    adapter: AdapterOptions
-    """``[adapter]`` of a recipe."""
 
 
 class RlOptions(OptimiserOptions, total=False):
@@ -263,14 +247,6 @@ class RlOptions(OptimiserOptions, total=False):
     """Check the algorithm's checklist at every step, and stop where not."""
     max_invalid: float
     """Share of broken scores that stops the run, of held-out ones too."""
-    run_options: RunOptions
-    """``[run]`` of a recipe."""
-    model_options: ModelOptions
-    """``[model]`` of a recipe."""
-    cluster: ClusterOptions
-    """``[cluster]`` of a recipe."""
-    adapter: AdapterOptions
-    """``[adapter]`` of a recipe."""
     grading: GradingOptions
     """``[grading]`` of a recipe."""
     environment: EnvironmentOptions

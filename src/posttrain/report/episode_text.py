@@ -26,7 +26,8 @@ def heading(rollout: Rollout, place: int) -> str:
     ('policy · turn 1 · 1 token', 'environment · 2 tokens')
     """
     turn = rollout.turns[place]
-    number, tokens = _number(rollout, place), counted(len(turn.tokens), "token")
+    number = sum(each.sampled for each in rollout.turns[: place + 1])
+    tokens = counted(len(turn.tokens), "token")
     if turn.sampled:
         return f"policy · turn {number} · {tokens}{_ENDS.get(turn.stop_reason, '')}"
     earned = f" · turn {number} earned {turn.reward:+g}" if turn.reward else ""
@@ -96,8 +97,3 @@ def exchange(turns: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
         left_out = counted(len(rows) - _SHOWN, "more turn")
         rows[_SHOWN // 2 : -_SHOWN // 2] = [("", f"… {left_out} …", "")]
     return rows
-
-
-def _number(rollout: Rollout, place: int) -> int:
-    """The number of the policy's turn at a place, or before it."""
-    return sum(turn.sampled for turn in rollout.turns[: place + 1])

@@ -16,8 +16,8 @@ from posttrain.runs.files import read_json
 from posttrain.runs.first_evaluation import BEFORE_PROBLEMS
 from posttrain.runs.folder import RunFolder
 from posttrain.runs.metrics_file import Record, merge_steps
-from posttrain.track.curves import Ends, ends, over_steps
 from posttrain.track.diagnosis.history import series
+from posttrain.track.shown import Ends, ends, over_steps
 
 Row = dict[str, Any]
 TITLES = {

@@ -83,11 +83,11 @@ def _counted(path: Path) -> list[tuple[int, str]]:
     return [(int(part) if part.isdecimal() else -1, part) for part in path.parts]
 
 
-def overview(path: str | Path, facts: RunFacts | None = None) -> Overview:
+def overview(path: str | Path) -> Overview:
     """The overview of a run folder; a broken one has a ``problem`` and raises nothing."""
     path = Path(path)
     try:
-        return _overview(RunFacts(RunFolder(path)) if facts is None else facts)
+        return _overview(RunFacts(RunFolder(path)))
     except BROKEN as error:
         text = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
         return Overview(path=path, state="broken", problem=text.removeprefix(f"{path}: "))

@@ -8,12 +8,11 @@ keyword-only parameters are options. :class:`posttrain.rewards.scorer.RewardScor
 from posttrain.protocols import Reward
 from posttrain.rewards.code import code_tests
 from posttrain.rewards.declared import declare
-from posttrain.rewards.exact import exact_answer, one_of_answers
 from posttrain.rewards.extraction import extract_answer
 from posttrain.rewards.format import think_answer_format
 from posttrain.rewards.judge import judge_verdict
 from posttrain.rewards.math.answer import math_answer
-from posttrain.rewards.numeric import numeric_answer
+from posttrain.rewards.numeric import exact_answer, numeric_answer, one_of_answers
 from posttrain.rewards.penalties import length_penalty, overlong_penalty, repetition_penalty
 from posttrain.rewards.puzzles import countdown_expression, melody_score, reasoning_gym_score
 from posttrain.rewards.sorting import sorted_numbers

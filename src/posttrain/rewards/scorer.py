@@ -182,7 +182,7 @@ class RewardScorer:
         broken = next((score for r, score in known if not score.ok and not r.monitored), None)
         if broken is not None:
             state, reason, details = broken.state, broken.reason, broken.details
-        elif not any(not r.monitored for r, _ in known) and not all(map(_monitored, self.rewards)):
+        elif all(r.monitored for r, _ in known) and not all(r.monitored for r in self.rewards):
             state, reason = "invalid", "no reward applies: each of them returned None"
         else:
             try:
@@ -212,7 +212,3 @@ def _whole(reward: BoundReward, rollouts: Sequence[Rollout]) -> list[Score]:
     except BaseException as error:  # noqa: BLE001 - the reason is kept: broken, not wrong
         return [raised(reward, error)] * len(rollouts)
     return [checked(reward, score) for score in scores]
-
-
-def _monitored(reward: BoundReward) -> bool:
-    return reward.monitored

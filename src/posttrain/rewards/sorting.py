@@ -1,17 +1,7 @@
-"""Rewards for sorting numbers: of text, and three of lists, from partial credit to all or nothing.
+"""The reward for sorting numbers, from partial credit to all or nothing.
 
-After the lecture's sorting task (Stanford CS336, 2025, lecture 17). With prompt x, response y and
-``s = sorted(x)``, all of length n:
-
-=======================  ============================================  ========
-reward                   equation                                      range
-=======================  ============================================  ========
-``inclusion_ordering``   ``Σ_i [x_i ∈ y] + Σ_{i<n} [y_i ≤ y_{i+1}]``   0 … 2n−1
-``position_matches``     ``Σ_i [y_i = s_i]``                           0 … n
-``exactly_sorted``       ``[y = s]``                                   0 or 1
-=======================  ============================================  ========
-
-The walk-through has their twins for tensors.
+After the lecture's sorting task (Stanford CS336, 2025, lecture 17), whose rewards of lists the
+walk-through has for tensors.
 """
 
 from __future__ import annotations
@@ -45,8 +35,8 @@ def sorted_numbers(
                     long is cut to n, and its score multiplied by ``n / len(y)``
     ==============  ===================================================================
 
-    The last two are those of lists, divided by their maximum. Numbers stand apart by spaces or
-    commas, with or without brackets around them; any other text scores 0.
+    The last two are those of the lecture, divided by their maximum. Numbers stand apart by spaces
+    or commas, with or without brackets around them; any other text scores 0.
 
     >>> sorted_numbers("1 2 3", [3, 1, 2]), sorted_numbers("1, 3, 2", [3, 1, 2])
     (1.0, 0.0)
@@ -67,7 +57,9 @@ def sorted_numbers(
     if credit == "positions":
         num_right = sum(x == y for x, y in zip(expected, response, strict=False))
         return num_right / max(len(expected), len(response))
-    points = _credit(expected, response[: len(expected)])
+    cut = response[: len(expected)]
+    points = sum(number in cut for number in expected)
+    points += sum(x <= y for x, y in itertools.pairwise(cut))
     return points / (2 * len(expected) - 1) * min(1.0, len(expected) / len(response))
 
 
@@ -83,53 +75,3 @@ def parse_numbers(text: str) -> list[int] | None:
     if not _LIST.fullmatch(text):
         return None
     return [int(number) for number in text.replace(",", " ").split()]
-
-
-def position_matches(prompt: Sequence[int], response: Sequence[int]) -> float:
-    """One point for each position that is right: ``Σ_i [y_i = sorted(x)_i]``.
-
-    >>> position_matches([3, 1, 0, 2], [0, 1, 2, 3]), position_matches([3, 1, 0, 2], [0, 3, 1, 2])
-    (4.0, 1.0)
-    """
-    _check_lengths(prompt, response)
-    return float(sum(x == y for x, y in zip(sorted(prompt), response, strict=True)))
-
-
-def inclusion_ordering(prompt: Sequence[int], response: Sequence[int]) -> float:
-    """Partial credit: ``Σ_i [x_i ∈ y] + Σ_{i<n} [y_i ≤ y_{i+1}]``.
-
-    One point for each token of the prompt that occurs in the response (a token that occurs twice
-    in the prompt earns twice), and one for each adjacent pair of the response that is in order.
-
-    >>> inclusion_ordering([3, 1, 0, 2], [0, 1, 2, 3])  # all four are there, all three pairs rise
-    7.0
-    >>> inclusion_ordering([3, 1, 0, 2], [7, 2, 2, 5])  # the 2 is there, two pairs do not fall
-    3.0
-    >>> inclusion_ordering([3, 1, 0, 2], [0, 3, 1, 2])
-    6.0
-    """
-    _check_lengths(prompt, response)
-    return float(_credit(prompt, response))
-
-
-def _credit(prompt: Sequence[int], response: Sequence[int]) -> int:
-    included = sum(token in response for token in prompt)
-    return included + sum(x <= y for x, y in itertools.pairwise(response))
-
-
-def exactly_sorted(prompt: Sequence[int], response: Sequence[int]) -> float:
-    """All or nothing: ``[y = sorted(x)]``.
-
-    >>> exactly_sorted([1, 0, 2], [0, 1, 2]), exactly_sorted([1, 0, 2], [0, 2, 1])
-    (1.0, 0.0)
-    """
-    _check_lengths(prompt, response)
-    return float(list(response) == sorted(prompt))
-
-
-def _check_lengths(prompt: Sequence[int], response: Sequence[int]) -> None:
-    if len(prompt) != len(response):
-        raise ValueError(
-            f"response: {len(response)} tokens for a prompt of {len(prompt)}; a sorting reward "
-            "compares lists of equal length, so cut or pad the response first"
-        )

@@ -11,7 +11,6 @@ from posttrain.runs.files import (
     write_sealed,
     write_text,
 )
-from posttrain.runs.filters import Filter
 from posttrain.runs.folder import RunFolder, StageFolder
 from posttrain.runs.ledger import LEDGER, Account, Ledger, read_ledger
 from posttrain.runs.metrics_file import frame, merge_steps, read_metrics, to_columns
@@ -28,7 +27,7 @@ from posttrain.runs.rollouts import (
     token_ages,
     write_rollouts,
 )
-from posttrain.runs.store import Page, Rollouts
+from posttrain.runs.store import Filter, Page, Rollouts
 
 __all__ = [
     "RunFolder",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from posttrain.registry import dotted
 from posttrain.track.encoding import encode_json
 
 
@@ -45,7 +46,9 @@ def settings(config: Mapping[str, Any]) -> dict[str, str]:
     >>> settings({"rl": {"steps": 6, "algorithm": "grpo"}})
     {'rl.steps': '6', 'rl.algorithm': '"grpo"'}
     """
-    return dict(_settings(_plain(config)))
+    # As it comes back from the file, so that a path and its text are the same.
+    plain = dotted(json.loads(encode_json(config)))
+    return {name: json.dumps(value, ensure_ascii=False) for name, value in plain.items()}
 
 
 def is_within(name: str, tables: Sequence[str]) -> bool:
@@ -55,16 +58,3 @@ def is_within(name: str, tables: Sequence[str]) -> bool:
     (True, False)
     """
     return any(name == table or name.startswith(f"{table}.") for table in tables)
-
-
-def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """As it comes back from the file, so that a path and its text are the same."""
-    return dict(json.loads(encode_json(config)))
-
-
-def _settings(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in config.items():
-        if isinstance(value, dict) and value:
-            yield from _settings(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", json.dumps(value, ensure_ascii=False)

@@ -102,7 +102,7 @@ def save_index(folder: Path, index: Index) -> None:
 
 def refreshed(index: Index, folder: Path) -> tuple[Index, int]:
     """The index of what the folder holds now, and how many files were read or dropped for it."""
-    found = _step_files(folder)
+    found = dict(_stamps(folder)) if folder.is_dir() else {}
     stays = [found.get(file.step) == (file.size, file.modified) for file in index.files]
     kept = [file for file, stay in zip(index.files, stays, strict=True) if stay]
     new = sorted(found.keys() - {file.step for file in kept})
@@ -136,10 +136,6 @@ def open_step(path: Path) -> pq.ParquetFile:
     if file.metadata.num_rows > MAX_ROWS or size > MAX_BYTES:
         raise ValueError(f"claims {file.metadata.num_rows:,} rows of {size:,} bytes")
     return file
-
-
-def _step_files(folder: Path) -> dict[int, tuple[int, int]]:
-    return dict(_stamps(folder)) if folder.is_dir() else {}
 
 
 def _stamps(folder: Path) -> Iterator[tuple[int, tuple[int, int]]]:

@@ -1,14 +1,17 @@
-"""Reading ``metrics.jsonl``: as records, as columns, as a frame."""
+"""Reading ``metrics.jsonl``: as records, as columns, as a frame, for a spreadsheet."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
 from posttrain.track.jsonl import FILE_NAME
+from posttrain.track.printable import printable
 
 Record = dict[str, float]
 
@@ -73,3 +76,15 @@ def _record(line: bytes, where: str) -> Record:
             f'{where}: expected {{"step": …, "metric": number, …}}, found {line[:80]!r}; '
             "delete the line to read the rest"
         ) from error
+
+
+def metrics_csv(records: Sequence[Record]) -> str:
+    """One row for each step, one column for each metric; empty where it was not logged."""
+    columns = to_columns(merge_steps(records))
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    # A name may hold anything; a spreadsheet takes a cell that begins like this for a formula.
+    names = map(printable, columns)
+    table.writerow([f"'{name}" if name.startswith(tuple("=+-@")) else name for name in names])
+    table.writerows(zip(*columns.values(), strict=True))
+    return text.getvalue()

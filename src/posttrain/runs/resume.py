@@ -154,16 +154,12 @@ def stage_digests(config: Mapping[str, Any], stages: Sequence[str]) -> dict[str,
     for stage in stages:
         keys = (stage, "task", "rewards", "supplied")
         contents = config.get("contents", {}).items()
-        used = {key: value for key, value in contents if stage == "rl" or not _of_rl(key)}
+        # Files and functions that are the stage rl's alone: those before it do without.
+        used = {k: value for k, value in contents if stage == "rl" or not k.startswith("rl.")}
         depends = {**{key: config.get(key, {}) for key in keys}, "contents": used}
         digest = config_digest(depends, digest)
         digests[stage] = digest
     return digests
-
-
-def _of_rl(key: str) -> bool:
-    """Whether a file or function is the stage rl's alone: those before it do without."""
-    return key.startswith("rl.")
 
 
 def resume_stage(

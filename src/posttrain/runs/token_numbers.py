@@ -81,7 +81,8 @@ def token_table(
         return None
     kept = torch.cat(recorded).unique()
     learned, number = _last(results, kept, batch=batch)
-    behind = _behind_prompt(batch)[kept]
+    # From the first token that the policy chose to the last real one.
+    behind = ((batch.mask.cumsum(dim=1) > 0) & batch.need("attention"))[kept]
     fields: dict[str, Tensor | None] = {name: getattr(batch, name) for name in PREPARED}
     columns: dict[str, Any] = {
         name: _lists(None if value is None else value[kept], behind, field=SCHEMA.field(name))
@@ -153,11 +154,6 @@ def _last(
                 known = "new_values" if name == "values" else name
                 whole.setdefault(known, torch.zeros(shape, dtype=value.dtype))[places] = value
     return whole, number
-
-
-def _behind_prompt(batch: Batch) -> Tensor:
-    """[B, T] bool: from the first token that the policy chose to the last real one."""
-    return (batch.mask.cumsum(dim=1) > 0) & batch.need("attention")
 
 
 def _lists(

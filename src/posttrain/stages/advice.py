@@ -36,7 +36,7 @@ def next_steps(facts: RunFacts, recipe: Resolved) -> list[str]:
     open_ones = [finding for finding in facts.findings if finding["until"] is None]
     run = facts.run
     lines = _against(open_ones, run, recipe=recipe) if open_ones else _onwards(facts, recipe)
-    asked = _play if _has_environment(recipe) else _ask
+    asked = _ask if (recipe.task or {}).get("env") is None else _play
     return [*lines, *asked(run, facts.problems)]
 
 
@@ -151,10 +151,6 @@ def _ask(folder: RunFolder, problems: Sequence[Mapping[str, Any]]) -> list[str]:
     if command is None or folder.model is None:
         return []
     return [f"# a held-out problem{' that it got wrong' if wrong else ''}", command]
-
-
-def _has_environment(recipe: Resolved) -> bool:
-    return (recipe.task or {}).get("env") is not None
 
 
 def _play(folder: RunFolder, problems: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -13,6 +13,7 @@ from posttrain.build.sampler import FLOAT32_ROUNDING, OTHER_ROUNDING, in_process
 from posttrain.build.setup import Setup, choose_compute
 from posttrain.config import to_dict
 from posttrain.protocols import Tracker
+from posttrain.registry import dotted
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.runs import RunFolder, StageFolder
 from posttrain.runs.first_evaluation import read_before
@@ -60,7 +61,7 @@ def make_background(setup: Setup, *, stage: str = "", steps_per_epoch: int = 0) 
         num_eval_problems=min(test, last.problems if last is not None else test),
         shared_prompts=bool(shared_prompts(recipe, task)),
         steps_per_epoch=steps_per_epoch,
-        keys=flat(to_dict(recipe)),
+        keys=dotted(to_dict(recipe)),
     )
 
 
@@ -72,19 +73,6 @@ def _watched(setup: Setup, name: str) -> bool:
     own = setup.task.rewards.get(name, 1.0) if setup.task is not None else 1.0
     shown = own.get("weight", 1.0) == 0 if isinstance(own, Mapping) else own == 0
     return name == setup.marks.check or name in setup.recipe.rewards or not shown
-
-
-def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by dotted name.
-
-    >>> flat({"rl": {"kl": {"coefficient": 0.1}, "steps": 3}})
-    {'rl.kl.coefficient': 0.1, 'rl.steps': 3}
-    """
-    keys: dict[str, Any] = {}
-    for name, value in table.items():
-        keys |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {}
-        keys |= {} if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return keys
 
 
 def held_out(found: Mapping[str, Any], background: Background) -> dict[str, float]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from posttrain.build.rows import data_told
 from posttrain.build.setup import (
-    RunMember,
     Setup,
     Supplied,
     choose_device,
@@ -32,6 +31,9 @@ from posttrain.stages.diagnosis import DIAGNOSED, make_background
 from posttrain.stages.open_stage import OpenStage, tracked
 from posttrain.track import Stage, phase
 
+if TYPE_CHECKING:
+    from posttrain.build.setup import AdapterMember
+
 Work = Callable[[Setup, "Job"], Mapping[str, Any]]
 """What a stage does: with the setup, into the folder that the job opens; what its record says."""
 
@@ -51,7 +53,7 @@ class Job:
         interrupts: Interrupts,
         resume: bool,
         clock: Callable[[], float],
-        member: RunMember | None = None,
+        member: AdapterMember | None = None,
     ) -> None:
         self.folder, self.console, self._member = folder, console, member
         self._recipe, self._supplied = recipe, supplied

@@ -47,8 +47,8 @@ class Run:
     @property
     def adapters(self) -> list[Run]:
         """The runs of its adapters, of a run that trained several."""
-        folders = sorted((self.folder.path / FOLDER).glob("*/run.json"), key=_number)
-        return [Run(RunFolder(mark.parent)) for mark in folders]
+        folders = [mark.parent for mark in (self.folder.path / FOLDER).glob("*/run.json")]
+        return [Run(RunFolder(each)) for each in sorted(folders, key=lambda one: int(one.name))]
 
     def metrics(self, stage: str = "") -> Any:
         """The numbers of a stage, one row a step: a pyarrow table, ``.to_pandas()`` for a frame.
@@ -112,10 +112,6 @@ class Run:
         findings = [str(each["finding"]) for each in found.get("diagnosis") or []]
         facts += [("diagnosis", shortened(" ".join(findings), 60))] if findings else []
         return facts
-
-
-def _number(mark: Path) -> int:
-    return int(mark.parent.name)
 
 
 @phase("drawing the curves and writing the summary")

@@ -1,4 +1,7 @@
-"""A run in the terminal: a live panel, or plain lines where the output is a file or a pipe."""
+"""A run in the terminal: a live panel, or plain lines where the output is a file or a pipe.
+
+Of several runs that are made together, the mean.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
+from statistics import fmean
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -15,6 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from posttrain.protocols import Tracker
 from posttrain.track.printable import printable
 from posttrain.track.progress import QUIET, current
 from posttrain.track.safe_terminal import Terminal
@@ -50,7 +56,9 @@ class ConsoleTracker:
         self._shown = choose(stage.name, show, marks=stage.marks)
         self._pace = _Pace(stage.total_steps)
         self._every_seconds, self._every_steps = every_seconds, every_steps
-        self._console = console or _standard_output()
+        # Variables such as FORCE_COLOR do not make a file a terminal.
+        interactive = None if sys.stdout.isatty() else False
+        self._console = console or Terminal(force_interactive=interactive)
         self._latest: Mapping[str, float] = {}
         self._history: list[float] = []
         self._printed_at: float | None = None
@@ -195,6 +203,73 @@ def _cell(shown: Shown, text: str | None) -> Text | None:
     return Text.assemble((f"{shown.label} ", "dim"), (text or _MISSING, style))
 
 
-def _standard_output() -> Console:
-    """Standard output; variables such as FORCE_COLOR do not make a file a terminal."""
-    return Terminal(force_interactive=None if sys.stdout.isatty() else False)
+class MeanConsole:
+    """One display for ``number`` runs: a step is shown once all that still run have taken it."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._open: set[int] = set()
+        self._logged: dict[int, dict[int, Mapping[str, float]]] = {}
+        self._console: ConsoleTracker | None = None
+
+    def member(self, number: int, stage: Stage) -> Tracker:
+        """What takes the numbers of one of the runs."""
+        if self._console is None:
+            title = f"{stage.title or stage.name}, mean of {self._number}"
+            self._console = ConsoleTracker(replace(stage, title=title))
+        self._open.add(number)
+        return _Member(self, number)
+
+    def log(self, number: int, step: int, *, metrics: Mapping[str, float]) -> None:
+        """The numbers of one run at a step."""
+        self._logged.setdefault(step, {})[number] = metrics
+        self._show()
+
+    def tell(self, number: int, text: str, *, stays: bool) -> None:
+        """Words about one run."""
+        if self._console is not None:
+            (self._console.say if stays else self._console.note)(f"adapter {number}: {text}")
+
+    def close(self, number: int) -> None:
+        """One of the runs has ended; the last closes the display."""
+        self._open.discard(number)
+        self._show()
+        if not self._open and self._console is not None:
+            self._console.close()
+            self._console = None
+
+    def _show(self) -> None:
+        for step in sorted(self._logged):
+            logged = self._logged[step]
+            if self._console is None or not self._open <= logged.keys():
+                return
+            names = {name for metrics in logged.values() for name in metrics}
+            self._console.log(
+                step,
+                {n: fmean(m[n] for m in logged.values() if n in m) for n in sorted(names)},
+            )
+            del self._logged[step]
+
+
+class _Member:
+    """The tracker of one run."""
+
+    def __init__(self, shown: MeanConsole, number: int) -> None:
+        self._shown, self._number = shown, number
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of one step."""
+        self._shown.log(self._number, step, metrics=metrics)
+
+    def note(self, text: str) -> None:
+        """Show a note."""
+        self._shown.tell(self._number, text, stays=False)
+
+    def say(self, text: str) -> None:
+        """Print a line that stays, of the first alone: it is the same for all."""
+        if self._number == 0:
+            self._shown.tell(self._number, text, stays=True)
+
+    def close(self) -> None:
+        """The run has ended."""
+        self._shown.close(self._number)

@@ -248,3 +248,10 @@ def advance(count: int = 1) -> None:
     progress = current()
     if progress is not None:
         progress.advance(count)
+
+
+@contextlib.contextmanager
+def loading(console: Console | None = None) -> Iterator[None]:
+    """Show that torch and other large libraries are imported inside, by default on stderr."""
+    with showing(console), phase("loading torch and what models need"):
+        yield

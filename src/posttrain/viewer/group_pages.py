@@ -13,8 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from posttrain.runs import Filter, Rollouts
-from posttrain.runs.filters import window_of
-from posttrain.runs.store import MAX_PAGE
+from posttrain.runs.store import MAX_PAGE, window_of
 
 GroupOrder = Literal["step", "reward", "spread", "length", "advantage"]
 PromptOrder = Literal["best", "mean", "change", "times", "last_step"]

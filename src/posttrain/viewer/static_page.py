@@ -21,8 +21,8 @@ import numpy as np
 from posttrain import __version__
 from posttrain.report.facts import TITLES, RunFacts
 from posttrain.report.overview import BROKEN
-from posttrain.report.spreadsheet import metrics_csv
 from posttrain.runs import Filter, RunFolder, write_text
+from posttrain.runs.metrics_file import metrics_csv
 from posttrain.viewer.group_pages import group_page, groups_of
 from posttrain.viewer.page_answers import ANSWERS
 from posttrain.viewer.shelf import NotRecordedError, Shelf, ShownRun, UnknownError

@@ -1,4 +1,16 @@
-"""The sorting rewards of ``posttrain.rewards.sorting``, of tensors of responses at once."""
+"""Three rewards for sorting numbers, of tensors of responses at once.
+
+After the lecture's sorting task (Stanford CS336, 2025, lecture 17). With prompt x, response y and
+``s = sorted(x)``, all of length n:
+
+=======================  ============================================  ========
+reward                   equation                                      range
+=======================  ============================================  ========
+``inclusion_ordering``   ``Σ_i [x_i ∈ y] + Σ_{i<n} [y_i ≤ y_{i+1}]``   0 … 2n−1
+``position_matches``     ``Σ_i [y_i = s_i]``                           0 … n
+``exactly_sorted``       ``[y = s]``                                   0 or 1
+=======================  ============================================  ========
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from posttrain.rollout.engines import joint_engine
 from posttrain.rollout.engines.joint import JointCall, JointEngine, MemberEngine
 from posttrain.rollout.taking_turns import Turns
 from posttrain.track import Several, Stage
-from posttrain.track.mean import MeanConsole
+from posttrain.track.console import MeanConsole
 from posttrain.types import Rollout
 
 Result = TypeVar("Result")

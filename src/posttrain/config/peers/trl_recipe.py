@@ -12,7 +12,7 @@ from typing import Any
 
 from posttrain.config.describe import tables
 from posttrain.config.peers.option_names import ours, without
-from posttrain.config.peers.trl_script import TrlJob, Unread, options_of, read_asked
+from posttrain.config.peers.trl_script import TrlJob, Unread, read_asked
 from posttrain.config.sections import Recipe
 from posttrain.config.toml import write_toml
 
@@ -64,7 +64,8 @@ class _Translation:
         self._asked, self.notes = asked, list(asked.notes)
         self._known = dict(tables())[self.stage].model_fields
         self._set: dict[tuple[str, ...], Any] = {(self.stage, k): v for k, v in first.items()}
-        self._options = options_of(asked, defaults)
+        merged = {**defaults, **asked.options}
+        self._options = {name: value for name, value in merged.items() if value is not None}
         self._model_and_data()
         self._batches()
         (self._rl if self.stage == "rl" else self._data_stage)()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -254,9 +253,3 @@ def _called(call: ast.Call) -> str:
     if isinstance(call.func, ast.Attribute):
         return call.func.attr
     return call.func.id if isinstance(call.func, ast.Name) else ""
-
-
-def options_of(asked: TrlJob, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with TRL's defaults under them, without those that are None."""
-    merged = {**defaults, **asked.options}
-    return {name: value for name, value in merged.items() if value is not None}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
 from posttrain.build.fingerprint import run_config
-from posttrain.build.model_source import check_models
-from posttrain.build.setup import RunMember, Supplied
-from posttrain.build.start_folder import note_places
+from posttrain.build.model_source import check_models, note_places
+from posttrain.build.setup import Supplied
 from posttrain.config import Resolved, cautions
 from posttrain.runs import RunFolder
 from posttrain.runs.finished import check_finished
@@ -22,6 +22,9 @@ from posttrain.stages import STAGES
 from posttrain.stages.job import Job
 from posttrain.stages.results import Run, finish_run
 from posttrain.track.safe_terminal import Terminal
+
+if TYPE_CHECKING:
+    from posttrain.build.setup import AdapterMember
 
 Watched = Callable[[RunFolder], contextlib.AbstractContextManager[Interrupts]]
 
@@ -43,7 +46,7 @@ def run_one(
     allow_changes: Sequence[str],
     clock: Callable[[], float],
     watched: Watched = interruptible,
-    member: RunMember | None = None,
+    member: AdapterMember | None = None,
 ) -> Run:
     """Run every stage of a recipe that is not finished yet; ``member`` is its place among several.
 

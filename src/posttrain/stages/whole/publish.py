@@ -11,7 +11,7 @@ from typing import Any
 from posttrain.build.model_source import policy_of
 from posttrain.config.toml import write_toml
 from posttrain.data.hub_rows import is_hub_id, split_hub_id
-from posttrain.models.files.hub_upload import Upload, plan_upload, upload
+from posttrain.models.files.hub import Upload, plan_upload, upload
 from posttrain.report.facts import RunFacts
 from posttrain.report.model_card import CardSource, model_card
 from posttrain.runs import RunFolder

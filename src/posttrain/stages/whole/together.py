@@ -15,10 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from posttrain.build.fingerprint import run_config
+from posttrain.build.model_source import note_places
 from posttrain.build.setup import Supplied, choose_device, hardware
 from posttrain.build.several.members import AdapterMember, Together
 from posttrain.build.several.sweep import FOLDER, members, varied
-from posttrain.build.start_folder import note_places
 from posttrain.config import Resolved, to_dict
 from posttrain.runs import RunFolder
 from posttrain.runs.interrupts import Interrupts

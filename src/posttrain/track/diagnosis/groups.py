@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from collections.abc import Callable
 
 from posttrain.track.diagnosis.history import (
     AGREE,
@@ -109,28 +110,11 @@ def _broken_environments(history: History) -> list[str]:
     return [kind for kind, _ in found.most_common()]
 
 
-def no_signal_at_end(history: History, setup: Background) -> Seen | None:
+def in_all(check: Callable[..., Seen | None]) -> Check:
     """The same of a stage of fewer than five steps, where it holds in all of them."""
-    return no_signal(history, setup, steps=_steps(history))
 
+    def at_end(history: History, setup: Background) -> Seen | None:
+        steps = min(WINDOW, max(1, len(series(history, "reward/invalid"))))
+        return check(history, setup, steps=steps)
 
-def all_truncated_at_end(history: History, setup: Background) -> Seen | None:
-    """The same of a stage of fewer than five steps, where it holds in all of them."""
-    return all_truncated(history, setup, steps=_steps(history))
-
-
-def grader_failing_at_end(history: History, setup: Background) -> Seen | None:
-    """The same of a stage of fewer than five steps, where it holds in all of them."""
-    return grader_failing(history, setup, steps=_steps(history))
-
-
-def _steps(history: History) -> int:
-    """Steps to look at: the last ones, or all there were."""
-    return min(WINDOW, max(1, len(series(history, "reward/invalid"))))
-
-
-AT_END: dict[str, Check] = {
-    "no_signal": no_signal_at_end,
-    "all_truncated": all_truncated_at_end,
-    "grader_failing": grader_failing_at_end,
-}
+    return at_end

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 
-from posttrain.track.curves import over_steps
 from posttrain.track.diagnosis.history import (
     AGREE,
     FULL,
@@ -24,6 +23,7 @@ from posttrain.track.diagnosis.history import (
     sft_scaled,
     share_error,
 )
+from posttrain.track.shown import over_steps
 
 LONG = 200  # steps after which a run without progress is reported before its end
 MANY_PASSES = 100

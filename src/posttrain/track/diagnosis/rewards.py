@@ -7,7 +7,6 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from posttrain.track.curves import ends, over_steps
 from posttrain.track.diagnosis.history import (
     FULL,
     WINDOW,
@@ -26,6 +25,7 @@ from posttrain.track.diagnosis.history import (
     series,
     share_error,
 )
+from posttrain.track.shown import ends, over_steps
 
 ACCURACY = "held-out accuracy"
 OVER = f"training reward ({WINDOW} steps each)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from posttrain.track.diagnosis.groups import AT_END, all_truncated, grader_failing, no_signal
+from posttrain.track.diagnosis.groups import all_truncated, grader_failing, in_all, no_signal
 from posttrain.track.diagnosis.history import Check
 from posttrain.track.diagnosis.outcomes import (
     many_passes,
@@ -25,9 +25,10 @@ from posttrain.track.diagnosis.stability import (
     entropy_collapse,
     kl_blow_up,
     length_explosion,
+    score_follows_length,
+    sft_memorises,
     steps_skipped,
 )
-from posttrain.track.diagnosis.supervision import score_follows_length, sft_memorises
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ KNOWN_BY_HEART = "The train prompts are known by heart"
 RULES: dict[str, Rule] = {
     "no_signal": Rule(
         check=no_signal,
-        at_end=AT_END["no_signal"],
+        at_end=in_all(no_signal),
         means="A group that agrees has no advantage: the gradient is zero, and time is wasted.",
         remedies={
             "all wrong": "Take easier prompts, warm up with [sft], give partial credit in "
@@ -107,7 +108,7 @@ RULES: dict[str, Rule] = {
     ),
     "all_truncated": Rule(
         check=all_truncated,
-        at_end=AT_END["all_truncated"],
+        at_end=in_all(all_truncated),
         means="No completion comes to its end, so what is graded is a fragment.",
         remedies={
             "without [sft]": "Raise rl.max_new_tokens, or warm up with [sft] so that the model "
@@ -141,7 +142,7 @@ RULES: dict[str, Rule] = {
     ),
     "grader_failing": Rule(
         check=grader_failing,
-        at_end=AT_END["grader_failing"],
+        at_end=in_all(grader_failing),
         means="Scores are missing. What the grader cannot read is left out, and so never learned.",
         remedies={
             "": "Read `reason` in the rollouts and mend the reward; rl.max_invalid stops the run.",
