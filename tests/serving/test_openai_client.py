@@ -301,7 +301,7 @@ def test_a_slow_client_is_not_waited_for(folder: Path, monkeypatch: pytest.Monke
             slow.connect(("127.0.0.1", served.port))
             slow.sendall(head + b"\r\n" + body)
             assert slow.recv(12) == b"HTTP/1.1 200"
-            until(lambda: not served.server.server_state.connections)
+            until(lambda state=served.server.server_state: not state.connections)
 
 
 def test_the_servers_longest_answer_holds_for_who_names_none(folder: Path) -> None:

@@ -11,7 +11,6 @@ from posttrain.build.fingerprint import contents_digest
 from posttrain.build.questions import demonstrated, preferred, questions, spellings
 from posttrain.build.start_folder import as_recorded
 from posttrain.config import Resolved
-from posttrain.config.paths import WORDS
 from posttrain.data.template import words
 from posttrain.protocols import Task
 from posttrain.registry import look_up, options
@@ -114,11 +113,6 @@ def trained_on(run: Path, known: frozenset[Path] = frozenset()) -> set[str]:
     if began_from is not None and began_from not in known:
         seen |= trained_on(began_from, known | {run})
     return seen
-
-
-def _is_there(data: str | None) -> bool:
-    """Whether a run learned from a file or folder that can still be read."""
-    return bool(data) and data not in WORDS and Path(str(data)).exists()
 
 
 def _run_of(model: str) -> Path | None:

@@ -37,7 +37,10 @@ def object_rows(
 
 def hand_over(rows: Any, *, name: str) -> str:
     """A name for rows by which ``open_table`` finds them in this process: of a digest of them."""
-    read, columnar = [row for _, row in object_rows(rows, name=name, text="text")], is_columnar(rows)
+    read, columnar = (
+        [row for _, row in object_rows(rows, name=name, text="text")],
+        is_columnar(rows),
+    )
     if not read:
         raise ValueError(f"{name}: holds no rows; give at least one")
     text = json.dumps(read, default=repr, sort_keys=True) + "columnar" * columnar

@@ -10,7 +10,9 @@ from typing import Any
 
 from posttrain.track.encoding import encode_json
 
-_DIGEST = re.compile(r'^"(?:(rows):)?(?:[0-9a-f]{16}|[0-9a-f]{64})"$')  # of a file, rows, a function
+_DIGEST = re.compile(
+    r'^"(?:(rows):)?(?:[0-9a-f]{16}|[0-9a-f]{64})"$'
+)  # of a file, rows, a function
 
 
 def config_digest(*parts: Mapping[str, Any] | str) -> str:
