@@ -17,7 +17,7 @@ from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
 from posttrain.report import RunFacts
 from posttrain.runs import RunFolder
-from posttrain.stages.whole.places import remove_run, run_place
+from posttrain.stages.whole.places import check_replaced, run_place, undone
 
 MODEL = {"options": TINY}
 ROWS = {"prompts": ["1+1=", "2+2="]}
@@ -91,16 +91,15 @@ def test_overwrite_keeps_what_the_new_run_needs_and_what_is_not_a_runs(
     for name in (".git", ".env", "base-notes.txt"):
         (folder / name).mkdir()
         with pytest.raises(ValueError, match=f"what no run has written .{re.escape(name)}."):
-            remove_run(str(folder))
+            check_replaced(str(folder))
         (folder / name).rmdir()
     monkeypatch.chdir(folder)
     for named in (".", str(tmp_path / folder)):
         with pytest.raises(ValueError, match="overwrite: "):
-            remove_run(named)
+            check_replaced(named)
     assert (tmp_path / model / "config.json").exists()
     monkeypatch.chdir(tmp_path)
-    remove_run(str(folder))
-    assert not folder.exists()
+    check_replaced(str(folder))
 
 
 def test_overwrite_replaces_a_run_and_nothing_else(tmp_path: Path) -> None:
@@ -121,12 +120,72 @@ def test_overwrite_replaces_a_run_and_nothing_else(tmp_path: Path) -> None:
         posttrain.rl(reward=longness, folder=folder, overwrite=True, **ROWS, **SHORT)
     (tmp_path / "link").symlink_to(folder)
     with pytest.raises(ValueError, match="is a link"):
-        remove_run(str(tmp_path / "link"))
+        check_replaced(str(tmp_path / "link"))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     with pytest.raises(ValueError, match="is not a run folder"):
-        remove_run(str(tmp_path / "other"))
+        check_replaced(str(tmp_path / "other"))
     assert (tmp_path / "other" / "file").exists()
+
+
+def broken(completion: str) -> float:
+    """A mistake in a reward."""
+    raise RuntimeError(f"no score for {completion!r}")
+
+
+def test_a_start_that_fails_leaves_the_folder_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is found before the first step costs no old run, and leaves no run to go on with."""
+    monkeypatch.chdir(tmp_path)
+    checked = {**SHORT, "check": "stop"}
+    run = posttrain.rl(reward=shortness, folder="kept", **ROWS, **SHORT)
+
+    def held() -> dict[Path, bytes]:
+        files = (path for path in run.folder.path.rglob("[!.]*") if path.is_file())
+        return {path: path.read_bytes() for path in files}
+
+    before = held()
+    other = {"reward": longness, "overwrite": True, **ROWS, **SHORT}
+    mistakes: list[tuple[str, dict[str, Any]]] = [
+        ("no score for", {**other, "reward": broken, "check": "stop"}),
+        ("wants the column 'answer'", {**other, "reward": "exact"}),
+        ("leaves no room", {**other, "prompts": ["1" * 80]}),
+    ]
+    for said, mistake in mistakes:
+        with pytest.raises(Exception, match=said):
+            posttrain.rl(folder="kept", **mistake)
+        assert held() == before
+    for folder in (None, "new"):
+        with pytest.raises(Exception, match="no score for"):
+            posttrain.rl(reward=broken, folder=folder, **ROWS, **checked)
+    assert not Path("new").exists()
+    assert not any(Path("runs").iterdir())
+    again = posttrain.rl(reward=longness, resume=True, **ROWS, **SHORT)
+    assert again.folder.path == Path("runs/rl-1")
+
+
+def test_a_start_that_is_killed_is_undone_by_the_next(tmp_path: Path) -> None:
+    """Wherever it was killed: nothing of the old run is lost, nothing of the new one is left."""
+    (tmp_path / "run.json").touch()
+    (tmp_path / "rl").mkdir()
+    (tmp_path / "rl" / "done.json").write_text("old")
+
+    def held() -> dict[str, str]:
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        return {str(path.relative_to(tmp_path)): path.read_text() for path in files}
+
+    old = held()
+    killed = undone(str(tmp_path), made=False, overwrite=True)
+    killed.__enter__()
+    (tmp_path / "rl").mkdir()
+    (tmp_path / "rl" / "done.json").write_text("new")
+    with undone(str(tmp_path), made=False, overwrite=False):
+        assert held() == old
+    (tmp_path / ".moving.tmp").mkdir()  # or while it moved the old run
+    (tmp_path / "rl").rename(tmp_path / ".moving.tmp" / "rl")
+    with undone(str(tmp_path), made=False, overwrite=False):
+        assert held() == old
 
 
 def test_a_model_object_is_its_folder(tmp_path: Path, tiny: Any) -> None:

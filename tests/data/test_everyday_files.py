@@ -2,6 +2,7 @@
 
 import csv
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from posttrain.data.conventions import understood
 from posttrain.data.preference_sets import read_labelled, read_preferences
+from posttrain.data.row_files import open_table
 from posttrain.data.sources import read_demonstrations
 from posttrain.tasks.prompt_file import file_task, read_prompts
 
@@ -200,6 +202,30 @@ def test_a_large_file_is_read_no_further_than_asked(tmp_path: Path) -> None:
     path = write(tmp_path, ALPACA, "a.jsonl")
     path.write_text(path.read_text() + "{oops")
     assert len(read_demonstrations(path, limit=2)) == 2
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_file_in_one_piece_is_read_in_parts(tmp_path: Path, kind: str) -> None:
+    """However large its one row group or batch: what is in memory is a fraction of it."""
+    rng, path = np.random.default_rng(0), tmp_path / f"a.{kind}"
+    table = pa.table({"text": [rng.bytes(500).hex() for _ in range(16_384)]})
+    size = table.nbytes
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=2**30, use_dictionary=False)
+    else:
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_batch(table.to_batches()[0])
+    del table
+    before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        rows = iter(open_table(path).rows)
+        next(rows)
+        used = tracemalloc.get_traced_memory()[1] + max(0, pa.total_allocated_bytes() - before)
+    finally:
+        tracemalloc.stop()
+    assert used < size / 3
+    assert sum(1 for _ in rows) == 16_383
 
 
 def test_the_parts_of_a_download(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from posttrain.data.template import Template
 from posttrain.data.tool_formats import SAMPLE
 from posttrain.types import Prompt
 
-NO_SYSTEM = {"gemma2", "mistral"}  # refused, or written in the last question alone
+NO_SYSTEM = {"gemma2"}  # refused
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "Be the sun."},
     {"role": "user", "content": "Who?"},
@@ -58,7 +58,7 @@ def test_all_turns_of_the_assistant_are_learned_and_nothing_else(family: str) ->
     template, end = template_of(family), FAMILIES[family].end
     chat = CHAT[1:] if family in NO_SYSTEM else CHAT
     rows = template.render_conversation(chat)
-    assert len(rows) == (2 if family == "qwen3" else 1)
+    assert len(rows) == (2 if family in ("qwen3", "mistral") else 1)  # old turns are rewritten
     learned = [text for row in rows for own, text in split(template, row) if own]
     thought = "<think>\n\n</think>\n\n" if family == "qwen3" else ""
     assert [text.strip() for text in learned] == [
@@ -66,6 +66,8 @@ def test_all_turns_of_the_assistant_are_learned_and_nothing_else(family: str) ->
     ]
     read = "".join(text for row in rows for own, text in split(template, row) if not own)
     assert all(each in read for each in ("Who?", "And <|im_end|> who?"))
+    if family == "mistral":
+        assert read.count("[INST] Be the sun.\n\n") == len(rows)  # each prompt has the system's
     for (tokens, mask), last in zip(rows, (-3, -1), strict=False):  # what asks first in a row
         prompt = template.render(Prompt(id="", text="", messages=tuple(chat[:last]))).tokens
         assert tokens[: len(prompt)] == prompt
@@ -98,6 +100,9 @@ def test_the_last_turn_alone_and_every_token(family: str) -> None:
     assert mask == (False, *[True] * (len(tokens) - 1))
     text = template.tokenizer.decode(tokens, skip_special_tokens=False)
     assert all(message["content"] in text for message in chat)
+    asked = Prompt(id="", text="", messages=tuple(chat[:-1]))
+    read = template.tokenizer.decode(template.encode_exchange(asked, chat[-1]["content"]))
+    assert all(message["content"] in read for message in chat)  # by a reward model
 
 
 def test_a_long_text_is_cut_and_every_token_learned_once() -> None:

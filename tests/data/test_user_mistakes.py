@@ -96,6 +96,8 @@ MISTAKES: list[tuple[str, Any, Function, str | int]] = [
     ("a.pkl", b"\x80\x04abc", P, "is a pickle, which may run code"),
     ("a.npy", b"\x93NUMPY", P, "is an array of numpy"),
     ("a.db", b"SQLite format 3", P, "is an SQLite database"),
+    ("a.txt", "one\ntwo\n", D, r"is plain text; write JSONL, .*splitlines\(\) line by line"),
+    ("a.txt", lines(ROW), P, 1),
     ("a.jsonl", lines(ROW).encode("utf-16"), P, "is UTF-16 text; convert it"),
     ("a.jsonl", lines(ROW).encode("utf-16-le"), P, "NUL bytes"),
     ("a.csv", "prompt,answer\n1,2".encode("utf-16"), P, "is UTF-16 text; convert it"),
@@ -265,6 +267,11 @@ def test_a_mistake_is_told_or_read_whole(
 def test_mistakes_with_rows_in_python(rows: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         data_name(rows)
+
+
+def test_strings_to_learn_from_are_texts() -> None:
+    texts = read_demonstrations(data_name(["one", "two"]))
+    assert texts == [{"text": "one"}, {"text": "two"}]
 
 
 class Hub:

@@ -235,8 +235,10 @@ def test_changes_can_be_allowed_from_python(tmp_path: Path) -> None:
         posttrain.rl(reward=first, steps=4, **options)
     saved = read_json(tmp_path / "run/rl/checkpoints/step-000002/state.json")["seconds"]
     assert saved > 0
-    with pytest.raises(ValueError, match=r"allow_changes=\['supplied'\]"):
+    with pytest.raises(ValueError, match=r"allow_changes=\['supplied'\]") as refused:
         posttrain.rl(reward=second, steps=4, resume=True, **options)
+    told = "supplied.rewards.first.function_and_what_it_uses: set → unset"
+    assert told in str(refused.value)
     done = posttrain.rl(reward=second, steps=4, resume=True, allow_changes=["supplied"], **options)
     assert steps_of(done.folder) == [1, 2, 3, 4]
     assert done.summary["seconds"] > saved

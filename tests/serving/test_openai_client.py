@@ -30,6 +30,7 @@ class Served:
     policy: Policy
     service: Service
     port: int
+    server: Any
 
     def client(self, **options: Any) -> Any:
         url = f"http://127.0.0.1:{self.port}/v1"
@@ -42,12 +43,13 @@ def serving(folder: Path, *, api_key: str = "", **limits: int) -> Iterator[Serve
     service = Service(policy, **limits)
     server = make_server(make_app(Endpoint(service, name="taught"), api_key=api_key))
     with socket.socket() as opened:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # what no one takes, waits
         opened.bind(("127.0.0.1", 0))
         opened.listen()
         thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
         thread.start()
         try:
-            yield Served(policy, service, opened.getsockname()[1])
+            yield Served(policy, service, opened.getsockname()[1], server)
         finally:
             server.should_exit = True
             thread.join()
@@ -259,6 +261,47 @@ def test_an_error_of_any_kind_is_its_requests_alone(
         with pytest.raises(openai.InternalServerError):
             client.with_options(timeout=5).chat.completions.create(model="taught", messages=CHAT)
     assert client.chat.completions.create(model="taught", messages=CHAT, max_tokens=1).choices
+
+
+def test_no_answer_names_a_file_of_this_machine(
+    folder: Path, served: Served, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by its whole path nor from the current folder."""
+    system = [{"role": "system", "content": "a"}] * 2
+    refuses = "{{ raise_exception('roles must alternate user/assistant/user') }}"
+    monkeypatch.chdir(folder.parent)
+    for name in (str(folder), folder.name):
+        monkeypatch.setattr(served.policy.tokenizer, "chat_template", refuses)
+        monkeypatch.setattr(served.policy.tokenizer, "name_or_path", name)
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model="taught", messages=system)
+        said = caught.value.body["message"]
+        assert str(folder) not in said
+        assert f"{folder.name}/" not in said
+        assert "(chat_template.jinja) refuses" in said
+        assert "alternate user/assistant/user" in said
+
+
+def test_a_slow_client_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for the head of a request, not for its body, and not to take its answer."""
+    body = json.dumps(
+        {"messages": CHAT, "n": 8, "stream": True, "logprobs": True, "top_logprobs": 20, **WARM}
+    ).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    head += b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
+    monkeypatch.setattr(http_server, "PATIENCE", 2.0)
+    for served in serving(folder):
+        for sent, first in ((b"", b""), (head, b""), (head + b"\r\n{", b"HTTP/1.1 408")):
+            with socket.create_connection(("127.0.0.1", served.port), timeout=60) as slow:
+                slow.sendall(sent)
+                assert slow.recv(12) == first
+        with socket.socket() as slow:
+            slow.settimeout(60)
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect(("127.0.0.1", served.port))
+            slow.sendall(head + b"\r\n" + body)
+            assert slow.recv(12) == b"HTTP/1.1 200"
+            until(lambda state=served.server.server_state: not state.connections)
 
 
 def test_the_servers_longest_answer_holds_for_who_names_none(folder: Path) -> None:

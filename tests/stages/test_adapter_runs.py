@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 from resumed_runs import GRPO, cut, given, go, same
-from small_runs import recipe, small_run, weights
+from small_runs import TINY, recipe, small_run, weights
 
+from posttrain.build import setup
 from posttrain.build.model_source import merge_adapter
 from posttrain.config import ConfigError, cautions, recipe_from_dict, resolve
 from posttrain.models.load import load_policy
 from posttrain.models.reward import load_reward
+from posttrain.models.save import save_policy
 
 ADAPTER = {"rank": 4, "alpha": 16.0}
 PPO = {
@@ -89,6 +91,17 @@ def test_an_adapter_is_trained_on_by_a_later_run_as_it_is_or_not_at_all(tmp_path
 
 def resolved(**sections: Any) -> Any:
     return resolve(recipe_from_dict(recipe(Path("run"), **sections)))
+
+
+def test_targets_that_no_layer_has_are_told_before_the_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_policy(load_policy("tiny", options=TINY), tmp_path / "base")
+    monkeypatch.setattr(setup, "load_policy", lambda *_, **__: pytest.fail("they are read"))
+    values = recipe(tmp_path / "run", adapter={"rank": 2, "targets": ["q_proj", "q_pro"]})
+    values["model"] = {"name": str(tmp_path / "base")}
+    with pytest.raises(ValueError, match=r"adapter\.targets: .*'q_pro'; it has down_proj, gate_"):
+        small_run(values)
 
 
 def test_an_adapter_learns_at_ten_times_the_default_rate() -> None:

@@ -63,7 +63,7 @@ def test_a_run_ends_before_its_first_step(tmp_path: Path, options: dict[str, Any
     )
     with pytest.raises(RuntimeError, match=message):
         run_rl(tmp_path / "r", **options)
-    assert (tmp_path / "r" / "rl" / "metrics.jsonl").read_text() == ""
+    assert not any(path.read_text() for path in tmp_path.glob("r/rl/metrics.jsonl"))
     with pytest.raises(RuntimeError, match=message):  # a result that is refused is not kept
         run_rl(tmp_path / "r", resume=True, **options)
 

@@ -85,8 +85,9 @@ def supplied_digests(given: Supplied) -> dict[str, Any]:
     """What the run folder remembers of objects, so that another reward is another run."""
     known: dict[str, Any] = {}
     if "task" in given:
-        prompts = [*given["task"].prompts("train"), *given["task"].prompts("test")]
-        known["task"] = config_digest(repr(prompts))
+        train, test = given["task"].prompts("train"), given["task"].prompts("test")
+        known["task"] = {"train": len(train), "test": len(test)}
+        known["task"]["prompts"] = config_digest(repr([*train, *test]))
     if "rewards" in given:
         known["rewards"] = {
             reward.name: {

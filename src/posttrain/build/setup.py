@@ -17,7 +17,7 @@ from posttrain.config import MODEL_REWARD, ModelSection, Recipe, Resolved
 from posttrain.data.template import Template
 from posttrain.envs import make_env
 from posttrain.models.load import Policy, load_policy
-from posttrain.models.save import with_adapters
+from posttrain.models.save import check_targets, with_adapters
 from posttrain.protocols import Engine, Env, Scorer, Task
 from posttrain.rewards.scorer import RewardScorer
 from posttrain.rollout.environment import Environment
@@ -129,6 +129,7 @@ def choose_compile(recipe: Recipe, device: str) -> bool:
 
 def make_policy(recipe: Recipe, source: str, *, device: str) -> Policy:
     """The policy in ``source``, ready to train; a stage's own computes as it did in that stage."""
+    check_targets(source, dict(recipe.adapter))
     return adapted(recipe, read_policy(recipe, source, device=device), device=device)
 
 

@@ -11,6 +11,8 @@ from posttrain.data.tool_formats import Message
 LearnedPart = Literal["assistant", "last", "all"]
 LearnedRow = tuple[tuple[int, ...], tuple[bool, ...]]
 """Tokens, and which of them are learned."""
+Write = Callable[[Sequence[Message], bool], str]
+"""The text of a chat; with True, up to where the assistant is to reply."""
 
 
 def asked_for(chat: Sequence[Any], learn: LearnedPart) -> list[Chat]:
@@ -27,7 +29,7 @@ def asked_for(chat: Sequence[Any], learn: LearnedPart) -> list[Chat]:
 def conversation_rows(
     chat: Sequence[Message],
     *,
-    write: Callable[[Sequence[Message], bool], str],
+    write: Write,
     encode: Callable[[str], tuple[int, ...]],
     end_tokens: Collection[int],
     learn: LearnedPart = "assistant",
@@ -41,22 +43,21 @@ def conversation_rows(
     "last" learns the last turn alone, "all" every token as it stands.
     """
     if learn == "all":
-        [(whole, reply)] = asked_for(chat, learn)
-        tokens = encode(write(whole, reply))
+        tokens = encode(whole_text(chat, write))
         return [(tokens, learned_whole(tokens))]
     rows: list[LearnedRow] = []
     text, row, mask = "", list[int](), list[bool]()  # of the row that is being written
     parts = iter(asked_for(chat, learn))
     for asked, answered in zip(parts, parts, strict=True):
-        prompt, through = write(*asked), write(*answered)
+        prompt, added = _turn_texts(asked, answered, write=write)
         if not prompt.startswith(text):
             rows.append((tuple(row), tuple(mask)))
             text, row, mask = "", [], []
-        before, turn = encode(prompt[len(text) :]), encode(_added(through, prompt))
+        before, turn = encode(prompt[len(text) :]), encode(added)
         length = _length_to_end(turn, end_tokens)
         row += [*before, *turn]
         mask += [False] * len(before) + [place < length for place in range(len(turn))]
-        text = through
+        text = prompt + added
     return [*rows, (tuple(row), tuple(mask))]
 
 
@@ -79,15 +80,33 @@ def pieces(tokens: Sequence[int], most: int | None) -> list[LearnedRow]:
     return [(row, learned_whole(row)) for row in rows]
 
 
-def _added(text: str, prompt: str) -> str:
-    """What an answer adds to the prompt that asks for it, which it must begin with."""
-    if not text.startswith(prompt):
+def whole_text(chat: Sequence[Message], write: Write) -> str:
+    """The text of a conversation; the system's message stands in the last prompt, if only there."""
+    text = write(chat, False)
+    lost = chat[0]["role"] == "system" and chat[0]["content"].strip() not in text
+    if not lost or chat[-1]["role"] != "assistant":
+        return text
+    return "".join(_turn_texts((chat[:-1], True), (chat, False), write=write))
+
+
+def _turn_texts(asked: Chat, answered: Chat, *, write: Write) -> tuple[str, str]:
+    """A prompt, and what an answer adds to it: a chat that is answered must begin with its prompt.
+
+    Mistral's templates write the system's message into the last turn, and only if that is the
+    user's: there the answer is what it adds without one.
+    """
+    prompt, text = write(*asked), write(*answered)
+    without = [message for message in answered[0] if message["role"] != "system"]
+    start = prompt
+    if not text.startswith(prompt) and len(without) < len(answered[0]):
+        start, text = write(without[:-1], True), write(without, False)
+    if not text.startswith(start):
         raise ValueError(
             "chat: the chat template writes a prompt differently once it is answered, so the "
             "answer cannot be learned as it will be asked for; change the template: "
             f"{prompt[-40:]!r} is no longer there"
         )
-    return text[len(prompt) :]
+    return prompt, text[len(start) :]
 
 
 def _length_to_end(turn: Sequence[int], end_tokens: Collection[int]) -> int:

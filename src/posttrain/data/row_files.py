@@ -29,6 +29,7 @@ MAX_FILE_BYTES = 8 * 2**30
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow")
 MEND = "mend or remove the line"
 _BATCH = 1024  # rows of a Parquet or Arrow file in memory at a time
+_BUFFER = 2**20  # bytes of a column that are read at a time: without, a whole row group is
 _UTF16 = ("UTF-16 text", "convert it with iconv -f UTF-16 -t UTF-8")
 _OTHERS = {
     b"\x1f\x8b": ("a gzip archive", "unpack it with gunzip"),
@@ -113,15 +114,20 @@ def _file(path: Path) -> Table:
             f"{path}: {size / 2**30:.1f} GiB of text is more than {MAX_FILE_BYTES // 2**30} GiB; "
             "split the file, or write it as Parquet"
         )
-    if _is_one_value(path, begins):
+    opening = begins.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    if kind == ".txt" and opening not in (b"{", b"["):
+        raise ValueError(
+            f'{path}: is plain text; write JSONL, {{"text": …}} or {{"prompt": …}} on each line, '
+            "or give strings from Python: data=[file.read_text()] learns it as one text, "
+            "file.read_text().splitlines() line by line"
+        )
+    if opening == b"[" or _is_one_value(path):
         return Table(name=str(path), rows=_json(path))
     return Table(name=str(path), rows=_jsonl(path), at=":{}")
 
 
-def _is_one_value(path: Path, begins: bytes) -> bool:
-    """Whether a file is one JSON value, an array say, and not one object on each line."""
-    if begins.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
-        return True
+def _is_one_value(path: Path) -> bool:
+    """Whether a file is one JSON object that holds a list, and not one object on each line."""
     if path.suffix.lower() != ".json":
         return False
     with path.open("rb") as opened:
@@ -189,7 +195,7 @@ def _guarded(path: Path, rows: Numbered) -> Numbered:
 def _parquet(path: Path) -> Numbered:
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
         _check_names(file.schema_arrow.names, path)
         yield from _batches(file.iter_batches(batch_size=_BATCH))
 
@@ -215,9 +221,10 @@ def _arrow(paths: list[Path]) -> Numbered:
 def _batches(batches: Iterable[Any]) -> Numbered:
     number = 0
     for batch in batches:
-        for row in batch.to_pylist():
-            number += 1
-            yield number, row
+        for start in range(0, batch.num_rows, _BATCH):  # that of an Arrow file may be all of it
+            for row in batch.slice(start, _BATCH).to_pylist():
+                number += 1
+                yield number, row
 
 
 def _csv(path: Path) -> Numbered:

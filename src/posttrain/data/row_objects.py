@@ -23,15 +23,24 @@ class Cells(list[dict[str, Any]]):
     """The rows of a table: each has every column, and a null is a cell that is not there."""
 
 
-def object_rows(rows: Any, *, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a list, a ``Dataset``, a DataFrame or a pyarrow table, numbered from 0."""
+def object_rows(
+    rows: Any, *, name: str, text: str = "prompt"
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a list, a ``Dataset``, a DataFrame or a pyarrow table, numbered from 0.
+
+    One that is a string is the column ``text``.
+    """
     for number, row in enumerate(row_list(rows, name=name)):
-        yield number, _row(row, where=f"{name}[{number}]")
+        given = {text: row} if isinstance(row, str) else row
+        yield number, _row(given, where=f"{name}[{number}]")
 
 
 def hand_over(rows: Any, *, name: str) -> str:
     """A name for rows by which ``open_table`` finds them in this process: of a digest of them."""
-    read, columnar = [row for _, row in object_rows(rows, name=name)], is_columnar(rows)
+    read, columnar = (
+        [row for _, row in object_rows(rows, name=name, text="text")],
+        is_columnar(rows),
+    )
     if not read:
         raise ValueError(f"{name}: holds no rows; give at least one")
     text = json.dumps(read, default=repr, sort_keys=True) + "columnar" * columnar
@@ -91,8 +100,6 @@ def to_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
 
 def _row(row: Any, *, where: str) -> dict[str, Any]:
     """A row as if read from a file: what the checks of files look at is JSON, the rest as given."""
-    if isinstance(row, str):
-        return {"prompt": row}
     if not isinstance(row, Mapping):
         raise ValueError(
             f'{where}: expected text or a dict like {{"prompt": …}}, got {type(row).__name__}'

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.data.chats import (
+    SYSTEM,
     Chat,
     ChatRefused,
     TemplateLimit,
@@ -24,7 +25,13 @@ from posttrain.data.chats import (
     write_chats,
 )
 from posttrain.data.control_tokens import ControlTokens, Hidden, may_open, shown
-from posttrain.data.learned_turns import LearnedPart, LearnedRow, asked_for, conversation_rows
+from posttrain.data.learned_turns import (
+    LearnedPart,
+    LearnedRow,
+    asked_for,
+    conversation_rows,
+    whole_text,
+)
 from posttrain.data.replies import ReplyRenderer
 from posttrain.data.tool_formats import (
     PLAIN,
@@ -242,7 +249,8 @@ class Template:
         if self._is_chat(prompt):
             reply = {"role": "assistant", "content": completion}
             chat, hidden = self.control.hide([*self._messages(prompt), reply])
-            return self.control.encode(self._chat_text(chat, reply=False), hidden)
+            text = whole_text(chat, lambda part, reply: self._chat_text(part, reply=reply))
+            return self.control.encode(text, hidden)
         if prompt.messages and not prompt.text:
             text = "\n".join(message["content"] for message in prompt.messages)
             prompt = dataclasses.replace(prompt, text=text, messages=())
@@ -351,7 +359,7 @@ class Template:
             roles = ", ".join(m.get("role", "?") for m in chats[error.number][0])
             raise ChatRefused(
                 f"chat: the model's chat template ({self._file()}) refuses messages with the roles "
-                f"{roles}: {error}"
+                f"{roles}: {error}{f'; {SYSTEM}' * ('system' in roles)}"
             ) from None
 
     def _file(self) -> str:

@@ -103,7 +103,7 @@ def add_adapters(model: nn.Module, settings: AdapterSettings, *, seed: int) -> N
     As in ``peft``, ``A`` is uniform in ±1/√in, decided by ``seed``, and ``B`` is 0: the model stays
     what it was, bit for bit.
     """
-    _wrap(model, settings, names=_chosen(model, settings))
+    _wrap(model, settings, names=chosen_layers(model, settings))
     draw_adapters(model, seed=seed)
 
 
@@ -151,7 +151,7 @@ def load_adapters(
         weight.copy_(weights[name])
 
 
-def _chosen(model: nn.Module, settings: AdapterSettings) -> list[str]:
+def chosen_layers(model: nn.Module, settings: AdapterSettings) -> list[str]:
     """The names of the linear layers to adapt: of the trunk, so not the head."""
     whole: Any = model
     trunk = whole.base_model if hasattr(whole, "base_model") else whole

@@ -17,6 +17,7 @@ from transformers import GenerationConfig
 from posttrain.models.adapters import (
     AdapterSettings,
     add_adapters,
+    chosen_layers,
     copy_of_trained,
     merge_adapters,
     round_base,
@@ -26,6 +27,7 @@ from posttrain.models.files.adapter_folder import OWN_BASE, write_adapter
 from posttrain.models.files.model_folder import replacing_folder
 from posttrain.models.head import HALF
 from posttrain.models.load import Policy, load_policy
+from posttrain.models.outline import find_config, outline
 from posttrain.models.quiet import without_bars
 
 if TYPE_CHECKING:
@@ -55,6 +57,14 @@ def save_policy(
         with without_bars():
             policy.model.save_pretrained(new, state_dict=given)
         policy.tokenizer.save_pretrained(new)
+
+
+def check_targets(source: str, adapter: Mapping[str, Any]) -> None:
+    """Raise for targets of adapters that no layer of a model folder has: its weights may wait."""
+    wanted, path = AdapterSettings(**adapter), Path(source).expanduser()
+    if wanted.rank and wanted.targets and (path / "config.json").is_file():
+        with torch.device("meta"):
+            chosen_layers(outline(find_config(source)), wanted)
 
 
 def with_adapters(

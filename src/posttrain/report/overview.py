@@ -75,7 +75,8 @@ def find_runs(folder: str | Path = "runs") -> list[Path]:
     marks = (
         mark for depth in range(1, DEPTH + 1) for mark in folder.glob("*/" * depth + "run.json")
     )
-    return sorted((mark.parent for mark in marks), key=_counted)
+    shown = (mark.parent for mark in marks if mark.parent.name[0] != ".")
+    return sorted(shown, key=_counted)
 
 
 def _counted(path: Path) -> list[tuple[int, str]]:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.registry import dotted
 from posttrain.track.encoding import encode_json
+
+_DIGEST = re.compile(
+    r'^"(?:(rows):)?(?:[0-9a-f]{16}|[0-9a-f]{64})"$'
+)  # of a file, rows, a function
 
 
 def config_digest(*parts: Mapping[str, Any] | str) -> str:
@@ -24,12 +29,15 @@ def config_digest(*parts: Mapping[str, Any] | str) -> str:
 def differences(
     old: Mapping[str, Any], new: Mapping[str, Any], *, ignore: Sequence[str] = ()
 ) -> list[str]:
-    """The settings that differ, by dotted name, with both values.
+    """The settings that differ, by dotted name, with both values; digests tell no one anything.
 
     ``ignore`` names settings that may differ, or whole tables of them.
 
     >>> differences({"rl": {"steps": 6, "seed": 1}}, {"rl": {"steps": 12, "group": 8, "seed": 1}})
     ['rl.group: unset → 8', 'rl.steps: 6 → 12']
+    >>> one, two = ({"sft": {"data": "a.csv"}, "contents": {"sft.data": 16 * n}} for n in "34")
+    >>> differences(one, two)
+    ['contents.sft.data: "a.csv" has other contents']
     """
     before, after = settings(old), settings(new)
     changed = [
@@ -37,7 +45,16 @@ def differences(
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name) and not is_within(name, ignore)
     ]
-    return [f"{name}: {before.get(name, 'unset')} → {after.get(name, 'unset')}" for name in changed]
+    return [f"{name}: {_told(name, before, after=after)}" for name in changed]
+
+
+def _told(name: str, before: Mapping[str, str], *, after: Mapping[str, str]) -> str:
+    values = [before.get(name, "unset"), after.get(name, "unset")]
+    told = [_DIGEST.sub(r"\1", value) or "set" for value in values]
+    if told[0] != told[1]:
+        return " → ".join(told)
+    file = after.get(name.removeprefix("contents."), "") if name.startswith("contents.") else ""
+    return f"{file} has other contents" if file else "has changed"
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, str]:

@@ -209,12 +209,15 @@ def how_to_continue(folder: RunFolder) -> str:
 
 
 @contextlib.contextmanager
-def resume_hint(folder: RunFolder) -> Iterator[None]:
-    """Let what ends a run early say how it can go on."""
+def resume_hint(folder: RunFolder, *, new: Callable[[], bool]) -> Iterator[None]:
+    """Let what ends a run early say how it can go on; of one that is still new nothing is left."""
     further = how_to_continue(folder)
     try:
         yield
     except KeyboardInterrupt as stop:
+        if new():
+            stop.args = ("stopped before the first step; nothing of it is left",)
+            raise
         step = stop.saved if isinstance(stop, Stopped) else None
         what = "stopped at once; what is saved is the last checkpoint, where there is one"
         if step is not None:
@@ -222,7 +225,7 @@ def resume_hint(folder: RunFolder) -> Iterator[None]:
         stop.args = (f"{what}; to go on: {further}",)
         raise
     except (NotWrittenError, MovedError) as error:
-        error.then = further
+        error.then = error.then if new() else further
         raise
 
 

@@ -2,7 +2,7 @@
 
 Prompts come from anyone who may ask, and other pages are open in a browser on the same machine: who
 asks comes by this host's name, from no other origin, with the key where there is one; a request is
-bounded in size, and so are those that wait.
+bounded in size and time, and so are those that wait. No answer names a file of this machine.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from posttrain.serving.asked import AskedWronglyError, Kind, read_asked
 from posttrain.serving.openai_answers import AnswerWriter, error_body
@@ -27,6 +30,7 @@ from posttrain.serving.service import BusyError, Event, Service
 Application = Callable[..., Awaitable[None]]
 MAX_BODY = 2_000_000  # bytes
 MAX_CONNECTIONS = 256
+PATIENCE = 30.0  # seconds for a request to come whole, and for a client to take what is ready
 LOOK = 0.25  # seconds between two looks whether the client is still there
 LOCAL = ("127.0.0.1", "localhost", "::1")
 NAMES = {"127.0.0.1", "localhost", "[::1]"}
@@ -84,10 +88,15 @@ async def _body(request: Request) -> Any:
     if kind != "application/json":  # what a page of another origin cannot send unasked
         raise AskedWronglyError("content-type: send application/json", status=415)
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY:
-            raise AskedWronglyError(f"a request has at most {MAX_BODY:,} bytes", status=413)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY:
+                    raise AskedWronglyError(f"a request has at most {MAX_BODY:,} bytes", status=413)
+    except TimeoutError:
+        late = f"the request was not whole after {PATIENCE:g} seconds"
+        raise AskedWronglyError(late, status=408) from None
     try:
         found = json.loads(body)
         json.dumps(found, ensure_ascii=False).encode()  # half a character has no bytes: refused
@@ -114,7 +123,7 @@ async def _chunks(events: asyncio.Queue[Event], writer: AnswerWriter) -> AsyncIt
         yield _line(chunk)
     while not (event := await events.get()).done:
         if event.error is not None:
-            yield _line(error_body(str(event.error), kind="server_error"))
+            yield _line(error_body(_public(event.error), kind="server_error"))
             return
         for chunk in writer.add(event.tokens):
             yield _line(chunk)
@@ -149,8 +158,18 @@ def _refused(error: Exception) -> Response:
         body = error_body(str(error), param=error.param, code=error.code)
         return JSONResponse(body, status_code=error.status)
     if isinstance(error, ValueError):  # of the template or the engine, about what was asked
-        return JSONResponse(error_body(str(error)), status_code=400)
-    return JSONResponse(error_body(str(error), kind="server_error"), status_code=500)
+        return JSONResponse(error_body(_public(error)), status_code=400)
+    return JSONResponse(error_body(_public(error), kind="server_error"), status_code=500)
+
+
+def _public(error: Exception) -> str:
+    """What an error says, with every file and folder of this machine as its last part."""
+
+    def shown(found: re.Match[str]) -> str:
+        path = Path(found[0]).expanduser()
+        return path.name if path.is_absolute() or path.exists() else found[0]
+
+    return re.sub(r"[^\s'\"()\[\]{}<>,;]*[/\\][^\s'\"()\[\]{}<>,;]*", shown, str(error))
 
 
 def make_app(endpoint: Endpoint, *, api_key: str = "", local: bool = True) -> Application:
@@ -230,9 +249,46 @@ def serve(
         make_server(app).run(sockets=[opened])
 
 
+class BoundedConnection(H11Protocol):
+    """A connection that is dropped where its client sends no whole head, or takes no answer."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
+            self._wait()
+        else:  # there is a request, and whoever answers it bounds the rest
+            self._go_on()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._go_on()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._go_on()
+
+    def _wait(self) -> None:
+        if self._late is None:
+            self._late = self.loop.call_later(PATIENCE, self.transport.abort)
+
+    def _go_on(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+
 def make_server(app: Application) -> Any:
     """What runs the application on a socket; at most so many connections are open at once."""
     quiet = {"log_level": "error", "access_log": False}
-    return uvicorn.Server(
-        uvicorn.Config(app, interface="asgi3", limit_concurrency=MAX_CONNECTIONS, **quiet)
-    )
+    limits: Any = {"limit_concurrency": MAX_CONNECTIONS, "http": BoundedConnection}
+    return uvicorn.Server(uvicorn.Config(app, interface="asgi3", **limits, **quiet))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rich.console import Console
 
@@ -15,7 +16,7 @@ from posttrain.runs import RunFolder
 from posttrain.stages.guards import guarded
 from posttrain.stages.results import Run
 from posttrain.stages.whole.one_run import run_one
-from posttrain.stages.whole.places import remove_run
+from posttrain.stages.whole.places import check_replaced, undone
 from posttrain.stages.whole.together import run_together
 from posttrain.track.progress import showing
 from posttrain.track.safe_terminal import Terminal
@@ -39,8 +40,8 @@ def run(
     the live display too. With ``resume`` a stage that was cut short goes on from its last
     checkpoint, exactly as if it had not been; another recipe, data or code are then refused, but
     for the keys in ``allow_changes``. Without, it starts anew. With ``overwrite`` a run in its
-    folder is removed first. ``start`` writes what it begins with into the folder. ``clock`` is the
-    time source of timed checkpoints.
+    folder goes before the first step. ``start`` writes what it begins with into the folder.
+    ``clock`` is the time source of timed checkpoints.
     """
     supplied, console = supplied or Supplied(), console or Terminal()
     resolved = resolve(recipe, supplied=supplied)
@@ -54,9 +55,11 @@ def run(
         given = {name: table for name, table in to_dict(resolved).items() if name != "run"}
         if start is not None:
             given["model"] = {}  # an object: its folder in the run is written anew
-        remove_run(resolved.run.folder, used=given)
-    with showing(console), guarded(resolved):
-        if start is not None and not RunFolder.marked(resolved.run.folder).finished:
+        check_replaced(resolved.run.folder, used=given)
+    folder = resolved.run.folder
+    undoing = undone(folder, made=not Path(folder).exists(), overwrite=overwrite)
+    with showing(console), guarded(resolved), undoing:
+        if start is not None and not RunFolder.marked(folder).finished:
             start()
         return work(
             resolved,

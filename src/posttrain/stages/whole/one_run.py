@@ -17,6 +17,7 @@ from posttrain.config import Resolved, cautions
 from posttrain.runs import RunFolder
 from posttrain.runs.finished import check_finished
 from posttrain.runs.interrupts import Interrupts
+from posttrain.runs.keeper import BEFORE
 from posttrain.runs.resume import check_same, resume_hint, set_unfinished_aside, stage_digests
 from posttrain.stages import STAGES
 from posttrain.stages.job import Job
@@ -32,7 +33,7 @@ Watched = Callable[[RunFolder], contextlib.AbstractContextManager[Interrupts]]
 @contextlib.contextmanager
 def interruptible(folder: RunFolder) -> Iterator[Interrupts]:
     """Inside, signals end the run after a step, and what ends it early says how it can go on."""
-    with resume_hint(folder), Interrupts() as interrupts:
+    with resume_hint(folder, new=(folder.path / BEFORE).exists), Interrupts() as interrupts:
         yield interrupts
 
 

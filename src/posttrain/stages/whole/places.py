@@ -12,9 +12,13 @@ from typing import Any
 
 from posttrain.build.model_source import folder_name
 from posttrain.runs import RunFolder
-from posttrain.runs.lock import held
+from posttrain.runs.keeper import BEFORE, forget_before
+from posttrain.runs.lock import FILE_NAME
 
 ROOT = Path("runs")
+_MOVING = (
+    ".moving.tmp"  # holds a part of what the folder held before: nothing of the new run is there
+)
 # All that a run writes into its folder: see posttrain.runs.folder.
 _OURS = re.compile(
     r"\.lock|\..*\.tmp|\.(base|start)-.*|\.DS_Store|(run|config|places|threads|summary|samples|changes)\.json|recipe\.toml|curves\.png"
@@ -27,8 +31,8 @@ _OURS = re.compile(
 def run_place(folder: object, stage: str, *, resume: bool, overwrite: bool) -> Iterator[str]:
     """The folder of a run: the one that is named, else ``runs/STAGE-N`` with the next number.
 
-    To go on without a name is to go on with the newest. A folder that was made here, and in which
-    no stage has begun when what is inside raises, is gone again.
+    To go on without a name is to go on with the newest. A folder that was made here, and is empty
+    when what is inside raises, is gone again.
     """
     if overwrite and resume:
         raise ValueError("overwrite: a run is resumed or overwritten, not both; drop one of them")
@@ -48,8 +52,8 @@ def run_place(folder: object, stage: str, *, resume: bool, overwrite: bool) -> I
     try:
         yield str(path)
     except BaseException:
-        if not any(entry.is_dir() for entry in path.iterdir() if entry.name[:6] != "start-"):
-            shutil.rmtree(path, ignore_errors=True)  # of two errors the first one is to be heard
+        with contextlib.suppress(OSError):  # it holds a run
+            path.rmdir()
         raise
 
 
@@ -69,10 +73,56 @@ def _claim(stage: str) -> Path:
             return path
 
 
-def remove_run(folder: str, *, used: Mapping[str, Any] | None = None) -> None:
-    """Remove a run that is to be made anew; anything but a run of ours is refused and left.
+@contextlib.contextmanager
+def undone(folder: str, *, made: bool, overwrite: bool) -> Iterator[None]:
+    """Inside, a run is started: if that raises before its first step, its folder is as it was.
 
-    So is one that holds what is to be ``used``, by the settings of a recipe, for the new run.
+    Till then what the folder held is kept in it, or an empty folder says that it held nothing. A
+    start that was killed is undone by the next; one that was ``made`` for this run goes.
+    """
+    path = Path(folder)
+    _put_back(path)
+    if overwrite or not (path / "run.json").exists():
+        _move(path, path / _MOVING)
+        os.replace(path / _MOVING, path / BEFORE)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # of two errors the first one is to be heard
+            _put_back(path)
+            if [entry.name for entry in path.iterdir()] == [FILE_NAME]:
+                (path / FILE_NAME).unlink()
+                if made:
+                    path.rmdir()
+        raise
+    forget_before(path)
+
+
+def _put_back(path: Path) -> None:
+    """Let a folder hold what it held before the start; a kill at any point loses none of that."""
+    if (path / BEFORE).exists():
+        for entry in path.iterdir():
+            if entry.is_dir() and entry.name != BEFORE:
+                shutil.rmtree(entry)
+            elif entry.name not in (FILE_NAME, BEFORE):
+                entry.unlink()
+        os.replace(path / BEFORE, path / _MOVING)
+    if (path / _MOVING).exists():
+        _move(path / _MOVING, path)
+        (path / _MOVING).rmdir()
+
+
+def _move(source: Path, target: Path) -> None:
+    target.mkdir(exist_ok=True)
+    for entry in list(source.iterdir()):
+        if entry.name not in (FILE_NAME, _MOVING):
+            os.replace(entry, target / entry.name)
+
+
+def check_replaced(folder: str, *, used: Mapping[str, Any] | None = None) -> None:
+    """Refuse to put a new run in the place of anything but a run of ours.
+
+    Or of one that holds what is to be ``used``, by the settings of a recipe, for the new run.
     """
     path = Path(folder)
     if path.is_symlink():
@@ -91,10 +141,6 @@ def remove_run(folder: str, *, used: Mapping[str, Any] | None = None) -> None:
             f"overwrite: {path} would go with what the new run needs of it ({inside}), and is left "
             "as it is; choose another folder"
         )
-    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with held(path):
-        os.replace(path, hidden)
-    shutil.rmtree(hidden)
 
 
 def _inside(folder: Path, given: object) -> str:
