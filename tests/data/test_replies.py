@@ -1,11 +1,15 @@
 """What chat templates write behind a turn of the policy, and tools in the prompts, by hand."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from chat_families import FAMILIES, end_tokens, family_tokenizer
 
+from posttrain.data.chats import Chat
+from posttrain.data.control_tokens import ControlTokens
+from posttrain.data.replies import LONGEST_KEPT, ReplyRenderer
 from posttrain.data.template import Template
 from posttrain.data.tool_formats import SAMPLE
 from posttrain.models.tiny import build_tokenizer
@@ -175,3 +179,29 @@ def test_a_template_without_a_difference_is_refused_with_the_reason(
 def test_an_environment_does_not_speak_as_the_assistant() -> None:
     with pytest.raises(ValueError, match="speaks as user, tool or system"):
         template_of("qwen2.5").encode_reply([{"role": "assistant", "content": "5"}])
+
+
+def test_the_template_is_asked_once_for_short_replies_that_come_again() -> None:
+    """A game has thousands of positions, and each is told many times in every step."""
+    tokenizer = build_tokenizer()
+    end = tokenizer.eos_token_id
+    asked: list[str] = []
+
+    def write(chats: Sequence[Chat]) -> list[str]:
+        asked.extend(messages[-1]["content"] for messages, _ in chats)
+        return ["".join(f"{m['content']}<|end|>" for m in messages) for messages, _ in chats]
+
+    control = ControlTokens(tokenizer, end_tokens=[end])
+    renderer = ReplyRenderer(write, control=control, end_tokens=[end], tools=False)
+    texts = [f"position {number}" for number in range(3000)]
+    for _ in range(2):
+        for text in texts:
+            tokens = renderer.encode([{"role": "user", "content": text}], ended=True)
+            assert tokenizer.decode(list(tokens)) == f"{text}<|end|>"
+    assert asked[1:] == texts  # the first is what the roles are tried with
+    open_turn = renderer.encode([{"role": "user", "content": texts[0]}], ended=False)
+    assert tokenizer.decode(list(open_turn)) == f"<|end|>{texts[0]}<|end|>"
+    long = "a" * LONGEST_KEPT  # such take memory, and are read in far more time than written
+    for _ in range(2):
+        renderer.encode([{"role": "user", "content": long}], ended=True)
+    assert asked.count(long) == 2

@@ -16,6 +16,8 @@ from posttrain.data.control_tokens import ControlTokens
 from posttrain.data.tool_formats import Message, as_user, call_id, called
 
 MARK = "what0was0sampled"  # the stand-in: no template strips, splits or escapes it
+NUM_KEPT = 8192  # replies whose tokens are remembered: a game has some thousands of positions
+LONGEST_KEPT = 1000  # characters of such a reply: longer ones hardly come again
 
 
 class ReplyRenderer:
@@ -38,7 +40,7 @@ class ReplyRenderer:
         self._tools = tools
         self._tried: dict[tuple[str, ...], tuple[bool, int]] = {}
         # An environment of few words says the same again and again, and a template is slow.
-        self._text = functools.lru_cache(maxsize=1024)(self._written)
+        self._kept = functools.lru_cache(NUM_KEPT)(self._encoded)
 
     def encode(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
         """The tokens from behind the policy's turn to where it speaks again.
@@ -46,21 +48,23 @@ class ReplyRenderer:
         Where the turn has not ``ended`` with its end token, what the template writes there stands
         first: the end token is then no choice of the policy.
         """
+        said = json.dumps([dict(message) for message in messages])
+        return (self._kept if len(said) <= LONGEST_KEPT else self._encoded)(said, ended)
+
+    def _encoded(self, said: str, ended: bool) -> tuple[int, ...]:
+        messages = json.loads(said)
         roles = tuple(message["role"] for message in messages)
         if roles not in self._tried:
             self._tried[roles] = self.try_roles(roles)
         merge, num_calls = self._tried[roles]
         chat, hidden = self._control.hide(_chat(messages, merge=merge, num_calls=num_calls))
-        _, _, behind = self._text(json.dumps(chat)).partition(MARK)
+        _, _, behind = self._write([(chat, True)])[0].partition(MARK)
         tokens = self._control.encode(behind, hidden)
         end = self._end(tokens)
         if ended:
             return tokens[end + 1 :]
         # A stand-in for a call has more text to come, which is not that of the policy's own.
         return tokens[end:] if num_calls else tokens
-
-    def _written(self, chat: str) -> str:
-        return self._write([(json.loads(chat), True)])[0]
 
     def try_roles(self, roles: Sequence[str]) -> tuple[bool, int]:
         """How a reply of messages with such roles is written; raises where it cannot be.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from posttrain.types import Prompt, Score, Turn
 
 OPTIONAL = ("opening", "score", "counts")  # methods of an environment that it need not have
 CLOSING = 5.0  # seconds that episodes may take to close once all is over
+Done = Callable[[Plain, bool], None]
+"""Called with an answer, and whether a thread still hangs in the method that gave none."""
 Kind = Literal["opening", "reply", "score", "counts", "close"]
 History = Sequence[tuple[Turn | None, Plain]]
 """Turns of the policy, each with its answer; None in the place of a turn asks for the opening."""
@@ -53,13 +56,26 @@ class Episodes:
         self._seeded = _takes_seed(self.env.start)
         self._states: dict[int, Any] = {}
         self._threads = ThreadPoolExecutor(threads) if threads else None
+        self._jobs: deque[tuple[EnvJob, Done]] = deque()  # not begun yet
+        self._tasks: set[asyncio.Task[None]] = set()  # under way: a loop itself forgets them
+        self._woken = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="envs", daemon=True)
         self._thread.start()
 
-    def submit(self, job: EnvJob, done: Callable[[Plain, bool], None]) -> None:
-        """Run a job; ``done(answer, stuck)`` is called by the loop, with whether a thread hangs."""
-        asyncio.run_coroutine_threadsafe(self._run(job, done), self._loop)
+    def submit(self, job: EnvJob, done: Done) -> None:
+        """Run a job; ``done`` is called by the loop. Jobs that come together wake it once."""
+        self._jobs.append((job, done))
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        self._woken = False  # before the first is taken: one that comes now is taken, or wakes
+        while self._jobs:
+            task = self._loop.create_task(self._run(*self._jobs.popleft()))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def stop(self) -> None:
         """End the loop; what runs in it has a few seconds to end."""
@@ -81,7 +97,7 @@ class Episodes:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
 
-    async def _run(self, job: EnvJob, done: Callable[[Plain, bool], None]) -> None:
+    async def _run(self, job: EnvJob, done: Done) -> None:
         stuck = False
         try:
             answer = await self._answer(job)

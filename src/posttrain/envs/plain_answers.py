@@ -12,7 +12,7 @@ import numbers
 import traceback
 from collections.abc import Mapping
 from concurrent.futures import thread
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,8 @@ def _plain(answer: Any) -> Plain:
         parts = {str(name): _number(value) for name, value in answer.parts.items()}
         tokens = [_number(each) for each in answer.token_rewards]
         found = {"value": _number(answer.value), "parts": parts, "token_rewards": tokens}
-        return {"score": {**asdict(answer), **found}}
+        whole = {each.name: getattr(answer, each.name) for each in fields(answer)}
+        return {"score": {**whole, **found}}
     return {"none": True} if answer is None else {"number": _number(answer)}
 
 
@@ -139,6 +140,8 @@ def _content(said: Any) -> Plain:
 
 
 def _number(value: Any) -> float:
+    if type(value) is float:  # what it mostly is, and asking an abstract class takes longer
+        return value
     if not isinstance(value, numbers.Real) and hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, numbers.Real):

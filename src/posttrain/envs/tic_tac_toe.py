@@ -31,6 +31,7 @@ def put(board: str, square: int, *, mark: str) -> str:
     return board[:square] + mark + board[square + 1 :]
 
 
+@functools.cache
 def has_won(board: str, mark: str) -> bool:
     """Whether a mark stands three times in a line.
 

@@ -183,11 +183,12 @@ def usable(value: Any) -> float:
 
     It must be finite, and no larger than ``LARGEST``.
     """
-    if not isinstance(value, numbers.Real) and hasattr(value, "item"):
-        value = value.item()
-    if not isinstance(value, numbers.Real):
-        kind = "None" if value is None else f"a {type(value).__name__}"
-        raise TypeError(f"{kind}, not a number; return a float")
+    if type(value) is not float:  # what it mostly is, and asking an abstract class takes longer
+        if not isinstance(value, numbers.Real) and hasattr(value, "item"):
+            value = value.item()
+        if not isinstance(value, numbers.Real):
+            kind = "None" if value is None else f"a {type(value).__name__}"
+            raise TypeError(f"{kind}, not a number; return a float")
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{value}, not a finite number")

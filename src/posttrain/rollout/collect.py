@@ -261,6 +261,8 @@ class RolloutSource:
 
 
 def _numbered(rollout: Rollout, group: int) -> Rollout:
+    if rollout.group == group:
+        return rollout
     greedy = rollout.greedy and replace(rollout.greedy, group=group)
     return replace(rollout, group=group, greedy=greedy)
 

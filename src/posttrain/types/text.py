@@ -258,7 +258,7 @@ class Rollout:
     @property
     def mask(self) -> tuple[bool, ...]:
         """Which of the tokens the policy chose."""
-        return tuple(turn.sampled for turn in self.turns for _ in turn.tokens)
+        return tuple(chain.from_iterable((turn.sampled,) * len(turn.tokens) for turn in self.turns))
 
     @property
     def logprobs(self) -> tuple[float, ...]:
