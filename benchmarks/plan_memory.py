@@ -3,6 +3,7 @@
     python benchmarks/plan_memory.py --device cuda --json plan_memory.json
     python benchmarks/plan_memory.py --device cuda --limit 8GB      # 1.5B with LoRA in so much
     python benchmarks/plan_memory.py --device cpu --quick
+    python benchmarks/plan_memory.py --show benchmarks/plan_memory.json     # docs/memory.md
 
 A case is a model of a known shape with random weights, and a way to train it: full fine-tuning,
 LoRA of rank 16, PPO with a critic and a reference of their own; GRPO where nothing else is said. A
@@ -278,6 +279,27 @@ def show(rows: list[dict[str, Any]], *, device: str) -> None:
     Console(width=120).print(table)
 
 
+def beside(file: Path) -> list[dict[str, Any]]:
+    """Peaks that were measured, each beside what is predicted of its case by now."""
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    rows = []
+    for row in kept["rows"]:
+        case = Case(*row["case"].split(", "))
+        work = work_of(case, device="cuda", sizes=SIZES, micro=row["micro_batch_tokens"])
+        predicted = footprint(work, kept["memory"]).peak
+        rows.append({**row, "predicted": predicted, "ratio": predicted / row["peak"]})
+    return rows
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The rows as a table of the docs."""
+    lines = ["| shape, way | predicted, GiB | measured, GiB | ratio |", "|---|---:|---:|---:|"]
+    for row in rows:
+        sizes = [f"{row[name] / 2**30:.2f}" for name in ("predicted", "peak")]
+        lines.append(f"| {row['case']} | {' | '.join(sizes)} | {row['ratio']:.2f} |")
+    return "\n".join(lines)
+
+
 def limited(text: str) -> list[dict[str, Any]]:
     """A 1.5B with LoRA, which chooses its own micro-batches, in a part of the GPU."""
     case, memory = Case("qwen2.5-1.5b", "LoRA 16"), parse_size(text)
@@ -298,7 +320,11 @@ def main() -> None:
     parser.add_argument("--limit", metavar="8GB", help="a 1.5B with LoRA in so much of the GPU")
     parser.add_argument("--quick", action="store_true", help="the tiny model alone, short rows")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="only compare what is in it")
     given = parser.parse_args()
+    if given.show:
+        print(markdown(beside(given.show)))
+        return
     torch.manual_seed(0)
     if given.limit:
         rows = limited(given.limit)
@@ -315,7 +341,8 @@ def main() -> None:
     show(rows, device=given.device)
     if given.json is not None:
         name = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
-        report = {"device": name, "torch": torch.__version__, "rows": rows}
+        memory = torch.cuda.mem_get_info()[1] if given.device == "cuda" else None
+        report = {"device": name, "memory": memory, "torch": torch.__version__, "rows": rows}
         given.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 

@@ -30,7 +30,7 @@ from posttrain.models.outline import outline
 
 # Workspaces of matrix products and blocks that PyTorch rounds up: what H200 runs take beyond the
 # tensors (docs/memory.md). The context of the driver is outside of what PyTorch counts.
-LIBRARIES, CONTEXT = 0.25 * 2**30, 0.5 * 2**30
+LIBRARIES, CONTEXT = 0.1 * 2**30, 0.5 * 2**30
 # Not there yet when the KV cache is made, before the first step.
 LATER = ("gradients", "AdamW", "learner's cast weights")
 
