@@ -18,6 +18,7 @@ from posttrain.fast.cast_copy import CastCopy, frozen_bytes
 from posttrain.fast.compiled import ask_once, compilable, compile_layers, is_compiled, uncompiled
 from posttrain.fast.kernels import sample
 from posttrain.fast.kv_slots import Capacity, bytes_per_slot, fits_slots, width_for
+from posttrain.fast.linear_products import quicken_linears
 from posttrain.fast.slot_decoder import PREFILL_TOKENS, Drawn, Randomness, SlotDecoder
 from posttrain.fast.slot_turns import SlotTurns, TurnRandomness
 from posttrain.models import head
@@ -57,6 +58,7 @@ class Decoder:
         compiled: bool = False,
         max_sequences: int | None = None,
     ) -> None:
+        quicken_linears(model)
         self.model = model
         self.slots: SlotDecoder | None = None
         self._end_tokens = end_tokens

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from posttrain.fast.linear_products import QuickAdapted
 from posttrain.models import head
 from posttrain.models.adapter_group import AdapterChoice
 from posttrain.models.adapters import AdaptedLinear
@@ -56,7 +57,11 @@ def _bias_fits(layer: nn.Linear) -> bool:
 
 def _is_adapted(layer: Any) -> bool:
     """Whether this is such a layer with an adapter of ours, in the same type."""
-    if type(layer) is not AdaptedLinear or not _bias_fits(layer) or layer._forward_hooks:
+    if (
+        type(layer) not in (AdaptedLinear, QuickAdapted)
+        or not _bias_fits(layer)
+        or layer._forward_hooks
+    ):
         return False
     return {layer.adapter.A.dtype, layer.adapter.B.dtype} == {layer.weight.dtype}
 

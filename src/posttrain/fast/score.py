@@ -25,6 +25,7 @@ from posttrain.fast.captured_pass import (
     replaying,
 )
 from posttrain.fast.compiled import compilable, compile_layers
+from posttrain.fast.linear_products import quicken_linears
 from posttrain.fast.packed_states import shares_prompts, states_before
 from posttrain.fast.token_scores import (
     Distribution,
@@ -52,6 +53,7 @@ __all__ = [
     "compile_layers",
     "computing_in",
     "pausing",
+    "quicken_linears",
     "replaying",
     "captured_passes",
     "score_tokens",

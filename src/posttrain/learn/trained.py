@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from posttrain.fast.score import quicken_linears
+
 Schedule = Callable[[int], float]
 
 
@@ -29,6 +31,7 @@ class Trained:
         schedule: Schedule = lambda step: 1.0,
         max_gradient_norm: float = 1.0,
     ) -> None:
+        quicken_linears(module)
         self.module = module
         self.optimizer = optimizer
         self.num_steps = 0

@@ -160,7 +160,7 @@ def chosen_layers(model: nn.Module, settings: AdapterSettings) -> list[str]:
     layers = {
         name: layer
         for name, layer in model.named_modules()
-        if type(layer) is nn.Linear and id(layer) in inside and layer is not head
+        if _is_linear(layer) and id(layer) in inside and layer is not head
     }
     chosen = [name for name in layers if settings.chooses(name)]
     idle = [t for t in settings.targets if not any(f".{n}".endswith(f".{t}") for n in layers)]
@@ -171,6 +171,10 @@ def chosen_layers(model: nn.Module, settings: AdapterSettings) -> list[str]:
             f"{(idle or ['anything'])[0]!r}; it has {', '.join(known) or 'none at all'}"
         )
     return chosen
+
+
+def _is_linear(layer: Any) -> bool:
+    return type(layer) is nn.Linear or getattr(layer, "is_plain", False) is True
 
 
 def _wrap(

@@ -81,11 +81,11 @@ def is_plain(head: nn.Module) -> bool:
     """Whether a head is its weight and bias and nothing else, so that it need not be called.
 
     Another forward (an adapter, a quantised layer), a hook (a sharded layer) or a weight of another
-    kind (a piece of it) must be called.
+    kind (a piece of it) must be called. A layer that only multiplies faster says ``is_plain``.
     """
     hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
     return (
-        type(head).forward is nn.Linear.forward
+        (type(head).forward is nn.Linear.forward or getattr(head, "is_plain", False) is True)
         and not any(getattr(head, name) for name in hooks)
         and type(head.weight) in (nn.Parameter, Tensor)
     )

@@ -1,0 +1,130 @@
+"""Products by oneDNN: the numbers and gradients of PyTorch's own, wherever a layer goes."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear as plain
+
+from posttrain.fast import linear_products
+from posttrain.fast.fused_linear import fuse_linears
+from posttrain.fast.linear_products import QuickAdapted, QuickLinear, linear, quicken_linears
+from posttrain.models.adapters import AdapterSettings, adapted_layers, add_adapters
+from posttrain.models.head import is_plain
+from posttrain.models.tiny import build_tiny
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="this PyTorch comes without oneDNN"
+)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Has every CPU take oneDNN, for any size; the shapes of its products."""
+    shapes, multiply = [], linear_products._multiply
+
+    def noted(rows, columns, *, bias=None):
+        shapes.append((tuple(rows.shape), tuple(columns.shape)))
+        return multiply(rows, columns, bias=bias)
+
+    monkeypatch.setattr(linear_products, "_multiply", noted)
+    monkeypatch.setattr(linear_products, "WORTHWHILE", 0)
+    monkeypatch.setattr(linear_products, "pays_off", lambda: True)
+    return shapes
+
+
+def gradients(product, *given, gradient):
+    leaves = [None if each is None else each.clone().requires_grad_() for each in given]
+    found = product(*leaves[:2], bias=leaves[2])
+    found.backward(gradient)
+    return [found.detach(), *(leaf.grad for leaf in leaves if leaf is not None)]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("inside", "outside"), [(24, 40), (40, 24), (32, 32)])
+def test_numbers_and_gradients_are_those_of_pytorch(counted, bias, inside, outside):
+    torch.manual_seed(0)
+    given = torch.randn(2, 5, inside), torch.randn(outside, inside)
+    offset = torch.randn(outside) if bias else None
+    gradient = torch.randn(2, 5, outside)
+    found = gradients(linear, *given, offset, gradient=gradient)
+    expected = gradients(plain, *given, offset, gradient=gradient)
+    assert len(counted) == 3
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_that_are_views_or_expanded(counted):
+    torch.manual_seed(0)
+    states, weight = torch.randn(6, 8).t(), torch.randn(10, 6)
+    for gradient in (
+        torch.randn(10, 8).t(),
+        torch.ones(1).expand(8, 10),
+        torch.randn(8, 20)[:, ::2],
+    ):
+        found = gradients(linear, states, weight, None, gradient=gradient)
+        expected = gradients(plain, states, weight, None, gradient=gradient)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert counted
+
+
+def test_only_gradients_that_are_wanted_are_computed(counted):
+    states, weight = torch.randn(4, 8), torch.randn(6, 8)
+    linear(states.requires_grad_(), weight).sum().backward()
+    assert len(counted) == 2
+    assert weight.grad is None
+
+
+def test_other_types_autocast_and_small_products_are_pytorchs_own(counted, monkeypatch):
+    states, weight = torch.randn(4, 8), torch.randn(6, 8)
+    assert linear(states.double(), weight.double()).dtype == torch.float64
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert linear(states, weight).dtype == torch.bfloat16
+    monkeypatch.setattr(linear_products, "WORTHWHILE", 4 * 8 * 6 + 1)
+    assert torch.equal(linear(states, weight), plain(states, weight))
+    assert not counted
+
+
+def test_a_model_computes_the_same_and_stays_what_it_is(counted):
+    model, _ = build_tiny(hidden_size=16, num_layers=2, num_heads=2)
+    tokens = torch.arange(24).view(2, 12) % 90
+    expected = model(tokens).logits
+    names = list(model.state_dict())
+    quicken_linears(model)
+    quicken_linears(model)
+    quick = [layer for layer in model.modules() if type(layer) is QuickLinear]
+    assert len(quick) == 2 * 7 + 1
+    assert all(map(is_plain, quick))
+    torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-4, atol=1e-5)
+    assert counted
+    assert list(model.state_dict()) == names
+    assert type(copy.deepcopy(model).lm_head) is QuickLinear
+    fuse_linears(model)
+    torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_adapters_fit_before_and_after(counted):
+    settings = AdapterSettings(rank=2)
+    tokens = torch.arange(24).view(2, 12) % 90
+    found = []
+    for quicken_first in (True, False):
+        model, _ = build_tiny(hidden_size=16, num_layers=2, num_heads=2)
+        if quicken_first:
+            quicken_linears(model)
+            expected = model(tokens).logits
+        add_adapters(model, settings, seed=0)
+        quicken_linears(model)
+        assert {type(layer) for layer in adapted_layers(model).values()} == {QuickAdapted}
+        found.append(model(tokens).logits)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], expected)  # new adapters are 0: bit for bit
+
+
+def test_what_it_cannot_multiply_is_left_alone(counted, monkeypatch):
+    wide = nn.Linear(4, 4).double()
+    elsewhere = nn.Linear(4, 4, device="meta")
+    quicken_linears(nn.Sequential(wide, elsewhere))
+    assert type(wide) is type(elsewhere) is nn.Linear
+    monkeypatch.setattr(linear_products, "pays_off", lambda: False)
+    quicken_linears(layer := nn.Linear(4, 4))
+    assert type(layer) is nn.Linear
