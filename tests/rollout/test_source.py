@@ -169,12 +169,24 @@ def test_resamples_are_counted_and_bounded() -> None:
     teaches = ids(PromptCycle(prompts(12), seed=5), 6)[5]
     made, engine = source(hard=[int(teaches)], max_resamples=2)
     (collected,) = made.steps(1)
-    assert [size for _, size in engine.asked] == [4, 4, 3]
+    assert [size for _, size in engine.asked] == [4, 4, 4]  # 3 are missing, 1 of 8 taught
     assert len(collected.rollouts) == 8
-    assert collected.resampled == 4 + 4 + 3 - 4
+    assert collected.resampled == 4 + 4 + 4 - 4
     assert [rollout.prompt.id == teaches for rollout in collected.rollouts] == [True] * 2 + [
         False
     ] * 6
+
+
+def test_what_is_missing_is_drawn_by_the_share_that_taught() -> None:
+    """Of 4 prompts 3 teach, so 2 are drawn for the missing one; one too many is left out."""
+    order = [int(name) for name in ids(PromptCycle(prompts(12), seed=5), 6)]
+    made, engine = source(hard=[*order[:3], *order[4:]], max_resamples=8)
+    (collected,) = made.steps(1)
+    assert [size for _, size in engine.asked] == [4, 2]
+    taught = [str(order[number]) for number in (0, 1, 2, 4)]
+    assert [rollout.prompt.id for rollout in collected.rollouts[::2]] == taught
+    assert collected.resampled == 2
+    assert made.prompts.position == 6
 
 
 def test_where_nothing_teaches_a_step_still_has_its_size() -> None:

@@ -165,8 +165,9 @@ class RolloutSource:
     """Yields scored rollouts, one step's worth at a time, sampled when they are asked for.
 
     With ``max_resamples > 0``, groups in which all rewards agree are thrown back and new prompts
-    are sampled in their place (DAPO's dynamic sampling), at most that many times a step; what is
-    still missing then is filled with groups that agree, so that a step always has its full size.
+    are sampled in their place (DAPO's dynamic sampling), at most that many times a step: as many as
+    should bring what is missing, by the step's share of groups with signal so far. What is still
+    missing in the end is filled with groups that agree, so that a step always has its full size.
 
     With ``greedy`` every prompt is also answered greedily, by the same weights, and its rollouts
     carry that answer with its score: the baseline of advantages that need it. ``env``, ``encode``
@@ -216,13 +217,13 @@ class RolloutSource:
         kept: list[list[Rollout]] = []
         spare: list[list[Rollout]] = []
         for _ in range(self._max_resamples + 1):
-            missing = self._prompts_per_step - len(kept)
-            for group in self._sample(missing, seconds, counts=counts):
+            asked = next_draw(self._prompts_per_step, kept=len(kept), spare=len(spare))
+            for group in self._sample(asked, seconds, counts=counts):
                 useful = self._max_resamples == 0 or has_signal(group)
                 (kept if useful else spare).append(group)
-            if len(kept) == self._prompts_per_step:
+            if len(kept) >= self._prompts_per_step:
                 break
-        filled = kept + spare[: self._prompts_per_step - len(kept)]
+        filled = [*kept, *spare][: self._prompts_per_step]
         rollouts = [
             _numbered(rollout, number) for number, group in enumerate(filled) for rollout in group
         ]
@@ -258,6 +259,19 @@ class RolloutSource:
         groups = by_group(found.rollouts)
         self.prompts.observe(groups)
         return groups
+
+
+def next_draw(wanted: int, *, kept: int, spare: int) -> int:
+    """How many prompts to sample next, until ``wanted`` groups are kept: at most as many at once.
+
+    Those that are missing, over the share of groups that were kept so far; few large draws instead
+    of many small ones, which would each wait for their longest completion.
+
+    >>> next_draw(64, kept=0, spare=0), next_draw(64, kept=48, spare=16)
+    (64, 22)
+    """
+    missing = wanted - kept
+    return min(wanted, -(-missing * (kept + spare) // kept)) if kept else wanted
 
 
 def _numbered(rollout: Rollout, group: int) -> Rollout:

@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from posttrain.rollout.collect import next_draw
+
 STEPS = 200  # of a simulation
 LEARNING = 3  # times that FSDP moves all weights for a micro-batch: forward, backward, gradients
 
@@ -245,15 +247,15 @@ def _work(costs: Costs, layout: Layout, *, drawn: random.Random) -> _Step:
     kept: list[Sequence[int]] = []
     spare: list[Sequence[int]] = []
     for _ in range(layout.max_resamples + 1):
-        missing = layout.prompts_per_step - len(kept)
-        groups = [_group(costs, layout, drawn=drawn) for _ in range(missing)]
+        asked = next_draw(layout.prompts_per_step, kept=len(kept), spare=len(spare))
+        groups = [_group(costs, layout, drawn=drawn) for _ in range(asked)]
         longest, seconds = pool_seconds(groups, costs, layout=layout)
         busy = [before + more for before, more in zip(busy, seconds, strict=True)]
         sampling += longest
         graded += sum(map(len, groups))
         for group in groups:
             (kept if drawn.random() < layout.useful else spare).append(group)
-        if len(kept) == layout.prompts_per_step:
+        if len(kept) >= layout.prompts_per_step:
             break
     learned = [*kept, *spare][: layout.prompts_per_step]
     sequences = [costs.prompt + length for group in learned for length in group]
