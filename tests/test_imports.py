@@ -1,6 +1,8 @@
 """Every module imports; one that needs an optional third party may fail only for want of it."""
 
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,3 +32,16 @@ def test_module_imports(module: str) -> None:
         if (error.name or "").split(".")[0] not in OPTIONAL:
             raise
         pytest.skip(f"{error.name} is not installed")
+
+
+def test_a_plain_installation_is_enough() -> None:
+    """The Python interface and the command line load without any of the extras."""
+    extras = ["bitsandbytes", "fastapi", "gguf", "peft", "ray", "re2", "tensorboard", "triton"]
+    extras += ["uvicorn", "wandb", "datasets", "openai"]
+    script = f"""
+import sys
+sys.modules.update(dict.fromkeys({extras}))  # None: the import of one fails
+from posttrain import api, research
+from posttrain.cli import app
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

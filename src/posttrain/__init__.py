@@ -11,8 +11,11 @@ import os
 from typing import TYPE_CHECKING, Any
 
 # OpenMP reads these when torch loads it. Idle OpenMP threads that spin take a core from busy ones:
-# beside another busy process a small model is then several times as slow.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# beside another busy process a small model is then several times as slow. Threads that sleep at
+# once cost more to wake than a small product takes, so GNU's wait awake for a few microseconds.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ["OMP_WAIT_POLICY"] = "passive"
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 if TYPE_CHECKING:
     from posttrain.api import (

@@ -14,7 +14,7 @@ from posttrain.models.load import load_policy
 from posttrain.models.save import import_gguf
 
 gguf = pytest.importorskip("gguf")
-reader = pytest.importorskip("posttrain.models.files.gguf")
+reader = pytest.importorskip("posttrain.models.files.gguf_reader")
 
 END, TEXT = "<|endoftext|>", "ab c"
 # Byte-level BPE: a space is written Ġ. "ab" is a merge, so a wrong tokenizer shows.

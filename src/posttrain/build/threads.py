@@ -26,7 +26,7 @@ from posttrain.track.progress import phase
 FILE_NAME = "threads.json"
 BESIDE_GPU = 4
 LARGE = 200_000_000  # weights: every operation of such a model has work for all cores
-WORTH = 1.5  # how many times as fast fewer threads must be, for the same choice again tomorrow
+WORTH = 1.3  # how many times as fast fewer threads must be, for the same choice again tomorrow
 ROUNDS, ENOUGH = 5, 2.0  # seconds, after which no further round begins
 OPERATIONS = 1e10  # in a trial of learning: a fraction of a second
 ROWS, SAMPLED = 64, 4  # of a trial at most; its passes that sample, to one that learns

@@ -110,7 +110,7 @@ def _gguf_config(path: Path) -> Any:
             f"model: {str(path)!r} is a file; a plan reads the header of a .gguf file, with the "
             "package gguf: pip install 'posttrain[gguf]'"
         )
-    from posttrain.models.files.gguf import reading_once
+    from posttrain.models.files.gguf_reader import reading_once
 
     with reading_once():
         return AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)

@@ -32,7 +32,7 @@ from posttrain.rollout.engines.weight_sync import (
 from posttrain.track.progress import advance
 from posttrain.types import Part, Prompt, Rollout, Sampling, Turn
 
-SHARED = 2**16  # weights of a matrix, on average, from which a CPU's threads share its product
+SHARED = 2**15  # weights of a matrix, on average, from which a CPU's threads share its product
 
 _INSIDE: list[int] = []  # for each thread that samples, the threads that the process was given
 _LOCK = Lock()
