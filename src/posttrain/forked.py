@@ -138,6 +138,8 @@ def settle(memory_mb: int) -> None:
         # New streams: those of the parent may be a live display, whose lock is never released here.
         errors = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
         sys.stdout = sys.stderr = errors
+    with contextlib.suppress(AttributeError):  # a C library that keeps nothing
+        ctypes.CDLL(None).malloc_trim(0)  # what the parent keeps for itself is not the fork's
     held = _address_space()
     if held:
         limit = held + memory_mb * 2**20

@@ -27,7 +27,7 @@ from posttrain.fast.score import (
 )
 from posttrain.learn.checkpoint import load_learner, save_learner
 from posttrain.learn.learning_way import check_compared, check_room, learning_way
-from posttrain.learn.memory import free, not_repeated, smaller, until_it_fits
+from posttrain.learn.memory import free, keep_freed, not_repeated, smaller, until_it_fits
 from posttrain.learn.micro_batch_size import tokens_on_cpu, tokens_on_gpu, tried_rows, unallocated
 from posttrain.learn.ranks import ALONE, Ranks, cheapest
 from posttrain.learn.sums import Sums
@@ -106,6 +106,8 @@ class LocalLearner:
         self._beside_sampling = beside_sampling
         self._keep_groups = keep_groups
         self._captured: tuple[CapturedPasses, ...] = ()
+        if self.device.type == "cpu":
+            keep_freed()
         if captured and self.device.type == "cuda" and self._sharding is None:
             modules = (model, *(part.module for part in (critic,) if part is not None))
             self._captured = captured_passes(*modules, compute=compute)
