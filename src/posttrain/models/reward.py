@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -190,8 +191,13 @@ def _load_adapted(folder: Path, *, dtype: str, device: str) -> RewardModel:
     return replace(read, adapter=found.settings, base=found.base)
 
 
-def save_reward(reward: RewardModel, folder: str | Path) -> None:
-    """Write model, tokenizer and normalisation: a folder that exists is complete."""
+def save_reward(
+    reward: RewardModel, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write model, tokenizer and normalisation: a folder that exists is complete.
+
+    ``weights`` stands in for the model's own, where they are spread over several processes.
+    """
     notes = {
         "score_mean": reward.mean,
         "score_deviation": reward.deviation,
@@ -202,12 +208,20 @@ def save_reward(reward: RewardModel, folder: str | Path) -> None:
     setattr(reward.model.config, _NOTES, notes)
     with replacing_folder(folder) as new:
         if reward.adapter is not None:
-            settings, base = reward.adapter, reward.base
-            write_adapter(reward.model, new, settings=settings, base=base, head="score")
+            write_adapter(
+                reward.model,
+                new,
+                settings=reward.adapter,
+                base=reward.base,
+                head="score",
+                given=weights,
+            )
             reward.model.config.save_pretrained(new)
-        else:
-            with without_bars():
-                reward.model.save_pretrained(new)
+            reward.tokenizer.save_pretrained(new)
+            return
+        with without_bars():
+            given = None if weights is None else dict(weights)
+            reward.model.save_pretrained(new, state_dict=given)
         reward.tokenizer.save_pretrained(new)
 
 
