@@ -16,6 +16,10 @@ from typing import TYPE_CHECKING, Any
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ["OMP_WAIT_POLICY"] = "passive"
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+# oneDNN, and what calls it in PyTorch, keep what they prepare for each shape of a product, by
+# default of 1,024 shapes: batches of ever other lengths would fill gigabytes.
+for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(_name, "64")
 
 if TYPE_CHECKING:
     from posttrain.api import (

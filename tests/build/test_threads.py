@@ -226,3 +226,13 @@ def test_waiting_threads_sleep_unless_told_otherwise(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == expected
+
+
+def test_what_onednn_keeps_is_bounded() -> None:
+    """1,500 row counts took 4 GB otherwise; read by torch when it is loaded."""
+    names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+    environment = {k: v for k, v in os.environ.items() if k not in names} | {names[1]: "7"}
+    code = f"import posttrain, os; print([os.environ[name] for name in {names}])"
+    given = [sys.executable, "-c", code]
+    done = subprocess.run(given, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['64', '7']"

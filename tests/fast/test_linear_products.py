@@ -128,3 +128,28 @@ def test_what_it_cannot_multiply_is_left_alone(counted, monkeypatch):
     monkeypatch.setattr(linear_products, "pays_off", lambda: False)
     quicken_linears(layer := nn.Linear(4, 4))
     assert type(layer) is nn.Linear
+
+
+def test_row_counts_that_seldom_come_again_are_not_prepared_for(counted):
+    """In sampling; a learner's passes, of many rows or with a gradient, are."""
+    weight = torch.randn(4, 8)
+    with torch.no_grad():
+        for rows in (16, 17, 1031):
+            states = torch.randn(rows, 8)
+            torch.testing.assert_close(linear(states, weight), plain(states, weight))
+    linear(torch.randn(17, 8), weight.requires_grad_())
+    assert [rows for (rows, _), _ in counted] == [16, 1031, 17]
+
+
+def test_frozen_weights_keep_no_states_for_backward(counted):
+    states, weight = torch.randn(6, 8, requires_grad=True), torch.randn(4, 8)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape) or x, lambda x: x):
+        linear(states, weight).sum().backward()
+    assert kept == [(4, 8)]
+    torch.testing.assert_close(states.grad, weight.sum(0).expand(6, 8))
+
+
+def test_a_wrong_shape_is_told_as_pytorch_tells_it(counted):
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        linear(torch.randn(6, 7), torch.randn(4, 8))

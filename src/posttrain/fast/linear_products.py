@@ -20,6 +20,8 @@ from posttrain.models.adapters import AdaptedLinear
 
 # Multiplications from which on it is faster (Zen 5); below, a call costs more than the product.
 WORTHWHILE = 2**20
+# Rows of a sampling step that come again and again; preparing for others costs what they gain.
+STEP, MANY = 16, 1024
 
 
 class QuickLinear(nn.Linear):
@@ -75,13 +77,17 @@ def linear(states: Tensor, weight: Tensor, *, bias: Tensor | None = None) -> Ten
     if (
         states.numel() * len(weight) < WORTHWHILE
         or not (_takes(states) and _takes(weight) and (bias is None or _takes(bias)))
+        or states.shape[-1] != weight.shape[1]  # PyTorch says what is wrong with that
         or torch.is_autocast_enabled("cpu")
         or torch.compiler.is_compiling()
     ):
         return nn.functional.linear(states, weight, bias)
+    rows = states.numel() // states.shape[-1]
     if torch.is_grad_enabled():
         found: Tensor = _Linear.apply(states, weight, bias)
         return found
+    if rows < MANY and rows % STEP:
+        return nn.functional.linear(states, weight, bias)
     return _multiply(states, weight, bias=bias)
 
 
@@ -97,7 +103,8 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
         states, weight, bias = given
-        ctx.save_for_backward(states, weight)
+        ctx.shape = states.shape
+        ctx.save_for_backward(states if ctx.needs_input_grad[1] else None, weight)
         return _multiply(states, weight, bias=bias)
 
     @staticmethod
@@ -107,7 +114,7 @@ class _Linear(torch.autograd.Function):
         rows = gradients[0].reshape(-1, len(weight))
         of_states = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
-            of_states = _multiply(rows, weight.t()).view(states.shape)
+            of_states = _multiply(rows, weight.t()).view(ctx.shape)
         if ctx.needs_input_grad[1]:
             of_weight = _summed(rows, states.reshape(-1, states.shape[-1]))
         if ctx.needs_input_grad[2]:
