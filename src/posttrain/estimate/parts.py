@@ -79,12 +79,14 @@ def footprint(work: Work, memory: float) -> Footprint:
     stays |= {"KV cache": cache} if cache else {}
     taken = functools.partial(_learning, work, model, passes=passes)
     free = usable - sum(stays.values())
+    most = _most(lambda count: sum(taken(part=MicroBatch(count, count)).values()), free)
     asked = work.micro_batch_tokens
     if asked == "auto":
         asked = _auto(work, model, free=free, passes=passes)
+        while asked > max(most, TRIED[0]):  # a learner that runs out of memory halves them
+            asked //= 2
     part = work.fullest(asked)
     learning = taken(part=part)
-    most = _most(lambda count: sum(taken(part=MicroBatch(count, count)).values()), free)
     if work.device == "cuda":  # once captured, graphs keep their memory
         steps = _rows(model, slots) + passes.asked.each * slots
         stays["CUDA graphs"] = learning.pop("CUDA graphs", 0.0) + steps
