@@ -15,6 +15,7 @@ import pytest
 
 from posttrain.build.rows import data_name
 from posttrain.data.preference_sets import read_labelled, read_preferences
+from posttrain.data.row_checks import check_text
 from posttrain.data.sources import read_demonstrations
 from posttrain.registry import Function
 from posttrain.tasks.prompt_file import file_task
@@ -295,3 +296,17 @@ def test_a_hub_id_is_streamed_and_offline_is_said(monkeypatch: pytest.MonkeyPatc
     message = r"^trl-lib/tldr: neither a file here nor .*ConnectionError.*save_to_disk"
     with pytest.raises(ValueError, match=message):
         prompts("trl-lib/tldr")
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "hint"),
+    [
+        ({"prompt": "a"}, "completion", r"\(the row has 'prompt'\); add it$"),
+        ({"prompt": "a", "answr": "b"}, "answer", r"columns = \{ answer = 'answr' \}$"),
+    ],
+)
+def test_no_column_that_has_a_meaning_is_proposed_for_another(
+    row: dict[str, str], column: str, hint: str
+) -> None:
+    with pytest.raises(ValueError, match=hint):
+        check_text(row, column, where="rows.jsonl:1")

@@ -9,14 +9,18 @@ from posttrain.data.row_files import shortly
 from posttrain.registry import nearest
 
 ROLES = ("system", "user", "assistant", "tool")
+MEANT = {"prompt", "completion", "chosen", "rejected", "messages"}  # what they are called
 
 
 def check_text(row: Mapping[str, Any], column: str, *, where: str) -> str:
     """The text in a column of a row; a ``ValueError`` where it is missing, no text or empty."""
     if column not in row:
         known = ", ".join(map(repr, row)) or "none"
-        near = nearest(column, row) or next(iter(row), "")
-        fix = f"add it, or name the one that is meant: columns = {{ {column} = {near!r:.60} }}"
+        others = [name for name in row if name not in MEANT]
+        near = nearest(column, others) or next(iter(others), "")
+        fix = "add it"
+        if near:
+            fix += f", or name the one that is meant: columns = {{ {column} = {near!r:.60} }}"
         raise ValueError(
             f"{where}: no column {column!r} (the row has {known}); "
             + ("add it or rename" if column in ("role", "content") else fix)

@@ -56,6 +56,7 @@ from posttrain.track.diagnosis import read_findings
 from posttrain.track.jsonl import FILE_NAME
 from posttrain.types.marks import Marks
 
+_LONGER = re.compile(r"((?:sft|reward|dpo|rl)\.(?:steps|epochs)): \d+ → (\d+)")
 LAYOUT = 1
 BEGUN, DONE = "begun.json", "done.json"
 REWARDS = "rewards.json"
@@ -177,9 +178,13 @@ class RunFolder:
         if run.finished:
             changes = differences(run.config, config, ignore=ignore)
             if changes:
+                longer = [_LONGER.fullmatch(change) for change in changes]
+                keys = " ".join(f"--{key[1]} {key[2]}" for key in longer if key)
+                prolong = f"prolong it (posttrain resume {path} {keys}), " if all(longer) else ""
                 raise ValueError(
                     f"{path}: holds the finished run of another recipe ({_some(changes)}); "
-                    "choose another run folder, or delete this one (from Python: overwrite=True)"
+                    f"{prolong}choose another run folder, or delete this one (from Python: "
+                    "overwrite=True)"
                 )
             return run
         for left in path.glob("vllm-*"):  # weights that a killed process had handed over
