@@ -188,6 +188,24 @@ def test_a_start_that_is_killed_is_undone_by_the_next(tmp_path: Path) -> None:
         assert held() == old
 
 
+@pytest.mark.parametrize("folder", ["mine", "adapters/mine", "kept/adapters/mine"])
+def test_what_fails_after_the_first_step_keeps_its_run(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its folder is called."""
+    monkeypatch.chdir(tmp_path)
+    RunFolder.marked("kept")
+
+    def ends(_: object) -> None:
+        raise KeyboardInterrupt
+
+    given: Any = {"reward": longness, **ROWS, **SHORT, "steps": 2, "save_every": 1}
+    with pytest.raises(KeyboardInterrupt):
+        posttrain.rl(folder=folder, callbacks=[ends], **given)
+    assert (Path(folder) / "rl" / "metrics.jsonl").exists()
+    assert not (Path(folder) / ".before.tmp").exists()
+
+
 def test_a_model_object_is_its_folder(tmp_path: Path, tiny: Any) -> None:
     """Trained bit for bit as from its folder, and left as it was; another one is another run."""
     save_policy(tiny, tmp_path / "saved")
