@@ -17,7 +17,7 @@ from posttrain.models.load import load_policy
 from posttrain.models.save import save_policy
 from posttrain.report import RunFacts
 from posttrain.runs import RunFolder
-from posttrain.stages.whole.places import check_replaced, run_place, undone
+from posttrain.stages.whole.places import check_replaced, run_place
 
 MODEL = {"options": TINY}
 ROWS = {"prompts": ["1+1=", "2+2="]}
@@ -165,27 +165,22 @@ def test_a_start_that_fails_leaves_the_folder_as_it_was(
     assert again.folder.path == Path("runs/rl-1")
 
 
-def test_a_start_that_is_killed_is_undone_by_the_next(tmp_path: Path) -> None:
-    """Wherever it was killed: nothing of the old run is lost, nothing of the new one is left."""
-    (tmp_path / "run.json").touch()
-    (tmp_path / "rl").mkdir()
-    (tmp_path / "rl" / "done.json").write_text("old")
+@pytest.mark.parametrize("folder", ["mine", "adapters/mine", "kept/adapters/mine"])
+def test_what_fails_after_the_first_step_keeps_its_run(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its folder is called."""
+    monkeypatch.chdir(tmp_path)
+    RunFolder.marked("kept")
 
-    def held() -> dict[str, str]:
-        files = [path for path in tmp_path.rglob("*") if path.is_file()]
-        return {str(path.relative_to(tmp_path)): path.read_text() for path in files}
+    def ends(_: object) -> None:
+        raise KeyboardInterrupt
 
-    old = held()
-    killed = undone(str(tmp_path), made=False, overwrite=True)
-    killed.__enter__()
-    (tmp_path / "rl").mkdir()
-    (tmp_path / "rl" / "done.json").write_text("new")
-    with undone(str(tmp_path), made=False, overwrite=False):
-        assert held() == old
-    (tmp_path / ".moving.tmp").mkdir()  # or while it moved the old run
-    (tmp_path / "rl").rename(tmp_path / ".moving.tmp" / "rl")
-    with undone(str(tmp_path), made=False, overwrite=False):
-        assert held() == old
+    given: Any = {"reward": longness, **ROWS, **SHORT, "steps": 2, "save_every": 1}
+    with pytest.raises(KeyboardInterrupt):
+        posttrain.rl(folder=folder, callbacks=[ends], **given)
+    assert (Path(folder) / "rl" / "metrics.jsonl").exists()
+    assert not (Path(folder) / ".before.tmp").exists()
 
 
 def test_a_model_object_is_its_folder(tmp_path: Path, tiny: Any) -> None:

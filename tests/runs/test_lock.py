@@ -128,3 +128,19 @@ def test_whoever_only_looks_is_waited_for(tmp_path: Path) -> None:
         with held(tmp_path):
             assert json.loads((tmp_path / FILE_NAME).read_text())["pid"] == os.getpid()
         timer.join()
+
+
+def test_a_lock_that_its_holder_has_removed_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that fails goes with its new folder, and the lock in it: a third may hold another."""
+    taken = lock._take
+
+    def late(descriptor: int, folder: Path) -> None:
+        (folder / FILE_NAME).unlink()
+        (folder / FILE_NAME).touch()
+        taken(descriptor, folder)
+
+    monkeypatch.setattr(lock, "_take", late)
+    with pytest.raises(FolderInUseError, match="another process"), held(tmp_path):
+        pass

@@ -64,7 +64,9 @@ def resume_run(folder: Path, overrides: Sequence[str], *, allow_changes: Sequenc
     with loading():
         from posttrain.build.model_source import go_back, recorded_recipe
         from posttrain.runs import RunFolder
+        from posttrain.stages.whole.places import undo_killed
 
+    undo_killed(folder, resume=True)
     if moved := go_back(RunFolder(folder)):
         console.print(f"{folder}: {moved}", soft_wrap=True)
     recipe = recorded_recipe(folder, overrides)

@@ -40,15 +40,9 @@ from typing import Any
 import pyarrow as pa
 
 from posttrain.registry import near_path
+from posttrain.runs.before import in_doubt
 from posttrain.runs.drift import differences
-from posttrain.runs.files import (
-    SEAL,
-    check_seal,
-    read_json,
-    write_json,
-    write_sealed,
-    write_text,
-)
+from posttrain.runs.files import SEAL, check_seal, read_json, write_json, write_sealed, write_text
 from posttrain.runs.manifest import write_manifest
 from posttrain.runs.metrics_file import Record, frame, read_metrics
 from posttrain.track.diagnosis import FILE_NAME as DIAGNOSIS
@@ -378,7 +372,7 @@ def make_writable(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
         held = sorted(entry.name for entry in path.iterdir())
-        if held and "run.json" not in held and any(name[0] != "." for name in held):
+        if not ("run.json" in held or in_doubt(path)) and any(name[0] != "." for name in held):
             raise ValueError(
                 f"{path}: exists and is not a run folder (it holds {_some(held)}); "
                 "choose a new or an empty folder"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -14,25 +12,14 @@ from typing import Any, Protocol, TypeVar
 
 from posttrain.disk import NotWrittenError
 from posttrain.protocols import Learner
+from posttrain.runs.before import forget_before
 from posttrain.runs.checkpoints import Checkpoint, prune, write_checkpoint
 from posttrain.runs.folder import StageFolder
 from posttrain.runs.interrupts import Interrupts
 
-BEFORE = ".before.tmp"  # in a run folder until the first step: what it held before
 SHARE = 0.01  # largest fraction of wall-clock time for timed checkpoints
 Clock = Callable[[], float]
 ExtraState = Callable[[Path], Mapping[str, Any]]
-
-
-def forget_before(run: Path) -> None:
-    """Remove what a run folder held before; by another name first, for it may be put back no more.
-
-    Of several adapters that begin at once, one does it.
-    """
-    gone = run / f".{time.time_ns()}.tmp"
-    with contextlib.suppress(FileNotFoundError):
-        os.replace(run / BEFORE, gone)
-        shutil.rmtree(gone, ignore_errors=True)
 
 
 class Pace:
@@ -168,7 +155,9 @@ class Keeper:
         What the run takes the place of goes now: all that could be checked was.
         """
         run = self.folder.path.parent
-        forget_before(run.parents[1] if run.parent.name == "adapters" else run)
+        forget_before(run)
+        if run.parent.name == "adapters" and (run.parents[1] / "run.json").is_file():
+            forget_before(run.parents[1])
         self._pace.start()
         return self._interrupts.stepping()
 

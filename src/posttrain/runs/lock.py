@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from posttrain.disk import keeping
+from posttrain.disk import MovedError, check_there, keeping
 from posttrain.runs.folder import make_writable
 
 try:
@@ -48,6 +48,10 @@ def held(folder: str | Path) -> Iterator[None]:
     _held.add(descriptor)
     try:
         _take(descriptor, folder)
+        try:
+            check_there(folder / FILE_NAME, descriptor)
+        except MovedError:  # whoever held it has removed it, with a new folder where no run began
+            raise FolderInUseError(_taken(descriptor, folder)) from None
         with contextlib.suppress(OSError):  # on a full disk the lock holds without a name
             _write(descriptor, _who())
         with keeping(folder):

@@ -16,7 +16,7 @@ from posttrain.runs import RunFolder
 from posttrain.stages.guards import guarded
 from posttrain.stages.results import Run
 from posttrain.stages.whole.one_run import run_one
-from posttrain.stages.whole.places import check_replaced, undone
+from posttrain.stages.whole.places import check_replaced, undo_killed, undone
 from posttrain.stages.whole.together import run_together
 from posttrain.track.progress import showing
 from posttrain.track.safe_terminal import Terminal
@@ -45,6 +45,8 @@ def run(
     """
     supplied, console = supplied or Supplied(), console or Terminal()
     resolved = resolve(recipe, supplied=supplied)
+    folder = resolved.run.folder
+    undo_killed(folder, resume=resume)
     check_model_paths(resolved, anew=overwrite, written=start is not None)
     if trains_several(resolved) and "callbacks" in supplied:
         raise ValueError(
@@ -55,9 +57,9 @@ def run(
         given = {name: table for name, table in to_dict(resolved).items() if name != "run"}
         if start is not None:
             given["model"] = {}  # an object: its folder in the run is written anew
-        check_replaced(resolved.run.folder, used=given)
-    folder = resolved.run.folder
-    undoing = undone(folder, made=not Path(folder).exists(), overwrite=overwrite)
+        check_replaced(folder, used=given)
+    made = not Path(folder).exists()
+    undoing = undone(folder, made=made, overwrite=overwrite, resume=resume)
     with showing(console), guarded(resolved), undoing:
         if start is not None and not RunFolder.marked(folder).finished:
             start()

@@ -15,9 +15,9 @@ from posttrain.build.model_source import check_models, note_places
 from posttrain.build.setup import Supplied
 from posttrain.config import Resolved, cautions
 from posttrain.runs import RunFolder
+from posttrain.runs.before import BEFORE
 from posttrain.runs.finished import check_finished
 from posttrain.runs.interrupts import Interrupts
-from posttrain.runs.keeper import BEFORE
 from posttrain.runs.resume import check_same, resume_hint, set_unfinished_aside, stage_digests
 from posttrain.stages import STAGES
 from posttrain.stages.job import Job

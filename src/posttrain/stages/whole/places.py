@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from posttrain.build.model_source import folder_name
 from posttrain.runs import RunFolder
-from posttrain.runs.keeper import BEFORE, forget_before
-from posttrain.runs.lock import FILE_NAME
+from posttrain.runs.before import BEFORE, forget_before, in_doubt, is_ours, keep_before, put_back
+from posttrain.runs.lock import FILE_NAME, held
 
 ROOT = Path("runs")
-_MOVING = (
-    ".moving.tmp"  # holds a part of what the folder held before: nothing of the new run is there
-)
-# All that a run writes into its folder: see posttrain.runs.folder.
-_OURS = re.compile(
-    r"\.lock|\..*\.tmp|\.(base|start)-.*|\.DS_Store|(run|config|places|threads|summary|samples|changes)\.json|recipe\.toml|curves\.png"
-    r"|(sft|prefer|reward|dpo|rl|eval)(\.old-\d+)?|adapters|(base|start|vllm)-\w+"
-    r"|report\.html|report-\w+-metrics\.csv"
-)
 
 
 @contextlib.contextmanager
@@ -73,50 +62,44 @@ def _claim(stage: str) -> Path:
             return path
 
 
+def undo_killed(folder: str | Path, *, resume: bool) -> None:
+    """Undo a start in a folder that was killed before its first step.
+
+    To ``resume`` is to go on with it instead, unless it was to take the place of an older run.
+    """
+    if in_doubt(path := Path(folder)):
+        with held(path):
+            _undo(path, resume=resume)
+
+
+def _undo(path: Path, *, resume: bool) -> None:
+    if resume:
+        with contextlib.suppress(OSError):  # it holds an older run
+            (path / BEFORE).rmdir()
+    put_back(path)
+
+
 @contextlib.contextmanager
-def undone(folder: str, *, made: bool, overwrite: bool) -> Iterator[None]:
+def undone(folder: str, *, made: bool, overwrite: bool, resume: bool = False) -> Iterator[None]:
     """Inside, a run is started: if that raises before its first step, its folder is as it was.
 
-    Till then what the folder held is kept in it, or an empty folder says that it held nothing. A
-    start that was killed is undone by the next; one that was ``made`` for this run goes.
+    One that was ``made`` for this run goes. All this is done by whoever holds the folder.
     """
     path = Path(folder)
-    _put_back(path)
-    if overwrite or not (path / "run.json").exists():
-        _move(path, path / _MOVING)
-        os.replace(path / _MOVING, path / BEFORE)
+    _undo(path, resume=resume)
     try:
+        if overwrite or not (path / "run.json").exists():
+            keep_before(path)
         yield
     except BaseException:
         with contextlib.suppress(OSError):  # of two errors the first one is to be heard
-            _put_back(path)
+            put_back(path)
             if [entry.name for entry in path.iterdir()] == [FILE_NAME]:
                 (path / FILE_NAME).unlink()
                 if made:
                     path.rmdir()
         raise
     forget_before(path)
-
-
-def _put_back(path: Path) -> None:
-    """Let a folder hold what it held before the start; a kill at any point loses none of that."""
-    if (path / BEFORE).exists():
-        for entry in path.iterdir():
-            if entry.is_dir() and entry.name != BEFORE:
-                shutil.rmtree(entry)
-            elif entry.name not in (FILE_NAME, BEFORE):
-                entry.unlink()
-        os.replace(path / BEFORE, path / _MOVING)
-    if (path / _MOVING).exists():
-        _move(path / _MOVING, path)
-        (path / _MOVING).rmdir()
-
-
-def _move(source: Path, target: Path) -> None:
-    target.mkdir(exist_ok=True)
-    for entry in list(source.iterdir()):
-        if entry.name not in (FILE_NAME, _MOVING):
-            os.replace(entry, target / entry.name)
 
 
 def check_replaced(folder: str, *, used: Mapping[str, Any] | None = None) -> None:
@@ -127,10 +110,11 @@ def check_replaced(folder: str, *, used: Mapping[str, Any] | None = None) -> Non
     path = Path(folder)
     if path.is_symlink():
         raise ValueError(f"overwrite: {path} is a link; name the folder that it leads to")
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+    names = {entry.name for entry in path.iterdir()} - {FILE_NAME} if path.is_dir() else set()
+    if not path.exists() or (path.is_dir() and not names):
         return
     RunFolder(path)
-    others = sorted(entry.name for entry in path.iterdir() if not _OURS.fullmatch(entry.name))
+    others = sorted(name for name in names - {".DS_Store"} if not is_ours(name))
     if others:
         raise ValueError(
             f"overwrite: {path} holds what no run has written ({', '.join(others[:4])}), and is "
