@@ -102,6 +102,20 @@ def test_overwrite_keeps_what_the_new_run_needs_and_what_is_not_a_runs(
     check_replaced(str(folder))
 
 
+def test_a_first_step_that_fails_does_not_cost_the_old_run(tmp_path: Path) -> None:
+    """It goes when a step of the new one is done; what failed in a new folder stays to look at."""
+    given: dict[str, Any] = {**ROWS, **SHORT, "check": "off"}
+    posttrain.rl(reward=shortness, folder=tmp_path / "run", **given)
+    before = (tmp_path / "run" / "rl" / "metrics.jsonl").read_bytes()
+    with pytest.raises(RuntimeError, match="scores are broken"):
+        posttrain.rl(reward=broken, folder=tmp_path / "run", overwrite=True, **given)
+    assert (tmp_path / "run" / "rl" / "metrics.jsonl").read_bytes() == before
+    assert RunFolder(tmp_path / "run").finished
+    with pytest.raises(RuntimeError, match="scores are broken"):
+        posttrain.rl(reward=broken, folder=tmp_path / "new", **given)
+    assert (tmp_path / "new" / "rl").is_dir()
+
+
 def test_overwrite_replaces_a_run_and_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     posttrain.rl(reward=shortness, folder=folder, **ROWS, **SHORT)

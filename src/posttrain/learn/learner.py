@@ -87,9 +87,8 @@ class LocalLearner:
         self.version = 0
         self.model = model
         self.ranks = ranks
-        self.trained = Trained(
-            model, optimizer, schedule=schedule, max_gradient_norm=max_gradient_norm
-        )
+        limit = max_gradient_norm
+        self.trained = Trained(model, optimizer, schedule=schedule, max_gradient_norm=limit)
         self._critic = critic
         self._teacher: Any = teacher
         self._teacher_infers = teacher_infers
@@ -106,8 +105,7 @@ class LocalLearner:
         self._beside_sampling = beside_sampling
         self._keep_groups = keep_groups
         self._captured: tuple[CapturedPasses, ...] = ()
-        if self.device.type == "cpu":
-            keep_freed()
+        keep_freed(self.device)
         if captured and self.device.type == "cuda" and self._sharding is None:
             modules = (model, *(part.module for part in (critic,) if part is not None))
             self._captured = captured_passes(*modules, compute=compute)

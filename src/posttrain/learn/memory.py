@@ -25,14 +25,14 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, as malloc.h numbers the
 _SET_BY_USERS = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
 
 
-def keep_freed() -> None:
-    """Have this process keep the memory that it frees: the next operation asks for the same again.
+def keep_freed(device: torch.device) -> None:
+    """Have a process that learns on a CPU keep the memory it frees: the next pass takes it again.
 
     glibc else gives it back to the kernel, which clears every page of it anew: of a small model's
     learning that is a tenth. Blocks above 32 MiB go back as ever. Other C libraries are left as
     they are, and so is what the user has set. A worker process is forked without what was kept.
     """
-    if not _SET_BY_USERS.isdisjoint(os.environ):
+    if device.type != "cpu" or not _SET_BY_USERS.isdisjoint(os.environ):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None and mallopt(_MMAP_THRESHOLD, 1 << 25):

@@ -1,4 +1,4 @@
-"""What a run folder held before a run was started in it, kept there until the first step.
+"""What a run folder held before a run was started in it, kept there until a step is done.
 
 ``.before.tmp`` holds the old run, or nothing where there was none; all else of a run is then of the
 new one. While the old run is moved there or back, the name is ``.moving.tmp``, and nothing of a new
@@ -53,6 +53,12 @@ def put_back(run: Path) -> None:
     if (run / MOVING).exists():
         _move(run / MOVING, run)
         (run / MOVING).rmdir()
+
+
+def forget_nothing(run: Path) -> None:
+    """Where the folder held nothing before, let what is in it stay, whatever happens next."""
+    with contextlib.suppress(OSError):  # it is not empty: an old run, which stays until a step
+        (run / BEFORE).rmdir()
 
 
 def forget_before(run: Path) -> None:

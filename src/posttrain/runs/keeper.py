@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from posttrain.disk import NotWrittenError
 from posttrain.protocols import Learner
-from posttrain.runs.before import forget_before
+from posttrain.runs.before import forget_before, forget_nothing
 from posttrain.runs.checkpoints import Checkpoint, prune, write_checkpoint
 from posttrain.runs.folder import StageFolder
 from posttrain.runs.interrupts import Interrupts
@@ -150,14 +150,9 @@ class Keeper:
         return guard
 
     def stepping(self) -> AbstractContextManager[None]:
-        """Inside, a first Ctrl-C waits for the next call of :meth:`stepped`.
-
-        What the run takes the place of goes now: all that could be checked was.
-        """
-        run = self.folder.path.parent
-        forget_before(run)
-        if run.parent.name == "adapters" and (run.parents[1] / "run.json").is_file():
-            forget_before(run.parents[1])
+        """Inside, a first Ctrl-C waits for the next call of :meth:`stepped`."""
+        for run in self._runs():
+            forget_nothing(run)
         self._pace.start()
         return self._interrupts.stepping()
 
@@ -181,8 +176,10 @@ class Keeper:
 
         ``every`` is in steps: None goes by time, and with 0 there is a checkpoint only where the
         run is asked to stop; ``must`` saves in any case. ``more`` writes what the stage keeps
-        beside the learner, and returns the numbers of it.
+        beside the learner, and returns the numbers of it. What the run takes the place of goes.
         """
+        for run in self._runs():
+            forget_before(run)
         due = self._pace.due if every is None else bool(every) and step % every == 0
         wanted = self._pace.on if every is None else bool(every)
         if due or (last and wanted) or must or self._interrupts.asked:
@@ -204,6 +201,12 @@ class Keeper:
             elif every is None and self._pace.stretched and not last:
                 self._say_stretched()
         self._interrupts.check(saved=step)
+
+    def _runs(self) -> list[Path]:
+        """The folder of the run, and that of the whole where it is one of several adapters."""
+        run = self.folder.path.parent
+        among = run.parent.name == "adapters" and (run.parents[1] / "run.json").is_file()
+        return [run, run.parents[1]] if among else [run]
 
     def _is_ours(self, error: NotWrittenError) -> bool:
         """Whether it is the checkpoint that was not written, not the rollouts it waits for."""
