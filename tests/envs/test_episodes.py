@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from posttrain.envs.env_pool import EnvPool
 from posttrain.envs.episodes import EnvJob, Episodes
 from posttrain.types import Prompt, Turn
@@ -84,3 +86,31 @@ def test_calls_of_several_threads_are_all_answered() -> None:
         thread.join()
     pool.shutdown()
     assert sorted(found) == sorted(f"{number}!" for number in range(900))
+
+
+def test_every_call_after_the_end_is_refused() -> None:
+    """Not the first alone: who waits for an answer would wait for ever."""
+    with hosted(Gate()) as episodes:
+        pass
+    for number in range(2):
+        with pytest.raises(RuntimeError, match="closed"):
+            episodes.submit(job(number), lambda answer, stuck: None)
+
+
+def test_a_call_answered_before_its_wake_up_returns_does_not_hold_up_the_next() -> None:
+    env, answered = Gate(), threading.Event()
+    env.opened.set()
+    with hosted(env) as episodes:
+        wake = episodes._loop.call_soon_threadsafe
+
+        def slow(*given: Any, **more: Any) -> Any:
+            handle = wake(*given, **more)
+            assert answered.wait(60)
+            return handle
+
+        episodes._loop.call_soon_threadsafe = slow  # type: ignore[method-assign]
+        for number in range(2):
+            answered.clear()
+            episodes.submit(job(number), lambda answer, stuck: answered.set())
+            assert answered.wait(20)
+        del episodes._loop.call_soon_threadsafe

@@ -67,8 +67,12 @@ class Episodes:
         """Run a job; ``done`` is called by the loop. Jobs that come together wake it once."""
         self._jobs.append((job, done))
         if not self._woken:
-            self._woken = True
-            self._loop.call_soon_threadsafe(self._begin)
+            self._woken = True  # before the call: the loop may begin, and unset it, within it
+            try:
+                self._loop.call_soon_threadsafe(self._begin)
+            except RuntimeError:  # the loop is closed: the next job is to hear so too
+                self._woken = False
+                raise
 
     def _begin(self) -> None:
         self._woken = False  # before the first is taken: one that comes now is taken, or wakes

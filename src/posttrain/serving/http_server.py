@@ -32,6 +32,7 @@ MAX_BODY = 2_000_000  # bytes
 MAX_CONNECTIONS = 256
 PATIENCE = 30.0  # seconds for a request to come whole, and for a client to take what is ready
 LOOK = 0.25  # seconds between two looks whether the client is still there
+WORD = r"[^\s'\"()\[\]{}<>,;]"  # a character of a path that stands in a text
 LOCAL = ("127.0.0.1", "localhost", "::1")
 NAMES = {"127.0.0.1", "localhost", "[::1]"}
 
@@ -50,7 +51,7 @@ class Endpoint:
         except ConnectionError:
             return Response(status_code=499)
         except Exception as error:  # noqa: BLE001 - what the model could not do has a status too
-            return _refused(error)
+            return _refused(error, model=self.service.policy.name)
 
     async def _answered(self, request: Request, kind: Kind) -> Response:
         asked = read_asked(await _body(request), kind=kind, model=self.name)
@@ -69,7 +70,9 @@ class Endpoint:
             writer.prompt_tokens = (await _next(events, request)).prompt_tokens
             if asked.stream:
                 streams = True
-                return Streamed(_chunks(events, writer), cancel=job.cancelled.set)
+                return Streamed(
+                    _chunks(events, writer, model=policy.name), cancel=job.cancelled.set
+                )
             while not (event := await _next(events, request)).done:
                 writer.add(event.tokens)
             return JSONResponse(writer.whole())
@@ -117,13 +120,15 @@ async def _next(events: asyncio.Queue[Event], request: Request) -> Event:
             raise ConnectionError("the client has gone")
 
 
-async def _chunks(events: asyncio.Queue[Event], writer: AnswerWriter) -> AsyncIterator[bytes]:
+async def _chunks(
+    events: asyncio.Queue[Event], writer: AnswerWriter, *, model: str
+) -> AsyncIterator[bytes]:
     """Server-sent events."""
     for chunk in writer.opening():
         yield _line(chunk)
     while not (event := await events.get()).done:
         if event.error is not None:
-            yield _line(error_body(_public(event.error), kind="server_error"))
+            yield _line(error_body(_public(event.error, model=model), kind="server_error"))
             return
         for chunk in writer.add(event.tokens):
             yield _line(chunk)
@@ -150,7 +155,7 @@ def _line(chunk: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n".encode()
 
 
-def _refused(error: Exception) -> Response:
+def _refused(error: Exception, *, model: str) -> Response:
     if isinstance(error, BusyError):
         body = error_body(str(error), kind="rate_limit_error", code="rate_limit_exceeded")
         return JSONResponse(body, status_code=429, headers={"Retry-After": "1"})
@@ -158,18 +163,40 @@ def _refused(error: Exception) -> Response:
         body = error_body(str(error), param=error.param, code=error.code)
         return JSONResponse(body, status_code=error.status)
     if isinstance(error, ValueError):  # of the template or the engine, about what was asked
-        return JSONResponse(error_body(_public(error)), status_code=400)
-    return JSONResponse(error_body(_public(error), kind="server_error"), status_code=500)
+        return JSONResponse(error_body(_public(error, model=model)), status_code=400)
+    body = error_body(_public(error, model=model), kind="server_error")
+    return JSONResponse(body, status_code=500)
 
 
-def _public(error: Exception) -> str:
+def _public(error: Exception, *, model: str) -> str:
     """What an error says, with every file and folder of this machine as its last part."""
 
     def shown(found: re.Match[str]) -> str:
-        path = Path(found[0]).expanduser()
-        return path.name if path.is_absolute() or path.exists() else found[0]
+        if "/" not in found[0] and "\\" not in found[0]:
+            return found[0]
+        path = Path(found[0])
+        try:
+            here = path.expanduser().is_absolute() or path.expanduser().exists()
+        except (OSError, RuntimeError, ValueError):  # a client's word that can be no path
+            here = True
+        return path.name if here else found[0]
 
-    return re.sub(r"[^\s'\"()\[\]{}<>,;]*[/\\][^\s'\"()\[\]{}<>,;]*", shown, str(error))
+    said = str(error)
+    for folder in _known_folders(model):  # whole: there may be spaces in their names
+        pattern = rf"(?<!\w){re.escape(folder)}{WORD}*"
+        said = re.sub(pattern, lambda found: Path(found[0]).name, said)
+    return re.sub(f"{WORD}+", shown, said)
+
+
+def _known_folders(model: str) -> list[str]:
+    """The home, the current folder and the model's, the longest first."""
+    found: set[Path] = set()
+    for find in (Path.home, Path.cwd, Path(model).expanduser):
+        with contextlib.suppress(OSError, RuntimeError, ValueError):  # there is none
+            folder = find()
+            if folder.exists():  # a hub id is no folder
+                found |= {folder, folder.absolute(), folder.resolve()}
+    return sorted((str(folder) for folder in found if folder.name), key=len, reverse=True)
 
 
 def make_app(endpoint: Endpoint, *, api_key: str = "", local: bool = True) -> Application:
@@ -262,7 +289,7 @@ class BoundedConnection(H11Protocol):
         super().data_received(data)
         if self.cycle is None or self.cycle.response_complete:
             self._wait()
-        else:  # there is a request, and whoever answers it bounds the rest
+        elif not self.flow.write_paused:  # whoever answers the request bounds the rest
             self._go_on()
 
     def pause_writing(self) -> None:
