@@ -5,6 +5,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -108,9 +109,8 @@ def test_a_call_answered_before_its_wake_up_returns_does_not_hold_up_the_next() 
             assert answered.wait(60)
             return handle
 
-        episodes._loop.call_soon_threadsafe = slow  # type: ignore[method-assign]
-        for number in range(2):
-            answered.clear()
-            episodes.submit(job(number), lambda answer, stuck: answered.set())
-            assert answered.wait(20)
-        del episodes._loop.call_soon_threadsafe
+        with patch.object(episodes._loop, "call_soon_threadsafe", slow):
+            for number in range(2):
+                answered.clear()
+                episodes.submit(job(number), lambda answer, stuck: answered.set())
+                assert answered.wait(20)
