@@ -82,10 +82,10 @@ def linear(states: Tensor, weight: Tensor, *, bias: Tensor | None = None) -> Ten
         or torch.compiler.is_compiling()
     ):
         return nn.functional.linear(states, weight, bias)
-    rows = states.numel() // states.shape[-1]
     if torch.is_grad_enabled():
         found: Tensor = _Linear.apply(states, weight, bias)
         return found
+    rows = states.numel() // states.shape[-1]
     if rows < MANY and rows % STEP:
         return nn.functional.linear(states, weight, bias)
     return _multiply(states, weight, bias=bias)
