@@ -12,7 +12,7 @@ NOT_CORE = {"fast", "sandbox", "walkthrough", "viewer", "serving", "distributed"
 # The design asks for 22,000 after the rebuild, and for 26,000 with environments, adapters and the
 # wider interface. This is what there is: lower it with every thousand that goes, never raise it
 # but for a new capability.
-MAX_CORE_LINES = 58_850
+MAX_CORE_LINES = 58_970
 
 # A module has a name of its own; Python gives these, and a stage's file is named by its stage. The
 # sandbox is copied to where untrusted code runs: its files are no one else's.
@@ -21,7 +21,7 @@ NAMED_BY_STAGE = {"stages.reward", "stages.rl", "sandbox.wire", "sandbox.worker"
 
 # Lower never imports higher, and packages of the same layer never import each other.
 LAYERS = [
-    ["types", "registry", "disk", "written", "forked", "options", "sandbox"],
+    ["types", "registry", "disk", "written", "forked", "cpu_threads", "options", "sandbox"],
     ["protocols", "algorithms", "model_paths"],
     ["data", "rewards", "tasks", "envs", "models", "track"],
     ["fast"],  # stands on models, which do without it
@@ -34,7 +34,7 @@ LAYERS = [
 
 # These see less than everything below them.
 MAY_ONLY_IMPORT = {
-    "fast": {"types", "protocols", "algorithms", "models"},
+    "fast": {"types", "cpu_threads", "protocols", "algorithms", "models"},
     "pipelines": {"types", "protocols", "algorithms", "data"},
     "cli": {
         "config",
@@ -88,6 +88,7 @@ STANDARD_AND_TORCH_ONLY = {
     "registry",
     "disk",
     "written",
+    "cpu_threads",
     "forked",
     "model_paths",
     "options",

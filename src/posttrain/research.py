@@ -12,10 +12,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from posttrain.build import algorithm, learners
 from posttrain.build.setup import choose_device
 from posttrain.config import Resolved, recipe_from_dict, resolve
 from posttrain.data.collate import collate
+from posttrain.fast.score import replicas_for
 from posttrain.pipelines.plan import Plan, State, make_objective
 from posttrain.pipelines.rl import Step, advance, optimise, prepare, train
 from posttrain.protocols import Engine, Learner, Objective, Outputs, Scorer, StepResult
@@ -66,6 +69,7 @@ def make_learner(policy: LoadedPolicy, **options: Any) -> Learner:
         section=section,
         device=choose_device(recipe),
         total_steps=section.steps * section.epochs * section.minibatches,
+        replicas=replicas_for(policy.policy.model, torch.get_num_threads()),
     )
 
 

@@ -93,7 +93,7 @@ def test_a_trial_leaves_weights_gradients_and_random_numbers_alone() -> None:
     before = {name: weight.clone() for name, weight in policy.model.named_parameters()}
     state, count = torch.random.get_rng_state(), torch.get_num_threads()
     with threads.own_threads():
-        assert threads._trial(policy, 1000)(2) > 0
+        assert threads._trial(policy, 1000, learns=True)(2) > 0
         assert torch.get_num_threads() == 2
     assert torch.get_num_threads() == count
     assert torch.equal(state, torch.random.get_rng_state())
@@ -108,10 +108,10 @@ def test_a_trial_samples_only_where_the_threads_would(monkeypatch: pytest.Monkey
         lambda *given: widths.append(given[-1]["input_ids"].shape[1]), with_kwargs=True
     )
     with threads.own_threads():
-        threads._trial(policy, 1000)(2)
+        threads._trial(policy, 1000, learns=True)(2)
         assert widths == [16]
         monkeypatch.setattr("posttrain.rollout.engines.local.SHARED", 0)
-        threads._trial(policy, 1000)(2)
+        threads._trial(policy, 1000, learns=True)(2)
     assert widths == [16, 1, 1, 1, 1, 16]
 
 
@@ -146,13 +146,17 @@ def test_a_run_that_goes_on_keeps_its_threads(
     values = short(tmp_path)
     with threads.own_threads():
         torch.set_num_threads(2)
-        monkeypatch.setattr(threads, "_trial", lambda policy, weights: slow_with_two.__getitem__)
+        monkeypatch.setattr(
+            threads, "_trial", lambda policy, weights, learns: slow_with_two.__getitem__
+        )
         cut(values, save=2)
         record = json.loads((tmp_path / "run" / "threads.json").read_text())
         assert record["threads"] == 1
         assert record["seconds"] == {"2": 3.0, "1": 1.0}
         assert record["reason"] == "the fastest; a trial step took 1000 ms with 1, 3000 ms with 2"
-        monkeypatch.setattr(threads, "_trial", lambda policy, weights: slow_with_one.__getitem__)
+        monkeypatch.setattr(
+            threads, "_trial", lambda policy, weights, learns: slow_with_one.__getitem__
+        )
         go(values, resume=True)
         assert torch.get_num_threads() == 2
     assert seen == [1, 1]
@@ -197,7 +201,7 @@ def test_a_number_of_threads_that_was_changed_in_the_folder_is_refused(tmp_path:
 
 def test_check_says_the_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seconds = {2: 1.0, 1: 3.0}
-    monkeypatch.setattr(threads, "_trial", lambda policy, weights: seconds.__getitem__)
+    monkeypatch.setattr(threads, "_trial", lambda policy, weights, learns: seconds.__getitem__)
     values = recipe(tmp_path / "run", run={"deterministic": False})
     with threads.own_threads():
         torch.set_num_threads(2)

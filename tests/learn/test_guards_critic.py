@@ -29,7 +29,7 @@ def test_of_policy_and_critic_either_skips_both(ill: str) -> None:
     weight = next(iter(owner.parameters()))
     hook = weight.register_hook(lambda gradient: gradient * math.nan)
     before = [parameters(model), parameters(critic)]
-    held = moments(student.trained), moments(student._critic)
+    held = moments(student.trained), moments(student.critic)
     result = student.step(given, objective)
     assert result.skipped
     assert math.isfinite(result.loss)
@@ -38,8 +38,8 @@ def test_of_policy_and_critic_either_skips_both(ill: str) -> None:
     assert torch.equal(parameters(model), before[0])
     assert torch.equal(parameters(critic), before[1])
     assert all(map(torch.equal, moments(student.trained), held[0]))
-    assert all(map(torch.equal, moments(student._critic), held[1]))
-    assert (student.trained.num_steps, student._critic.num_steps) == (1, 1)
+    assert all(map(torch.equal, moments(student.critic), held[1]))
+    assert (student.trained.num_steps, student.critic.num_steps) == (1, 1)
     hook.remove()
     assert not student.step(given, objective).skipped
 

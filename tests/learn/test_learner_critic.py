@@ -119,7 +119,7 @@ def test_a_step_is_a_pair_of_hand_written_adamw_steps(kind: str, micro_batch_tok
         assert found == pytest.approx(expected, rel=1e-9, abs=1e-12)
         assert result.loss == pytest.approx(expected[0] + expected[1], rel=1e-10)
         assert (result.gradient_norm, result.learning_rate) == pytest.approx((norms[0], RATE))
-        assert student._critic.num_steps == student.trained.num_steps == step + 1
+        assert student.critic.num_steps == student.trained.num_steps == step + 1
 
 
 @pytest.mark.usefixtures("float64_throughout")
@@ -164,7 +164,7 @@ def test_without_an_active_token_nothing_changes() -> None:
         result = student.step(sequence_mean(broken), value_objective if only_critic else objective)
         assert (result.loss, result.gradient_norm) == (0.0, 0.0)
     assert torch.equal(torch.cat([parameters(model), parameters(critic)]), before)
-    assert student.trained.num_steps == student._critic.num_steps == 0
+    assert student.trained.num_steps == student.critic.num_steps == 0
 
 
 def test_without_a_critic_there_is_none_to_train() -> None:

@@ -111,8 +111,8 @@ def learner(**section: object) -> LocalLearner:
 
 
 def test_auto_is_the_default_and_a_number_is_taken_as_it_is() -> None:
-    assert learner().micro_batch_tokens == 2048
-    assert learner(micro_batch_tokens="auto").micro_batch_tokens == 2048
+    assert learner().micro_batch_tokens == 4096
+    assert learner(micro_batch_tokens="auto").micro_batch_tokens == 4096
     assert learner(micro_batch_tokens=77).micro_batch_tokens == 77
 
 

@@ -71,7 +71,12 @@ def stage_learner(
         )
     if model is not None:
         return make_reward_learner(
-            recipe, model, section=recipe.reward, device=setup.device, total_steps=total_steps
+            recipe,
+            model,
+            section=recipe.reward,
+            device=setup.device,
+            total_steps=total_steps,
+            replicas=setup.replicas,
         )
     learner = make_learner(
         recipe,
@@ -80,5 +85,6 @@ def stage_learner(
         device=setup.device,
         total_steps=total_steps,
         reward_model=setup.reward_model,
+        replicas=setup.replicas,
     )
     return learner if setup.member is None else setup.member.shared(learner)

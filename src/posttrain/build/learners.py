@@ -50,6 +50,7 @@ def make_learner(
     device: str,
     total_steps: int,
     reward_model: Path | None = None,
+    replicas: int = 1,
     ranks: Ranks = ALONE,
 ) -> Learner:
     """The learner of a policy: same code, same weights, its own optimiser and schedule."""
@@ -89,6 +90,7 @@ def make_learner(
         teacher=teacher,
         teacher_infers=teacher_infers,
         captured=compiled and not section.checkpoint_activations,
+        replicas=replicas,
         ranks=ranks,
     )
 
@@ -100,6 +102,7 @@ def make_reward_learner(
     section: RewardSection,
     device: str,
     total_steps: int,
+    replicas: int = 1,
     ranks: Ranks = ALONE,
 ) -> Learner:
     """The learner of a reward model: it compares, so sets are never parted."""
@@ -116,6 +119,7 @@ def make_reward_learner(
         micro_batch_tokens=section.micro_batch_tokens,
         keep_groups=True,
         compute=choose_compute(recipe.model, device),
+        replicas=replicas,
         ranks=ranks,
     )
 

@@ -11,12 +11,13 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from posttrain.build.setup import choose_compile, choose_device
 from posttrain.config import Recipe
+from posttrain.fast.score import replicas_for, takes_replicas
 from posttrain.models.load import Policy
 from posttrain.rollout.engines.local import samples_alone
 from posttrain.runs import RunFolder, read_json, write_sealed
@@ -36,10 +37,14 @@ Measure = Callable[[int], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Threads:
-    """A number of threads, why it is that, and the seconds of a trial step where there was one."""
+    """A number of threads, why it is that, and the seconds of a trial step where there was one.
+
+    ``replicas`` of a small model learn at the same time, each in a thread of its own beside those.
+    """
 
     number: int
     reason: str
+    replicas: int = 1
     seconds: Mapping[int, float] = field(default_factory=dict)
     worth_saying: bool = False
 
@@ -74,9 +79,10 @@ def settle_threads(
     if resume and recipe.run.threads is None and path.exists():
         record = dict(read_json(path))
         check_seal(record, path)
-        return _used(_as_recorded(int(record["threads"])))
+        known = _as_recorded(int(record["threads"]), replicas=int(record.get("replicas", 1)))
+        return _used(known)
     chosen = use_threads(recipe, policy) if known is None else _used(known)
-    record = {"threads": chosen.number, "reason": chosen.reason}
+    record = {"threads": chosen.number, "reason": chosen.reason, "replicas": chosen.replicas}
     if chosen.seconds:
         record["seconds"] = {str(number): seconds for number, seconds in chosen.seconds.items()}
     write_sealed(path, record)
@@ -85,7 +91,11 @@ def settle_threads(
 
 def use_threads(recipe: Recipe, policy: Policy) -> Threads:
     """Choose the threads of a new run, and give them to torch."""
-    return _used(choose_threads(recipe, policy))
+    own = recipe.run.threads or torch.get_num_threads()
+    chosen = choose_threads(recipe, policy)
+    if choose_device(recipe) == "cpu":  # they wait for nothing but each other's end: no trial
+        chosen = replace(chosen, replicas=replicas_for(policy.model, own))
+    return _used(chosen)
 
 
 def _used(chosen: Threads) -> Threads:
@@ -110,7 +120,8 @@ def choose_threads(recipe: Recipe, policy: Policy, *, measure: Measure | None = 
         return Threads(number=own, reason="torch's own, without a trial")
     counts = [own >> halved for halved in range(own.bit_length())]
     with phase("trying how many threads are fastest"), torch.random.fork_rng(devices=[]):
-        seconds = try_each(counts, measure or _trial(policy, weights))
+        learns = not takes_replicas(policy.model)
+        seconds = try_each(counts, measure or _trial(policy, weights, learns=learns))
     chosen = pick(seconds)
     tried = ", ".join(f"{1000 * seconds[count]:.0f} ms with {count}" for count in sorted(counts))
     why = "the fastest"
@@ -144,13 +155,14 @@ def pick(seconds: Mapping[int, float]) -> int:
     return fastest if seconds[max(seconds)] > WORTH * seconds[fastest] else max(seconds)
 
 
-def _as_recorded(number: int) -> Threads:
+def _as_recorded(number: int, *, replicas: int) -> Threads:
     able = getattr(os, "sched_getaffinity", None)  # Linux alone has it
     cores = len(able(0)) if able is not None else os.cpu_count() or number
     if number <= cores:
-        return Threads(number=number, reason="as the run began")
+        return Threads(number=number, reason="as the run began", replicas=replicas)
     return Threads(
         number=number,
+        replicas=replicas,
         reason=f"as the run began, though here are {cores} cores: its numbers stay the same to the "
         f"last bit, and it is slower; posttrain run RECIPE --resume --run.threads {cores} "
         "--allow-changes run.threads is faster and rounds differently",
@@ -158,10 +170,11 @@ def _as_recorded(number: int) -> Threads:
     )
 
 
-def _trial(policy: Policy, weights: int) -> Measure:
+def _trial(policy: Policy, weights: int, *, learns: bool) -> Measure:
     """A small step of the model: passes of one token a row, as in sampling, and one that learns.
 
-    Without the former where one thread samples anyway.
+    Without the former where one thread samples anyway; and where replicas learn, in threads of
+    their own, the pass is one that scores.
     """
     model, length = policy.model, 16
     sampled = 0 if samples_alone(model) else SAMPLED
@@ -176,8 +189,11 @@ def _trial(policy: Policy, weights: int) -> Measure:
             for _ in range(sampled):
                 model(input_ids=tokens[:, None], use_cache=False)
         if trained:
-            logits = model(input_ids=tokens.view(rows, length), use_cache=False).logits
-            torch.autograd.grad(logits.float().logsumexp(-1).sum(), trained, allow_unused=True)
+            with torch.set_grad_enabled(learns):
+                logits = model(input_ids=tokens.view(rows, length), use_cache=False).logits
+                total = logits.float().logsumexp(-1).sum()
+            if learns:
+                torch.autograd.grad(total, trained, allow_unused=True)
         return time.perf_counter() - begun
 
     return measure

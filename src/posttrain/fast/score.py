@@ -27,6 +27,7 @@ from posttrain.fast.captured_pass import (
 from posttrain.fast.compiled import compilable, compile_layers
 from posttrain.fast.linear_products import quicken_linears
 from posttrain.fast.packed_states import shares_prompts, states_before
+from posttrain.fast.replicas import Replicas, replicas_for, takes_replicas
 from posttrain.fast.token_scores import (
     Distribution,
     chunk_elements_for,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Against",
     "CapturedPasses",
+    "Replicas",
     "checkpoint_activations",
     "chunk_elements_for",
     "kept_elements_for",
@@ -55,10 +57,12 @@ __all__ = [
     "pausing",
     "quicken_linears",
     "replaying",
+    "replicas_for",
     "captured_passes",
     "score_tokens",
     "shares_prompts",
     "states_before",
+    "takes_replicas",
 ]
 Chunk = Callable[..., tuple[Tensor, ...]]
 

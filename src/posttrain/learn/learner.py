@@ -17,6 +17,7 @@ from posttrain.data.minibatch import micro_batches
 from posttrain.fast.score import (
     Against,
     CapturedPasses,
+    Replicas,
     captured_passes,
     computing_in,
     pausing,
@@ -28,9 +29,9 @@ from posttrain.fast.score import (
 from posttrain.learn.checkpoint import load_learner, save_learner
 from posttrain.learn.learning_way import check_compared, check_room, learning_way
 from posttrain.learn.memory import free, keep_freed, not_repeated, smaller, until_it_fits
-from posttrain.learn.micro_batch_size import tokens_on_cpu, tokens_on_gpu, tried_rows, unallocated
+from posttrain.learn.micro_batch_size import tokens_for
 from posttrain.learn.ranks import ALONE, Ranks, cheapest
-from posttrain.learn.sums import Sums
+from posttrain.learn.sums import Sums, replicated
 from posttrain.learn.trained import Applied, Schedule, Trained
 from posttrain.models.frozen import Frozen, Reference
 from posttrain.models.reward import scores
@@ -53,15 +54,14 @@ class LocalLearner:
     sampler's temperature; what ``top_k`` or ``top_p`` cut off stays in, and the truncated
     importance correction compensates), or a reward model's :func:`posttrain.models.reward.scores`.
     ``micro_batch_tokens`` bounds a forward pass and cannot change the result; "auto" tries before
-    the first one what fits (see ``micro_batch_size``), beside what a sampler holds where that runs
-    at the same time (``beside_sampling``).
+    the first one what fits, beside a sampler that runs at the same time (``beside_sampling``).
     ``keep_groups`` never parts the sequences of a group, for losses that compare them.
     A ``teacher`` scores the same tokens as the policy, and is never trained; ``infer`` asks it
     unless ``teacher_infers`` is off, because the loss takes distributions alone from it.
-    Weights stay in their own precision (float32 by default); ``compute`` is what the forward pass
-    runs in. With ``captured``, passes are replayed from CUDA graphs (:mod:`posttrain.fast.score`).
-    Over several ``ranks`` the models are sharded, and not captured; every rank must be asked the
-    same. ``save`` is then called by the first, with the whole ``weights``.
+    ``compute`` is what the forward pass runs in. With ``captured``, passes are replayed from CUDA
+    graphs; with ``replicas``, so many threads of a CPU make those of a step, where there is neither
+    critic nor teacher. Over several ``ranks`` the models are sharded: each must be asked the same,
+    and the first calls ``save``, with the whole ``weights``.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class LocalLearner:
         teacher: nn.Module | None = None,
         teacher_infers: bool = True,
         captured: bool = False,
+        replicas: int = 1,
         ranks: Ranks = ALONE,
     ) -> None:
         self.version = 0
@@ -89,7 +90,7 @@ class LocalLearner:
         self.ranks = ranks
         limit = max_gradient_norm
         self.trained = Trained(model, optimizer, schedule=schedule, max_gradient_norm=limit)
-        self._critic = critic
+        self.critic = critic
         self._teacher: Any = teacher
         self._teacher_infers = teacher_infers
         self._keep = reference
@@ -106,6 +107,8 @@ class LocalLearner:
         self._keep_groups = keep_groups
         self._captured: tuple[CapturedPasses, ...] = ()
         keep_freed(self.device)
+        alone = critic is None and teacher is None and ranks.size == 1
+        self._replicas = Replicas(model, replicas) if replicas > 1 and alone else None
         if captured and self.device.type == "cuda" and self._sharding is None:
             modules = (model, *(part.module for part in (critic,) if part is not None))
             self._captured = captured_passes(*modules, compute=compute)
@@ -121,11 +124,6 @@ class LocalLearner:
         if not isinstance(self._micro_batch_tokens, int):
             self._micro_batch_tokens = self._fitting_tokens()
         return self._micro_batch_tokens
-
-    @property
-    def critic(self) -> Trained | None:
-        """The critic with its optimiser, where there is one."""
-        return self._critic
 
     def restore_tokens(self, tokens: int, *, asked: int | str) -> None:
         """Resume with the micro-batch size of a checkpoint, if the same was ``asked`` for."""
@@ -149,7 +147,7 @@ class LocalLearner:
         is skipped for both. A sequence whose weights are all 0 has no gradient: it only gets a
         forward pass, for the diagnostics.
         """
-        learning = [part for part in (self.trained, self._critic) if part is not None]
+        learning = [part for part in (self.trained, self.critic) if part is not None]
         learning = learning[1:] if objective.only_critic else learning
         if not learning:
             raise ValueError("only_critic: this learner has no critic")
@@ -161,7 +159,7 @@ class LocalLearner:
         finite = all(math.isfinite(float(number)) for number in (sums.loss, *norms))
         with not_repeated():
             applied = {
-                part is self._critic: part.apply(norm) if finite else part.skip(norm)
+                part is self.critic: part.apply(norm) if finite else part.skip(norm)
                 for part, norm in zip(learning, norms, strict=True)
             }
         still = Applied(gradient_norm=0.0, learning_rate=self.trained.learning_rate)
@@ -203,7 +201,7 @@ class LocalLearner:
         """
 
         def shrink(reason: str) -> None:
-            for part in (self.trained, self._critic):
+            for part in (self.trained, self.critic):
                 if part is not None:
                     part.clear()
             for one in self._captured:  # smaller parts begin with none
@@ -221,7 +219,7 @@ class LocalLearner:
         known = batch  # all models see the batch as it came, without the fields added below
         with torch.no_grad():
             batch = batch.replace(old_logprobs=self._in_micro_batches(known, self._policy))
-            if self._critic is not None:
+            if self.critic is not None:
                 batch = batch.replace(values=self._in_micro_batches(known, self._value))
         taught_by = self._taught_by if self._teacher_infers else None
         for name, frozen in {"ref": self.reference, "teacher": taught_by}.items():
@@ -243,28 +241,41 @@ class LocalLearner:
             rows = batch.select(places)
             if bool(rows.active.any()):
                 with torch.set_grad_enabled(learns):
-                    self._accumulate(rows, objective, sums=sums, places=places)
+                    self._add_all(rows, objective, sums=sums, places=places)
         if not bool((teaches & batch.active.any(dim=1)).any()):
             for part in learning:  # gradients of 0, not None: the optimiser applies its momentum
                 part.fill()
         return sums.over(self.ranks)
 
-    def _accumulate(
-        self, batch: Batch, objective: Objective, *, sums: Sums, places: Tensor
+    def _add_all(self, batch: Batch, objective: Objective, *, sums: Sums, places: Tensor) -> None:
+        """Forward, and backward where gradients are enabled: here, or by the replicas' threads."""
+        work = functools.partial(self._in_turn, objective=objective)
+        if self._replicas is None:
+            work(batch, sums=sums, places=places, model=self.model)
+        else:
+            self._shares_prompts(batch.tokens.shape[1])  # a model is probed here, by one thread
+            among: Any = {"replicas": self._replicas, "keep_groups": self._keep_groups}
+            replicated(work, batch, sums=sums, places=places, **among)
+
+    def _in_turn(
+        self, batch: Batch, *, objective: Objective, sums: Sums, places: Tensor, model: nn.Module
     ) -> None:
-        """Forward, and backward where gradients are enabled, in micro-batches."""
+        """Forward, and backward where gradients are enabled, one micro-batch after the other."""
+        learn = functools.partial(self._learn, objective=objective, model=model)
         for rows, part in self._cut(batch):
             counted = sums if len(rows) else Sums()  # a pass without rows only keeps step
-            work = functools.partial(
-                self._learn, objective=objective, sums=counted, places=places[rows]
-            )
+            work = functools.partial(learn, sums=counted, places=places[rows])
             self._pass(work, part, whole=batch)
 
-    def _learn(self, rows: Batch, *, objective: Objective, sums: Sums, places: Tensor) -> None:
+    def _learn(
+        self, rows: Batch, *, objective: Objective, sums: Sums, places: Tensor, model: nn.Module
+    ) -> None:
         part = rows.to(self.device)
         wanted = objective.divergence
         check_compared(wanted, None if self._sharding is not None else self._teacher)
-        outputs = self._outputs(part, only_critic=objective.only_critic, divergence=wanted)
+        outputs = self._outputs(
+            part, model=model, only_critic=objective.only_critic, divergence=wanted
+        )
         if rows.old_logprobs is None and outputs.logprobs is not None:
             # Without inferred log-probs this is the first and only step on the batch: π is π_old.
             part = part.replace(old_logprobs=outputs.logprobs.detach())
@@ -273,32 +284,34 @@ class LocalLearner:
         sums.add_and_backward(terms, part)
         del outputs  # its graph holds nodes of the weights, which a capture must not meet
 
-    def _outputs(self, part: Batch, *, only_critic: bool, divergence: Any = None) -> Outputs:
+    def _outputs(
+        self, part: Batch, *, model: nn.Module, only_critic: bool, divergence: Any = None
+    ) -> Outputs:
         """The outputs of policy and critic, with gradient; a shared value head costs no pass."""
-        critic: Any = None if self._critic is None else self._critic.module
+        critic: Any = None if self.critic is None else self.critic.module
         asked = {} if divergence is None else {"against": Against(self._teacher, divergence)}
         with self._precision(), replaying(*self._captured):
             if critic is None:
-                return self._asked(self.model, part, **asked)
+                return self._asked(model, part, **asked)
             if only_critic:
                 return self._valued(part)
             if critic.shared:
-                return self._asked(self.model, part, value_head=critic.head, **asked)
-            policy = self._asked(self.model, part, **asked)
+                return self._asked(model, part, value_head=critic.head, **asked)
+            policy = self._asked(model, part, **asked)
             return replace(policy, values=self._valued(part).values)
 
     def _policy(self, part: Batch, *, model: nn.Module | None = None) -> Tensor:
         return self._asked(model or self.model, part).need("logprobs")
 
-    def _value(self, part: Batch) -> Tensor:
-        return self._valued(part).need("values")
-
     def _asked(self, model: nn.Module, part: Batch, **options: Any) -> Outputs:
         return self._inside(model, functools.partial(self._ask, model, part, **options))
 
+    def _value(self, part: Batch) -> Tensor:
+        return self._valued(part).need("values")
+
     def _valued(self, part: Batch) -> Outputs:
-        assert self._critic is not None
-        critic = self._critic.module
+        assert self.critic is not None
+        critic = self.critic.module
         return self._inside(critic, lambda: Outputs(values=critic(part, states=states_before)))
 
     def _inside(self, module: nn.Module, work: Callable[[], Outputs]) -> Outputs:
@@ -338,23 +351,9 @@ class LocalLearner:
         return self.ranks.cut(batch, cut, keep_groups=self._keep_groups)
 
     def _fitting_tokens(self) -> int:
-        model: Any = self.model
-        if self.device.type == "cpu":
-            config = getattr(model, "config", None)  # a user's own model may have no config
-            return tokens_on_cpu(getattr(config, "hidden_size", None) or 1)
-        learning = [part for part in (self.trained, self._critic) if part is not None]
-        needed = sum(unallocated(part.optimizer) for part in learning) // self.ranks.size
-        found = tokens_on_gpu(
-            self.device,
-            self._try,
-            **tried_rows(model),
-            needed=needed,
-            beside_sampling=self._beside_sampling,
-            replayed=bool(self._captured),
-        )
-        for part in learning:
-            part.clear()
-        return min(self.ranks.each(found))
+        learning = [part for part in (self.trained, self.critic) if part is not None]
+        beside = {"beside_sampling": self._beside_sampling, "replayed": bool(self._captured)}
+        return tokens_for(learning, self._try, ranks=self.ranks, **beside)
 
     def _try(self, batch: Batch) -> None:
         """Forward and backward of a batch, to measure memory; only the gradients remain."""
@@ -362,7 +361,7 @@ class LocalLearner:
 
     def _tried(self, batch: Batch) -> None:
         with torch.enable_grad(), pausing(*self._captured):
-            outputs = self._outputs(batch.to(self.device), only_critic=False)
+            outputs = self._outputs(batch.to(self.device), model=self.model, only_critic=False)
             answers = (outputs.logprobs, outputs.scores, outputs.values)
             given = [answer.sum() for answer in answers if answer is not None]
             torch.stack(given).sum().backward()
@@ -371,16 +370,15 @@ class LocalLearner:
         """How it computes sequences of at most ``longest`` tokens; raises where it cannot."""
         check_room(self._teacher, longest)
         packed = self._shares_prompts(longest)
-        return learning_way(
-            packed, captured=self._captured, ranks=self.ranks.size, device=self.device
-        )
+        among: Any = {"ranks": self.ranks.size, "replicas": self._replicas and self._replicas.count}
+        return learning_way(packed, captured=self._captured, device=self.device, **among)
 
     def _shares_prompts(self, longest: int) -> Support:
         """Whether a forward pass computes a prompt once for all its completions."""
         if self._ask is scores:
             return Support("a reward model reads rows")
         with self._precision():  # the first that does not is why
-            critic = getattr(self._critic and self._critic.module, "trunk", None)
+            critic = getattr(self.critic and self.critic.module, "trunk", None)
             models = [model for model in (self.model, critic, self._teacher) if model is not None]
             return min((shares_prompts(model, longest) for model in models), key=bool)
 
@@ -388,7 +386,7 @@ class LocalLearner:
         from posttrain.learn.fsdp import Sharding  # not for one rank: it takes a while to import
 
         self._shares_prompts(8)  # models are probed now: one that is sharded is no longer whole
-        return Sharding(self.ranks, policy=self.trained, critic=self._critic)
+        return Sharding(self.ranks, policy=self.trained, critic=self.critic)
 
     def _frozen(self, keep: Reference) -> Frozen | ShardedReference:
         return keep.of(self.model) if self._sharding is None else self._sharding.reference(keep)

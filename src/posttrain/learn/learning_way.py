@@ -18,10 +18,17 @@ SHARDED = "the weights are sharded over ranks"
 
 
 def learning_way(
-    packed: Support, *, captured: Sequence[CapturedPasses], ranks: int, device: torch.device
+    packed: Support,
+    *,
+    captured: Sequence[CapturedPasses],
+    ranks: int,
+    replicas: int | None,
+    device: torch.device,
 ) -> Way:
     """The way of a learner that packs, or says why not, with its captured passes."""
     spread = (f"sharded over {ranks} ranks",) if ranks > 1 else ()
+    if replicas:
+        spread = (f"{replicas} replicas at once",)
     if not packed:
         return Way.of("padded rows", *spread, wanted=[("packing", packed, WITHOUT_PACKING)])
     wanted = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from posttrain.learn.optim import moment_bytes
+from posttrain.learn.ranks import Ranks
+from posttrain.learn.trained import Trained
 from posttrain.models.cache import context_length
 from posttrain.models.gpu_memory import (
     capture_lock,
@@ -26,11 +28,10 @@ from posttrain.types import Batch
 # tokens are a fifth quicker than 5k (H200), and are taken where memory is plenty.
 LEAST, MOST, MOST_REPLAYED = 1024, 16_384, 5120
 PLENTY = 0.5  # of the free memory: a captured pass keeps what it takes
-# A CPU is fastest with hidden states that its caches hold, and with activations that malloc keeps:
-# what it gives back is found again page by page. In a run of the tiny model (128 wide) a step of
-# 2k tokens takes a tenth less CPU time than one of 8k, and as much as one of 1k, whose threads wait
-# for each other twice as often; a SmolLM2-135M (576 wide) is no slower with 1k than with 4k.
-STATES_ON_CPU, MOST_ON_CPU = 2**18, 8192
+# A CPU is fastest with activations that its caches and malloc keep. In a step of the tiny model
+# (128 wide) micro-batches of 1k tokens take a sixth more CPU time than those of 2k, and 4k or 8k
+# 1 to 5 % less; a SmolLM2-135M (576 wide) is no slower with 1k than with 4k.
+STATES_ON_CPU, MOST_ON_CPU = 2**19, 8192
 SHARE = 0.8  # of the free memory: fragments, and batches unlike those tried, have the rest
 TRIED = (2048, 4096)
 LENGTH = 1024
@@ -81,9 +82,25 @@ def tokens_on_cpu(width: int) -> int:
     """Tokens of a micro-batch on a CPU, for hidden states of this width: a power of two.
 
     >>> [tokens_on_cpu(width) for width in (64, 128, 576, 4096)]
-    [4096, 2048, 1024, 1024]
+    [8192, 4096, 1024, 1024]
     """
     return Memory(fixed=0.0, each=width).fitting(STATES_ON_CPU, most=MOST_ON_CPU)
+
+
+def tokens_for(
+    learning: Sequence[Trained], work: Callable[[Batch], object], *, ranks: Ranks, **beside: bool
+) -> int:
+    """Tokens of a micro-batch for a policy, and a critic behind it; of all ranks the least fit."""
+    model: Any = learning[0].module
+    device = next(model.parameters()).device
+    if device.type == "cpu":
+        config = getattr(model, "config", None)  # a user's own model may have no config
+        return tokens_on_cpu(getattr(config, "hidden_size", None) or 1)
+    needed = sum(unallocated(part.optimizer) for part in learning) // ranks.size
+    found = tokens_on_gpu(device, work, **tried_rows(model), needed=needed, **beside)
+    for part in learning:
+        part.clear()
+    return min(ranks.each(found))
 
 
 def tried_rows(model: Any) -> dict[str, Any]:

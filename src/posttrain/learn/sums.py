@@ -1,19 +1,23 @@
-"""Sums of loss and diagnostics over the micro-batches of one step."""
+"""Sums of loss and diagnostics over the micro-batches of one step, and over replicas."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posttrain.algorithms.diagnostics import Tally, tally
 from posttrain.algorithms.weights import total
-from posttrain.learn.ranks import Ranks
+from posttrain.fast.score import Replicas
+from posttrain.learn.ranks import Ranks, shares
 from posttrain.learn.trained import Applied
 from posttrain.protocols import Outputs, StepResult
 from posttrain.types import Batch, Terms
 
 _SAID = ("logprobs", "entropy", "values", "divergence")
 _STOPPED = ("clip_low", "clip_high")
+LEAST = 256  # chosen tokens of a replica's share: passes over fewer cost more than they gain
 
 
 class Sums:
@@ -64,6 +68,19 @@ class Sums:
                 whole[place, : value.shape[1]] = value
         return joined
 
+    def alike(self) -> Sums:
+        """Sums of nothing yet, of other rows of the same step."""
+        return Sums(self._recorded)
+
+    def add(self, other: Sums) -> None:
+        """Add what was summed elsewhere, of other rows of the same step."""
+        self.empty &= other.empty
+        self.loss += other.loss
+        self._tokens += other._tokens
+        self._diagnostics += other._diagnostics
+        for name, value in other._parts.items():
+            self._parts[name] = self._parts.get(name, 0.0) + value
+
     def over(self, ranks: Ranks) -> Sums:
         """The sums of all ranks; what was recorded stays each rank's own."""
         if ranks.size == 1:
@@ -76,13 +93,12 @@ class Sums:
         for empty, loss, count, (parts, sums, maxima) in ranks.each(
             (self.empty, float(self.loss), float(own.count), plain)
         ):
-            total.empty &= empty
-            total.loss += loss
-            total._diagnostics += Tally(
+            one = Sums()
+            one.empty, one.loss, one._parts = empty, loss, dict(parts)
+            one._diagnostics = Tally(
                 sums=_tensors(sums), maxima=_tensors(maxima), count=_tensor(count)
             )
-            for name, value in parts.items():
-                total._parts[name] = total._parts.get(name, 0.0) + value
+            total.add(one)
         return total
 
     def result(self, policy: Applied, *, critic: Applied | None) -> StepResult:
@@ -97,6 +113,37 @@ class Sums:
             learning_rate=policy.learning_rate,
             metrics=metrics,
         )
+
+
+def replicated(
+    work: Callable[..., None],
+    batch: Batch,
+    *,
+    sums: Sums,
+    places: Tensor,
+    replicas: Replicas,
+    keep_groups: bool,
+) -> None:
+    """Do ``work`` on all rows, at about equal cost for each replica; ``sums`` gets all sums.
+
+    ``work`` is forward and backward of a batch, the rows ``places`` of the step, with one model.
+    A small batch has fewer shares, down to one, which this thread computes.
+    """
+    many = min(replicas.count, max(1, int(batch.active.sum()) // LEAST))
+    shared = [rows for rows in shares(batch, many, keep_groups=keep_groups) if rows]
+    if len(shared) < 2:
+        work(batch, sums=sums, places=places, model=replicas.model)
+        return
+    learns = torch.is_grad_enabled()
+
+    def one(model: nn.Module, rows: Tensor) -> Sums:
+        found = sums.alike()
+        with torch.set_grad_enabled(learns):  # each thread has its own switch
+            work(batch.select(rows), sums=found, places=places[rows], model=model)
+        return found
+
+    for found in replicas.each(one, [torch.tensor(rows) for rows in shared]):
+        sums.add(found)
 
 
 def _tensor(number: float) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -62,6 +63,7 @@ class Job:
         self._digests = stage_digests(folder.config, recipe.stages)
         self._finished = Finished(folder)
         self._dropped: set[str] = set()  # trackers that raised
+        self._replicas = 1  # until the threads are settled
         self._stopped: dict[str, Any] = {}  # by a callback, the stage under way
         self._cluster = connect(recipe, folder.path, say=self.say)
         with contextlib.ExitStack() as refused:
@@ -71,6 +73,8 @@ class Job:
             chosen = settle_threads(
                 recipe, self.setup.policy, folder=folder, resume=resume, known=known
             )
+            self._replicas = chosen.replicas
+            self.setup = replace(self.setup, replicas=self._replicas)
             if member is not None:
                 member.threads = chosen
             if chosen.worth_saying:
@@ -157,6 +161,7 @@ class Job:
             cluster=self._cluster,
             **given,
         )
+        self.setup = replace(self.setup, replicas=self._replicas)
 
     @contextlib.contextmanager
     def stage(self, stage: str, *, total_steps: int) -> Iterator[OpenStage]:

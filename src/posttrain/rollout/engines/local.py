@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from posttrain.cpu_threads import computing_threads
 from posttrain.fast.decode import uncompiled
 from posttrain.models.cache import bytes_per_sequence, context_length
 from posttrain.models.gpu_memory import memory_budget
@@ -33,9 +32,6 @@ from posttrain.track.progress import advance
 from posttrain.types import Part, Prompt, Rollout, Sampling, Turn
 
 SHARED = 2**15  # weights of a matrix, on average, from which a CPU's threads share its product
-
-_INSIDE: list[int] = []  # for each thread that samples, the threads that the process was given
-_LOCK = Lock()
 
 
 class LocalEngine:
@@ -113,7 +109,7 @@ class LocalEngine:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Inside, the model evaluates without gradient, in the threads that sample fastest."""
-        with _evaluating(self.model), _threads(self.alone):
+        with _evaluating(self.model), computing_threads(self.alone):
             yield
 
     def sync(self, learner: Learner) -> Sync:
@@ -184,27 +180,6 @@ def samples_alone(model: torch.nn.Module) -> bool:
     sizes = [weight.numel() for weight in model.parameters() if weight.ndim > 1]
     on_cpu = all(weight.device.type == "cpu" for weight in model.parameters())
     return on_cpu and sum(sizes) < SHARED * len(sizes)
-
-
-@contextmanager
-def _threads(alone: bool) -> Iterator[None]:
-    """One thread inside where that samples fastest, else as many as the process was given."""
-    with _LOCK:
-        number = _INSIDE[0] if _INSIDE else _given_threads()
-        _INSIDE.append(number)
-    try:
-        torch.set_num_threads(1 if alone else number)
-        yield
-    finally:
-        with _LOCK:
-            _INSIDE.pop()
-        torch.set_num_threads(number)
-
-
-def _given_threads() -> int:
-    """As a thread that is new to torch is told: one that came while another sampled has kept 1."""
-    with ThreadPoolExecutor(1) as new:
-        return new.submit(torch.get_num_threads).result()
 
 
 @contextmanager
