@@ -11,13 +11,13 @@ from typing import Any
 from posttrain.disk import MovedError, NotWrittenError
 from posttrain.registry import did_you_mean
 from posttrain.runs.checkpoints import Checkpoint, cut_back, newest
-from posttrain.runs.drift import config_digest, differences, is_within, settings
+from posttrain.runs.drift import FILES, config_digest, differences, is_within, settings
 from posttrain.runs.files import read_json, write_json, write_sealed
 from posttrain.runs.folder import BEGUN, DONE, RunFolder, StageFolder
 from posttrain.runs.interrupts import Stopped
 from posttrain.track.printable import command_line
 
-BESIDE_RECIPE = ("supplied", "contents", "code")
+BESIDE_RECIPE = ("supplied", "contents", "code", FILES)
 """What config.json holds beside the recipe: objects handed over, files and functions, the code."""
 # A run folder may be moved and watched, a cluster may have another address; who samples changes no
 # token.
