@@ -3,6 +3,7 @@
 import copy
 import gc
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -100,3 +101,17 @@ def test_a_model_without_layers_is_refused() -> None:
     with pytest.raises(ValueError, match="Linear has no layers that transformers knows"):
         checkpoint_activations(torch.nn.Linear(2, 2))
     checkpoint_activations(torch.nn.Linear(2, 2), enabled=False)
+
+
+def test_a_pickle_holds_the_layers_of_transformers(tmp_path: Path) -> None:
+    """They load where there is no posttrain; a copy of the model computes again as it does."""
+    model = build("llama")
+    kind = type(model.model.layers[0])
+    checkpoint_activations(model)
+    copied = copy.deepcopy(model)
+    assert type(copied.model.layers[0]) is type(model.model.layers[0]) is not kind
+    torch.save(copied, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert type(loaded.model.layers[0]) is kind
+    tokens = batch().tokens
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)

@@ -153,3 +153,56 @@ def test_frozen_weights_keep_no_states_for_backward(counted):
 def test_a_wrong_shape_is_told_as_pytorch_tells_it(counted):
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         linear(torch.randn(6, 7), torch.randn(4, 8))
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_what_is_pickled_is_the_plain_layer(counted, tmp_path, adapted):
+    """So a model that was trained can be loaded where there is no posttrain; a copy stays quick."""
+    model, _ = build_tiny(hidden_size=16, num_layers=2, num_heads=2)
+    if adapted:
+        add_adapters(model, AdapterSettings(rank=2), seed=0)
+    plain_types = [type(layer) for layer in model.modules()]
+    quicken_linears(model)
+    quick_types = [type(layer) for layer in model.modules()]
+    copied = copy.deepcopy(model)
+    assert quick_types != plain_types
+    assert [type(layer) for layer in copied.modules()] == quick_types
+    torch.save(copied, tmp_path / "model.pt")
+    assert b"Quick" not in (tmp_path / "model.pt").read_bytes()
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert [type(layer) for layer in loaded.modules()] == plain_types
+    assert [type(layer) for layer in model.modules()] == quick_types
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value)
+        assert torch.equal(copied.state_dict()[name], value)
+    assert copied.lm_head.weight is not model.lm_head.weight
+    assert all(
+        one.requires_grad == other.requires_grad
+        for one, other in zip(loaded.parameters(), model.parameters(), strict=True)
+    )
+
+
+def test_transforms_of_torch_func_go_through_it(counted):
+    """Gradients of each sample, Jacobians, what is mapped: PyTorch's own product computes them."""
+    torch.manual_seed(0)
+    layer, expected = nn.Linear(4, 3), nn.Linear(4, 3)
+    expected.load_state_dict(layer.state_dict())
+    quicken_linears(layer)
+    states = torch.randn(5, 4)
+
+    def found_of(module):
+        weights = dict(module.named_parameters())
+
+        def loss(weights, state):
+            return torch.func.functional_call(module, weights, (state,)).square().sum()
+
+        each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, states)
+        jacobian = torch.func.jacrev(module)(states[0])
+        with torch.no_grad():
+            mapped = torch.func.vmap(module)(states.repeat(16, 1, 1))
+        return {**each, "jacobian": jacobian, "mapped": mapped}
+
+    torch.testing.assert_close(found_of(layer), found_of(expected))
+    assert not counted
+    layer(states)
+    assert counted

@@ -1,5 +1,6 @@
 """A finished run is given more steps: what comes out is what the longer run would have given."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from resumed_runs import Killed, go, same
 from small_runs import recipe, same_weights, timeless
 
-from posttrain.runs import read_ledger
+from posttrain.runs import RunFolder, read_ledger
 from posttrain.runs.checkpoints import checkpoint_steps
 from posttrain.stages import rl_watch
 
@@ -121,3 +122,57 @@ def test_what_has_run_out_of_patience_is_not_prolonged(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has run out of patience after step 1"):
         go(of(4), resume=True)
     assert (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("by", ["epochs", "steps"])
+@pytest.mark.parametrize("stage", ["sft", "dpo"])
+def test_evaluations_of_a_prolonged_stage_come_as_they_did(
+    tmp_path: Path, stage: str, by: str
+) -> None:
+    """Left to itself, their interval is that of the first start: about ten in the shorter run."""
+
+    def of(name: str, number: int, **more: Any) -> dict[str, Any]:
+        section = {by: number, "schedule": "constant", "batch_size": 4, **more}
+        made = recipe(tmp_path / name, sft=None, rl=None, eval=None, rewards=None)
+        if stage == "dpo":
+            section |= {"data": str(pairs), "learning_rate": 1e-3}
+            del made["task"]
+        return {**made, stage: section}
+
+    pairs = tmp_path / "pairs.jsonl"
+    rows = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": "?"} for n in range(40)]
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    short, long = (2, 5) if by == "epochs" else (20, 50)
+    first, _ = go(of("run", short))
+    every = int(looked(first.folder, stage)[1])
+    whole, _ = go(of("whole", long, evaluate_every=every))
+    done, text = go(of("run", long), resume=True)
+    assert f"{stage}.{by}: {short} → {long}" in text
+    assert looked(done.folder, stage) == looked(whole.folder, stage)
+    records = [folder.stage(stage).records() for folder in (whole.folder, done.folder)]
+    assert timeless(records[0]) == timeless(records[1])
+    assert same_weights(whole.model, done.model)
+    alone, _ = go(of("alone", long))
+    assert looked(alone.folder, stage)[1] > every  # so it was not by chance
+
+
+def looked(folder: RunFolder, stage: str) -> list[float]:
+    """The steps at which the held-out loss was looked at."""
+    return [row["step"] for row in folder.stage(stage).records() if "test/loss" in row]
+
+
+def test_steps_in_place_of_epochs_are_no_prolonging(tmp_path: Path) -> None:
+    """How many the epochs came to is not in the recipe: it is a change like others."""
+
+    def of(**section: Any) -> dict[str, Any]:
+        made = recipe(tmp_path / "run", rl=None, eval=None, sft=None, rewards=None)
+        return {**made, "sft": {"schedule": "constant", **section}}
+
+    go(of(steps=4))
+    with pytest.raises(ValueError, match=r"another recipe \(sft\.steps: 4 → 3\); choose another"):
+        go(of(steps=3), resume=True)
+    with pytest.raises(ValueError, match=r"another recipe \(.*sft\.steps: 4 → unset"):
+        go(of(epochs=9), resume=True)
+    done, text = go(of(steps=6), resume=True)
+    assert "sft: goes on from step 4" in text
+    assert [int(row["step"]) for row in done.folder.stage("sft").records()][-1] == 6

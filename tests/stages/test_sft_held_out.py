@@ -18,7 +18,7 @@ from posttrain.learn.learner import LocalLearner
 from posttrain.report import RunFacts
 from posttrain.runs.folder import RunFolder, StageFolder
 from posttrain.stages import sft as sft_stage
-from posttrain.stages.sft import evaluation_steps
+from posttrain.stages.open_stage import evaluation_steps
 
 # Eight demonstrations learned by heart: the held-out loss falls, and then rises again.
 MEMORISED = {

@@ -27,22 +27,29 @@ from posttrain.config.paths import PIECES, WORDS
 from posttrain.data.row_files import SUFFIXES
 from posttrain.registry import look_up
 from posttrain.runs import config_digest
+from posttrain.runs.drift import FILES
 
 _FILES = ("data", "test_data", "backbone")
 # Of a folder: weights, tokenizer and template of a model, or the rows of a data set.
 _OF_FOLDERS = (".safetensors", ".jinja", ".txt", ".model", *SUFFIXES)
 _KNOWN_FOLDERS = ("config.json", "adapter_config.json", "state.json", "*-of-*")
+_USED = "function_and_what_it_uses"
 _WHOLE = 256 * 2**20  # bytes up to which a file is read in full
 
 
 def run_config(recipe: Resolved, supplied: Supplied) -> dict[str, Any]:
     """What config.json of a run holds: the recipe, and digests of all else that it depends on."""
-    config = {**to_dict(recipe), **supplied_digests(supplied), **fingerprints(recipe)}
-    return config | {"code": code_version()}
+    known = supplied_digests(supplied), fingerprints(recipe)
+    files = {key: table for each in known for key, table in each.get(FILES, {}).items()}
+    config = {**to_dict(recipe), **known[0], **known[1]}
+    return {**config, "code": code_version(), **({FILES: files} if files else {})}
 
 
 def fingerprints(recipe: Recipe) -> dict[str, Any]:
-    """Digests of the functions, files and model folders that a recipe names; empty without any."""
+    """Digests of the functions, files and model folders that a recipe names; empty without any.
+
+    Beside the digests of functions stand the files behind each, by the key of its digest.
+    """
     tables = {"rewards": recipe.rewards}
     if isinstance(recipe, Resolved) and "prefer" in recipe.stages:
         tables["prefer.rewards"] = recipe.prefer.rewards
@@ -68,40 +75,43 @@ def fingerprints(recipe: Recipe) -> dict[str, Any]:
             named["rl.critic.source"] = recipe.rl.critic.source
             pieces["rl.critic.loss"] = recipe.rl.critic.loss
         functions |= {key: str(spec["name"]) for key, spec in pieces.items() if spec}
-    found = [(key, _own_function(name)) for key, name in functions.items()]
-    found += [(key, contents_digest(value)) for key, value in named.items()]
-    known = {key: digest for key, digest in found if digest is not None}
-    return {"contents": known} if known else {}
+    looked = {key: _looked_at(_named(name)) for key, name in functions.items() if _is_own(name)}
+    found = [(key, contents_digest(value)) for key, value in named.items()]
+    known = {key: digest for key, (digest, _) in looked.items()}
+    known |= {key: digest for key, digest in found if digest is not None}
+    files = {f"contents.{key}": table for key, (_, table) in looked.items() if table}
+    return {**({"contents": known} if known else {}), **({FILES: files} if files else {})}
 
 
-def _own_function(name: str) -> str | None:
-    """The digest of a function that is named ``module:function``; None for one of ours."""
-    if ":" not in name or name.startswith("reasoning_gym:"):
-        return None
-    return function_digest(look_up(name, {}, kind="task, reward or piece"))
+def _is_own(name: str) -> bool:
+    """Whether a piece is named ``module:function``, and is none of ours."""
+    return ":" in name and not name.startswith("reasoning_gym:")
+
+
+def _named(name: str) -> Any:
+    return look_up(name, {}, kind="task, reward or piece")
 
 
 def supplied_digests(given: Supplied) -> dict[str, Any]:
     """What the run folder remembers of objects, so that another reward is another run."""
     known: dict[str, Any] = {}
+    files: dict[str, dict[str, str]] = {}
     if "task" in given:
         train, test = given["task"].prompts("train"), given["task"].prompts("test")
         known["task"] = {"train": len(train), "test": len(test)}
         known["task"]["prompts"] = config_digest(repr([*train, *test]))
     if "rewards" in given:
-        known["rewards"] = {
-            reward.name: {
-                "weight": reward.weight,
-                "function_and_what_it_uses": function_digest(reward.function),
-            }
-            for reward in given["rewards"].rewards
-        }
+        known["rewards"] = {}
+        for reward in given["rewards"].rewards:
+            digest, behind = _looked_at(reward.function)
+            known["rewards"][reward.name] = {"weight": reward.weight, _USED: digest}
+            files |= {f"supplied.rewards.{reward.name}.{_USED}": behind} if behind else {}
     if "engine" in given:
         known["engine"] = type(given["engine"]).__name__
     if "callbacks" in given:  # what they hold may change while they work
         names = [getattr(one, "__qualname__", type(one).__name__) for one in given["callbacks"]]
         known["callbacks"] = names
-    return {"supplied": known} if known else {}
+    return {**({"supplied": known} if known else {}), **({FILES: files} if files else {})}
 
 
 def code_version() -> dict[str, str]:
@@ -154,6 +164,11 @@ def function_digest(function: Any) -> str:
     and of the values it holds: defaults, bound arguments, closure, attributes, the globals it
     names. What is neither plain data nor of a class of the user's counts by its type.
     """
+    return _looked_at(function)[0]
+
+
+def _looked_at(function: Any) -> tuple[str, dict[str, str]]:
+    """The digest of a function, and those of the files behind it by their names."""
     digest, values, numbers = hashlib.sha256(), [function], {id(function): 0}
     for value in values:  # which grows; what was met before counts by its number, so cycles end
         texts = [str(type(value))]
@@ -164,8 +179,19 @@ def function_digest(function: Any) -> str:
             texts.append(text or f"{numbers[id(part)]}")
         digest.update(repr(texts).encode())
     modules = {_module(value) for value in values if isinstance(value, FunctionType | type)}
-    digest.update(repr(_files(modules)).encode())
-    return digest.hexdigest()[:16]
+    files = _files(modules)
+    digest.update(repr(list(files.values())).encode())
+    named: dict[str, str] = {}
+    for file, text in files.items():  # the same name in two folders of modules is both
+        named[_short(file)] = named.get(_short(file), "") + text[:16]
+    return digest.hexdigest()[:16], named
+
+
+def _short(file: str) -> str:
+    """A file as its module is imported, from a folder on the path of modules."""
+    folders = [os.path.join(os.path.realpath(folder), "") for folder in sys.path]
+    inside = [len(folder) for folder in folders if file.startswith(folder)]
+    return file[max(inside, default=len(os.path.dirname(file)) + 1) :]
 
 
 def _text(value: Any) -> str:
@@ -248,7 +274,7 @@ def _is_users_file(file: str) -> bool:
     return not installed and not any(path.is_relative_to(library) for library in _LIBRARIES)
 
 
-def _files(modules: set[str]) -> list[str]:
+def _files(modules: set[str]) -> dict[str, str]:
     """Digests of the user's files behind modules, and of all that these import."""
     names = {name for module in modules for name in accumulate(module.split("."), "{}.{}".format)}
     waiting = [getattr(sys.modules.get(name), "__file__", None) or "" for name in sorted(names)]
@@ -258,7 +284,7 @@ def _files(modules: set[str]) -> list[str]:
             text = Path(file).read_bytes()
             found[file] = hashlib.sha256(text).hexdigest()
             waiting += [path for path in _imports(Path(file), text) if os.path.isfile(path)]
-    return list(found.values())
+    return found
 
 
 def _imports(file: Path, text: bytes) -> Iterator[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Collection
 from itertools import takewhile
 from typing import Any
 
@@ -11,6 +13,11 @@ from posttrain.data.row_checks import check_messages
 _SPEAKERS = {"Human": "user", "Assistant": "assistant", "System": "system"}
 _TURN = re.compile(r"(?:^|\n\n)(Human|Assistant|System):[ ]?")
 BOTH = ("chosen", "rejected")
+# Letters and the marks on them, by their Unicode categories; those of many scripts have no case.
+_WITH_CASE = {"Lu", "Ll", "Lt", "Lm", "Mn", "Mc", "Me"}
+_LETTERS = {"Lo", *_WITH_CASE}
+_JOINTS = {".": ",", ",": ",", "'": "'", "’": "'"}
+_JOINED = re.compile(r".[wd][wd].|.w'w|w'w.|.d,d|d,d.")  # the place is the middle of four
 
 
 def divided(row: dict[str, Any], *, where: str) -> dict[str, Any]:
@@ -72,16 +79,41 @@ def _before(row: dict[str, Any], chat: list[Any], *, shared: int, where: str) ->
 
 
 def _texts(texts: list[str], *, where: str) -> dict[str, Any]:
-    """The prompt and the answers of two texts with a common beginning; nothing without one."""
+    """The prompt and the answers of two texts with a common beginning; nothing without one.
+
+    The prompt is all that both begin with, less a space at its end, as in TRL; no word is split.
+    """
     turns = [_transcript(text) for text in texts]
     if all(turns):
         return _chats(turns, {}, where=where)
     same = takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))
     common = "".join(one for one, _ in same)
-    cut = max(common.rfind(space) for space in " \n\t")  # no word is split
-    if not common[: max(cut, 0)].strip():
-        return {}
-    return {"prompt": common[:cut], **{c: text[cut:] for c, text in zip(BOTH, texts, strict=True)}}
+    longest = min(len(common), *(len(text.rstrip()) - 1 for text in texts))  # no answer is empty
+    for words in (_LETTERS, _WITH_CASE):  # a script without spaces has few places between words
+        cut = longest
+        while cut > 0 and any(_goes_on(text, cut, words=words) for text in texts):
+            cut -= 1
+        cut -= common[:cut].endswith(" ")
+        if common[: max(cut, 0)].strip():
+            answers = {column: text[cut:] for column, text in zip(BOTH, texts, strict=True)}
+            return {"prompt": common[:cut], **answers}
+    return {}
+
+
+def _goes_on(text: str, cut: int, *, words: Collection[str]) -> bool:
+    """Whether a word or a number, like ``can't`` and ``3.50``, stands on both sides of a place.
+
+    >>> [cut for cut in range(1, 9) if _goes_on("a 3.50=x", cut, words=_LETTERS)]
+    [3, 4, 5]
+    """
+    near = text[max(0, cut - 2) : cut].rjust(2) + text[cut : cut + 2].ljust(2)
+    return _JOINED.fullmatch("".join(_kind(char, words) for char in near)) is not None
+
+
+def _kind(char: str, words: Collection[str]) -> str:
+    category = unicodedata.category(char)
+    known = "d" if category[0] == "N" else "w" if category in words else " "
+    return _JOINTS.get(char, known)
 
 
 def _transcript(text: str) -> list[dict[str, str]]:

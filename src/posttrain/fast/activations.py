@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from posttrain.fast.attention import interface
+from posttrain.fast.linear_products import PlainInPickles
 
 _CACHES = ("past_key_values", "past_key_value", "layer_past")
 
@@ -42,10 +43,10 @@ def checkpoint_activations(model: nn.Module, *, enabled: bool = True) -> None:
             layer._posttrain_owner = SimpleNamespace(config=config)
             layer.__class__ = _recomputed(kind)
         elif known and not enabled:
-            layer.__class__ = kind.__mro__[2]  # the class before _Recomputed was mixed in
+            layer.__class__ = kind.plain
 
 
-class _Recomputed:
+class _Recomputed(PlainInPickles):
     """Mixed into the class of a layer, so that a deep copy of the model has it too."""
 
     _posttrain_owner: SimpleNamespace
@@ -67,7 +68,8 @@ class _Recomputed:
 
 @functools.cache
 def _recomputed(kind: type) -> type:
-    return type(kind.__name__, (_Recomputed, kind), {"__module__": kind.__module__})
+    known = {"__module__": kind.__module__, "plain": kind}
+    return type(kind.__name__, (_Recomputed, kind), known)
 
 
 def _contexts(owner: SimpleNamespace) -> tuple[Any, Any]:

@@ -8,9 +8,10 @@ is :func:`torch.nn.functional.linear`; sums are rounded in another order.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +25,39 @@ WORTHWHILE = 2**20
 STEP, MANY = 16, 1024
 
 
-class QuickLinear(nn.Linear):
+class PlainInPickles:
+    """Mixed into the class that a layer is given in place: a copy has it, a pickle the plain one.
+
+    So a model that was trained is loaded where there is no posttrain.
+    """
+
+    plain: type
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # The way of protocol 0, which any protocol may take: it alone lets the class be another.
+        make, (_, *given), *state = cast(Any, super().__reduce_ex__(0))
+        return make, (self.plain, *given), *state
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlainInPickles:
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return made
+
+
+class QuickLinear(PlainInPickles, nn.Linear):
     """A linear layer, and nothing more, whose product is :func:`linear`."""
 
-    is_plain = True
+    plain, is_plain = nn.Linear, True
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] → [..., out]."""
         return linear(input, self.weight, bias=self.bias)
 
 
-class QuickAdapted(AdaptedLinear):
+class QuickAdapted(PlainInPickles, AdaptedLinear):
     """A linear layer with an adapter; the product of what is kept as it is is :func:`linear`."""
+
+    plain = AdaptedLinear
 
     def product(self, states: Tensor, bias: Tensor | None) -> Tensor:
         """[..., in] → [..., out]."""
@@ -80,6 +102,7 @@ def linear(states: Tensor, weight: Tensor, *, bias: Tensor | None = None) -> Ten
         or states.shape[-1] != weight.shape[1]  # PyTorch says what is wrong with that
         or torch.is_autocast_enabled("cpu")
         or torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()  # vmap, jacrev …: they know PyTorch's own
     ):
         return nn.functional.linear(states, weight, bias)
     if torch.is_grad_enabled():

@@ -15,6 +15,7 @@ from typing import Any
 
 from posttrain.report.facts import RunFacts, describe_finding
 from posttrain.report.held_out import Interval
+from posttrain.track.local_paths import without_folders
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]()#+\-.!|~$:@])")
 _LONGEST = 160  # characters of a text that the card shows
@@ -142,7 +143,7 @@ def _results(facts: RunFacts) -> str:
     over = f" of {problems} held-out problems" if problems else ""
     lines.append(f"Intervals are 95 %; shares are{over or ' of held-out rows'}; one run, one seed.")
     if broken := facts.held_out.broken():
-        lines.append(f"Scores that broke: {escaped(broken)}.")
+        lines.append(f"Scores that broke: {escaped(without_folders(broken))}.")
     return "\n".join(lines)
 
 
@@ -171,7 +172,7 @@ def _training(facts: RunFacts, source: CardSource) -> str:
         "hardware": summary.get("hardware"),
         "time": None if seconds is None else f"{seconds / 3600:.2f} hours",
         "versions": ", ".join(f"{name} {text}" for name, text in source.versions.items()),
-        **{f"{stage}, how": way for stage, way in facts.ways.items()},
+        **{f"{stage}, how": without_folders(way) for stage, way in facts.ways.items()},
     }
     return _list({key: escaped(value) for key, value in found.items() if value not in (None, "")})
 
@@ -184,7 +185,8 @@ def _limits(facts: RunFacts) -> str:
     for finding in facts.findings:
         when, text = describe_finding(finding)
         told = f"{finding.get('stage', '')} {finding.get('rule', '')}".strip()
-        lines.append(f"* {escaped(f'{told}, {when}: {text}', limit=500)}")
+        said = without_folders(f"{told}, {when}: {text}")
+        lines.append(f"* {escaped(said, limit=500)}")
     return "\n".join(lines)
 
 

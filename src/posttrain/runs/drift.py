@@ -11,6 +11,8 @@ from typing import Any
 from posttrain.registry import dotted
 from posttrain.track.encoding import encode_json
 
+FILES = "files"
+"""The key of a config for the files behind each function, which only tell what has changed."""
 _DIGEST = re.compile(
     r'^"(?:(rows):)?(?:[0-9a-f]{16}|[0-9a-f]{64})"$'
 )  # of a file, rows, a function
@@ -45,7 +47,9 @@ def differences(
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name) and not is_within(name, ignore)
     ]
-    return [f"{name}: {_told(name, before, after=after)}" for name in changed]
+    return [
+        f"{name}: {_told(name, before, after=after)}{_edited(name, old, new)}" for name in changed
+    ]
 
 
 def _told(name: str, before: Mapping[str, str], *, after: Mapping[str, str]) -> str:
@@ -57,6 +61,16 @@ def _told(name: str, before: Mapping[str, str], *, after: Mapping[str, str]) -> 
     return f"{file} has other contents" if file else "has changed"
 
 
+def _edited(name: str, *configs: Mapping[str, Any]) -> str:
+    """Which files behind a function have changed, where both configs have recorded them."""
+    old, new = (dict(config.get(FILES, {}).get(name, {})) for config in configs)
+    if not old or not new:
+        return ""
+    names = {each for each, digest in new.items() if digest not in old.values()}
+    names |= {each for each, digest in old.items() if digest not in new.values()}
+    return f": {', '.join(sorted(names)) or 'no file, but a value that it holds or Python itself'}"
+
+
 def settings(config: Mapping[str, Any]) -> dict[str, str]:
     """Every setting of a config by dotted name, each value as JSON.
 
@@ -64,7 +78,8 @@ def settings(config: Mapping[str, Any]) -> dict[str, str]:
     {'rl.steps': '6', 'rl.algorithm': '"grpo"'}
     """
     # As it comes back from the file, so that a path and its text are the same.
-    plain = dotted(json.loads(encode_json(config)))
+    kept = {name: table for name, table in config.items() if name != FILES}
+    plain = dotted(json.loads(encode_json(kept)))
     return {name: json.dumps(value, ensure_ascii=False) for name, value in plain.items()}
 
 

@@ -50,7 +50,7 @@ from posttrain.track.diagnosis import read_findings
 from posttrain.track.jsonl import FILE_NAME
 from posttrain.types.marks import Marks
 
-_LONGER = re.compile(r"((?:sft|reward|dpo|rl)\.(?:steps|epochs)): \d+ → (\d+)")
+_LONGER = re.compile(r"((?:sft|reward|dpo)\.(?:steps|epochs)|rl\.steps): (\d+) → (\d+)")
 LAYOUT = 1
 BEGUN, DONE = "begun.json", "done.json"
 REWARDS = "rewards.json"
@@ -172,9 +172,10 @@ class RunFolder:
         if run.finished:
             changes = differences(run.config, config, ignore=ignore)
             if changes:
-                longer = [_LONGER.fullmatch(change) for change in changes]
-                keys = " ".join(f"--{key[1]} {key[2]}" for key in longer if key)
-                prolong = f"prolong it (posttrain resume {path} {keys}), " if all(longer) else ""
+                asked = [_LONGER.fullmatch(change) for change in changes]
+                longer = all(found and int(found[2]) < int(found[3]) for found in asked)
+                keys = " ".join(f"--{found[1]} {found[3]}" for found in asked if found)
+                prolong = f"prolong it (posttrain resume {path} {keys}), " if longer else ""
                 raise ValueError(
                     f"{path}: holds the finished run of another recipe ({_some(changes)}); "
                     f"{prolong}choose another run folder, or delete this one (from Python: "

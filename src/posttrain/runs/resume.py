@@ -11,20 +11,20 @@ from typing import Any
 from posttrain.disk import MovedError, NotWrittenError
 from posttrain.registry import did_you_mean
 from posttrain.runs.checkpoints import Checkpoint, cut_back, newest
-from posttrain.runs.drift import config_digest, differences, is_within, settings
+from posttrain.runs.drift import FILES, config_digest, differences, is_within, settings
 from posttrain.runs.files import read_json, write_json, write_sealed
 from posttrain.runs.folder import BEGUN, DONE, RunFolder, StageFolder
 from posttrain.runs.interrupts import Stopped
 from posttrain.track.printable import command_line
 
-BESIDE_RECIPE = ("supplied", "contents", "code")
+BESIDE_RECIPE = ("supplied", "contents", "code", FILES)
 """What config.json holds beside the recipe: objects handed over, files and functions, the code."""
 # A run folder may be moved and watched, a cluster may have another address; who samples changes no
 # token.
 _OF_CLUSTER = ("address", "deadline", "engines", "colocate", "cpus_per_engine")
 FREE = ("run.folder", "run.trace", *(f"cluster.{key}" for key in _OF_CLUSTER))
 # What a stage is given more of to be prolonged: the steps before stay as they were.
-PROLONGED = {"sft": "epochs", "reward": "epochs", "dpo": "epochs", "rl": "steps"}
+PROLONGED = {**dict.fromkeys(("sft", "reward", "dpo"), ("steps", "epochs")), "rl": ("steps",)}
 Say = Callable[[str], None]
 
 
@@ -39,7 +39,7 @@ def check_same(path: str | Path, config: Mapping[str, Any], *, allow: Sequence[s
         return []
     folder = RunFolder(path)
     old = folder.config
-    longer = _prolonged(old, config)
+    longer, more = _prolonged(old, config)
     if folder.holds(config["run"]["stages"]) and longer is None:
         return []
     for key in allow:
@@ -47,8 +47,7 @@ def check_same(path: str | Path, config: Mapping[str, Any], *, allow: Sequence[s
         if not any(is_within(name, [key]) for name in known):
             raise ValueError(f"--allow-changes {key}: no such key; {did_you_mean(key, known)}")
     changes = differences(old, config, ignore=FREE)
-    free = [] if longer is None or config[longer]["schedule"] != "constant" else [longer]
-    free = [f"{stage}.{PROLONGED[stage]}" for stage in free]
+    free = [] if longer is None or config[longer]["schedule"] != "constant" else [more]
     refused = [change for change in changes if not is_within(_key(change), [*allow, *free])]
     if refused:
         keys = list(dict.fromkeys(_table(change) for change in refused))
@@ -57,7 +56,7 @@ def check_same(path: str | Path, config: Mapping[str, Any], *, allow: Sequence[s
         raise ValueError(
             f"{folder.path}: cannot go on as the same run, because this has changed:\n  "
             + "\n  ".join(refused)
-            + _why_not_longer(longer, refused, schedule=config[longer or "run"].get("schedule"))
+            + _why_not_longer(more, refused, schedule=config[longer or "run"].get("schedule"))
             + f"\nPut it back as it was; or go on all the same, with {how}; or run the recipe "
             "without resume: what is not finished, or depends on the change, starts anew"
         )
@@ -76,18 +75,23 @@ def check_same(path: str | Path, config: Mapping[str, Any], *, allow: Sequence[s
     return changes
 
 
-def _prolonged(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """The last stage that trains, where it is to take more steps than before."""
+def _prolonged(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str | None, str]:
+    """The last stage that trains, where it is to take more steps than before; and by which key."""
     stage = next((name for name in reversed(new["run"]["stages"]) if name in PROLONGED), None)
     if stage is None or stage not in old:
-        return None
-    before, after = (config[stage].get(PROLONGED[stage]) for config in (old, new))
-    return stage if before is not None and after is not None and after > before else None
+        return None, ""
+    for key in PROLONGED[stage]:  # steps, where they are given, take the place of epochs
+        before, after = (config[stage].get(key) for config in (old, new))
+        if before is not None or after is not None:
+            longer = before is not None and after is not None and after > before
+            return (stage, f"{stage}.{key}") if longer else (None, "")
+    return None, ""
 
 
-def _why_not_longer(longer: str | None, refused: Sequence[str], *, schedule: str | None) -> str:
-    if longer is None or f"{longer}.{PROLONGED[longer]}" not in map(_key, refused):
+def _why_not_longer(more: str, refused: Sequence[str], *, schedule: str | None) -> str:
+    if more not in map(_key, refused):
         return ""
+    longer = more.partition(".")[0]
     return (
         f"\n{longer}.schedule = {schedule} spreads the learning rate over all steps: those that "
         "are done had other rates than they would have in the longer run. If it is allowed, the "

@@ -10,12 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -26,13 +24,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from posttrain.serving.asked import AskedWronglyError, Kind, read_asked
 from posttrain.serving.openai_answers import AnswerWriter, error_body
 from posttrain.serving.service import BusyError, Event, Service
+from posttrain.track.local_paths import without_folders
 
 Application = Callable[..., Awaitable[None]]
 MAX_BODY = 2_000_000  # bytes
 MAX_CONNECTIONS = 256
 PATIENCE = 30.0  # seconds for a request to come whole, and for a client to take what is ready
 LOOK = 0.25  # seconds between two looks whether the client is still there
-WORD = r"[^\s'\"()\[\]{}<>,;]"  # a character of a path that stands in a text
 LOCAL = ("127.0.0.1", "localhost", "::1")
 NAMES = {"127.0.0.1", "localhost", "[::1]"}
 
@@ -128,7 +126,7 @@ async def _chunks(
         yield _line(chunk)
     while not (event := await events.get()).done:
         if event.error is not None:
-            yield _line(error_body(_public(event.error, model=model), kind="server_error"))
+            yield _line(error_body(without_folders(str(event.error), model), kind="server_error"))
             return
         for chunk in writer.add(event.tokens):
             yield _line(chunk)
@@ -163,40 +161,9 @@ def _refused(error: Exception, *, model: str) -> Response:
         body = error_body(str(error), param=error.param, code=error.code)
         return JSONResponse(body, status_code=error.status)
     if isinstance(error, ValueError):  # of the template or the engine, about what was asked
-        return JSONResponse(error_body(_public(error, model=model)), status_code=400)
-    body = error_body(_public(error, model=model), kind="server_error")
+        return JSONResponse(error_body(without_folders(str(error), model)), status_code=400)
+    body = error_body(without_folders(str(error), model), kind="server_error")
     return JSONResponse(body, status_code=500)
-
-
-def _public(error: Exception, *, model: str) -> str:
-    """What an error says, with every file and folder of this machine as its last part."""
-
-    def shown(found: re.Match[str]) -> str:
-        if "/" not in found[0] and "\\" not in found[0]:
-            return found[0]
-        path = Path(found[0])
-        try:
-            here = path.expanduser().is_absolute() or path.expanduser().exists()
-        except (OSError, RuntimeError, ValueError):  # a client's word that can be no path
-            here = True
-        return path.name if here else found[0]
-
-    said = str(error)
-    for folder in _known_folders(model):  # whole: there may be spaces in their names
-        pattern = rf"(?<!\w){re.escape(folder)}{WORD}*"
-        said = re.sub(pattern, lambda found: Path(found[0]).name, said)
-    return re.sub(f"{WORD}+", shown, said)
-
-
-def _known_folders(model: str) -> list[str]:
-    """The home, the current folder and the model's, the longest first."""
-    found: set[Path] = set()
-    for find in (Path.home, Path.cwd, Path(model).expanduser):
-        with contextlib.suppress(OSError, RuntimeError, ValueError):  # there is none
-            folder = find()
-            if folder.exists():  # a hub id is no folder
-                found |= {folder, folder.absolute(), folder.resolve()}
-    return sorted((str(folder) for folder in found if folder.name), key=len, reverse=True)
 
 
 def make_app(endpoint: Endpoint, *, api_key: str = "", local: bool = True) -> Application:

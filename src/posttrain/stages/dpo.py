@@ -33,8 +33,7 @@ from posttrain.runs.files import read_json, replacing, write_sealed
 from posttrain.stages.evaluation import answers
 from posttrain.stages.guards import guard_learner
 from posttrain.stages.job import Job
-from posttrain.stages.open_stage import OpenStage, logged
-from posttrain.stages.sft import evaluation_steps
+from posttrain.stages.open_stage import OpenStage, evaluation_interval, logged
 from posttrain.track.progress import phase
 
 REFERENCE = "reference.npy"  # log-probs, by the token; beside it what they are of, and their hash
@@ -70,10 +69,8 @@ def _learn(
     train, test = with_reference(parts, learner, needs=needed(loss), folder=stage.folder.path)
     keeper.restore(learner)
     guarded = guard_learner(learner, section, keeper=keeper, decode=setup.template.decode)
-    every = section.evaluate_every
-    if every is None:
-        passes = -(-total_steps // num_steps(len(train.sets), section.batch_size, epochs=1))
-        every = evaluation_steps(total_steps, epochs=passes)
+    epoch, asked = num_steps(len(train.sets), section.batch_size, epochs=1), section.evaluate_every
+    every = evaluation_interval(keeper, asked, total_steps=total_steps, epoch=epoch)
 
     def measured(step: int) -> Mapping[str, float]:
         if step and step != total_steps and not (every and step % every == 0):
@@ -86,6 +83,7 @@ def _learn(
         every=section.save_every,
         total_steps=total_steps,
         measured=lambda step: {**measured(step.step), **setup.cluster_metrics()},
+        measured_every=every,
     )
     stage.callbacks.generate = partial(answers, setup, learner=learner)
     with keeper.stepping():

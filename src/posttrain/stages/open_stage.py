@@ -25,6 +25,10 @@ from posttrain.stages.diagnosis import Background, Diagnosing, diagnosed
 from posttrain.track import ALWAYS, TRACKERS, Dropped, Several, Stage, Telling
 from posttrain.track.sample_table import log_samples, sample_rows
 
+EVALUATIONS = 10  # in a stage, about, where the recipe does not say how often
+MEASURED_EVERY = "measured_every"
+"""In a checkpoint: the steps between evaluations, which stay when the stage is prolonged."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OpenStage:
@@ -121,6 +125,26 @@ def keep_rollouts(stage: OpenStage, taken: Step, *, writer: RolloutWriter, token
     log_samples(stage.tracker, step, rows=partial(sample_rows, rollouts, advantages))
 
 
+def evaluation_steps(total_steps: int, *, epochs: int) -> int:
+    """Steps between evaluations: about ten in the stage, and at least one an epoch.
+
+    >>> [evaluation_steps(total, epochs=epochs) for total, epochs in ((500, 1), (500, 50), (3, 1))]
+    [50, 10, 1]
+    """
+    return max(1, min(total_steps // EVALUATIONS, total_steps // epochs))
+
+
+def evaluation_interval(keeper: Keeper, asked: int | None, *, total_steps: int, epoch: int) -> int:
+    """Steps between evaluations: as asked, else as the stage began, else about ten times.
+
+    ``epoch`` is its steps. A stage that is prolonged so looks as often as before.
+    """
+    begun = None if keeper.begins_at is None else keeper.begins_at.state.get(MEASURED_EVERY)
+    if asked is not None:
+        return asked
+    return int(begun or evaluation_steps(total_steps, epochs=-(-total_steps // epoch)))
+
+
 def logged(
     stage: OpenStage,
     learner: Guarded,
@@ -128,13 +152,15 @@ def logged(
     every: int | None,
     total_steps: int,
     measured: Callable[[Fitted], Mapping[str, float]] = lambda fitted: {},
+    measured_every: int = 0,
     more: ExtraState | None = None,
 ) -> Callable[[Fitted], None]:
     """What follows a step of supervised training: its record, and a checkpoint where one is due."""
     guard, callbacks = learner.guard, stage.callbacks
 
     def kept(folder: Path) -> Mapping[str, Any]:
-        return {**(more(folder) if more is not None else {}), **callbacks.state()}
+        known = {MEASURED_EVERY: measured_every, **callbacks.state()}
+        return {**(more(folder) if more is not None else {}), **known}
 
     def on_step(fitted: Fitted) -> None:
         step, skipped = fitted.step, {"train/skipped_total": float(guard.total)}

@@ -20,20 +20,10 @@ from posttrain.runs import StageFolder
 from posttrain.stages.evaluation import answers
 from posttrain.stages.guards import guard_learner
 from posttrain.stages.job import Job
-from posttrain.stages.open_stage import OpenStage, logged
+from posttrain.stages.open_stage import OpenStage, evaluation_interval, logged
 from posttrain.track.progress import phase
 
 TEST_LOSS = "test/loss"
-EVALUATIONS = 10  # in a stage, about, where the recipe does not say how often
-
-
-def evaluation_steps(total_steps: int, *, epochs: int) -> int:
-    """Steps between evaluations: about ten in the stage, and at least one an epoch.
-
-    >>> [evaluation_steps(total, epochs=epochs) for total, epochs in ((500, 1), (500, 50), (3, 1))]
-    [50, 10, 1]
-    """
-    return max(1, min(total_steps // EVALUATIONS, total_steps // epochs))
 
 
 def run_sft(setup: Setup, job: Job) -> dict[str, Any]:
@@ -57,11 +47,10 @@ def _learn(setup: Setup, stage: OpenStage, *, rows: SftRows, total_steps: int) -
     keeper.restore(learner)
     guarded = guard_learner(learner, section, keeper=keeper, decode=setup.template.decode)
     best = Best(learner, last_step=total_steps)
-    if keeper.begins_at is not None:
-        begins_at = keeper.begins_at
+    if (begins_at := keeper.begins_at) is not None:
         best.restore(begins_at.path, begins_at.state["held_out"], step=begins_at.step)
-    passes = -(-total_steps // num_steps(len(rows.train), section.batch_size, epochs=1))
-    every = section.evaluate_every or evaluation_steps(total_steps, epochs=passes)
+    epoch, asked = num_steps(len(rows.train), section.batch_size, epochs=1), section.evaluate_every
+    every = evaluation_interval(keeper, asked or None, total_steps=total_steps, epoch=epoch)
     patience = (section.patience or total_steps + 1) * every  # in steps
 
     def measured(step: int) -> dict[str, float]:
@@ -81,6 +70,7 @@ def _learn(setup: Setup, stage: OpenStage, *, rows: SftRows, total_steps: int) -
             **measured(step.step),
             **setup.cluster_metrics(),
         },
+        measured_every=every,
         more=best.keep,
     )
     stage.callbacks.generate = partial(answers, setup, learner=learner)

@@ -2,6 +2,7 @@
 
 The file loads nothing. All that a model or a stranger wrote stands in it as JSON in which no
 character is a tag's, and is shown as text; the policy lets run the one script of ours, by its hash.
+It goes to others: settings and messages name no folder of this machine.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from posttrain.report.facts import TITLES, RunFacts
 from posttrain.report.overview import BROKEN
 from posttrain.runs import Filter, RunFolder, write_text
 from posttrain.runs.metrics_file import metrics_csv
+from posttrain.track.local_paths import settings_without_folders, without_folders
 from posttrain.viewer.group_pages import group_page, groups_of
 from posttrain.viewer.page_answers import ANSWERS
 from posttrain.viewer.shelf import NotRecordedError, Shelf, ShownRun, UnknownError
@@ -33,6 +35,8 @@ NUM_STEPS = 10  # steps of which groups are written, the first and the last amon
 NUM_GROUPS = 6  # groups of each, those whose rewards differ most
 MAX_BYTES = 6_000_000  # of rollouts and arithmetic; what comes later is left out
 UNREADABLE = (*BROKEN, UnknownError, NotRecordedError)
+MESSAGES = {"error", "findings", "missing", "notes", "problem", "problems", "reason", "ways"}
+SETTINGS = {"all", "differing"}
 
 
 def export(run: RunFolder, out: str | Path | None = None) -> list[Path]:
@@ -99,6 +103,9 @@ class Known:
     shelf: Shelf
     answers: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._folders = [run.folder for run in self.shelf.look()]
+
     def ask(self, name: str, **asked: Any) -> Any:
         """Ask as the page would, and keep the answer."""
         given = {key: str(value) for key, value in asked.items() if value != ""}
@@ -110,7 +117,23 @@ class Known:
             found = make()
         except UNREADABLE as error:
             found = {"error": f"cannot be read: {error}"}
+        found = self._public(found)
         self.answers[key_of(name, **asked)] = found
+        return found
+
+    def _public(self, found: Any, key: str = "") -> Any:
+        """An answer whose settings and messages name no folder of this machine."""
+        if isinstance(found, dict):
+            return {
+                each: self._public(value, key if key in MESSAGES | SETTINGS else each)
+                for each, value in found.items()
+            }
+        if isinstance(found, list):
+            return [self._public(value, key) for value in found]
+        if isinstance(found, str) and key in MESSAGES:
+            return without_folders(found, *self._folders)
+        if isinstance(found, str) and key in SETTINGS:
+            return _setting(found)
         return found
 
 
@@ -174,6 +197,15 @@ def _ask_rollouts(known: Known, run: ShownRun, *, groups: list[dict[str, Any]]) 
     for name, place in (*places, *later):
         if used < MAX_BYTES:
             used += len(json.dumps(known.ask(name, run=run.name, **place)))
+
+
+def _setting(written: str) -> str:
+    """A setting as JSON, or a word in the place of one, without folders."""
+    try:
+        value = json.loads(written)
+    except ValueError:
+        return written
+    return json.dumps(settings_without_folders(value), ensure_ascii=False)
 
 
 def key_of(name: str, **asked: Any) -> str:

@@ -17,6 +17,7 @@ from posttrain.report.model_card import CardSource, model_card
 from posttrain.runs import RunFolder
 from posttrain.runs.finished import check_model, run_of
 from posttrain.runs.resume import BESIDE_RECIPE
+from posttrain.track.local_paths import settings_without_folders
 
 _KEPT_OF_RUN = ("seed", "stages", "deterministic")
 _OF_MACHINE = ("cluster", "grading", "environment", "code", "contents", *BESIDE_RECIPE)
@@ -126,7 +127,7 @@ def _data(config: Mapping[str, Any]) -> dict[str, str]:
     for section, name in keys:
         value = (config.get(section) or {}).get(name)
         if isinstance(value, str) and value not in ("task", "prefer"):
-            found[f"{section}.{name}"] = _without_folders(value)
+            found[f"{section}.{name}"] = settings_without_folders(value)
     return found
 
 
@@ -138,21 +139,7 @@ def _public(config: Mapping[str, Any]) -> dict[str, Any]:
     """The resolved recipe without what is of a machine: folders, workers, a cluster."""
     kept = {name: table for name, table in config.items() if name not in _OF_MACHINE}
     kept["run"] = {name: config["run"][name] for name in _KEPT_OF_RUN if name in config["run"]}
-    return {name: _without_folders(value) for name, value in kept.items()}
-
-
-def _without_folders(value: Any) -> Any:
-    """Settings with every path of this machine as its last part."""
-    if isinstance(value, Mapping):
-        return {key: _without_folders(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_folders(each) for each in value]
-    if isinstance(value, str) and "/" in value and "\n" not in value and len(value) < 4096:
-        path = Path(value)
-        here = len(path.parts[0]) < 256 and path.exists()  # longer ones are no names of files
-        if path.is_absolute() or value.startswith((".", "~")) or here:
-            return path.name
-    return value
+    return {name: settings_without_folders(value) for name, value in kept.items()}
 
 
 def _read(file: Path) -> dict[str, Any]:
