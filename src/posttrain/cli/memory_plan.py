@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from posttrain.config import cautions, read_recipe, recipe_from_dict, resolve
-from posttrain.config.toml import write_toml
+from posttrain.config.toml import as_overrides, write_toml
 from posttrain.track.printable import command_line, counted
 from posttrain.track.progress import loading, phase, showing
 from posttrain.track.safe_terminal import Terminal, say, say_json
@@ -204,8 +204,6 @@ def conclusion(search: Search, device: Device, *, needed: Option | None) -> str:
 
 def to_write(source: str, overrides: Sequence[str], *, search: Search, needed: Option) -> str:
     """What to run, or to write into a recipe, for what is needed; and what to beware of then."""
-    from posttrain.estimate.options import as_overrides
-
     more = as_overrides(needed.keys)
     before = cautions(search.recipe)
     told = [caution for caution in cautions(search.read(more)) if caution not in before]

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from posttrain.config import Resolved
-from posttrain.config.toml import value_text
+from posttrain.config.toml import as_overrides, value_text
 from posttrain.estimate.parts import CONTEXT, Footprint, footprint
 from posttrain.estimate.work import Work
 from posttrain.learn.optim import check_moments
@@ -30,16 +30,6 @@ class Option(NamedTuple):
     def text(self) -> str:
         """The keys as one would name them."""
         return ", ".join(f"{key} = {value_text(value)}" for key, value in self.keys.items())
-
-
-def as_overrides(keys: Keys) -> list[str]:
-    """Keys as words of a command line.
-
-    >>> as_overrides({"adapter.rank": 16, "adapter.quantize": "nf4"})
-    ['--adapter.rank', '16', '--adapter.quantize', 'nf4']
-    """
-    texts = {key: v if isinstance(v, str) else value_text(v) for key, v in keys.items()}
-    return [word for key, text in texts.items() for word in (f"--{key}", text)]
 
 
 def fits(found: Footprint, work: Work, *, memory: float) -> bool:
