@@ -1,6 +1,8 @@
 """``posttrain plan`` as a terminal shows it."""
 
 import json
+import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -106,8 +108,46 @@ def test_one_machine_is_planned_without_the_model(posttrain: Command) -> None:
     assert found["peak"] == max(found["peaks"].values()) > 2**30
     weights = 100_000 * 512 + 8 * (512 * (2 * 512 + 2 * 128 + 3 * 2048) + 2 * 512) + 512
     assert found["stays"]["weights"] == 4 * weights
-    assert found["options"]["[adapter] rank = 16"] < found["peak"]
+    assert found["options"]["adapter.rank = 16"] < found["peak"]
     assert "GPU of 1GB" in found["assumptions"][0]
+
+
+MINE = "hidden=1024,layers=6,heads=8,intermediate=4096,vocabulary=4000"
+
+
+def test_what_makes_a_model_fit_is_written_as_a_recipe_has_it(posttrain: Command) -> None:
+    """100 million weights: 2.7 GiB as they are, and there is 1."""
+    sizes = ("--shape", MINE, "--prompt-tokens", "64", "--rl.max_new_tokens", "64")
+    asked = ("plan", "my-own-model", "--gpu", "1GB", *sizes, "--model.compile", "false")
+    code, out, _ = posttrain(*asked)
+    assert code == 0
+    said, _, lines = out.partition("# in a recipe\n")
+    words = " ".join(said.split())
+    assert "With rl.checkpoint_activations = true, adapter.rank = 16 it does: 0.48 GiB" in words
+    assert "smaller model" not in words
+    written = tomllib.loads(lines)
+    assert written == {"rl": {"checkpoint_activations": True}, "adapter": {"rank": 16}}
+    found = json.loads(posttrain(*asked, "--json")[1])
+    assert found["together"] == {"rl.checkpoint_activations": True, "adapter.rank": 16}
+    again = [*asked, "--rl.checkpoint_activations", "true", "--adapter.rank", "16", "--json"]
+    planned = json.loads(posttrain(*again)[1])
+    assert planned["fits"]
+    assert planned["peak"] == found["together_peak"]
+
+
+def test_what_makes_a_recipe_fit_is_a_command(posttrain: Command, work: Path) -> None:
+    """With what was given on the command line, and with what the rules then say to beware of."""
+    given = recipe("run", sft=None, eval=None, rl={"learning_rate": 1e-6})
+    given["model"] = {"name": "tiny", "options": {"hidden_size": 1024, "num_layers": 6}}
+    (work / "large.toml").write_text(to_toml(recipe_from_dict(given)))
+    code, out, _ = posttrain("plan", "large.toml", "--gpu", "1GB", "--rl.max_new_tokens", "8")
+    assert code == 0
+    line = next(line for line in out.splitlines() if line.startswith("posttrain run"))
+    assert shlex.split(line)[2:5] == ["large.toml", "--rl.max_new_tokens", "8"]
+    assert "--adapter.rank" in line
+    assert "Caution: rl.learning_rate: 1e-06 is a rate for all weights" in " ".join(out.split())
+    code, out, _ = posttrain("plan", *shlex.split(line)[2:], "--gpu", "1GB")
+    assert "It fits" in out
 
 
 def test_one_machine_is_planned_as_a_table(posttrain: Command) -> None:

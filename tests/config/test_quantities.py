@@ -60,14 +60,34 @@ def test_the_arithmetic_is_right() -> None:
         ("reward", "tokens per forward pass"): (1024, "memory and speed, not the result"),
         ("rl", "rollouts per step"): (24, "6 prompts × 4 completions"),
         ("rl", "sampled per step, at most"): (120, "24 rollouts × (1 + 4 resamples)"),
-        ("rl", "new tokens per step, at most"): (2400, "24 rollouts × 100 tokens"),
+        ("rl", "new tokens per step, at most"): (12_000, "120 sampled × 100 tokens"),
         ("rl", "optimiser steps per batch"): (6, "2 epochs × 3 minibatches"),
         ("rl", "sequences per optimiser step"): (8, "24 rollouts ÷ 3 minibatches"),
         ("rl", "rollouts in all"): (240, "10 steps × 24 rollouts"),
+        ("rl", "sampled in all, at most"): (1200, "10 steps × 120 sampled"),
         ("rl", "optimiser steps in all"): (60, "10 steps × 6 per batch"),
         ("rl", "tokens per forward pass"): (4096, "memory and speed, not the result"),
         ("eval", "completions, at most"): (450, "50 problems × (1 greedy + 8 samples)"),
     }
+
+
+def test_every_row_of_what_is_sampled_counts_what_dynamic_sampling_draws_again() -> None:
+    """4 prompts × 2, up to three times over; without it nothing is drawn that is not learned."""
+    rl = {"steps": 10, "prompts_per_step": 4, "group_size": 2, "max_new_tokens": 10}
+    drawn = {**rl, "dynamic_sampling": True, "max_resamples": 2}
+    rows = {row.name: row.value for row in arithmetic(resolved({"rl": drawn}), num_prompts=20)}
+    assert rows["rollouts per step"] == 8
+    assert rows["sampled per step, at most"] == 24
+    assert rows["new tokens per step, at most"] == 240
+    assert rows["sequences per optimiser step"] == 8
+    assert rows["rollouts in all"] == 80
+    assert rows["sampled in all, at most"] == 240
+    assert rows["passes over the prompts, at least"] == 2.0
+    assert rows["passes over the prompts, at most"] == 6.0
+    rows = {row.name: row.value for row in arithmetic(resolved({"rl": rl}), num_prompts=20)}
+    assert not [name for name in rows if name.startswith("sampled")]
+    assert rows["new tokens per step, at most"] == 80
+    assert rows["passes over the prompts"] == 2.0
 
 
 def test_with_an_environment_tokens_are_counted_for_one_turn_and_said_to_be() -> None:

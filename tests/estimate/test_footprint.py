@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from posttrain.estimate.gpus import find_device
-from posttrain.estimate.options import fits, helpful, together
 from posttrain.estimate.parts import footprint
 from posttrain.estimate.work import MicroBatch, Work
 from posttrain.fast import token_scores
@@ -103,25 +102,6 @@ def test_a_micro_batch_is_cut_as_a_learner_cuts_it() -> None:
     """Groups of 32 + 4 · 32 tokens: three in 500; the last of a completion is not read."""
     assert TINY.fullest(500) == MicroBatch(3 * (32 + 4 * 31), 3 * 4 * 32)
     assert TINY.fullest(10**6) == MicroBatch(8 * (32 + 4 * 31), 8 * 4 * 32)
-
-
-def test_options_are_computed_and_enough_of_them_are_named() -> None:
-    work = Work(config=shape_config(**SHAPES["llama-3.2-1b"]), reference=Reference())
-    memory = find_device("8GB").memory
-    found = footprint(work, memory)
-    assert not fits(found, work, memory=memory)
-    options = helpful(work, found, memory=memory)
-    peaks = [option.found.peak for option in options]
-    assert peaks == sorted(peaks)
-    assert peaks[-1] < found.peak
-    named = [option.text for option in options]
-    assert named[0] == "[adapter] rank = 16"
-    assert 'rl.adam_moments = "8bit"' in named
-    saved = found.peak - peaks[named.index('rl.adam_moments = "8bit"')]
-    assert saved / 1.2358e9 == pytest.approx(8 - 2 - 8 / 256, rel=0.01)  # bytes of a weight
-    needed = together(work, options, memory=memory)
-    assert needed
-    assert fits(needed[-1].found, work, memory=memory)
 
 
 def test_gpus_are_found_by_name_and_by_memory() -> None:

@@ -52,6 +52,7 @@ def test_batch_metrics_by_hand() -> None:
         "rollout/groups_without_signal": 0.5,
         "rollout/tokens": 6.0,
         "rollout/resampled": 3.0,
+        "rollout/drawn_per_group": 2.5,  # 2 groups, and 3 that were dropped
         "rollout/tokens_per_second": 3.0,
         "advantage/mean_abs": pytest.approx((2 * 2 + 3 * 1 + 1 * 4) / 6, rel=1e-6),
         # Summed over the tokens of each valid sequence: 2·0.5, 3·0 and 1·2.

@@ -12,7 +12,7 @@ from command_line import Command, Result, command_in
 from small_runs import TINY, recipe, small_run
 
 from posttrain.check.signal import _learnable
-from posttrain.config import Recipe, read_recipe, recipe_from_dict, resolve, to_toml
+from posttrain.config import Recipe, read_recipe, recipe_from_dict, resolve, to_dict, to_toml
 from posttrain.config.read import parse_overrides
 from posttrain.report import RunFacts
 from posttrain.runs import RunFolder
@@ -181,6 +181,37 @@ def test_what_the_reward_did_is_said_only_beyond_chance(
     why, command, *_ = next_steps(run.folder, resolve(read_recipe(path)), findings=[])
     assert said in why
     assert f"--rl.{key} " in command
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ("--rl.algorithm dapo", {("rl", "algorithm"): "dapo"}),
+        (
+            "--rl.algorithm dapo --rl.loss.clip_high 0.4 --rl.group_size 4",  # 4 is in the file
+            {("rl", "algorithm"): "dapo", ("rl", "loss", "clip_high"): 0.4},
+        ),
+        ("--adapter.rank 2", {("adapter", "rank"): 2}),
+        ("", {}),
+    ],
+)
+def test_the_command_names_what_was_changed_and_not_what_follows(
+    tmp_path: Path, overrides: str, named: dict[tuple[str, ...], Any]
+) -> None:
+    """Another algorithm brings defaults of its own: they come with its name again."""
+    given = recipe(tmp_path / "run", sft=None, eval=None, rl={"steps": 1})
+    path = tmp_path / "recipe.toml"
+    path.write_text(to_toml(recipe_from_dict(given)))
+    run, _ = small_run(given)
+    asked = resolve(read_recipe(path, overrides.split()))
+    line = next_steps(run.folder, asked, findings=[])[1]
+    words = shlex.split(line)
+    changed = parse_overrides(words[3:])
+    folder = ("run", "folder")
+    assert changed == {**named, ("rl", "steps"): 5, folder: f"{tmp_path / 'run'}-steps-5"}
+    again = to_dict(resolve(read_recipe(path, words[3:])))
+    again["run"]["folder"], again["rl"]["steps"] = str(tmp_path / "run"), 1
+    assert again == to_dict(asked)
 
 
 def test_after_sft_alone_rl_is_next(tmp_path: Path) -> None:

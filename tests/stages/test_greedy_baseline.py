@@ -134,6 +134,10 @@ def test_what_a_section_asks_for() -> None:
     rows = {row.name: (row.value, row.how) for row in arithmetic(remax)}
     assert rows["greedy completions per step"] == (16, "one for each of 16 prompts: its baseline")
     assert "greedy completions per step" not in {row.name for row in arithmetic(grpo)}
+    again = section(algorithm="remax", group_size=2, dynamic_sampling=True, max_resamples=2)
+    rows = {row.name: (row.value, row.how) for row in arithmetic(again)}
+    how = "one for each of 48 prompts that are drawn: its baseline"
+    assert rows["greedy completions per step, at most"] == (48, how)
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,17 @@ def test_an_alarm_is_shown_while_it_is_one() -> None:
     assert "cut short 50.0% invalid 12.5%" in words(last_frame(file))
 
 
+def test_what_dynamic_sampling_costs_is_said_while_it_costs_anything(clock: Clock) -> None:
+    """5 groups drawn for 2 that are learned from; 1 for 1 is what was asked for."""
+    for terminal in (True, False):
+        for drawn, said in ((2.5, True), (1.0, False)):
+            tracker, file = make(terminal=terminal)
+            tracker.log(1, RL_METRICS | {"rollout/drawn_per_group": drawn})
+            tracker.close()
+            text = last_frame(file) if terminal else file.getvalue()
+            assert ("groups drawn for one kept 2.5" in words(text)) == said
+
+
 def test_what_was_never_logged_is_a_dash() -> None:
     tracker, file = make(terminal=True)
     tracker.log(1, {"reward/mean": float("nan")})

@@ -136,7 +136,11 @@ def make_policy(recipe: Recipe, source: str, *, device: str) -> Policy:
 
 
 def read_policy(recipe: Recipe, source: str, *, device: str) -> Policy:
-    """The policy in ``source`` as it is, with adapters only where it has some."""
+    """The policy in ``source`` as it is, with adapters only where it has some.
+
+    The base of adapters waits in main memory, to be rounded or quantised: it may fit the device
+    only then. :func:`adapted` brings it there.
+    """
     model, chosen = recipe.model, recipe.model.options
     if source != model.name:
         chosen = of_any_model(chosen)
@@ -148,18 +152,24 @@ def read_policy(recipe: Recipe, source: str, *, device: str) -> Policy:
             seed=recipe.run.seed,
             options=chosen,
             gpu_memory=recipe.run.gpu_memory,
+            moved=not recipe.adapter.rank,
         )
 
 
 def adapted(recipe: Recipe, policy: Policy, *, device: str, folder: str | None = None) -> Policy:
-    """The policy with the adapters of a recipe; a base without a folder gets one in ``folder``."""
-    return with_adapters(
+    """The policy with the adapters of a recipe, on the device it is for.
+
+    A base without a folder gets one in ``folder``.
+    """
+    found = with_adapters(
         policy,
         dict(recipe.adapter),
         seed=recipe.run.seed,
         folder=Path(folder or recipe.run.folder or "runs"),
         compute=choose_compute(recipe.model, device),
     )
+    found.model.to(device)
+    return found
 
 
 def of_any_model(options: Mapping[str, Any]) -> dict[str, Any]:

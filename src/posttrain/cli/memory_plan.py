@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -10,15 +11,16 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from posttrain.config import read_recipe, recipe_from_dict, resolve
-from posttrain.track.printable import counted
+from posttrain.config import cautions, read_recipe, recipe_from_dict, resolve
+from posttrain.config.toml import as_overrides, write_toml
+from posttrain.track.printable import command_line, counted
 from posttrain.track.progress import loading, phase, showing
-from posttrain.track.safe_terminal import Terminal, say_json
+from posttrain.track.safe_terminal import Terminal, say, say_json
 
 if TYPE_CHECKING:
     from posttrain.config import Resolved
     from posttrain.estimate.gpus import Device
-    from posttrain.estimate.options import Option
+    from posttrain.estimate.options import Option, Search
     from posttrain.estimate.parts import Footprint
     from posttrain.estimate.work import Work
 
@@ -39,28 +41,30 @@ def plan_memory(
     as_json: bool,
 ) -> None:
     """Predict what a recipe, or GRPO on a model, takes on one device, and print it."""
-    recipe = recipe_of(source, overrides)
+    recipe_of(source, overrides)  # what is wrong with it is said before anything heavy is loaded
     with loading():
         from posttrain.estimate.gpus import find_device, step_seconds
-        from posttrain.estimate.options import fits, helpful, together
-        from posttrain.estimate.parts import footprint
+        from posttrain.estimate.options import Search
         from posttrain.estimate.work import work_of
     device = find_device(gpu)
     sizes = None if shape is None else parse_shape(shape)
+    search = Search(
+        read=lambda more: recipe_of(source, [*overrides, *more]),
+        ask=partial(work_of, device=device.kind, prompt_tokens=prompt_tokens, shape=sizes),
+        memory=device.memory,
+    )
     with showing(), phase("counting"):
-        work = work_of(recipe, device=device.kind, prompt_tokens=prompt_tokens, shape=sizes)
-        found = footprint(work, device.memory)
-        options = helpful(work, found, memory=device.memory)
-        fit = fits(found, work, memory=device.memory)
-        needed = [] if fit else together(work, options, memory=device.memory)
+        found, work = search.found, search.work
+        options = search.helpful()
+        needed = None if search.fit else search.together()
         seconds = step_seconds(work, device)
     facts = assumptions(work, device)
-    said = conclusion(found, device, fit=fit, needed=needed)
+    said = conclusion(search, device, needed=needed)
     if as_json:
         say_json(
             {
                 "device": {"name": device.name, "memory": device.memory},
-                "fits": fit,
+                "fits": search.fit,
                 "peak": found.peak,
                 "peaks": found.peaks,
                 "stays": found.stays,
@@ -70,7 +74,9 @@ def plan_memory(
                 "sequences_at_once": found.slots,
                 "seconds": seconds,
                 "options": {option.text: option.found.peak for option in options},
-                "together": [option.text for option in needed],
+                "together": {} if needed is None else dict(needed.keys),
+                "together_peak": None if needed is None else needed.found.peak,
+                "not_possible": search.refused,
                 "conclusion": said,
                 "assumptions": facts,
             }
@@ -79,6 +85,8 @@ def plan_memory(
     listed = Text("\n".join(f"· {fact}" for fact in facts), style="dim")
     parts = (render(found), sizes_of(found, work, seconds=seconds), advice(options))
     Terminal().print(Group(*parts, listed, Text(f"\n{said}", style="bold")))
+    if needed is not None:
+        say(to_write(source, overrides, search=search, needed=needed))
 
 
 def recipe_of(source: str, overrides: Sequence[str]) -> Resolved:
@@ -181,14 +189,35 @@ def assumptions(work: Work, device: Device) -> list[str]:
     return found
 
 
-def conclusion(found: Footprint, device: Device, *, fit: bool, needed: Sequence[Option]) -> str:
+def conclusion(search: Search, device: Device, *, needed: Option | None) -> str:
     """Whether it fits, and what would make it."""
-    peak, memory = gibibytes(found.peak), gibibytes(device.memory)
-    if fit:
+    peak, memory = gibibytes(search.found.peak), gibibytes(device.memory)
+    if search.fit:
         return f"It fits: {peak} of {memory}."
-    if not needed:
-        return (
-            f"It does not fit: {peak} of {memory}, and no option is enough; take a smaller model."
-        )
-    words = ", ".join(option.text for option in needed)
-    return f"It does not fit: {peak} of {memory}. With {words}: {gibibytes(needed[-1].found.peak)}."
+    if needed is not None:
+        told = f"With {needed.text} it does: {gibibytes(needed.found.peak)}."
+        return f"It does not fit: {peak} of {memory}. {told}"
+    refused = "".join(f"\nNot tried: {why}" for why in search.refused)
+    tried = "and no combination of the options is enough; take a smaller model."
+    return f"It does not fit: {peak} of {memory}, {tried}{refused}"
+
+
+def to_write(source: str, overrides: Sequence[str], *, search: Search, needed: Option) -> str:
+    """What to run, or to write into a recipe, for what is needed; and what to beware of then."""
+    more = as_overrides(needed.keys)
+    before = cautions(search.recipe)
+    told = [caution for caution in cautions(search.read(more)) if caution not in before]
+    if needed.keys.get("adapter.quantize") is not None and search.work.device == "cuda":
+        told.append("adapter.quantize: four bits have not been measured on a GPU yet")
+    if source.endswith(".toml"):
+        lines = [command_line("posttrain", "run", source, *overrides, *more)]
+    else:
+        tables: dict[str, Any] = {}
+        for key, value in needed.keys.items():
+            *path, name = key.split(".")
+            table = tables
+            for part in path:
+                table = table.setdefault(part, {})
+            table[name] = value
+        lines = ["# in a recipe", write_toml(tables).rstrip()]
+    return "\n".join(("", *lines, *(f"Caution: {caution}" for caution in told)))

@@ -160,38 +160,57 @@ def _rl(rl: RlSection, *, turns: bool) -> list[Quantity]:
     """With ``turns`` an environment decides how often the policy speaks in a rollout."""
     from posttrain.config.piece_facts import wants_greedy
 
-    sampled, updates = rl.prompts_per_step * rl.group_size, optimiser_steps(rl)
-    rollouts, steps = _count(sampled, "rollout"), _count(rl.steps, "step")
+    kept, updates, again = rl.prompts_per_step * rl.group_size, optimiser_steps(rl), _draws(rl)
+    rollouts, steps = _count(kept, "rollout"), _count(rl.steps, "step")
     minibatches = _count(rl.minibatches, "minibatch", plural="es")
     group = f"{_count(rl.prompts_per_step, 'prompt')} × {_count(rl.group_size, 'completion')}"
-    tokens = f"{rollouts} × {_count(rl.max_new_tokens, 'token')}"
+    sampled = kept * again
+    source = rollouts if again == 1 else f"{sampled} sampled"
     each = " and turn" if turns else ""
-    rows = [Quantity("rl", "rollouts per step", sampled, group)]
+    rows = [Quantity("rl", "rollouts per step", kept, group)]
     if wants_greedy(rl):
-        how = f"one for each of {_count(rl.prompts_per_step, 'prompt')}: its baseline"
-        rows.append(Quantity("rl", "greedy completions per step", rl.prompts_per_step, how))
-    if rl.dynamic_sampling:
-        how = f"{rollouts} × (1 + {_count(rl.max_resamples, 'resample')})"
-        most = sampled * (1 + rl.max_resamples)
-        rows.append(Quantity("rl", "sampled per step, at most", most, how))
+        asked = rl.prompts_per_step * again
+        name, which = ("", "") if again == 1 else (", at most", " that are drawn")
+        how = f"one for each of {_count(asked, 'prompt')}{which}: its baseline"
+        rows.append(Quantity("rl", f"greedy completions per step{name}", asked, how))
+    if again > 1:
+        how = f"{rollouts} × (1 + {_count(again - 1, 'resample')})"
+        rows.append(Quantity("rl", "sampled per step, at most", sampled, how))
     totals = {
-        f"new tokens per step{each}, at most": (sampled * rl.max_new_tokens, tokens),
+        f"new tokens per step{each}, at most": (
+            sampled * rl.max_new_tokens,
+            f"{source} × {_count(rl.max_new_tokens, 'token')}",
+        ),
         "optimiser steps per batch": (updates, f"{_count(rl.epochs, 'epoch')} × {minibatches}"),
-        "sequences per optimiser step": (sampled // rl.minibatches, f"{rollouts} ÷ {minibatches}"),
-        "rollouts in all": (rl.steps * sampled, f"{steps} × {rollouts}"),
-        "optimiser steps in all": (rl.steps * updates, f"{steps} × {updates} per batch"),
+        "sequences per optimiser step": (kept // rl.minibatches, f"{rollouts} ÷ {minibatches}"),
+        "rollouts in all": (rl.steps * kept, f"{steps} × {rollouts}"),
     }
+    if again > 1:
+        totals["sampled in all, at most"] = (rl.steps * sampled, f"{steps} × {source}")
+    totals["optimiser steps in all"] = (rl.steps * updates, f"{steps} × {updates} per batch")
     rows += [Quantity("rl", name, value, how) for name, (value, how) in totals.items()]
     return [*rows, *_budget("rl", rl.micro_batch_tokens)]
+
+
+def _draws(rl: RlSection) -> int:
+    """How often a group is drawn at most, where those without signal are drawn again."""
+    return 1 + rl.max_resamples if rl.dynamic_sampling else 1
 
 
 def _passes(rl: RlSection, num_prompts: int | None) -> list[Quantity]:
     if not num_prompts:
         return []
     asked = f"{_count(rl.steps, 'step')} × {_count(rl.prompts_per_step, 'prompt')}"
-    passes = round(rl.steps * rl.prompts_per_step / num_prompts, 1)
-    how = f"{asked} ÷ {num_prompts:,}"
-    return [Quantity("rl", "passes over the prompts", passes, how)]
+    ends = {1: ""} if _draws(rl) == 1 else {1: ", at least", _draws(rl): ", at most"}
+    return [
+        Quantity(
+            "rl",
+            f"passes over the prompts{end}",
+            round(rl.steps * rl.prompts_per_step * draws / num_prompts, 1),
+            f"{asked}{f' × {draws}' if draws > 1 else ''} ÷ {num_prompts:,}",
+        )
+        for draws, end in ends.items()
+    ]
 
 
 def _eval(section: EvalSection) -> list[Quantity]:

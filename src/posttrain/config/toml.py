@@ -52,6 +52,16 @@ def value_text(value: Any) -> str:
     raise ValueError(f"TOML has no value for {value!r}, a {type(value).__name__}")
 
 
+def as_overrides(keys: Mapping[str, Any]) -> list[str]:
+    """Dotted keys and their values as words of a command line.
+
+    >>> as_overrides({"adapter.rank": 16, "adapter.quantize": "nf4"})
+    ['--adapter.rank', '16', '--adapter.quantize', 'nf4']
+    """
+    texts = {key: v if isinstance(v, str) else value_text(v) for key, v in keys.items()}
+    return [word for key, text in texts.items() for word in (f"--{key}", text)]
+
+
 def _lines(table: Mapping[str, Any], comments: Mapping[str, str], *, prefix: str) -> list[str]:
     lines = []
     for name, value in table.items():

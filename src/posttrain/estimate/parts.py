@@ -171,7 +171,8 @@ def _aliases(model: Any, work: Work) -> float:
 
 def _passes(work: Work) -> PassMemory:
     """What passes take: it depends on few of the settings, and is counted once for each of them."""
-    key = (work.adapter, work.checkpointed, work.compiled, work.compute, work.keys, work.device)
+    kept = (work.adapter, work.dtype, work.checkpointed)
+    key = (*kept, work.compiled, work.compute, work.keys, work.device)
     if key not in work.traced:
         work.traced[key] = _trace(work)
     return work.traced[key]

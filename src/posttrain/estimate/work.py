@@ -106,16 +106,24 @@ class Work:
 
 
 def work_of(
-    recipe: Resolved, *, device: str, prompt_tokens: int, shape: Mapping[str, Any] | None = None
+    recipe: Resolved,
+    *,
+    device: str,
+    prompt_tokens: int,
+    shape: Mapping[str, Any] | None = None,
+    like: Work | None = None,
 ) -> Work:
-    """The work of a step of [rl] on one device; ``shape`` are the sizes of an absent model."""
+    """The work of a step of [rl] on one device; ``shape`` are the sizes of an absent model.
+
+    What ``like``, work of the same model, knows of it already is not looked up again.
+    """
     rl, model = recipe.rl, recipe.model
     engine, options = split(rl.engine or "native", kind="engine")
     elsewhere = recipe.cluster is not None and recipe.cluster.engines > 0
     teacher = recipe.teacher.model if recipe.teacher is not None else ""
     kind = cast(Literal["cuda", "cpu"], device)
     return Work(
-        config=find_config(model.name, options=model.options, shape=shape),
+        config=like.config if like else find_config(model.name, options=model.options, shape=shape),
         dtype=model.dtype,
         device=kind,
         compute=choose_compute(model, device) if kind == "cuda" else torch.float32,
@@ -137,4 +145,5 @@ def work_of(
         teacher_dtype=recipe.teacher.dtype if recipe.teacher is not None else "float32",
         samples_here=engine in SAME_PROCESS and not elsewhere,
         sequences_at_once=options.get("max_sequences"),
+        traced=like.traced if like else {},
     )

@@ -69,6 +69,7 @@ def load_policy(
     seed: int = 0,
     options: Mapping[str, Any] = MappingProxyType({}),
     gpu_memory: str | None = None,
+    moved: bool = True,
 ) -> Policy:
     """Load the policy ``source``: "tiny", a folder, a ``.gguf`` file, or a hub name.
 
@@ -78,14 +79,15 @@ def load_policy(
     :func:`posttrain.models.tiny.build_tiny`; the others take ``attention`` (the implementation, as
     transformers names them), a hub name also ``revision``. Dropout is off for good: a policy that
     is trained must give the probabilities it was sampled with. From here on the process takes at
-    most ``gpu_memory`` ("8GB") of a GPU.
+    most ``gpu_memory`` ("8GB") of a GPU. What is not ``moved`` to the device stays in main memory.
     """
     precision = find_dtype(dtype)
     if gpu_memory is not None and _device(device).type == "cuda":
         limit_memory(device, parse_size(gpu_memory))
     path = Path(source).expanduser()
     if path.is_dir() and holds_adapter(path):
-        return _load_adapted(path, dtype=dtype, device=device, options=options)
+        place = device if moved else "cpu"
+        return _load_adapted(path, dtype=dtype, device=place, options=options)
     if source == "tiny":
         registry.check_options(build_tiny, options, kind="model 'tiny'")
         model, tokenizer = build_tiny(**{"seed": seed, **options})
@@ -105,7 +107,7 @@ def load_policy(
         given = _hub_options(**options)
         model, tokenizer = _from_hub(source, dtype=precision, options=given)
     cast(model, precision)
-    model = model.to(_device(device))
+    model = model.to(_device(device if moved else "cpu"))
     check_finite(model, source=source, kind="model")  # there, for a GPU is quick about it
     return _finish(model, tokenizer, source=source)
 

@@ -7,6 +7,7 @@ reference all compute with the same dequantised numbers.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -76,7 +77,15 @@ class _Product(torch.autograd.Function):
         return gradient @ ctx.layer.dequantized(gradient.dtype), None
 
 
+def check_quantize(kind: str) -> None:
+    """Raise where a base in four bits is asked for and the package that keeps it is not there."""
+    if kind != "none":
+        _library()
+
+
 def _library() -> Any:
+    # It advises CPUs to install kernels of its own, which nothing here calls.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").disabled = True
     try:
         import bitsandbytes.functional as library
     except ImportError as error:

@@ -57,12 +57,13 @@ def batch_metrics(batch: Batch, collected: Collected) -> dict[str, float]:
         "rollout/tokens": float(lengths.sum()),
         "rollout/resampled": float(collected.resampled),
     }
+    groups = batch.need("groups")
+    metrics["rollout/drawn_per_group"] = 1 + collected.resampled / max(1, len(groups.unique()))
     if len(kept):
         size = batch.need("advantages").abs().sum() / batch.active.sum().clamp_min(1)
         metrics["reward/mean"] = float(kept.mean())
         metrics["reward/std"] = float(kept.std(correction=0))
         metrics["advantage/mean_abs"] = float(size)
-    groups = batch.need("groups")
     if len(groups.unique()) < len(groups):  # groups of one have no spread to report
         metrics["rollout/groups_without_signal"] = share_without_signal(batch)
     divergence = kl_to_reference(batch)

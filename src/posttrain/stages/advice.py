@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from posttrain.config import (
     resolve,
 )
 from posttrain.config.read import read_values
-from posttrain.config.toml import value_text
+from posttrain.config.toml import as_overrides
 from posttrain.report import RunFacts
 from posttrain.runs import RunFolder
 from posttrain.track.diagnosis.history import FULL, WINDOW, noise, series
@@ -117,31 +118,42 @@ def _again(folder: RunFolder, recipe: Resolved, *, change: str, why: str) -> lis
     key, value = change.removeprefix("--").split(" ", 1)
     if not recipe.source or not Path(recipe.source).is_file():
         return [f"# {why}: {key} = {value}"]
-    given = _as_written(folder, recipe)
-    if given is None:
+    kept = _overrides(folder, recipe, beside=key)
+    if kept is None:
         return [f"# {why}: {key} = {value}"]
-    changed = {k: pair[1] for k, pair in changed_keys(given, recipe).items() if k != key}
-    kept: list[str] = []
-    for name, new in changed.items():
-        if name != "run.folder" and new is not None:
-            kept += [f"--{name}", new if isinstance(new, str) else value_text(new)]
     path = f"{folder.path}-{key.rpartition('.')[2]}-{value}"
     command = _command("run", recipe.source, *kept, f"--{key}", value, "--run.folder", path)
     return [f"# {why}", command]
 
 
-def _as_written(folder: RunFolder, recipe: Resolved) -> Resolved | None:
-    """The recipe's file as the run read it: the file itself may be edited while a run goes on.
+def _overrides(folder: RunFolder, recipe: Resolved, *, beside: str) -> list[str] | None:
+    """The fewest words that make the recipe's file what was run, without the key ``beside``.
 
-    None where it cannot be read, which is no reason to lose the summary of a finished run.
+    What follows from another key is left to it: an algorithm brings its defaults along. The file is
+    taken as the run read it, for it may be edited while a run goes on. None where it cannot be
+    read, which is no reason to lose the summary of a finished run.
     """
     kept, written = folder.path / "recipe.toml", Path(recipe.source)
+
+    def differing(keys: Mapping[str, Any]) -> dict[str, Any]:
+        """What is still other than what was run, with these keys put over the file."""
+        given = resolve(recipe_from_dict(values, overrides=as_overrides(keys)))
+        pairs = changed_keys(given, recipe)
+        return {key: new for key, (_, new) in pairs.items() if key not in ("run.folder", beside)}
+
     try:
         path = kept if kept.is_file() else written  # a run from Python keeps no copy
         values, _ = read_values(path, beside=written.parent)
-        return resolve(recipe_from_dict(values))
+        found = {key: new for key, new in differing({}).items() if new is not None}
     except (ConfigError, OSError):
         return None
+    with contextlib.suppress(ConfigError):  # some can be made in Python alone: all are named then
+        left = differing(found).keys()
+        for key in reversed(list(found)):
+            fewer = {name: new for name, new in found.items() if name != key}
+            with contextlib.suppress(ConfigError):  # the others cannot stand without it
+                found = fewer if differing(fewer).keys() <= left else found
+    return as_overrides(found)
 
 
 def _ask(folder: RunFolder, problems: Sequence[Mapping[str, Any]]) -> list[str]:

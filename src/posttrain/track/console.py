@@ -196,7 +196,7 @@ class _Pace:
 
 
 def _cell(shown: Shown, text: str | None) -> Text | None:
-    if text is None and shown.alarm:
+    if text is None and (shown.alarm or shown.at_rest is not None):
         return None
     broken = shown.alarm or text in ("nan", "inf", "-inf")
     style = "dim" if text is None else "bold red" if broken else "bold"

@@ -79,19 +79,22 @@ def split(values: Mapping[str, float]) -> str:
 class Shown:
     """A label, the metrics behind it and how they are written.
 
-    An ``alarm`` is shown only while it is above 0; what is ``wide`` gets a line of its own.
+    An ``alarm`` is shown only while it is above 0, and what has a value ``at_rest`` only while it
+    is not there; what is ``wide`` gets a line of its own.
     """
 
     label: str
     metrics: tuple[str, ...]
     form: Callable[[Mapping[str, float]], str] = number
     alarm: bool = False
+    at_rest: float | None = None
     wide: bool = False
 
     def text(self, latest: Mapping[str, float]) -> str | None:
         """What to show of the latest values, or None where there is nothing to say."""
         values = {name: latest[name] for name in self.metrics if name in latest}
-        if not values or (self.alarm and sum(values.values()) == 0):
+        rest = 0.0 if self.alarm else self.at_rest
+        if not values or sum(values.values()) == rest:
             return None
         return self.form(values)
 
@@ -108,6 +111,12 @@ RL = (
     Shown(label="value explained", metrics=("value/explained_variance",), form=share),
     Shown(label="clipped", metrics=("policy/clip_low", "policy/clip_high"), form=share),
     Shown(label="no signal", metrics=("rollout/groups_without_signal",), form=share),
+    Shown(
+        label="groups drawn for one kept",
+        metrics=("rollout/drawn_per_group",),
+        form=rate,
+        at_rest=1,
+    ),
     Shown(label="tokens/s", metrics=("rollout/tokens_per_second",), form=rate),
     Shown(label="cut short", metrics=("rollout/truncated",), form=share, alarm=True),
     Shown(label="invalid", metrics=("reward/invalid",), form=share, alarm=True),
