@@ -304,5 +304,6 @@ def test_what_is_no_environment_says_so(env: Any) -> None:
 
 
 def test_an_environment_in_the_wrong_place_says_where_it_belongs() -> None:
-    with pytest.raises(ValueError, match=r"rl\.env: unknown key; env is a key of \[task\]"):
-        posttrain.rl(prompts=["a"], reward="length", env="scripted")
+    options: dict[str, Any] = {"env": "scripted"}
+    with pytest.raises(ValueError, match=r"prefer\.env: unknown key; env is a key of \[task\]"):
+        posttrain.prefer(model="tiny", prompts=["a"], reward="format", **options)

@@ -62,9 +62,10 @@ def engines_differ(recipe: Resolved) -> str | None:
 
 
 def rewards_without_weight(recipe: Resolved) -> str | None:
-    """At least one reward has a weight that is not 0."""
+    """At least one reward has a weight that is not 0, unless there is an environment to score."""
     weights = [reward["weight"] for reward in recipe.rewards.values()]
-    if "rl" in recipe.stages and weights and not any(weights):
+    scored = (recipe.task or {}).get("env") is not None
+    if "rl" in recipe.stages and weights and not any(weights) and not scored:
         return f"rewards: {NO_WEIGHT}"
     return None
 
