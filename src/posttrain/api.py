@@ -120,6 +120,7 @@ def sft(
     tokenizer: Any = None,
     data: Data = "task",
     task: TaskLike | None = None,
+    env: EnvLike | None = None,
     folder: str | Path | None = None,
     seed: int = 0,
     resume: bool = False,
@@ -130,9 +131,11 @@ def sft(
 ) -> Run:
     """Supervised fine-tuning on demonstrations, a file or rows, or on a task's own answers.
 
-    The other options are those of ``[sft]``: ``epochs=2``, ``learning_rate=1e-4`` …
+    ``env`` is the environment whose tools the demonstrations call. The other options are those of
+    ``[sft]``: ``epochs=2``, ``learning_rate=1e-4`` …
     """
-    chosen = rows_task(task, prompts=None, test_prompts=())
+    named = env_spec(env)
+    chosen = rows_task(task, prompts=None, test_prompts=(), env=named)
     call = TrainingCall(
         model=model,
         tokenizer=tokenizer,
@@ -143,7 +146,7 @@ def sft(
         allow_changes=allow_changes,
         callbacks=callbacks,
     )
-    return call.run(["sft"], {"data": data_name(data), **options}, task=chosen)
+    return call.run(["sft"], {"data": data_name(data), **options}, task=chosen, env=named)
 
 
 def prefer(

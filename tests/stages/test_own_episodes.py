@@ -12,6 +12,8 @@ from small_runs import RL, timeless
 import posttrain
 from posttrain.build.rows import env_spec
 from posttrain.check import check_recipe
+from posttrain.models.load import load_policy
+from posttrain.models.save import save_policy
 from posttrain.runs import read_rollouts
 from posttrain.tasks import make_task
 from posttrain.types import Observation
@@ -278,3 +280,45 @@ def test_a_task_and_an_environment_of_another_place(tmp_path: Path) -> None:
     run = posttrain.rl(task=task, env=ends, folder=tmp_path / "run", **{**QUICK, "steps": 1})
     found = posttrain.evaluate(run.folder.path, env={**ends, "score": 2.0}, **one)
     assert [r.score.value for r in found.greedy if r.score is not None] == [2.0, 2.0]
+
+
+def test_demonstrations_call_the_tools_of_an_environment_without_a_task(tmp_path: Path) -> None:
+    """The same as beside a task that nothing else is asked of; also in a recipe, and its check."""
+    wide = {"hidden_size": 32, "num_layers": 2, "max_positions": 1024}
+    policy = load_policy("tiny", options=wide)
+    policy.tokenizer.chat_template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+        "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    save_policy(policy, tmp_path / "chat")
+    call = {"function": {"name": "calculate", "arguments": {"expression": "2*3"}}}
+    chat = [
+        {"role": "user", "content": "2*3="},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "6"},
+        {"role": "assistant", "content": "6"},
+    ]
+    data, model = tmp_path / "calls.jsonl", str(tmp_path / "chat")
+    data.write_text(json.dumps({"messages": chat}) + "\n")
+    quick: dict[str, Any] = {"data": str(data), "epochs": 1}
+    task: dict[str, Any] = {"name": "arithmetic", "env": "calculator"}
+    alone, beside, plain = (
+        timeless(run.folder.stage("sft").records())
+        for run in (
+            posttrain.sft(model=model, folder=tmp_path / "0", env="calculator", **quick),
+            posttrain.sft(model=model, folder=tmp_path / "1", task=task, **quick),
+            posttrain.sft(model=model, folder=tmp_path / "2", **quick),
+        )
+    )
+    assert alone == beside
+    assert alone != plain  # without tools in the prompt
+    values = {
+        "run": {"folder": str(tmp_path / "recipe"), "stages": ["sft"]},
+        "model": {"name": model},
+        "task": {"env": "calculator"},
+        "sft": quick,
+    }
+    assert not [line for line in check_recipe(values, fast=True).lines if line.state == "fail"]
+    with pytest.raises(ValueError, match=r"task: missing, and rl cannot do without"):
+        go({**values, "run": {**values["run"], "stages": ["sft", "rl"]}, "rl": {}})

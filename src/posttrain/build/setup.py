@@ -226,6 +226,11 @@ def make_task_env(
     return make_env(named, chat=True, tool_format=template.tool_format)
 
 
+def named_task(recipe: Recipe) -> Task | None:
+    """The task that a recipe names; None where it names none, or an environment alone."""
+    return make_task(recipe.task) if recipe.task is not None and "name" in recipe.task else None
+
+
 @phase("reading the data")
 def make_setup(
     recipe: Resolved,
@@ -241,7 +246,7 @@ def make_setup(
     member: AdapterMember | None = None,
 ) -> Setup:
     """The setup of a recipe; a task, rewards or an environment that are objects take its place."""
-    task = task or (make_task(recipe.task) if recipe.task is not None else None)
+    task = task or named_task(recipe)
     env = make_task_env(recipe, policy, given=env)
     template = make_template(recipe, policy, env=env)
     own = dict(task.rewards) if task is not None else {}

@@ -139,10 +139,11 @@ def _filled(recipe: Recipe, supplied: Collection[str]) -> Resolved:
         "eval": lambda: _eval(recipe),
     }
     makers = {stage: make for stage, make in makers.items() if stage in recipe.stages}
-    if recipe.task is not None and "task" not in supplied:
+    alone = (recipe.task or {}).keys() == {"env"}  # beside prompts that are an object, or [sft]
+    if recipe.task is not None and "task" not in supplied and not alone:
         named = None if "rewards" in supplied else recipe.rewards
         makers["task"] = lambda: complete_task(recipe.task or {}, rewards=named)
-    elif recipe.task:  # an environment alone, beside prompts that are an object
+    elif recipe.task:
         makers["task"] = lambda: complete_env(recipe.task or {})
     if recipe.rewards or "rewards" not in supplied:
         makers["rewards"] = lambda: _rewards(recipe.rewards)

@@ -46,7 +46,7 @@ def task_missing(recipe: Resolved) -> str | None:
     own_data = "sft" in recipe.stages and recipe.sft.data != "task"
     able = {"reward", "dpo", *(["sft"] if own_data else [])}
     needy = [stage for stage in recipe.stages if stage not in able]
-    if recipe.task is None and needy:
+    if (recipe.task or {}).get("name") is None and needy:
         stages = " and ".join(needy)
         return f'task: missing, and {stages} cannot do without: write [task] with name = "..."'
     return None

@@ -151,7 +151,7 @@ def check_parameters(stage: str, options: Mapping[str, Any]) -> None:
     """
     asks = stage in ("rl", "prefer")
     own = {"prompts", "test_prompts", "reward", "task"} if asks else {"data", "test_data"}
-    own |= {"env"} if stage == "rl" else set()
+    own |= {"env"} if stage in ("rl", "sft") else set()
     known = {field.name for field in fields(TrainingCall)} | own
     other = {
         "rewards": "reward",
@@ -160,7 +160,7 @@ def check_parameters(stage: str, options: Mapping[str, Any]) -> None:
         "eval_dataset": "test_prompts" if asks else "test_data",
         "output_dir": "folder",
         "processing_class": "tokenizer",
-        **({"environment_factory": "env"} if stage == "rl" else {}),
+        **({"environment_factory": "env"} if "env" in own else {}),
     }
     for name in options.keys() - STAGE_OPTIONS[stage].__annotations__.keys() - known:
         meant = other.get(name) or nearest(name, {*known, *SECTIONS}, cutoff=0.8)
@@ -198,7 +198,7 @@ def make_recipe(
     if isinstance(task, Mapping):
         given, task = {**given, "task": dict(task)}, None
     elif env is not None:
-        if task is None:
+        if task is None and "sft" not in given:
             raise ValueError(
                 "prompts: missing, and an environment brings none; give prompts=…, or a task"
             )
