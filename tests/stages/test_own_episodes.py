@@ -111,7 +111,8 @@ def test_a_class_that_no_module_has_is_found_by_this_process_alone(
     class Local(Hidden):
         """As in a notebook."""
 
-    run = posttrain.rl(prompts=ROWS, env=Local, folder=tmp_path / "run", **QUICK)
+    options = {**QUICK, "environment": {"workers": 1}, "check": "warn"}
+    run = posttrain.rl(prompts=ROWS, env=Local, folder=tmp_path / "run", **options)
     assert run.folder.config["task"]["env"]["name"].startswith("object Local ")
     quick: dict[str, Any] = {"environment": {"workers": 0}, "max_new_tokens": 2}
     with pytest.warns(UserWarning, match="reset.. missing 1 .*has no columns of a row"):
